@@ -1,0 +1,79 @@
+# On a machine with Python 3.11 or newer (with venv) and make, each target does all its own set-up: `make run`, `make test`.
+# Everything lands in .venv beside this file, and paths are relative, so that a clone may lie anywhere.
+
+PYTHON ?= python3
+UV_VERSION := 0.13.9
+BIN := .venv/bin
+STAMP := .venv/.set-up
+# What needs no process, socket or file of its own: cheap enough to run under a second hash seed.
+PURE_TESTS := $(wildcard tests/unit tests/property tests/scenarios)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup run test check fmt bench simulate mutants soak clean
+
+help: ## Say what each target does
+	@echo "Equipoise: make TARGET, where TARGET is one of"
+	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+
+setup: $(STAMP) ## Make .venv with all that the product, its checks and its tests need
+
+# Only when the lock file or the project file changes.
+$(STAMP): pyproject.toml uv.lock
+	@echo "== setup: making .venv and installing what uv.lock names (once, and again when it changes)"
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "Equipoise needs Python 3.11 or newer; $(PYTHON) is older or missing. Name another: make PYTHON=python3.12 ..."; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv \
+	  || { rm -rf .venv; echo "Python's venv is missing; on Debian: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	@UV_PROJECT_ENVIRONMENT=.venv UV_PYTHON_DOWNLOADS=never $(BIN)/python -m uv sync --quiet --frozen --all-groups --python $(BIN)/python
+	@touch $(STAMP)
+
+run: setup ## Run the demo: a cluster that balances, fails and heals before your eyes
+	@echo "== run: the demo, a local cluster under load"
+	@$(BIN)/python -m brokers.demo
+
+test: check ## Run every check and every test, with branch coverage
+	@echo "== test: all tests, with the coverage of branches"
+	@PYTHONHASHSEED=1 $(BIN)/python -m pytest --cov --cov-report=term
+ifneq ($(PURE_TESTS),)
+	@echo "== test: the pure tests again under another PYTHONHASHSEED, since no order of a set may leak into a decision"
+	@PYTHONHASHSEED=2 $(BIN)/python -m pytest --quiet -m "not integration" $(PURE_TESTS)
+endif
+
+check: setup ## Check format, lint, types and the arrows between packages
+	@echo "== check: ruff (format)"
+	@$(BIN)/python -m ruff format --check --quiet
+	@echo "== check: ruff (lint)"
+	@$(BIN)/python -m ruff check --quiet
+	@echo "== check: mypy (strict)"
+	@$(BIN)/python -m mypy
+	@echo "== check: import-linter (arrows)"
+	@$(BIN)/lint-imports --no-logo
+
+fmt: setup ## Format the code, and mend what ruff can mend by itself
+	@echo "== fmt: ruff"
+	@$(BIN)/python -m ruff check --fix --quiet || true
+	@$(BIN)/python -m ruff format
+
+bench: setup ## Run one benchmark and print one JSON line: make bench BENCH=name
+	@test -n "$(BENCH)" || { echo "which one? make bench BENCH=name"; exit 2; }
+	@echo "== bench: $(BENCH)" >&2
+	@$(BIN)/python -m "tests.benchmarks.$(BENCH)"
+
+simulate: setup ## Replay one simulated run and print its story: make simulate SEED=number
+	@test -n "$(SEED)" || { echo "which seed? make simulate SEED=number"; exit 2; }
+	@echo "== simulate: seed $(SEED)"
+	@$(BIN)/python -m brokers.simulation --seed "$(SEED)"
+
+mutants: setup ## Apply each mutant of the protocol and print the seed that catches it: make mutants [DIR=folder]
+	@echo "== mutants: each patch of $(or $(DIR),tests/mutants) must be caught"
+	@$(BIN)/python -m tests.mutants $(if $(DIR),"$(DIR)")
+
+soak: setup ## Simulate one seed after another for an hour: make soak [HOURS=1]
+	@echo "== soak: simulating for $(or $(HOURS),1) h"
+	@$(BIN)/python -m brokers.simulation --soak-hours "$(or $(HOURS),1)"
+
+clean: ## Remove .venv and all that builds, checks and tests leave behind
+	@echo "== clean: removing .venv and caches"
+	@rm -rf .venv build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,116 @@
+"""The `Log` in memory, shared by name between the threads of one process: for tests and for clusters within a process.
+
+May live here: `MemoryLog` and the entries that handles of one name share. Nothing survives the process; a log lives as
+long as a handle on it is open, so that two tests which use one name after the other do not meet.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Sequence
+from weakref import WeakValueDictionary
+
+from channel.log import FIRST_OFFSET, READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
+
+
+class _Storage:
+    """What all handles of one name share. Every field is touched only while `changed` is held."""
+
+    def __init__(self) -> None:
+        self.identity = uuid.uuid4().hex
+        self.changed = threading.Condition()
+        self.start = FIRST_OFFSET
+        self.records: list[bytes] = []  # The record at offset `start + i` stands at index i: this log has no gaps.
+
+    @property
+    def end(self) -> int:
+        """The offset of the last record, whether it is still held or not."""
+        return self.start + len(self.records) - 1
+
+
+_storages: WeakValueDictionary[str, _Storage] = WeakValueDictionary()
+_storages_lock = threading.Lock()
+
+
+class MemoryLog:
+    """A handle on the log in memory that bears `name`; the first handle makes it. See `Log` for the contract."""
+
+    def __init__(self, *, name: str) -> None:
+        """`name` is the URL, such as `memory:test`."""
+        self.name = name
+        self._woken = False
+        with _storages_lock:
+            self._storage = _storages.setdefault(name, _Storage())
+        self.identity = self._storage.identity
+
+    def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:  # noqa: ARG002 - nobody holds this log for long
+        """See `Log.append`."""
+        check_batch(self.name, batch)
+        storage = self._storage
+        with storage.changed:
+            first = storage.end + 1
+            storage.records.extend(map(bytes, batch))
+            storage.changed.notify_all()
+        return range(first, first + len(batch))
+
+    def read(self, position: int, *, limit: int) -> Sequence[Entry]:
+        """See `Log.read`."""
+        assert limit > 0, "a read of no entries cannot tell the end from a limit"
+        storage = self._storage
+        with storage.changed:
+            check_position(self.name, position, start=storage.start, end=storage.end)
+            first = position - storage.start
+            records = storage.records[first : first + min(limit, READ_ENTRIES_MAX)]
+        entries: list[Entry] = []
+        entries_bytes = 0
+        for offset, data in enumerate(records, position):
+            if entries_bytes > READ_BYTES_MAX:
+                break
+            entries_bytes += len(data)
+            entries.append(Entry(offset, data))
+        return entries
+
+    def wait(self, position: int, *, timeout_ms: int) -> bool:
+        """See `Log.wait`."""
+        storage = self._storage
+        with storage.changed:
+            storage.changed.wait_for(lambda: self._woken or self._is_there(position), timeout_ms / 1_000)
+            self._woken = False
+            return self._is_there(position)
+
+    def _is_there(self, position: int) -> bool:
+        """Whether an entry stands at `position` or above; `changed` is held."""
+        check_position(self.name, position, start=self._storage.start, end=self._storage.end)
+        return position <= self._storage.end
+
+    def wake(self) -> None:
+        """See `Log.wake`."""
+        storage = self._storage
+        with storage.changed:
+            self._woken = True
+            storage.changed.notify_all()
+
+    def start(self) -> int:
+        """See `Log.start`."""
+        with self._storage.changed:
+            return self._storage.start
+
+    def end(self) -> int:
+        """See `Log.end`."""
+        with self._storage.changed:
+            return self._storage.end
+
+    def truncate(self, below: int, *, timeout_ms: int) -> None:  # noqa: ARG002 - nobody holds this log for long
+        """See `Log.truncate`."""
+        storage = self._storage
+        with storage.changed:
+            if below <= storage.start:
+                return
+            check_position(self.name, below, start=storage.start, end=storage.end)
+            del storage.records[: below - storage.start]
+            storage.start = below
+
+    def close(self) -> None:
+        """See `Log.close`: the handle moves to storage of its own, so that the shared one can go with the last handle."""
+        self._storage = _Storage()

@@ -1,0 +1,197 @@
+"""How fast the SQLite log is: `make bench BENCH=log` prints one JSON line, in less than a minute.
+
+May live here: the measurements that docs/benchmarks.md quotes of the log, and what they need of other processes.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import sqlite3
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from multiprocessing.context import SpawnProcess
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Barrier
+from pathlib import Path
+
+from channel.file_system import MOUNT_TABLE, file_system_type
+from channel.log import FIRST_OFFSET, Log
+from channel.open_log import open_log
+
+RECORD_BYTES = 220
+TIMEOUT_MS = 10_000
+READ_BACKS = 1_500
+READ_BACK_PAUSE_SECONDS = 0.003
+SINGLE_APPENDS, SINGLE_REPEATS = 1_500, 7
+GROUP_ENTRIES, GROUPS, GROUP_REPEATS = 500, 40, 7
+READ_REPEATS = 5
+WRITERS, WRITER_APPENDS = 4, 1_500
+IDLE_SECONDS = 5
+
+_spawn = multiprocessing.get_context("spawn")
+Latencies = list[float]
+
+
+def summary(values: list[float], unit: str) -> dict[str, float | int | str]:
+    """Median and 99th percentile of measured values. Of a rate the slow end counts, so there the lowest value stands for it."""
+    ordered = sorted(values)
+    worst = ordered[0] if unit.endswith("/s") else ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
+    return {"unit": unit, "median": round(statistics.median(ordered), 3), "p99": round(worst, 3), "repeats": len(ordered)}
+
+
+def record() -> bytes:
+    """A record that tells when it was made."""
+    return time.monotonic_ns().to_bytes(8, "big").ljust(RECORD_BYTES, b"r")
+
+
+def rates(work: Callable[[Log], int], log: Log, repeats: int) -> list[float]:
+    """How many a second, of what `work` says that it did with the log, each time."""
+    measured: list[float] = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        done = work(log)
+        measured.append(done / (time.perf_counter() - began))
+    return measured
+
+
+def append_with_pauses(url: str, ready: Barrier) -> None:
+    """The other process of `read_back`: appends now and then, so that the reader sleeps each time."""
+    log = open_log(url)
+    ready.wait()
+    for _ in range(READ_BACKS):
+        time.sleep(random.expovariate(1 / READ_BACK_PAUSE_SECONDS))
+        log.append([record()], timeout_ms=TIMEOUT_MS)
+    log.close()
+
+
+def read_back(url: str) -> Latencies:
+    """Milliseconds from before an append in another process until its record was read here."""
+    log = open_log(url)
+    ready = _spawn.Barrier(2)
+    writer = _spawn.Process(target=append_with_pauses, args=(url, ready))
+    writer.start()
+    ready.wait()
+    latencies: Latencies = []
+    position = log.end() + 1
+    while len(latencies) < READ_BACKS and log.wait(position, timeout_ms=TIMEOUT_MS):
+        for offset, data in log.read(position, limit=100):
+            latencies.append((time.monotonic_ns() - int.from_bytes(data[:8], "big")) / 1e6)
+            position = offset + 1
+    writer.join()
+    log.close()
+    return latencies
+
+
+def append_singly(log: Log) -> int:
+    """Append records one by one; how many."""
+    for _ in range(SINGLE_APPENDS):
+        log.append([record()], timeout_ms=TIMEOUT_MS)
+    return SINGLE_APPENDS
+
+
+def append_in_groups(log: Log) -> int:
+    """Append records many at once; how many."""
+    for _ in range(GROUPS):
+        log.append([record()] * GROUP_ENTRIES, timeout_ms=TIMEOUT_MS)
+    return GROUPS * GROUP_ENTRIES
+
+
+def read_all(log: Log) -> int:
+    """Read the whole log, without folding it; how many records."""
+    read = 0
+    position = FIRST_OFFSET
+    while entries := log.read(position, limit=1_000):
+        read += len(entries)
+        position = entries[-1].offset + 1
+    return read
+
+
+def append_without_pause(url: str, ready: Barrier, results: Queue[Latencies]) -> None:
+    """One of the processes of `contended`: measures each of its appends."""
+    log = open_log(url)
+    ready.wait()
+    latencies: Latencies = []
+    for _ in range(WRITER_APPENDS):
+        began = time.perf_counter()
+        log.append([record()], timeout_ms=TIMEOUT_MS)
+        latencies.append((time.perf_counter() - began) * 1e3)
+    results.put(latencies)
+    log.close()
+
+
+def contended(url: str) -> tuple[Latencies, int]:
+    """Milliseconds of single appends of processes that all append without pause, and the WAL's greatest length in bytes."""
+    ready = _spawn.Barrier(WRITERS)
+    results: Queue[Latencies] = _spawn.Queue()
+    writers: list[SpawnProcess] = [_spawn.Process(target=append_without_pause, args=(url, ready, results)) for _ in range(WRITERS)]
+    log = open_log(url)
+    for writer in writers:
+        writer.start()
+    latencies: Latencies = []
+    wal_bytes = 0
+    wal = Path(f"{url.partition(':')[2].partition('?')[0]}-wal")
+    while len(latencies) < WRITERS * WRITER_APPENDS:
+        wal_bytes = max(wal_bytes, wal.stat().st_size)
+        if not results.empty():
+            latencies += results.get()
+        time.sleep(0.01)
+    for writer in writers:
+        writer.join()
+    log.close()
+    return latencies, wal_bytes
+
+
+def idle(url: str) -> list[float]:
+    """Percent of a core that a reader costs which waits on a log where nothing happens, second by second."""
+    log = open_log(url)
+    position = log.end() + 1
+    percents: list[float] = []
+    for _ in range(IDLE_SECONDS):
+        began = time.process_time()
+        assert not log.wait(position, timeout_ms=1_000)
+        percents.append((time.process_time() - began) * 100)
+    log.close()
+    return percents
+
+
+def measure(folder: str) -> dict[str, object]:
+    """All measurements, each on a log of its own."""
+    results: dict[str, object] = {}
+    for durability in ("full", "normal"):
+        url = f"sqlite:{folder}/{durability}.db?synchronous={durability}"
+        log = open_log(url)
+        results[f"read_back_{durability}"] = summary(read_back(url), "ms")
+        results[f"single_appends_{durability}"] = summary(rates(append_singly, log, SINGLE_REPEATS), "records/s")
+        results[f"grouped_appends_{durability}"] = summary(rates(append_in_groups, log, GROUP_REPEATS), "records/s")
+        latencies, wal_bytes = contended(url)
+        results[f"four_writers_{durability}"] = {**summary(latencies, "ms"), "wal_bytes_max": wal_bytes}
+        if durability == "full":
+            results["replay"] = summary(rates(read_all, log, READ_REPEATS), "records/s")
+            results["idle_wait"] = summary(idle(url), "% of one core")
+        log.close()
+    return results
+
+
+def conditions(folder: str) -> str:
+    """What the figures hold for."""
+    file_system = file_system_type(str(Path(folder).resolve()), mounts=MOUNT_TABLE.read_text()) if MOUNT_TABLE.exists() else "unknown"
+    return (
+        f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, SQLite {sqlite3.sqlite_version} on {file_system}, synchronous as named, "
+        f"records of {RECORD_BYTES} bytes, groups of {GROUP_ENTRIES}, {WRITERS} writers without pause"
+    )
+
+
+def main() -> None:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory() as folder:
+        before = conditions(folder)
+        print(json.dumps({"name": "log", "results": measure(folder), "conditions": before}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,492 @@
+"""One suite for every `Log`: what channel/log.py promises, asked of each adapter.
+
+May live here: tests that know nothing of an adapter but how to open it. What only SQLite can do, or suffer, is in
+tests/unit/test_sqlite_log.py and tests/integration/test_sqlite_log_processes.py.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from channel.errors import AppendTooLarge, LogTruncated, LogWentBack
+from channel.log import (
+    BATCH_BYTES_MAX,
+    BATCH_ENTRIES_MAX,
+    FIRST_OFFSET,
+    READ_BYTES_MAX,
+    READ_ENTRIES_MAX,
+    RECORD_BYTES_MAX,
+    Entry,
+    Log,
+)
+from channel.open_log import open_log
+from channel.sqlite_log import SqliteLog
+
+TIMEOUT_MS = 10_000
+FOREVER_MS = 3_600_000
+DEADLINE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """One way to open a log: `open_in` makes a new handle on the log that belongs to a folder."""
+
+    id: str
+    open_in: Callable[[Path], Log]
+
+
+def open_polling(folder: Path) -> Log:
+    """An SQLite log on a system that has no inotify."""
+    return SqliteLog(str(folder / "polled.db"), name="sqlite:polled.db", use_inotify=False)
+
+
+ADAPTERS = (
+    Adapter(id="memory", open_in=lambda folder: open_log(f"memory:{folder}")),
+    Adapter(id="sqlite-full", open_in=lambda folder: open_log(f"sqlite:{folder}/log.db")),
+    Adapter(id="sqlite-normal", open_in=lambda folder: open_log(f"sqlite:{folder}/log.db?synchronous=normal")),
+    Adapter(id="sqlite-polling", open_in=open_polling),
+)
+
+
+class Handles:
+    """Opens handles on one log, and closes them all."""
+
+    def __init__(self, adapter: Adapter, folder: Path) -> None:
+        self._adapter = adapter
+        self._folder = folder
+        self._opened: list[Log] = []
+
+    def __call__(self) -> Log:
+        log = self._adapter.open_in(self._folder)
+        self._opened.append(log)
+        return log
+
+    def close(self) -> None:
+        for log in self._opened:
+            log.close()
+
+
+@pytest.fixture(params=ADAPTERS, ids=lambda adapter: adapter.id)
+def handles(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Handles]:
+    """The opener of handles on one new log, once for each adapter."""
+    opener = Handles(request.param, tmp_path)
+    yield opener
+    opener.close()
+
+
+@pytest.fixture
+def log(handles: Handles) -> Log:
+    """A handle on a new log."""
+    return handles()
+
+
+def append(log: Log, *records: bytes) -> list[int]:
+    """The offsets of some records that are appended as one batch."""
+    return list(log.append(records, timeout_ms=TIMEOUT_MS))
+
+
+def read_all(log: Log, position: int | None = None) -> list[Entry]:
+    """All entries from a position on, by default all that are left."""
+    entries: list[Entry] = []
+    position = log.start() if position is None else position
+    while found := log.read(position, limit=1_000):
+        entries += found
+        position = found[-1].offset + 1
+    return entries
+
+
+def test_a_new_log_is_empty(log: Log) -> None:
+    """A new log starts at the first offset, ends before it, and has nothing to read there."""
+    assert (FIRST_OFFSET, FIRST_OFFSET - 1) == (log.start(), log.end())
+    assert [] == list(log.read(FIRST_OFFSET, limit=10))
+
+
+def test_appended_records_are_read_back_as_they_were(log: Log) -> None:
+    """A read returns the very bytes that were appended, in order, at the offsets that the append returned."""
+    records = [b"", b"\0", b"{}", b"\xff\xfe", bytes(range(256)) * 40, "Grüße".encode()]
+    offsets = append(log, *records)
+    assert list(map(Entry, offsets, records)) == read_all(log)
+
+
+def test_offsets_rise_from_batch_to_batch(log: Log) -> None:
+    """Each append gets offsets above all that were there, in the order of its batch, and the end is the last of them."""
+    offsets = append(log, b"a", b"b") + append(log, b"c") + append(log, b"d", b"e", b"f")
+    assert sorted(set(offsets)) == offsets
+    assert FIRST_OFFSET <= offsets[0]
+    assert offsets[-1] == log.end()
+
+
+def test_an_empty_batch_does_nothing(log: Log) -> None:
+    """An append of nothing returns nothing and issues no offset."""
+    append(log, b"a")
+    end = log.end()
+    assert [] == append(log)
+    assert end == log.end()
+
+
+def test_the_largest_record_and_batch_fit(log: Log) -> None:
+    """A record and batches at their limits are taken."""
+    append(log, *[b"r" * RECORD_BYTES_MAX] * (BATCH_BYTES_MAX // RECORD_BYTES_MAX))
+    assert BATCH_ENTRIES_MAX == len(append(log, *[b"s"] * BATCH_ENTRIES_MAX))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TooLarge:
+    id: str
+    batch: tuple[bytes, ...]
+    size: int
+    size_max: int
+
+
+TOO_LARGE = (
+    TooLarge(id="record", batch=(b"a", b"r" * (RECORD_BYTES_MAX + 1)), size=RECORD_BYTES_MAX + 1, size_max=RECORD_BYTES_MAX),
+    TooLarge(id="entries", batch=(b"",) * (BATCH_ENTRIES_MAX + 1), size=BATCH_ENTRIES_MAX + 1, size_max=BATCH_ENTRIES_MAX),
+    TooLarge(id="bytes", batch=(b"b" * RECORD_BYTES_MAX,) * 8 + (b"b",), size=BATCH_BYTES_MAX + 1, size_max=BATCH_BYTES_MAX),
+)
+
+
+@pytest.mark.parametrize("case", TOO_LARGE, ids=lambda case: case.id)
+def test_what_is_too_large_is_refused_whole(log: Log, case: TooLarge) -> None:
+    """A record or a batch above its limit is the caller's error, and nothing of the batch is appended."""
+    with pytest.raises(AppendTooLarge) as caught:
+        append(log, *case.batch)
+    assert (log.name, case.size, case.size_max) == (caught.value.log, caught.value.size, caught.value.size_max)
+    assert [] == read_all(log)
+
+
+def test_a_read_stops_at_its_limit(log: Log) -> None:
+    """A read returns the first entries from its position on, and no more than its limit."""
+    offsets = append(log, b"a", b"b", b"c")
+    assert [(offsets[1], b"b")] == list(log.read(offsets[1], limit=1))
+    assert [b"b", b"c"] == [entry.data for entry in log.read(offsets[1], limit=9)]
+
+
+def test_a_read_is_bounded_in_entries(log: Log) -> None:
+    """However large its limit, a read returns at most the entries that the port allows, and the next read goes on."""
+    for _ in range(READ_ENTRIES_MAX // BATCH_ENTRIES_MAX + 1):
+        append(log, *[b""] * BATCH_ENTRIES_MAX)
+    first = log.read(FIRST_OFFSET, limit=2**62)
+    assert READ_ENTRIES_MAX == len(first)
+    assert BATCH_ENTRIES_MAX == len(log.read(first[-1].offset + 1, limit=2**62))
+
+
+def test_a_read_is_bounded_in_bytes(log: Log) -> None:
+    """A run of giant records is read in several answers, each about as large as the port allows, without losing any."""
+    giant = b"g" * RECORD_BYTES_MAX
+    for _ in range(3):
+        append(log, *[giant] * 7)
+    first = log.read(FIRST_OFFSET, limit=100)
+    assert READ_BYTES_MAX // RECORD_BYTES_MAX + 1 == len(first)
+    assert 21 == len(first) + len(log.read(first[-1].offset + 1, limit=100))
+
+
+def test_nothing_stands_at_the_end(log: Log) -> None:
+    """Just above the end there is nothing to read yet, and that is no error."""
+    append(log, b"a")
+    assert [] == list(log.read(log.end() + 1, limit=10))
+
+
+@pytest.mark.parametrize("ahead", [2, 100, 2**70])
+def test_a_reader_beyond_the_end_is_stopped(log: Log, ahead: int) -> None:
+    """A position that this log never reached belongs to another log, for a read as for a wait."""
+    append(log, b"a")
+    position = log.end() + ahead
+    with pytest.raises(LogWentBack) as caught:
+        log.read(position, limit=10)
+    assert (log.name, position, log.end()) == (caught.value.log, caught.value.position, caught.value.end)
+    with pytest.raises(LogWentBack):
+        log.wait(position, timeout_ms=0)
+
+
+@pytest.mark.parametrize("position", [0, -5, -(2**70)])
+def test_there_is_no_position_below_the_first(log: Log, position: int) -> None:
+    """No number stands for "wherever it begins": a position below the first offset is below the start of any log."""
+    append(log, b"a")
+    with pytest.raises(LogTruncated):
+        log.read(position, limit=10)
+
+
+def test_truncation_removes_what_is_below(log: Log) -> None:
+    """After truncation a reader below meets `LogTruncated`, one at or above the new start reads on, and the end stays."""
+    offsets = append(log, b"a", b"b", b"c", b"d")
+    log.truncate(offsets[2], timeout_ms=TIMEOUT_MS)
+    assert (offsets[2], offsets[3]) == (log.start(), log.end())
+    assert [(offsets[2], b"c"), (offsets[3], b"d")] == read_all(log)
+    with pytest.raises(LogTruncated) as caught:
+        log.read(offsets[2] - 1, limit=10)
+    assert (log.name, offsets[2] - 1, offsets[2]) == (caught.value.log, caught.value.position, caught.value.start)
+    with pytest.raises(LogTruncated):
+        log.wait(offsets[0], timeout_ms=0)
+
+
+def test_truncation_never_goes_back(log: Log) -> None:
+    """A truncation below the start changes nothing."""
+    offsets = append(log, b"a", b"b", b"c")
+    log.truncate(offsets[1], timeout_ms=TIMEOUT_MS)
+    log.truncate(offsets[0], timeout_ms=TIMEOUT_MS)
+    log.truncate(-(2**70), timeout_ms=TIMEOUT_MS)
+    assert [(offsets[1], b"b"), (offsets[2], b"c")] == read_all(log)
+
+
+def test_offsets_go_on_after_all_is_truncated(handles: Handles) -> None:
+    """When every entry is gone, even with the handles that knew them, offsets still rise above the old end."""
+    log = handles()
+    end = append(log, *[b"a"] * 2_500)[-1]
+    log.truncate(end + 1, timeout_ms=TIMEOUT_MS)
+    other = handles()
+    log.close()
+    assert (end + 1, end) == (other.start(), other.end())
+    assert [] == read_all(other)
+    assert end < append(other, b"b")[0]
+    assert [b"b"] == [entry.data for entry in read_all(other)]
+
+
+def test_truncation_beyond_the_end_is_refused(log: Log) -> None:
+    """Whoever would truncate above the end speaks of another log."""
+    append(log, b"a")
+    with pytest.raises(LogWentBack):
+        log.truncate(log.end() + 2, timeout_ms=TIMEOUT_MS)
+    assert [b"a"] == [entry.data for entry in read_all(log)]
+
+
+def test_handles_share_one_log(handles: Handles) -> None:
+    """What one handle appended, every other handle reads, whether it was opened before or after."""
+    before, writer = handles(), handles()
+    offsets = append(writer, b"a", b"b")
+    after = handles()
+    assert list(map(Entry, offsets, [b"a", b"b"])) == read_all(before) == read_all(after)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.id)
+def test_identity_tells_logs_apart(adapter: Adapter, tmp_path: Path) -> None:
+    """All handles on one log tell one identity, and a log made anew tells another."""
+    opener = Handles(adapter, tmp_path)
+    first, second = opener(), opener()
+    assert first.identity == second.identity != ""
+    opener.close()
+    for file in tmp_path.iterdir():
+        file.unlink()
+    anew = opener()
+    assert first.identity != anew.identity
+    anew.close()
+
+
+def test_a_wait_ends_at_once_if_the_entry_is_there(log: Log) -> None:
+    """A wait for an entry that is there returns true without waiting."""
+    offsets = append(log, b"a", b"b")
+    assert log.wait(offsets[0], timeout_ms=0)
+    assert log.wait(offsets[1], timeout_ms=0)
+
+
+def test_a_wait_ends_with_its_timeout(log: Log) -> None:
+    """A wait for what never comes returns false."""
+    append(log, b"a")
+    assert not log.wait(log.end() + 1, timeout_ms=5)
+
+
+def test_a_wait_ends_when_another_handle_appends(handles: Handles) -> None:
+    """A reader that waits at the end, even one that was woken before, is woken by each commit of a writer, and finds the entry there."""
+    reader, writer = handles(), handles()
+    reader.wake()
+    assert not reader.wait(FIRST_OFFSET, timeout_ms=FOREVER_MS)
+    with ThreadPoolExecutor(1) as pool:
+        try:
+            for number in range(50):
+                waiting = pool.submit(reader.wait, writer.end() + 1, timeout_ms=FOREVER_MS)
+                offsets = append(writer, b"%d" % number)
+                assert waiting.result(DEADLINE_SECONDS)
+                assert [b"%d" % number] == [entry.data for entry in reader.read(offsets[0], limit=10)]
+        finally:
+            reader.wake()
+
+
+def test_wake_ends_a_wait_in_progress(log: Log) -> None:
+    """A wake from another thread makes the wait return false long before its timeout."""
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(log.wait, log.end() + 1, timeout_ms=FOREVER_MS)
+        log.wake()
+        assert not waiting.result(DEADLINE_SECONDS)
+
+
+def test_wake_is_kept_for_the_next_wait(log: Log) -> None:
+    """Wakes that come while nobody waits end the next wait, once, however many they were."""
+    log.wake()
+    log.wake()
+    assert not log.wait(FIRST_OFFSET, timeout_ms=FOREVER_MS)
+    assert not log.wait(FIRST_OFFSET, timeout_ms=5)
+
+
+def test_wake_wakes_its_own_handle_only(handles: Handles) -> None:
+    """A wake of one handle is no wake of another one on the same log."""
+    one, other = handles(), handles()
+    one.wake()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(other.wait, FIRST_OFFSET, timeout_ms=TIMEOUT_MS)
+        append(one, b"a")
+        assert waiting.result(DEADLINE_SECONDS)
+
+
+def test_a_closed_log_can_still_be_woken_and_closed(log: Log) -> None:
+    """After close, a late wake and a second close do nothing."""
+    log.close()
+    log.wake()
+    log.close()
+
+
+def open_descriptors() -> int:
+    """How many descriptors this process has open."""
+    return sum(1 for _ in Path("/dev/fd").iterdir())
+
+
+def test_close_gives_all_descriptors_back(handles: Handles) -> None:
+    """A log that was used and closed leaves none of its descriptors open."""
+    before = open_descriptors()
+    log = handles()
+    append(log, b"a")
+    assert not log.wait(log.end() + 1, timeout_ms=1)
+    log.close()
+    assert before == open_descriptors()
+
+
+def test_threads_see_one_order(handles: Handles) -> None:
+    """Writers in several threads and readers that tail beside them agree on one order, in which nothing is lost."""
+    writers, readers, batches = 4, 2, 50
+    expected = writers * batches * 2
+    at_once = threading.Barrier(writers + readers)
+
+    def write(writer: int) -> list[tuple[int, bytes]]:
+        log = handles()
+        at_once.wait(DEADLINE_SECONDS)
+        written: list[tuple[int, bytes]] = []
+        for number in range(batches):
+            records = [b"%d:%d:first" % (writer, number), b"%d:%d:second" % (writer, number)]
+            written += zip(append(log, *records), records, strict=True)
+        return written
+
+    def tail() -> list[tuple[int, bytes]]:
+        log = handles()
+        at_once.wait(DEADLINE_SECONDS)
+        seen: list[tuple[int, bytes]] = []
+        position = FIRST_OFFSET
+        while len(seen) < expected and log.wait(position, timeout_ms=TIMEOUT_MS):
+            seen += log.read(position, limit=17)
+            position = seen[-1][0] + 1
+        return seen
+
+    handles()  # So that a log in memory outlives each of the threads.
+    with ThreadPoolExecutor(writers + readers) as pool:
+        writing = [pool.submit(write, writer) for writer in range(writers)]
+        tailing = [pool.submit(tail) for _ in range(readers)]
+        acknowledged = [entry for future in writing for entry in future.result(DEADLINE_SECONDS)]
+        orders = [future.result(DEADLINE_SECONDS) for future in tailing]
+    assert expected == len(acknowledged)
+    assert [sorted(acknowledged)] * readers == orders
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One thing to do with a log and with its dumb twin. `share` picks a place between start and end, 0 to 1 and beyond."""
+
+    action: str
+    records: tuple[bytes, ...] = ()
+    share: float = 0.0
+    limit: int = 1
+
+
+STEPS = st.one_of(
+    st.builds(Step, action=st.just("append"), records=st.lists(st.binary(max_size=9), max_size=5).map(tuple)),
+    st.builds(Step, action=st.just("read"), share=st.floats(-0.2, 1.2), limit=st.integers(1, 6)),
+    st.builds(Step, action=st.just("truncate"), share=st.floats(-0.2, 1.2)),
+    st.builds(Step, action=st.just("reopen")),
+)
+
+
+class DumbLog:
+    """What a log does, in lists: entries with the offsets that the clever log gave them."""
+
+    def __init__(self) -> None:
+        self.entries: list[tuple[int, bytes]] = []
+        self.start = FIRST_OFFSET
+        self.end = FIRST_OFFSET - 1
+
+    def place(self, share: float) -> int:
+        """A position below, within or above the log."""
+        return round(self.start + share * (self.end + 1 - self.start + 4)) - 2
+
+    def read(self, position: int, limit: int) -> list[tuple[int, bytes]] | type[Exception]:
+        """The entries of one read, or the error that it raises."""
+        if position < self.start:
+            return LogTruncated
+        if position > self.end + 1:
+            return LogWentBack
+        return [entry for entry in self.entries if entry[0] >= position][:limit]
+
+    def truncate(self, below: int) -> type[Exception] | None:
+        """Forget the entries below; the error that this raises."""
+        if below > self.end + 1:
+            return LogWentBack
+        self.start = max(below, self.start)
+        self.entries = [entry for entry in self.entries if entry[0] >= self.start]
+        return None
+
+
+def outcome_of_read(log: Log, position: int, limit: int) -> list[tuple[int, bytes]] | type[Exception]:
+    """What a read of the clever log returned or raised."""
+    try:
+        return list(log.read(position, limit=limit))
+    except (LogTruncated, LogWentBack) as error:
+        return type(error)
+
+
+def outcome_of_truncate(log: Log, below: int) -> type[Exception] | None:
+    """What a truncation of the clever log raised."""
+    try:
+        log.truncate(below, timeout_ms=TIMEOUT_MS)
+    except LogWentBack as error:
+        return type(error)
+    return None
+
+
+def take_step(step: Step, log: Log, dumb: DumbLog) -> None:
+    """Do one step with both, and compare what came of it."""
+    place = dumb.place(step.share)
+    if step.action == "append":
+        offsets = append(log, *step.records)
+        assert sorted(set(offsets)) == offsets
+        assert all(offset > dumb.end for offset in offsets)
+        dumb.entries += zip(offsets, step.records, strict=True)
+        dumb.end = offsets[-1] if offsets else dumb.end
+    elif step.action == "read":
+        assert dumb.read(place, step.limit) == outcome_of_read(log, place, step.limit)
+    elif step.action == "truncate":
+        assert dumb.truncate(place) == outcome_of_truncate(log, place)
+    assert (dumb.start, dumb.end, dumb.entries) == (log.start(), log.end(), read_all(log))
+    position = min(max(place, dumb.start), dumb.end + 1)
+    assert any(offset >= position for offset, _ in dumb.entries) == log.wait(position, timeout_ms=0)
+
+
+@pytest.mark.parametrize("adapter", ADAPTERS[:2], ids=lambda adapter: adapter.id)
+@settings(max_examples=60, deadline=None)
+@given(steps=st.lists(STEPS, max_size=25))
+def test_a_log_does_what_its_dumb_twin_does(adapter: Adapter, steps: list[Step]) -> None:
+    """Any sequence of appends, reads, truncations and reopenings has the outcome that two lists would have."""
+    with tempfile.TemporaryDirectory() as folder:
+        handles = Handles(adapter, Path(folder))
+        log, dumb = handles(), DumbLog()
+        try:
+            for step in steps:
+                if step.action == "reopen":
+                    closing, log = log, handles()
+                    closing.close()
+                take_step(step, log, dumb)
+        finally:
+            handles.close()

@@ -1,0 +1,351 @@
+"""The rules of the house that no other tool holds, read from the syntax tree: size, names, purity, order, places of imports.
+
+May live here: rules, each a pure function from a `Source` to its findings, and the way to the texts that they apply to.
+What ruff, mypy or import-linter can say is said in pyproject.toml, and not again here. A rule has no way to be switched off
+in the line that breaks it: if it makes the code worse, it is changed here, with the reason.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import tomllib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cache, cached_property
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+PRODUCT = ("brokers", "channel", "compaction", "equipoise", "shedder", "spark_jobs")
+FUNCTION_LINES_MAX = 70
+MODULE_LINES_MAX = 500
+VAGUE_NAMES = frozenset({"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"})
+
+# A name stands for the module, or for all modules of the package. `__main__` is where a package meets a terminal: a driver.
+PURE = (
+    "brokers.agent",
+    "brokers.load",
+    "brokers.placement",
+    "brokers.policies",
+    "brokers.simulation",
+    "brokers.split_points",
+    "channel.codec",
+    "channel.digest",
+    "channel.errors",
+    "channel.frozen",
+    "channel.lifecycle",
+    "channel.entries",
+    "channel.propose",
+    "channel.ranges",
+    "channel.reader",
+    "channel.records",
+    "channel.snapshot",
+    "channel.table",
+    "channel.view",
+    "shedder",
+)
+NOT_PURE = ("shedder.laboratory",)
+SEEDED = ("brokers.simulation",)  # May make a `random.Random` from a seed, and nothing else of `random`.
+# fmt: off
+IMPURE_IMPORTS = frozenset({
+    "aiohttp", "asyncio", "concurrent", "confluent_kafka", "datetime", "faust", "http", "logging", "multiprocessing", "os", "pathlib",
+    "prometheus_client", "psutil", "pyspark", "queue", "random", "secrets", "select", "selectors", "shutil", "signal", "socket",
+    "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "uuid", "uvloop",
+})
+# fmt: on
+# `hash` of a text differs from process to process, and `id` from run to run.
+IMPURE_CALLS = frozenset({"__import__", "eval", "exec", "hash", "id", "input", "open"})
+# Where the order of what is iterated cannot be seen in the result.
+ORDER_FREE_CALLS = frozenset({"all", "any", "frozenset", "len", "set", "sorted", "sum"})
+ORDER_KEEPING_CALLS = frozenset({"enumerate", "iter", "list", "map", "max", "min", "next", "reversed", "tuple", "zip"})
+
+# What may be imported only by the modules named: clients of other systems, each kept behind one door, and the tests.
+ONLY_IN = {
+    "confluent_kafka": ("channel.kafka_client",),
+    "faust": ("brokers.load_bus",),
+    "pyspark": ("spark_jobs",),
+    "tests": ("tests",),
+}
+JUDGE = "tests.judge"  # Imports nothing of ours: it would share our mistakes.
+
+TEXT_SUFFIXES = frozenset({".cfg", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"})
+TEXT_NAMES = frozenset({".gitignore", "Makefile", "run"})
+NOT_OURS = frozenset({"build", "dist", "htmlcov", "__pycache__"})  # Beside these, each folder that starts with a dot, save .ci.
+# The brackets keep these patterns from finding themselves.
+UNFINISHED = re.compile(r"\b(?:T[O]DO|F[I]XME|X[X]X)\b")
+MACHINE_PATH = re.compile(r"(?<![\w.)}>-])/(?:home|root|tmp|work)\b")
+ONE_SENTENCE = re.compile(r"(?!.*[.!?] [A-Z])\S.*[^.]\.")
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One file of text: its dotted name if it is a module, else its path, and what it says."""
+
+    name: str
+    text: str
+
+    @cached_property
+    def tree(self) -> ast.Module:
+        """The syntax tree; only asked of modules."""
+        return ast.parse(self.text)
+
+    @cached_property
+    def functions(self) -> tuple[FunctionNode, ...]:
+        """Every function and method, nested ones too."""
+        return tuple(node for node in ast.walk(self.tree) if isinstance(node, FunctionNode))
+
+
+Rule = Callable[[Source], Iterator[str]]
+
+
+def within(name: str, packages: tuple[str, ...]) -> bool:
+    """Whether a dotted name is one of the packages, or lies in one."""
+    return any(name == package or name.startswith(f"{package}.") for package in packages)
+
+
+def is_pure(name: str) -> bool:
+    """Whether a module of the product must be pure."""
+    return within(name, PURE) and not within(name, NOT_PURE) and not name.endswith(".__main__")
+
+
+def imports(source: Source) -> frozenset[str]:
+    """The dotted names that a module imports; `from a import b` counts as `a` and as `a.b`, since b may be a module."""
+    found = set[str]()
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Import):
+            found.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found.add(node.module)
+            found.update(f"{node.module}.{alias.name}" for alias in node.names)
+    return frozenset(found)
+
+
+def roots(names: Iterable[str]) -> list[str]:
+    """The first parts of dotted names, each once, in order."""
+    return sorted({name.split(".")[0] for name in names})
+
+
+def impure_roots(source: Source, *, seeded: bool) -> list[str]:
+    """What a module imports of the world; `random` is no part of it for a module that is seeded."""
+    return [root for root in roots(imports(source)) if root in IMPURE_IMPORTS and not (seeded and root == "random")]
+
+
+def short_functions(source: Source) -> Iterator[str]:
+    """Functions of at most 70 lines, docstring and all."""
+    for function in source.functions:
+        lines = (function.end_lineno or function.lineno) - function.lineno + 1
+        if lines > FUNCTION_LINES_MAX:
+            yield f"{source.name}.{function.name} has {lines} lines; at most {FUNCTION_LINES_MAX}"
+
+
+def short_modules(source: Source) -> Iterator[str]:
+    """Modules of at most 500 lines."""
+    lines = source.text.count("\n")
+    if lines > MODULE_LINES_MAX:
+        yield f"{source.name} has {lines} lines; at most {MODULE_LINES_MAX}"
+
+
+def telling_names(source: Source) -> Iterator[str]:
+    """No module or package is named for nothing in particular."""
+    for vague in sorted(VAGUE_NAMES.intersection(source.name.split("."))):
+        yield f"{source.name} is named {vague!r}, which says nothing; name it for what it holds"
+
+
+def one_door(source: Source) -> Iterator[str]:
+    """A client of another system is imported only behind its door; the product never imports the tests."""
+    for root in roots(imports(source)):
+        if root in ONLY_IN and not within(source.name, ONLY_IN[root]):
+            yield f"{source.name} imports {root}, which only {' and '.join(ONLY_IN[root])} may"
+
+
+def impartial_judge(source: Source) -> Iterator[str]:
+    """The judge imports nothing of the product that it judges."""
+    for root in roots(imports(source)) if within(source.name, (JUDGE,)) else ():
+        if root in PRODUCT:
+            yield f"{source.name} imports {root}; the judge shares nothing with what it judges"
+
+
+def pure_imports(source: Source) -> Iterator[str]:
+    """No pure module imports the world; a seeded one may import `random`."""
+    for root in impure_roots(source, seeded=within(source.name, SEEDED)) if is_pure(source.name) else ():
+        yield f"{source.name} is pure, and imports {root}"
+
+
+def pure_calls(source: Source) -> Iterator[str]:
+    """No pure module calls what reads the world or differs from run to run (`__hash__` may call `hash`)."""
+    if not is_pure(source.name):
+        return
+    hashing = {id(call) for function in source.functions if function.name == "__hash__" for call in ast.walk(function)}
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in IMPURE_CALLS and id(node) not in hashing:
+            yield f"{source.name}:{node.lineno} is pure, and calls {node.func.id}()"
+
+
+def seeded_random(source: Source) -> Iterator[str]:
+    """The only name of `random` that a pure module may touch is `Random`, which takes a seed."""
+    if not is_pure(source.name):
+        return
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "random" and node.attr != "Random":
+            yield f"{source.name}:{node.lineno} is pure, and uses random.{node.attr}; use the run's random.Random"
+        elif isinstance(node, ast.ImportFrom) and node.module == "random" and [alias.name for alias in node.names] != ["Random"]:
+            yield f"{source.name}:{node.lineno} is pure, and imports more of random than Random"
+
+
+def is_set_type(annotation: ast.expr | None) -> bool:
+    """Whether an annotation says set or frozenset, with or without what is in it."""
+    head = annotation.value if isinstance(annotation, ast.Subscript) else annotation
+    return isinstance(head, ast.Name) and head.id in {"frozenset", "set"}
+
+
+def is_set(node: ast.expr, names: frozenset[str]) -> bool:
+    """Whether an expression is a set as far as its own text and the names known for sets show."""
+    match node:
+        case ast.Set() | ast.SetComp():
+            return True
+        case ast.Call(func=ast.Name() | ast.Subscript() as called):
+            return is_set_type(called)
+        case ast.Name(id=name) | ast.Attribute(attr=name):
+            return name in names
+        case ast.BinOp(op=ast.BitOr() | ast.BitAnd() | ast.Sub() | ast.BitXor(), left=left, right=right):
+            # The algebra of `.keys()` gives sets as well.
+            return any(is_set(side, names) or ast.unparse(side).endswith((".keys()", ".items()")) for side in (left, right))
+        case _:
+            return False
+
+
+def set_names(scope: ast.AST) -> frozenset[str]:
+    """The names of variables, arguments and attributes that a scope annotates as sets or assigns a set to."""
+    found = set[str]()
+    for node in ast.walk(scope):
+        if isinstance(node, ast.arg) and is_set_type(node.annotation):
+            found.add(node.arg)
+        elif isinstance(node, ast.AnnAssign) and is_set_type(node.annotation):
+            found.add(ast.unparse(node.target).removeprefix("self."))
+        elif isinstance(node, ast.Assign) and is_set(node.value, frozenset()):
+            found.update(ast.unparse(target) for target in node.targets)
+    return frozenset(found)
+
+
+def is_call_of(node: ast.AST | None, names: frozenset[str]) -> bool:
+    """Whether a node calls one of the builtins named."""
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+
+
+def iterated(scope: ast.AST) -> Iterator[ast.expr]:
+    """Every expression whose elements are taken one by one where their order can be seen."""
+    parent_of = {child: parent for parent in ast.walk(scope) for child in ast.iter_child_nodes(parent)}
+    for node, parent in parent_of.items():
+        if isinstance(node, ast.For | ast.AsyncFor):
+            yield node.iter
+        elif isinstance(node, ast.comprehension):
+            # A set of a set has no order, nor has what `sorted` and the like make of a generator.
+            if not isinstance(parent, ast.SetComp) and not is_call_of(parent_of.get(parent), ORDER_FREE_CALLS):
+                yield node.iter
+        elif isinstance(node, ast.Starred) and not isinstance(parent, ast.Set):
+            yield node.value
+        elif isinstance(node, ast.Call) and is_call_of(node, ORDER_KEEPING_CALLS) and not is_call_of(parent, ORDER_FREE_CALLS):
+            # Without a key, min and max have one answer in any order.
+            yield from node.args if node.keywords or not is_call_of(node, frozenset({"max", "min"})) else ()
+
+
+def no_order_from_sets(source: Source) -> Iterator[str]:
+    """No pure module iterates a plain set: its order differs from process to process, and would leak into a decision."""
+    if not is_pure(source.name):
+        return
+    classes = [node for node in source.tree.body if isinstance(node, ast.ClassDef)]
+    attributes = frozenset[str]().union(*(set_names(node) for node in classes))
+    top = [node for node in source.tree.body if not isinstance(node, FunctionNode | ast.ClassDef)]
+    for scope in (ast.Module(body=top, type_ignores=[]), *source.functions):
+        names = set_names(scope)
+        for node in iterated(scope):
+            if is_set(node, attributes if isinstance(node, ast.Attribute) else names):
+                yield f"{source.name}:{node.lineno} iterates the set {ast.unparse(node)}; sort it, or keep a dict or tuple"
+
+
+def told_tests(source: Source) -> Iterator[str]:
+    """Each test says in one sentence, on one line, what it shows."""
+    if not source.name.split(".")[-1].startswith("test_"):
+        return
+    for function in source.functions:
+        docstring = ast.get_docstring(function) or ""
+        if function.name.startswith("test_") and not ONE_SENTENCE.fullmatch(docstring):
+            yield f"{source.name}.{function.name} does not say in one sentence on one line what it shows"
+
+
+def finished(source: Source) -> Iterator[str]:
+    """No text leaves a mark that something is still to be done: it is done, or it is an issue."""
+    for number, line in enumerate(source.text.splitlines(), start=1):
+        if UNFINISHED.search(line):
+            yield f"{source.name}:{number} is unfinished: {line.strip()}"
+
+
+def portable(source: Source) -> Iterator[str]:
+    """No text names a path of one machine."""
+    for number, line in enumerate(source.text.splitlines(), start=1):
+        if MACHINE_PATH.search(line):
+            yield f"{source.name}:{number} names a path of one machine: {line.strip()}"
+
+
+MODULE_RULES: tuple[Rule, ...] = (
+    short_functions,
+    short_modules,
+    telling_names,
+    one_door,
+    impartial_judge,
+    pure_imports,
+    pure_calls,
+    seeded_random,
+    no_order_from_sets,
+    told_tests,
+)
+TEXT_RULES: tuple[Rule, ...] = (finished, portable)
+
+
+@cache
+def texts() -> tuple[Source, ...]:
+    """Every text that people write here, by its path below the root."""
+    paths = list[Path]()
+    for folder, below, files in os.walk(ROOT):
+        below[:] = [name for name in below if name == ".ci" or not (name in NOT_OURS or name.startswith("."))]
+        paths += [Path(folder, name) for name in files if name in TEXT_NAMES or Path(name).suffix in TEXT_SUFFIXES]
+    return tuple(Source(name=path.relative_to(ROOT).as_posix(), text=path.read_text(encoding="utf-8")) for path in sorted(paths))
+
+
+@cache
+def modules() -> dict[str, Source]:
+    """Every module of the product and of the tests, by its dotted name."""
+    found = {}
+    for text in texts():
+        if text.name.endswith(".py") and text.name.split("/")[0] in {*PRODUCT, "tests"}:
+            name = text.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
+            found[name] = Source(name=name, text=text.text)
+    return found
+
+
+def way_to_impurity(name: str, known: dict[str, Source]) -> tuple[str, ...]:
+    """The shortest way over our own imports from a module to one that imports the world; empty if there is none."""
+    ways: list[tuple[str, ...]] = [(name,)]
+    seen = {name}
+    for way in ways:  # Grows while it is walked: breadth first.
+        for root in impure_roots(known[way[-1]], seeded=within(name, SEEDED)):
+            return (*way, root)
+        onwards = sorted(imports(known[way[-1]]) & known.keys() - seen)
+        seen.update(onwards)
+        ways += [(*way, other) for other in onwards]
+    return ()
+
+
+def rows_of_arrows() -> tuple[str, ...]:
+    """The names that stand in the rows of the layers contract in pyproject.toml."""
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (layers,) = (contract["layers"] for contract in settings["tool"]["importlinter"]["contracts"] if contract["type"] == "layers")
+    return tuple(name.strip(" ()") for row in layers for name in row.split(":"))
+
+
+def homeless(names: Iterable[str], rows: tuple[str, ...]) -> list[str]:
+    """The modules of the product that stand in no row; a package that is itself no row needs none for its docstring."""
+    return [name for name in names if within(name, PRODUCT) and name not in PRODUCT and not within(name, rows)]

@@ -1,0 +1,224 @@
+"""A counter service in virtual time: the model whose leavings the judge must accept, as long as it is honest.
+
+`CounterService` may be driven into any interleaving of calls, retries, transfers and broken connections, and what it
+leaves behind is clean by construction, unless one of its two checks is taken away. No test lives here, and no IO.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeVar
+
+from hypothesis import strategies as st
+
+from tests.judge import judge
+
+HOT, COLD = "shop/orders/hot", "shop/orders/cold"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tenure:
+    token: int
+    broker: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Attempt:
+    """One try of one request, on its way: `tenure` is set once a broker started to work on it."""
+
+    request: str
+    key: str
+    target: str
+    call_ns: int
+    tenure: Tenure | None = None
+    started_ns: int = 0
+    result: judge.Write | None = None
+    refused: bool = False
+    caller_gone: bool = False
+
+
+Record = TypeVar("Record", judge.Call, judge.Write, judge.Refusal, judge.Work)
+
+
+def changed(record: Record, **changes: object) -> Record:
+    """A copy of a record with some fields changed, be it to values that do not belong there."""
+    return type(record)._make((record._asdict() | changes).values())
+
+
+@dataclass(slots=True)
+class Leavings:
+    """What a run leaves for the judge, and how a test may tamper with it."""
+
+    calls: list[judge.Call] = field(default_factory=list)
+    writes: list[judge.Write] = field(default_factory=list)
+    refusals: list[judge.Refusal] = field(default_factory=list)
+    works: list[judge.Work] = field(default_factory=list)
+
+    def violations(self) -> dict[str, list[str]]:
+        return judge.violations(self.case())
+
+    def case(self) -> judge.Case:
+        return judge.assembled(self.calls, self.writes, self.refusals, self.works)
+
+    def change_answers(self, request: str, /, **changes: object) -> None:
+        """Change what the caller wrote down of a request."""
+        self.calls = [changed(call, **changes) if call.request == request else call for call in self.calls]
+
+    def change_rows(self, request: str, /, **changes: object) -> None:
+        """Change what the store holds of a request."""
+        self.writes = [changed(row, **changes) if row.request == request else row for row in self.writes]
+
+    def change_both(self, request: str, /, **changes: object) -> None:
+        """Change a request in the history and in the store alike, so that the two agree."""
+        self.change_answers(request, **changes)
+        self.change_rows(request, **changes)
+
+
+class CounterService:
+    """Brokers, callers and a store that keep every promise but those taken away; each method is one instant of one of them."""
+
+    def __init__(self, *, store_checks_tokens: bool = True, brokers_check_ownership: bool = True) -> None:
+        self.store_checks_tokens = store_checks_tokens
+        self.brokers_check_ownership = brokers_check_ownership
+        self.now_ns = 0
+        self.owner = {key: Tenure(token=10, broker="b0") for key in (HOT, COLD)}
+        self.last_tenure = {(key, tenure.broker): tenure for key, tenure in self.owner.items()}
+        self.on_the_way: list[Attempt] = []
+        self.left = Leavings()
+
+    def tick(self) -> int:
+        self.now_ns += 10
+        return self.now_ns
+
+    def transfer(self, key: str, broker: str) -> None:
+        """Another tenure begins, under the next token; what the old one has in hand it may no longer answer."""
+        newest = max(tenure.token for tenure in self.owner.values())
+        self.owner[key] = self.last_tenure[key, broker] = Tenure(token=newest + 7, broker=broker)
+
+    def call(self, key: str, target: str, request: str) -> Attempt:
+        """A caller sends a request to the broker that it believes to be the owner."""
+        attempt = Attempt(request=request, key=key, target=target, call_ns=self.tick())
+        self.on_the_way.append(attempt)
+        return attempt
+
+    def start(self, attempt: Attempt) -> None:
+        """The request reaches its broker, which redirects it unless it owns the key, or ever did if it does not check."""
+        tenure = self.last_tenure.get((attempt.key, attempt.target))
+        if tenure is None or not self.may_work(attempt.key, tenure):
+            self.answer(attempt, 307)
+        else:
+            attempt.tenure, attempt.started_ns = tenure, self.tick()
+
+    def may_work(self, key: str, tenure: Tenure) -> bool:
+        """The check of ownership, made when work starts and again before it is answered."""
+        return self.owner[key] == tenure or not self.brokers_check_ownership
+
+    def write(self, attempt: Attempt) -> None:
+        """The broker's write reaches the store, perhaps long after its tenure ended; the token decides."""
+        assert attempt.tenure is not None
+        rows = [row for row in self.left.writes if row.key == attempt.key]
+        known = [row for row in rows if row.request == attempt.request]  # A retried request is applied once.
+        highest = max((row.token for row in rows), default=0)
+        if known:
+            attempt.result = known[0]
+        elif self.store_checks_tokens and attempt.tenure.token < highest:
+            attempt.refused = True
+            self.left.refusals.append(judge.Refusal(attempt.request, attempt.key, attempt.tenure.token, highest))
+        else:
+            attempt.result = judge.Write(attempt.request, attempt.key, attempt.tenure.broker, attempt.tenure.token, len(rows) + 1)
+            self.left.writes.append(attempt.result)
+
+    def finish(self, attempt: Attempt) -> None:
+        """The broker checks its ownership again and answers: what the store did, or that it cannot know any more."""
+        tenure, result, checked_ns = attempt.tenure, attempt.result, self.tick()
+        assert tenure is not None
+        if result is None:
+            self.answer(attempt, 409 if attempt.refused else 503)
+        elif not self.may_work(attempt.key, tenure):
+            self.answer(attempt, 500)
+        else:
+            self.left.works.append(judge.Work(tenure.broker, attempt.key, tenure.token, attempt.started_ns, checked_ns, checked_ns + 5))
+            self.answer(attempt, 200, result)
+
+    def answer(self, attempt: Attempt, status: int | None, result: judge.Write | None = None) -> None:
+        """The answer reaches the caller, if it is still there, and the caller writes it down."""
+        self.on_the_way.remove(attempt)
+        if not attempt.caller_gone:
+            self.note(attempt, status, result)
+
+    def hang_up(self, attempt: Attempt) -> None:
+        """The connection breaks: the caller writes down an unknown outcome; the broker does not notice."""
+        attempt.caller_gone = True
+        self.note(attempt, None, None)
+
+    def note(self, attempt: Attempt, status: int | None, result: judge.Write | None) -> None:
+        broker, token, value = (result.broker, result.token, result.value) if result else (attempt.target, None, None)
+        self.left.calls.append(judge.Call(attempt.request, attempt.key, broker, token, value, status, attempt.call_ns, self.tick()))
+
+    def increment(self, key: str, *requests: str) -> None:
+        """Undisturbed calls that overlap in time: all are sent before the first is answered."""
+        attempts = [self.call(key, self.owner[key].broker, request) for request in requests]
+        for step in (self.start, self.write, self.finish):
+            for attempt in attempts:
+                step(attempt)
+
+    def advance(self, attempt: Attempt) -> None:
+        """The next instant in the life of a request, whichever that is."""
+        if attempt.tenure is None:
+            self.start(attempt)
+        elif attempt.result is None and not attempt.refused:
+            self.write(attempt)
+        else:
+            self.finish(attempt)
+
+
+def plain_run() -> Leavings:
+    """a1 and a2 overlap, a3 follows; the key moves to b1; b4 and b5 overlap; a stale write is refused; c6 and c7 on another key."""
+    service = CounterService()
+    service.increment(HOT, "a1", "a2")
+    service.increment(HOT, "a3")
+    stale = service.call(HOT, "b0", "stale")
+    service.start(stale)
+    service.transfer(HOT, "b1")
+    service.increment(HOT, "b4", "b5")
+    service.write(stale)
+    service.finish(stale)
+    service.increment(COLD, "c6")
+    service.increment(COLD, "c7")
+    return service.left
+
+
+class Step(NamedTuple):
+    """One instant of a random run: what happens, and two numbers that choose to whom."""
+
+    action: str
+    first: int
+    second: int
+
+
+# Three calls and ten instants of their lives, so that few are on the way at once and most are answered before the next transfer.
+ACTIONS = ("call", "call", "retry", *["advance"] * 10, "give up", "hang up", "transfer")
+STEPS = st.lists(st.builds(Step, st.sampled_from(ACTIONS), st.integers(0, 11), st.integers(0, 11)), max_size=150)
+
+
+def run(steps: Sequence[Step], service: CounterService) -> Leavings:
+    """Drive the model through an interleaving; a caller retries only what it does not know the outcome of."""
+    for number, step in enumerate(steps):
+        attempt = service.on_the_way[step.first % len(service.on_the_way)] if service.on_the_way else None
+        unknown = [call for call in service.left.calls if call.status in (None, 500)]
+        key, broker = (HOT, COLD)[step.first % 2], f"b{step.second % 3}"
+        if step.action == "call":
+            # A third of the calls go wherever a stubborn caller likes, the others to the owner.
+            service.call(key, broker if step.first % 3 == 0 else service.owner[key].broker, f"r{number}")
+        elif step.action == "retry" and unknown:
+            again = unknown[step.first % len(unknown)]
+            service.call(again.key, service.owner[again.key].broker, again.request)
+        elif step.action == "advance" and attempt:
+            service.advance(attempt)
+        elif step.action == "give up" and attempt and attempt.tenure:
+            service.finish(attempt)
+        elif step.action == "hang up" and attempt and not attempt.caller_gone:
+            service.hang_up(attempt)
+        elif step.action == "transfer":
+            service.transfer(key, broker)
+    service.increment(HOT, "last")  # So that there is something to judge in the shortest of runs.
+    return service.left

@@ -1,0 +1,296 @@
+"""Each rule of the judge: an honest run passes it in any interleaving, and the fault it is there for does not.
+
+Faults are edits of what `CounterService` leaves behind.
+"""
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.judge import judge
+from tests.judge.counter_service import ACTIONS, COLD, HOT, STEPS, CounterService, Leavings, Step, changed, plain_run, run
+
+
+def change_first_work(left: Leavings, **changes: object) -> None:
+    """Change the evidence of a1, the first work of all."""
+    left.works[0] = changed(left.works[0], **changes)
+
+
+def lose_row(left: Leavings) -> None:
+    """Of an acknowledged request the store holds nothing."""
+    left.writes[:] = [row for row in left.writes if row.request != "b5"]
+
+
+def apply_twice(left: Leavings) -> None:
+    """A retry of b5 is applied as if it were new."""
+    left.writes.append(judge.Write("b5", HOT, "b1", 17, 6))
+
+
+def apply_unknown_twice(left: Leavings) -> None:
+    """The caller of `lost` never heard, and both of its attempts were applied."""
+    left.calls.append(judge.Call("lost", HOT, None, None, None, None, 1, None))
+    left.writes += [judge.Write("lost", HOT, "b1", 17, value) for value in (6, 7)]
+
+
+def take_stale_write(left: Leavings) -> None:
+    """The store does not refuse the old owner's write."""
+    left.change_answers("stale", status=None)
+    left.refusals.clear()
+    left.writes.append(judge.Write("stale", HOT, "b0", 10, 6))
+
+
+def answer_late(left: Leavings) -> None:
+    """The old owner's a3, first in the store, is called and answered after the new owner's b5 was answered."""
+    after_ns = max(call.return_ns or 0 for call in left.calls) + 1
+    left.change_answers("a3", call_ns=after_ns, return_ns=after_ns + 1)
+
+
+def reverse_values(left: Leavings) -> None:
+    """Of two calls, one after the other, the later gets the lower value."""
+    left.change_both("c6", value=2)
+    left.change_both("c7", value=1)
+    left.writes[-2:] = reversed(left.writes[-2:])
+
+
+def overlap_work(left: Leavings) -> None:
+    """The old owner still works, under a lease that is good, when the new one has started."""
+    during_b4_ns = next(work.started_ns for work in left.works if work.token == 17) + 1
+    change_first_work(left, answered_ns=during_b4_ns, lease_deadline_ns=during_b4_ns)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    name: str
+    rule: str
+    plant: Callable[[Leavings], None]
+    key: str = HOT
+    names: str = "'b5'"  # What the message must name besides the key: the request, or the broker where evidence has none.
+
+
+FAULTS = (
+    Fault(name="an acknowledged write is lost", rule="acknowledged_writes_are_stored", plant=lose_row),
+    Fault(
+        name="a caller is told another token",
+        rule="acknowledged_writes_are_stored",
+        plant=lambda left: left.change_answers("b5", token=99),
+    ),
+    Fault(
+        name="a caller is told another value",
+        rule="acknowledged_writes_are_stored",
+        plant=lambda left: left.change_answers("b5", value=6),
+    ),
+    Fault(name="a write is applied twice", rule="requests_are_applied_once", plant=apply_twice),
+    Fault(name="an unknown outcome is applied twice", rule="requests_are_applied_once", plant=apply_unknown_twice, names="'lost'"),
+    Fault(
+        name="a write answered 503 is in the store",
+        rule="refused_calls_left_nothing",
+        plant=lambda left: left.change_answers("b5", status=503),
+    ),
+    Fault(
+        name="a write answered 409 is in the store",
+        rule="refused_calls_left_nothing",
+        plant=lambda left: left.change_answers("b5", status=409),
+    ),
+    Fault(name="a value is skipped", rule="values_count_up", plant=lambda left: left.change_both("b5", value=6)),
+    Fault(name="an update is lost", rule="values_count_up", plant=lambda left: left.change_both("b5", value=4)),
+    Fault(
+        name="a token falls between overlapping calls",
+        rule="stored_tokens_never_fall",
+        plant=lambda left: left.change_both("b5", token=10, broker="b0"),
+    ),
+    Fault(name="the store takes a stale write", rule="stored_tokens_never_fall", plant=take_stale_write, names="'stale'"),
+    Fault(
+        name="the store refuses a token that is not stale",
+        rule="refusals_were_stale",
+        plant=lambda left: left.refusals.append(judge.Refusal("fresh", HOT, 17, 17)),
+        names="'fresh'",
+    ),
+    Fault(
+        name="two brokers serve one token",
+        rule="tokens_have_one_broker",
+        plant=lambda left: left.change_both("b5", broker="b2"),
+    ),
+    Fault(name="the old owner answers after the new one", rule="one_owner_at_a_time", plant=answer_late, names="'a3'"),
+    Fault(
+        name="values are out of real-time order",
+        rule="values_follow_real_time",
+        plant=reverse_values,
+        key=COLD,
+        names="'c7'",
+    ),
+    Fault(
+        name="work is answered past the lease",
+        rule="work_ends_within_its_lease",
+        plant=lambda left: change_first_work(left, lease_deadline_ns=left.works[0].answered_ns - 1),
+        names="'b0'",
+    ),
+    Fault(
+        name="work is started past the lease",
+        rule="work_ends_within_its_lease",
+        plant=lambda left: change_first_work(left, started_ns=left.works[0].lease_deadline_ns + 1),
+        names="'b0'",
+    ),
+    Fault(name="an old owner's work ends within a new one's", rule="work_of_two_tokens_never_overlaps", plant=overlap_work, names="'b0'"),
+)
+
+
+def faults() -> pytest.MarkDecorator:
+    """Run a test once for each fault."""
+    return pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+
+
+def test_an_honest_run_is_clean() -> None:
+    """What an honest service leaves is accepted."""
+    assert {} == plain_run().violations()
+
+
+@faults()
+def test_a_planted_fault_breaks_its_rule_alone(fault: Fault) -> None:
+    """Each fault is found by the one rule that is there for it, in a message that names key and request."""
+    left = plain_run()
+    fault.plant(left)
+    found = left.violations()
+    assert [fault.rule] == list(found)
+    assert f"key {fault.key!r}" in found[fault.rule][0]
+    assert fault.names in found[fault.rule][0]
+
+
+@faults()
+def test_without_its_rule_a_fault_would_pass(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rule is idle: take it away and its fault goes unseen."""
+    left = plain_run()
+    fault.plant(left)
+    monkeypatch.delitem(judge.RULES, fault.rule)
+    assert {} == left.violations()
+
+
+def test_each_rule_has_a_fault() -> None:
+    """The faults cover the whole table of rules, and the double-owner count names rules of that table."""
+    assert set(judge.RULES) == {fault.rule for fault in FAULTS}
+    assert set(judge.DOUBLE_OWNER_RULES) <= set(judge.RULES)
+
+
+@given(STEPS)
+def test_honest_runs_are_clean_in_any_interleaving(steps: list[Step]) -> None:
+    """Transfers, retries, broken connections, stubborn callers and writes that arrive late never make a false alarm."""
+    assert {} == run(steps, CounterService()).violations()
+
+
+def random_steps(seed: int) -> list[Step]:
+    """A run longer than hypothesis would draw."""
+    generator = random.Random(seed)
+    return [Step(generator.choice(ACTIONS), generator.randrange(12), generator.randrange(12)) for _ in range(4000)]
+
+
+def test_a_long_honest_run_is_clean_and_meets_every_case() -> None:
+    """The model is no empty promise: one long run has every kind of answer, stale writes, and retries that were applied before."""
+    left = run(random_steps(4), CounterService())
+    assert {} == left.violations()
+    numbers = judge.totals(left.case())
+    rare = ("refused", "redirected", "unknown", "stale_writes_refused_by_the_store", "ownership_changes")
+    assert [] == [name for name in rare if numbers[name] == 0]
+    unsure = {call.request for call in left.calls if call.status is None}
+    assert unsure & {call.request for call in left.calls if call.status == 200}
+
+
+def test_a_store_that_ignores_tokens_is_found() -> None:
+    """Where the store takes what is stale, tokens fall, although no broker ever answers after its tenure."""
+    left = run(random_steps(5), CounterService(store_checks_tokens=False))
+    assert {"stored_tokens_never_fall"} == set(left.violations())
+
+
+def test_brokers_that_do_not_check_are_found() -> None:
+    """Where brokers serve what they once owned, the evidence shows two owners that the store's check hides from the callers."""
+    left = run(random_steps(6), CounterService(brokers_check_ownership=False))
+    assert {"work_of_two_tokens_never_overlaps"} == set(left.violations())
+
+
+def test_without_either_check_callers_see_two_owners() -> None:
+    """Where neither store nor broker looks, the answers themselves show it."""
+    left = run(random_steps(7), CounterService(store_checks_tokens=False, brokers_check_ownership=False))
+    assert {"one_owner_at_a_time", "stored_tokens_never_fall", "work_of_two_tokens_never_overlaps"} <= set(left.violations())
+
+
+CORRUPTIONS: tuple[dict[str, object], ...] = (
+    {"token": 9},
+    {"value": 99},
+    {"broker": "another"},
+    {"key": "another"},
+    {"request": "another"},
+)
+
+
+@given(STEPS, st.sampled_from(CORRUPTIONS), st.integers(min_value=0))
+def test_a_changed_row_is_never_overlooked(steps: list[Step], corruption: dict[str, object], choice: int) -> None:
+    """Whatever field of whichever acknowledged row of whatever run changes, the verdict is not clean."""
+    left = run(steps, CounterService())
+    acknowledged = sorted({call.request for call in left.calls if call.status == 200})
+    left.change_rows(acknowledged[choice % len(acknowledged)], **corruption)
+    assert "acknowledged_writes_are_stored" in left.violations()
+
+
+@st.composite
+def operations(draw: st.DrawFn) -> judge.Operation:
+    """Any acknowledged request, honest or not."""
+    small = st.integers(0, 6)
+    call_ns = draw(st.integers(0, 20))
+    return judge.Operation("r", HOT, "b0", draw(small), draw(small), call_ns, call_ns + draw(small))
+
+
+@given(st.lists(operations(), min_size=1))
+def test_the_sweep_agrees_with_its_slow_twin(of_key: list[judge.Operation]) -> None:
+    """The sweep finds exactly the operations that comparing all pairs finds, each beside a true culprit."""
+
+    def broken(earlier: judge.Operation, later: judge.Operation) -> bool:
+        return earlier.return_ns < later.call_ns and (earlier.token, earlier.value) >= (later.token, later.value)
+
+    found = list(judge.out_of_order(of_key))
+    expected = [later for later in of_key if any(broken(earlier, later) for earlier in of_key)]
+    assert sorted(expected) == sorted(later for _, later in found)
+    assert all(broken(earlier, later) for earlier, later in found)
+
+
+def test_a_retried_request_is_one_operation() -> None:
+    """A retry answered from the first attempt's row is no second owner, though newer answers lie between the two."""
+    left = plain_run()
+    first, *_ = [call for call in left.calls if call.request == "a3"]
+    left.change_answers("a3", status=None, token=None, value=None)
+    left.calls.append(first._replace(call_ns=10_000, return_ns=10_010))
+    assert {} == left.violations()
+
+
+def test_a_refused_attempt_does_not_stretch_its_operation() -> None:
+    """An attempt answered 503 was not applied, so it excuses nothing that a later attempt of the request does."""
+    left = plain_run()
+    first, *_ = [call for call in left.calls if call.request == "a3"]
+    left.change_answers("a3", status=503, token=None, value=None)
+    left.calls.append(first._replace(call_ns=10_000, return_ns=10_010))
+    assert ["one_owner_at_a_time"] == list(left.violations())
+
+
+def test_totals_say_what_was_judged() -> None:
+    """The numbers of the plain run are those that its story tells."""
+    left = plain_run()
+    left.change_answers("b5", return_ns=2_000_000_000)
+    before_ns = next(call.return_ns or 0 for call in left.calls if call.request == "b4")
+    expected = {
+        "calls": 8,
+        "acknowledged": 7,
+        "refused": 1,
+        "redirected": 0,
+        "unknown": 0,
+        "keys": 2,
+        "writes": 7,
+        "writes_without_a_call": 0,
+        "stale_writes_refused_by_the_store": 1,
+        "distinct_tokens": 2,
+        "ownership_changes": 1,
+        "longest_pause_ms": round((2_000_000_000 - before_ns) / 1e6, 3),
+        "longest_pause_key": HOT,
+        "pieces_of_work_in_evidence": 7,
+    }
+    assert expected == judge.totals(left.case())

@@ -1,0 +1,188 @@
+"""The judge as a program: the files that it reads, its exit codes, and what it says of input that is damaged."""
+
+import json
+import signal
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.judge import judge
+from tests.judge.counter_service import HOT, Leavings, plain_run
+
+JUDGE = Path(__file__).with_name("judge.py")
+
+
+def json_lines(records: Sequence[judge.Call] | Sequence[judge.Work], **more: object) -> str:
+    """The records as lines, with fields that the judge does not read."""
+    return "".join(json.dumps(record._asdict() | more) + "\n" for record in records)
+
+
+SCHEMA = """
+CREATE TABLE writes(position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, value INTEGER, token INTEGER, broker TEXT, request TEXT);
+CREATE TABLE refusals(position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, token INTEGER, highest INTEGER, broker TEXT, request TEXT);
+"""
+
+
+def save(left: Leavings, folder: Path) -> list[str]:
+    """Write the leavings as files, as callers, store and brokers do; the judge's arguments for them."""
+    history, store_path, evidence = folder / "history.jsonl", folder / "store.db", folder / "accepts.jsonl"
+    history.write_text(json_lines(left.calls, caller="c1", target="b0"), encoding="utf-8")
+    evidence.write_text(json_lines(left.works, bundle="shop/orders/0x00000000_0xffffffff"), encoding="utf-8")
+    with closing(sqlite3.connect(store_path)) as store, store:
+        store.executescript(SCHEMA)
+        store.executemany("INSERT INTO writes(request, key, broker, token, value) VALUES (?, ?, ?, ?, ?)", left.writes)
+        store.executemany("INSERT INTO refusals(request, key, token, highest) VALUES (?, ?, ?, ?)", left.refusals)
+    return [str(history), "--store", str(store_path), "--evidence", str(evidence)]
+
+
+def alone(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run the judge as a process that sees nothing but the standard library."""
+    command = [sys.executable, "-I", "-S", str(JUDGE), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_a_clean_case_exits_with_zero(tmp_path: Path) -> None:
+    """The judge runs alone, without any package, and its last lines are the count of double owners and the verdict."""
+    ended = alone(save(plain_run(), tmp_path))
+    assert (0, ["double owners: 0", "verdict: clean, no violation"]) == (ended.returncode, ended.stdout.splitlines()[-2:])
+
+
+def test_violations_exit_with_one(tmp_path: Path) -> None:
+    """A double owner is counted as one, in JSON as in text."""
+    left = plain_run()
+    left.change_answers("a3", call_ns=10_000, return_ns=10_001)
+    arguments = save(left, tmp_path)
+    for_people, for_programs = alone(arguments), alone([*arguments, "--json"])
+    answer = json.loads(for_programs.stdout)
+    assert (1, 1) == (for_people.returncode, for_programs.returncode)
+    assert ["double owners: 1", "verdict: 1 violations"] == for_people.stdout.splitlines()[-2:]
+    assert ("violations", 1, 1) == (answer["verdict"], answer["double_owners"], answer["violations"]["one_owner_at_a_time"]["count"])
+
+
+def test_a_flood_of_violations_is_shown_in_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a rule broken a hundred times the first few are shown, and all are counted."""
+    left = plain_run()
+    left.refusals += [judge.Refusal(f"x{number}", HOT, 9, 9) for number in range(100)]
+    arguments = save(left, tmp_path)
+    assert 1 == judge.main(arguments)
+    lines = capsys.readouterr().out.splitlines()
+    assert judge.SHOWN_PER_RULE == sum(line.startswith("VIOLATION refusals_were_stale (100)") for line in lines)
+    assert "verdict: 100 violations" == lines[-1]
+
+
+def test_a_half_written_last_line_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What a killed caller leaves at the end of its file is no ground to refuse the case, and is mentioned."""
+    arguments = save(plain_run(), tmp_path)
+    with (tmp_path / "history.jsonl").open("a", encoding="utf-8") as history:
+        history.write('{"request": "a9", "ke')
+    assert 0 == judge.main(arguments)
+    assert "line 9: half written" in capsys.readouterr().err
+
+
+def test_several_histories_are_one_case(tmp_path: Path) -> None:
+    """Callers with a file each are judged together."""
+    arguments = save(plain_run(), tmp_path)
+    lines = (tmp_path / "history.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "history.jsonl").write_text("".join(lines[:3]), encoding="utf-8")
+    (tmp_path / "history2.jsonl").write_text("".join(lines[3:]), encoding="utf-8")
+    assert 0 == judge.main([str(tmp_path / "history2.jsonl"), *arguments])
+
+
+LINE = '{"request": "r", "key": "k", "broker": "b", "token": 1, "value": 1, "status": 200, "call_ns": 1, "return_ns": 2}'
+DAMAGED_LINES = {
+    "not JSON": '{"request": "a9", "ke',
+    "not UTF-8": "\udcff",
+    "nested without end": "[" * 100_000,
+    "not an object": "[]",
+    "a field is missing": LINE.replace('"status": 200, ', ""),
+    "a number is text": LINE.replace('"call_ns": 1', '"call_ns": "1"'),
+    "a truth value is no number": LINE.replace('"token": 1', '"token": true'),
+    "acknowledged without a token": LINE.replace('"token": 1', '"token": null'),
+    "returned before it was called": LINE.replace('"return_ns": 2', '"return_ns": 0'),
+}
+
+
+@pytest.mark.parametrize("damaged", DAMAGED_LINES.values(), ids=DAMAGED_LINES.keys())
+def test_a_damaged_line_makes_the_case_unusable(damaged: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Damage anywhere but at the very end of a file is reported with its place, and nothing is judged."""
+    arguments = save(plain_run(), tmp_path)
+    history = tmp_path / "history.jsonl"
+    history.write_bytes(damaged.encode(errors="surrogateescape") + b"\n" + history.read_bytes())
+    assert 2 == judge.main([*arguments, "--json"])
+    answer = json.loads(capsys.readouterr().out)
+    assert "unusable" == answer["verdict"]
+    assert "history.jsonl' line 1" in answer["reason"] or "request 'r'" in answer["reason"]
+
+
+def test_a_case_without_an_acknowledged_call_is_unusable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty case is not clean: it proves nothing."""
+    assert 2 == judge.main(save(Leavings(), tmp_path))
+    assert "no call was acknowledged" in capsys.readouterr().out
+
+
+BAD_STORES = {"missing": None, "no database": b"long enough to be taken for a database" * 100, "no tables": b""}
+
+
+@pytest.mark.parametrize("content", BAD_STORES.values(), ids=BAD_STORES.keys())
+def test_a_store_that_cannot_be_read_makes_the_case_unusable(
+    content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The judge says which store it could not read, and makes none in its place."""
+    arguments = save(plain_run(), tmp_path)
+    other = tmp_path / "other.db"
+    if content is not None:
+        other.write_bytes(content)
+    assert 2 == judge.main([*arguments, "--store", str(other)])
+    assert "other.db'" in capsys.readouterr().out
+    assert (content is not None) == other.exists()
+
+
+def test_a_row_without_a_request_makes_the_case_unusable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A row of the store that lacks a field is reported with its place."""
+    left = plain_run()
+    left.change_rows("a2", request=None)
+    assert 2 == judge.main(save(left, tmp_path))
+    assert "store table writes row 2: request is None" in capsys.readouterr().out
+
+
+@given(st.binary(max_size=200))
+def test_garbage_is_unusable_and_never_a_traceback(garbage: bytes) -> None:
+    """Any bytes as history, evidence or store are refused with exit code 2 where they are no case."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = save(plain_run(), Path(folder))
+        spoilt = Path(folder) / "garbage"
+        spoilt.write_bytes(garbage + b"\n{}\n")
+        assert [2, 2, 2] == [
+            judge.main([str(spoilt), *arguments]),
+            judge.main([*arguments, "--evidence", str(spoilt)]),
+            judge.main([*arguments, "--store", str(spoilt)]),
+        ]
+
+
+KILLED_WRITER = """
+import os, signal, sqlite3, sys
+store = sqlite3.connect(sys.argv[1])
+store.execute("PRAGMA journal_mode=WAL")
+store.execute("INSERT INTO writes(request, key, broker, token, value) VALUES (?, ?, ?, ?, ?)", sys.argv[2:])
+store.commit()
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_the_store_of_a_killed_writer_can_be_judged(tmp_path: Path) -> None:
+    """Rows that a killed process left in SQLite's write-ahead log count as written."""
+    left = plain_run()
+    last = left.writes.pop()
+    arguments = save(left, tmp_path)
+    row = [last.request, last.key, last.broker, str(last.token), str(last.value)]
+    ended = subprocess.run([sys.executable, "-c", KILLED_WRITER, str(tmp_path / "store.db"), *row], check=False, timeout=60)
+    assert -signal.SIGKILL == ended.returncode
+    assert 0 == judge.main(arguments)

@@ -1,0 +1,163 @@
+"""Names and ranges of the hash space: what holds for any text, any number of bundles and any cuts.
+
+May live here: properties over generated values. Examples stand in tests/unit/test_ranges.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from channel.errors import InvalidBoundaries, InvalidName
+from channel.ranges import (
+    BUNDLES_MAX,
+    HASH_MAX,
+    bundle_contains,
+    bundle_name,
+    check_broker_id,
+    check_cuts,
+    check_namespace,
+    children,
+    even_boundaries,
+    is_valid_bundle_name,
+    key_hash,
+    parse_bundle,
+    parse_range,
+    parse_topic,
+)
+
+POINTS = st.integers(0, HASH_MAX)
+RANGES = st.tuples(POINTS, POINTS).filter(lambda ends: ends[0] != ends[1]).map(lambda ends: (min(ends), max(ends)))
+ENTITIES = st.text("abcXYZ019-=:._", min_size=1, max_size=12)
+NAMESPACES = st.builds("{}/{}".format, ENTITIES, ENTITIES)
+# Pieces of names and what they are confused with, so that many a text is a name but for one piece, and some are names.
+PIECES = (
+    "tenant", "/", "namespace", "0x00000000", "_", "0x40000000", "0xffffffff", "0xFFFFFFFF", "0x100000000", "0x", "ffff",
+    "persistent", "non-persistent", "PERSISTENT", "per\u017fistent", "://", ":", "admin:", "127.0.0.1:8080", "-partition-", "0",
+    " ", "\n", "\x00", "%20", "\u00e9", "\u0660", "\ud83d", "\U0001f600", "..",
+)  # fmt: skip
+NEARLY_NAMES = st.lists(st.sampled_from(PIECES), max_size=9).map("".join)
+# Without a category left out: lone surrogates are text in Python too.
+TEXTS = st.one_of(NEARLY_NAMES, st.text(st.characters(exclude_categories=())))
+
+PARSERS: tuple[Callable[[str], object], ...] = (parse_bundle, parse_range, parse_topic, check_namespace, check_broker_id)
+
+
+def holding(ranges: Sequence[tuple[int, int]], point: int) -> list[tuple[int, int]]:
+    """The ranges that hold a point."""
+    return [(low, high) for low, high in ranges if bundle_contains(low, high, point)]
+
+
+def around(boundaries: Sequence[int]) -> list[int]:
+    """The points on, before and behind boundaries, as far as there are such points."""
+    return [point for boundary in boundaries for point in (boundary - 1, boundary, boundary + 1) if 0 <= point <= HASH_MAX]
+
+
+@pytest.mark.parametrize("parse", PARSERS)
+@given(text=TEXTS)
+def test_any_text_is_a_name_or_an_invalid_name(parse: Callable[[str], object], text: str) -> None:
+    """Whatever the text, a parser answers with a value or with its own error, and the message can be printed."""
+    try:
+        parse(text)
+    except InvalidName as refusal:
+        str(refusal).encode()
+
+
+@given(text=TEXTS)
+def test_the_quick_check_agrees_with_the_parser(text: str) -> None:
+    """The check for the hot path says yes to exactly what the parser takes, and that is spelled as the name is written."""
+    try:
+        parsed = parse_bundle(text)
+    except InvalidName:
+        assert not is_valid_bundle_name(text)
+    else:
+        assert is_valid_bundle_name(text)
+        assert text == bundle_name(*parsed)
+
+
+@given(namespace=NAMESPACES, ends=RANGES)
+def test_a_bundle_name_comes_back(namespace: str, ends: tuple[int, int]) -> None:
+    """A written name is read back as what it was written from, and so is its range alone."""
+    name = bundle_name(namespace, *ends)
+    assert is_valid_bundle_name(name)
+    assert (namespace, *ends) == parse_bundle(name)
+    assert ends == parse_range(name.removeprefix(f"{namespace}/"))
+
+
+@given(namespace=NAMESPACES, low=POINTS, high=POINTS)
+def test_a_range_that_does_not_rise_has_no_name(namespace: str, low: int, high: int) -> None:
+    """The quick check compares the ends as text, which agrees with comparing them as numbers."""
+    assert (low < high) == is_valid_bundle_name(bundle_name(namespace, low, high))
+
+
+@given(text=TEXTS)
+def test_a_full_topic_name_stands_for_itself(text: str) -> None:
+    """The full name of a topic is a topic's name, and of the same topic."""
+    try:
+        topic = parse_topic(text)
+    except InvalidName:
+        return
+    assert topic == parse_topic(topic.full)
+    assert topic.namespace == check_namespace(topic.namespace)
+
+
+@given(key=TEXTS)
+def test_every_key_has_a_point(key: str) -> None:
+    """Any text hashes into the space."""
+    assert 0 <= key_hash(key) <= HASH_MAX
+
+
+@given(count=st.integers(1, BUNDLES_MAX))
+def test_even_bundles_cover_the_space_exactly_once(count: int) -> None:
+    """Bundles hold all points together, and as many each, but that the last also holds what the division leaves over."""
+    boundaries = even_boundaries(count)
+    check_cuts(0, HASH_MAX, boundaries[1:-1])
+    sizes = [high - low for low, high in pairwise(boundaries)]
+    sizes[-1] += 1  # The only bundle that holds its high end.
+    assert (count, HASH_MAX + 1) == (len(sizes), sum(sizes))
+    assert sizes[:1] * (count - 1) == sizes[:-1]
+    assert 0 <= sizes[-1] - sizes[0] < count
+
+
+@given(count=st.integers(1, 300), points=st.lists(POINTS, max_size=10))
+def test_every_point_lies_in_one_even_bundle(count: int, points: list[int]) -> None:
+    """No point lies in two bundles or in none, least of all around the boundaries."""
+    boundaries = even_boundaries(count)
+    ranges = list(pairwise(boundaries))
+    near = around(boundaries[:2]) + around(boundaries[-2:])
+    assert [] == [point for point in near + points if 1 != len(holding(ranges, point))]
+
+
+@given(count=st.one_of(st.integers(max_value=0), st.integers(BUNDLES_MAX + 1)))
+def test_any_other_count_is_refused(count: int) -> None:
+    """A number of bundles out of bounds is a typed error, however large."""
+    with pytest.raises(InvalidBoundaries):
+        even_boundaries(count)
+
+
+@given(ends=RANGES, cuts=st.lists(POINTS, max_size=4))
+def test_cuts_pass_if_they_are_a_rising_set_of_points_inside(ends: tuple[int, int], cuts: list[int]) -> None:
+    """The check of cuts agrees with the obvious one: sorted, without repetition, and each strictly inside."""
+    low, high = ends
+    in_order = cuts == sorted(set(cuts)) and all(low < cut < high for cut in cuts)
+    if in_order:
+        check_cuts(low, high, cuts)
+    else:
+        with pytest.raises(InvalidBoundaries):
+            check_cuts(low, high, cuts)
+
+
+@given(ends=RANGES, data=st.data())
+def test_children_cover_their_parent_exactly(ends: tuple[int, int], data: st.DataObject) -> None:
+    """Each point of a parent lies in one child, and no point beyond it in any."""
+    low, high = ends
+    inside = st.integers(low + 1, max(high - 1, low + 1))
+    cuts = sorted(data.draw(st.sets(inside, max_size=5 if high - low > 1 else 0)))
+    check_cuts(low, high, cuts)
+    ranges = children(low, high, cuts)
+    points = [*around([low, *cuts, high]), data.draw(POINTS)]
+    assert {point: int(bundle_contains(low, high, point)) for point in points} == {point: len(holding(ranges, point)) for point in points}

@@ -1,0 +1,75 @@
+"""What the wheel brings onto a user's machine: its names are a promise, since flat packages share them with everybody.
+
+May live here: the build of the wheel, and tests of what lies in it and what it asks for.
+"""
+
+from __future__ import annotations
+
+import configparser
+import email.parser
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGES = frozenset({"brokers", "channel", "equipoise", "shedder"})
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.Path:
+    """The wheel of this tree, built without a network by the backend that pyproject.toml names."""
+    folder = tmp_path_factory.mktemp("wheel")
+    command = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
+    (built,) = folder.iterdir()
+    return zipfile.Path(built)
+
+
+def dist_info(wheel: zipfile.Path) -> zipfile.Path:
+    """The folder of the wheel that describes it."""
+    (found,) = (entry for entry in wheel.iterdir() if entry.name.endswith(".dist-info"))
+    return found
+
+
+def test_installs_our_packages_and_nothing_else(wheel: zipfile.Path) -> None:
+    """The wheel puts no other name onto a user's import path than our packages."""
+    installed = {entry.name for entry in wheel.iterdir()}
+    assert PACKAGES | {dist_info(wheel).name} == installed
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES))
+def test_ships_its_types(wheel: zipfile.Path, package: str) -> None:
+    """Each package carries the mark by which type checkers believe its annotations."""
+    assert (wheel / package / "py.typed").is_file()
+
+
+def test_ships_every_module(wheel: zipfile.Path) -> None:
+    """No module of the product is left out of the wheel, by an ignore file for instance."""
+    with zipfile.ZipFile(str(wheel.root.filename)) as archive:
+        shipped = {name for name in archive.namelist() if name.endswith(".py")}
+    assert {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")} == shipped
+
+
+def test_has_one_console_script(wheel: zipfile.Path) -> None:
+    """The wheel installs one command, and it is named like the project."""
+    entry_points = configparser.ConfigParser()
+    entry_points.read_string((dist_info(wheel) / "entry_points.txt").read_text(encoding="utf-8"))
+    assert {"equipoise": "brokers.cli.main:app"} == dict(entry_points["console_scripts"])
+
+
+def test_asks_for_what_the_decision_records_name(wheel: zipfile.Path) -> None:
+    """Each package that the wheel asks for has its line in the record of dependencies, and each line its package."""
+    metadata = email.parser.Parser().parsestr((dist_info(wheel) / "METADATA").read_text(encoding="utf-8"))
+    asked = {requirement.partition(">")[0] for requirement in metadata.get_all("Requires-Dist", [])}
+    record = (ROOT / "docs/adr/0001-dependencies.md").read_text(encoding="utf-8")
+    assert asked == {line.split("`")[1] for line in record.splitlines() if line.startswith("| `")}
+
+
+def test_version_is_the_one_of_the_project(wheel: zipfile.Path) -> None:
+    """The wheel bears the version that pyproject.toml says, so that a release cannot be misnamed."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert f"equipoise-{project['version']}.dist-info" == dist_info(wheel).name

@@ -1,0 +1,42 @@
+"""SQLite logs for unit tests: opening them, filling them, and changing their files behind their backs.
+
+May live here: what tests/unit/test_sqlite_log.py and test_sqlite_log_damage.py both do.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from functools import partial
+from pathlib import Path
+
+from channel.sqlite_log import SqliteLog
+
+TIMEOUT_MS = 10_000
+URL = "sqlite:log.db"
+
+
+def open_at(path: Path, **options: object) -> SqliteLog:
+    """A handle on the log at a path."""
+    return partial(SqliteLog, str(path), name=URL, **options)()  # type: ignore[arg-type] # each test knows its options
+
+
+def append(log: SqliteLog, *records: bytes) -> list[int]:
+    """The offsets of some records that are appended as one batch."""
+    return list(log.append(records, timeout_ms=TIMEOUT_MS))
+
+
+def make(path: Path, *records: bytes) -> list[int]:
+    """The offsets of the records of a log that is made and closed, so that all of it is in one file."""
+    log = open_at(path)
+    offsets = append(log, *records)
+    log.close()
+    return offsets
+
+
+def edit(path: Path, *statements: str, **values: object) -> None:
+    """Change the file by SQL, as somebody might who thinks that it is theirs."""
+    connection = sqlite3.connect(path)
+    for statement in statements:
+        connection.execute(statement, values)
+    connection.commit()
+    connection.close()

@@ -1,0 +1,119 @@
+"""Log URLs: what each form opens, and what is refused in words that help.
+
+May live here: URLs. What the opened log then does is asked in tests/contract/test_log_contract.py.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from channel.errors import EquipoiseError, InvalidLogUrl
+from channel.memory_log import MemoryLog
+from channel.open_log import open_log
+from channel.sqlite_log import SqliteLog
+
+
+def test_memory_urls_name_logs_of_this_process() -> None:
+    """Two handles of one name share a log, and another name is another log."""
+    one, same, other = open_log("memory:one"), open_log("memory:one"), open_log("memory:other")
+    one.append([b"a"], timeout_ms=0)
+    assert (1, 1, 0) == (one.end(), same.end(), other.end())
+    assert isinstance(one, MemoryLog)
+    assert one.name == "memory:one"
+
+
+def test_a_log_in_memory_ends_with_its_last_handle() -> None:
+    """When the last handle is closed, the name stands for a new log."""
+    first = open_log("memory:brief")
+    second = open_log("memory:brief")
+    first.append([b"a"], timeout_ms=0)
+    first.close()
+    assert second.end() == 1
+    second.close()
+    assert open_log("memory:brief").end() == 0
+
+
+def test_sqlite_urls_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A relative and an absolute path lead to one file, with either kind of durability, and the handle bears its URL."""
+    monkeypatch.chdir(tmp_path)
+    relative, absolute = open_log("sqlite:a b%20.db"), open_log(f"sqlite:{tmp_path}/a b%20.db?synchronous=normal")
+    relative.append([b"a"], timeout_ms=1_000)
+    assert absolute.end() == 1
+    assert isinstance(relative, SqliteLog)
+    assert relative.name == "sqlite:a b%20.db"
+    assert (tmp_path / "a b%20.db").exists()
+    relative.close()
+    absolute.close()
+
+
+def test_symbolic_links_lead_to_one_log(tmp_path: Path) -> None:
+    """Whoever opens a link rings the bell of the file that it leads to."""
+    direct = open_log(f"sqlite:{tmp_path}/log.db")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "link.db").symlink_to(tmp_path / "log.db")
+    linked = open_log(f"sqlite:{tmp_path}/folder/link.db")
+    linked.append([b"a"], timeout_ms=1_000)
+    assert direct.wait(1, timeout_ms=0)
+    assert ["link.db"] == [file.name for file in (tmp_path / "folder").iterdir()]
+    linked.close()
+    direct.close()
+
+
+def test_who_only_looks_makes_nothing(tmp_path: Path) -> None:
+    """Without `create`, a file that is not there is refused and not made; one that is there is opened."""
+    url = f"sqlite:{tmp_path}/log.db"
+    with pytest.raises(InvalidLogUrl, match="there is no file"):
+        open_log(url, create=False)
+    assert [] == list(tmp_path.iterdir())
+    open_log(url).close()
+    open_log(url, create=False).close()
+
+
+REFUSED = {
+    "": "no log of the kind ''",
+    "sqlite": "it has no path",
+    "sqlite:": "it has no path",
+    "sqlite:?synchronous=full": "it has no path",
+    "sqlite:{folder}": "is not a regular file",
+    "sqlite:{folder}/missing/log.db": "there is no folder",
+    "sqlite:{folder}/file/log.db": "there is no folder",
+    "sqlite:{folder}/" + "n" * 300: "name too long",
+    "sqlite:{folder}/\0": "null",
+    "sqlite:{folder}/\ud800": "surrogates not allowed",
+    "sqlite:{folder}/log.db?synchronous=off": "'synchronous=off' is no option",
+    "sqlite:{folder}/log.db?mode=ro": "'mode=ro' is no option",
+    "memory:": "it has no name",
+    "kafka:localhost:9092/channel": "no log of the kind 'kafka'",
+    "log.db": "no log of the kind 'log.db'",
+}
+
+
+@pytest.mark.parametrize("url", REFUSED)
+def test_urls_that_name_no_log_are_refused(url: str, tmp_path: Path) -> None:
+    """A URL that names no log is the caller's error, which says what is wrong with it, and makes no file."""
+    (tmp_path / "file").touch()
+    filled = url.replace("{folder}", str(tmp_path))
+    with pytest.raises(InvalidLogUrl, match=REFUSED[url]) as caught:
+        open_log(filled)
+    assert filled == caught.value.url
+    assert ["file"] == [file.name for file in tmp_path.iterdir()]
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
+@given(prefix=st.sampled_from(["", "memory:", "sqlite", "sqlite:{folder}/", "sqlite:{folder}/l?"]), rest=st.text(max_size=40))
+@example(prefix="sqlite:{folder}/", rest="log.db-wal")
+@example(prefix="sqlite:{folder}/", rest=":memory:")
+def test_any_url_opens_a_log_or_is_refused(tmp_path: Path, prefix: str, rest: str) -> None:
+    """Whatever text is given for a URL, the outcome is a log that works, or a typed error."""
+    if ".." in rest or (prefix == "sqlite" and rest.startswith(":")):
+        return  # This would make files all over the machine.
+    try:
+        log = open_log(prefix.replace("{folder}", str(tmp_path)) + rest)
+    except EquipoiseError:
+        return
+    assert 1 == len(log.append([b"a"], timeout_ms=1_000))
+    log.close()
