@@ -83,10 +83,11 @@ class LogUnavailable(PeerError):
 class LogDamaged(OperatorError):
     """The log's storage cannot be read, or is not a log of ours."""
 
-    def __init__(self, *, log: str, problem: str) -> None:
-        """`log` names the log, `problem` says what is wrong with its storage."""
+    def __init__(self, *, log: str, problem: str, offset: int | None = None) -> None:
+        """`log` names the log, `problem` says what is wrong with its storage, `offset` at which entry, if that is known."""
         self.log = log
         self.problem = problem
+        self.offset = offset
         super().__init__(f"the log {log} cannot be used: {problem}; restore it from a copy, or name another one")
 
 
@@ -310,3 +311,126 @@ class AddressInUse(OperatorError):
         self.address = address
         self.problem = problem
         super().__init__(f"cannot listen on {address}: {problem}; free the port, or choose another with --http-port")
+
+
+class InvalidLoad(CallerError):
+    """A load report, or a service, says what no bundle and no broker can weigh."""
+
+    def __init__(self, *, subject: str, field: str, value: float) -> None:
+        """`subject` is `bundle` or `broker`, `field` the one that is wrong, `value` what it was set to."""
+        self.subject = subject
+        self.field = field
+        self.value = value
+        super().__init__(f"a {subject} cannot have {field}={value!r}: it must be a finite number, and not negative")
+
+
+class LoadBusUnavailable(PeerError):
+    """Load reports cannot be exchanged; brokers serve on, and nothing is balanced meanwhile."""
+
+    def __init__(self, *, bus: str, problem: str) -> None:
+        """`bus` names the load bus, `problem` says what it did."""
+        self.bus = bus
+        self.problem = problem
+        super().__init__(f"the load bus {bus} cannot be used: {problem}; nothing is balanced until that is mended")
+
+
+class UnknownBundle(CallerError):
+    """A bundle that its namespace does not have."""
+
+    def __init__(self, *, bundle: str) -> None:
+        """`bundle` is the name asked for."""
+        self.bundle = bundle
+        namespace = bundle.rpartition("/")[0]
+        super().__init__(f"there is no bundle {bundle!r}; see which there are: equipoise namespaces bundles {namespace}")
+
+
+class UnknownBroker(CallerError):
+    """A broker that the channel does not know."""
+
+    def __init__(self, *, broker: str) -> None:
+        """`broker` is the id asked for."""
+        self.broker = broker
+        super().__init__(f"no broker {broker!r} has ever joined; see who has: equipoise brokers list --all")
+
+
+class CalledOff(PeerError):
+    """A move that the channel accepted came to nothing: its bundle is not where it was to go."""
+
+    def __init__(self, *, bundle: str, move: str, problem: str) -> None:
+        """`move` of `bundle` was called off because of `problem`."""
+        self.bundle = bundle
+        self.move = move
+        self.problem = problem
+        super().__init__(f"the {move} of {bundle} was called off: {problem}; see equipoise channel why {bundle}")
+
+
+class BrokerUnreachable(PeerError):
+    """A broker does not answer at the address that it advertises, or answers something else than was asked for."""
+
+    def __init__(self, *, broker: str, address: str, problem: str) -> None:
+        """`problem` is what happened when `broker` was asked at `address`."""
+        self.broker = broker
+        self.address = address
+        self.problem = problem
+        super().__init__(f"the broker {broker} cannot be asked at {address}: {problem}; see whether it runs, and ask again")
+
+
+class UnknownOffset(CallerError):
+    """An offset at which the channel has no record."""
+
+    def __init__(self, *, log: str, offset: int, end: int) -> None:
+        """`offset` was asked for, `end` is the last offset of `log` at which there is a record, -1 if there is none."""
+        self.log = log
+        self.offset = offset
+        self.end = end
+        super().__init__(f"the log {log} has no record at offset {offset}; its last is at {end}, and gaps are normal")
+
+
+class InvalidRequest(CallerError):
+    """A request whose body or parameters do not have the form that they must have."""
+
+    def __init__(self, *, what: str, problem: str) -> None:
+        """`what` is the part that is wrong, such as `the body`, and `problem` says why."""
+        self.what = what
+        self.problem = problem
+        super().__init__(f"{what} cannot be used: {problem}")
+
+
+class NotReady(PeerError):
+    """A broker that has not read the channel to its end, or is no member at this moment, and so cannot answer for it."""
+
+    def __init__(self, *, broker: str) -> None:
+        """`broker` is the id of the broker that was asked."""
+        self.broker = broker
+        super().__init__(f"broker {broker} is not ready: it is still reading the channel, or joining; ask again soon, or ask another")
+
+
+class InvalidService(CallerError):
+    """A service, named on a command line, that cannot be loaded."""
+
+    def __init__(self, *, service: str, problem: str) -> None:
+        """`service` as given, `problem` what is wrong with it."""
+        self.service = service
+        self.problem = problem
+        super().__init__(f"the service {service!r} cannot be used: {problem}; name it as [PATTERN=]MODULE:CLASS")
+
+
+class BrokerFailed(OperatorError):
+    """The process of a broker ended by itself, or did not become ready."""
+
+    def __init__(self, *, broker: str, problem: str, log_file: str) -> None:
+        """`problem` says how `broker` ended, and its last words; `log_file` is where it wrote them."""
+        self.broker = broker
+        self.problem = problem
+        self.log_file = log_file
+        super().__init__(f"the broker {broker} failed: {problem}; see {log_file}")
+
+
+class UnknownCluster(CallerError):
+    """A cluster that is not the one whose channel is read here."""
+
+    def __init__(self, *, cluster: str, known: str | None) -> None:
+        """`cluster` is the id asked for, `known` the one of the channel."""
+        self.cluster = cluster
+        self.known = known
+        super().__init__(f"there is no cluster {cluster!r} here; this is {known!r}")

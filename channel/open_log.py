@@ -1,6 +1,6 @@
 """From a URL to a `Log`: the one place that knows all adapters.
 
-May live here: `open_log` and the grammar of log URLs.
+May live here: `open_log`, the grammar of log URLs, and what can be told from a URL alone.
 """
 
 from __future__ import annotations
@@ -39,3 +39,9 @@ def open_log(url: str, *, create: bool = True) -> Log:
             raise InvalidLogUrl(url=url, problem=f"{options!r} is no option; there are synchronous=full and synchronous=normal")
         return SqliteLog(path, name=url, synchronous=_SYNCHRONOUS[options], create=create)
     raise InvalidLogUrl(url=url, problem=f"there is no log of the kind {scheme!r}")
+
+
+def log_path(url: str) -> str | None:
+    """The path of the file that holds the log at `url`, as it stands there; None if it lies in no file."""
+    scheme, _, rest = url.partition(":")
+    return rest.partition("?")[0] if scheme == "sqlite" else None

@@ -85,9 +85,12 @@ DISK_FULL_BYTES: Final = 65_536
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
-_SCHEMA: Final = (
+_TABLES: Final = (
     "CREATE TABLE entries (offset INTEGER PRIMARY KEY, data BLOB NOT NULL, checksum INTEGER NOT NULL)",
     "CREATE TABLE log (identity TEXT NOT NULL, start_offset INTEGER NOT NULL, end_offset INTEGER NOT NULL, boot TEXT NOT NULL)",
+)
+_SCHEMA: Final = (
+    *_TABLES,
     f"PRAGMA application_id = {APPLICATION_ID}",
     f"PRAGMA user_version = {FORMAT}",
 )
@@ -188,7 +191,10 @@ class SqliteLog:
             with contextlib.closing(self._connection.execute(query, (position, min(limit, READ_ENTRIES_MAX)))) as rows:
                 for offset, data, checksum in rows:
                     if type(data) is not bytes or _checksum(offset, data) != checksum:
-                        raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} does not match its checksum")
+                        raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} does not match its checksum", offset=offset)
+                    if offset < position:  # A damaged page leads astray; a reader that followed would go round for ever.
+                        raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} stands out of order", offset=offset)
+                    position = offset + 1
                     entries.append(Entry(offset, data))
                     entries_bytes += len(data)
                     if entries_bytes > READ_BYTES_MAX:
@@ -241,6 +247,16 @@ class SqliteLog:
                 delete = self._connection.execute(f"DELETE FROM entries WHERE offset IN ({step})", (start, TRUNCATE_STEP_ENTRIES))  # noqa: S608 - no input in it
                 removed = delete.rowcount
 
+    def check_storage(self) -> None:
+        """Have SQLite look at all its pages: where one is damaged, a read may leave out entries and notice nothing.
+
+        Raises `LogDamaged` with the first problem, and what `read` raises.
+        """
+        with self._transaction("BEGIN", timeout_ms=READ_MS_MAX):
+            [(problem,)] = self._connection.execute("PRAGMA quick_check(1)").fetchall()
+        if problem != b"ok":
+            raise LogDamaged(log=self.name, problem=" ".join(problem.decode("utf-8", "replace").split()))
+
     def close(self) -> None:
         """See `Log.close`."""
         self._bell.close()
@@ -276,14 +292,16 @@ class SqliteLog:
     def _is_new(self) -> bool:
         """Whether the file holds nothing at all; raises `LogDamaged` if it holds something that is no log of ours."""
         [(application_id,)] = self._connection.execute("PRAGMA application_id").fetchall()
-        [(tables,)] = self._connection.execute("SELECT count(*) FROM sqlite_master").fetchall()
-        if application_id == 0 and tables == 0:
+        tables = self._connection.execute("SELECT sql FROM sqlite_master ORDER BY rowid").fetchall()
+        if application_id == 0 and not tables:
             return True
         if application_id != APPLICATION_ID:
             raise LogDamaged(log=self.name, problem=f"{self._path} is an SQLite database of another program")
         [(file_format,)] = self._connection.execute("PRAGMA user_version").fetchall()
         if file_format != FORMAT:
             raise LogDamaged(log=self.name, problem=f"{self._path} has format {file_format}, and this version reads format {FORMAT}")
+        if tables != [(statement.encode(),) for statement in _TABLES]:
+            raise LogDamaged(log=self.name, problem=f"the tables in {self._path} are not as they were made")
         return False
 
     def _create(self, boot: str) -> None:
@@ -308,7 +326,7 @@ class SqliteLog:
             self._check_files()
             committing = True
             self._connection.execute("COMMIT")
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeDecodeError) as error:
             self._roll_back()
             raise self._translated(error, in_doubt=committing and begin != "BEGIN") from error
         except BaseException:
@@ -321,7 +339,7 @@ class SqliteLog:
         while True:
             try:
                 return attempt()
-            except sqlite3.Error as error:
+            except (sqlite3.Error, UnicodeDecodeError) as error:
                 self._roll_back()
                 if _primary_code(error) not in _BUSY:
                     raise self._translated(error, in_doubt=False) from error
@@ -378,12 +396,14 @@ class SqliteLog:
         with contextlib.suppress(sqlite3.Error):  # What was appended stands, whatever becomes of the WAL.
             self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
 
-    def _translated(self, error: sqlite3.Error, *, in_doubt: bool) -> EquipoiseError:
+    def _translated(self, error: sqlite3.Error | UnicodeDecodeError, *, in_doubt: bool) -> EquipoiseError:
         """Our error for one of SQLite. `in_doubt` says whether it came where a transaction may have taken place.
 
         SQLITE_FULL leaves no doubt even there: the frame that makes a transaction valid was not written.
         """
         match _primary_code(error):
+            case None if isinstance(error, UnicodeDecodeError):
+                return LogDamaged(log=self.name, problem="SQLite quotes from it what is no text")
             case None:
                 return Bug(f"the log {self.name} was misused: {error}; please report it")
             case sqlite3.SQLITE_FULL:
@@ -399,7 +419,7 @@ class SqliteLog:
                 return LogDamaged(log=self.name, problem=str(error))
 
 
-def _primary_code(error: sqlite3.Error) -> int | None:
+def _primary_code(error: sqlite3.Error | UnicodeDecodeError) -> int | None:
     """The primary result code of SQLite, or None for an error that the Python module raised itself."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF

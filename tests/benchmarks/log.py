@@ -5,12 +5,9 @@ May live here: the measurements that docs/benchmarks.md quotes of the log, and w
 
 from __future__ import annotations
 
-import json
 import multiprocessing
-import os
 import random
 import sqlite3
-import statistics
 import tempfile
 import time
 from collections.abc import Callable
@@ -22,6 +19,7 @@ from pathlib import Path
 from channel.file_system import MOUNT_TABLE, file_system_type
 from channel.log import FIRST_OFFSET, Log
 from channel.open_log import open_log
+from tests.benchmarks.figures import machine, print_line, summary
 
 RECORD_BYTES = 220
 TIMEOUT_MS = 10_000
@@ -35,13 +33,6 @@ IDLE_SECONDS = 5
 
 _spawn = multiprocessing.get_context("spawn")
 Latencies = list[float]
-
-
-def summary(values: list[float], unit: str) -> dict[str, float | int | str]:
-    """Median and 99th percentile of measured values. Of a rate the slow end counts, so there the lowest value stands for it."""
-    ordered = sorted(values)
-    worst = ordered[0] if unit.endswith("/s") else ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
-    return {"unit": unit, "median": round(statistics.median(ordered), 3), "p99": round(worst, 3), "repeats": len(ordered)}
 
 
 def record() -> bytes:
@@ -181,7 +172,7 @@ def conditions(folder: str) -> str:
     """What the figures hold for."""
     file_system = file_system_type(str(Path(folder).resolve()), mounts=MOUNT_TABLE.read_text()) if MOUNT_TABLE.exists() else "unknown"
     return (
-        f"{os.cpu_count()} CPUs, load {os.getloadavg()[0]:.1f}, SQLite {sqlite3.sqlite_version} on {file_system}, synchronous as named, "
+        f"{machine()}, SQLite {sqlite3.sqlite_version} on {file_system}, synchronous as named, "
         f"records of {RECORD_BYTES} bytes, groups of {GROUP_ENTRIES}, {WRITERS} writers without pause"
     )
 
@@ -190,7 +181,7 @@ def main() -> None:
     """Measure and print."""
     with tempfile.TemporaryDirectory() as folder:
         before = conditions(folder)
-        print(json.dumps({"name": "log", "results": measure(folder), "conditions": before}))
+        print_line("log", measure(folder), before)
 
 
 if __name__ == "__main__":

@@ -64,10 +64,29 @@ def make_with_crossed_bounds(path: Path) -> None:
     edit(path, "UPDATE log SET start_offset = 9")
 
 
-def make_with_a_blob_for_identity(path: Path) -> None:
-    """A log whose identity is a number."""
+def make_with_a_number_for_identity(path: Path) -> None:
+    """A log whose identity is a number, which a column of text would not take, in a table that looks as it should."""
     make(path, b"a")
-    edit(path, "ALTER TABLE log RENAME TO old", "CREATE TABLE log AS SELECT 1 AS identity, start_offset, end_offset, boot FROM old")
+    edit(
+        path,
+        "ALTER TABLE log RENAME TO old",
+        "CREATE TABLE log AS SELECT 1 AS identity, start_offset, end_offset, boot FROM old",
+        "PRAGMA writable_schema = ON",
+        """UPDATE sqlite_master SET sql = (SELECT replace(sql, '"old"', 'log') FROM sqlite_master WHERE name = 'old') WHERE name = 'log'""",
+        "DROP TABLE old",
+    )
+
+
+def make_with_other_columns(path: Path) -> None:
+    """A log whose tables somebody has improved."""
+    make(path, b"a")
+    edit(path, "ALTER TABLE entries ADD COLUMN note TEXT")
+
+
+def make_with_a_schema_that_is_no_text(path: Path) -> None:
+    """A log in whose schema one byte was changed to one that is no UTF-8, so that SQLite complains in such words too."""
+    make(path, b"a")
+    path.write_bytes(path.read_bytes().replace(b"CREATE TABLE entries", b"CREATE T\xc1BLE entries"))
 
 
 def make_a_word(path: Path) -> None:
@@ -99,11 +118,13 @@ UNUSABLE: dict[Callable[[Path], None], str] = {
     make_foreign: "another program",
     make_of_another_application: "another program",
     make_of_a_newer_format: "format 2",
-    make_without_entries: "no such table: entries",
+    make_without_entries: "not as they were made",
+    make_with_other_columns: "not as they were made",
+    make_with_a_schema_that_is_no_text: "no text",
     make_without_bounds: "bounds",
     make_with_bounds_of_text: "bounds",
     make_with_crossed_bounds: "bounds",
-    make_with_a_blob_for_identity: "identity",
+    make_with_a_number_for_identity: "identity",
     make_a_word: "not a database",
     make_garbage: "not a database",
     make_cut_off: "malformed",
@@ -141,8 +162,48 @@ def test_a_changed_byte_is_found_where_it_is(path: Path) -> None:
     log = open_at(path)
     assert [(offsets[0], b"first")] == list(log.read(offsets[0], limit=1))
     assert [(offsets[2], b"third")] == list(log.read(offsets[2], limit=1))
-    with pytest.raises(LogDamaged, match=f"offset {offsets[1]} does not match its checksum"):
+    with pytest.raises(LogDamaged, match=f"offset {offsets[1]} does not match its checksum") as caught:
         log.read(offsets[0], limit=3)
+    assert offsets[1] == caught.value.offset
+    log.close()
+
+
+PAGE_BYTES = 4_096
+INTERIOR_PAGE = 5  # The first byte of a page that leads to others; each of its cells is a page's number (4 bytes), and a key.
+
+
+def mislead(path: Path) -> None:
+    """Raise the middle key of the page that leads to all entries: a search, which begins there, then ends too early."""
+    content = bytearray(path.read_bytes())
+    page = next(place for place in range(PAGE_BYTES, len(content), PAGE_BYTES) if content[place] == INTERIOR_PAGE)
+    middle = (int.from_bytes(content[page + 3 : page + 5], "big") - 1) // 2
+    place_of_cell = page + 12 + 2 * middle
+    cell = page + int.from_bytes(content[place_of_cell : place_of_cell + 2], "big")
+    assert content[cell + 4] < 0x80, "a key of one byte"
+    content[cell + 4] = 0x7F
+    path.write_bytes(content)
+
+
+def test_entries_that_are_out_of_order_are_not_handed_out(path: Path) -> None:
+    """A damaged page that leads a reader back to what it has read is damage, not a log without end."""
+    make(path, *[b"r" * 300] * 120)
+    mislead(path)
+    log = open_at(path)
+    with pytest.raises(LogDamaged, match="stands out of order"):
+        log.read(100, limit=1_000)
+    log.close()
+
+
+def test_a_storage_that_contradicts_itself_is_found(path: Path) -> None:
+    """What a read may not notice, a check of the whole storage does; and it finds nothing in a log that is in order."""
+    make(path, *[b"r" * 300] * 120)
+    log = open_at(path)
+    log.check_storage()
+    log.close()
+    mislead(path)
+    log = open_at(path)
+    with pytest.raises(LogDamaged, match="out of order"):
+        log.check_storage()
     log.close()
 
 

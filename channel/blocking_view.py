@@ -1,0 +1,102 @@
+"""A channel read to its end, and proposals to it, in the thread that calls: for command lines and scripts.
+
+May live here: functions over a `Log` handle and a `Reader`, each bounded by one `Deadline`. Who has a loop uses `table_view`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from channel.codec import encode
+from channel.deadline import Deadline
+from channel.errors import LogUnavailable, OutcomeUnknown
+from channel.log import READ_ENTRIES_MAX, Entry, Log
+from channel.propose import Author
+from channel.reader import Folded, Reader
+from channel.records import AnyRecord
+from channel.view import View
+
+RETRY_MS: Final = 50
+"""The pause after a read that failed while a verdict is waited for."""
+
+
+def read_view(log: Log, *, cluster: str | None = None, deadline: Deadline) -> Reader:
+    """A reader that has folded the log to the end that it has now.
+
+    Raises `DeadlineExceeded`, what `Log.read` raises (`LogTruncated` if the log's beginning is gone), and what
+    `Reader.feed` raises (`ForeignLog` if `cluster` is given and the log belongs to another).
+    """
+    reader = Reader(log=log.name, cluster=cluster)
+    read_on(log, reader, deadline=deadline)
+    return reader
+
+
+def read_on(log: Log, reader: Reader, *, deadline: Deadline) -> int:
+    """Fold what is new up to the end that the log has now, and return the logical offset of that end.
+
+    Nothing may stand at that very offset; the view is complete up to it all the same. Raises as `read_view` does.
+    """
+    end = log.end()
+    for entry in _entries(log, reader.position, end=end, deadline=deadline):
+        reader.feed(entry)
+    return max(reader.view.offset, end + reader.view.base)
+
+
+def entries_to_end(log: Log, position: int, *, deadline: Deadline) -> Iterator[Entry]:
+    """The entries from `position` to the end that the log has when the first of them is asked for. Raises what `Log.read` raises."""
+    yield from _entries(log, position, end=log.end(), deadline=deadline)
+
+
+def _entries(log: Log, position: int, *, end: int, deadline: Deadline) -> Iterator[Entry]:
+    """As `entries_to_end`, for a known end. One read is made even beyond it, since that tells whether the log went back."""
+    while True:
+        deadline.check(f"reading {log.name} to its end")
+        entries = log.read(position, limit=READ_ENTRIES_MAX)
+        for entry in entries:
+            if entry.offset > end:
+                return
+            yield entry
+        if not entries:  # Where the end is a gap, nothing stands at it.
+            return
+        position = entries[-1].offset + 1
+
+
+def propose(log: Log, reader: Reader, make_record: Callable[[View, Author], AnyRecord], *, publisher: str, deadline: Deadline) -> Folded:
+    """Read on to the end, let `make_record` make a record against the view, append it, and read its verdict back.
+
+    `publisher` is `admin:NAME`. A rejection is a result, not an error; after `Reason.STALE` the caller may propose again
+    with the same reader, against the view as it now is. What `make_record` raises is passed on, and nothing was appended.
+
+    Raises `OutcomeUnknown` if the verdict is not known by the deadline; `LogUnavailable` if nothing was appended; and what
+    `read_view` and `Log.append` raise.
+    """
+    as_of = read_on(log, reader, deadline=deadline)
+    record = make_record(reader.view, Author(publisher=publisher, as_of=as_of, timestamp_ms=time.time_ns() // 1_000_000))
+    data = encode(record)
+    offset: int | None = None
+    try:
+        [offset] = log.append([data], timeout_ms=deadline.remaining_ms())
+    except LogUnavailable as error:
+        if not error.in_doubt:
+            raise
+    # An append in doubt is known by its bytes: the same ones are the same proposal, of the same name against the same view.
+    return _verdict(log, reader, lambda entry: entry.data == data if offset is None else entry.offset == offset, record.key, deadline)
+
+
+def _verdict(log: Log, reader: Reader, is_own: Callable[[Entry], bool], key: str, deadline: Deadline) -> Folded:
+    """Fold on until our own record is read back. An outage is waited out: what was appended has a verdict."""
+    problem = f"it was not read back within {deadline.timeout_ms} ms"
+    while remaining_ms := deadline.remaining_ms():
+        try:
+            entries = log.read(reader.position, limit=READ_ENTRIES_MAX) if log.wait(reader.position, timeout_ms=remaining_ms) else ()
+        except LogUnavailable as error:
+            problem = str(error)
+            time.sleep(min(RETRY_MS, remaining_ms) / 1_000)
+            continue
+        for entry in entries:
+            folded = reader.feed(entry)
+            if is_own(entry):
+                return folded
+    raise OutcomeUnknown(log=log.name, subject=key, problem=problem)

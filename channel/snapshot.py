@@ -1,0 +1,114 @@
+"""A view as bytes, so that a restart need not fold the log from its first record.
+
+May live here: the one format of a snapshot. A snapshot proves itself twice. It begins with a checksum of its own bytes,
+because not all that it holds is in the digest: not its offset, nor what a broker promised on joining. And it carries the
+digest of the view, which the loader builds through the same writers as the fold: it refuses one whose digest is another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any, Final
+
+import orjson
+
+from channel.codec import decode, encode
+from channel.entries import BrokerEntry, BrokerStatus, NamespaceEntry, PolicyEntry, broker_entry, bundle_entry
+from channel.errors import SnapshotDamaged
+from channel.records import Joined
+from channel.table import View
+
+# Raised whenever the layout below changes; a snapshot of another format is refused, and the log is folded instead.
+FORMAT: Final = 1
+
+# What was read from outside: every wrong shape ends in one of the errors that `from_bytes` expects, or in another digest.
+Raw = Mapping[str, Any]
+
+
+def to_bytes(view: View) -> bytes:
+    """The view as a line with a checksum and one JSON object; `from_bytes` gives an equal view back."""
+    body = orjson.dumps(
+        {
+            "format": FORMAT,
+            "offset": view.offset,
+            "cluster": view.cluster,
+            "base": view.base,
+            "genesis": view.genesis,
+            "level": view.level,
+            "level_last": view.level_last,
+            "removed_at": view.removed_at,
+            "namespaces": [[n.name, n.status, n.last, n.created, n.policies] for n in view.namespaces.values()],
+            "policies": [[p.name, p.last, p.document] for p in view.policies.values()],
+            "brokers": [
+                [b.incarnation, b.status, b.last, b.sequence, b.digest_after, encode(b.joined).decode()] for b in view.brokers.values()
+            ],
+            "bundles": [
+                [b.namespace, b.low, b.high, b.phase, b.owner, b.source, b.last, b.token, b.algorithm, b.positions]
+                for b in view.bundles.values()
+            ],
+            "digest": view.digest(),
+        }
+    )
+    return b"%s\n%s" % (_checksum(body), body)
+
+
+def from_bytes(data: bytes) -> View:
+    """The view that these bytes hold; raises `SnapshotDamaged` if they are no snapshot, or not the one that they claim to be."""
+    checksum, _, body = data.partition(b"\n")
+    if checksum != _checksum(body):
+        raise SnapshotDamaged(problem="its checksum is another: it is cut off, altered, or no snapshot at all")
+    try:
+        raw = orjson.loads(body)
+        if raw["format"] != FORMAT:
+            raise SnapshotDamaged(problem=f"it is of another format than {FORMAT}, the one that this version reads")
+        view = _build(raw)
+        digest = raw["digest"]
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise SnapshotDamaged(problem=f"it is no snapshot: {type(error).__name__}: {error}") from error
+    if digest != view.digest():
+        raise SnapshotDamaged(problem=f"it promises digest {digest}, and holds a view of digest {view.digest()}")
+    return view
+
+
+def _checksum(body: bytes) -> bytes:
+    return blake2b(body, digest_size=16).hexdigest().encode()
+
+
+def _build(raw: Raw) -> View:
+    view = View()
+    view.offset, view.base = raw["offset"], raw["base"]
+    view.cluster = raw["cluster"]
+    view.genesis = raw["genesis"]
+    view.level, view.level_last, view.removed_at = raw["level"], raw["level_last"], raw["removed_at"]
+    if view.genesis is not None:
+        view.scalars_changed()
+    for name, status, last, created, policies in raw["namespaces"]:
+        view.put_namespace(name, NamespaceEntry(name=name, status=status, last=last, created=created, policies=policies))
+    for name, last, document in raw["policies"]:
+        view.put_policy(name, PolicyEntry(name=name, last=last, document=document))
+    for row in raw["brokers"]:
+        view.put_broker(_broker(*row))
+    for namespace, low, high, phase, owner, source, last, token, algorithm, positions in raw["bundles"]:
+        view.insert_bundle(
+            bundle_entry(
+                namespace,
+                low,
+                high,
+                phase,
+                owner=owner,
+                source=source,
+                last=last,
+                token=token,
+                algorithm=algorithm,
+                positions=None if positions is None else tuple(positions),
+            )
+        )
+    return view
+
+
+def _broker(incarnation: int, status: BrokerStatus, last: int, sequence: int, digest_after: int, spelled: str) -> BrokerEntry:  # noqa: PLR0917 - the columns of a row
+    joined = decode(spelled.encode())
+    if not isinstance(joined, Joined):
+        raise TypeError("a broker without the record by which it joined")
+    return broker_entry(joined, incarnation=incarnation, status=status, last=last, sequence=sequence, digest_after=digest_after)

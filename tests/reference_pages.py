@@ -1,0 +1,206 @@
+"""The pages of docs/reference that are drawn from the code: `python -m tests.reference_pages` writes them anew.
+
+May live here: how the tables of `channel.lifecycle` and the models of `channel.schema` become Markdown, Mermaid and JSON
+schema. tests/test_reference_pages.py holds the pages in step with the code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Final, cast
+
+import orjson
+
+from channel.entries import bundle_entry
+from channel.lifecycle import DEATHS, PHASE_OF_SHAPE, STATE_OF_PHASE, TRANSITIONS, Holder, Phase
+from channel.schema import json_schema
+
+FOLDER: Final = Path(__file__).resolve().parent.parent / "docs" / "reference"
+WRITTEN_BY: Final = "<!-- Written by `python -m tests.reference_pages`; do not edit. -->"
+
+OWNER, SOURCE = 1, 2
+
+Schema = Mapping[str, object]
+
+# In the order in which they are told; the models of one kind stand together.
+MODELS: Final = (
+    ("GenesisModel", "`genesis`"),
+    ("JoinedModel", "`broker`, joined"),
+    ("RenewedModel", "`broker`, renewed"),
+    ("BrokerModel", "`broker`, draining, left, down, removed"),
+    ("NamespaceModel", "`namespace`"),
+    ("BundleModel", "`bundle`"),
+    ("SplitModel", "`split`"),
+    ("MergeModel", "`merge`"),
+    ("PolicyModel", "`policy`"),
+    ("LevelModel", "`level`"),
+)
+ENVELOPE: Final = ("key", "based_on", "publisher", "incarnation", "sequence", "as_of", "level", "timestamp_ms")
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
+    """A table in Markdown."""
+    columns = list(head)
+    return "\n".join(f"| {' | '.join(row)} |" for row in (columns, ["---"] * len(columns), *rows))
+
+
+def mermaid(lines: Iterable[str]) -> str:
+    """A state diagram of lines `from --> to: label`. A label ends at a second colon, so it must not have one."""
+    return "\n".join(("```mermaid", "stateDiagram-v2", *(f"    {line}" for line in lines), "```"))
+
+
+# --- the life of a bundle ---
+
+
+def spelling(phase: Phase) -> str:
+    """How records spell a phase."""
+    ((_, owner, source),) = (shape for shape, other in PHASE_OF_SHAPE.items() if other == phase)
+    named = ", ".join(name for name, there in (("owner", owner), ("source", source)) if there)
+    return f"`{STATE_OF_PHASE[phase]}`" + (f" with {named}" if named else "")
+
+
+def who_serves(phase: Phase) -> str:
+    """Who serves a bundle in a phase."""
+    server = bundle_entry("t/n", 0, 1, phase, owner=OWNER, source=SOURCE, last=0, token=0).server
+    return {OWNER: "the owner", SOURCE: "the source", None: "nobody yet"}[server]
+
+
+def life() -> str:
+    """The diagram of transitions, with what makes and ends bundles."""
+    drawn = [f"{row.before} --> {row.after}: {row.meaning.replace(':', ',')}" for row in TRANSITIONS]
+    return mermaid(
+        (
+            "[*] --> free: its namespace is created",
+            *drawn,
+            "splitting --> [*]: split, its children are owned",
+            "owned --> [*]: merged, the union is owned",
+            "free --> [*]: its namespace is deleted",
+        )
+    )
+
+
+def lifecycle_page() -> str:
+    """docs/reference/lifecycle.md."""
+    phases = [(f"`{phase}`", spelling(phase), who_serves(phase)) for phase in STATE_OF_PHASE]
+    rows = [
+        (
+            f"`{row.before}`",
+            f"`{row.after}`",
+            row.meaning,
+            ", ".join(actor.value for actor in row.actors),
+            row.owner.value,
+            row.source.value,
+            "new" if row.new_token else "stays",
+            "refused" if row.refused_while_deleting else "goes on",
+        )
+        for row in TRANSITIONS
+    ]
+    deaths = [
+        (f"`{row.before}`", f"the {row.role}", f"`{row.after}`", row.owner.value, "new" if row.new_token else "stays") for row in DEATHS
+    ]
+    parts = (
+        "# The life of a bundle",
+        WRITTEN_BY,
+        "A *phase* is a bundle's state together with who is named in it. These are the phases, and how records spell them.",
+        table(("phase", "spelled", "who serves"), phases),
+        "## Transitions",
+        "The fold accepts a `bundle` record that is based on the last accepted one of its bundle, and satisfies its row.",
+        life(),
+        table(("from", "to", "what it means", "who may say so", "owner after it", "source after it", "token", "while deleting"), rows),
+        (
+            f'"{Holder.TARGET.value.capitalize()}" is whom the record names. A `split` by the owner ends a bundle that is `splitting`: its '
+            "children are `owned` by the same owner and inherit the token. A `merge` by any live broker or an admin ends two "
+            "neighbours that are `owned` by one owner: their union has the greater token."
+        ),
+        "## Deaths",
+        "When an incarnation ends, the record that ends it changes every bundle that names it.",
+        mermaid(f"{row.before} --> {row.after}: the {row.role} dies" for row in DEATHS),
+        table(("phase", "who died", "becomes", "owner after it", "token"), deaths),
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+# --- records ---
+
+
+def type_of(schema: Schema) -> str:
+    """The type of a field in words."""
+    if "anyOf" in schema:
+        options = [type_of(option) for option in cast("list[Schema]", schema["anyOf"])]
+        return " or ".join(option for option in options if option != "null")
+    if "const" in schema:
+        return f"`{schema['const']}`"
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in cast("list[str]", schema["enum"]))
+    kind = cast("str", schema["type"])
+    if kind == "integer":
+        highest = cast("int", schema["maximum"])
+        return f"integer, {schema['minimum']} to {'2^63 - 1' if highest == 2**63 - 1 else highest}"
+    if kind == "string":
+        return f"text, {schema.get('minLength', 0)} to {schema['maxLength']} characters"
+    if kind == "array":
+        return f"list of at most {schema['maxItems']}: {type_of(cast('Schema', schema['items']))}"
+    if kind == "object":
+        return f"object of at most {schema['maxProperties']}: {type_of(cast('Schema', schema['additionalProperties']))}"
+    return kind
+
+
+def presence(name: str, model: Schema) -> str:
+    """Whether a field must be there, and what its absence stands for."""
+    if name in cast("list[str]", model["required"]):
+        return "required"
+    default = cast("Mapping[str, Schema]", model["properties"])[name].get("default")
+    return "optional" if default is None else f"default `{orjson.dumps(default).decode()}`"
+
+
+def field_rows(names: Iterable[str], model: Schema) -> list[tuple[str, str, str, str]]:
+    """The rows of a table of fields; a constant kind or status is told by the heading."""
+    properties = cast("Mapping[str, Schema]", model["properties"])
+    return [
+        (f"`{name}`", type_of(properties[name]), presence(name, model), cast("str", properties[name]["description"]))
+        for name in names
+        if "description" in properties[name]
+    ]
+
+
+def records_page() -> str:
+    """docs/reference/records.md."""
+    models = cast("Mapping[str, Schema]", json_schema()["$defs"])
+    columns = ("field", "type", "presence", "meaning")
+    parts = [
+        "# Records of the channel",
+        WRITTEN_BY,
+        (
+            "A record is one flat JSON object in UTF-8. Unknown fields are ignored, and `null` in a field that is not required is the same "
+            "as its absence. `true` is no integer, and neither is `1.0`. The same rules as a JSON schema: [records.schema.json]"
+            "(records.schema.json); what ties several fields together stands there in words only, and here."
+        ),
+        "## The envelope",
+        (
+            "Every record has these fields. A broker says `incarnation` and `sequence`; an admin, whose `publisher` begins with `admin:`, "
+            "says `as_of` and neither of the two; `genesis` and `joined` have none of the three. The key of a `joined` is its `publisher`, "
+            "and no admin's."
+        ),
+        table(columns, field_rows(ENVELOPE, models["BundleModel"])),
+    ]
+    for name, heading in MODELS:
+        own = [field for field in cast("Mapping[str, Schema]", models[name]["properties"]) if field not in ENVELOPE]
+        parts += [f"## {heading}", cast("str", models[name]["description"])]
+        rows = field_rows(own, models[name])
+        parts += [table(columns, rows)] if rows else []
+    return "\n\n".join(parts) + "\n"
+
+
+def pages() -> dict[str, bytes]:
+    """Every page that is drawn from the code, by its name in docs/reference."""
+    return {
+        "lifecycle.md": lifecycle_page().encode(),
+        "records.md": records_page().encode(),
+        "records.schema.json": orjson.dumps(json_schema(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE),
+    }
+
+
+if __name__ == "__main__":
+    for name, text in pages().items():
+        (FOLDER / name).write_bytes(text)

@@ -1,0 +1,24 @@
+"""The reference pages that are drawn from the code are those that the code draws.
+
+May live here: one test for each such page.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from channel.schema import json_schema
+from tests.reference_pages import FOLDER, MODELS, pages
+
+
+@pytest.mark.parametrize("name", sorted(pages()))
+def test_a_page_is_up_to_date(name: str) -> None:
+    """A page differs from the code only until `python -m tests.reference_pages` is run."""
+    assert pages()[name].decode() == (FOLDER / name).read_text(encoding="utf-8")
+
+
+def test_no_model_is_left_out() -> None:
+    """Every model of the schema has its section."""
+    definitions = json_schema()["$defs"]
+    assert isinstance(definitions, dict)
+    assert set(definitions) == {name for name, _ in MODELS}

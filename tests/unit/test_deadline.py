@@ -1,0 +1,63 @@
+"""A deadline tells what is left of it, and ends what waits.
+
+May live here: examples of `channel.deadline`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+import pytest
+
+from channel.deadline import Deadline
+from channel.errors import DeadlineExceeded
+
+
+def past() -> Deadline:
+    """A deadline that came long ago."""
+    return Deadline(started_ns=time.monotonic_ns() - 60_000_000_000, timeout_ms=7)
+
+
+def test_what_is_left_shrinks_to_nothing() -> None:
+    """What remains is never more than was given, and nothing once the deadline has come."""
+    deadline = Deadline.after(timeout_ms=60_000)
+    assert 0 < deadline.remaining_ms() <= 60_000
+    assert 0 == past().remaining_ms()
+
+
+def test_the_last_millisecond_counts_in_full() -> None:
+    """A part of a millisecond is rounded up, so that nobody who waits for what remains wakes too early."""
+    deadline = Deadline(started_ns=time.monotonic_ns() - 500_000, timeout_ms=60_000)
+    assert 60_000 == deadline.remaining_ms()
+
+
+def test_a_check_names_what_did_not_happen() -> None:
+    """A deadline that has come raises a typed error with what was waited for; one that has not lets pass."""
+    Deadline.after(timeout_ms=60_000).check("reading")
+    with pytest.raises(DeadlineExceeded, match="reading did not happen within 7 ms") as caught:
+        past().check("reading")
+    assert ("reading", 7) == (caught.value.what, caught.value.waited_ms)
+
+
+def test_a_wait_that_ends_in_time_has_its_result() -> None:
+    """What is awaited returns through the wait, even at a deadline that has come if it is there already."""
+
+    async def scenario() -> tuple[int, int]:
+        there: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        there.set_result(2)
+        return await Deadline.after(timeout_ms=60_000).wait(asyncio.sleep(0, 1), what="it"), await past().wait(there, what="it")
+
+    assert (1, 2) == asyncio.run(scenario())
+
+
+def test_a_wait_that_does_not_end_is_cancelled() -> None:
+    """At the deadline what is awaited is cancelled, and the error says what it was."""
+
+    async def scenario() -> bool:
+        never: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        with pytest.raises(DeadlineExceeded, match="the thing"):
+            await Deadline.after(timeout_ms=1).wait(never, what="the thing")
+        return never.cancelled()
+
+    assert asyncio.run(scenario())

@@ -1,0 +1,150 @@
+"""From entries of a log to folded records: offsets, and where a reader must not go on.
+
+May live here: examples of `channel.reader`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from channel import propose
+from channel.codec import encode
+from channel.errors import ForeignLog, LevelTooNew, LogWentBack
+from channel.log import Entry
+from channel.propose import Author
+from channel.reader import Reader
+from channel.records import Joined, Reason, Unreadable
+from channel.snapshot import from_bytes, to_bytes
+from channel.view import View
+from tests.folding import CLUSTER, Channel, channel_in, channel_with, joined
+
+BASE = 5_000
+
+
+def genesis(*, base: int = 0, cluster: str = CLUSTER) -> bytes:
+    """The first record of a log."""
+    return encode(propose.genesis(Author(publisher="admin:ops"), cluster=cluster, base=base))
+
+
+def entries(channel: Channel) -> list[Entry]:
+    """The log of a channel whose base is 0."""
+    return [Entry(offset, data) for offset, data in channel.entries]
+
+
+def test_a_reader_comes_to_the_view_of_the_log() -> None:
+    """Entry by entry it tells offset, record and verdict, and ends with the live view."""
+    channel = channel_in("handing_over")
+    reader = Reader(log="memory:x", cluster=CLUSTER)
+    folded = [reader.feed(entry) for entry in entries(channel)]
+    assert [offset for offset, _ in channel.entries] == [each.offset for each in folded]
+    assert {True} == {each.verdict.accepted for each in folded}
+    assert isinstance(folded[1].record, Joined)
+    assert to_bytes(channel.view) == to_bytes(reader.view)
+    assert channel.view.offset + 1 == reader.position
+
+
+def test_offsets_in_a_view_are_counted_from_the_base() -> None:
+    """From the genesis on each offset is the log's own plus its base; what stands before it is not moved."""
+    reader = Reader(log="memory:x")
+    assert 1 == reader.feed(Entry(1, b"")).offset
+    assert BASE + 3 == reader.feed(Entry(3, genesis(base=BASE))).offset
+    join = encode(joined("a", reader.view, nonce="n"))
+    assert BASE + 7 == reader.feed(Entry(7, join)).offset
+    assert BASE + 7 == reader.view.brokers["a"].incarnation
+    assert 8 == reader.position
+
+
+@pytest.mark.parametrize("fed", [0, 1, 2, 3])
+def test_a_reader_goes_on_from_a_snapshot(fed: int) -> None:
+    """Before, at and after a genesis with a base, a reader of a restored view wants the entry that the first one wants."""
+    log = [Entry(2, b""), Entry(3, genesis(base=BASE)), Entry(9, b"")]
+    first = Reader(log="memory:x")
+    for entry in log[:fed]:
+        first.feed(entry)
+    second = Reader(log="memory:x", view=from_bytes(to_bytes(first.view)))
+    assert first.position == second.position
+    for entry in log[fed:]:
+        assert first.feed(entry) == second.feed(entry)
+    assert to_bytes(first.view) == to_bytes(second.view)
+
+
+def test_a_refused_genesis_moves_no_offset() -> None:
+    """A genesis that is no record, and a second one, leave offsets as they are counted, whatever base they name."""
+    reader = Reader(log="memory:x")
+    broken = encode(replace(propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER, base=BASE), based_on=1))
+    assert 1 == reader.feed(Entry(1, broken)).offset
+    assert 2 == reader.feed(Entry(2, genesis())).offset
+    second = reader.feed(Entry(3, genesis(base=BASE)))
+    assert (3, Reason.STALE) == (second.offset, second.verdict.reason)
+    assert 3 == reader.view.offset
+
+
+def test_an_entry_below_the_position_is_a_log_that_went_back() -> None:
+    """An offset that was folded already, or lies below, stops the reader, and nothing is folded twice."""
+    channel = channel_with("a")
+    reader = Reader(log="memory:x")
+    for entry in entries(channel):
+        reader.feed(entry)
+    for offset in (1, channel.view.offset):
+        with pytest.raises(LogWentBack) as caught:
+            reader.feed(Entry(offset, b""))
+        assert ("memory:x", channel.view.offset + 1, offset) == (caught.value.log, caught.value.position, caught.value.end)
+    assert to_bytes(channel.view) == to_bytes(reader.view)
+
+
+def test_the_log_of_another_cluster_is_refused() -> None:
+    """Its genesis is not folded, and a view of another cluster is not read on from."""
+    reader = Reader(log="memory:x", cluster="ours")
+    with pytest.raises(ForeignLog) as caught:
+        reader.feed(Entry(1, genesis()))
+    assert ("memory:x", "ours", CLUSTER) == (caught.value.log, caught.value.expected, caught.value.found)
+    assert to_bytes(View()) == to_bytes(reader.view)
+    with pytest.raises(ForeignLog):
+        Reader(log="memory:x", cluster="ours", view=channel_with("a").view)
+
+
+def test_another_clusters_genesis_inside_the_log_is_only_rejected() -> None:
+    """Who may append may append nonsense; it stops nobody."""
+    reader = Reader(log="memory:x", cluster=CLUSTER)
+    reader.feed(Entry(1, genesis()))
+    assert Reason.FOREIGN_GENESIS == reader.feed(Entry(2, genesis(cluster="other"))).verdict.reason
+
+
+def test_a_reader_stops_for_good_at_a_level_that_it_does_not_know() -> None:
+    """The record that raises the level is the last that is folded, also after a restart from a snapshot."""
+    channel = Channel()
+    channel.genesis()
+    channel.accept(propose.raise_level(channel.admin(), channel.view, level=2))
+    raised = channel.view.offset
+    channel.put_bytes(b"")
+    reader = Reader(log="memory:x")
+    first, second, third = entries(channel)
+    reader.feed(first)
+    for entry in second, third, third:
+        with pytest.raises(LevelTooNew) as caught:
+            reader.feed(entry)
+        assert (2, 1, raised) == (caught.value.level, caught.value.supported, caught.value.offset)
+    assert raised == reader.view.offset
+    with pytest.raises(LevelTooNew):
+        Reader(log="memory:x", view=reader.view)
+
+
+def test_a_level_that_was_refused_stops_nobody() -> None:
+    """A rejected `level` record is as any other rejected record."""
+    channel = channel_with("a")
+    reader = Reader(log="memory:x")
+    channel.put(propose.raise_level(channel.admin(), channel.view, level=2))
+    verdicts = [reader.feed(entry).verdict for entry in entries(channel)]
+    assert Reason.LEVEL == verdicts[-1].reason
+
+
+def test_garbage_is_folded_as_a_rejection() -> None:
+    """Bytes that are no record stop nobody, and are told."""
+    channel = channel_with("a")
+    channel.put_bytes(b"\x00garbage")
+    reader = Reader(log="memory:x")
+    last = [reader.feed(entry) for entry in entries(channel)][-1]
+    assert isinstance(last.record, Unreadable)
+    assert Reason.MALFORMED == last.verdict.reason

@@ -1,0 +1,312 @@
+"""What people are told of a channel: every record on one line, the story of one bundle, and every reason in words.
+
+May live here: small channels, and the full text that is told of them, which lies in tests/unit/told. After a change of words
+`python -m tests.unit.test_story` writes these files anew; the difference is to be read like code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import orjson
+import pytest
+
+from channel import propose, story
+from channel.codec import encode
+from channel.entries import BundleEntry, Verdict
+from channel.lifecycle import ROWS
+from channel.log import Entry
+from channel.propose import Author
+from channel.ranges import HASH_MAX, BundleName, parse_bundle
+from channel.reader import Folded, Reader
+from channel.records import ADMIN_WINDOW_OFFSETS, LevelRecord, Reason
+from channel.story import Names, as_document, concerns, describe, ending_of, explain, standing, story_of
+from channel.view import View
+from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined
+from tests.walk import Walk
+
+TOLD = Path(__file__).resolve().parent / "told"
+QUARTER = MIDDLE // 2
+WALK_RECORDS = 250
+
+
+def moves() -> Channel:
+    """Transfers, with races lost on the way; a split and a merge; two deaths."""
+    channel = channel_with("a:1", "b:1", "c:1", bundles=2)
+    channel.own("a:1")
+    channel.own("b:1", MIDDLE)
+    channel.put(propose.renewed(channel.author("a:1"), channel.broker("a:1")))
+    before = channel.bundle()
+    channel.put(propose.transfer(channel.admin(), before, destination=channel.incarnation("b:1"), reason="overloaded"))
+    channel.put(propose.transfer(channel.admin(), before, destination=channel.incarnation("c:1"), reason="too late"))
+    channel.put(propose.call_off(channel.author("c:1"), channel.bundle(), reason="not now"))
+    channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b:1")))
+    channel.put(propose.let_go(channel.author("b:1"), channel.bundle()))
+    channel.put(propose.hand_over(channel.author("a:1"), channel.bundle(), handover=b"state"))
+    channel.put(propose.draining(channel.author("c:1"), channel.broker("c:1"), reason="restart"))
+    channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c:1")))
+    gone = channel.incarnation("c:1")
+    channel.put(propose.left(channel.author("c:1"), channel.broker("c:1")))
+    channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=gone))
+    channel.put(propose.start_split(channel.admin(), channel.bundle(), algorithm="specified_positions_divide", positions=[QUARTER]))
+    channel.put(propose.split(channel.author("b:1"), channel.bundle(), cuts=[QUARTER]))
+    channel.put(propose.unload(channel.admin(), channel.bundle(), reason="maintenance"))
+    channel.put(propose.released(channel.author("b:1"), channel.bundle()))
+    channel.put(propose.merge(channel.admin(), channel.bundle(QUARTER), channel.bundle(MIDDLE), reason="cold"))
+    channel.put(joined("b:1", channel.view, nonce="second", replaces="nonce of b:1"))
+    channel.put(propose.assign(channel.admin(), channel.bundle(QUARTER), owner=channel.incarnation("b:1")))
+    channel.put(propose.assign(channel.admin(), channel.bundle(QUARTER), owner=channel.incarnation("a:1")))
+    channel.put(propose.refuse(channel.author("a:1"), channel.bundle(QUARTER), reason="no room"))
+    channel.die("a:1")
+    return channel
+
+
+def names() -> Channel:
+    """Namespaces, policies and levels come and go, and a late log tells where it goes on."""
+    channel = Channel()
+    channel.put(propose.genesis(Author(publisher="admin:ops"), cluster="test", base=1_000), offset=1_001)
+    channel.put(joined("a:1", channel.view, nonce="first"))
+    channel.create()
+    channel.put(propose.set_namespace_policies(channel.admin(), channel.view, name=NAMESPACE, policies={"limit": 1}))
+    channel.put(propose.set_policy(channel.admin(), channel.view, name="isolation", document={}))
+    channel.put(propose.remove_policy(channel.admin(), channel.view, name="isolation"))
+    channel.put(propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE))
+    channel.put(propose.delete_namespace(channel.admin(), channel.view, name=NAMESPACE))
+    channel.put(joined("a:1", channel.view, nonce="second", after_silence=True))
+    channel.put(joined("b:1", channel.view, nonce="third"))
+    channel.die("a:1")
+    channel.put(propose.remove_broker(channel.author("b:1"), channel.broker("a:1")))
+    channel.put(replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), digest=1))
+    channel.put(propose.raise_level(channel.admin(), channel.view, level=2))
+    return channel
+
+
+def rejections() -> Channel:
+    """Every reason, and the different words for one where there are several."""
+    channel = Channel()
+    channel.put(joined("a:1", channel.view, nonce="too early"))
+    channel.genesis()
+    channel.put(propose.genesis(Author(publisher="admin:eve"), cluster="test"))
+    channel.put(propose.genesis(Author(publisher="admin:eve"), cluster="other"))
+    channel.put_bytes(b"garbage")
+    channel.join("a:1", "b:1", "c:1")
+    signed = channel.author("a:1")
+    channel.put_bytes(orjson.dumps({"kind": "?", "publisher": "a:1", "incarnation": signed.incarnation, "sequence": signed.sequence}))
+    channel.put(replace(propose.raise_level(channel.admin(), channel.view, level=2), as_of=10**6))
+    channel.create((0, QUARTER, MIDDLE, HASH_MAX))
+    channel.own("a:1")
+    channel.own("b:1", MIDDLE)
+    _reject_bundles(channel)
+    _reject_others(channel)
+    offset = channel.view.offset + ADMIN_WINDOW_OFFSETS + 1
+    channel.put(propose.set_policy(channel.admin(), channel.view, name="limit", document={}), offset=offset)
+    return channel
+
+
+def _reject_bundles(channel: Channel) -> None:
+    view, admin = channel.view, channel.admin
+    free, owned, right = channel.bundle(QUARTER), channel.bundle(), channel.bundle(MIDDLE)
+    channel.put(replace(propose.assign(admin(), free, owner=channel.incarnation("a:1")), key=f"{NAMESPACE}/0x00000000_0x00000001"))
+    channel.put(propose.unload(admin(), free))
+    channel.put(propose.assign(admin(), free, owner=1))
+    channel.put(propose.opened(channel.author("a:1"), replace(free, owner=channel.incarnation("a:1"))))
+    channel.put(propose.released(channel.author("a:1"), owned))
+    channel.put(propose.split(channel.author("a:1"), owned, cuts=[1]))
+    channel.put(propose.merge(admin(), owned, right))
+    channel.put(propose.merge(admin(), owned, free))
+    channel.put(replace(propose.merge(admin(), owned, free), based_on_right=1))
+    channel.put(propose.start_split(admin(), owned, algorithm="x"))
+    channel.put(propose.split(channel.author("a:1"), channel.bundle(), cuts=[0]))
+    channel.put(propose.split(channel.author("b:1"), channel.bundle(), cuts=[1]))
+    channel.put(propose.draining(channel.author("c:1"), channel.broker("c:1")))
+    channel.put(propose.draining(channel.author("c:1"), channel.broker("c:1")))
+    channel.put(propose.assign(admin(), free, owner=channel.incarnation("c:1")))
+    channel.put(propose.start_deleting_namespace(admin(), view, name=NAMESPACE))
+    channel.put(propose.assign(admin(), free, owner=channel.incarnation("a:1")))
+    channel.put(propose.delete_namespace(admin(), view, name=NAMESPACE))
+
+
+def _reject_others(channel: Channel) -> None:
+    view, admin = channel.view, channel.admin
+    late = channel.author("b:1")
+    channel.put(propose.renewed(channel.author("b:1"), channel.broker("b:1")))
+    channel.put(propose.renewed(late, channel.broker("b:1")))
+    channel.put(replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), based_on=1))
+    channel.put(replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), publisher="stranger"))
+    channel.put(propose.down(admin(), channel.broker("a:1"), nonce="a guess"))
+    channel.put(propose.down(channel.author("a:1"), channel.broker("a:1")))
+    channel.put(joined("a:1", view, nonce="another"))
+    channel.put(replace(joined("d:1", view, nonce="another"), level=7))
+    channel.put(replace(propose.remove_broker(channel.author("a:1"), channel.broker("b:1")), key="d:1", based_on=view.removed_at))
+    channel.put(propose.create_namespace(admin(), view, name=NAMESPACE, boundaries=(0, HASH_MAX)))
+    channel.put(propose.create_namespace(admin(), view, name="tenant/other", boundaries=(0, 1)))
+    channel.put(replace(propose.create_namespace(admin(), view, name="tenant/other", boundaries=(0, HASH_MAX)), based_on=0))
+    channel.put(replace(propose.delete_namespace(admin(), view, name=NAMESPACE), key="tenant/other", based_on=view.removed_at))
+    channel.put(propose.remove_policy(admin(), view, name="limit"))
+    channel.put(replace(propose.remove_policy(admin(), view, name="limit"), based_on=0))
+    channel.put(propose.raise_level(admin(), view, level=1))
+    channel.put(propose.raise_level(admin(), view, level=2))
+    channel.put(replace(propose.raise_level(admin(), view, level=2), based_on=0))
+    channel.put(replace(propose.set_policy(admin(), view, name="limit", document={}), level=2))
+
+
+def fold(channel: Channel) -> Iterator[tuple[Folded, View, Names]]:
+    """The records of a channel one by one, each with the view and the names just after it."""
+    reader = Reader(log="memory:test")
+    known = Names(reader.view)
+    for offset, data in channel.entries:
+        folded = reader.feed(Entry(offset - channel.view.base, data))
+        known.learn(folded)
+        yield folded, reader.view, known
+
+
+def all_of(channel: Channel) -> list[str]:
+    """What is told of each record."""
+    return [describe(folded, view, known) for folded, view, known in fold(channel)]
+
+
+def story_in(channel: Channel, bundle: str) -> list[str]:
+    """The story of a bundle, as it is printed, with its ending."""
+    reader = Reader(log="memory:test")
+    known, about = Names(reader.view), parse_bundle(bundle)
+    entries = [Entry(offset, data) for offset, data in channel.entries]
+    told = ["\n    ".join(told.lines) for told in story_of(about, reader, known, entries)]
+    return [*told, *ending_of(about, reader.view, known)]
+
+
+FILES: dict[str, Callable[[], list[str]]] = {
+    "moves": lambda: all_of(moves()),
+    "names": lambda: all_of(names()),
+    "rejections": lambda: all_of(rejections()),
+    "story_of_a_merged_bundle": lambda: story_in(moves(), f"{NAMESPACE}/0x40000000_0xffffffff"),
+    "story_of_a_split_bundle": lambda: story_in(moves(), f"{NAMESPACE}/0x00000000_0x80000000"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_what_is_told(name: str) -> None:
+    """The full text that is told of a small channel is the one on file."""
+    assert (TOLD / f"{name}.txt").read_text(encoding="utf-8") == "".join(f"{line}\n" for line in FILES[name]())
+
+
+def test_every_reason_is_among_what_is_told() -> None:
+    """The file of rejections has every reason, so that each one's words have been read by somebody."""
+    told = (TOLD / "rejections.txt").read_text(encoding="utf-8")
+    assert [] == [reason for reason in Reason if f"rejected as {reason}: " not in told]
+
+
+def test_every_transition_has_a_deed() -> None:
+    """What the table of transitions allows can be told, accepted or rejected."""
+    assert [] == [row for row in ROWS if row not in story._DEEDS or (None, row[1]) not in story._DEEDS]  # noqa: SLF001 - data
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_is_on_a_channel_can_be_told(seed: int) -> None:
+    """Of any record, garbage too, one printable line is told, and a rejection's reason is in it."""
+    walk = Walk(seed, levels=False)
+    reader = Reader(log="memory:test")
+    known = Names(reader.view)
+    for _ in range(WALK_RECORDS):
+        offset, data = walk.step()
+        folded = reader.feed(Entry(offset, data))
+        known.learn(folded)
+        line = describe(folded, reader.view, known)
+        assert line.isprintable()
+        assert folded.verdict.accepted == ("rejected as" not in line)
+        assert folded.verdict.accepted or explain(folded, reader.view, known) in line
+        orjson.dumps(as_document(folded, [line]))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_bundle_and_its_history_are_one_story(seed: int) -> None:
+    """Every accepted change of a range that shares points with the bundle is in its story, and nothing else that was accepted."""
+    walk = Walk(seed)
+    reader = Reader(log="memory:test")
+    about = BundleName("t/one", 0x30000000, 0x50000000)
+    for _ in range(WALK_RECORDS):
+        offset, data = walk.step()
+        before = {bundle.name: bundle.last for bundle in _sharing(reader.view, about)}
+        folded = reader.feed(Entry(offset, data))
+        after = {bundle.name: bundle.last for bundle in _sharing(reader.view, about)}
+        if folded.verdict.accepted and getattr(folded.record, "key", "") != "t/one":
+            assert (before != after) == concerns(folded, about)
+
+
+def _sharing(view: View, about: BundleName) -> list[BundleEntry]:
+    return [bundle for bundle in view.bundles_of(about.namespace) if bundle.low < about.high and about.low < bundle.high]
+
+
+def test_a_bundle_that_cannot_be_is_in_no_story() -> None:
+    """A record whose key is no name of a bundle concerns none, and is told all the same."""
+    channel = channel_in("owned")
+    channel.put(replace(propose.unload(channel.admin(), channel.bundle()), key="a\x00b"))
+    *_, (folded, view, known) = fold(channel)
+    assert Reason.UNKNOWN_BUNDLE is folded.verdict.reason
+    assert not concerns(folded, parse_bundle(channel.bundle().name))
+    assert "unloads a\\x00b from" in describe(folded, view, known)
+
+
+def test_a_line_stays_a_line() -> None:
+    """Text that would break a line, or talk to the terminal, is escaped: a record holds what anybody wrote."""
+    channel = channel_in("owned")
+    channel.put(propose.unload(channel.admin(), channel.bundle(), reason="a\nb\x1b[31m\u202e"))
+    *_, (folded, view, known) = fold(channel)
+    line = describe(folded, view, known)
+    assert '("a\\nb\\x1b[31m\\u202e")' in line
+    assert line.isprintable()
+
+
+def test_a_new_level_is_told() -> None:
+    """A level that is raised, which no reader of this version survives, can be told by one that does."""
+    record = LevelRecord(key="level", based_on=1, publisher="admin:ops", as_of=3, raises_to=2)
+    folded = Folded(offset=4, record=record, verdict=Verdict())
+    assert "4 admin:ops raises the level to 2, based on 1: accepted" == describe(folded, View(), Names(View()))
+
+
+def test_names_come_from_a_view_and_from_who_joins() -> None:
+    """A name is known from the view that one starts with or from a record that joined, and spelled with its incarnation."""
+    channel = channel_with("a:1")
+    known = Names(channel.view)
+    assert ["a:1#2", "#9", "nobody"] == [known.of(2), known.of(9), known.of(None)]
+    verdict = channel.put(joined("b:1", channel.view, nonce="n"))
+    known.learn(Folded(offset=9, record=joined("b:1", channel.view, nonce="n"), verdict=verdict))
+    known.learn(Folded(offset=10, record=joined("c:1", channel.view, nonce="n"), verdict=Verdict(reason=Reason.STALE)))
+    assert ["b:1#9", "#10"] == [known.of(9), known.of(10)]
+
+
+def test_the_ending_without_a_namespace_says_so() -> None:
+    """A story whose namespace is gone ends with that."""
+    assert ["there is no namespace t/n"] == ending_of(BundleName("t/n", 0, 1), View(), Names(View()))
+
+
+def test_how_a_bundle_stands() -> None:
+    """One line says a bundle's state with who is named in it, its token, and where it changed last."""
+    channel = channel_in("transferring")
+    bundle = channel.bundle()
+    owner, source = channel.incarnation("owner"), channel.incarnation("source")
+    expected = f"is assigning(owner#{owner}, source=source#{source}), token {bundle.token}, last changed at {bundle.last}"
+    assert f"{bundle.name} {expected}" == standing(bundle, Names(channel.view))
+
+
+def test_a_document_for_programs() -> None:
+    """A folded record as a JSON object has the record as it is on the log, the verdict, and what people are told."""
+    channel = channel_in("owned")
+    record = propose.transfer(channel.admin(), channel.bundle(), destination=99)
+    verdict = channel.put(record)
+    folded = Folded(offset=channel.view.offset, record=record, verdict=verdict)
+    expected = {
+        "offset": channel.view.offset,
+        "record": orjson.loads(encode(record)),
+        "accepted": False,
+        "reason": "dead_target",
+        "problem": None,
+        "text": ["a line"],
+    }
+    assert expected == orjson.loads(orjson.dumps(as_document(folded, ["a line"])))
+
+
+if __name__ == "__main__":
+    for name, tell in FILES.items():
+        (TOLD / f"{name}.txt").write_text("".join(f"{line}\n" for line in tell()), encoding="utf-8")

@@ -1,0 +1,107 @@
+"""Questions about a view: lookups by hash point, neighbours, holders, who leads.
+
+May live here: examples of `channel.table`. That its indexes agree with a slow recomputation stands in
+tests/property/test_fold.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from channel import propose
+from channel.lifecycle import Phase
+from channel.ranges import HASH_MAX
+from channel.view import View
+from tests.folding import MIDDLE, NAMESPACE, channel_in, channel_with
+
+BOUNDARIES = (0, 1, 7, MIDDLE, HASH_MAX)
+
+
+def test_a_point_is_in_the_bundle_whose_range_holds_it() -> None:
+    """Low ends are included, high ends are not, and the end of the hash space belongs to the last bundle."""
+    channel = channel_with("a")
+    channel.create(BOUNDARIES, namespace="t/n")
+    points = {0: 0, 1: 1, 6: 1, 7: 7, MIDDLE - 1: 7, MIDDLE: MIDDLE, HASH_MAX - 1: MIDDLE, HASH_MAX: MIDDLE}
+    assert points == {point: channel.bundle(point, namespace="t/n").low for point in points}
+    assert all(channel.bundle(point, namespace="t/n").contains(point) for point in points)
+
+
+def test_a_namespace_that_is_not_there_has_no_bundles() -> None:
+    """No lookup and no list of it, and no error."""
+    assert View().bundle_at(NAMESPACE, 0) is None
+    assert [] == View().bundles_of(NAMESPACE)
+
+
+def test_a_neighbour_is_the_bundle_to_the_right() -> None:
+    """Each bundle has one, but for the last of its namespace."""
+    channel = channel_with("a")
+    channel.create(BOUNDARIES, namespace="t/n")
+    bundles = channel.view.bundles_of("t/n")
+    assert [*bundles[1:], None] == [channel.view.right_neighbour(bundle) for bundle in bundles]
+
+
+def test_nobody_leads_an_empty_cluster() -> None:
+    """Without live brokers there is no leader."""
+    assert View().leader() is None
+    channel = channel_with("a")
+    channel.die("a")
+    assert channel.view.leader() is None
+
+
+def test_the_oldest_broker_that_does_not_drain_leads() -> None:
+    """Age is the incarnation's; if all drain, the oldest leads; a death makes the next one leader in the same record."""
+    channel = channel_with("b", "a", "c")
+
+    def leader() -> str:
+        entry = channel.view.leader()
+        assert entry is not None
+        return entry.broker
+
+    assert ["b", "a", "c"] == [entry.broker for entry in channel.view.live_brokers()]
+    leaders = [leader()]
+    for broker in ("b", "a", "c"):
+        channel.accept(propose.draining(channel.author(broker), channel.broker(broker)))
+        leaders.append(leader())
+    channel.die("b")
+    leaders.append(leader())
+    channel.join("b")
+    leaders.append(leader())
+    assert ["b", "a", "c", "b", "a", "b"] == leaders
+
+
+SERVED_BY: dict[Phase, str | None] = {
+    "free": None,
+    "assigning": None,
+    "transferring": "source",
+    "owned": "owner",
+    "handing_over": "source",
+    "unloading": "source",
+    "splitting": "owner",
+}
+
+
+@pytest.mark.parametrize("phase", SERVED_BY)
+def test_a_bundle_tells_who_serves_it(phase: Phase) -> None:
+    """Nobody while it is free or being opened, the source until it has closed, else the owner."""
+    channel = channel_in(phase)
+    by = SERVED_BY[phase]
+    assert (None if by is None else channel.incarnation(by)) == channel.bundle().server
+
+
+@pytest.mark.parametrize("phase", SERVED_BY)
+def test_a_bundle_is_held_by_those_that_it_names(phase: Phase) -> None:
+    """The index of holders and the one of what is unsettled follow the phase."""
+    channel = channel_in(phase)
+    bundle = channel.bundle()
+    for broker in ("owner", "source"):
+        incarnation = channel.incarnation(broker)
+        held = [bundle] if incarnation in (bundle.owner, bundle.source) else []
+        assert (held, len(held)) == (channel.view.held_by(incarnation), channel.view.held_count(incarnation))
+    assert ([] if phase == "owned" else [bundle]) == channel.view.unsettled()
+
+
+def test_an_absent_broker_is_based_on_the_last_removal() -> None:
+    """What a record of a broker's key must be based on, whether it is there or not."""
+    channel = channel_with("a")
+    assert channel.view.brokers["a"].last == channel.view.last_of_broker("a")
+    assert channel.view.removed_at == channel.view.last_of_broker("b")
