@@ -1,0 +1,275 @@
+"""The broker as a pure state machine: `Agent.step(event, now) -> effects`.
+
+May live here: the agent, which joins its parts; each event's way through them. The host owns clocks, log, disk and service.
+
+Theory of operation. A step folds what was read (`Read`) through the one fold, lets each part take note, and then asks each
+part what is due at this moment. Nothing is decided from a record alone, only from the view that it led to, so that replay
+and tail are one. A part decides by proposing; the record comes back by the log, or not at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from brokers.agent.core import Core, Profile
+from brokers.agent.effects import Alarm, Answered, Effect, Stop
+from brokers.agent.events import (
+    AppendFailed,
+    Closed,
+    CutsFound,
+    DrainRequested,
+    Event,
+    Instant,
+    NonceWritten,
+    Opened,
+    Prepared,
+    Read,
+    Requested,
+    Tick,
+    Wanted,
+)
+from brokers.agent.handle import Handle, Lease
+from brokers.agent.leading import Leading
+from brokers.agent.membership import NEVER_MS, Membership
+from brokers.agent.requests import record_of
+from brokers.agent.tenures import Tenures
+from brokers.agent.timing import Timing
+from brokers.placement import FewestBundles, Placement
+from channel.entries import BrokerChanged, BrokerEntry, Verdict
+from channel.errors import CallerError
+from channel.log import Entry
+from channel.reader import Folded, Reader
+from channel.records import QUIET_REASONS, Unreadable
+from channel.view import View
+
+
+class Agent:
+    """One broker. `step` is the only way in; `view`, `lease` and the handles may be read between steps."""
+
+    def __init__(
+        self,
+        *,
+        broker: str,
+        cluster: str,
+        reader: Reader,
+        timing: Timing,
+        profile: Profile,
+        make_nonce: Callable[[], str],
+        predecessor_nonces: frozenset[str] = frozenset(),
+        placement: Placement | None = None,
+    ) -> None:
+        """A broker that has done nothing yet. `reader` may start from a snapshot; nobody else may feed it.
+
+        `make_nonce` gives a text that nobody has used before. `predecessor_nonces` were found in the data directory, whose
+        exclusive lock this process holds. Raises `InvalidTiming` for durations that are not safe.
+        """
+        timing.check()
+        core = Core(broker=broker, cluster=cluster, reader=reader, timing=timing, profile=profile)
+        self._core = core
+        self._membership = Membership(core, make_nonce=make_nonce, predecessor_nonces=predecessor_nonces)
+        self._tenures = Tenures(core)
+        self._leading = Leading(core, self._membership, placement or FewestBundles())
+        self._drain: DrainRequested | None = None
+
+    # --- what the host may read between steps ---
+
+    @property
+    def broker(self) -> str:
+        """The broker's id."""
+        return self._core.broker
+
+    @property
+    def view(self) -> View:
+        """The view up to what was read; read only."""
+        return self._core.view
+
+    @property
+    def incarnation(self) -> int | None:
+        """The live incarnation of this process; None while it is no member."""
+        return self._core.incarnation
+
+    @property
+    def lease(self) -> Lease:
+        """The lease of the present incarnation; a lost one while there is none."""
+        return self._core.lease
+
+    @property
+    def entry(self) -> BrokerEntry | None:
+        """This broker's own entry in the view, while it is a member."""
+        return self._membership.entry
+
+    @property
+    def timing(self) -> Timing:
+        """The durations in force: what was promised on joining."""
+        return self._core.timing
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it has read up to the end that it saw at its start, and its own `joined`."""
+        return self._membership.caught_up and self._core.incarnation is not None
+
+    @property
+    def is_in_touch(self) -> bool:
+        """Whether an own renewal was read back within half a lease."""
+        return self._membership.is_in_touch()
+
+    @property
+    def handles(self) -> dict[str, Handle]:
+        """The handles of bundles that are open, or being opened or closed, at this broker."""
+        return self._tenures.handles
+
+    @property
+    def wake_at_ms(self) -> int:
+        """The boot time at which a `Tick` is wanted, if nothing happens before."""
+        if self._core.stopped:
+            return NEVER_MS
+        drain_ms = NEVER_MS if self._drain is None else self._core.now.boot_ms + _DRAIN_ROUND_MS
+        return min(self._membership.wake_at_ms, self._tenures.wake_at_ms, self._leading.wake_at_ms, drain_ms)
+
+    def handle(self, bundle: str) -> Handle | None:
+        """The handle of one bundle, if this broker has it open or is opening it."""
+        return self._tenures.handle(bundle)
+
+    def is_suspect(self, broker: BrokerEntry) -> bool:
+        """Whether a broker is late with its renewal, so that lookups of its bundles had better wait."""
+        return self._membership.is_suspect(broker)
+
+    # --- the one way in ---
+
+    def step(self, event: Event, now: Instant) -> list[Effect]:
+        """Take one event at one reading of the clocks; the effects are to be carried out in their order.
+
+        Raises what `Reader.feed` raises when the log must not be read on: the broker must then end.
+        """
+        core = self._core
+        core.now, core.effects = now, []
+        if not core.stopped:
+            _HANDLERS[type(event)](self, event)
+            self._membership.tick()
+            self._tenures.tick()
+            self._leading.tick()
+            self._leave_if_due()
+        return core.effects
+
+    def _read(self, event: Read) -> None:
+        for entry in event.entries:
+            self._fold(entry)
+        if event.caught_up:
+            self._membership.caught_up_now()
+
+    def _fold(self, entry: Entry) -> None:
+        core = self._core
+        folded = core.reader.feed(entry)
+        core.effects.append(folded)
+        record = folded.record
+        own = record.publisher == core.broker and record.incarnation is not None and record.incarnation == core.incarnation
+        attempt = core.settle(folded, record.sequence or 0) if own else None
+        if self._ends_me(folded):
+            self._lose_incarnation(folded)
+        before = core.incarnation
+        self._membership.folded(folded)
+        if attempt is not None and folded.verdict.accepted and attempt.key == core.broker and core.incarnation is not None:
+            self._membership.renewed(attempt.decided)
+        if core.incarnation != before:
+            self._tenures.incarnation_changed()
+        self._tenures.folded(folded)
+        self._leading.folded(folded)
+        if own and folded.verdict.reason is not None and folded.verdict.reason not in QUIET_REASONS and attempt is not None:
+            self._complain(folded)
+
+    def _ends_me(self, folded: Folded) -> bool:
+        me = self._core.incarnation
+        return me is not None and any(isinstance(change, BrokerChanged) and change.dead == me for change in folded.verdict.changes)
+
+    def _lose_incarnation(self, folded: Folded) -> None:
+        """Section 4: a broker that reads its own death closes all, and joins anew; one that meant to leave has left."""
+        core = self._core
+        left = core.leaving
+        self._membership.ended()
+        self._tenures.incarnation_changed()
+        if left:
+            core.stopped = True
+            core.effects.append(Stop(error=None))
+        else:
+            record = folded.record
+            core.effects.append(Alarm(name="own_death", message=f"buried at offset {folded.offset} by {record.publisher}; joining anew"))
+
+    def _complain(self, folded: Folded) -> None:
+        record, verdict = folded.record, folded.verdict
+        key = "?" if isinstance(record, Unreadable) else record.key
+        message = f"the proposal about {key} at offset {folded.offset} was rejected: {verdict.reason}"
+        self._core.effects.append(Alarm(name="rejected", message=message))
+
+    def _append_failed(self, event: AppendFailed) -> None:
+        self._core.append_failed(event.attempt)
+        self._membership.append_failed()
+
+    def _requested(self, event: Requested) -> None:
+        core = self._core
+        if core.incarnation is None or not core.lease.good(core.now):
+            problem = f"broker {core.broker} has no lease at this moment; ask another broker, or this one again later"
+            core.effects.append(Answered(ticket=event.ticket, problem=problem))
+            return
+        try:
+            make = record_of(core.view, event.intent)
+        except CallerError as error:
+            core.effects.append(Answered(ticket=event.ticket, problem=str(error)))
+            return
+        if isinstance(make, Verdict):
+            core.effects.append(Answered(ticket=event.ticket, verdict=make))
+        else:
+            core.propose(make, ticket=event.ticket)
+
+    def _drain_requested(self, event: DrainRequested) -> None:
+        earlier = self._drain
+        self._drain = event if earlier is None or event.leave else earlier
+        self._membership.propose_draining()
+
+    # --- leaving ---
+
+    def _leave_if_due(self) -> None:
+        """A graceful stop: drain, move all away, stop serving for ever in this incarnation, close, and only then leave."""
+        core, drain = self._core, self._drain
+        if drain is None or core.stopped:
+            return
+        if core.incarnation is None:
+            if drain.leave:
+                core.stopped = True
+                core.effects.append(Stop(error=None))
+            return
+        if not core.leaving:
+            self._membership.propose_draining()
+            if drain.leave and self._may_leave(drain):
+                core.leaving = True
+                core.lease.lose()
+                self._tenures.incarnation_changed()
+        if core.leaving and self._tenures.is_empty():
+            self._membership.propose_left()
+
+    def _may_leave(self, drain: DrainRequested) -> bool:
+        core, entry = self._core, self._membership.entry
+        if core.now.boot_ms >= drain.deadline_ms:
+            return True
+        if entry is None or entry.status != "draining" or core.incarnation is None:
+            return False
+        nobody_else = all(broker.status != "up" for broker in core.view.live_brokers())
+        return nobody_else or core.view.held_count(core.incarnation) == 0
+
+
+# While a broker drains or leaves it looks this often whether it may go on; every record that it reads is a look, too.
+_DRAIN_ROUND_MS: Final = 100
+
+_HANDLERS: Final[dict[type, Callable[..., None]]] = {
+    Read: Agent._read,  # noqa: SLF001 - the table of the class's own handlers
+    Tick: lambda _agent, _event: None,
+    AppendFailed: Agent._append_failed,  # noqa: SLF001
+    NonceWritten: lambda agent, event: agent._membership.nonce_written(event.nonce),  # noqa: SLF001
+    Prepared: lambda agent, event: agent._tenures.prepared(event.bundle, event.problem),  # noqa: SLF001
+    Opened: lambda agent, event: agent._tenures.opened(event.bundle, event.problem),  # noqa: SLF001
+    Closed: lambda agent, event: agent._tenures.closed(event.bundle, event.handover),  # noqa: SLF001
+    CutsFound: lambda agent, event: agent._tenures.cuts_found(event.bundle, event.cuts, event.problem),  # noqa: SLF001
+    Wanted: lambda agent, event: agent._leading.wanted(event.bundle),  # noqa: SLF001
+    Requested: Agent._requested,  # noqa: SLF001
+    DrainRequested: Agent._drain_requested,  # noqa: SLF001
+}

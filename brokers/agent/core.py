@@ -1,0 +1,158 @@
+"""What the parts of an agent share: who it is, what it has read, its lease, its attempts, and the effects of this step.
+
+May live here: shared state of one agent and the one way to propose a record. No policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Final
+
+from brokers.agent.effects import Answered, Append, Effect
+from brokers.agent.events import Instant
+from brokers.agent.handle import Lease
+from brokers.agent.timing import Timing
+from channel.codec import encode
+from channel.propose import Author
+from channel.reader import Folded, Reader
+from channel.records import AnyRecord
+
+# Attempts that are neither read back nor known to be settled. At the demo's 256 bundles per broker a drain has 64 under
+# way; an outage adds one renewal an interval. Past this bound only membership records are attempted.
+ATTEMPTS_MAX: Final = 4_096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Profile:
+    """What a broker tells of itself on joining; `addresses` maps a protocol to the address that clients use."""
+
+    addresses: dict[str, str] = field(default_factory=dict)
+    capacity: int = 100
+    failure_domain: str | None = None
+    labels: dict[str, str] = field(default_factory=dict)
+    version: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One try to append one record. Its number is the record's sequence; `ticket` is the request that it serves, if any."""
+
+    number: int
+    key: str
+    based_on: int
+    decided: Instant
+    ticket: int | None
+
+
+class Core:
+    """One agent's shared state. `now` and `effects` belong to the step in progress.
+
+    `incarnation` is None while the broker is no member. `leaving` says that this incarnation has stopped serving for ever.
+    """
+
+    def __init__(self, *, broker: str, cluster: str, reader: Reader, timing: Timing, profile: Profile) -> None:
+        self.broker = broker
+        self.cluster = cluster
+        self.reader = reader
+        self.view = reader.view
+        self.timing = timing
+        self.profile = profile
+        self.now = Instant(0, 0)
+        self.effects: list[Effect] = []
+        self.incarnation: int | None = None
+        self.lease = Lease(incarnation=-1, skew_max_ms=0, lost=True)
+        self.leaving = False
+        self.stopped = False
+        self._attempt = 0
+        self._in_flight: dict[int, Attempt] = {}
+        self._newest_by_key: dict[str, Attempt] = {}
+
+    @property
+    def serving(self) -> int | None:
+        """The incarnation under which bundles are taken and kept; None before it joined and once it leaves."""
+        return None if self.leaving else self.incarnation
+
+    def next_attempt(self) -> int:
+        """The number of the next attempt: it rises over all incarnations of this process."""
+        self._attempt += 1
+        return self._attempt
+
+    def author(self, attempt: int) -> Author:
+        """This broker's signature under an attempt."""
+        return Author(publisher=self.broker, incarnation=self.incarnation, sequence=attempt, timestamp_ms=self.now.wall_ms)
+
+    def propose(self, make: Callable[[Author], AnyRecord], *, ticket: int | None = None) -> bool:
+        """Append what `make` spells, unless the same is under way already; whether it was appended.
+
+        The same means: an attempt on this key, made against the same state, that may still be read back. Proposing it
+        again would only be rejected as stale; a state that has changed since makes it another proposal.
+        """
+        number = self.next_attempt()
+        record = make(self.author(number))
+        if ticket is None and self._is_under_way(record.key, record.based_on):
+            return False
+        if self.is_crowded() and not self._made_room(record.key):
+            if ticket is not None:
+                self.effects.append(Answered(ticket=ticket, problem=f"{ATTEMPTS_MAX} proposals are unsettled already; nothing was done"))
+            return False
+        attempt = Attempt(number=number, key=record.key, based_on=record.based_on, decided=self.now, ticket=ticket)
+        self._in_flight[number] = attempt
+        self._newest_by_key[record.key] = attempt
+        self.effects.append(Append(attempt=number, data=encode(record)))
+        return True
+
+    def append(self, data: bytes) -> None:
+        """Append a record that has no sequence: a genesis, or a `joined`, which its nonce settles."""
+        self.effects.append(Append(attempt=self.next_attempt(), data=data))
+
+    def is_crowded(self) -> bool:
+        """Whether so many attempts are unsettled that only membership may add to them."""
+        return len(self._in_flight) >= ATTEMPTS_MAX
+
+    def _made_room(self, key: str) -> bool:
+        """Membership goes on through the longest outage: its oldest attempt, decided long before a lease, renews nothing now."""
+        if key != self.broker:
+            return False
+        oldest = next((number for number, attempt in self._in_flight.items() if attempt.key == key), None)
+        if oldest is not None:
+            self._lost(oldest)
+        return True
+
+    def _is_under_way(self, key: str, based_on: int) -> bool:
+        attempt = self._newest_by_key.get(key)
+        if attempt is None or attempt.based_on != based_on:
+            return False
+        return self.now.boot_ms - attempt.decided.boot_ms < self.timing.attempt_ms
+
+    def append_failed(self, number: int) -> None:
+        """Let the same be proposed again. The attempt stays unsettled: it may be on the log all the same."""
+        attempt = self._in_flight.get(number)
+        if attempt is not None and self._newest_by_key.get(attempt.key) is attempt:
+            del self._newest_by_key[attempt.key]
+
+    def settle(self, folded: Folded, number: int) -> Attempt | None:
+        """An own record was read back: it is settled by its verdict, and every earlier attempt as never to be accepted."""
+        for earlier in [other for other in self._in_flight if other < number]:
+            self._lost(earlier)
+        attempt = self._in_flight.pop(number, None)
+        if attempt is not None:
+            self._forget_key(attempt)
+            if attempt.ticket is not None:
+                self.effects.append(Answered(ticket=attempt.ticket, offset=folded.offset, verdict=folded.verdict))
+        return attempt
+
+    def lose_all(self) -> None:
+        """The incarnation is over: none of its attempts that were not read will be accepted."""
+        for number in list(self._in_flight):
+            self._lost(number)
+
+    def _lost(self, number: int) -> None:
+        attempt = self._in_flight.pop(number)
+        self._forget_key(attempt)
+        if attempt.ticket is not None:
+            self.effects.append(Answered(ticket=attempt.ticket, problem="the proposal did not reach the log; nothing was done"))
+
+    def _forget_key(self, attempt: Attempt) -> None:
+        if self._newest_by_key.get(attempt.key) is attempt:
+            del self._newest_by_key[attempt.key]

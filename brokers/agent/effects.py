@@ -1,0 +1,155 @@
+"""What a broker wants done: the effects that `Agent.step` returns, for its host to carry out in their order.
+
+May live here: effect classes. Deadlines are boot times in milliseconds. What the host does with an effect comes back as an
+event; an effect that gets no answer in time is the agent's business too, never the host's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from brokers.agent.handle import Handle
+from channel.entries import BrokerEntry, BundleEntry, Verdict
+from channel.errors import EquipoiseError
+from channel.reader import Folded
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Append:
+    """Append these bytes to the log; `AppendFailed` with this `attempt` if that failed. Never retried by the host."""
+
+    attempt: int
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WriteNonce:
+    """Write and fsync this nonce to the data directory, then say `NonceWritten`."""
+
+    nonce: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForgetNonces:
+    """A later incarnation has been read back: only `keep` is still of use in the data directory."""
+
+    keep: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prepare:
+    """Warm up for `bundle`, which `source` serves now (None: nobody), then say `Prepared`."""
+
+    bundle: BundleEntry
+    source: BrokerEntry | None
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """Open the bundle of `handle` with what the former owner left, then say `Opened`. `source` is that owner, if it lives."""
+
+    handle: Handle
+    source: BrokerEntry | None
+    handover: bytes | None
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Close:
+    """Stop accepting, settle what was accepted, tell clients `moved_to` (None: unknown yet), then say `Closed`.
+
+    The handle is closed already.
+    """
+
+    handle: Handle
+    moved_to: BrokerEntry | None
+    deadline_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Discard:
+    """What the service warmed up for `bundle` is not needed after all. No answer is expected."""
+
+    bundle: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abandon:
+    """The service overran its deadline on `bundle`: stop its code, and say nothing more of that operation.
+
+    If the code cannot be stopped, end the process.
+    """
+
+    bundle: str
+    doing: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FindCuts:
+    """Ask the service where to cut `bundle` (its algorithm and positions are in the entry), then say `CutsFound`."""
+
+    bundle: BundleEntry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reshaped:
+    """A split or a merge took place: `heirs` serve from now on what `gone` served. Sessions go on."""
+
+    gone: tuple[Handle, ...]
+    heirs: tuple[Handle, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answered:
+    """What came of a request. `verdict` is None if it was never put to the log, or if its outcome is unknown.
+
+    `problem` then says which; `offset` is where the record stands if it was read back.
+    """
+
+    ticket: int
+    offset: int | None = None
+    verdict: Verdict | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Alarm:
+    """Something that the operator must look at. `name` is a stable word for metrics, `message` says what and where."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refold:
+    """Views have diverged: fold the log again beside the live view, and stop only if that shows the live view to be wrong."""
+
+    other: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stop:
+    """The broker must end: it has left (`error` is None), or cannot go on."""
+
+    error: EquipoiseError | None
+
+
+Effect = (
+    Append
+    | WriteNonce
+    | ForgetNonces
+    | Prepare
+    | Open
+    | Close
+    | Discard
+    | Abandon
+    | FindCuts
+    | Reshaped
+    | Answered
+    | Alarm
+    | Refold
+    | Stop
+    | Folded
+)

@@ -1,0 +1,68 @@
+"""Leases and handles: the one check that stands between a broker's belief and its answer to a caller.
+
+May live here: the lease of an incarnation, the handle of a bundle, and their check. They are the only objects that the
+agent shares with its host, because the check must be made at the moment of the answer, not at the last step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from brokers.agent.events import Instant
+
+
+@dataclass(slots=True, kw_only=True)
+class Lease:
+    """The right of one incarnation to serve, until `deadline_ms` of boot time; 0 for ever once the incarnation is lost.
+
+    `skew_ms` is how far the wall clock was ahead of the boot clock when the present lease was decided. A wall clock that
+    has since run ahead by more than `skew_max_ms` shows a sleep that the boot clock did not see, and ends the lease too:
+    it can shorten a lease, never lengthen it.
+    """
+
+    incarnation: int
+    skew_max_ms: int
+    deadline_ms: int = 0
+    skew_ms: int = 0
+    lost: bool = False
+
+    def extend(self, *, decided: Instant, lease_ms: int) -> None:
+        """Count the lease anew from the moment at which the accepted attempt was decided on."""
+        if not self.lost:
+            self.deadline_ms = decided.boot_ms + lease_ms
+            self.skew_ms = decided.wall_ms - decided.boot_ms
+
+    def lose(self) -> None:
+        """The incarnation is over, or has stopped serving for ever."""
+        self.lost = True
+        self.deadline_ms = 0
+
+    def good(self, now: Instant) -> bool:
+        """Whether work may start, or be answered, at this reading of the clocks."""
+        return now.boot_ms < self.deadline_ms and now.wall_ms - now.boot_ms - self.skew_ms <= self.skew_max_ms
+
+    def left_ms(self, now: Instant) -> int:
+        """How long the lease still runs; 0 if it does not."""
+        return self.deadline_ms - now.boot_ms if self.good(now) else 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Handle:
+    """One tenure of one bundle by one incarnation, as its service sees it: work is done under it, and checked by it.
+
+    `is_open` is set once the service has opened the bundle, and cleared for ever when it has to let go. After a split or
+    a merge the handle is closed and `heirs` took over its range within the same step, so that sessions go on.
+    """
+
+    bundle: str
+    namespace: str
+    low: int
+    high: int
+    token: int
+    lease: Lease
+    is_open: bool = False
+    heirs: tuple[Handle, ...] = field(default=(), repr=False)
+
+    def passes(self, now: Instant) -> bool:
+        """Whether work on this bundle may start, or be answered, at this reading of the clocks."""
+        return self.is_open and self.lease.good(now)

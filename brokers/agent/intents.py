@@ -1,0 +1,73 @@
+"""What an operator or a balancer may ask of a broker, before it becomes a record.
+
+May live here: intents as values. They name brokers by id, as people do; `brokers.agent` turns them into proposals against
+the view that it has at that moment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from channel.records import Document
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Move `bundle` to the broker `destination`."""
+
+    bundle: str
+    destination: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unload:
+    """Take `bundle` from its owner; it is placed anew."""
+
+    bundle: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitBundle:
+    """Have the owner cut `bundle` by `algorithm`, at `positions` if the algorithm wants them given."""
+
+    bundle: str
+    algorithm: str
+    reason: str
+    positions: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeBundles:
+    """Make one bundle of `left` and its right neighbour."""
+
+    left: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateNamespace:
+    """Create a namespace with these boundaries."""
+
+    name: str
+    boundaries: Sequence[int]
+    policies: Document = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartDeletingNamespace:
+    """Let nothing of a namespace be assigned any more, so that it can be deleted."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteNamespace:
+    """Remove a deleting namespace whose bundles are all free."""
+
+    name: str
+
+
+Intent = Transfer | Unload | SplitBundle | MergeBundles | CreateNamespace | StartDeletingNamespace | DeleteNamespace

@@ -1,0 +1,222 @@
+"""Leading: placing what is free, calling off what is stuck, moving away from a broker that drains, forgetting old brokers.
+
+May live here: what a broker does about bundles that are not (only) its own. Who does it first is decided by age; whether
+it is done twice does not matter, because `based_on` lets one proposal win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from brokers.agent.core import Core
+from brokers.agent.membership import NEVER_MS, Membership
+from brokers.placement import Placement
+from channel import propose
+from channel.entries import BrokerChanged, BundleChanged, BundleEntry
+from channel.reader import Folded
+
+# Assignments in one step: 256 records of 250 bytes are one group commit of a few milliseconds, and a broker that dies with
+# more bundles has them placed in the next step, one round trip later.
+_PLACEMENTS_MAX: Final = 256
+
+# Transfers away from a draining broker that are under way at once: enough to hide the log's round trip, few enough that
+# the destinations' services open them within each other's time.
+_TRANSFERS_MAX: Final = 64
+
+# How often the leader looks at what is unsettled when nothing is read; the others look as often and wait longer.
+_ROUND_MS: Final = 250
+
+# A broker that has refused a bundle is not asked for it again before this: so the others have their turn, and where
+# everybody refuses, nobody is asked more often.
+_ASK_AGAIN_MS: Final = 1_000
+
+# Each broker after the leader waits this much longer, by age, before it does the leader's work.
+_STEP_IN_MS: Final = 1_000
+
+
+class Leading:
+    """The leader's tasks, and those of every other broker after longer deadlines."""
+
+    def __init__(self, core: Core, membership: Membership, placement: Placement) -> None:
+        self._core = core
+        self._membership = membership
+        self._placement = placement
+        # Since when this broker has seen each unsettled bundle as it is: (last, boot time). And what a death has freed.
+        self._since: dict[str, tuple[int, int]] = {}
+        self._freed_by_death: dict[str, int] = {}
+        # Per bundle the incarnations that have refused it, each with the boot time of its last refusal.
+        self._refused_ms: dict[str, dict[int, int]] = {}
+        self._gone_since_ms: dict[str, int] = {}
+        self._knows_the_gone = False
+        self._has_news = False
+        self.wake_at_ms = NEVER_MS
+
+    def folded(self, folded: Folded) -> None:
+        """Take note of changes; `tick` acts on them once the whole batch is folded, so that a death is placed in one batch."""
+        now_ms = self._core.now.boot_ms
+        died = False
+        for change in folded.verdict.changes:
+            self._has_news = True
+            if isinstance(change, BrokerChanged):
+                died = died or change.dead is not None
+                self._note_broker(change)
+            elif isinstance(change, BundleChanged):
+                self._note_bundle(change, folded.offset, freed_by_death_ms=now_ms if died else None)
+                refuser = None if died else _refuser(change, folded.record.incarnation)
+                if refuser is not None:
+                    self._refused_ms.setdefault(change.name, {})[refuser] = now_ms
+
+    def _note_broker(self, change: BrokerChanged) -> None:
+        if change.after is not None and not change.after.live:
+            self._gone_since_ms[change.name] = self._core.now.boot_ms
+        else:
+            self._gone_since_ms.pop(change.name, None)
+
+    def _note_bundle(self, change: BundleChanged, offset: int, *, freed_by_death_ms: int | None) -> None:
+        name, after = change.name, change.after
+        if after is None or after.phase == "owned":
+            self._since.pop(name, None)
+            self._freed_by_death.pop(name, None)
+        else:
+            self._since[name] = (offset, self._core.now.boot_ms)
+        if after is None:
+            self._refused_ms.pop(name, None)
+        if after is not None and after.phase == "free" and freed_by_death_ms is not None:
+            self._freed_by_death[name] = freed_by_death_ms
+
+    def wanted(self, name: str) -> None:
+        """Somebody looked up a bundle: assign it if it is free, unless a death has just freed it and the leader is at it."""
+        bundle = self._core.view.bundles.get(name)
+        if bundle is None or bundle.phase != "free" or not self._may_act():
+            return
+        freed_ms = self._freed_by_death.get(name, -NEVER_MS)
+        if self._standing() == 0 or self._core.now.boot_ms - freed_ms >= self._core.timing.leader_first_ms:
+            self._place([bundle])
+
+    def tick(self) -> None:
+        """Do what is due."""
+        if not self._has_news and self._core.now.boot_ms < self.wake_at_ms:
+            return
+        self._has_news = False
+        self._note_the_gone_of_the_snapshot()
+        self.wake_at_ms = NEVER_MS
+        if not self._may_act():
+            self.wake_at_ms = self._core.now.boot_ms + _ROUND_MS
+            return
+        standing = self._standing()
+        free = []
+        for bundle in self._core.view.unsettled():
+            if bundle.phase == "free":
+                free.append(bundle)
+            else:
+                self._unstick(bundle, standing)
+        due = [bundle for bundle in free if self._waited_ms(bundle) >= standing * _STEP_IN_MS]
+        self._place(due[:_PLACEMENTS_MAX])
+        self._drain()
+        if self._core.view.unsettled() or self._is_draining():
+            self.wake_at_ms = self._core.now.boot_ms + _ROUND_MS
+        if standing == 0:
+            self._forget_the_gone()
+
+    def _may_act(self) -> bool:
+        core = self._core
+        return core.serving is not None and self._membership.caught_up and core.lease.good(core.now) and not core.is_crowded()
+
+    def _standing(self) -> int:
+        """How many brokers are to act before this one: 0 for the leader."""
+        core = self._core
+        brokers = core.view.live_brokers()
+        fit = [broker for broker in brokers if broker.status == "up"] or brokers
+        return sum(1 for broker in fit if broker.incarnation < (core.incarnation or 0))
+
+    def _waited_ms(self, bundle: BundleEntry) -> int:
+        last, since_ms = self._since.get(bundle.name, (-1, 0))
+        if last != bundle.last:
+            since_ms = self._core.now.boot_ms
+            self._since[bundle.name] = (bundle.last, since_ms)
+        return self._core.now.boot_ms - since_ms
+
+    def _place(self, bundles: list[BundleEntry]) -> None:
+        view = self._core.view
+        fit = [bundle for bundle in bundles if view.namespaces[bundle.namespace].status == "created"]
+        placed = self._placement.place(view, fit, avoid=self._refusers(fit))
+        for bundle in fit:
+            if bundle.name in placed:
+                self._core.propose(partial(propose.assign, bundle=bundle, owner=placed[bundle.name]))
+
+    def _refusers(self, bundles: Sequence[BundleEntry]) -> dict[str, frozenset[int]]:
+        """Who has refused each of `bundles` so lately that it is not to be asked again; the older refusals are forgotten."""
+        avoid = {}
+        for name in [bundle.name for bundle in bundles if bundle.name in self._refused_ms]:
+            lately_ms = self._core.now.boot_ms - _ASK_AGAIN_MS
+            recent = {refuser: at_ms for refuser, at_ms in self._refused_ms.pop(name).items() if at_ms > lately_ms}
+            if recent:
+                self._refused_ms[name] = recent
+                avoid[name] = frozenset(recent)
+        return avoid
+
+    def _unstick(self, bundle: BundleEntry, standing: int) -> None:
+        """Call off what takes too long, or assign it to another: only where the log allows it without its actor."""
+        core = self._core
+        waited_ms = self._waited_ms(bundle)
+        if waited_ms < core.timing.patience_ms + standing * _STEP_IN_MS:
+            return
+        reason = f"nothing happened for {waited_ms} ms"
+        if bundle.phase in ("transferring", "splitting"):
+            core.propose(partial(propose.call_off, bundle=bundle, reason=reason))
+        elif bundle.phase == "assigning" and bundle.owner is not None:
+            placed = self._placement.place(core.view, [bundle], avoid={bundle.name: frozenset({bundle.owner})})
+            if bundle.name in placed:
+                owner = placed[bundle.name]
+                core.propose(partial(propose.assign, bundle=bundle, owner=owner, reason=reason))
+
+    # --- a broker that drains ---
+
+    def _is_draining(self) -> bool:
+        entry = self._membership.entry
+        return entry is not None and entry.status == "draining"
+
+    def _drain(self) -> None:
+        """Move this broker's own bundles to others, several at once."""
+        core = self._core
+        if not self._is_draining() or core.serving is None:
+            return
+        held = core.view.held_by(core.serving)
+        room = _TRANSFERS_MAX - sum(1 for bundle in held if bundle.phase != "owned")
+        movable = [bundle for bundle in held if bundle.phase == "owned"][: max(room, 0)]
+        placed = self._placement.place(core.view, movable, avoid=self._refusers(movable))
+        for bundle in movable:
+            if bundle.name in placed:
+                core.propose(partial(propose.transfer, bundle=bundle, destination=placed[bundle.name], reason="drain"))
+
+    # --- brokers long gone ---
+
+    def _note_the_gone_of_the_snapshot(self) -> None:
+        """Those that were gone before this process began to read are gone since it did: no record will tell of them."""
+        if not self._knows_the_gone:
+            self._knows_the_gone = True
+            for broker in self._core.view.brokers.values():
+                if not broker.live:
+                    self._gone_since_ms.setdefault(broker.broker, self._core.now.boot_ms)
+
+    def _forget_the_gone(self) -> None:
+        core = self._core
+        for name, since_ms in self._gone_since_ms.items():
+            due_ms = since_ms + core.timing.remove_after_ms
+            if due_ms <= core.now.boot_ms:
+                core.propose(partial(propose.remove_broker, broker=core.view.brokers[name]))
+                due_ms = core.now.boot_ms + _ROUND_MS
+            self.wake_at_ms = min(self.wake_at_ms, due_ms)
+
+
+def _refuser(change: BundleChanged, publisher: int | None) -> int | None:
+    """The broker that, as this change says, does not take a bundle: before it owns it, or because it fails to open it."""
+    before, after = change.before, change.after
+    if before is None or after is None:
+        return None
+    move = (before.phase, after.phase)
+    refused = move in (("assigning", "free"), ("transferring", "owned"))
+    failed = move == ("owned", "unloading") and publisher == before.owner
+    return before.owner if refused or failed else None

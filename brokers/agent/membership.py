@@ -1,0 +1,313 @@
+"""Membership: joining, renewing, noticing the dead, leaving (section 4 of the protocol).
+
+May live here: what a broker does about its own incarnation and about the silence of others. Nothing about bundles.
+
+Theory of operation. Two promises meet here. A broker serves only until the moment at which it decided on its last
+accepted renewal, plus its lease. A broker accuses another only after having itself read nothing of it for that lease plus
+a margin, counted on its own clock from the latest of three moments: when it read the other's last record, when its own
+lease last became good, when it last came back in touch with the log. So with clocks that run at nearly one rate nobody is
+declared dead while it may still answer, and an outage of the log by itself kills nobody: whoever returns first is not in
+touch for longer than the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from brokers.agent.core import Core
+from brokers.agent.effects import ForgetNonces, Refold, Stop, WriteNonce
+from brokers.agent.events import Instant
+from brokers.agent.handle import Lease
+from channel import propose
+from channel.codec import encode
+from channel.entries import BrokerChanged, BrokerEntry
+from channel.errors import BrokerIdTaken
+from channel.reader import Folded
+from channel.records import LEVEL_SUPPORTED, BrokerRecord, Genesis, Joined, Reason, Renewed
+
+# How many renewals of a stranger under this broker's id show that it is no late record of a process that has died.
+_RENEWALS_OF_A_LIVING_STRANGER: Final = 3
+
+# After a failed append a renewal is tried again this much sooner: an outage ends between two of these.
+_RETRY_DIVISOR: Final = 4
+
+# Attempts to join whose nonces are remembered: at one a second those of more than an hour. One that is forgotten and
+# accepted all the same counts as a stranger's, which silence ends.
+_OWN_NONCES_MAX: Final = 4_096
+
+NEVER_MS: Final = 2**62
+
+
+class Membership:
+    """One broker's membership. `lost` is called when the incarnation has ended, before anything else is done."""
+
+    def __init__(self, core: Core, *, make_nonce: Callable[[], str], predecessor_nonces: frozenset[str]) -> None:
+        self._core = core
+        self._timing = core.timing
+        self._make_nonce = make_nonce
+        # Nonces of processes that are gone, for the exclusive lock on their directory is ours: replaced, never adopted.
+        self._predecessor_nonces = predecessor_nonces
+        # Nonces that this process has made itself, with the time of the decision, from which a lease is counted.
+        self._own_nonces: dict[str, Instant] = {}
+        self._caught_up_ms: int | None = None
+        self._heard_ms: dict[int, int] = {}
+        self._touched_ms = -NEVER_MS
+        self._back_in_touch_ms = -NEVER_MS
+        self._lease_good_since_ms = -NEVER_MS
+        self._renew_at_ms = NEVER_MS
+        self._join_at_ms = NEVER_MS
+        self._accuse_at_ms = NEVER_MS
+        self._strangers_renewals = 0
+
+    # --- what others ask ---
+
+    @property
+    def entry(self) -> BrokerEntry | None:
+        """This broker's own entry in the view, while it is a member."""
+        incarnation = self._core.incarnation
+        return None if incarnation is None else self._core.view.live.get(incarnation)
+
+    @property
+    def caught_up(self) -> bool:
+        """Whether the broker has read up to the end that the log had when it started."""
+        return self._caught_up_ms is not None
+
+    @property
+    def wake_at_ms(self) -> int:
+        """When `tick` wants to be called next, in boot time."""
+        renew_at_ms = NEVER_MS if self._core.leaving else self._renew_at_ms
+        return min(renew_at_ms, self._join_at_ms, self._accuse_at_ms)
+
+    def is_suspect(self, broker: BrokerEntry) -> bool:
+        """Whether a broker is so late with a renewal that clients had better not be sent to it."""
+        late_ms = broker.joined.renew_ms + broker.joined.margin_ms
+        return self._core.now.boot_ms - self._heard_of_ms(broker) > late_ms
+
+    def is_in_touch(self) -> bool:
+        """Whether an own renewal was read back recently enough to judge the silence of others."""
+        return self._core.now.boot_ms - self._touched_ms < self._core.timing.lease_ms // 2
+
+    # --- what was read ---
+
+    def caught_up_now(self) -> None:
+        """The end that the log had at the start is reached: from here on, silence counts, and the broker may join."""
+        if self._caught_up_ms is None:
+            self._caught_up_ms = self._core.now.boot_ms
+            self._join_at_ms = self._core.now.boot_ms
+
+    def folded(self, folded: Folded) -> None:
+        """Take note of a record about membership; the core has settled the attempt, if it was an own one."""
+        record, verdict = folded.record, folded.verdict
+        if isinstance(record, Genesis) and verdict.accepted and self.caught_up:
+            self._join_at_ms = self._core.now.boot_ms
+        elif isinstance(record, Joined):
+            self._joined(folded, record)
+        elif verdict.accepted and isinstance(record, Renewed):
+            self._heard(record.incarnation)
+            # What was renewed before this process came shows nobody who lives: that was its own predecessor, most likely.
+            if self.caught_up and record.publisher == self._core.broker and record.incarnation != self._core.incarnation:
+                self._strangers_renewals += 1
+            if verdict.diverged:
+                self._core.effects.append(Refold(other=record.publisher, offset=folded.offset))
+        elif verdict.accepted and isinstance(record, BrokerRecord) and record.status == "draining":
+            self._heard(record.incarnation)
+        for change in verdict.changes:
+            if isinstance(change, BrokerChanged) and change.dead is not None:
+                self._heard_ms.pop(change.dead, None)
+                if change.name == self._core.broker:
+                    self._strangers_renewals = 0
+
+    def renewed(self, decided: Instant) -> None:
+        """An own accepted record renews the lease, from the moment at which that very attempt was decided on."""
+        core = self._core
+        was_good = core.lease.good(core.now)
+        core.lease.extend(decided=decided, lease_ms=core.timing.lease_ms)
+        self._touch()
+        if not was_good and core.lease.good(core.now):
+            self._lease_good_since_ms = core.now.boot_ms
+
+    def ended(self) -> None:
+        """The incarnation is over (somebody buried it, or another process took its id): begin anew."""
+        core = self._core
+        core.lease.lose()
+        core.lose_all()
+        core.incarnation = None
+        core.leaving = False
+        self._renew_at_ms = self._accuse_at_ms = NEVER_MS
+        self._join_at_ms = core.now.boot_ms
+
+    def _joined(self, folded: Folded, record: Joined) -> None:
+        decided = self._own_nonces.get(record.nonce)
+        if folded.verdict.accepted:
+            self._heard(folded.offset)
+            if decided is not None and record.key == self._core.broker:
+                self._adopt(folded.offset, record, decided)
+        elif decided is not None and self._core.incarnation is None and folded.verdict.reason is Reason.STILL_ALIVE:
+            # The answer to an own plain attempt proves that this process is in touch, although it is no member.
+            self._touch()
+
+    def _adopt(self, incarnation: int, joined: Joined, decided: Instant) -> None:
+        core = self._core
+        core.incarnation = incarnation
+        # What was promised counts, not what this process would promise today.
+        core.timing = replace(self._timing, lease_ms=joined.lease_ms, margin_ms=joined.margin_ms, renew_ms=joined.renew_ms)
+        core.lease = Lease(incarnation=incarnation, skew_max_ms=core.timing.margin_ms // 2)
+        self._renew_at_ms = core.now.boot_ms + core.timing.renew_ms
+        self._accuse_at_ms = core.now.boot_ms
+        self._join_at_ms = NEVER_MS
+        self._predecessor_nonces = frozenset()
+        self._own_nonces = {joined.nonce: decided}
+        self.renewed(decided)
+        core.effects.append(ForgetNonces(keep=joined.nonce))
+
+    def _heard(self, incarnation: int | None) -> None:
+        if incarnation is not None:
+            now_ms = self._core.now.boot_ms
+            self._heard_ms[incarnation] = now_ms
+            broker = self._core.view.live.get(incarnation)
+            if broker is not None and self._core.incarnation is not None:
+                self._accuse_at_ms = min(self._accuse_at_ms, now_ms + broker.joined.lease_ms + broker.joined.margin_ms)
+
+    def _touch(self) -> None:
+        if not self.is_in_touch():
+            self._back_in_touch_ms = self._core.now.boot_ms
+        self._touched_ms = self._core.now.boot_ms
+
+    # --- what is due ---
+
+    def tick(self) -> None:
+        """Do what is due at this time: join, renew, accuse."""
+        core, now_ms = self._core, self._core.now.boot_ms
+        if core.stopped:
+            return
+        if core.incarnation is None:
+            if now_ms >= self._join_at_ms:
+                self._join()
+        else:
+            if now_ms >= self._renew_at_ms and not core.leaving:
+                self._renew()
+            if now_ms >= self._accuse_at_ms:
+                self._accuse()
+
+    def append_failed(self) -> None:
+        """The log does not take records: try the next renewal soon, so that an outage ends for us when it ends."""
+        soon_ms = self._core.now.boot_ms + self._core.timing.renew_ms // _RETRY_DIVISOR
+        if self._core.incarnation is not None:
+            self._renew_at_ms = min(self._renew_at_ms, soon_ms)
+
+    def _renew(self) -> None:
+        core, entry = self._core, self.entry
+        self._renew_at_ms = core.now.boot_ms + core.timing.renew_ms
+        if entry is not None:
+            core.propose(partial(propose.renewed, broker=entry))
+
+    def _accuse(self) -> None:
+        core, now_ms = self._core, self._core.now.boot_ms
+        others = [broker for broker in core.view.live_brokers() if broker.incarnation != core.incarnation]
+        # One broker at a time speaks: each leaves it for a margin longer to every older one that is not itself overdue.
+        elders = sum(1 for broker in others if self._would_rather_speak(broker))
+        may_accuse = core.lease.good(core.now) and self.is_in_touch() and not core.leaving
+        due_ms = NEVER_MS
+        for broker in others:
+            rank = elders - self._would_rather_speak(broker)
+            overdue_ms = self._overdue_ms(broker)
+            accusable_ms = overdue_ms + broker.joined.margin_ms * rank
+            if accusable_ms <= now_ms and may_accuse:
+                self._propose_down(broker, now_ms - self._silent_since_ms(broker))
+            # When an elder is overdue itself the ranks change, so that this is a moment to look again, too.
+            again_ms = now_ms + core.timing.margin_ms // 2
+            due_ms = min(due_ms, next(at_ms for at_ms in (overdue_ms, accusable_ms, again_ms) if at_ms > now_ms))
+        self._accuse_at_ms = due_ms
+
+    def _propose_down(self, broker: BrokerEntry, silent_ms: int) -> None:
+        reason = f"silent for {silent_ms} ms: longer than its lease of {broker.joined.lease_ms} ms and margin"
+        self._core.propose(partial(propose.down, broker=broker, reason=reason))
+
+    def _silent_since_ms(self, broker: BrokerEntry) -> int:
+        """From when its silence counts: this broker may itself have been away, and must not take that for silence."""
+        return max(self._heard_of_ms(broker), self._lease_good_since_ms, self._back_in_touch_ms)
+
+    def _heard_of_ms(self, broker: BrokerEntry) -> int:
+        """When its last record was read; or the end of the log reached, if nothing has come of it since."""
+        caught_up_ms = self._core.now.boot_ms if self._caught_up_ms is None else self._caught_up_ms
+        return max(self._heard_ms.get(broker.incarnation, -NEVER_MS), caught_up_ms)
+
+    def _would_rather_speak(self, broker: BrokerEntry) -> bool:
+        """Whether an older broker, not overdue itself, is the one to accuse before this one does."""
+        return broker.incarnation < (self._core.incarnation or 0) and self._core.now.boot_ms < self._overdue_ms(broker)
+
+    def _overdue_ms(self, broker: BrokerEntry) -> int:
+        """From when on it has been silent for its lease and its margin."""
+        return self._silent_since_ms(broker) + broker.joined.lease_ms + broker.joined.margin_ms
+
+    # --- joining ---
+
+    def _join(self) -> None:
+        """Make a nonce, and have it written before any record bears it; `nonce_written` goes on."""
+        core = self._core
+        self._join_at_ms = core.now.boot_ms + core.timing.renew_ms
+        if core.view.genesis is None:
+            core.append(encode(propose.genesis(core.author(0), cluster=core.cluster)))
+            return
+        if self._strangers_renewals >= _RENEWALS_OF_A_LIVING_STRANGER:
+            core.stopped = True
+            core.effects.append(Stop(error=BrokerIdTaken(broker=core.broker, incarnation=core.view.brokers[core.broker].incarnation)))
+            return
+        nonce = self._make_nonce()
+        if len(self._own_nonces) >= _OWN_NONCES_MAX:
+            del self._own_nonces[next(iter(self._own_nonces))]
+        self._own_nonces[nonce] = core.now
+        core.effects.append(WriteNonce(nonce=nonce))
+
+    def nonce_written(self, nonce: str) -> None:
+        """The nonce is on the disk: send the `joined` that bears it, in the way that the view allows."""
+        core = self._core
+        if nonce not in self._own_nonces or core.incarnation is not None:
+            return
+        before = core.view.brokers.get(core.broker)
+        alive = before if before is not None and before.live else None
+        replaces = alive.joined.nonce if alive is not None and alive.joined.nonce in self._predecessor_nonces else None
+        timing = self._timing.for_members(len(core.view.live) + 1)
+        core.append(
+            encode(
+                Joined(
+                    key=core.broker,
+                    based_on=core.view.last_of_broker(core.broker),
+                    publisher=core.broker,
+                    timestamp_ms=core.now.wall_ms,
+                    nonce=nonce,
+                    lease_ms=timing.lease_ms,
+                    margin_ms=timing.margin_ms,
+                    renew_ms=timing.renew_ms,
+                    addresses=core.profile.addresses,
+                    capacity=core.profile.capacity,
+                    failure_domain=core.profile.failure_domain,
+                    labels=core.profile.labels,
+                    version=core.profile.version,
+                    supported_level=LEVEL_SUPPORTED,
+                    replaces=replaces,
+                    after_silence=alive is not None and replaces is None and self._is_silent(alive),
+                )
+            )
+        )
+
+    def _is_silent(self, before: BrokerEntry) -> bool:
+        """Whether this process has itself, in touch with the log, read nothing of the incarnation for lease and margin."""
+        return self.is_in_touch() and self._core.now.boot_ms >= self._overdue_ms(before)
+
+    # --- leaving ---
+
+    def propose_draining(self) -> None:
+        """Take nothing new from now on."""
+        entry = self.entry
+        if entry is not None and entry.status == "up":
+            self._core.propose(partial(propose.draining, broker=entry))
+
+    def propose_left(self) -> None:
+        """End the incarnation. The caller has stopped serving in it for ever."""
+        entry = self.entry
+        if entry is not None:
+            self._core.propose(partial(propose.left, broker=entry))

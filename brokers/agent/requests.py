@@ -1,0 +1,67 @@
+"""Requests: what an operator or a balancer wants, spelled as a record against the view of this moment.
+
+May live here: from an intent to the maker of its record, or to the verdict that it would get if it could be spelled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+from brokers.agent.intents import (
+    CreateNamespace,
+    DeleteNamespace,
+    Intent,
+    MergeBundles,
+    SplitBundle,
+    StartDeletingNamespace,
+    Transfer,
+    Unload,
+)
+from channel import propose
+from channel.entries import BundleEntry, Verdict
+from channel.propose import Author
+from channel.records import AnyRecord, Reason
+from channel.view import View
+
+Make = Callable[[Author], AnyRecord]
+
+
+def record_of(view: View, intent: Intent) -> Make | Verdict:
+    """How to spell `intent`, or the rejection that the fold would answer.
+
+    A transfer to a broker that is dead or drains IS spelled, and rejected by the log: so the refusal is on record, and
+    `channel why` can tell of it. Only what cannot be spelled (an unknown bundle, a bundle nobody owns) is refused here.
+    """
+    if isinstance(intent, Transfer | Unload | SplitBundle | MergeBundles):
+        name = intent.left if isinstance(intent, MergeBundles) else intent.bundle
+        bundle = view.bundles.get(name)
+        if bundle is None:
+            return Verdict(reason=Reason.UNKNOWN_BUNDLE)
+        if bundle.phase != "owned":
+            return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{name} is {bundle.state}, not owned")
+        return _about_bundle(view, bundle, intent)
+    if isinstance(intent, CreateNamespace):
+        return partial(propose.create_namespace, view=view, name=intent.name, boundaries=intent.boundaries, policies=intent.policies)
+    if intent.name not in view.namespaces:
+        return Verdict(reason=Reason.UNKNOWN_NAMESPACE)
+    if isinstance(intent, StartDeletingNamespace):
+        return partial(propose.start_deleting_namespace, view=view, name=intent.name)
+    assert isinstance(intent, DeleteNamespace)
+    return partial(propose.delete_namespace, view=view, name=intent.name)
+
+
+def _about_bundle(view: View, bundle: BundleEntry, intent: Transfer | Unload | SplitBundle | MergeBundles) -> Make | Verdict:
+    if isinstance(intent, Transfer):
+        broker = view.brokers.get(intent.destination)
+        if broker is None:
+            return Verdict(reason=Reason.UNKNOWN_BROKER, problem=f"no broker {intent.destination!r} has ever joined")
+        return partial(propose.transfer, bundle=bundle, destination=broker.incarnation, reason=intent.reason)
+    if isinstance(intent, Unload):
+        return partial(propose.unload, bundle=bundle, reason=intent.reason)
+    if isinstance(intent, SplitBundle):
+        return partial(propose.start_split, bundle=bundle, algorithm=intent.algorithm, positions=intent.positions, reason=intent.reason)
+    right = view.right_neighbour(bundle)
+    if right is None:
+        return Verdict(reason=Reason.NOT_ADJACENT, problem=f"{bundle.name} is the last of its namespace")
+    return partial(propose.merge, left=bundle, right=right, reason=intent.reason)

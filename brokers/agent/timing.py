@@ -1,0 +1,81 @@
+"""How long things take: the promises that a broker makes on joining, and its patience with others.
+
+May live here: durations in milliseconds, how they grow with the membership, and the arithmetic by which wrong ones are
+refused. No clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Final
+
+from channel.errors import InvalidTiming
+
+# Up to here renewals once a second cost next to nothing. Beyond, each broker reads the renewals of all others, so that
+# lease, renewal interval and margin grow in proportion, and the renewals of all together stay at 25 a second.
+_MEMBERS_AT_FULL_PACE: Final = 25
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timing:
+    """Durations in milliseconds; the defaults are those of the embedded log.
+
+    `lease_ms`, `renew_ms` and `margin_ms` are this incarnation's promises: others use them, never their own settings.
+    `round_trip_ms` bounds append to read-back, `reconnect_ms` the longest reconnect after an outage of the log,
+    `stall_ms` the longest stall of a process that must not cost it its bundles, `clock_rate_error_ppm` how much faster or
+    slower than true time a clock may run. `prepare_ms`, `open_ms` and `close_ms` are the service's deadlines. `patience_ms`
+    is how long the leader watches a bundle in flight before it calls it off or assigns it anew; the brokers after it wait
+    that much longer, by age. `attempt_ms` is how long an attempt that is neither read back nor failed is waited for.
+    """
+
+    lease_ms: int = 3_000
+    renew_ms: int = 1_000
+    margin_ms: int = 500
+    round_trip_ms: int = 250
+    reconnect_ms: int = 800
+    stall_ms: int = 400
+    clock_rate_error_ppm: int = 10_000
+    prepare_ms: int = 10_000
+    open_ms: int = 10_000
+    close_ms: int = 5_000
+    patience_ms: int = 30_000
+    attempt_ms: int = 1_000
+    # For a quarter of a second a bundle that a death has freed is left to the leader, which places the whole batch.
+    leader_first_ms: int = 250
+    remove_after_ms: int = 24 * 3_600_000
+
+    def for_members(self, members: int) -> Timing:
+        """These durations for a cluster of `members` brokers: the lease and what hangs on it, in proportion."""
+        if members <= _MEMBERS_AT_FULL_PACE:
+            return self
+        return replace(
+            self,
+            lease_ms=self.lease_ms * members // _MEMBERS_AT_FULL_PACE,
+            renew_ms=self.renew_ms * members // _MEMBERS_AT_FULL_PACE,
+            margin_ms=self.margin_ms * members // _MEMBERS_AT_FULL_PACE,
+        )
+
+    def check(self) -> None:
+        """Raise `InvalidTiming` if these durations would let a live broker be declared dead, or two own one bundle."""
+        rate_error_ms = 2 * self.clock_rate_error_ppm * self.lease_ms // 1_000_000
+        half_lease_ms = self.lease_ms // 2
+        rules = (
+            (
+                self.margin_ms >= rate_error_ms + self.stall_ms,
+                "margin_ms",
+                f"at least {rate_error_ms + self.stall_ms} (2 x rate error x lease + stall)",
+            ),
+            (
+                half_lease_ms >= self.renew_ms + self.round_trip_ms,
+                "lease_ms",
+                f"at least {2 * (self.renew_ms + self.round_trip_ms)} (2 x (renewal + round trip))",
+            ),
+            (
+                half_lease_ms + self.margin_ms >= self.renew_ms + self.reconnect_ms,
+                "margin_ms",
+                f"at least {self.renew_ms + self.reconnect_ms - half_lease_ms} (renewal + longest reconnect - lease / 2)",
+            ),
+        )
+        for holds, setting, expected in rules:
+            if not holds:
+                raise InvalidTiming(setting=setting, value_ms=getattr(self, setting), expected=expected)

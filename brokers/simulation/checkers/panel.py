@@ -1,0 +1,70 @@
+"""All checkers together: who is asked what, and when.
+
+May live here: the calls from a run to its checkers, and the counts that its outcome tells. No check of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from brokers.agent.effects import Effect
+from brokers.agent.events import Instant
+from brokers.simulation.checkers.agreement import Agreement, Settlement
+from brokers.simulation.checkers.coverage import Coverage, Tokens
+from brokers.simulation.checkers.handover import Handovers
+from brokers.simulation.checkers.membership import Membership
+from brokers.simulation.checkers.ownership import Ownership
+from brokers.simulation.host import Process
+from channel.entries import BundleChanged
+from channel.reader import Folded
+from channel.records import Reason
+from channel.view import View
+
+
+class Panel:
+    """Raises `InvariantViolated` out of the step, or the record, that breaks an invariant."""
+
+    def __init__(self, made_nonces: Mapping[str, Process], *, nobody_dies: bool) -> None:
+        self.ownership = Ownership()
+        self.membership = Membership(made_nonces, passing=self.ownership.passing, nobody_dies=nobody_dies)
+        self.accepted = 0
+        self.ownership_changes = 0
+        self.rejected: dict[Reason, int] = {}
+        self._coverage = Coverage()
+        self._tokens = Tokens()
+        self._agreement = Agreement()
+        self._handovers = Handovers()
+        self._settlement = Settlement()
+
+    def folded(self, folded: Folded, view: View) -> None:
+        """A record has come to stand on the log."""
+        self._count(folded)
+        self._agreement.folded(folded, view)
+        self._settlement.folded(folded, view)
+        if folded.verdict.changes:
+            self._coverage.folded(folded, view)
+            self._tokens.folded(folded)
+            self._handovers.folded(folded)
+            self.membership.folded(folded, view)
+
+    def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
+        """A broker has taken a step, at this reading of its clocks."""
+        self._agreement.read(process.host.name, process.agent.view)
+        self._handovers.stepped(process, effects)
+        self.ownership.stepped(process, effects, now)
+        self.membership.stepped(process)
+
+    def ended(self, process: Process) -> None:
+        """A broker's process has ended."""
+        self.ownership.ended(process)
+
+    def _count(self, folded: Folded) -> None:
+        reason = folded.verdict.reason
+        if reason is not None:
+            self.rejected[reason] = self.rejected.get(reason, 0) + 1
+            return
+        self.accepted += 1
+        for change in folded.verdict.changes:
+            if isinstance(change, BundleChanged) and change.before is not None and change.after is not None:
+                # A token that rises marks the beginning of another broker's tenure.
+                self.ownership_changes += change.after.token != change.before.token

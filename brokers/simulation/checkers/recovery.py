@@ -1,0 +1,53 @@
+"""Invariant 5: once faults stop, every bundle is owned by a live broker within a bound.
+
+May live here: the bound, with its arithmetic, and the question whether a cluster has recovered. Every request is answered within
+it, too (section 8: every waiter has an end).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from brokers.agent.timing import Timing
+from brokers.simulation.host import Process
+from channel.entries import BundleEntry
+from channel.view import View
+
+
+def recovery_bound_ms(timing: Timing, *, brokers: int, late_ms: int) -> int:
+    """Within how many milliseconds of true time after the last fault every bundle is served.
+
+    The longest way: records that are still under way arrive (`late_ms`); a process whose id still looks alive waits for the
+    silence of the dead one, and joins; it accuses another, after as many margins as there are brokers before it; what that
+    frees is placed, refused until its deadlines, called off by patience, and placed anew.
+    """
+    timing = timing.for_members(brokers + 1)
+    silence_ms = timing.lease_ms + timing.margin_ms * (1 + brokers)
+    service_ms = timing.prepare_ms + timing.open_ms + timing.close_ms
+    bound_ms = late_ms + 2 * (silence_ms + timing.lease_ms) + 2 * (service_ms + timing.patience_ms) + 10 * timing.attempt_ms
+    return bound_ms + bound_ms * 2 * timing.clock_rate_error_ppm // 1_000_000
+
+
+def not_recovered(view: View, processes: Iterable[Process], process_of: Callable[[int], Process | None]) -> str | None:
+    """The first bundle that is not served, or request that is not answered; None if the cluster has recovered."""
+    for bundle in view.bundles.values():
+        if view.namespaces[bundle.namespace].status == "created":
+            problem = _not_served(bundle, process_of)
+            if problem is not None:
+                return f"{bundle.name} (offset {bundle.last}) {problem}"
+    for process in processes:
+        if process.asked:
+            return f"{process.host.name} has not answered {len(process.asked)} requests"
+    return None
+
+
+def _not_served(bundle: BundleEntry, process_of: Callable[[int], Process | None]) -> str | None:
+    if bundle.phase != "owned" or bundle.owner is None:
+        return f"is {bundle.phase}"
+    process = process_of(bundle.owner)
+    if process is None or not process.alive:
+        return f"is owned by #{bundle.owner}, whose process has ended"
+    handle = process.agent.handle(bundle.name)
+    if handle is None or handle.token != bundle.token or not handle.passes(process.host.now()):
+        return f"is owned by #{bundle.owner} at {process.host.name}, which does not serve it"
+    return None

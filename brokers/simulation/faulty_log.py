@@ -1,0 +1,65 @@
+"""The log of a run: one total order, and a reference reader that folds every record once, as it comes to stand on it.
+
+May live here: what stands on the log. Its faults are on the way to it (`courier`) and on the way from it (`host`); of its
+own it has but gaps between offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final, Protocol
+
+from brokers.simulation.stage import Stage
+from channel.log import FIRST_OFFSET, Entry
+from channel.reader import Folded, Reader
+from channel.view import View
+
+_GAP: Final = (1, 20)
+
+# What SQLite leaves out on the first open after a restart of its machine.
+_LEAP: Final = 1_000_000
+
+
+class Witness(Protocol):
+    """Who is told of every record."""
+
+    def folded(self, folded: Folded, view: View) -> None:
+        """It has folded a record into `view`."""
+        ...
+
+
+class FaultyLog:
+    """The log. `entries` are all its records in order; whoever wants to read on asks to be called with `on_append`."""
+
+    def __init__(self, stage: Stage, *, cluster: str, witness: Witness) -> None:
+        self.entries: list[Entry] = []
+        self.reference = Reader(log="simulated", cluster=cluster)
+        self._stage = stage
+        self._witness = witness
+        self._readers: list[Callable[[], None]] = []
+        self._next = FIRST_OFFSET
+
+    @property
+    def view(self) -> View:
+        """The view of the reference reader, which has read everything."""
+        return self.reference.view
+
+    def on_append(self, reader: Callable[[], None]) -> None:
+        """Call `reader` whenever there is something new to read."""
+        self._readers.append(reader)
+
+    def append(self, data: bytes) -> None:
+        """Put a record on the log."""
+        chance, faults = self._stage.chance, self._stage.faults
+        if chance.happens(faults.gap_permille):
+            self._next += chance.within(_GAP)
+        if chance.happens(faults.leap_permille):
+            self._next += _LEAP
+        entry = Entry(self._next, data)
+        self._next += 1
+        self.entries.append(entry)
+        folded = self.reference.feed(entry)
+        self._stage.story.folded(folded)
+        self._witness.folded(folded, self.view)
+        for reader in self._readers:
+            reader()

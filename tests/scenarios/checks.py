@@ -1,0 +1,49 @@
+"""What must hold after every command of a story, whatever the story is about.
+
+May live here: one function for each check, over the hosts of a stage and its log. Coverage and tokens are checked by the
+simulation's own checkers, record by record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+from brokers.agent.handle import Handle
+from channel.log import Entry
+from channel.reader import Reader
+from channel.snapshot import to_bytes
+from tests.scenarios.host import Host, Process
+
+
+def one_owner(hosts: Sequence[Host]) -> None:
+    """No two handles pass the check for one point of the hash space, each by the clocks of its own machine."""
+    passing = [found for host in hosts if host.process is not None for found in _passing(host, host.process)]
+    # In order of the hash space, what overlaps at all overlaps with its neighbour.
+    passing.sort(key=lambda found: (found[1].namespace, found[1].low, found[0]))
+    for (one_host, one), (other_host, other) in pairwise(passing):
+        apart = one.namespace != other.namespace or one.high <= other.low
+        assert apart, f"{one_host} and {other_host} both serve: {one}, {other}"
+
+
+def _passing(host: Host, process: Process) -> list[tuple[str, Handle]]:
+    now = host.now()
+    return [(host.name, handle) for handle in process.service.given if handle.passes(now)]
+
+
+def no_hurry(process: Process) -> None:
+    """A broker that has just done what was due does not ask to be woken at once, or it would never rest."""
+    now_ms, wake_at_ms = process.host.now().boot_ms, process.agent.wake_at_ms
+    assert wake_at_ms > now_ms, f"{process.host.name} asks to be woken at {wake_at_ms}, and it is {now_ms}"
+
+
+def one_view(hosts: Sequence[Host], entries: Sequence[Entry], cluster: str) -> None:
+    """Every broker's view is what the log folds to from its beginning, up to where that broker has read, byte for byte."""
+    processes = [host.process for host in hosts if host.process is not None and not host.process.is_corrupt]
+    twin = Reader(log="twin", cluster=cluster)
+    for read in range(len(entries) + 1):
+        if read:
+            twin.feed(entries[read - 1])
+        for process in processes:
+            if process.read == read:
+                assert to_bytes(twin.view) == to_bytes(process.agent.view), f"{process.host.name} holds another view than the log"

@@ -1,0 +1,56 @@
+"""Story files: how they are told, and how what they expect is written anew.
+
+May live here: the form of a story file. A line that begins with `> ` is a command; the lines after it that are indented by
+four blanks are what must happen; everything else is prose.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from tests.scenarios.language import perform
+from tests.scenarios.stage import Stage
+
+FOLDER = Path(__file__).resolve().parent
+
+_COMMAND = "> "
+_OUTPUT = "    "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Story:
+    """A story that was told: the text of its file with what happened, and the stage as it stands at the end."""
+
+    text: str
+    stage: Stage
+
+
+def paths() -> list[Path]:
+    """All stories, by name."""
+    return sorted(FOLDER.glob("*.txt"))
+
+
+@cache
+def told(path: Path) -> Story:
+    """The story of a file as it happens now."""
+    return tell(path.read_text(encoding="utf-8"))
+
+
+def commands(text: str) -> list[str]:
+    """The commands of a story, in order."""
+    return [line.removeprefix(_COMMAND) for line in text.splitlines() if line.startswith(_COMMAND)]
+
+
+def tell(text: str) -> Story:
+    """Perform every command of a story; its text again, with what happened in place of what was expected."""
+    stage = Stage()
+    lines: list[str] = []
+    for line in text.splitlines():
+        if line.startswith(_OUTPUT):
+            continue
+        lines.append(line)
+        if line.startswith(_COMMAND):
+            lines += [f"{_OUTPUT}{happened}" for happened in perform(stage, line.removeprefix(_COMMAND))]
+    return Story(text="\n".join(lines) + "\n", stage=stage)

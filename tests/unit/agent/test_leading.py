@@ -1,0 +1,99 @@
+"""Leading: how much is done at once, by whom, and when another steps in.
+
+May live here: what the stories of tests/scenarios do not tell, of `brokers.agent.leading`: its bounds and its deadlines.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from channel.codec import decode
+from channel.records import BundleTransition
+from tests.scenarios.language import perform
+from tests.scenarios.stage import Stage
+from tests.scenarios.words import full_name
+
+# What one step places, and what one draining broker moves at once.
+PLACEMENTS_MAX, TRANSFERS_MAX = 256, 64
+
+
+def play(*commands: str) -> Stage:
+    """A stage after these commands."""
+    stage = Stage()
+    for command in commands:
+        perform(stage, command)
+    return stage
+
+
+def in_flight(stage: Stage, name: str) -> list[BundleTransition]:
+    """The transitions that a broker has proposed, and that have not reached the log."""
+    return [record for _, data in stage.hosts[name].link.in_flight if isinstance(record := decode(data), BundleTransition)]
+
+
+def test_a_step_places_so_many_and_no_more() -> None:
+    """A namespace of many bundles is placed in batches, and wholly in the end."""
+    stage = play("brokers a b", "hold a", "namespace t/n with 300 bundles by admin")
+    assert PLACEMENTS_MAX == len(in_flight(stage, "a"))
+    perform(stage, "release a")
+    assert {"owned"} == {bundle.phase for bundle in stage.view.bundles.values()}
+    assert [150, 150] == [stage.view.held_count(broker.incarnation) for broker in stage.view.live_brokers()]
+
+
+def test_a_broker_that_drains_moves_so_many_at_once() -> None:
+    """More transfers begin only as others end; all have moved in the end."""
+    stage = play("brokers a", "namespace t/n with 80 bundles by admin", "brokers b", "service b waits prepare", "drain a")
+    assert TRANSFERS_MAX == sum(bundle.phase == "transferring" for bundle in stage.view.bundles.values())
+    perform(stage, "service b is well")
+    perform(stage, "service b answers")
+    assert 0 == stage.view.held_count(stage.view.brokers["a"].incarnation)
+
+
+@pytest.mark.parametrize(("silenced", "waits_ms"), [("", 0), ("a", 1_000), ("ab", 2_000)])
+def test_each_broker_steps_in_a_second_after_its_elder(silenced: str, waits_ms: int) -> None:
+    """Where those before it do nothing (here because they read nothing), the next by age places what is free."""
+    stage = play("cluster a b c with 2 bundles", *(f"deafen {name}" for name in silenced), "hold c", "hold b", "hold a")
+    perform(stage, "namespace t/m with 1 bundle by admin")
+    next_by_age = "abc"[len(silenced)]
+    if waits_ms:
+        perform(stage, f"advance {waits_ms - 1}ms")
+        assert [] == in_flight(stage, next_by_age)
+        perform(stage, "advance 1ms")
+    assert [full_name("t/m/00_ff")] == [record.key for record in in_flight(stage, next_by_age)]
+
+
+def test_a_lookup_without_a_lease_assigns_nothing() -> None:
+    """A broker that may be cut off does not decide what others should have."""
+    stage = play("cluster a b with 2 bundles", "hold b", "deafen b", "advance 3s", "lookup 00_80 at b")
+    assert [] == in_flight(stage, "b")
+
+
+def test_many_lookups_are_one_proposal() -> None:
+    """While an assignment is under way, whoever looks the bundle up waits for it."""
+    stage = play("brokers a b", "hold a", "hold b", "namespace t/n with 1 bundle by admin", *["lookup 00_ff at b"] * 5)
+    assert 1 == len(in_flight(stage, "b"))
+
+
+def test_lookups_do_not_hurry_those_that_refuse() -> None:
+    """However often a bundle is looked up that everybody refuses, each broker is asked for it once a second."""
+    stage = play("brokers a b", "service a refuses prepare", "service b refuses prepare", "namespace t/n with 1 bundle by admin")
+    asked = len(stage.told)
+    for _ in range(20):
+        perform(stage, "lookup 00_ff at a")
+        perform(stage, "lookup 00_ff at b")
+    assert asked == len(stage.told)
+
+
+def test_the_long_gone_are_removed_after_a_day() -> None:
+    """The leader forgets a broker 24 hours after it went, counted from its own start if that was later."""
+    stage = play("brokers a b", "leave b", "snapshot a", "restart a from snapshot")
+    stage.now_ms += 24 * 60 * 60 * 1_000 - 3_000
+    perform(stage, "advance 2999ms")
+    assert ["a", "b"] == sorted(stage.view.brokers)
+    perform(stage, "advance 1ms")
+    assert ["a"] == sorted(stage.view.brokers)
+
+
+def test_nobody_removes_the_living() -> None:
+    """A broker that came back is not forgotten by the clock of its former absence."""
+    stage = play("timing remove_after_ms 5s", "brokers a b", "leave b", "advance 4s", "restart b with directory", "advance 10s")
+    assert ["a", "b"] == sorted(stage.view.brokers)

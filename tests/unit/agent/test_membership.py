@@ -1,0 +1,247 @@
+"""Membership: whose silence counts from when, who speaks first, and what joining takes.
+
+May live here: what the stories of tests/scenarios do not tell, of `brokers.agent.membership`: edges, to the millisecond.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from brokers.agent.agent import Agent
+from brokers.agent.core import Profile
+from brokers.agent.effects import Append, Effect, ForgetNonces, WriteNonce
+from brokers.agent.events import AppendFailed, Instant, NonceWritten, Read, Tick
+from brokers.agent.timing import Timing
+from channel.codec import decode
+from channel.errors import InvalidTiming
+from channel.log import Entry
+from channel.reader import Reader
+from channel.records import BrokerRecord, Genesis, Joined, Renewed
+from tests.scenarios.language import perform
+from tests.scenarios.stage import Stage
+
+
+def play(*commands: str) -> Stage:
+    """A stage after these commands."""
+    stage = Stage()
+    for command in commands:
+        perform(stage, command)
+    return stage
+
+
+class Lone:
+    """One agent on a log of its own, stepped by hand: what it appends is on the log when `land` is called."""
+
+    def __init__(self, *, timing: Timing | None = None, nonces: frozenset[str] = frozenset()) -> None:
+        self.now_ms = 10_000
+        self.made = 0
+        self.entries: list[Entry] = []
+        self.read = 0
+        self.agent = Agent(
+            broker="a",
+            cluster="test",
+            reader=Reader(log="test", cluster="test"),
+            timing=timing or Timing(),
+            profile=Profile(),
+            make_nonce=self._make_nonce,
+            predecessor_nonces=nonces,
+        )
+
+    def _make_nonce(self) -> str:
+        self.made += 1
+        return f"nonce {self.made}"
+
+    def step(self, event: Read | Tick | NonceWritten | AppendFailed) -> list[Effect]:
+        """One event, now."""
+        return self.agent.step(event, Instant(self.now_ms, self.now_ms))
+
+    def land(self, *effects: Effect) -> list[Effect]:
+        """Let what these effects append come to stand on the log, and be read."""
+        for effect in effects:
+            if isinstance(effect, Append):
+                self.entries.append(Entry(len(self.entries) + 1, effect.data))
+        unread, self.read = self.entries[self.read :], len(self.entries)
+        return self.step(Read(entries=unread))
+
+    def begin(self) -> str:
+        """Read the empty log, begin it, and ask to join; the nonce that is to be written."""
+        effects = self.land(*self.land())
+        (nonce,) = [effect.nonce for effect in effects if isinstance(effect, WriteNonce)]
+        return nonce
+
+
+def records(effects: list[Effect]) -> list[object]:
+    """What these effects append."""
+    return [decode(effect.data) for effect in effects if isinstance(effect, Append)]
+
+
+def deaths(stage: Stage) -> list[str]:
+    """The records by which brokers were declared down, shortened to who did and whom."""
+    return [line.split("(")[0].split(" ", 1)[1].strip() for line in stage.told if "declares" in line and "accepted" in line]
+
+
+def test_unsafe_durations_make_no_agent() -> None:
+    """A broker whose margin is too small for its lease does not even start."""
+    with pytest.raises(InvalidTiming):
+        Lone(timing=Timing(margin_ms=100))
+
+
+def test_an_empty_log_is_begun_before_anybody_joins() -> None:
+    """The first record is the genesis of the broker's own cluster; the second step is a nonce, and no record bears it yet."""
+    lone = Lone()
+    (genesis,) = records(lone.land())
+    assert isinstance(genesis, Genesis)
+    assert "test" == genesis.cluster
+
+
+def test_a_nonce_is_on_the_disk_before_a_record_bears_it() -> None:
+    """The attempt to join is sent when the nonce is written, and its lease counts from when it was decided on."""
+    lone = Lone()
+    nonce = lone.begin()
+    lone.now_ms += 400
+    sent = lone.step(NonceWritten(nonce=nonce))
+    (joined,) = records(sent)
+    assert isinstance(joined, Joined)
+    assert nonce == joined.nonce
+    lone.now_ms += 100
+    assert ForgetNonces(keep=nonce) in lone.land(*sent)
+    assert 10_000 + 3_000 == lone.agent.lease.deadline_ms
+
+
+def test_a_slow_disk_does_not_keep_a_broker_out() -> None:
+    """Where a nonce takes longer to be written than the next attempt is away, the first one written is sent all the same."""
+    lone = Lone()
+    first = lone.begin()
+    lone.now_ms += 1_000
+    (second,) = [effect.nonce for effect in lone.step(Tick()) if isinstance(effect, WriteNonce)]
+    lone.now_ms += 500
+    sent = lone.step(NonceWritten(nonce=first))
+    assert first != second
+    assert [first] == [record.nonce for record in records(sent) if isinstance(record, Joined)]
+    lone.land(*sent)
+    assert lone.agent.is_ready
+    assert [] == records(lone.step(NonceWritten(nonce=second)))
+
+
+def test_a_nonce_that_nobody_asked_for_is_not_sent() -> None:
+    """Only what this process has made itself is ever sent."""
+    lone = Lone()
+    lone.begin()
+    assert [] == records(lone.step(NonceWritten(nonce="somebody's")))
+
+
+def test_a_renewal_goes_out_every_interval_and_says_the_digest() -> None:
+    """It is based on the broker's last accepted record, with the digest that the view had just after it."""
+    lone = Lone()
+    lone.land(*lone.step(NonceWritten(nonce=lone.begin())))
+    digest = lone.agent.view.digest()
+    lone.now_ms += 999
+    assert [] == records(lone.step(Tick()))
+    lone.now_ms += 1
+    sent = lone.step(Tick())
+    (renewed,) = records(sent)
+    assert isinstance(renewed, Renewed)
+    assert (2, digest) == (renewed.based_on, renewed.digest)
+    lone.now_ms += 30
+    lone.land(*sent)
+    assert 11_000 + 3_000 == lone.agent.lease.deadline_ms
+
+
+def test_a_renewal_that_failed_is_tried_again_soon() -> None:
+    """After a quarter of the interval, so that an outage ends for this broker when it ends."""
+    lone = Lone()
+    lone.land(*lone.step(NonceWritten(nonce=lone.begin())))
+    lone.now_ms += 1_000
+    (append,) = [effect for effect in lone.step(Tick()) if isinstance(effect, Append)]
+    lone.step(AppendFailed(attempt=append.attempt))
+    assert lone.now_ms + 250 == lone.agent.wake_at_ms
+    lone.now_ms += 250
+    assert [Renewed] == [type(record) for record in records(lone.step(Tick()))]
+
+
+def test_what_a_predecessor_renewed_is_no_sign_of_life() -> None:
+    """A process that reads in its replay how its own id was renewed joins all the same, however long that went on."""
+    stage = play("brokers a b", "advance 30s", "restart a with lost directory", "advance 4500ms")
+    assert stage.process("a").agent.is_ready
+
+
+def test_a_stranger_that_died_is_forgotten() -> None:
+    """Two renewals of a stranger and one of the next do not add up to a living one."""
+    stage = play("brokers a b", "start x as a", "advance 2s", "crash a", "bury a", "advance 10ms")
+    assert stage.process("x").runs
+    perform(stage, "advance 1s")
+    assert stage.process("x").agent.is_ready
+
+
+def test_the_id_of_a_living_stranger_is_refused() -> None:
+    """After three renewals of it the process ends, with an error that names the id, and does nothing any more."""
+    stage = play("brokers a b", "start x as a")
+    agent = stage.process("x").agent
+    assert any("the broker id 'a' is in use by a live broker" in line for line in perform(stage, "advance 4s"))
+    assert [] == agent.step(Tick(), stage.hosts["x"].now())
+
+
+@pytest.mark.parametrize(("silent_ms", "dead"), [(3_499, False), (3_500, True)])
+def test_silence_counts_to_the_millisecond(silent_ms: int, dead: bool) -> None:
+    """The eldest accuses when it has read nothing for lease and margin, and not before."""
+    stage = play("brokers a b", "crash b", f"advance {silent_ms}ms")
+    assert (["a#2 declares b down"] if dead else []) == deaths(stage)
+
+
+def test_each_rank_waits_a_margin_longer() -> None:
+    """Where the accusations of the elders do not arrive, the next accuses a margin later."""
+    stage = play("brokers a b c d", "crash d", "advance 3400ms", "hold a", "hold b")
+    perform(stage, "advance 1099ms")
+    assert [] == deaths(stage)
+    perform(stage, "advance 1ms")
+    assert ["c#4 declares d down"] == deaths(stage)
+
+
+def test_the_overdue_are_no_elders() -> None:
+    """Where the eldest two die at once, the third accuses both as early as the eldest would have."""
+    stage = play("brokers a b c", "crash a", "crash b", "advance 3500ms")
+    assert ["c#4 declares a down", "c#4 declares b down"] == deaths(stage)
+
+
+def test_who_has_no_lease_accuses_nobody() -> None:
+    """A broker that cannot renew has been away itself."""
+    stage = play("brokers a b", "crash b", "hold a", "advance 6s")
+    assert [] == [record for _, data in stage.hosts["a"].link.in_flight if isinstance(record := decode(data), BrokerRecord)]
+
+
+def test_silence_counts_from_coming_back_in_touch() -> None:
+    """A broker whose renewals did not come back for half a lease begins to count anew with the first that does."""
+    stage = play("brokers a b", "crash b", "hold a", "advance 2600ms", "release a", "advance 3400ms")
+    assert [] == deaths(stage)
+    perform(stage, "advance 100ms")
+    assert ["a#2 declares b down"] == deaths(stage)
+
+
+def test_a_late_copy_of_its_own_joining_puts_no_member_in_touch() -> None:
+    """For a member only an accepted renewal proves touch; the answer `still_alive` does so for a process that is none."""
+    stage = play("brokers a b", "hold a", "advance 1499ms", "duplicate 2")
+    assert stage.process("a").agent.is_in_touch
+    perform(stage, "advance 1ms")
+    assert not stage.process("a").agent.is_in_touch
+
+
+def test_an_owner_that_was_never_heard_is_suspect_in_time() -> None:
+    """A broker that died before this process started from its snapshot is suspect an interval and a margin after that."""
+    stage = play("brokers a b", "snapshot b", "crash a", "restart b from snapshot")
+    agent = stage.process("b").agent
+    dead = stage.view.brokers["a"]
+    perform(stage, "advance 1500ms")
+    assert not agent.is_suspect(dead)
+    perform(stage, "advance 500ms")
+    assert agent.is_suspect(dead)
+
+
+def test_promises_grow_with_the_membership() -> None:
+    """Who joins a cluster of 25 promises for 26, and keeps to what it has promised."""
+    stage = Stage()
+    for number in range(26):
+        stage.start(f"broker{number}")
+        stage.settle()
+    timings = [stage.process(f"broker{number}").agent.timing for number in (24, 25)]
+    assert [(3_000, 1_000, 500), (3_120, 1_040, 520)] == [(timing.lease_ms, timing.renew_ms, timing.margin_ms) for timing in timings]
+    assert 3_120 == stage.process("broker25").agent.lease.left_ms(stage.hosts["broker25"].now())

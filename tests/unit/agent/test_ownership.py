@@ -1,0 +1,165 @@
+"""Ownership and work: the two checks that a service makes, and what splits, merges and lost leases do to work in progress.
+
+May live here: `brokers.service.Ownership` and `Work`, with a clock that tests set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from brokers.agent.events import Instant
+from brokers.agent.handle import Handle, Lease
+from brokers.service import Evidence, Ownership, OwnershipLost
+from channel.ranges import HASH_MAX, bundle_name, key_hash
+
+MIDDLE = 0x80000000
+LEFT_KEY, RIGHT_KEY = "7", "0"
+
+
+@dataclass(kw_only=True)
+class HandClock:
+    """A clock that stands still until a test moves it."""
+
+    boot_ms: int = 1_000
+    ahead_ms: int = 0
+
+    def now(self) -> Instant:
+        return Instant(self.boot_ms, self.boot_ms + self.ahead_ms)
+
+    def boot_ns(self) -> int:
+        return self.boot_ms * 1_000_000
+
+
+def good_lease() -> Lease:
+    """A lease that runs from 1,000 to 4,000 ms."""
+    lease = Lease(incarnation=3, skew_max_ms=250)
+    lease.extend(decided=Instant(1_000, 1_000), lease_ms=3_000)
+    return lease
+
+
+def opened(low: int = 0, high: int = HASH_MAX, *, token: int = 9, lease: Lease | None = None) -> Handle:
+    """An open handle of a range of t/n."""
+    name = bundle_name("t/n", low, high)
+    return Handle(bundle=name, namespace="t/n", low=low, high=high, token=token, lease=lease or good_lease(), is_open=True)
+
+
+def replaced(gone: tuple[Handle, ...], heirs: tuple[Handle, ...]) -> None:
+    """What a split or a merge does to handles."""
+    for handle in gone:
+        handle.is_open = False
+        handle.heirs = heirs
+
+
+def test_the_keys_lie_where_these_tests_need_them() -> None:
+    """One key in each half of the hash space."""
+    assert key_hash(LEFT_KEY) < MIDDLE <= key_hash(RIGHT_KEY)
+
+
+def test_work_that_ends_under_the_same_tenure_may_be_answered() -> None:
+    """Work that passes both checks is witnessed with its times, its token, and the lease that covered it."""
+    clock, seen = HandClock(), list[Evidence]()
+    ownership = Ownership(opened(), clock=clock, witness=seen.append)
+    assert ownership.is_good
+    work = ownership.begin(LEFT_KEY)
+    clock.boot_ms = 3_999
+    work.finish()
+    assert [
+        Evidence(
+            bundle="t/n/0x00000000_0xffffffff",
+            key=LEFT_KEY,
+            token=9,
+            started_ns=1_000_000_000,
+            answered_ns=3_999_000_000,
+            lease_deadline_ns=4_000_000_000,
+        )
+    ] == seen
+
+
+def test_work_does_not_start_without_the_right_to_it() -> None:
+    """A closed handle, and a lease that has run out, are told apart."""
+    clock = HandClock()
+    closed = opened()
+    closed.is_open = False
+    with pytest.raises(OwnershipLost, match="closed here"):
+        Ownership(closed, clock=clock).begin(LEFT_KEY)
+    clock.boot_ms = 4_000
+    with pytest.raises(OwnershipLost, match="lease of this broker has run out"):
+        Ownership(opened(), clock=clock).begin(LEFT_KEY)
+
+
+@pytest.mark.parametrize("way", ["closed", "lease", "wall clock", "incarnation"])
+def test_work_is_not_answered_after_the_right_is_lost(way: str) -> None:
+    """Whatever ends the right between the two checks, the result is not answered, and nothing is witnessed."""
+    clock, lease, seen = HandClock(), good_lease(), list[Evidence]()
+    handle = opened(lease=lease)
+    work = Ownership(handle, clock=clock, witness=seen.append).begin(LEFT_KEY)
+    if way == "closed":
+        handle.is_open = False
+    elif way == "lease":
+        clock.boot_ms = 4_000
+    elif way == "wall clock":
+        clock.ahead_ms = 251
+    else:
+        lease.lose()
+    with pytest.raises(OwnershipLost) as lost:
+        work.finish()
+    assert (handle.bundle, 9) == (lost.value.bundle, lost.value.token)
+    assert [] == seen
+
+
+def test_work_goes_on_over_a_split() -> None:
+    """Each piece of work is answered under the part that holds its key, also when that part is split again."""
+    lease, seen = good_lease(), list[Evidence]()
+    whole = opened(lease=lease)
+    ownership = Ownership(whole, clock=HandClock(), witness=seen.append)
+    left_work, right_work = ownership.begin(LEFT_KEY), ownership.begin(RIGHT_KEY)
+    left, right = opened(0, MIDDLE, lease=lease), opened(MIDDLE, lease=lease)
+    replaced((whole,), (left, right))
+    cut = MIDDLE // 2
+    parts = opened(0, cut, lease=lease), opened(cut, MIDDLE, lease=lease)
+    replaced((left,), parts)
+    left_work.finish()
+    right_work.finish()
+    holder = next(part for part in parts if part.low <= key_hash(LEFT_KEY) < part.high)
+    assert [holder.bundle, right.bundle] == [evidence.bundle for evidence in seen]
+
+
+def test_work_is_lost_with_the_part_that_moves_away() -> None:
+    """After a split the part that was given away takes its work with it; the other goes on."""
+    lease = good_lease()
+    whole = opened(lease=lease)
+    ownership = Ownership(whole, clock=HandClock())
+    left_work, right_work = ownership.begin(LEFT_KEY), ownership.begin(RIGHT_KEY)
+    left, right = opened(0, MIDDLE, lease=lease), opened(MIDDLE, lease=lease)
+    replaced((whole,), (left, right))
+    right.is_open = False
+    left_work.finish()
+    with pytest.raises(OwnershipLost, match="closed here"):
+        right_work.finish()
+
+
+def test_a_merge_keeps_work_under_the_greater_token_only() -> None:
+    """A union takes the greater token: work begun under the smaller one could have been refused by a store meanwhile."""
+    lease = good_lease()
+    left, right = opened(0, MIDDLE, token=9, lease=lease), opened(MIDDLE, token=12, lease=lease)
+    clock = HandClock()
+    left_work, right_work = Ownership(left, clock=clock).begin(LEFT_KEY), Ownership(right, clock=clock).begin(RIGHT_KEY)
+    replaced((left, right), (opened(token=12, lease=lease),))
+    right_work.finish()
+    with pytest.raises(OwnershipLost, match="merged under another token"):
+        left_work.finish()
+
+
+def test_as_a_context_work_is_checked_at_its_end() -> None:
+    """Leaving the context is the second check; what the work itself raised goes on instead."""
+    handle = opened()
+    ownership = Ownership(handle, clock=HandClock())
+    with pytest.raises(OwnershipLost), ownership.begin(LEFT_KEY):
+        handle.is_open = False
+    handle.is_open = True
+    work = ownership.begin(LEFT_KEY)
+    handle.is_open = False
+    with pytest.raises(ZeroDivisionError), work:
+        raise ZeroDivisionError

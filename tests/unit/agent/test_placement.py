@@ -1,0 +1,88 @@
+"""Placement: the quick choice is the one that a slow and obvious twin makes.
+
+May live here: `brokers.placement.FewestBundles` over views that tests set up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.placement import FewestBundles
+from channel import propose
+from channel.entries import BundleEntry
+from channel.ranges import even_boundaries
+from channel.view import View
+from tests.folding import NAMESPACE, Channel, joined
+
+NOBODY_AVOIDED: Mapping[str, frozenset[int]] = {}
+
+
+def channel_of(capacities: Mapping[str, int], *, bundles: int) -> Channel:
+    """A channel with brokers of these capacities, and one namespace of free bundles."""
+    channel = Channel()
+    channel.genesis()
+    for broker, capacity in capacities.items():
+        channel.accept(replace(joined(broker, channel.view, nonce=f"nonce of {broker}"), capacity=capacity))
+    channel.create(even_boundaries(bundles))
+    return channel
+
+
+def twin_of(view: View, bundles: list[BundleEntry], avoid: Mapping[str, frozenset[int]]) -> dict[str, int]:
+    """One bundle after the other, to whoever has the smallest share after taking it, counting bundles one by one."""
+    placed: dict[str, int] = {}
+    for bundle in bundles:
+        best = None
+        for broker in sorted(view.live_brokers(), key=lambda broker: broker.broker):
+            me = broker.incarnation
+            if broker.status != "up" or me in avoid.get(bundle.name, ()):
+                continue
+            held = sum(1 for other in view.bundles.values() if me in (other.owner, other.source))
+            share = (held + sum(1 for owner in placed.values() if owner == me) + 1) / broker.joined.capacity
+            if best is None or share < best[0]:
+                best = (share, me)
+        if best is not None:
+            placed[bundle.name] = best[1]
+    return placed
+
+
+@given(data=st.data())
+def test_the_choice_is_that_of_the_twin(data: st.DataObject) -> None:
+    """For any capacities, any bundles held, drained brokers and refusals, both place the same."""
+    names = data.draw(st.permutations(["a", "b", "c", "d"]))
+    capacities = {name: data.draw(st.sampled_from([1, 50, 100, 300])) for name in names}
+    channel = channel_of(capacities, bundles=8)
+    for bundle in channel.view.bundles_of(NAMESPACE)[:4]:
+        channel.accept(propose.assign(channel.admin(), bundle, owner=channel.incarnation(data.draw(st.sampled_from(names)))))
+    for name in data.draw(st.lists(st.sampled_from(names), unique=True, max_size=4)):
+        channel.accept(propose.draining(channel.author(name), channel.broker(name)))
+    free = [bundle for bundle in channel.view.bundles_of(NAMESPACE) if bundle.phase == "free"]
+    refusers = st.frozensets(st.sampled_from([channel.incarnation(name) for name in names]))
+    avoid = {bundle.name: data.draw(refusers) for bundle in free[::2]}
+    assert twin_of(channel.view, free, avoid) == FewestBundles().place(channel.view, free, avoid=avoid)
+
+
+def test_a_batch_is_weighed_whole() -> None:
+    """What is placed first counts when the next is placed: eight bundles go evenly, by capacity."""
+    channel = channel_of({"small": 100, "large": 300}, bundles=8)
+    placed = FewestBundles().place(channel.view, channel.view.bundles_of(NAMESPACE), avoid=NOBODY_AVOIDED)
+    assert {"small": 2, "large": 6} == {name: list(placed.values()).count(channel.incarnation(name)) for name in ("small", "large")}
+
+
+def test_ties_break_by_name_and_not_by_age() -> None:
+    """Of equals the first by name takes it, though another joined before."""
+    channel = channel_of({"b": 100, "a": 100}, bundles=1)
+    placed = FewestBundles().place(channel.view, channel.view.bundles_of(NAMESPACE), avoid=NOBODY_AVOIDED)
+    assert [channel.incarnation("a")] == list(placed.values())
+
+
+def test_where_nobody_is_fit_nothing_is_placed() -> None:
+    """Draining brokers and those that are avoided take nothing, and a bundle without a candidate is left out."""
+    channel = channel_of({"a": 100, "b": 100}, bundles=2)
+    channel.accept(propose.draining(channel.author("a"), channel.broker("a")))
+    first, second = channel.view.bundles_of(NAMESPACE)
+    avoid = {first.name: frozenset({channel.incarnation("b")})}
+    assert {second.name: channel.incarnation("b")} == FewestBundles().place(channel.view, [first, second], avoid=avoid)

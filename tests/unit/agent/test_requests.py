@@ -1,0 +1,133 @@
+"""Requests: each intent becomes the record that it means, or the refusal that the fold would give.
+
+May live here: `brokers.agent.requests.record_of` over small channels.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from brokers.agent.intents import (
+    CreateNamespace,
+    DeleteNamespace,
+    Intent,
+    MergeBundles,
+    SplitBundle,
+    StartDeletingNamespace,
+    Transfer,
+    Unload,
+)
+from brokers.agent.requests import record_of
+from channel.entries import Verdict
+from channel.ranges import HASH_MAX, bundle_name, even_boundaries
+from channel.records import Reason
+from tests.folding import MIDDLE, NAMESPACE, Channel, channel_with
+
+LEFT, RIGHT = bundle_name(NAMESPACE, 0, MIDDLE), bundle_name(NAMESPACE, MIDDLE, HASH_MAX)
+NOWHERE = bundle_name(NAMESPACE, 0, 1)
+
+
+def owned_pair() -> Channel:
+    """Two bundles, both owned by a; b and c are there, too."""
+    channel = channel_with("a", "b", "c", bundles=2)
+    channel.own("a", 0)
+    channel.own("a", MIDDLE)
+    return channel
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """An intent that can be spelled, and the phases of the two halves after it was accepted."""
+
+    intent: Intent
+    left: str | None = "owned"
+    right: str | None = "owned"
+
+
+CASES = (
+    Case(intent=Transfer(bundle=LEFT, destination="b", reason="load"), left="transferring"),
+    Case(intent=Unload(bundle=LEFT, reason="load"), left="unloading"),
+    Case(intent=SplitBundle(bundle=RIGHT, algorithm="range_equally_divide", reason="load"), right="splitting"),
+    Case(intent=MergeBundles(left=LEFT, reason="load"), left=None, right=None),
+    Case(intent=CreateNamespace(name="tenant/other", boundaries=even_boundaries(4))),
+    Case(intent=StartDeletingNamespace(name=NAMESPACE)),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: type(case.intent).__name__)
+def test_an_intent_becomes_its_record(case: Case) -> None:
+    """The record is accepted, and brings the bundles to where the intent wants them."""
+    channel = owned_pair()
+    make = record_of(channel.view, case.intent)
+    assert not isinstance(make, Verdict)
+    channel.accept(make(channel.author("c")))
+    phases = [bundle.phase if (bundle := channel.view.bundles.get(name)) else None for name in (LEFT, RIGHT)]
+    assert [case.left, case.right] == phases
+
+
+def test_the_wishes_of_the_intent_are_in_the_record() -> None:
+    """Positions, algorithm, boundaries and reasons are handed on."""
+    channel = owned_pair()
+    split = record_of(channel.view, SplitBundle(bundle=LEFT, algorithm="specified_positions_divide", positions=(5, 9), reason="hot"))
+    create = record_of(channel.view, CreateNamespace(name="tenant/new", boundaries=(0, 7, HASH_MAX), policies={"limit": 3}))
+    assert not isinstance(split, Verdict)
+    assert not isinstance(create, Verdict)
+    channel.accept(split(channel.author("a")))
+    channel.accept(create(channel.author("a")))
+    assert ("specified_positions_divide", (5, 9)) == (channel.view.bundles[LEFT].algorithm, channel.view.bundles[LEFT].positions)
+    assert {"limit": 3} == channel.view.namespaces["tenant/new"].policies
+    assert [0, 7] == [bundle.low for bundle in channel.view.bundles_of("tenant/new")]
+
+
+def test_a_deleting_namespace_can_be_deleted() -> None:
+    """The second step of a deletion is spelled against the first."""
+    channel = channel_with("a")
+    for intent in (StartDeletingNamespace(name=NAMESPACE), DeleteNamespace(name=NAMESPACE)):
+        make = record_of(channel.view, intent)
+        assert not isinstance(make, Verdict)
+        channel.accept(make(channel.author("a")))
+    assert {} == channel.view.namespaces
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refused:
+    """An intent that no record can spell, and why."""
+
+    intent: Intent
+    reason: Reason
+
+
+REFUSED = (
+    Refused(intent=Unload(bundle=NOWHERE, reason="x"), reason=Reason.UNKNOWN_BUNDLE),
+    Refused(intent=MergeBundles(left=NOWHERE, reason="x"), reason=Reason.UNKNOWN_BUNDLE),
+    Refused(intent=MergeBundles(left=RIGHT, reason="x"), reason=Reason.NOT_ADJACENT),
+    Refused(intent=Transfer(bundle=LEFT, destination="nobody", reason="x"), reason=Reason.UNKNOWN_BROKER),
+    Refused(intent=StartDeletingNamespace(name="tenant/none"), reason=Reason.UNKNOWN_NAMESPACE),
+    Refused(intent=DeleteNamespace(name="tenant/none"), reason=Reason.UNKNOWN_NAMESPACE),
+)
+
+
+@pytest.mark.parametrize("case", REFUSED, ids=lambda case: f"{type(case.intent).__name__}-{case.reason}")
+def test_what_cannot_be_spelled_is_refused_with_its_reason(case: Refused) -> None:
+    """Nothing is put to the log that names what is not there; the answer is the one that the log would give."""
+    verdict = record_of(owned_pair().view, case.intent)
+    assert isinstance(verdict, Verdict)
+    assert case.reason == verdict.reason
+
+
+def test_a_bundle_that_nobody_owns_cannot_be_moved() -> None:
+    """A move of a bundle in flight is refused, and the answer says in which state it is."""
+    channel = channel_with("a", "b")
+    verdict = record_of(channel.view, Transfer(bundle=channel.bundle().name, destination="b", reason="x"))
+    assert Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{channel.bundle().name} is free, not owned") == verdict
+
+
+def test_a_move_to_the_dead_is_left_to_the_log() -> None:
+    """So that the refusal is on record: the log says `dead_target`."""
+    channel = owned_pair()
+    channel.die("b")
+    make = record_of(channel.view, Transfer(bundle=LEFT, destination="b", reason="x"))
+    assert not isinstance(make, Verdict)
+    assert Reason.DEAD_TARGET == channel.put(make(channel.author("c"))).reason

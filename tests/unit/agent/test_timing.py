@@ -1,0 +1,101 @@
+"""Timing: which durations are refused, and how they grow with the membership.
+
+May live here: the arithmetic of `brokers.agent.timing`, at its edges.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.agent.timing import Timing
+from channel.errors import InvalidTiming
+
+# 2 x 1 % x 3,000 ms + 400 ms of stall = 460 ms of margin at least; half a lease is 1,500 ms.
+TIGHT = Timing(lease_ms=3_000, renew_ms=1_000, margin_ms=460, round_trip_ms=500, reconnect_ms=960, stall_ms=400)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edge:
+    """A change by which `TIGHT` becomes unsafe, and the setting that the error names."""
+
+    name: str
+    timing: Timing
+    setting: str
+
+
+EDGES = (
+    Edge(name="margin below rate error and stall", timing=replace(TIGHT, margin_ms=459, reconnect_ms=900), setting="margin_ms"),
+    Edge(name="longer stall", timing=replace(TIGHT, stall_ms=401), setting="margin_ms"),
+    Edge(name="worse clocks", timing=replace(TIGHT, clock_rate_error_ppm=10_200), setting="margin_ms"),
+    Edge(name="renewal too late in the lease", timing=replace(TIGHT, renew_ms=1_001, reconnect_ms=900), setting="lease_ms"),
+    Edge(name="longer round trip", timing=replace(TIGHT, round_trip_ms=501), setting="lease_ms"),
+    Edge(name="longer reconnect", timing=replace(TIGHT, reconnect_ms=961), setting="margin_ms"),
+)
+
+
+@pytest.mark.parametrize("edge", EDGES, ids=lambda edge: edge.name)
+def test_what_is_just_unsafe_is_refused(edge: Edge) -> None:
+    """One step beyond what is safe is an error that names the setting, its value, and what it must be."""
+    TIGHT.check()
+    with pytest.raises(InvalidTiming) as refused:
+        edge.timing.check()
+    assert (edge.setting, getattr(edge.timing, edge.setting)) == (refused.value.setting, refused.value.value_ms)
+    assert str(refused.value).startswith(f"{edge.setting} is {refused.value.value_ms} ms, which is not safe: it must be at least ")
+
+
+def test_what_the_error_asks_for_is_enough() -> None:
+    """The value that the message names passes the rule, so that an operator who follows it gets through."""
+    for edge in EDGES:
+        timing = edge.timing
+        for _ in range(3):  # One rule may hand over to the next.
+            try:
+                timing.check()
+            except InvalidTiming as refused:
+                timing = replace(timing, **{refused.setting: int(refused.expected.split()[2])})
+        timing.check()
+
+
+def test_the_defaults_are_safe() -> None:
+    """The durations of the embedded log pass their own check, and so do those of the Kafka log."""
+    Timing().check()
+    Timing(lease_ms=15_000, renew_ms=3_000, margin_ms=1_000, round_trip_ms=1_000, reconnect_ms=5_000).check()
+
+
+def test_small_clusters_keep_their_pace() -> None:
+    """Up to 25 members nothing changes; from there the promises grow in proportion, and the service's deadlines do not."""
+    assert Timing() == Timing().for_members(1) == Timing().for_members(25)
+    assert replace(Timing(), lease_ms=12_000, renew_ms=4_000, margin_ms=2_000) == Timing().for_members(100)
+
+
+@given(members=st.integers(1, 10_000))
+def test_renewals_of_all_together_are_bounded(members: int) -> None:
+    """However many members there are, together they renew hardly more than 25 times a second."""
+    renew_ms = Timing().for_members(members).renew_ms
+    assert members * 1_000 / renew_ms <= max(25 * renew_ms / (renew_ms - 1), members)
+    assert members <= 25 or members * 1_000 / renew_ms <= 25.1
+
+
+@st.composite
+def only_just_safe(draw: st.DrawFn) -> Timing:
+    """Durations of which lease and margin are as short as they may be."""
+    timing = Timing(
+        renew_ms=draw(st.integers(100, 10_000)),
+        round_trip_ms=draw(st.integers(50, 2_000)),
+        stall_ms=draw(st.integers(50, 2_000)),
+        reconnect_ms=draw(st.integers(50, 2_000)),
+        clock_rate_error_ppm=draw(st.integers(0, 30_000)),
+    )
+    lease_ms = 2 * (timing.renew_ms + timing.round_trip_ms)
+    for_clocks_ms = 2 * timing.clock_rate_error_ppm * lease_ms // 1_000_000 + timing.stall_ms
+    return replace(timing, lease_ms=lease_ms, margin_ms=max(for_clocks_ms, timing.renew_ms + timing.reconnect_ms - lease_ms // 2))
+
+
+@given(timing=only_just_safe(), members=st.integers(1, 2_000))
+def test_what_is_safe_stays_safe_in_any_membership(timing: Timing, members: int) -> None:
+    """Durations that are only just safe for a small cluster are safe for a large one, too."""
+    timing.check()
+    timing.for_members(members).check()

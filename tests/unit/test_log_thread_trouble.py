@@ -1,0 +1,277 @@
+"""The thread that owns a log handle when the log is away, when it cannot go on, and when it is to stop.
+
+May live here: outages that are waited out, errors that end the thread, and the ways to stop it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+
+import pytest
+
+from channel.deadline import Deadline
+from channel.errors import (
+    Bug,
+    DeadlineExceeded,
+    EquipoiseError,
+    ForeignLog,
+    LogTruncated,
+    LogUnavailable,
+    LogWentBack,
+)
+from channel.log import Log
+from channel.log_thread import Appended, LogThread, NotAppended
+from channel.memory_log import MemoryLog
+from tests.log_host import DAMAGED, LOG_NAMES, NAME, UNAVAILABLE, Host, run
+from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
+
+
+def test_an_outage_is_told_and_survived() -> None:
+    """While the log is away the outage says since when and why; when it is back, nothing is missing and nothing twice."""
+    now_ms = 0
+
+    async def scenario(host: Host) -> None:
+        nonlocal now_ms
+        host.write(b"a")
+        await host.until(lambda: b"a" in host.told)
+        now_ms = 7_000
+        host.log.read_error = UNAVAILABLE
+        host.log.wake()
+        await host.until_in_thread(lambda: host.thread.outage is not None)
+        first = host.thread.outage
+        assert first is not None
+        assert (7_000_000_000, UNAVAILABLE) == (first.since_ns, first.error)
+        now_ms = 9_000
+        before = host.log.failures
+        await host.until_in_thread(lambda: host.log.failures > before)
+        await host.until_in_thread(lambda: host.thread.outage is not first)
+        later = host.thread.outage
+        assert later is not None
+        assert first.since_ns == later.since_ns
+        host.write(b"b")
+        host.log.read_error = None
+        await host.until(lambda: b"b" in host.told)
+        await host.until_in_thread(lambda: host.thread.outage is None)
+
+    host = run(scenario, now_ns=lambda: now_ms * 1_000_000)
+    assert [b"a", b"b"] == [entry.data for entry in host.entries]
+    assert host.thread.failure is None
+
+
+def test_the_pause_between_two_attempts_grows_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """During an outage each pause is twice as long as the one before, up to the bound, and short again after it."""
+    pauses: list[int] = []
+
+    async def scenario(host: Host) -> None:
+        host.log.read_error = UNAVAILABLE
+        host.log.wake()
+        await host.until_in_thread(lambda: len(pauses) >= 6)
+        host.log.read_error = None
+        host.write(b"a")
+        await host.until(lambda: b"a" in host.told)
+        known = len(pauses)
+        host.log.read_error = UNAVAILABLE
+        host.log.wake()
+        await host.until_in_thread(lambda: len(pauses) > known)
+        pauses[6:known] = []
+
+    monkeypatch.setattr(LogThread, "_pause", lambda _, pause_ms: pauses.append(pause_ms))
+    run(scenario)
+    assert [50, 100, 200, 400, 500, 500, 50] == pauses[:7]
+
+
+def test_during_an_outage_an_append_is_tried_at_once() -> None:
+    """A log that cannot be read may still take an append: who asks need not wait for the end of a pause."""
+
+    async def scenario(host: Host) -> None:
+        host.log.read_error = UNAVAILABLE
+        host.log.wake()
+        await host.until_in_thread(lambda: host.thread.outage is not None)
+        host.thread.append(b"a", host.tell)
+        await host.until(lambda: Appended(offset=1) in host.told)
+
+    assert [[b"a"]] == run(scenario).log.batches
+
+
+def test_a_log_that_cannot_be_opened_yet_refuses_and_is_opened_later() -> None:
+    """Until the log can be opened, appends are refused and not kept; then all begins as if it had been there."""
+    opens: list[EquipoiseError | None] = [UNAVAILABLE, UNAVAILABLE, None]
+
+    class Late(Host):
+        def open(self) -> Log:
+            error = opens.pop(0)
+            if error is not None:
+                raise error
+            return self.log
+
+    async def scenario() -> Host:
+        host = Late(log=TroubledLog(name=next(LOG_NAMES)))
+        host.thread.start()
+        host.thread.append(b"too early", host.tell)
+        await host.until(lambda: ("caught up", 0) in host.told)
+        assert host.thread.outage is None
+        await host.stop()
+        return host
+
+    host = asyncio.run(scenario())
+    assert [NotAppended(error=UNAVAILABLE), ("caught up", 0)] == host.told
+    assert [] == host.log.batches
+
+
+ENDS = (
+    DAMAGED,
+    LogWentBack(log=NAME, position=7, end=3),
+    LogTruncated(log=NAME, position=7, start=9),
+)
+
+
+@pytest.mark.parametrize("error", ENDS, ids=lambda error: type(error).__name__)
+def test_what_cannot_be_waited_out_ends_the_thread(error: EquipoiseError) -> None:
+    """Damage, a log that went back and one that was truncated are told once, the handle is closed, and appends are refused."""
+
+    async def scenario(host: Host) -> None:
+        await host.until(lambda: ("caught up", 0) in host.told)
+        host.log.read_error = error
+        host.log.wake()
+        await host.until(lambda: error in host.told)
+        assert error is host.thread.failure
+        await asyncio.to_thread(host.log.closed.wait, DEADLINE_SECONDS)
+        host.thread.append(b"late", host.tell)
+        await host.until(lambda: isinstance(host.told[-1], NotAppended))
+
+    host = run(scenario)
+    assert [("caught up", 0), error, NotAppended(error=error)] == host.told
+
+
+def test_a_truncated_log_is_told_by_a_real_one() -> None:
+    """A position below what a log still has is told as such, with both numbers."""
+
+    async def scenario(host: Host) -> None:
+        await host.until(lambda: bool(host.told))
+
+    log = TroubledLog(name=next(LOG_NAMES))
+    log.append([b"a", b"b"], timeout_ms=0)
+    log.truncate(2, timeout_ms=0)
+    [error] = run(scenario, log=log).told
+    assert isinstance(error, LogTruncated)
+    assert (1, 2) == (error.position, error.start)
+
+
+def test_what_the_host_raises_ends_the_thread() -> None:
+    """A reader that must not go on (another cluster's log) stops the thread by raising, and gets nothing more."""
+    foreign = ForeignLog(log=NAME, expected="a", found="b")
+
+    async def scenario(host: Host) -> None:
+        host.deliver_error = foreign
+        host.write(b"a")
+        await host.until(lambda: foreign in host.told)
+        host.deliver_error = None
+        host.write(b"b")
+        await asyncio.to_thread(host.log.closed.wait, DEADLINE_SECONDS)
+
+    host = run(scenario)
+    assert foreign is host.thread.failure
+    assert [] == host.entries
+
+
+def test_a_bug_of_the_host_is_told_as_one() -> None:
+    """Any other exception in the host ends the thread as well, as a bug that LOG_NAMES it: the host has missed entries."""
+
+    async def scenario(host: Host) -> None:
+        host.deliver_error = KeyError("surprise")
+        host.write(b"a")
+        await host.until(lambda: host.thread.failure is not None)
+
+    host = run(scenario)
+    assert isinstance(host.thread.failure, Bug)
+    assert "KeyError: 'surprise'" in str(host.thread.failure)
+    assert host.deliver_error is host.thread.failure.__cause__
+
+
+def test_a_bug_in_the_thread_is_told_as_one() -> None:
+    """An exception that nobody foresaw in the thread does not let it die silently."""
+
+    async def scenario() -> list[object]:
+        host = Host(log=TroubledLog(name=next(LOG_NAMES)))
+        host.thread._open_handle = lambda: 1 / 0  # type: ignore[assignment, return-value] # noqa: SLF001 - a bug where there is none
+        host.thread.start()
+        await host.until(lambda: bool(host.told))
+        await host.stop()
+        return host.told
+
+    [error] = asyncio.run(scenario())
+    assert isinstance(error, Bug)
+    assert "ZeroDivisionError" in str(error)
+
+
+def test_stopping_closes_the_handle_and_refuses_what_is_queued() -> None:
+    """A stop ends the wait at once; what is queued by then is not appended, and its outcome says so."""
+
+    async def scenario(host: Host) -> None:
+        await host.until(lambda: ("caught up", 0) in host.told)
+        host.log.gate.clear()
+        host.thread.append(b"first", host.tell)
+        await asyncio.to_thread(host.log.at_gate.wait, DEADLINE_SECONDS)
+        host.thread.append(b"queued", host.tell)
+        stopping = asyncio.create_task(host.thread.stop(Deadline.after(timeout_ms=30_000)))
+        await asyncio.sleep(0)
+        host.log.gate.set()
+        await stopping
+        host.thread.append(b"late", host.tell)
+        await asyncio.sleep(0)
+
+    host = run(scenario)
+    assert host.log.closed.is_set()
+    refused = [what.error for what in host.told if isinstance(what, NotAppended)]
+    assert [False, False] == [isinstance(error, LogUnavailable) and error.in_doubt for error in refused]
+    assert [[b"first"]] == host.log.batches
+
+
+def test_stopping_has_a_deadline() -> None:
+    """A log that does not answer keeps nobody for longer than the deadline; the thread ends when the log lets it go."""
+
+    async def scenario(host: Host) -> None:
+        host.log.gate.clear()
+        host.thread.append(b"a")
+        await asyncio.to_thread(host.log.at_gate.wait, DEADLINE_SECONDS)
+        with pytest.raises(DeadlineExceeded):
+            await host.thread.stop(Deadline.after(timeout_ms=1))
+        assert not host.log.closed.is_set()
+
+    assert run(scenario).log.closed.is_set()
+
+
+def test_stopping_during_an_outage_does_not_wait_for_its_end() -> None:
+    """A thread that pauses between two attempts to read stops all the same."""
+
+    async def scenario(host: Host) -> None:
+        host.log.read_error = UNAVAILABLE
+        host.log.wake()
+        await host.until_in_thread(lambda: host.thread.outage is not None)
+
+    assert run(scenario).log.closed.is_set()
+
+
+def test_a_thread_that_never_started_stops() -> None:
+    """A host that fails before it starts its thread may stop it all the same."""
+
+    async def scenario() -> None:
+        await Host(log=TroubledLog(name=next(LOG_NAMES))).thread.stop(Deadline.after(timeout_ms=1))
+
+    asyncio.run(scenario())
+
+
+def test_a_loop_that_ends_takes_the_thread_along() -> None:
+    """A loop that is closed without a stop leaves no thread behind once the log has something to tell."""
+    log = TroubledLog(name=next(LOG_NAMES))
+
+    async def scenario() -> None:
+        host = Host(log=log)
+        host.thread.start()
+        await host.until(lambda: ("caught up", 0) in host.told)
+
+    asyncio.run(scenario())
+    MemoryLog(name=log.name).append([b"a"], timeout_ms=0)
+    assert log.closed.wait(DEADLINE_SECONDS)
+    gc.collect()
