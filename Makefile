@@ -9,7 +9,7 @@ STAMP := .venv/.set-up
 PURE_TESTS := $(wildcard tests/unit tests/property tests/scenarios)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check fmt bench simulate mutants soak clean
+.PHONY: help setup run test check fmt bench simulate mutants soak stress clean
 
 help: ## Say what each target does
 	@echo "Equipoise: make TARGET, where TARGET is one of"
@@ -72,6 +72,10 @@ mutants: setup ## Apply each mutant of the protocol and print the seed that catc
 soak: setup ## Simulate one seed after another for an hour: make soak [HOURS=1]
 	@echo "== soak: simulating for $(or $(HOURS),1) h"
 	@$(BIN)/python -m brokers.simulation --soak-hours "$(or $(HOURS),1)"
+
+stress: setup ## Move, kill, stop and cut off real brokers under load, and have the judge judge: make stress [SEED=0]
+	@echo "== stress: some five minutes of faults in real processes"
+	@$(BIN)/python -m tests.stress --seed "$(or $(SEED),0)"
 
 clean: ## Remove .venv and all that builds, checks and tests leave behind
 	@echo "== clean: removing .venv and caches"

@@ -28,12 +28,12 @@ _TRANSFERS_MAX: Final = 64
 # How often the leader looks at what is unsettled when nothing is read; the others look as often and wait longer.
 _ROUND_MS: Final = 250
 
-# A broker that has refused a bundle is not asked for it again before this: so the others have their turn, and where
-# everybody refuses, nobody is asked more often.
-_ASK_AGAIN_MS: Final = 1_000
-
 # Each broker after the leader waits this much longer, by age, before it does the leader's work.
 _STEP_IN_MS: Final = 1_000
+
+# A broker that has refused a bundle is not asked for it again before this: so the others have their turn, and where
+# everybody refuses, nobody is asked more often. Shorter than `_STEP_IN_MS`, so that it is the leader who asks again.
+_ASK_AGAIN_MS: Final = 750
 
 
 class Leading:
@@ -64,7 +64,7 @@ class Leading:
                 self._note_broker(change)
             elif isinstance(change, BundleChanged):
                 self._note_bundle(change, folded.offset, freed_by_death_ms=now_ms if died else None)
-                refuser = None if died else _refuser(change, folded.record.incarnation)
+                refuser = _refuser(change, folded.record.incarnation)
                 if refuser is not None:
                     self._refused_ms.setdefault(change.name, {})[refuser] = now_ms
 

@@ -111,6 +111,8 @@ class Faults:
     clock_rate_error_ppm: int = 10_000
     timer_late_ms: Span = (0, 3)
     fsync_ms: Span = (0, 4)
+    # A snapshot is there and cannot be used: the log is folded from its beginning.
+    useless_snapshot_permille: int = 200
 
     # Outages of the log.
     outage_every_ms: int = NEVER

@@ -139,7 +139,7 @@ class Host:
         if self.process is not None or self._retired:
             return
         read, view = 0, None
-        if self._snapshot is not None:
+        if self._snapshot is not None and not self.stage.chance.happens(self.stage.faults.useless_snapshot_permille):
             read, data = self._snapshot
             view = snapshot.from_bytes(data)
         agent = Agent(

@@ -269,7 +269,7 @@ VALUES = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(data=st.one_of(st.binary(max_size=60), st.dictionaries(FIELDS, VALUES).map(orjson.dumps)))
 def test_any_bytes_are_folded(data: bytes) -> None:
     """Whatever the bytes, a fold that knows brokers and bundles gives a verdict and stays whole."""

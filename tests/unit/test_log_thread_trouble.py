@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import gc
+from collections.abc import Sequence
 
 import pytest
 
+from channel import log_thread
 from channel.deadline import Deadline
 from channel.errors import (
     Bug,
@@ -20,11 +22,13 @@ from channel.errors import (
     LogUnavailable,
     LogWentBack,
 )
-from channel.log import Log
+from channel.log import FIRST_OFFSET, Entry, Log
 from channel.log_thread import Appended, LogThread, NotAppended
 from channel.memory_log import MemoryLog
 from tests.log_host import DAMAGED, LOG_NAMES, NAME, UNAVAILABLE, Host, run
 from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
+
+PAUSE_FOR_EVER_MS = 20_000 * int(DEADLINE_SECONDS)
 
 
 def test_an_outage_is_told_and_survived() -> None:
@@ -81,8 +85,9 @@ def test_the_pause_between_two_attempts_grows_and_is_bounded(monkeypatch: pytest
     assert [50, 100, 200, 400, 500, 500, 50] == pauses[:7]
 
 
-def test_during_an_outage_an_append_is_tried_at_once() -> None:
+def test_during_an_outage_an_append_is_tried_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that cannot be read may still take an append: who asks need not wait for the end of a pause."""
+    monkeypatch.setattr(log_thread, "BACK_OFF_MS_MIN", PAUSE_FOR_EVER_MS)
 
     async def scenario(host: Host) -> None:
         host.log.read_error = UNAVAILABLE
@@ -175,6 +180,27 @@ def test_what_the_host_raises_ends_the_thread() -> None:
     assert [] == host.entries
 
 
+def test_what_was_under_way_is_not_delivered_after_an_end() -> None:
+    """A host that has refused a batch gets none of those that the thread had read by then: it would miss one between."""
+
+    class Fastidious(Host):
+        def deliver(self, entries: Sequence[Entry]) -> None:
+            if entries[0].offset == FIRST_OFFSET:
+                raise DAMAGED
+            super().deliver(entries)
+
+    async def scenario() -> Host:
+        host = Fastidious(log=log)
+        host.thread.start()
+        await host.until(lambda: DAMAGED in host.told)
+        await host.stop()
+        return host
+
+    log = TroubledLog(name=next(LOG_NAMES))
+    log.append([b"a"] * 4 * log_thread.READ_ENTRIES, timeout_ms=0)
+    assert [DAMAGED] == asyncio.run(scenario()).told
+
+
 def test_a_bug_of_the_host_is_told_as_one() -> None:
     """Any other exception in the host ends the thread as well, as a bug that LOG_NAMES it: the host has missed entries."""
 
@@ -242,8 +268,9 @@ def test_stopping_has_a_deadline() -> None:
     assert run(scenario).log.closed.is_set()
 
 
-def test_stopping_during_an_outage_does_not_wait_for_its_end() -> None:
+def test_stopping_during_an_outage_does_not_wait_for_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that pauses between two attempts to read stops all the same."""
+    monkeypatch.setattr(log_thread, "BACK_OFF_MS_MIN", PAUSE_FOR_EVER_MS)
 
     async def scenario(host: Host) -> None:
         host.log.read_error = UNAVAILABLE

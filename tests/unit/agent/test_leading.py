@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from channel.codec import decode
-from channel.records import BundleTransition
+from channel.records import BrokerRecord, BundleTransition
 from tests.scenarios.language import perform
 from tests.scenarios.stage import Stage
 from tests.scenarios.words import full_name
@@ -74,7 +74,7 @@ def test_many_lookups_are_one_proposal() -> None:
 
 
 def test_lookups_do_not_hurry_those_that_refuse() -> None:
-    """However often a bundle is looked up that everybody refuses, each broker is asked for it once a second."""
+    """However often a bundle is looked up that everybody refuses, each broker is asked for it once in 750 ms."""
     stage = play("brokers a b", "service a refuses prepare", "service b refuses prepare", "namespace t/n with 1 bundle by admin")
     asked = len(stage.told)
     for _ in range(20):
@@ -91,6 +91,13 @@ def test_the_long_gone_are_removed_after_a_day() -> None:
     assert ["a", "b"] == sorted(stage.view.brokers)
     perform(stage, "advance 1ms")
     assert ["a"] == sorted(stage.view.brokers)
+
+
+def test_only_the_leader_removes() -> None:
+    """The others leave it to the oldest."""
+    stage = play("timing remove_after_ms 1s", "brokers a b c", "leave c", "hold b", "advance 1400ms")
+    assert ["a", "b"] == sorted(stage.view.brokers)
+    assert [] == [data for _, data in stage.hosts["b"].link.in_flight if isinstance(decode(data), BrokerRecord)]
 
 
 def test_nobody_removes_the_living() -> None:

@@ -166,10 +166,8 @@ def test_what_a_predecessor_renewed_is_no_sign_of_life() -> None:
 
 
 def test_a_stranger_that_died_is_forgotten() -> None:
-    """Two renewals of a stranger and one of the next do not add up to a living one."""
-    stage = play("brokers a b", "start x as a", "advance 2s", "crash a", "bury a", "advance 10ms")
-    assert stage.process("x").runs
-    perform(stage, "advance 1s")
+    """However often it had renewed, its id is free when it is dead."""
+    stage = play("brokers a b", "start x as a", "advance 3500ms", "crash a", "bury a", "advance 1s")
     assert stage.process("x").agent.is_ready
 
 
@@ -207,6 +205,37 @@ def test_who_has_no_lease_accuses_nobody() -> None:
     """A broker that cannot renew has been away itself."""
     stage = play("brokers a b", "crash b", "hold a", "advance 6s")
     assert [] == [record for _, data in stage.hosts["a"].link.in_flight if isinstance(record := decode(data), BrokerRecord)]
+
+
+def test_who_is_not_in_touch_accuses_nobody() -> None:
+    """A broker that has read no renewal of its own for half a lease may have been away, though its lease is good."""
+    stage = play("brokers a b", "crash b", "advance 1900ms", "hold a", "advance 1700ms")
+    assert stage.process("a").agent.lease.good(stage.hosts["a"].now())
+    assert [] == [record for _, data in stage.hosts["a"].link.in_flight if isinstance(record := decode(data), BrokerRecord)]
+
+
+def test_a_wall_clock_that_jumps_keeps_a_broker_from_accusing() -> None:
+    """While its lease is not good it accuses nobody, and afterwards it counts from when the lease became good again."""
+    stage = play("brokers a b", "crash b", "advance 3400ms", "wall clock a ahead 1s", "advance 599ms")
+    assert not stage.process("a").agent.lease.good(stage.hosts["a"].now())
+    perform(stage, "advance 3500ms")
+    assert [] == deaths(stage)
+    perform(stage, "advance 1ms")
+    assert ["a#2 declares b down"] == deaths(stage)
+
+
+def test_only_what_was_accepted_extends_a_lease() -> None:
+    """Of two renewals that arrive late the first is accepted: the lease counts from that one, though the other is newer."""
+    stage = play("cluster a b with 1 bundle", "hold a", "advance 2900ms", "release a")
+    assert 1_000 + 3_000 - 2_900 == stage.process("a").agent.lease.left_ms(stage.hosts["a"].now())
+
+
+def test_who_leaves_has_no_lease_any_more() -> None:
+    """From the moment at which it stops serving there is no way back in that incarnation, whatever is still to be closed."""
+    stage = play("cluster a with 1 bundle", "service a waits close", "leave a", "advance 100ms")
+    process = stage.process("a")
+    assert process.agent.incarnation is not None
+    assert 0 == process.agent.lease.deadline_ms
 
 
 def test_silence_counts_from_coming_back_in_touch() -> None:

@@ -1,0 +1,1 @@
+"""What an admin does straight on the channel, without asking a broker: propose, wait for what follows, bury the dead."""

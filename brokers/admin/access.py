@@ -1,0 +1,167 @@
+"""How an admin reaches the channel: open it, read it to its end, propose, and wait for what follows.
+
+May live here: what everybody who works on a channel in the calling thread does alike, under one deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from channel.blocking_view import RETRY_MS, entries_to_end, propose, read_on
+from channel.deadline import Deadline
+from channel.entries import BrokerEntry, BundleEntry
+from channel.errors import LogUnavailable, Rejected, UnknownBroker, UnknownBundle, UnknownNamespace
+from channel.log import READ_ENTRIES_MAX, Log
+from channel.open_log import open_log
+from channel.propose import Author
+from channel.ranges import ADMIN_PREFIX, check_broker_id, check_namespace, parse_bundle
+from channel.reader import Folded, Reader
+from channel.records import AnyRecord, Reason, Record
+from channel.story import Names, explain
+from channel.view import View
+
+RACES_MAX: Final = 5
+"""A proposal that loses a race is made again against the new state, this often: each time somebody else made progress."""
+
+WAIT_MS: Final = 100
+"""How long one wait for news lasts, and so how much later than its deadline a wait may end."""
+
+READER: Final = f"{ADMIN_PREFIX}reader"
+"""Who has a channel open without a word to say on it."""
+
+Seen = TypeVar("Seen")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """A channel as far as it has been read, who works on it (`admin:NAME`), and the one deadline of all that is done."""
+
+    log: Log
+    reader: Reader
+    publisher: str
+    deadline: Deadline
+
+    @property
+    def view(self) -> View:
+        """The channel as far as it has been read."""
+        return self.reader.view
+
+    def namespace(self, name: str) -> str:
+        """`name`, if there is such a namespace. Raises `InvalidName`, `UnknownNamespace`."""
+        if check_namespace(name) not in self.view.namespaces:
+            raise UnknownNamespace(namespace=name)
+        return name
+
+    def bundle(self, name: str) -> BundleEntry:
+        """The bundle of this name. Raises `InvalidName`, `UnknownNamespace`, `UnknownBundle`."""
+        self.namespace(parse_bundle(name).namespace)
+        bundle = self.view.bundles.get(name)
+        if bundle is None:
+            raise UnknownBundle(bundle=name)
+        return bundle
+
+    def broker(self, broker_id: str) -> BrokerEntry:
+        """The newest incarnation of a broker, dead or alive. Raises `InvalidName`, `UnknownBroker`."""
+        broker = self.view.brokers.get(check_broker_id(broker_id))
+        if broker is None:
+            raise UnknownBroker(broker=broker_id)
+        return broker
+
+
+@contextmanager
+def attached(log_url: str, *, timeout_ms: int, publisher: str = READER, cluster: str | None = None) -> Iterator[Access]:
+    """The channel at `log_url`, of which nothing has been read yet; a log that is not there is not made.
+
+    With `cluster` given, the log of another one is refused when its beginning is read. Raises what `open_log` raises.
+    """
+    deadline = Deadline.after(timeout_ms=timeout_ms)
+    log = open_log(log_url, create=False)
+    try:
+        yield Access(log=log, reader=Reader(log=log.name, cluster=cluster), publisher=publisher, deadline=deadline)
+    finally:
+        log.close()
+
+
+@contextmanager
+def opened(log_url: str, *, timeout_ms: int, publisher: str = READER, cluster: str | None = None) -> Iterator[Access]:
+    """As `attached`, read to its end. Raises what `channel.blocking_view.read_on` raises, too."""
+    with attached(log_url, timeout_ms=timeout_ms, publisher=publisher, cluster=cluster) as access:
+        read_on(access.log, access.reader, deadline=access.deadline)
+        yield access
+
+
+def folded_to_end(access: Access) -> Iterator[Folded]:
+    """What is on the log and not yet read, folded record by record; the view then stands just after each.
+
+    Raises what `channel.blocking_view.read_on` raises.
+    """
+    for entry in entries_to_end(access.log, access.reader.position, deadline=access.deadline):
+        yield access.reader.feed(entry)
+
+
+def submit(access: Access, make_record: Callable[[View, Author], AnyRecord]) -> Folded:
+    """Propose a record, and return it once it is accepted; one that loses a race is made again, up to `RACES_MAX` times.
+
+    Raises `Rejected` with the reason, and what `channel.blocking_view.propose` raises (`OutcomeUnknown` among them).
+    """
+    if access.view.genesis is None:
+        problem = "no broker has ever started on this log; start one first"
+        raise Rejected(key="genesis", reason=Reason.NO_GENESIS, problem=problem, offset=None)
+    for race in range(1, RACES_MAX + 1):
+        folded = propose(access.log, access.reader, make_record, publisher=access.publisher, deadline=access.deadline)
+        verdict = folded.verdict
+        if verdict.reason is None:
+            return folded
+        if verdict.reason is not Reason.STALE or race == RACES_MAX:
+            raise _rejected(folded, access.view)
+    raise AssertionError("the loop returns or raises")
+
+
+def _rejected(folded: Folded, view: View) -> Rejected:
+    """The refusal of a record that has just been folded, in the words of its story."""
+    record, reason = folded.record, folded.verdict.reason
+    assert isinstance(record, Record), "what was encoded can be read"
+    assert reason is not None, "an accepted record is not refused"
+    problem = explain(folded, view, Names(view)).removeprefix(f"rejected as {reason}: ")
+    return Rejected(key=record.key, reason=reason, problem=problem, offset=folded.offset)
+
+
+def follow(access: Access, *, outage: Callable[[LogUnavailable], None] | None = None) -> Iterator[Folded | None]:
+    """What is folded from now on, for ever; None each time that nothing came for `WAIT_MS`, so that the caller can give up.
+
+    While the log is unavailable nothing comes, and `outage` is called once. Raises what else `Log.read` raises.
+    """
+    is_out = False
+    while True:
+        try:
+            has_news = access.log.wait(access.reader.position, timeout_ms=WAIT_MS)
+            entries = access.log.read(access.reader.position, limit=READ_ENTRIES_MAX) if has_news else ()
+            is_out = False
+        except LogUnavailable as error:
+            if outage is not None and not is_out:
+                outage(error)
+            is_out, entries = True, ()
+            time.sleep(RETRY_MS / 1_000)
+        for entry in entries:
+            yield access.reader.feed(entry)
+        if not entries:
+            yield None
+
+
+def until(access: Access, condition: Callable[[View, Folded | None], Seen | None], *, what: str) -> Seen:
+    """What `condition` returns, once that is not None. It is asked at once, and after each record, so that it misses no state.
+
+    Raises `DeadlineExceeded` naming `what`, and what `follow` raises.
+    """
+    seen = condition(access.view, None)
+    news = follow(access)
+    while seen is None:
+        access.deadline.check(what)
+        folded = next(news)
+        if folded is not None:
+            seen = condition(access.view, folded)
+    return seen

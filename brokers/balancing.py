@@ -1,0 +1,114 @@
+"""Balancing: a broker's load reports, and the leader's rounds.
+
+May live here: the loop that carries loads from services to the bus, and moves from the shedder to the channel. What is
+moved is the shedder's decision; that it is safe, the fold's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Final
+
+from brokers.agent.intents import Transfer
+from brokers.load import Averages, BundleLoad, LoadBus, Report
+from brokers.worker import Worker
+from channel.errors import EquipoiseError
+from channel.view import View
+from shedder.level import Leveller
+from shedder.plan import Move, Shedder
+from shedder.scheduler import Scheduler
+from shedder.snapshot import take
+
+_logger: Final = logging.getLogger(__name__)
+
+# A report that is older than three intervals is of a broker that is stuck, or gone.
+_INTERVALS_FRESH: Final = 3
+
+# How long a bundle rests after a move, in intervals: the averages have forgotten by then how it was called before.
+_INTERVALS_AT_REST: Final = 12
+
+
+class Balancing:
+    """The balancer of one worker. `run` goes on until it is cancelled; whatever fails in a round is told, and tried anew."""
+
+    def __init__(self, worker: Worker, bus: LoadBus, *, shedder: Shedder | None = None) -> None:
+        self._worker = worker
+        self._bus = bus
+        self._shedder = shedder or Leveller()
+        self._interval_ms = worker.config.balance_interval_ms
+        self._averages = Averages()
+        self._scheduler = Scheduler(interval_ms=self._interval_ms, cool_down_ms=self._interval_ms * _INTERVALS_AT_REST)
+        self._sampled_ms = worker.clock.now().boot_ms
+        self._moves: set[asyncio.Task[None]] = set()
+        self._told: Mapping[str, str] = {}
+
+    async def run(self) -> None:
+        """Publish this broker's load every interval; when it leads, shed."""
+        while True:
+            await asyncio.sleep(self._interval_ms / 2_000)
+            try:
+                await asyncio.to_thread(self._bus.publish, self._report())
+                if self._leads() and self._scheduler.due(self._worker.clock.now().boot_ms):
+                    await self._round()
+            except EquipoiseError as error:
+                _logger.warning("a round of balancing failed: %s", error, extra={"broker": self._worker.broker_id})
+
+    def _report(self) -> Report:
+        now = self._worker.clock.now()
+        sample: dict[str, BundleLoad] = {}
+        for service in self._worker.services:
+            try:
+                sample.update(service.load())
+            except Exception:
+                _logger.exception("a service cannot tell its load", extra={"broker": self._worker.broker_id})
+        weighed = {name: sample.get(name, BundleLoad()) for name in self._worker.open_bundles}
+        averages = self._averages.update(weighed, elapsed_ms=now.boot_ms - self._sampled_ms)
+        self._sampled_ms = now.boot_ms
+        return Report(broker=self._worker.broker_id, at_ms=now.wall_ms, capacity=self._worker.config.capacity, bundles=dict(averages))
+
+    def _leads(self) -> bool:
+        leader = self._worker.view.leader()
+        return leader is not None and leader.incarnation == self._worker.agent.incarnation
+
+    async def _round(self) -> None:
+        now = self._worker.clock.now()
+        reports = await asyncio.to_thread(self._bus.latest)
+        snapshot = take(
+            self._worker.view,
+            reports,
+            now_ms=now.wall_ms,
+            age_ms_max=self._interval_ms * _INTERVALS_FRESH,
+            resting=self._scheduler.resting(now.boot_ms),
+        )
+        plan = self._shedder.plan(snapshot)
+        told = {stay.subject: stay.reason for stay in plan.stays}
+        for subject, reason in told.items():
+            if self._told.get(subject) != reason:
+                _logger.debug("stays", extra={"subject": subject, "reason": reason})
+        self._told = told
+        for move in plan.moves:
+            self._scheduler.began(move.bundle, now.boot_ms)
+            task = asyncio.get_running_loop().create_task(self._move(move), name=f"move of {move.bundle}")
+            self._moves.add(task)
+            task.add_done_callback(self._moves.discard)
+
+    async def _move(self, move: Move) -> None:
+        """Ask for one move and wait for its end, whatever it is: owned there, called off, or the deadline."""
+        timeout_ms = self._worker.config.admin_ms
+        try:
+            intent = Transfer(bundle=move.bundle, destination=move.destination, reason=move.reason)
+            offset = await self._worker.request(intent, timeout_ms=timeout_ms)
+            await self._worker.until(
+                lambda view: _is_over(view, move.bundle, offset), timeout_ms=timeout_ms, what=f"the move of {move.bundle}"
+            )
+        except EquipoiseError as error:
+            _logger.info("a move was not made: %s", error, extra={"bundle": move.bundle, "destination": move.destination})
+        finally:
+            self._scheduler.ended(move.bundle, self._worker.clock.now().boot_ms)
+
+
+def _is_over(view: View, bundle: str, offset: int) -> bool | None:
+    entry = view.bundles.get(bundle)
+    return (entry is None or (entry.last > offset and entry.phase == "owned")) or None

@@ -1,0 +1,137 @@
+"""`equipoise broker`: one broker in this process, in the foreground.
+
+May live here: its options, and what the process needs before `brokers.main` runs: logs, services, an event loop.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from brokers.cli.options import LogOption
+from brokers.cli.outcome import group
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+
+DEFAULT_SERVICE: Final = "equipoise.examples.counter:Counter"
+
+app = group("Run one broker in the foreground.")
+
+ServiceOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--service",
+        metavar="[PATTERN=]MODULE:CLASS",
+        help=f"What serves the namespaces of a pattern, such as 'shop/*'; may be repeated.  [default: {DEFAULT_SERVICE}]",
+        show_default=False,
+    ),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--set", metavar="NAME=VALUE", help="Any other setting of a broker, such as lease_ms=6000; may be repeated.", show_default=False
+    ),
+]
+
+_STANDARD_INPUT: Final = 0
+_READ_BYTES: Final = 4_096
+
+
+@app.command()
+def run(
+    *,
+    log: LogOption,
+    data: Annotated[Path, typer.Option(metavar="DIR", help="The directory of this one broker, on a disk of this machine.")],
+    broker_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="[default: HOST:PORT]", show_default=False)] = None,
+    cluster: Annotated[str | None, typer.Option(metavar="NAME", help="The cluster's id.  [default: equipoise]", show_default=False)] = None,
+    host: Annotated[str | None, typer.Option(help="The address that HTTP listens on.  [default: 127.0.0.1]", show_default=False)] = None,
+    http_port: Annotated[
+        int | None, typer.Option(metavar="PORT", help="0 takes any that is free.  [default: 8080]", show_default=False)
+    ] = None,
+    advertised_host: Annotated[
+        str | None, typer.Option(metavar="HOST", help="The host that clients are told.  [default: that of --host]", show_default=False)
+    ] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="Listen where other machines can reach it, though nobody is asked who they are.")
+    ] = False,
+    service: ServiceOption = None,
+    capacity: Annotated[int | None, typer.Option(help="A weight.  [default: 100]", show_default=False)] = None,
+    failure_domain: Annotated[
+        str | None, typer.Option(metavar="NAME", help="What may fail as a whole with this broker.", show_default=False)
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(metavar="NAME=VALUE", help="For policies; may be repeated.", show_default=False)
+    ] = None,
+    evidence: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Add a line there for each piece of finished work, for a judge.", show_default=False)
+    ] = None,
+    settings: SetOption = None,
+    stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", help="Stop when the standard input ends.", hidden=True)] = False,
+) -> None:
+    """Run one broker in the foreground.
+
+    SIGTERM or Ctrl-C make it move its bundles away and leave.
+    """
+    import asyncio
+
+    from brokers.cli.services import load_services
+    from brokers.config import WorkerConfig
+    from brokers.main import run_broker
+    from brokers.structured_logs import configure
+
+    named = {
+        "broker_id": broker_id,
+        "cluster": cluster,
+        "host": host,
+        "http_port": http_port,
+        "advertised_host": advertised_host,
+        "capacity": capacity,
+        "failure_domain": failure_domain,
+        "evidence": evidence,
+    }
+    given = {name: value for name, value in named.items() if value is not None}
+    labels = pairs("--label", label or ())
+    config = WorkerConfig.model_validate(
+        {**pairs("--set", settings or ()), **given, "log_url": log, "data_dir": data, "insecure": insecure, "labels": labels}
+    )
+    services = load_services(service or (DEFAULT_SERVICE,))
+    configure(sys.stderr)
+    if stop_on_eof:
+        threading.Thread(target=_stop_on_eof, name="stop-on-eof", daemon=True).start()
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(run_broker(config, services))
+
+
+def pairs(option: str, texts: Sequence[str]) -> dict[str, str]:
+    """`NAME=VALUE` texts as a mapping; raises a usage error that names `option`."""
+    pairs = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not name or not equals:
+            raise typer.BadParameter(f"{option} takes NAME=VALUE, not {text!r}")
+        pairs[name] = value
+    return pairs
+
+
+def _loop_factory() -> Callable[[], AbstractEventLoop] | None:
+    """The event loop of uvloop where that is installed; None stands for the standard one."""
+    try:
+        import uvloop
+    except ImportError:
+        return None
+    return uvloop.new_event_loop
+
+
+def _stop_on_eof() -> None:
+    """Whoever started this process holds the other end of its standard input, and cannot die without closing it."""
+    while os.read(_STANDARD_INPUT, _READ_BYTES):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

@@ -1,0 +1,80 @@
+"""The command line `equipoise`: all commands, under one name.
+
+May live here: the table of groups, and what concerns all commands. A group's module is imported when one of its commands
+runs, so that `--help`, and a command that needs little, do not wait for what the others need.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from brokers.cli.outcome import Commands
+
+if TYPE_CHECKING:
+    from typer._click import Command, Context
+
+GROUPS: Final = {
+    "broker": ("brokers.cli.broker", "Run one broker in the foreground."),
+    "up": ("brokers.cli.up", "Run a cluster of brokers on this machine."),
+    "namespaces": ("brokers.cli.namespaces", "Make namespaces; move, cut and join their bundles."),
+    "bundles": ("brokers.cli.bundles", "Look at bundles, and at who serves a key."),
+    "brokers": ("brokers.cli.broker_commands", "See who is a member; drain a broker, bury a dead one."),
+    "channel": ("brokers.cli.channel_commands", "Read the log, tell a bundle's story, check everything."),
+}
+"""Each name, the module whose `app` it is, and what `--help` says of it."""
+
+_EPILOG: Final = (
+    "Exit codes: 0 done; 1 refused, or a check found something; 2 the command line is wrong; 3 the log, a broker or the answer "
+    "was not there in time; 4 somebody must act first; 130 Ctrl-C."
+)
+
+
+class Equipoise(Commands):
+    """All commands. A name of the table stands for its module, until a command line names it."""
+
+    def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
+        """The command that `args` begin with, imported now."""
+        if args and args[0] in GROUPS:
+            self.commands[args[0]] = load(args[0])
+        return super().resolve_command(ctx, args)
+
+
+@cache
+def load(name: str) -> Command:
+    """The command, or the group of commands, of this name in the table."""
+    command = typer.main.get_command(import_module(GROUPS[name][0]).app)
+    command.name = name
+    return command
+
+
+app = typer.Typer(
+    cls=Equipoise,
+    name="equipoise",
+    help="Equipoise: an event-sourced load balancer for sharded services. One log decides who owns what.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for _name, (_, _help) in GROUPS.items():
+    app.add_typer(typer.Typer(help=_help), name=_name)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        typer.echo(f"equipoise {version('equipoise')}")
+        raise typer.Exit
+
+
+@app.callback()
+def equipoise(
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")] = False,
+) -> None:
+    """What stands before the name of a command."""

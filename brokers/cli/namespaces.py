@@ -1,0 +1,288 @@
+"""`equipoise namespaces`: make them, look at them, and move, cut and join their bundles. Spelled as in `pulsar-admin`.
+
+May live here: the commands of this group, and the spelling of points on the command line.
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Annotated, Final
+
+import typer
+
+from brokers.admin import moving
+from brokers.admin.access import Access
+from brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, reading, writing
+from brokers.cli.outcome import group
+from brokers.cli.output import counted, print_fact, print_json, print_line, print_rows
+from brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
+from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from channel.errors import InvalidBoundaries, InvalidName
+from channel.ranges import BUNDLES_MAX, HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
+from channel.records import CUTS_MAX, TEXT_CHARACTERS_MAX
+
+app = group("Make namespaces; move, cut and join their bundles.")
+
+BUNDLES_BY_DEFAULT: Final = 4  # As in Pulsar.
+
+# A namespace may have 65,537 boundaries, and a point takes 11 characters with its comma.
+_POINTS_CHARACTERS_MAX: Final = 11 * (BUNDLES_MAX + 1)
+
+_match_point: Final = re.compile(r"0x[0-9a-fA-F]{1,8}|[0-9]{1,10}", re.ASCII).fullmatch
+
+NamespaceArgument = Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", show_default=False)]
+BundleOption = Annotated[str, typer.Option("--bundle", "-b", metavar="RANGE", help="The range of the bundle: 0x00000000_0x40000000.")]
+
+
+@app.command()
+def create(
+    namespace: NamespaceArgument,
+    *,
+    log: LogOption,
+    bundles: Annotated[
+        int | None, typer.Option("--bundles", "-b", min=1, max=BUNDLES_MAX, help="How many bundles of equal size.  [default: 4]")
+    ] = None,
+    boundaries: Annotated[
+        str | None, typer.Option(metavar="POINTS", help="Or else where they begin and end: 0x00000000,0x40000000,0xffffffff.")
+    ] = None,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Create a namespace.
+
+    Its bundles are free until the brokers assign them.
+    """
+    check_namespace(namespace)
+    if bundles is not None and boundaries is not None:
+        raise typer.BadParameter("give --bundles or --boundaries, not both")
+    points = even_boundaries(bundles or BUNDLES_BY_DEFAULT) if boundaries is None else parse_boundaries(namespace, boundaries)
+    with writing(log, admin, timeout) as access:
+        accepted = moving.create_namespace(access, namespace, points)
+    count = len(points) - 1
+    sentence = f"accepted at offset {accepted.offset}: {namespace} is created with {counted(count, 'bundle')}"
+    print_fact(sentence, {"offset": accepted.offset, "namespace": namespace, "bundles": count}, as_json=as_json)
+
+
+@app.command("list")
+def list_namespaces(
+    tenant: Annotated[str | None, typer.Argument(metavar="[TENANT]", help="Only those of this tenant.", show_default=False)] = None,
+    *,
+    log: LogOption,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """List the namespaces, with how their bundles are."""
+    with reading(log, timeout) as access:
+        names = [name for name in sorted(access.view.namespaces) if tenant is None or name.split("/")[0] == tenant]
+        rows = [namespace_row(access.view, name) for name in names]
+    print_rows(rows, columns=NAMESPACE_COLUMNS, as_json=as_json, nothing="there is no namespace")
+
+
+@app.command("bundles")
+def show_bundles(namespace: NamespaceArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """Show where the bundles of a namespace begin and end."""
+    with reading(log, timeout) as access:
+        bundles = access.view.bundles_of(access.namespace(namespace))
+    boundaries = [f"0x{point:08x}" for point in (*(bundle.low for bundle in bundles), HASH_MAX)]
+    if as_json:
+        print_json({"boundaries": boundaries, "numBundles": len(bundles)})  # As Pulsar spells it.
+    else:
+        for low, high in pairwise(boundaries):
+            print_line(f"{low}_{high}")
+
+
+@app.command()
+def delete(
+    namespace: NamespaceArgument,
+    *,
+    log: LogOption,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Delete a namespace with all its bundles.
+
+    They are unloaded first; that takes as long as their owners need. Called again, it goes on where it was.
+    """
+    with writing(log, admin, timeout) as access:
+        accepted = moving.delete_namespace(access, access.namespace(namespace), progress=lambda text: None if as_json else print_line(text))
+    print_fact(
+        f"accepted at offset {accepted.offset}: {namespace} is deleted",
+        {"offset": accepted.offset, "namespace": namespace},
+        as_json=as_json,
+    )
+
+
+@app.command()
+def unload(
+    namespace: NamespaceArgument,
+    *,
+    log: LogOption,
+    bundle: Annotated[
+        str | None, typer.Option("--bundle", "-b", metavar="RANGE", help="Only this bundle: 0x00000000_0x40000000.", show_default=False)
+    ] = None,
+    destination: Annotated[
+        str | None,
+        typer.Option(
+            "--destinationBroker", "--destination-broker", "-d", metavar="ID", help="The broker to move the bundle to.", show_default=False
+        ),
+    ] = None,
+    wait: WaitOption = True,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Move one bundle, or all, away from their owners.
+
+    Without --destinationBroker a bundle is let go of, and placed anew by the brokers. With it, it is transferred: its owner
+    serves until that broker is ready, and callers wait for one hop of the log. A dead or draining broker is refused.
+    """
+    if destination is not None and bundle is None:
+        raise typer.BadParameter("--destinationBroker moves one bundle; say which with --bundle")
+    with writing(log, admin, timeout) as access:
+        access.namespace(namespace)
+        if bundle is None:
+            _unload_all(access, namespace, wait=wait, as_json=as_json)
+        elif destination is None:
+            _unload_one(access, _named(access, namespace, bundle), wait=wait, as_json=as_json)
+        else:
+            _transfer(access, _named(access, namespace, bundle), destination, wait=wait, as_json=as_json)
+
+
+def _transfer(access: Access, name: str, destination: str, *, wait: bool, as_json: bool) -> None:
+    accepted = moving.transfer(access, name, destination)
+    if not wait:
+        sentence = f"accepted at offset {accepted.offset}: {name} is on its way to {destination}"
+        print_fact(sentence, {"offset": accepted.offset, "bundle": name, "destination": destination, "done": False}, as_json=as_json)
+        return
+    bundle = moving.await_transfer(access, accepted)
+    sentence = f"accepted at offset {accepted.offset}, done at {bundle.last}: {name} is owned by {destination}, token {bundle.token}"
+    document = {"offset": accepted.offset, "bundle": name, "destination": destination, "done": True, "token": bundle.token}
+    print_fact(sentence, document, as_json=as_json)
+
+
+def _unload_one(access: Access, name: str, *, wait: bool, as_json: bool) -> None:
+    source = moving.owner_of(access.view, access.view.bundles[name])
+    accepted = moving.unload(access, name)
+    if wait:
+        moving.await_released(access, {name: accepted.offset})
+    sentence = f"accepted at offset {accepted.offset}: {source} {'has let' if wait else 'lets'} go of {name}"
+    print_fact(sentence, {"offset": accepted.offset, "bundle": name, "source": source, "done": wait}, as_json=as_json)
+
+
+def _unload_all(access: Access, namespace: str, *, wait: bool, as_json: bool) -> None:
+    owned = [bundle.name for bundle in access.view.bundles_of(namespace) if bundle.phase == "owned"]
+    skipped = len(access.view.bundles_of(namespace)) - len(owned)
+    unloads = {name: moving.unload(access, name).offset for name in owned}
+    if wait:
+        moving.await_released(access, unloads)
+    done = "are released" if wait else "are being released"
+    sentence = f"{counted(len(unloads), 'bundle')} of {namespace} {done}; {skipped} had no owner, or were on the move already"
+    print_fact(sentence, {"namespace": namespace, "offsets": unloads, "skipped": skipped, "done": wait}, as_json=as_json)
+
+
+@app.command("split-bundle")
+def split_bundle(
+    namespace: NamespaceArgument,
+    *,
+    log: LogOption,
+    bundle: BundleOption,
+    algorithm: Annotated[
+        str | None,
+        typer.Option(
+            "--split-algorithm-name",
+            "-san",
+            metavar="NAME",
+            help=f"{RANGE_EQUALLY_DIVIDE}, {SPECIFIED_POSITIONS_DIVIDE}, or another that the service knows.  [default: by --positions]",
+            show_default=False,
+        ),
+    ] = None,
+    positions: Annotated[
+        str | None,
+        typer.Option(
+            "--positions", "--split-boundaries", "-sb", metavar="POINTS", help="Where to cut: 0x20000000,0x30000000.", show_default=False
+        ),
+    ] = None,
+    wait: WaitOption = True,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Have its owner cut a bundle.
+
+    The parts stay with the owner, under the same fencing token, and sessions go on.
+    """
+    cuts = None if positions is None else parse_points(positions)
+    name = algorithm or (RANGE_EQUALLY_DIVIDE if cuts is None else SPECIFIED_POSITIONS_DIVIDE)
+    _check_split(name, cuts)
+    with writing(log, admin, timeout) as access:
+        parent = _named(access, namespace, bundle)
+        accepted = moving.split(access, parent, name, cuts)
+        children = [child.name for child in moving.await_split(access, parent)] if wait else []
+    document = {"offset": accepted.offset, "bundle": parent, "children": children, "done": wait}
+    into = f"{parent} is split into {', '.join(children)}" if wait else f"{parent} is being split"
+    print_fact(f"accepted at offset {accepted.offset}: {into}", document, as_json=as_json)
+
+
+@app.command("merge-bundle")
+def merge_bundle(
+    namespace: NamespaceArgument,
+    *,
+    log: LogOption,
+    bundle: BundleOption,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Make one bundle of two neighbours of one owner.
+
+    --bundle names the left one. Not in Pulsar.
+    """
+    with writing(log, admin, timeout) as access:
+        left = _named(access, namespace, bundle)
+        accepted = moving.merge(access, left)
+        low, _ = parse_range(bundle)
+        union = access.view.bundle_at(namespace, low)
+    name = left if union is None else union.name
+    document = {"offset": accepted.offset, "bundle": left, "union": name}
+    print_fact(f"accepted at offset {accepted.offset}: {left} and its right neighbour are {name} now", document, as_json=as_json)
+
+
+def parse_points(text: str) -> tuple[int, ...]:
+    """Points of the hash space, in hexadecimal with `0x` or in decimal, separated by commas. Raises `InvalidName`."""
+    words = [word.strip() for word in text[:_POINTS_CHARACTERS_MAX].split(",")]
+    points = tuple(int(word, 0 if word.startswith("0x") else 10) for word in words if _match_point(word))
+    if len(points) != len(words) or len(text) > _POINTS_CHARACTERS_MAX or max(points) > HASH_MAX:
+        expected = "points from 0 to 0xffffffff with commas between them, such as 0x40000000,0x80000000"
+        raise InvalidName(what="list of points", name=text[:TEXT_CHARACTERS_MAX], expected=expected)
+    return points
+
+
+def parse_boundaries(namespace: str, text: str) -> tuple[int, ...]:
+    """All boundaries of a new namespace. Raises `InvalidName`, `InvalidBoundaries`."""
+    points = parse_points(text)
+    if points[0] != 0 or points[-1] != HASH_MAX:
+        raise InvalidBoundaries(subject=namespace, problem=f"they go from 0x00000000 to 0x{HASH_MAX:08x}")
+    check_cuts(0, HASH_MAX, points[1:-1])
+    if len(points) > BUNDLES_MAX + 1:
+        raise InvalidBoundaries(subject=namespace, problem=f"a namespace starts with 1 to {BUNDLES_MAX} bundles")
+    return points
+
+
+def _check_split(algorithm: str, cuts: tuple[int, ...] | None) -> None:
+    """What can be told to be wrong before the owner is asked; which algorithms there are is its service's business."""
+    if not algorithm.isprintable() or len(algorithm) > TEXT_CHARACTERS_MAX:
+        raise InvalidName(
+            what="split algorithm", name=algorithm[:TEXT_CHARACTERS_MAX], expected=f"up to {TEXT_CHARACTERS_MAX} printable characters"
+        )
+    if algorithm == SPECIFIED_POSITIONS_DIVIDE and cuts is None:
+        raise typer.BadParameter(f"{SPECIFIED_POSITIONS_DIVIDE} cuts where --positions says")
+    if cuts is not None and len(cuts) > CUTS_MAX:
+        raise typer.BadParameter(f"one split makes at most {CUTS_MAX} cuts, not {len(cuts)}")
+
+
+def _named(access: Access, namespace: str, range_text: str) -> str:
+    """The name of the bundle of `namespace` that has this range. Raises `InvalidName`, `UnknownNamespace`, `UnknownBundle`."""
+    return access.bundle(bundle_name(access.namespace(namespace), *parse_range(range_text))).name

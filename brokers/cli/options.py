@@ -1,0 +1,76 @@
+"""The options that many commands share, each spelled and explained once.
+
+May live here: annotated types of parameters, and the channel as they open it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+from contextlib import AbstractContextManager
+from typing import Annotated, Final
+
+import typer
+
+from brokers.admin.access import Access, attached, opened
+from brokers.cli.outcome import JSON_WANTED
+from channel.errors import InvalidName
+from channel.ranges import ADMIN_PREFIX, NAME_BYTES_MAX
+
+LOG_VARIABLE: Final = "EQUIPOISE_LOG"
+
+TIMEOUT_S: Final = 60
+"""How long a command waits by default: the same as a broker's admin calls."""
+
+_TIMEOUT_S_MAX: Final = 86_400
+
+
+def _remember_json(context: typer.Context, wanted: bool) -> bool:
+    context.meta[JSON_WANTED] = wanted
+    return wanted
+
+
+LogOption = Annotated[
+    str, typer.Option("--log", metavar="URL", envvar=LOG_VARIABLE, help="The log that all brokers of the cluster share: sqlite:PATH.")
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", callback=_remember_json, help="Print JSON, errors too: one document, or one line for each record.")
+]
+TimeoutOption = Annotated[
+    int, typer.Option("--timeout", metavar="SECONDS", min=1, max=_TIMEOUT_S_MAX, help="How long to wait for the log and for what is asked.")
+]
+AsOption = Annotated[
+    str | None,
+    typer.Option("--as", metavar="NAME", help="Who asks, as the channel remembers it (admin:NAME).  [default: the user's name]"),
+]
+WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done, or only until the channel has accepted it.")]
+
+
+def publisher(name: str | None) -> str:
+    """The publisher of an admin's records: `admin:` and the name given, or else the user's. Raises `InvalidName`."""
+    name = _user_name() if name is None else name
+    if not name.strip() or not name.isprintable() or len(name) > NAME_BYTES_MAX:
+        raise InvalidName(what="name for --as", name=name[:NAME_BYTES_MAX], expected=f"1 to {NAME_BYTES_MAX} printable characters")
+    return ADMIN_PREFIX + name
+
+
+def _user_name() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # A process may run under a number that no name belongs to.
+        return f"uid-{os.getuid()}"
+
+
+def writing(log_url: str, name: str | None, timeout_s: int) -> AbstractContextManager[Access]:
+    """The channel for a command that proposes to it, as the admin `name`. Raises as `publisher` and `opened` do."""
+    return opened(log_url, timeout_ms=timeout_s * 1_000, publisher=publisher(name))
+
+
+def reading(log_url: str, timeout_s: int, *, cluster: str | None = None) -> AbstractContextManager[Access]:
+    """The channel for a command that only looks. Raises as `opened` does."""
+    return opened(log_url, timeout_ms=timeout_s * 1_000, cluster=cluster)
+
+
+def unread(log_url: str, timeout_s: int) -> AbstractContextManager[Access]:
+    """The channel for a command that looks at its records one by one. Raises as `attached` does."""
+    return attached(log_url, timeout_ms=timeout_s * 1_000)

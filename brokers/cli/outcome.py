@@ -1,0 +1,109 @@
+"""How a command ends: its exit code, and the one line that it prints when it fails.
+
+May live here: the exit codes, which error gives which, and the group of commands that turns errors into both. No command
+catches an `EquipoiseError` to print it.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sys
+from enum import IntEnum
+from typing import Final
+
+import typer
+from typer.core import TyperGroup
+
+from channel.errors import Bug, CalledOff, CallerError, EquipoiseError, InvalidConfig, InvalidTiming, OperatorError, Rejected
+
+JSON_WANTED: Final = "equipoise.json"
+"""The key in a context's `meta` under which `--json` is remembered, so that an error can be printed as its command prints."""
+
+_SIGINT: Final = 2
+_SIGPIPE: Final = 13
+_KILLED_BY: Final = 128  # A shell's exit code for a program that a signal ended is this plus its number.
+
+
+class ExitCode(IntEnum):
+    """What the exit code of a command says. 130 (Ctrl-C) and 141 (nobody reads the output) are the shell's own."""
+
+    OK = 0
+    REFUSED = 1
+    """The channel refused it, a move was called off, or a check found something."""
+    USAGE = 2
+    """The command line is wrong: an option, a name, a file that is not there."""
+    UNAVAILABLE = 3
+    """The log, a broker or the answer was not there in time; trying again later may work."""
+    OPERATOR = 4
+    """Somebody must act first: a damaged log, a full disk, a process that still runs. Also for a bug of ours."""
+
+
+_CODES: Final[tuple[tuple[type[EquipoiseError], ExitCode], ...]] = (
+    (Rejected, ExitCode.REFUSED),
+    (CalledOff, ExitCode.REFUSED),
+    (CallerError, ExitCode.USAGE),
+    # Here it is the command line that settings come from.
+    (InvalidConfig, ExitCode.USAGE),
+    (InvalidTiming, ExitCode.USAGE),
+    (OperatorError, ExitCode.OPERATOR),
+    (Bug, ExitCode.OPERATOR),
+)
+
+
+def exit_code_of(error: EquipoiseError) -> ExitCode:
+    """The exit code for an error: by who must act, but for a refusal, which is an answer. What remains may pass by itself."""
+    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.UNAVAILABLE)
+
+
+def printable(text: str) -> str:
+    """`text` on one line, with what a terminal would obey, or an encoding refuse, spelled out.
+
+    Names, reasons and paths come from records, files and command lines, and may hold anything: line ends, escape sequences
+    that rewrite the screen, lone surrogates.
+    """
+    return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
+
+
+def print_error(error: Exception, *, as_json: bool) -> None:
+    """Print one line to the standard error; as JSON with the error's typed attributes."""
+    if as_json:
+        attributes = vars(error) if isinstance(error, EquipoiseError) else {}
+        typer.echo(json.dumps({"error": type(error).__name__, "message": str(error), **attributes}, default=str), err=True)
+    else:
+        typer.secho(f"error: {printable(str(error))}", fg=typer.colors.RED, err=True)
+
+
+def group(text: str) -> typer.Typer:
+    """A group of commands, or a lone one, whose help begins with `text`.
+
+    Its help is plain text: that fits a narrow terminal, shows brackets as they are, and is there in half the time.
+    """
+    return typer.Typer(help=text, no_args_is_help=True, add_completion=False, rich_markup_mode=None)
+
+
+class Commands(TyperGroup):
+    """All commands; an error that one raises on purpose becomes a line and an exit code, and Ctrl-C or a closed pipe neither."""
+
+    def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # Typer hands over its own context, and no other.
+        """Run the command that the command line names."""
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # What an encoding does not have must not end a command.
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except EquipoiseError as error:
+            print_error(error, as_json=ctx.meta.get(JSON_WANTED, False))
+            raise typer.Exit(exit_code_of(error)) from error
+        except KeyboardInterrupt:
+            raise typer.Exit(_KILLED_BY + _SIGINT) from None
+        except BrokenPipeError:
+            # Whatever is still buffered goes nowhere, instead of failing once more when the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise typer.Exit(_KILLED_BY + _SIGPIPE) from None
+        except OSError as error:
+            print_error(error, as_json=ctx.meta.get(JSON_WANTED, False))
+            raise typer.Exit(ExitCode.OPERATOR) from error
+        return result

@@ -1,0 +1,93 @@
+"""What commands print: rows as a table or as JSON, facts as a sentence or as JSON. The one place where that is decided.
+
+May live here: printing. What a row holds is its command's business; errors are printed by `outcome`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+import typer
+
+from brokers.cli.outcome import printable
+
+Row = Mapping[str, object]
+"""Names to values that JSON can express."""
+
+_PIPE_COLUMNS: Final = 10_000
+"""Where there is no terminal, nothing is wrapped: a row is a line, for grep and awk."""
+
+
+def print_json(document: object) -> None:
+    """Print a document on one line, in ASCII, so that no terminal and no encoding can object."""
+    typer.echo(json.dumps(document))
+
+
+def print_line(text: str, *, color: str | None = None) -> None:
+    """Print one line, whatever `text` holds; in color on a terminal."""
+    typer.secho(printable(text), fg=color)
+
+
+def print_fact(sentence: str, document: Row, *, as_json: bool) -> None:
+    """Print what happened, for people or for programs."""
+    if as_json:
+        print_json(document)
+    else:
+        print_line(sentence)
+
+
+def print_rows(rows: Sequence[Row], *, columns: Sequence[str], as_json: bool, nothing: str) -> None:
+    """Print rows as a JSON list, or the `columns` of them as a table; of no rows at all, `nothing` is what people read."""
+    if as_json:
+        print_json(rows)
+    elif not rows:
+        print_line(nothing)
+    else:
+        print_table([column.replace("_", " ") for column in columns], [[cell(row[column]) for column in columns] for row in rows])
+
+
+def print_document(document: Row, *, as_json: bool) -> None:
+    """Print one thing with its fields, one below the other."""
+    if as_json:
+        print_json(document)
+    else:
+        print_table(None, [[name.replace("_", " "), cell(value)] for name, value in document.items()])
+
+
+def print_table(header: Sequence[str] | None, rows: Sequence[Sequence[str]]) -> None:
+    """Print a table: fitted to the terminal, or each row on one line where there is none."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=_PIPE_COLUMNS)
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), show_header=header is not None, header_style="bold")
+    for name in header or rows[0]:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(text)) for text in row))
+    with console.capture() as captured:
+        console.print(table)
+    for line in captured.get().splitlines():
+        typer.echo(line.rstrip())
+
+
+def cell(value: object) -> str:
+    """A value as people read it in a table."""
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name}={cell(item)}" for name, item in value.items()) or "-"
+    if isinstance(value, list | tuple):
+        return ", ".join(cell(item) for item in value) or "-"
+    return str(value)
+
+
+def counted(count: int, what: str) -> str:
+    """`1 bundle`, `2 bundles`."""
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"

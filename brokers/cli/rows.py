@@ -1,0 +1,92 @@
+"""What there is to say of a broker, a namespace, a bundle or a whole view, as rows with the same names in tables and in JSON.
+
+May live here: pure functions from a view to rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Final
+
+from brokers.cli.output import Row
+from channel.entries import BrokerEntry, BundleEntry
+from channel.view import View
+
+BROKER_COLUMNS: Final = ("broker", "status", "leader", "incarnation", "bundles", "capacity", "http", "lease_ms")
+NAMESPACE_COLUMNS: Final = ("namespace", "status", "bundles", "owned", "moving", "free")
+BUNDLE_COLUMNS: Final = ("bundle", "state", "owner", "source", "token", "last")
+
+
+def broker_row(view: View, broker: BrokerEntry) -> Row:
+    """A broker: what it promised on joining, and how many bundles name it as owner or source."""
+    joined = broker.joined
+    return {
+        "broker": broker.broker,
+        "status": broker.status,
+        "leader": view.leader() is broker,
+        "incarnation": broker.incarnation,
+        "bundles": view.held_count(broker.incarnation),
+        "capacity": joined.capacity,
+        "http": joined.addresses.get("http"),
+        "addresses": dict(joined.addresses),
+        "failure_domain": joined.failure_domain,
+        "labels": dict(joined.labels),
+        "lease_ms": joined.lease_ms,
+        "margin_ms": joined.margin_ms,
+        "renew_ms": joined.renew_ms,
+        "version": joined.version,
+        "last": broker.last,
+    }
+
+
+def namespace_row(view: View, name: str) -> Row:
+    """A namespace: how many bundles it has, and how they are."""
+    namespace, bundles = view.namespaces[name], view.bundles_of(name)
+    phases = Counter(bundle.phase for bundle in bundles)
+    return {
+        "namespace": name,
+        "status": namespace.status,
+        "bundles": len(bundles),
+        "owned": phases["owned"],
+        "moving": len(bundles) - phases["owned"] - phases["free"],
+        "free": phases["free"],
+        "created": namespace.created,
+        "last": namespace.last,
+        "policies": dict(namespace.policies),
+    }
+
+
+def bundle_row(view: View, bundle: BundleEntry) -> Row:
+    """A bundle: its state, the brokers that it names, and who of them serves it (none while it must be waited for)."""
+    return {
+        "bundle": bundle.name,
+        "state": bundle.state,
+        "owner": broker_id(view, bundle.owner),
+        "source": broker_id(view, bundle.source),
+        "serves": broker_id(view, bundle.server),
+        "token": bundle.token,
+        "last": bundle.last,
+        "algorithm": bundle.algorithm,
+        "positions": None if bundle.positions is None else [f"0x{position:08x}" for position in bundle.positions],
+    }
+
+
+def view_document(view: View) -> Row:
+    """A whole view; the digest in hexadecimal, since not every reader of JSON has numbers of 61 bits."""
+    leader = view.leader()
+    return {
+        "offset": view.offset,
+        "cluster": view.cluster,
+        "level": view.level,
+        "leader": None if leader is None else leader.broker,
+        "digest": f"0x{view.digest():016x}",
+        "brokers": [broker_row(view, view.brokers[name]) for name in sorted(view.brokers)],
+        "namespaces": [namespace_row(view, name) for name in sorted(view.namespaces)],
+        "bundles": [bundle_row(view, bundle) for name in sorted(view.namespaces) for bundle in view.bundles_of(name)],
+        "policies": {name: dict(view.policies[name].document) for name in sorted(view.policies)},
+    }
+
+
+def broker_id(view: View, incarnation: int | None) -> str | None:
+    """The id of the broker that an incarnation is of. Bundles name live ones only."""
+    return None if incarnation is None else view.live[incarnation].broker

@@ -1,0 +1,177 @@
+"""The client: from a key to the broker that serves it.
+
+May live here: `Client` and `ClientInThread`: waiting while nobody serves a key, and healing after a wrong answer. What is
+known comes from a `Source`, and is a hint: whether work is done is decided by the owner's lease, and by the token.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Self
+
+from brokers.client.http_source import HttpSource
+from brokers.client.log_source import LogSource
+from brokers.client.table import Assigned, Source
+from brokers.loop_thread import LoopThread
+from brokers.service import Peer
+from channel.deadline import Deadline
+from channel.errors import CallerError, Overloaded
+from channel.ranges import check_namespace, key_hash
+
+START_MS: Final = 30_000
+OWNER_MS: Final = 10_000
+
+WAITERS_MAX: Final = 10_000
+"""Callers that wait for an owner at a time. All look again after each change: 10,000 cost some ten milliseconds."""
+
+DISTRUST_MS: Final = 1_000
+"""How long an owner that was wrong is not named again, unless the table says something new of the bundle. A transfer tells
+within milliseconds; a dead broker's address is tried once a second until its lease has run out."""
+
+DISTRUSTED_MAX: Final = 10_000
+"""Bundles of which a wrong owner is remembered; the oldest is forgotten first."""
+
+# Whoever waits looks again this often even if nothing has changed: a source that has come to its end does not say so.
+_LOOK_AGAIN_MS: Final = 250
+
+_CROSSING_MS: Final = 1_000
+_HTTP: Final = ("http://", "https://")
+
+
+class InvalidSource(CallerError):
+    """A client has one log to read, or any number of brokers to ask."""
+
+    def __init__(self, *, sources: tuple[str, ...]) -> None:
+        """`sources` as given."""
+        self.sources = sources
+        super().__init__(f"a client takes one log URL, or the http:// addresses of brokers, not {sources!r}")
+
+
+class Client:
+    """Tells who serves a key, as an async context; every call is made on the loop that entered it."""
+
+    def __init__(self, *sources: str) -> None:
+        """`sources` are the URL of the log, or base URLs of brokers, such as `http://127.0.0.1:8080`: any that answers will do.
+
+        Raises `InvalidSource`.
+        """
+        are_http = [source.startswith(_HTTP) for source in sources]
+        if not sources or (not all(are_http) and len(sources) > 1):
+            raise InvalidSource(sources=sources)
+        self._source: Source
+        if all(are_http):
+            self._source = HttpSource(sources, changed=self._wake)
+        else:
+            self._source = LogSource(sources[0], changed=self._wake)
+        self._waiting: dict[asyncio.Future[None], None] = {}
+        # Whom a caller has found to be the wrong one, by bundle: the broker, its token, and until when it is believed.
+        self._distrusted: dict[str, tuple[str, int, int]] = {}
+
+    def in_thread(self) -> ClientInThread:
+        """The same with a thread of its own, as a plain context, for callers that have no event loop."""
+        return ClientInThread(self)
+
+    async def __aenter__(self) -> Self:
+        """Start. Raises what makes that impossible: a log that is not there or cannot be read; `DeadlineExceeded`."""
+        await self._source.start(timeout_ms=START_MS)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._source.stop()
+
+    async def owner(self, namespace: str, key: str, *, timeout_ms: int = OWNER_MS) -> Peer:
+        """The broker that serves `key`; waits while nobody does, and while the one that seems to was found to be wrong.
+
+        Raises `DeadlineExceeded`, `UnknownNamespace`, `InvalidName`, `Overloaded`.
+        """
+        check_namespace(namespace)
+        point = key_hash(key)
+        deadline = Deadline.after(timeout_ms=timeout_ms)
+        while True:
+            assigned = self._source.find(namespace, point)
+            distrusted_ms = 0 if assigned is None else self._distrusted_ms(assigned)
+            if assigned is not None and assigned.peer is not None and not distrusted_ms:
+                return assigned.peer
+            deadline.check(f"an owner for {namespace}/{key} being known")
+            await self._change(min(deadline.remaining_ms(), distrusted_ms or _LOOK_AGAIN_MS))
+            if distrusted_ms and assigned is not None and not self._distrusted_ms(assigned):
+                self._source.refresh(namespace)
+
+    def misrouted(self, namespace: str, key: str, seen: Peer) -> None:
+        """`seen`, which `owner` named, does not serve `key` (it refused, redirected, or cannot be reached): do not name it again.
+
+        That holds until something new is known of the bundle, at most `DISTRUST_MS`: it may have been a passing trouble.
+        Raises `UnknownNamespace`.
+        """
+        assigned = self._source.find(namespace, key_hash(key))
+        if assigned is None or assigned.peer is None or assigned.peer.broker != seen.broker:
+            return  # It is known already.
+        if assigned.bundle not in self._distrusted and len(self._distrusted) >= DISTRUSTED_MAX:
+            del self._distrusted[next(iter(self._distrusted))]
+        self._distrusted[assigned.bundle] = (seen.broker, assigned.token, time.monotonic_ns() + DISTRUST_MS * 1_000_000)
+
+    def _distrusted_ms(self, assigned: Assigned) -> int:
+        """For how long, rounded up, the table is not to be believed about a bundle; 0 if it is."""
+        broker, token, until_ns = self._distrusted.get(assigned.bundle, ("", 0, 0))
+        if assigned.peer is None or (assigned.peer.broker, assigned.token) != (broker, token):
+            return 0
+        return max(0, -((time.monotonic_ns() - until_ns) // 1_000_000))
+
+    async def _change(self, timeout_ms: int) -> None:
+        """Wait until something has changed, or for `timeout_ms`."""
+        if len(self._waiting) >= WAITERS_MAX:
+            raise Overloaded(what="the row of those who wait for an owner", limit=WAITERS_MAX)
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting[waiter] = None
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_ms / 1_000):
+                    await waiter
+        finally:
+            del self._waiting[waiter]
+
+    def _wake(self) -> None:
+        for waiter in self._waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class ClientInThread:
+    """A client with a thread of its own: `with Client(...).in_thread() as client`. Any thread may call it."""
+
+    def __init__(self, client: Client) -> None:
+        """Made by `Client.in_thread`."""
+        self._client = client
+        self._thread = LoopThread("equipoise client")
+
+    def __enter__(self) -> Self:
+        """Start. Raises what `Client` raises."""
+        self._thread.start()
+        try:
+            self._thread.run(self._client.__aenter__(), timeout_ms=START_MS + _CROSSING_MS, what="the client's start")
+        except BaseException:
+            self._thread.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self._thread.run(self._client.__aexit__(kind, error, trace), timeout_ms=START_MS, what="the client's end")
+        finally:
+            self._thread.stop()
+
+    def owner(self, namespace: str, key: str, *, timeout_ms: int = OWNER_MS) -> Peer:
+        """See `Client.owner`."""
+        owner = self._client.owner(namespace, key, timeout_ms=timeout_ms)
+        return self._thread.run(owner, timeout_ms=timeout_ms + _CROSSING_MS, what=f"an owner for {namespace}/{key}")
+
+    def misrouted(self, namespace: str, key: str, seen: Peer) -> None:
+        """See `Client.misrouted`."""
+
+        async def misrouted() -> None:
+            self._client.misrouted(namespace, key, seen)
+
+        self._thread.run(misrouted(), timeout_ms=_CROSSING_MS, what=f"taking note of {seen.broker}")

@@ -1,0 +1,197 @@
+"""A client's knowledge over HTTP: for each namespace one stream of server-sent events, from any broker that answers.
+
+May live here: `HttpSource`, the streams, and the parsing of what they bring (`brokers.http.assignment` says what that is).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from http import HTTPStatus
+from typing import Final
+
+import aiohttp
+from pydantic import BaseModel, ValidationError
+
+from brokers.client.table import Assigned, Table
+from brokers.service import Peer
+from channel.errors import Overloaded, PeerError, UnknownNamespace
+
+NAMESPACES_MAX: Final = 1_000
+"""Namespaces that one client follows: each is a connection to a broker, which takes ten thousand of all its clients."""
+
+EVENT_BYTES_MAX: Final = 64 << 20
+"""The largest event: a table of 65,536 bundles, each with names and addresses of up to a kilobyte."""
+
+CONNECT_SECONDS_MAX: Final = 2.0
+SILENCE_SECONDS_MAX: Final = 25.0
+"""A stream says something every ten seconds: after two silences it is taken for dead, and another broker is asked."""
+
+BACK_OFF_SECONDS: Final = (0.05, 0.1, 0.2, 0.5, 1.0)
+"""The pause before the next broker is asked, after so many failures in a row; each is drawn from half of it to all of it."""
+
+UNKNOWN_SECONDS: Final = 1.0
+"""How long an answer that there is no such namespace is believed."""
+
+REFRESH_SECONDS: Final = 1.0
+"""How often one stream may be changed for another because its knowledge seems to be wrong."""
+
+
+class _Row(BaseModel):
+    bundle: str
+    low: int
+    high: int
+    token: int
+    broker: str | None
+    addresses: dict[str, str]
+
+    def assigned(self) -> Assigned:
+        """The row as a value."""
+        peer = None if self.broker is None else Peer(broker=self.broker, addresses=self.addresses)
+        return Assigned(bundle=self.bundle, low=self.low, high=self.high, token=self.token, peer=peer)
+
+
+class _Rows(BaseModel):
+    bundles: list[_Row]
+    gone: list[str] = []
+
+
+class StreamBroken(PeerError):
+    """A broker does not give what it should; another one may."""
+
+
+class HttpSource:
+    """Follows namespaces, each from the first question about it. See `Source`."""
+
+    def __init__(self, addresses: Sequence[str], *, changed: Callable[[], None]) -> None:
+        """`addresses` are base URLs of brokers, of which any will do; `changed` as in `LogSource`."""
+        self._addresses = [address.rstrip("/") for address in addresses]
+        self._changed = changed
+        self._session: aiohttp.ClientSession | None = None
+        self._streams: dict[str, _Stream] = {}
+
+    async def start(self, *, timeout_ms: int) -> None:  # noqa: ARG002 - nothing is asked before somebody asks us
+        """See `Source.start`."""
+        timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS_MAX, sock_read=SILENCE_SECONDS_MAX)
+        self._session = aiohttp.ClientSession(timeout=timeout, connector=aiohttp.TCPConnector(limit=NAMESPACES_MAX))
+
+    async def stop(self) -> None:
+        """See `Source.stop`."""
+        streams = list(self._streams.values())
+        for stream in streams:
+            stream.task.cancel()
+        await asyncio.gather(*(stream.task for stream in streams), return_exceptions=True)
+        if self._session is not None:
+            await self._session.close()
+
+    def find(self, namespace: str, point: int) -> Assigned | None:
+        """See `Source.find`. Raises `Overloaded` if too many namespaces are followed."""
+        stream = self._streams.get(namespace)
+        if stream is None or stream.has_expired():
+            stream = self._follow(namespace)
+        if stream.unknown_at is not None:
+            raise UnknownNamespace(namespace=namespace)
+        return None if stream.table is None else stream.table.at(point)
+
+    def refresh(self, namespace: str) -> None:
+        """See `Source.refresh`: asks the next broker."""
+        stream = self._streams.get(namespace)
+        if stream is not None:
+            stream.ask_another()
+
+    def _follow(self, namespace: str) -> _Stream:
+        assert self._session is not None, "a client is entered before it is asked"
+        if namespace not in self._streams and len(self._streams) >= NAMESPACES_MAX:
+            raise Overloaded(what="the row of namespaces that this client follows", limit=NAMESPACES_MAX)
+        stream = self._streams[namespace] = _Stream(namespace, self._addresses, self._session, self._changed)
+        return stream
+
+
+class _Stream:
+    """One namespace: `table` is None until it is known, `unknown_at` is set once a broker has said that there is none."""
+
+    def __init__(self, namespace: str, addresses: Sequence[str], session: aiohttp.ClientSession, changed: Callable[[], None]) -> None:
+        self.table: Table | None = None
+        self.unknown_at: float | None = None
+        self._namespace = namespace
+        self._addresses = addresses
+        self._turn = random.randrange(len(addresses))  # noqa: S311 - so that not all clients lean on the first broker
+        self._session = session
+        self._changed = changed
+        self._connected_at = time.monotonic()
+        self._reading: asyncio.Task[None] | None = None
+        self.task = asyncio.get_running_loop().create_task(self._run(), name=f"assignment of {namespace}")
+
+    def has_expired(self) -> bool:
+        """Whether what it says, that there is no such namespace, is too old to be repeated."""
+        return self.unknown_at is not None and time.monotonic() - self.unknown_at > UNKNOWN_SECONDS
+
+    def ask_another(self) -> None:
+        """Leave this broker for the next, unless that has just been done."""
+        if self._reading is not None and time.monotonic() - self._connected_at > REFRESH_SECONDS:
+            self._reading.cancel()
+
+    async def _run(self) -> None:
+        """Follow one broker after the other; what was known stays meanwhile, as a hint, which is all that it ever is."""
+        failures = 0
+        while True:
+            before = self.table
+            self._connected_at = time.monotonic()
+            self._reading = asyncio.get_running_loop().create_task(self._read(self._addresses[self._turn % len(self._addresses)]))
+            try:
+                await asyncio.wait([self._reading])
+            finally:
+                self._reading.cancel()
+            if self.unknown_at is not None:
+                return
+            failures = 0 if self.table is not before else failures + 1
+            self._turn += 1
+            pause = BACK_OFF_SECONDS[min(failures, len(BACK_OFF_SECONDS) - 1)]
+            await asyncio.sleep(random.uniform(pause / 2, pause))  # noqa: S311 - jitter, no secret
+
+    async def _read(self, address: str) -> None:
+        url = f"{address}/v1/assignment/{self._namespace}"
+        try:
+            async with self._session.get(url, headers={"Accept": "text/event-stream"}) as response:
+                if response.status == HTTPStatus.NOT_FOUND:
+                    self._is_unknown()
+                elif response.status == HTTPStatus.OK:
+                    async for name, data in events(response.content.iter_any()):
+                        self._take(name, data)
+        except (aiohttp.ClientError, TimeoutError, ValidationError, StreamBroken, ValueError):
+            return  # `_run` asks the next broker.
+
+    def _take(self, name: str, data: bytes) -> None:
+        if name == "deleted":
+            self._is_unknown()
+            return
+        rows = _Rows.model_validate_json(data)
+        assigned = [row.assigned() for row in rows.bundles]
+        if name == "table":
+            self.table = Table(assigned)
+        elif self.table is not None:
+            self.table.change(assigned, rows.gone)
+        self._changed()
+
+    def _is_unknown(self) -> None:
+        self.unknown_at = time.monotonic()
+        self._changed()
+
+
+async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes]]:
+    """The events of a stream, each as its name and its data; comments are passed over. Raises `StreamBroken` for a giant one.
+
+    Of the format (the HTML standard, "Server-sent events") this takes what our brokers send: lines that end in LF.
+    """
+    buffer = bytearray()
+    async for chunk in chunks:
+        buffer += chunk
+        while (end := buffer.find(b"\n\n")) >= 0:
+            fields = dict(line.split(b": ", 1) for line in bytes(buffer[:end]).split(b"\n") if b": " in line and not line.startswith(b":"))
+            del buffer[: end + 2]
+            if b"event" in fields and b"data" in fields:
+                yield fields[b"event"].decode(), fields[b"data"]
+        if len(buffer) > EVENT_BYTES_MAX:
+            raise StreamBroken(f"an event of the assignment is larger than {EVENT_BYTES_MAX} bytes")

@@ -1,0 +1,59 @@
+"""A client's knowledge from the log itself: for programs that can open it.
+
+May live here: `LogSource`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from brokers.client.table import Assigned
+from brokers.routing import server_of
+from brokers.service_runner import peer_of
+from channel.deadline import Deadline
+from channel.errors import UnknownNamespace
+from channel.open_log import open_log
+from channel.reader import Folded
+from channel.table_view import STOP_MS_MAX, TableView
+
+
+class LogSource:
+    """Follows the channel of one log. See `Source`."""
+
+    def __init__(self, log_url: str, *, changed: Callable[[], None]) -> None:
+        """`changed` is called whenever a lookup may have another answer than before."""
+        self._changed = changed
+        self._table = TableView(lambda: open_log(log_url, create=False), name=log_url)
+
+    async def start(self, *, timeout_ms: int) -> None:
+        """See `Source.start`: reads the log to its end."""
+        self._table.listen(self._folded)
+        self._table.start()
+        try:
+            await self._table.ready(Deadline.after(timeout_ms=timeout_ms))
+        except BaseException:
+            await self.stop()
+            raise
+
+    async def stop(self) -> None:
+        """See `Source.stop`."""
+        await self._table.stop(Deadline.after(timeout_ms=STOP_MS_MAX))
+
+    def find(self, namespace: str, point: int) -> Assigned | None:
+        """See `Source.find`. Raises also what has ended the following for good."""
+        if self._table.failure is not None:
+            raise self._table.failure
+        view = self._table.view
+        bundle = view.bundle_at(namespace, point)
+        if bundle is None:
+            raise UnknownNamespace(namespace=namespace)
+        server = server_of(view, bundle)
+        peer = None if server is None else peer_of(server)
+        return Assigned(bundle=bundle.name, low=bundle.low, high=bundle.high, token=bundle.token, peer=peer)
+
+    def refresh(self, namespace: str) -> None:
+        """See `Source.refresh`: there is nobody else to ask, and the log tells everything by itself."""
+
+    def _folded(self, folded: Folded) -> None:
+        if folded.verdict.changes:
+            self._changed()

@@ -1,0 +1,220 @@
+"""A worker's configuration: one model, every field with its unit and what it trades.
+
+May live here: settings, their defaults and bounds, and the checks that need nothing but the settings themselves. Nothing is
+opened or resolved here: that a port is taken or a disk is full is found by those who use them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+from typing import Annotated, Final, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+
+from brokers.agent.timing import Timing
+from channel.errors import CallerError, InvalidConfig
+from channel.ranges import check_broker_id
+from channel.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TEXT_CHARACTERS_MAX
+
+_TIMING: Final = Timing()
+
+# A lease of an hour would be a cluster that never heals; and whatever is beyond a day is a mistake of the unit.
+_PROMISE_MS_MAX: Final = 3_600_000
+_DEADLINE_MS_MAX: Final = 86_400_000
+
+# A broker's id may be its host, a colon and its port: together at most 255 characters.
+_match_host_name: Final = re.compile(
+    r"(?=.{1,240}\Z)(?!\d+(\.\d+){3}\Z)[A-Za-z0-9]([-A-Za-z0-9_]*)(\.[A-Za-z0-9][-A-Za-z0-9_]*)*\.?"
+).fullmatch
+
+Promise = Annotated[int, Field(ge=1, le=_PROMISE_MS_MAX)]
+DeadlineMs = Annotated[int, Field(ge=1, le=_DEADLINE_MS_MAX)]
+Text = Annotated[str, Field(min_length=1, max_length=TEXT_CHARACTERS_MAX)]
+
+
+class WorkerConfig(BaseModel):
+    """How one broker runs. Durations are in milliseconds.
+
+    Making one raises `InvalidConfig`, with all that is wrong with each setting, or `InvalidTiming` for durations that are
+    not safe together.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    log_url: str = Field(
+        min_length=1,
+        description="The log that all brokers of a cluster share: `sqlite:PATH`, one file on this machine, or `memory:NAME`.",
+    )
+    data_dir: Path = Field(
+        description="The directory of this one broker: its lock, its nonces, its snapshot. On a disk of this machine, never copied, "
+        "never shared. A broker that loses it comes back only after its former lease has run out.",
+    )
+    cluster: Text = Field(default="equipoise", description="The cluster's id. The log of another cluster is refused.")
+    broker_id: str | None = Field(
+        default=None, description="The broker's id, the same over restarts; HOST:PORT of its HTTP address if it is not given, as in Pulsar."
+    )
+    host: str = Field(
+        default="127.0.0.1",
+        description="The address that HTTP listens on. Anything but loopback needs `insecure`, for nobody is asked who they are.",
+    )
+    http_port: int = Field(default=8080, ge=0, le=65_535, description="The port that HTTP listens on; 0 takes any that is free.")
+    insecure: bool = Field(default=False, description="Listen where other machines can reach it, although whoever reaches it may do all.")
+    advertised_host: str | None = Field(
+        default=None, description="The host that clients are told; `host` if it is not given. Needed where `host` stands for all addresses."
+    )
+    capacity: int = Field(
+        default=100, ge=1, le=INTEGER_MAX, description="A weight: a broker of 200 is to carry twice the load of one of 100."
+    )
+    failure_domain: Text | None = Field(default=None, description="What may fail as a whole with this broker: a rack, a zone.")
+    labels: dict[Text, Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]] = Field(
+        default_factory=dict, max_length=DOCUMENT_ENTRIES_MAX, description="Anything else that a policy may ask about this broker."
+    )
+
+    lease_ms: Promise = Field(
+        default=_TIMING.lease_ms,
+        description="How long the broker may serve after it decided on its last accepted renewal. Shorter: a dead broker's bundles "
+        "move sooner; longer: a slow log or a stall costs less often a living one its bundles.",
+    )
+    renew_ms: Promise = Field(default=_TIMING.renew_ms, description="How often it renews. Each renewal is a record that all brokers read.")
+    margin_ms: Promise = Field(
+        default=_TIMING.margin_ms,
+        description="How long others wait beyond the lease before they declare it dead: covers stalls and clocks of unequal rate.",
+    )
+    round_trip_ms: Promise = Field(default=_TIMING.round_trip_ms, description="The longest time from append to read-back that is normal.")
+    reconnect_ms: Promise = Field(default=_TIMING.reconnect_ms, description="The longest reconnect after an outage of the log.")
+    stall_ms: Promise = Field(default=_TIMING.stall_ms, description="The longest stall of the process that must not cost it its bundles.")
+    clock_rate_error_ppm: int = Field(
+        default=_TIMING.clock_rate_error_ppm,
+        ge=0,
+        le=100_000,
+        description="How much faster or slower than true time a clock may run, in millionths.",
+    )
+    prepare_ms: DeadlineMs = Field(default=_TIMING.prepare_ms, description="The service's deadline to warm up for a bundle.")
+    open_ms: DeadlineMs = Field(default=_TIMING.open_ms, description="The service's deadline to open a bundle; nobody serves it meanwhile.")
+    close_ms: DeadlineMs = Field(
+        default=_TIMING.close_ms,
+        description="The service's deadline to close a bundle; nobody serves it meanwhile. A service that overruns it and cannot be "
+        "stopped ends its process.",
+    )
+    drain_ms: DeadlineMs = Field(
+        default=30_000,
+        description="The deadline of a graceful stop: what has not been moved away by then is let go without a new owner.",
+    )
+
+    lookup_ms: DeadlineMs = Field(
+        default=10_000, description="How long a lookup is held while its bundle has no owner that can be named; then it fails."
+    )
+    admin_ms: DeadlineMs = Field(
+        default=60_000, description="How long an admin call waits for what it asked for to be done; the move itself goes on after it."
+    )
+
+    evidence: Path | None = Field(
+        default=None, description="A file to which each piece of finished work is added as a line, for an independent judge. For tests."
+    )
+    balance: bool = Field(default=True, description="Whether this broker, when it leads, moves bundles to even out the load.")
+    balance_interval_ms: DeadlineMs = Field(
+        default=5_000, description="The time between two rounds of the balancer. Shorter follows load sooner, and moves more."
+    )
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _typed(cls, values: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
+        """Turn what pydantic says into an error of ours; what the checks below raise passes through."""
+        try:
+            config = handler(values)
+        except ValidationError as error:
+            raise InvalidConfig(problems=tuple(_told(detail["loc"], detail["msg"]) for detail in error.errors())) from None
+        problems = [f"{setting}: {problem}" for setting, problem in _problems(config).items()]
+        if problems:
+            raise InvalidConfig(problems=tuple(problems))
+        config.timing().check()
+        return config
+
+    def timing(self) -> Timing:
+        """The durations that the agent lives by."""
+        return Timing(
+            lease_ms=self.lease_ms,
+            renew_ms=self.renew_ms,
+            margin_ms=self.margin_ms,
+            round_trip_ms=self.round_trip_ms,
+            reconnect_ms=self.reconnect_ms,
+            stall_ms=self.stall_ms,
+            clock_rate_error_ppm=self.clock_rate_error_ppm,
+            prepare_ms=self.prepare_ms,
+            open_ms=self.open_ms,
+            close_ms=self.close_ms,
+        )
+
+    @property
+    def authority(self) -> str:
+        """HOST:PORT as clients are told it; true once `http_port` is the one that was bound."""
+        host = self.advertised_host or self.host
+        return f"[{host}]:{self.http_port}" if _is_ipv6(host) else f"{host}:{self.http_port}"
+
+    @property
+    def id(self) -> str:
+        """The broker's id: `broker_id`, or else its `authority`."""
+        return self.broker_id or self.authority
+
+    @property
+    def http_url(self) -> str:
+        """Where clients find this broker's HTTP."""
+        return f"http://{self.authority}"
+
+
+def _told(location: tuple[int | str, ...], message: str) -> str:
+    setting = ".".join(str(part) for part in location)
+    return f"{setting}: {message}" if setting else message
+
+
+def _problems(config: WorkerConfig) -> Mapping[str, str]:
+    """What is wrong with settings that are right by type and range, by the setting."""
+    problems = {}
+    if config.broker_id is not None:
+        try:
+            check_broker_id(config.broker_id)
+        except CallerError as error:
+            problems["broker_id"] = str(error)
+    if not _is_host(config.host):
+        problems["host"] = f"{config.host!r} is neither an address nor the name of a host"
+    elif not config.insecure and not _is_loopback(config.host):
+        problems["host"] = (
+            f"{config.host} can be reached from other machines, and there is no authentication yet; "
+            "listen on 127.0.0.1, or say `insecure` if the network itself keeps strangers out"
+        )
+    if config.advertised_host is None:
+        if _is_any_address(config.host):
+            problems["advertised_host"] = f"{config.host} stands for all addresses; say which of them clients are to use"
+    elif not _is_host(config.advertised_host) or _is_any_address(config.advertised_host):
+        problems["advertised_host"] = f"{config.advertised_host!r} is not a host that clients could reach"
+    for setting, path in (("log_url", Path(config.log_url)), ("data_dir", config.data_dir), ("evidence", config.evidence)):
+        if path is not None and "\0" in str(path):
+            problems[setting] = "a path cannot hold a null character"
+    return problems
+
+
+def _is_host(host: str) -> bool:
+    return _is_address(host) or _match_host_name(host) is not None
+
+
+def _is_address(host: str) -> bool:
+    try:
+        ip_address(host)
+    except ValueError:
+        return False
+    return "%" not in host  # The zone of a link-local address means nothing on another machine.
+
+
+def _is_ipv6(host: str) -> bool:
+    return _is_address(host) and isinstance(ip_address(host), IPv6Address)
+
+
+def _is_loopback(host: str) -> bool:
+    return ip_address(host).is_loopback if _is_address(host) else host.rstrip(".").lower() == "localhost"
+
+
+def _is_any_address(host: str) -> bool:
+    return _is_address(host) and ip_address(host).is_unspecified

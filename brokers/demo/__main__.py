@@ -1,0 +1,76 @@
+"""`python -m brokers.demo`: a local cluster of three brokers that balances, fails and heals, under callers who notice.
+
+May live here: the command line, and the last words. Exit code 0: the verdict is clean; 1: it is not; 2: the command line is
+wrong; 4: the demo could not begin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import secrets
+import sys
+import tempfile
+from contextlib import ExitStack
+from pathlib import Path
+
+from brokers.demo.screen import open_screen
+from brokers.demo.show import Ending, Options, play
+from brokers.demo.verdict import JUDGE
+from channel.errors import EquipoiseError
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m brokers.demo", description="A local cluster that balances, fails and heals.")
+    parser.add_argument("--seconds", type=float, default=50.0, help="how long the acts go on, at least each of them once (default: 50)")
+    parser.add_argument("--forever", action="store_true", help="go on until Ctrl-C")
+    parser.add_argument("--plain", action="store_true", help="plain lines, as in a pipe")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="a new directory for all files, which are kept (default: a temporary one)")
+    parser.add_argument("--seed", type=int, help="what moves where, and who is asked first (default: chosen at random)")
+    arguments = parser.parse_args()
+    if arguments.data is not None and arguments.data.exists() and any(arguments.data.iterdir()):
+        parser.error(f"{arguments.data} is not empty; name a new directory")
+    return arguments
+
+
+def main() -> int:
+    """Run the demo; the exit code."""
+    arguments = _arguments()
+    with ExitStack() as parts:
+        directory = arguments.data
+        if directory is None:
+            directory = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="equipoise-demo-")))
+        seed = secrets.randbelow(1_000_000) if arguments.seed is None else arguments.seed
+        options = Options(directory=directory.absolute(), seconds=None if arguments.forever else arguments.seconds, seed=seed)
+        screen = parts.enter_context(open_screen(plain=arguments.plain))
+        try:
+            ending = asyncio.run(play(options, screen))
+        except (EquipoiseError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 4
+    _print_ending(ending, kept=options.directory if arguments.data is not None else None)
+    return 0 if ending.is_clean else 1
+
+
+def _print_ending(ending: Ending, *, kept: Path | None) -> None:
+    print()
+    for line in ending.summary:
+        print(line)
+    for finding in ending.findings.findings:
+        print(f"FINDING at offset {finding.first}: {finding.text}")
+    if ending.problem is not None:
+        print(f"the acts did not come to their end: {ending.problem}")
+    if kept is not None:
+        log = f"--log sqlite:{kept}/channel.db"
+        print(f"look at it: equipoise channel verify {log}; equipoise channel tail {log}; equipoise channel why BUNDLE {log}")
+    if ending.verdict is None:
+        print(f"verdict: none, the judge is not shipped; it is part of a checkout: {Path(*JUDGE.parts[-3:])}")
+        return
+    for rule, messages in ending.verdict.violations.items():
+        for message in messages:
+            print(f"VIOLATION {rule}: {message}")
+    print(f"verdict: {ending.verdict.text}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""The acts of the demo: what is done to the cluster while callers go on calling.
+
+May live here: short stories on a `Stage`, each of which says what it does, and ends with every bundle owned. They may be
+played in any order, again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from brokers.demo import operator
+from brokers.demo.operator import Deed
+from brokers.demo.stage import NAMESPACE, Stage
+from channel.errors import BrokerUnreachable
+
+Act = Callable[[Stage], Awaitable[None]]
+
+# Long enough for a few rounds of the balancer, whose interval the demo sets to two seconds.
+_BALANCE_S: Final = 8.0
+
+_TRANSFERS: Final = 8
+_CUTS: Final = 3
+_BETWEEN_MOVES_S: Final = 0.25
+_BETWEEN_ACTS_S: Final = 1.0
+
+
+async def balance(stage: Stage) -> None:
+    """Leave it to the leader."""
+    stage.say("nobody does anything: the leader levels the load by itself")
+    await asyncio.sleep(_BALANCE_S)
+
+
+async def transfer(stage: Stage) -> None:
+    """Move bundles to and fro."""
+    stage.say(f"an operator transfers {_TRANSFERS} bundles, callers calling")
+    await _move(stage, Deed.TRANSFER, _TRANSFERS)
+
+
+async def split(stage: Stage) -> None:
+    """Cut bundles."""
+    stage.say(f"{_CUTS} bundles are cut in two; their sessions go on, under the same token")
+    await _move(stage, Deed.SPLIT, _CUTS)
+
+
+async def merge(stage: Stage) -> None:
+    """Join bundles."""
+    stage.say(f"{_CUTS} pairs of neighbours become one bundle each, after a transfer where they have two owners")
+    await _move(stage, Deed.MERGE, _CUTS)
+
+
+async def drain(stage: Stage) -> None:
+    """Empty a broker, stop it, and start it again."""
+    number = (stage.number_of_leader() + 1) % len(stage.cluster.broker_ids)
+    broker, incarnation = stage.cluster.broker_ids[number], stage.incarnation(number)
+    held = stage.table.view.held_count(incarnation)
+    stage.say(f"{broker} drains: its {held} bundles move away, and it takes nothing new")
+    problem = await operator.drain(stage.http, stage.cluster.addresses[number])
+    if problem is not None:
+        stage.say(f"{broker} does not drain: {problem}")
+    await stage.settled(without=incarnation)
+    stage.say(f"{broker} is empty, leaves, and comes back")
+    await asyncio.to_thread(stage.cluster.restart, number)
+    await asyncio.sleep(_BETWEEN_ACTS_S)
+
+
+async def kill(stage: Stage) -> None:
+    """Kill a broker that does not lead, and revive it."""
+    await _kill(stage, (stage.number_of_leader() + 1) % len(stage.cluster.broker_ids))
+
+
+async def kill_leader(stage: Stage) -> None:
+    """Kill the leader, and revive it."""
+    await _kill(stage, stage.number_of_leader())
+
+
+async def _kill(stage: Stage, number: int) -> None:
+    broker, incarnation = stage.cluster.broker_ids[number], stage.incarnation(number)
+    leads = " which leads," if number == stage.number_of_leader() else ""
+    stage.say(f"kill -9 of {broker},{leads} with {stage.table.view.held_count(incarnation)} bundles")
+    began_s = stage.now_s
+    await asyncio.to_thread(stage.cluster.kill, number)
+    await stage.settled(without=incarnation)
+    stage.say(f"all bundles are owned again after {(stage.now_s - began_s) * 1_000:.0f} ms; {broker} is started again")
+    await asyncio.to_thread(stage.cluster.restart, number)
+    await asyncio.sleep(_BETWEEN_ACTS_S)
+
+
+async def _move(stage: Stage, deed: Deed, times: int) -> None:
+    for _ in range(times):
+        await stage.move(deed)
+        await asyncio.sleep(_BETWEEN_MOVES_S)
+
+
+async def begin(stage: Stage, *, bundles: int) -> None:
+    """Create the namespace, and wait until all its bundles are owned. Raises `BrokerUnreachable` if it cannot be created."""
+    broker, address = stage.cluster.broker_ids[0], stage.cluster.addresses[0]
+    problem = await operator.create_namespace(stage.http, address, NAMESPACE, bundles=bundles)
+    if problem is not None:
+        raise BrokerUnreachable(broker=broker, address=address, problem=problem)
+    await stage.settled()
+    stage.say(f"namespace {NAMESPACE} is made; its {bundles} bundles are shared by {len(stage.cluster.broker_ids)} brokers")
+
+
+ACTS: Final[tuple[Act, ...]] = (balance, transfer, split, kill, merge, drain, kill_leader)

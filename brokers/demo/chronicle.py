@@ -1,0 +1,52 @@
+"""What the channel says has happened: moves and deaths counted, and the newest records in words.
+
+May live here: a listener of the channel. It changes nothing, and asks nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from typing import Final
+
+from brokers.moves import MoveKind, MoveResult, Moves
+from channel.entries import BrokerChanged
+from channel.reader import Folded
+from channel.records import BrokerRecord, Renewed
+from channel.story import Names, describe
+from channel.view import View
+
+_NEWEST_MAX: Final = 8
+
+
+class Chronicle:
+    """Counts what is folded. `folded` is to be called with every record, the view standing just after it."""
+
+    def __init__(self, view: View) -> None:
+        self._view = view
+        self._names = Names(view)
+        self._moves = Moves()
+        self._newest: deque[str] = deque(maxlen=_NEWEST_MAX)
+        self.done: Counter[MoveKind] = Counter()
+        self.called_off = 0
+        self.deaths = 0
+        self.rejected = 0
+
+    @property
+    def newest(self) -> Sequence[str]:
+        """The newest records but the renewals, the newest last."""
+        return tuple(self._newest)
+
+    def folded(self, folded: Folded) -> None:
+        """Take in one record."""
+        self._names.learn(folded)
+        for move in self._moves.folded(folded, time.monotonic_ns()):
+            self.done[move.kind] += move.result is MoveResult.DONE
+            self.called_off += move.result is MoveResult.CALLED_OFF
+        self.rejected += not folded.verdict.accepted
+        left = isinstance(folded.record, BrokerRecord) and folded.record.status == "left"
+        if not left:  # A broker that leaves dies of its own will.
+            self.deaths += sum(isinstance(change, BrokerChanged) and change.dead is not None for change in folded.verdict.changes)
+        if not (isinstance(folded.record, Renewed) and folded.verdict.accepted):
+            self._newest.append(describe(folded, self._view, self._names))

@@ -1,0 +1,178 @@
+"""What people see of the demo: a live screen on a terminal, plain lines in a pipe.
+
+May live here: the picture as a value, and its two ways onto a screen. What is in the picture is decided elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Final, Protocol, Self
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+# Plain lines: how often the whole is summed up between two deeds.
+_SUM_UP_S: Final = 5.0
+
+# What was said last stays on the live screen.
+_SAID_MAX: Final = 6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerRow:
+    """One broker: `status` as the channel has it, `calls_per_second` as it reports itself (None: no report)."""
+
+    broker: str
+    status: str
+    leads: bool
+    incarnation: int
+    bundles: int
+    calls_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleRow:
+    """One bundle: where it stands, by whom it is owned, and what its owner reports of it."""
+
+    bundle: str
+    phase: str
+    owner: str
+    token: int
+    calls_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Picture:
+    """All that the screen shows at one moment. Pauses are those that a caller saw, in milliseconds."""
+
+    elapsed_s: float
+    brokers: Sequence[BrokerRow]
+    bundles: Sequence[BundleRow]
+    bundles_count: int
+    newest: Sequence[str]
+    calls_per_second: float
+    calls: int
+    recent_pause_ms: float
+    longest_pause_ms: float
+
+    @property
+    def headline(self) -> str:
+        """The whole in one line."""
+        alive = sum(row.status == "up" for row in self.brokers)
+        return (
+            f"{alive} brokers up, {self.bundles_count} bundles, {self.calls_per_second:.0f} calls/s, {self.calls} calls; "
+            f"pause now {self.recent_pause_ms:.0f} ms, longest {self.longest_pause_ms:.0f} ms"
+        )
+
+
+class Screen(Protocol):
+    """Where the demo shows itself; a context from its beginning to its end."""
+
+    def say(self, elapsed_s: float, text: str) -> None:
+        """Tell what is being done."""
+        ...
+
+    def show(self, picture: Picture) -> None:
+        """Show how things stand."""
+        ...
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...
+
+
+def open_screen(*, plain: bool) -> Screen:
+    """The live screen, or plain lines where they are asked for, or where there is no terminal."""
+    return PlainScreen() if plain or not sys.stdout.isatty() else LiveScreen()
+
+
+class PlainScreen:
+    """One line for each deed, and one for the whole every few seconds."""
+
+    def __init__(self) -> None:
+        self._sum_up_at_s = 0.0
+
+    def say(self, elapsed_s: float, text: str) -> None:
+        """See `Screen.say`."""
+        print(f"{elapsed_s:6.1f} s  {text}", flush=True)
+
+    def show(self, picture: Picture) -> None:
+        """See `Screen.show`."""
+        if picture.elapsed_s >= self._sum_up_at_s:
+            self._sum_up_at_s = picture.elapsed_s + _SUM_UP_S
+            self.say(picture.elapsed_s, f"  {picture.headline}")
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        return
+
+
+class LiveScreen:
+    """Tables that are drawn anew; what was done last below them."""
+
+    def __init__(self) -> None:
+        self._live = Live(auto_refresh=False, console=Console(highlight=False))
+        self._said: list[str] = []
+
+    def say(self, elapsed_s: float, text: str) -> None:
+        """See `Screen.say`."""
+        self._said = [*self._said[1 - _SAID_MAX :], f"{elapsed_s:6.1f} s  {text}"]
+
+    def show(self, picture: Picture) -> None:
+        """See `Screen.show`."""
+        self._live.update(draw(picture, self._said), refresh=True)
+
+    def __enter__(self) -> Self:
+        self._live.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._live.stop()
+
+
+def draw(picture: Picture, said: Sequence[str]) -> Group:
+    """The live screen as rich draws it."""
+    return Group(
+        Panel(Text(f"{picture.elapsed_s:6.1f} s  {picture.headline}", style="bold"), title="equipoise"),
+        _brokers(picture),
+        _bundles(picture),
+        Panel(_lines(picture.newest), title="newest records", title_align="left"),
+        Panel(_lines(said), title="what is done", title_align="left"),
+    )
+
+
+def _lines(lines: Sequence[str]) -> Text:
+    return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+
+
+def _brokers(picture: Picture) -> Table:
+    table = _table("broker", "status", "incarnation", "bundles", "calls/s")
+    for row in picture.brokers:
+        load = "-" if row.calls_per_second is None else f"{row.calls_per_second:.0f}"
+        status = f"{row.status}, leads" if row.leads else row.status
+        style = None if row.status == "up" else "yellow" if row.status == "draining" else "dim"
+        table.add_row(row.broker, status, str(row.incarnation), str(row.bundles), load, style=style)
+    return table
+
+
+def _bundles(picture: Picture) -> Table:
+    table = _table(f"the busiest of {picture.bundles_count} bundles", "state", "owner", "token", "calls/s")
+    for row in picture.bundles:
+        style = None if row.phase == "owned" else "yellow"
+        table.add_row(row.bundle, row.phase, row.owner, str(row.token), f"{row.calls_per_second:.0f}", style=style)
+    return table
+
+
+def _table(*columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(column, no_wrap=True, justify="right" if column in ("bundles", "token", "calls/s", "incarnation") else "left")
+    return table

@@ -1,0 +1,162 @@
+"""The stage of the demo: a cluster, its callers, its channel, and the screen, put together.
+
+May live here: what acts need of the parts, and the picture that is drawn of them. What happens on the stage is in `acts`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+import aiohttp
+
+from brokers.demo import operator
+from brokers.demo.calling import CallerProcess
+from brokers.demo.chronicle import Chronicle
+from brokers.demo.operator import Deed
+from brokers.demo.screen import BrokerRow, BundleRow, Picture, Screen
+from brokers.load import LoadBus
+from brokers.local_cluster import LocalCluster
+from channel.errors import LoadBusUnavailable
+from channel.table_view import TableView
+from channel.view import View
+
+NAMESPACE: Final = "demo/counters"
+
+# A broker that is dead or drains is looked after within its lease and margin, 3.5 s; on a busy machine that takes longer.
+_SETTLED_MS: Final = 30_000
+
+_DRAW_S: Final = 0.25
+_BUNDLES_SHOWN_MAX: Final = 8
+
+# The rate of calls is that of the last two seconds.
+_RATE_PICTURES: Final = 8
+
+
+@dataclass(slots=True, kw_only=True)
+class Stage:
+    """Everything that an act may use. `now_s` counts from `began_s`, both of the loop's clock."""
+
+    cluster: LocalCluster
+    table: TableView
+    http: aiohttp.ClientSession
+    callers: CallerProcess
+    loads: LoadBus
+    chronicle: Chronicle
+    screen: Screen
+    random: Random
+    began_s: float
+    calls_at: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_PICTURES))
+
+    @property
+    def now_s(self) -> float:
+        """Seconds since the beginning."""
+        return asyncio.get_running_loop().time() - self.began_s
+
+    def say(self, text: str) -> None:
+        """Tell what is done."""
+        self.screen.say(self.now_s, text)
+
+    # --- what acts do ---
+
+    async def settled(self, *, without: int | None = None) -> None:
+        """Wait until every bundle is owned, by none but live brokers, and by none of incarnation `without`.
+
+        Raises `DeadlineExceeded` after `_SETTLED_MS`.
+        """
+        await operator.settled(self.table, NAMESPACE, without=without, timeout_ms=_SETTLED_MS)
+
+    async def move(self, deed: Deed) -> None:
+        """Have some live broker do a deed somewhere, and say what came of it."""
+        view = self.table.view
+        move = operator.choose(deed, view, NAMESPACE, self.random)
+        if move is None:
+            self.say(f"{deed}: there is nothing that could be done")
+            return
+        began_s = self.now_s
+        addresses = [address for broker in view.live_brokers() if (address := broker.joined.addresses.get("http")) is not None]
+        problem = await operator.make(self.http, self.random.choice(addresses), move)
+        took_ms = (self.now_s - began_s) * 1_000
+        self.say(f"{move.text}: {problem or f'done in {took_ms:.0f} ms'}")
+
+    def number_of_leader(self) -> int:
+        """Which broker of the cluster leads."""
+        leader = self.table.view.leader()
+        return 0 if leader is None else self.cluster.broker_ids.index(leader.broker)
+
+    def incarnation(self, number: int) -> int:
+        """The newest incarnation of a broker of the cluster."""
+        return self.table.view.brokers[self.cluster.broker_ids[number]].incarnation
+
+    # --- what the screen shows ---
+
+    async def keep_drawing(self) -> None:
+        """Draw the picture, four times a second, until cancelled."""
+        while True:
+            self.screen.show(await self._picture())
+            await asyncio.sleep(_DRAW_S)
+
+    async def _picture(self) -> Picture:
+        calls_of = await asyncio.to_thread(_calls_of_bundles, self.loads)
+        view, tally, now_s = self.table.view, self.callers.tally, self.now_s
+        self.calls_at.append((now_s, tally.acknowledged))
+        since_s, before = self.calls_at[0]
+        bundles = [
+            BundleRow(
+                bundle=bundle.name,
+                phase=bundle.phase,
+                owner=_id_of(view, bundle.server),
+                token=bundle.token,
+                calls_per_second=calls_of.get(bundle.name, 0.0),
+            )
+            for bundle in view.bundles_of(NAMESPACE)
+        ]
+        busiest = sorted(bundles, key=lambda row: (-row.calls_per_second, row.bundle))[:_BUNDLES_SHOWN_MAX]
+        return Picture(
+            elapsed_s=now_s,
+            brokers=_broker_rows(view, bundles),
+            bundles=busiest,
+            bundles_count=len(bundles),
+            newest=self.chronicle.newest,
+            calls_per_second=(tally.acknowledged - before) / (now_s - since_s) if now_s > since_s else 0.0,
+            calls=tally.acknowledged,
+            recent_pause_ms=tally.recent_pause_ms,
+            longest_pause_ms=tally.longest_pause_ms,
+        )
+
+
+def _calls_of_bundles(loads: LoadBus) -> dict[str, float]:
+    """Calls per second of each bundle, as brokers last reported them; what has moved since may be there twice."""
+    calls_of: dict[str, float] = {}
+    try:
+        for report in sorted(loads.latest(), key=lambda report: report.at_ms):
+            calls_of.update({name: load.calls_per_second for name, load in report.bundles.items()})
+    except LoadBusUnavailable:
+        return {}
+    return calls_of
+
+
+def _broker_rows(view: View, bundles: list[BundleRow]) -> list[BrokerRow]:
+    leader = view.leader()
+    rows = []
+    for broker in sorted(view.brokers.values(), key=lambda broker: broker.broker):
+        owned = [row for row in bundles if row.owner == broker.broker]
+        rows.append(
+            BrokerRow(
+                broker=broker.broker,
+                status=broker.status,
+                leads=leader is not None and leader.incarnation == broker.incarnation,
+                incarnation=broker.incarnation,
+                bundles=len(owned),
+                calls_per_second=sum(row.calls_per_second for row in owned),
+            )
+        )
+    return rows
+
+
+def _id_of(view: View, incarnation: int | None) -> str:
+    broker = None if incarnation is None else view.live.get(incarnation)
+    return "-" if broker is None else broker.broker

@@ -1,0 +1,182 @@
+"""A broker inside a user's program: beside whatever else runs on its event loop, or in a thread if it has none.
+
+May live here: `Worker` and `WorkerInThread`, which wrap `brokers.main.Broker` with the defaults that suit a program rather
+than a service manager. No signal is handled here: they are the program's.
+"""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Final, Self
+
+from brokers.agent.intents import CreateNamespace
+from brokers.config import WorkerConfig
+from brokers.loop_thread import LoopThread
+from brokers.main import Broker
+from brokers.service import Ownership, Peer, Service
+from brokers.worker import Worker as Host
+from channel.errors import Rejected
+from channel.open_log import log_path
+from channel.ranges import check_namespace, even_boundaries
+
+READY_MS_MAX: Final = 60_000
+ROUTE_MS: Final = 10_000
+CREATE_MS: Final = 10_000
+
+# What a call from another thread may take beyond its own deadline: the way to the loop and back.
+_CROSSING_MS: Final = 1_000
+
+
+class Worker:
+    """One broker of the cluster whose log is at `log_url`, for as long as the context `async with Worker(...)` lasts.
+
+    Entering waits until it is a member; leaving moves its bundles to others first. Everything runs on the loop that enters.
+    """
+
+    def __init__(
+        self,
+        log_url: str,
+        service: Service | Mapping[str, Service],
+        *,
+        broker_id: str | None = None,
+        data_dir: Path | str | None = None,
+        http_port: int | None = None,
+        advertised_addresses: Mapping[str, str] | None = None,
+        **settings: object,
+    ) -> None:
+        """`service` serves all namespaces, or a mapping says which serves those of a pattern such as `shop/*`.
+
+        * `broker_id`: a broker that is to come back as itself has a name; without one it is new each time.
+        * `data_dir`: by default beside the log; a broker without a name has a temporary one.
+        * `http_port`: where this broker serves lookups, administration and the services' routes (0: any free port). Without
+          it nothing listens, and clients find the broker at `advertised_addresses`, such as `{"http": "http://host:8000"}`.
+        * `settings`: any other of `brokers.config.WorkerConfig`, by name.
+
+        Raises `InvalidConfig` and `InvalidTiming`.
+        """
+        self._services = service if isinstance(service, Mapping) else {"*": service}
+        self._advertised_addresses = None if http_port is not None else dict(advertised_addresses or {})
+        is_nameless = broker_id is None and not http_port  # Who listens at a given port is named after its address.
+        if data_dir is None and not is_nameless:
+            data_dir = _directory_beside(log_url, broker_id or f"{settings.get('host', '127.0.0.1')}:{http_port}")
+        self._data_dir = data_dir
+        given: dict[str, object] = {"log_url": log_url, "data_dir": data_dir or ".", "broker_id": broker_id, **settings}
+        if http_port is not None:
+            given["http_port"] = http_port
+        elif is_nameless:
+            given["broker_id"] = f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
+        self._config = WorkerConfig.model_validate(given)
+        self._parts = AsyncExitStack()
+        self._host: Host | None = None
+
+    def in_thread(self) -> WorkerInThread:
+        """The same in a thread of its own, as a plain context, for a program that has no event loop."""
+        return WorkerInThread(self)
+
+    async def __aenter__(self) -> Self:
+        """Start, and wait until the broker is a member. Raises what makes that impossible, and `DeadlineExceeded`."""
+        async with AsyncExitStack() as parts:
+            config = self._config
+            if self._data_dir is None:
+                folder = parts.enter_context(TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True))
+                config = config.model_copy(update={"data_dir": Path(folder)})
+            broker = Broker(config, self._services, advertised_addresses=self._advertised_addresses)
+            self._host = await parts.enter_async_context(broker)
+            await self._host.ready(timeout_ms=READY_MS_MAX)
+            self._parts = parts.pop_all()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._parts.__aexit__(kind, error, trace)
+
+    @property
+    def broker_id(self) -> str:
+        """The id of this broker."""
+        return self._running.broker_id
+
+    def ownership(self, namespace: str, key: str) -> Ownership | None:
+        """The right to work on `key`, if this broker has it at this moment."""
+        return self._running.ownership(namespace, key)
+
+    async def route(self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS) -> Ownership | Peer:
+        """Who serves `key`: this broker's ownership, or another broker; waits while nobody does.
+
+        Raises `UnknownNamespace`, `DeadlineExceeded` if nobody serves it in time, and the error that ended this broker.
+        """
+        return await self._running.route(namespace, key, timeout_ms=timeout_ms)
+
+    async def create_namespace(self, namespace: str, *, bundles: int = 16, timeout_ms: int = CREATE_MS) -> None:
+        """Create a namespace, unless it is there; an older one keeps the bundles that it has.
+
+        Raises `InvalidName`, `InvalidBoundaries`, `Rejected`, `OutcomeUnknown`, and `LogUnavailable`.
+        """
+        host = self._running
+        check_namespace(namespace)
+        if namespace in host.view.namespaces:
+            return
+        try:
+            await host.request(CreateNamespace(name=namespace, boundaries=even_boundaries(bundles)), timeout_ms=timeout_ms)
+        except Rejected:
+            if namespace not in host.view.namespaces:  # Otherwise somebody else was first.
+                raise
+
+    async def finished(self) -> None:
+        """Wait until the broker has ended by itself; raises the error that ended it, if one did."""
+        await self._running.finished()
+
+    @property
+    def _running(self) -> Host:
+        assert self._host is not None, "a Worker is entered before it is used: async with Worker(...) as worker"
+        return self._host
+
+
+def _directory_beside(log_url: str, broker: str) -> str | None:
+    """Where a named broker keeps its data if nobody says; None beside a log that lies in no file, and dies with its process."""
+    path = log_path(log_url)
+    return None if path is None else f"{path}.brokers/broker-{broker}"
+
+
+class WorkerInThread:
+    """A worker with a thread and an event loop of its own, where its services run too: `with Worker(...).in_thread() as worker`."""
+
+    def __init__(self, worker: Worker) -> None:
+        """Made by `Worker.in_thread`."""
+        self._worker = worker
+        self._thread = LoopThread("equipoise worker")
+
+    def __enter__(self) -> Self:
+        """Start, and wait until the broker is a member. Raises what `Worker` raises."""
+        self._thread.start()
+        try:
+            self._thread.run(self._worker.__aenter__(), timeout_ms=READY_MS_MAX + _CROSSING_MS, what="the worker's start")
+        except BaseException:
+            self._thread.stop()
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self._thread.run(self._worker.__aexit__(kind, error, trace), timeout_ms=READY_MS_MAX, what="the worker's end")
+        finally:
+            self._thread.stop()
+
+    @property
+    def broker_id(self) -> str:
+        """The id of this broker."""
+        return self._worker.broker_id
+
+    def route(self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS) -> Ownership | Peer:
+        """See `Worker.route`. An ownership may be used in any thread."""
+        route = self._worker.route(namespace, key, timeout_ms=timeout_ms)
+        return self._thread.run(route, timeout_ms=timeout_ms + _CROSSING_MS, what=f"an owner for {namespace}/{key}")
+
+    def create_namespace(self, namespace: str, *, bundles: int = 16, timeout_ms: int = CREATE_MS) -> None:
+        """See `Worker.create_namespace`."""
+        create = self._worker.create_namespace(namespace, bundles=bundles, timeout_ms=timeout_ms)
+        self._thread.run(create, timeout_ms=timeout_ms + _CROSSING_MS, what=f"the creation of {namespace}")

@@ -1,0 +1,120 @@
+"""Brokers, as Pulsar's REST interface spells them, and whole entries of the view, as ours.
+
+May live here: the paths about brokers, single bundles and state handed over. What Pulsar answers and what we do is told side
+by side in `docs/reference/http.md`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiohttp import web
+
+from brokers.http.answers import done, json_answer
+from brokers.http.bodies import bundle_of, namespace_of
+from brokers.http.entries import broker_document, bundle_document
+from brokers.http.readiness import ready_view
+from brokers.load import BundleLoad
+from brokers.worker import Worker
+from channel.errors import UnknownBundle, UnknownCluster, UnknownNamespace
+from channel.view import View
+
+
+class Brokers:
+    """The paths about brokers of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """The paths."""
+        return (
+            web.get("/admin/v2/brokers", self.active),
+            web.get("/admin/v2/brokers/{cluster}", self.active_of_cluster),
+            web.get("/admin/v2/brokers/leaderBroker", self.leader),
+            web.get("/admin/v2/broker-stats/load-report", self.load_report),
+            web.post("/admin/v2/brokers/drain", self.drain),
+            web.get("/v1/brokers", self.entries),
+            web.get("/v1/bundle/{tenant}/{namespace}/{bundle}", self.bundle),
+            web.get("/v1/handover/{tenant}/{namespace}/{bundle}", self.handover),
+        )
+
+    async def active(self, _request: web.Request) -> web.Response:
+        """The ids of all live brokers, sorted; draining ones are alive."""
+        return json_answer(_active(ready_view(self._worker)))
+
+    async def active_of_cluster(self, request: web.Request) -> web.Response:
+        """The same, if the cluster is this one; else 404."""
+        view = ready_view(self._worker)
+        cluster = request.match_info["cluster"]
+        if cluster != view.cluster:
+            raise UnknownCluster(cluster=cluster, known=view.cluster)
+        return json_answer(_active(view))
+
+    async def leader(self, _request: web.Request) -> web.Response:
+        """The oldest live broker."""
+        leader = ready_view(self._worker).leader()
+        assert leader is not None, "a broker that is ready is alive itself"
+        return json_answer({"brokerId": leader.broker, "serviceUrl": leader.joined.addresses.get("http", "")})
+
+    async def load_report(self, _request: web.Request) -> web.Response:
+        """What this broker serves, and what each bundle costs it now."""
+        worker, view = self._worker, ready_view(self._worker)
+        loads = {name: load for service in worker.services for name, load in service.load().items()}
+        entry, bundles = worker.agent.entry, list(worker.open_bundles)
+        addresses = {} if entry is None else entry.joined.addresses
+        return json_answer(
+            {
+                "brokerId": worker.broker_id,
+                "webServiceUrl": addresses.get("http", ""),
+                "pulsarServiceUrl": addresses.get("pulsar", ""),
+                "brokerVersionString": "" if entry is None else entry.joined.version,
+                "capacity": worker.config.capacity,
+                "offset": view.offset,
+                "numBundles": len(bundles),
+                "bundles": bundles,
+                "lastStats": {name: _load_document(loads.get(name, BundleLoad())) for name in bundles},
+            }
+        )
+
+    async def drain(self, _request: web.Request) -> web.Response:
+        """Have this broker take nothing new and move everything away; answered when the channel has its `draining`."""
+        ready_view(self._worker)
+        self._worker.drain()
+
+        def drains(_: View) -> bool | None:
+            entry = self._worker.agent.entry
+            return (entry is not None and entry.status == "draining") or None
+
+        await self._worker.until(drains, timeout_ms=self._worker.config.admin_ms, what=f"broker {self._worker.broker_id} draining")
+        return done()
+
+    async def entries(self, _request: web.Request) -> web.Response:
+        """All that the view holds of every broker, dead or alive, by id."""
+        view, agent = ready_view(self._worker), self._worker.agent
+        brokers = [view.brokers[name] for name in sorted(view.brokers)]
+        return json_answer([broker_document(view, broker, suspect=broker.live and agent.is_suspect(broker)) for broker in brokers])
+
+    async def bundle(self, request: web.Request) -> web.Response:
+        """All that the view holds of one bundle."""
+        view = ready_view(self._worker)
+        name, namespace = bundle_of(request), namespace_of(request)
+        if namespace not in view.namespaces:
+            raise UnknownNamespace(namespace=namespace)
+        bundle = view.bundles.get(name)
+        if bundle is None:
+            raise UnknownBundle(bundle=name)
+        return json_answer(bundle_document(view, bundle))
+
+    async def handover(self, request: web.Request) -> web.Response:
+        """For the next owner of a bundle that was closed here: what its service still holds of it; 204 if that is nothing."""
+        state = await self._worker.fetch_parted(bundle_of(request))
+        return done() if state is None else web.Response(body=state, content_type="application/octet-stream")
+
+
+def _active(view: View) -> list[str]:
+    return sorted(broker.broker for broker in view.live_brokers())
+
+
+def _load_document(load: BundleLoad) -> dict[str, float]:
+    return {"calls_per_second": load.calls_per_second, "bytes_per_second": load.bytes_per_second, "sessions": load.sessions}

@@ -1,0 +1,198 @@
+"""Tenants, namespaces and bundles, administered as Pulsar's REST interface spells it.
+
+May live here: these paths: decode, call, encode. What Pulsar answers and what we do is told side by side in
+`docs/reference/http.md`; the steps of moves are in `brokers.http.moving`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp import web
+
+from brokers.agent.intents import CreateNamespace
+from brokers.http.answers import done, json_answer
+from brokers.http.bodies import NAMESPACE_BODY, POSITIONS_BODY, Bundles, body_of, bundle_of, namespace_of
+from brokers.http.moving import Moving
+from brokers.http.readiness import ready_view
+from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from brokers.worker import Worker
+from channel.deadline import Deadline
+from channel.entries import BundleEntry
+from channel.errors import InvalidBoundaries, InvalidName, InvalidRequest, Rejected, UnknownBundle, UnknownNamespace
+from channel.ranges import HASH_MAX, check_broker_id, check_cuts, check_namespace
+from channel.records import TEXT_CHARACTERS_MAX, Reason
+from channel.view import View
+
+_TENANT: Final = "/admin/v2/tenants/{tenant}"
+_NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
+_BUNDLE: Final = f"{_NAMESPACE}/{{bundle}}"
+_NAME_SHOWN_MAX: Final = 256
+
+
+class Namespaces:
+    """The paths of tenants, namespaces and bundles of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._moving = Moving(worker)
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """The paths."""
+        return (
+            web.get("/admin/v2/tenants", self.list_tenants),
+            web.get(_TENANT, self.tenant),
+            web.put(_TENANT, self.create_tenant),
+            web.delete(_TENANT, self.delete_tenant),
+            web.get("/admin/v2/namespaces/{tenant}", self.list_namespaces),
+            web.get(_NAMESPACE, self.policies),
+            web.put(_NAMESPACE, self.create),
+            web.delete(_NAMESPACE, self.delete),
+            web.get(f"{_NAMESPACE}/bundles", self.bundles),
+            web.put(f"{_NAMESPACE}/unload", self.unload_all),
+            web.put(f"{_BUNDLE}/unload", self.unload),
+            web.put(f"{_BUNDLE}/split", self.split),
+            web.put(f"{_BUNDLE}/merge", self.merge),
+        )
+
+    # --- tenants ---
+
+    async def list_tenants(self, _request: web.Request) -> web.Response:
+        """Every tenant that has a namespace."""
+        return json_answer(sorted({name.partition("/")[0] for name in ready_view(self._worker).namespaces}))
+
+    async def tenant(self, request: web.Request) -> web.Response:
+        """What Pulsar knows of a tenant, if it has a namespace; else 404."""
+        tenant = _tenant_of(request)
+        view = ready_view(self._worker)
+        if not _namespaces_of(view, tenant):
+            raise UnknownNamespace(namespace=f"{tenant}/*")
+        return json_answer({"adminRoles": [], "allowedClusters": [view.cluster]})
+
+    async def create_tenant(self, request: web.Request) -> web.Response:
+        """Nothing: a tenant exists by its namespaces. That it may be called so is all that is said."""
+        _tenant_of(request)
+        return done()
+
+    async def delete_tenant(self, request: web.Request) -> web.Response:
+        """Nothing either, if it has no namespaces; else 409."""
+        tenant = _tenant_of(request)
+        namespaces = _namespaces_of(ready_view(self._worker), tenant)
+        if namespaces:
+            problem = f"the tenant still has {len(namespaces)} namespaces, the first is {namespaces[0]}"
+            raise Rejected(key=tenant, reason=Reason.BUNDLES_IN_USE, problem=problem, offset=None)
+        return done()
+
+    # --- namespaces ---
+
+    async def list_namespaces(self, request: web.Request) -> web.Response:
+        """The namespaces of a tenant, full names, sorted."""
+        return json_answer(_namespaces_of(ready_view(self._worker), _tenant_of(request)))
+
+    async def policies(self, request: web.Request) -> web.Response:
+        """What there is of Pulsar's policies."""
+        view = ready_view(self._worker)
+        namespace = view.namespaces[_known(view, namespace_of(request))]
+        bundles = _boundaries(view, namespace.name)
+        return json_answer({"bundles": bundles, "replication_clusters": [view.cluster], "deleted": namespace.status == "deleting"})
+
+    async def bundles(self, request: web.Request) -> web.Response:
+        """The boundaries of a namespace's bundles."""
+        view = ready_view(self._worker)
+        return json_answer(_boundaries(view, _known(view, namespace_of(request))))
+
+    async def create(self, request: web.Request) -> web.Response:
+        """Create a namespace; the leader gives its bundles to brokers."""
+        namespace = namespace_of(request)
+        body = await body_of(request, NAMESPACE_BODY)
+        bundles = (body.bundles if body is not None else None) or Bundles()
+        cuts = bundles.cuts(namespace)
+        deadline = self._deadline()
+        if namespace in ready_view(self._worker).namespaces:
+            raise Rejected(key=namespace, reason=Reason.ILLEGAL_TRANSITION, problem="Namespace already exists", offset=None)
+        await self._worker.request(CreateNamespace(name=namespace, boundaries=cuts), timeout_ms=deadline.remaining_ms())
+        return done()
+
+    async def delete(self, request: web.Request) -> web.Response:
+        """Delete a namespace, once all its bundles have been let go of."""
+        namespace = _known(ready_view(self._worker), namespace_of(request))
+        await self._moving.delete_namespace(namespace, self._deadline())
+        return done()
+
+    async def unload_all(self, request: web.Request) -> web.Response:
+        """Take every bundle of a namespace from its owner."""
+        view = ready_view(self._worker)
+        namespace = _known(view, namespace_of(request))
+        owned = [bundle.name for bundle in view.bundles_of(namespace) if bundle.phase == "owned"]
+        await self._moving.unload_all(owned, self._deadline())
+        return done()
+
+    # --- bundles ---
+
+    async def unload(self, request: web.Request) -> web.Response:
+        """Take a bundle from its owner; with `destinationBroker`, move it there."""
+        bundle = self._bundle(request)
+        destination = request.query.get("destinationBroker", "")
+        if destination:
+            await self._moving.transfer(bundle.name, check_broker_id(destination), self._deadline())
+        elif bundle.phase != "free":
+            await self._moving.unload(bundle.name, self._deadline())
+        return done()
+
+    async def split(self, request: web.Request) -> web.Response:
+        """Have a bundle cut by its owner; the body may hold positions, the parameter `splitAlgorithmName` the algorithm."""
+        bundle = self._bundle(request)
+        algorithm = request.query.get("splitAlgorithmName") or RANGE_EQUALLY_DIVIDE
+        if len(algorithm) > TEXT_CHARACTERS_MAX or not algorithm.isprintable():
+            raise InvalidRequest(what="the parameter splitAlgorithmName", problem="that is the name of no algorithm")
+        positions = sorted(set(await body_of(request, POSITIONS_BODY) or ()))
+        if positions:
+            check_cuts(bundle.low, bundle.high, positions)
+        elif algorithm == SPECIFIED_POSITIONS_DIVIDE:
+            raise InvalidBoundaries(subject=bundle.name, problem="this algorithm cuts at the positions in the body, and there are none")
+        await self._moving.split(bundle.name, algorithm, positions or None, self._deadline())
+        return done()
+
+    async def merge(self, request: web.Request) -> web.Response:
+        """Make one bundle of this one and its right neighbour, which must have the same owner."""
+        await self._moving.merge(self._bundle(request).name, self._deadline())
+        return done()
+
+    def _bundle(self, request: web.Request) -> BundleEntry:
+        view = ready_view(self._worker)
+        name = bundle_of(request)
+        _known(view, namespace_of(request))
+        bundle = view.bundles.get(name)
+        if bundle is None:
+            raise UnknownBundle(bundle=name)
+        return bundle
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(timeout_ms=self._worker.config.admin_ms)
+
+
+def _tenant_of(request: web.Request) -> str:
+    """The tenant that a path names. Raises `InvalidName`."""
+    tenant: str = request.match_info["tenant"]
+    try:
+        check_namespace(f"{tenant}/namespace")
+    except InvalidName as error:
+        raise InvalidName(what="tenant", name=tenant[:_NAME_SHOWN_MAX], expected=f"the first part of {error.expected}") from None
+    return tenant
+
+
+def _namespaces_of(view: View, tenant: str) -> list[str]:
+    return sorted(name for name in view.namespaces if name.startswith(f"{tenant}/"))
+
+
+def _known(view: View, namespace: str) -> str:
+    if namespace not in view.namespaces:
+        raise UnknownNamespace(namespace=namespace)
+    return namespace
+
+
+def _boundaries(view: View, namespace: str) -> dict[str, object]:
+    """Pulsar's `BundlesData`."""
+    bundles = view.bundles_of(namespace)
+    return {"boundaries": [f"0x{point:08x}" for point in (*(bundle.low for bundle in bundles), HASH_MAX)], "numBundles": len(bundles)}

@@ -1,0 +1,29 @@
+"""The HTTP interface of a broker, put together.
+
+May live here: the application factory; `brokers.main` serves it.
+"""
+
+from __future__ import annotations
+
+from aiohttp import web
+
+from brokers.http.admin_brokers import Brokers
+from brokers.http.admin_namespaces import Namespaces
+from brokers.http.assignment import Assignment
+from brokers.http.bodies import BODY_BYTES_MAX
+from brokers.http.errors import typed
+from brokers.http.health import Health
+from brokers.http.lookup import Lookup
+from brokers.worker import Worker
+
+
+def make_app(worker: Worker) -> web.Application:
+    """All paths of one worker; what any of them raises becomes a typed answer. Routes of services are added as `typed`, too."""
+    app = web.Application(client_max_size=BODY_BYTES_MAX)
+    lookup, assignment = Lookup(worker), Assignment(worker)
+    for paths in (lookup, assignment, Namespaces(worker), Brokers(worker), Health(worker)):
+        app.add_routes([typed(route) for route in paths.routes()])
+    # At shutdown, not at cleanup: what is held is sent home before the server waits for what is under way.
+    app.on_shutdown.append(assignment.close)
+    app.on_shutdown.append(lookup.close)
+    return app

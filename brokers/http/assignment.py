@@ -1,0 +1,155 @@
+"""The assignment of a namespace, for clients in any language: as a table, by long poll, or as a stream of changes.
+
+May live here: `GET /v1/assignment/{tenant}/{namespace}` in its two forms. What it says is a hint, like every lookup: whether
+work may be done is decided by the owner's lease, and a client that was sent to the wrong broker asks again.
+
+The table is `{"offset": N, "bundles": [row, ...]}` (`brokers.http.entries.AssignmentRow`), in order of the hash space. With
+`after=N` it is sent once the namespace has changed after that offset; 204 says that it has not, until the timeout.
+
+With `Accept: text/event-stream` come server-sent events, each with its offset as id: one `table`; then for each change
+`change`, `{"offset", "bundles": [row, ...], "gone": [name, ...]}`; and `deleted` if the namespace is. After a
+reconnect it begins with a table again. Changes that come faster than a client reads are drawn together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Final
+
+import orjson
+from aiohttp import web
+
+from brokers.http.answers import JSON, done
+from brokers.http.assignment_feed import AssignmentFeed, Follower
+from brokers.http.bodies import integer_of, namespace_of
+from brokers.http.entries import assignment_row
+from brokers.http.readiness import ready_view
+from brokers.worker import Worker
+from channel.deadline import Deadline
+from channel.errors import UnknownNamespace
+from channel.records import INTEGER_MAX
+from channel.view import View
+
+POLL_MS_DEFAULT: Final = 30_000
+POLL_MS_MAX: Final = 300_000
+"""How long a poll may be held: proxies cut what is silent for longer than five minutes, mostly sooner."""
+
+HEARTBEAT_MS: Final = 10_000
+"""How often a stream says something, so that either side notices that the other is gone."""
+
+HEARTBEAT: Final = b":\n\n"
+"""An event that every parser passes over."""
+
+WRITE_S_MAX: Final = 30.0
+"""How long a client may leave its stream unread once all buffers are full; then it is cut, and comes back for a new table."""
+
+_EVENTS: Final = "text/event-stream"
+
+
+class Assignment:
+    """The assignment paths of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._feed = AssignmentFeed(worker.listen, broker=worker.broker_id)
+        # The last table that was spelled, per namespace: many clients ask for the same one at the same moment.
+        self._tables: dict[str, tuple[int, bytes]] = {}
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """The path."""
+        return (web.get("/v1/assignment/{tenant}/{namespace}", self.assignment),)
+
+    async def close(self, _app: web.Application) -> None:
+        """End all polls and streams."""
+        self._feed.close()
+
+    async def assignment(self, request: web.Request) -> web.StreamResponse:
+        """The assignment of a namespace, in the form that was asked for."""
+        namespace = namespace_of(request)
+        if namespace not in ready_view(self._worker).namespaces:
+            raise UnknownNamespace(namespace=namespace)
+        if _EVENTS in request.headers.get("Accept", ""):
+            return await self._stream(request, namespace)
+        after = integer_of(request, "after", default=-1, at_most=INTEGER_MAX)
+        timeout_ms = integer_of(request, "timeout_ms", default=POLL_MS_DEFAULT, at_most=POLL_MS_MAX)
+        if not await self._changed_after(namespace, after, Deadline.after(timeout_ms=timeout_ms)):
+            return done()
+        return web.Response(body=self._table(namespace), content_type=JSON)
+
+    async def _changed_after(self, namespace: str, after: int, deadline: Deadline) -> bool:
+        """Wait until a namespace has changed after an offset, but not longer than until `deadline`; whether it has."""
+        with self._feed.follower(namespace) as follower:
+            while not self._feed.is_closed:
+                view = self._view_with(namespace)
+                if self._feed.offset_of(view, namespace) > after:
+                    return True
+                if not await follower.wait(timeout_ms=deadline.remaining_ms()):
+                    return False
+                follower.take()
+        return False
+
+    def _view_with(self, namespace: str) -> View:
+        """The view, while it has the namespace. Raises `UnknownNamespace`."""
+        view = self._worker.view
+        if namespace not in view.namespaces:
+            raise UnknownNamespace(namespace=namespace)
+        return view
+
+    def _table(self, namespace: str) -> bytes:
+        view = self._view_with(namespace)
+        offset = self._feed.offset_of(view, namespace)
+        before = self._tables.get(namespace)
+        if before is not None and before[0] == offset:
+            return before[1]
+        rows = [assignment_row(view, bundle) for bundle in view.bundles_of(namespace)]
+        table = orjson.dumps({"offset": offset, "bundles": rows})
+        self._tables[namespace] = (offset, table)
+        return table
+
+    # --- as a stream ---
+
+    async def _stream(self, request: web.Request, namespace: str) -> web.StreamResponse:
+        with self._feed.follower(namespace) as follower:
+            response = web.StreamResponse(headers={"Content-Type": _EVENTS, "Cache-Control": "no-store"})
+            await response.prepare(request)
+            try:
+                await self._tell(response, namespace, follower)
+            except (ConnectionError, TimeoutError):
+                # The client is gone, or has stopped reading; it will come back, or not.
+                if request.transport is not None:
+                    request.transport.abort()
+        return response
+
+    async def _tell(self, response: web.StreamResponse, namespace: str, follower: Follower) -> None:
+        has_table = False
+        while not self._feed.is_closed:
+            changed, view = follower.take(), self._worker.view
+            if namespace not in view.namespaces:
+                await _write(response, _event("deleted", view.offset, b"{}"))
+                return
+            offset = self._feed.offset_of(view, namespace)
+            if not has_table:
+                await _write(response, _event("table", offset, self._table(namespace)))
+                has_table = True
+            elif changed:
+                await _write(response, _event("change", offset, _change(view, offset, changed)))
+            else:
+                await _write(response, HEARTBEAT)
+            await follower.wait(timeout_ms=HEARTBEAT_MS)
+
+
+def _change(view: View, offset: int, changed: Sequence[str]) -> bytes:
+    there = [bundle for name in changed if (bundle := view.bundles.get(name)) is not None]
+    gone = [name for name in changed if name not in view.bundles]
+    return orjson.dumps({"offset": offset, "bundles": [assignment_row(view, bundle) for bundle in there], "gone": gone})
+
+
+def _event(name: str, offset: int, data: bytes) -> bytes:
+    """A server-sent event; JSON of one line is one line of data."""
+    return b"id: %d\nevent: %s\ndata: %s\n\n" % (offset, name.encode(), data)
+
+
+async def _write(response: web.StreamResponse, data: bytes) -> None:
+    async with asyncio.timeout(WRITE_S_MAX):
+        await response.write(data)

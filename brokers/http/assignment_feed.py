@@ -1,0 +1,112 @@
+"""What changed in which namespace, for those who follow its assignment: one listener for all of them.
+
+May live here: followers, and who wakes them. A follower holds the names of the bundles that changed since it last took them,
+never the changes themselves: one that is slow gets the newest state of each bundle, late, and costs no more than its namespace.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final
+
+from channel.entries import BundleChanged, NamespaceChanged
+from channel.errors import Overloaded
+from channel.reader import Folded
+from channel.view import View
+
+FOLLOWERS_MAX: Final = 10_000
+"""Long polls and streams at a time: each is a socket and some 20 KiB, so 200 MB in all."""
+
+
+class Follower:
+    """One who follows a namespace. `changed` holds the names of its bundles that changed and were not taken yet."""
+
+    def __init__(self) -> None:
+        self._woken = asyncio.Event()
+        self._changed: dict[str, None] = {}
+
+    def touch(self, bundle: str | None) -> None:
+        """Note that a bundle changed, or the namespace itself."""
+        if bundle is not None:
+            self._changed[bundle] = None
+        self._woken.set()
+
+    def take(self) -> list[str]:
+        """The names of the bundles that changed since the last call."""
+        changed = list(self._changed)
+        self._changed.clear()
+        self._woken.clear()
+        return changed
+
+    async def wait(self, *, timeout_ms: int) -> bool:
+        """Wait until something changed, or `timeout_ms` have passed; whether something did."""
+        try:
+            async with asyncio.timeout(timeout_ms / 1_000):
+                await self._woken.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+class AssignmentFeed:
+    """Knows for each namespace the offset at which it last changed, and wakes its followers. `is_closed` sends them home."""
+
+    def __init__(self, listen: Callable[[Callable[[Folded], None]], Callable[[], None]], *, broker: str) -> None:
+        """`listen` is the worker's; `broker` is its id, for messages."""
+        self._broker = broker
+        self._offsets: dict[str, int] = {}
+        self._followers: dict[str, dict[Follower, None]] = {}
+        self._count = 0
+        self._end = listen(self._folded)
+        self.is_closed = False
+
+    def offset_of(self, view: View, namespace: str) -> int:
+        """The offset at which a namespace of `view`, or one of its bundles, last changed."""
+        offset = self._offsets.get(namespace)
+        if offset is None:
+            lasts = (view.namespaces[namespace].last, *(bundle.last for bundle in view.bundles_of(namespace)))
+            offset = self._offsets[namespace] = max(lasts)
+        return offset
+
+    @contextmanager
+    def follower(self, namespace: str) -> Iterator[Follower]:
+        """Follow a namespace. Raises `Overloaded` if too many do."""
+        if self._count >= FOLLOWERS_MAX:
+            raise Overloaded(what=f"the row of those who follow assignments at broker {self._broker}", limit=FOLLOWERS_MAX)
+        follower = Follower()
+        self._count += 1
+        followers = self._followers.setdefault(namespace, {})
+        followers[follower] = None
+        try:
+            yield follower
+        finally:
+            self._count -= 1
+            del followers[follower]
+            if not followers:
+                self._followers.pop(namespace, None)
+
+    def close(self) -> None:
+        """Listen no more, and wake everybody."""
+        self.is_closed = True
+        self._end()
+        for followers in self._followers.values():
+            for follower in followers:
+                follower.touch(None)
+
+    def _folded(self, folded: Folded) -> None:
+        for change in folded.verdict.changes:
+            if isinstance(change, BundleChanged):
+                entry = change.after or change.before
+                assert entry is not None, "a change has a side"
+                self._touch(entry.namespace, folded.offset, change.name)
+            elif isinstance(change, NamespaceChanged):
+                self._touch(change.name, folded.offset, None)
+                if change.after is None:
+                    del self._offsets[change.name]
+
+    def _touch(self, namespace: str, offset: int, bundle: str | None) -> None:
+        self._offsets[namespace] = offset
+        for follower in self._followers.get(namespace, ()):
+            follower.touch(bundle)

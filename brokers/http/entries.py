@@ -1,0 +1,93 @@
+"""Entries of the view as JSON: whole, for those who want to see what the channel says; and as rows of the assignment.
+
+May live here: pure spelling of entries. Who may ask, and when, is the handlers' business.
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from channel.entries import BrokerEntry, BundleEntry
+from channel.lifecycle import Phase
+from channel.view import View
+
+
+class AssignmentRow(TypedDict):
+    """Who serves a bundle. `broker` is None while nobody does, or while it is being handed over; then the next change tells."""
+
+    bundle: str
+    low: int
+    high: int
+    state: str
+    broker: str | None
+    addresses: dict[str, str]
+    token: int
+
+
+# In these the log still names a server, which has stopped accepting: whoever is sent there is sent away again.
+_CLOSING: tuple[Phase, ...] = ("handing_over", "unloading")
+
+
+def assignment_row(view: View, bundle: BundleEntry) -> AssignmentRow:
+    """Who serves a bundle, as far as the view says."""
+    server = None if bundle.server is None or bundle.phase in _CLOSING else view.live.get(bundle.server)
+    return {
+        "bundle": bundle.name,
+        "low": bundle.low,
+        "high": bundle.high,
+        "state": bundle.state,
+        "broker": None if server is None else server.broker,
+        "addresses": {} if server is None else dict(server.joined.addresses),
+        "token": bundle.token,
+    }
+
+
+def bundle_document(view: View, bundle: BundleEntry) -> dict[str, object]:
+    """All that the view holds of a bundle. `owner` and `source` are broker ids, their incarnations stand beside them."""
+    return {
+        "offset": view.offset,
+        "bundle": bundle.name,
+        "namespace": bundle.namespace,
+        "low": bundle.low,
+        "high": bundle.high,
+        "state": bundle.state,
+        "phase": bundle.phase,
+        "owner": _id_of(view, bundle.owner),
+        "owner_incarnation": bundle.owner,
+        "source": _id_of(view, bundle.source),
+        "source_incarnation": bundle.source,
+        "token": bundle.token,
+        "last": bundle.last,
+        "algorithm": bundle.algorithm,
+        "positions": bundle.positions,
+    }
+
+
+def broker_document(view: View, broker: BrokerEntry, *, suspect: bool) -> dict[str, object]:
+    """All that the view holds of a broker, dead or alive; `suspect` says that its renewal is late as this reader sees it."""
+    joined, leader = broker.joined, view.leader()
+    held = view.held_by(broker.incarnation)
+    return {
+        "broker": broker.broker,
+        "incarnation": broker.incarnation,
+        "status": broker.status,
+        "leader": leader is not None and leader.incarnation == broker.incarnation,
+        "suspect": suspect,
+        "last": broker.last,
+        "bundles": sum(1 for bundle in held if bundle.owner == broker.incarnation and bundle.phase == "owned"),
+        "addresses": dict(joined.addresses),
+        "capacity": joined.capacity,
+        "failure_domain": joined.failure_domain,
+        "labels": dict(joined.labels),
+        "version": joined.version,
+        "supported_level": joined.supported_level,
+        "lease_ms": joined.lease_ms,
+        "renew_ms": joined.renew_ms,
+        "margin_ms": joined.margin_ms,
+    }
+
+
+def _id_of(view: View, incarnation: int | None) -> str | None:
+    """The id of a live incarnation; those named in a bundle are alive."""
+    broker = None if incarnation is None else view.live.get(incarnation)
+    return None if broker is None else broker.broker

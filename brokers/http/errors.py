@@ -1,0 +1,125 @@
+"""Errors as HTTP answers: `{"reason": ...}` with a proper status, as Pulsar's, and never a traceback.
+
+May live here: the table from errors to statuses, and what applies it to the handlers of the broker's port, those of services
+included.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import secrets
+from collections.abc import Mapping
+from functools import wraps
+from http import HTTPStatus
+from typing import Final
+
+from aiohttp import web
+
+from brokers.http.answers import json_answer
+from channel.errors import (
+    CalledOff,
+    CallerError,
+    DeadlineExceeded,
+    EquipoiseError,
+    InvalidRequest,
+    OutcomeUnknown,
+    PeerError,
+    Rejected,
+    UnknownBroker,
+    UnknownBundle,
+    UnknownCluster,
+    UnknownNamespace,
+)
+from channel.records import Reason
+
+_logger: Final = logging.getLogger(__name__)
+
+RETRY_AFTER_S: Final = 1
+"""When a caller that was answered 503 may ask again: a failover takes seconds, an election none."""
+
+REQUEST_ID: Final = "X-Request-Id"
+_match_request_id: Final = re.compile(r"[!-~]{1,64}").fullmatch
+
+# The first row that fits counts. 412 is what Pulsar answers to a name or a boundary that cannot be, 409 to a state that is
+# in the way. 504 says that something was begun and may still happen, so that asking again blindly is not the remedy.
+_STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]] = (
+    ((InvalidRequest,), 400),
+    ((UnknownNamespace, UnknownBundle, UnknownBroker, UnknownCluster), 404),
+    ((CallerError,), 412),
+    ((CalledOff,), 409),
+    ((DeadlineExceeded, OutcomeUnknown), 504),
+    ((PeerError,), 503),
+)
+
+_STATUS_OF_REASON: Final[Mapping[str, int]] = {
+    Reason.UNKNOWN_BUNDLE: 404,
+    Reason.UNKNOWN_BROKER: 404,
+    Reason.UNKNOWN_NAMESPACE: 404,
+    Reason.UNKNOWN_POLICY: 404,
+    Reason.DEAD_TARGET: 412,
+    Reason.DRAINING_TARGET: 412,
+    Reason.NOT_ADJACENT: 412,
+    Reason.BAD_BOUNDARY: 412,
+    Reason.MALFORMED: 412,
+    # This broker has just lost its incarnation, or never had one: another one can.
+    Reason.DEAD_PUBLISHER: 503,
+    Reason.NO_GENESIS: 503,
+}
+
+
+def status_of(error: EquipoiseError) -> int:
+    """The HTTP status that an error is answered with; 500 if an operator, or we, must act."""
+    if isinstance(error, Rejected):
+        return _STATUS_OF_REASON.get(error.reason, 409)
+    return next((status for kinds, status in _STATUS_OF_ERROR if isinstance(error, kinds)), 500)
+
+
+def error_answer(request: web.Request, error: EquipoiseError, *, status: int | None = None) -> web.Response:
+    """The answer to a request that failed; `status` if the table's would mislead here.
+
+    The body has Pulsar's `reason`, for people, and our `error`, for programs: the reason of a rejection, or the class.
+    """
+    code = error.reason if isinstance(error, Rejected) else type(error).__name__
+    return _answer(request, status_of(error) if status is None else status, str(error), code, error)
+
+
+def typed(route: web.RouteDef) -> web.RouteDef:
+    """The same route, with a handler that answers whatever it raises.
+
+    Not a middleware, because aiohttp would make every request pay for that, lookups too, which answer for themselves.
+    """
+    handler = route.handler
+
+    @wraps(handler)
+    async def answered(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except web.HTTPRequestEntityTooLarge as error:
+            return _answer(request, error.status, f"{error.reason}: {request.method} {request.path}", type(error).__name__, error)
+        except web.HTTPException:
+            raise  # A redirect, or an error with words of the service's own: it is an answer already.
+        except EquipoiseError as error:
+            return error_answer(request, error)
+        except Exception as error:  # noqa: BLE001 - whatever it was, a caller gets no traceback
+            reason = "internal error; the log of the broker says more under the id of this request"
+            return _answer(request, HTTPStatus.INTERNAL_SERVER_ERROR, reason, "InternalError", error)
+
+    return web.RouteDef(route.method, route.path, answered, route.kwargs)
+
+
+def _answer(request: web.Request, status: int, reason: str, code: str, error: Exception) -> web.Response:
+    given = request.headers.get(REQUEST_ID, "")
+    request_id = given if _match_request_id(given) else secrets.token_hex(8)
+    headers = {REQUEST_ID: request_id}
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:  # All others are answers; this one is a complaint.
+        about = {"request": request_id, "method": request.method, "path": request.path}
+        _logger.error("a request failed", exc_info=error, extra=about)
+    if status == HTTPStatus.SERVICE_UNAVAILABLE:
+        headers["Retry-After"] = str(RETRY_AFTER_S)
+    return json_answer({"reason": _expressible(reason), "error": code}, status=status, headers=headers)
+
+
+def _expressible(text: str) -> str:
+    """Text that UTF-8 can express: a path may hold what it cannot."""
+    return text.encode("utf-8", "backslashreplace").decode()

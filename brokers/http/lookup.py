@@ -1,0 +1,206 @@
+"""Lookups over HTTP: which broker serves a topic, and in which bundle it lies.
+
+May live here: the two lookup paths of Pulsar, and the row of those who wait. The topic path is the hottest of the broker's
+port. So it is one route for aiohttp to match, and its answers are remembered by path; before one is given again, all that it
+stands on is checked. `make bench BENCH=lookup` compares it with a bare aiohttp application.
+
+A lookup that cannot be answered yet is held, because to Pulsar's C++ and Python clients any HTTP error is final. Those that
+wait for one bundle share one wait in the worker: each change of the view is then looked at once per bundle, not once per
+client, and a herd that comes after a death costs little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Final
+from urllib.parse import unquote
+
+import orjson
+from aiohttp import web
+
+from brokers.http.answers import JSON, text_answer
+from brokers.http.errors import error_answer
+from brokers.http.readiness import ready_view
+from brokers.metrics import LookupOutcome
+from brokers.worker import Located, Worker
+from channel.deadline import Deadline
+from channel.entries import BrokerEntry, BundleEntry
+from channel.errors import DeadlineExceeded, EquipoiseError, InvalidName, Overloaded, UnknownNamespace
+from channel.ranges import parse_topic, topic_hash
+
+HELD_MAX: Final = 10_000
+"""Lookups that are held at a time: each is a socket and some 10 KiB, so 100 MB in all. One more is answered 503."""
+
+
+ANSWERS_REMEMBERED_MAX: Final = 8_192
+"""Answers that are remembered: about 600 bytes each, 5 MiB in all. Clients come back for the same topics whenever a bundle
+moves. When there are so many, all are forgotten at once, which costs each topic one look."""
+
+_PREFIX: Final = "/lookup/v2/topic/"
+_PARTS_OF_TOPIC: Final = 4
+_PATH_SHOWN_MAX: Final = 256
+_EXPECTED_PATH: Final = f"{_PREFIX}DOMAIN/TENANT/NAMESPACE/TOPIC, percent-encoded UTF-8"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answer:
+    """What was answered to a path, and the bundle and the broker that it was told of."""
+
+    bundle: BundleEntry
+    broker: BrokerEntry
+    body: bytes
+
+
+class Lookup:
+    """The lookup paths of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._answers: dict[str, _Answer] = {}
+        self._held = 0
+        self._waits: dict[str, asyncio.Task[Located]] = {}
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """One route for both paths, `DOMAIN/TENANT/NAMESPACE/TOPIC` and the same with `/bundle`."""
+        return (web.get(f"{_PREFIX}{{path:.+}}", self.lookup),)
+
+    async def close(self, _app: web.Application) -> None:
+        """Leave no wait behind."""
+        for wait in tuple(self._waits.values()):
+            wait.cancel()
+
+    async def lookup(self, request: web.Request) -> web.Response:
+        """The addresses of the broker that serves a topic, held until there is one; or the range of its bundle, at once."""
+        started_ns = time.monotonic_ns()
+        path = request.rel_url.raw_path
+        answer = self._answers.get(path)
+        if answer is not None and self._holds(answer):
+            self._worker.metrics.lookup(LookupOutcome.ANSWERED, started_ns=started_ns)
+            return web.Response(body=answer.body, content_type=JSON)
+        namespace, point, wants_bundle = _place_of(path)
+        if wants_bundle:
+            return self._range(namespace, point)
+        return await self._topic(request, namespace, point, started_ns=started_ns)
+
+    def _holds(self, answer: _Answer) -> bool:
+        """Whether an answer would be given again: what `Worker.locate` looks at is as it was.
+
+        A bundle's entry is replaced by whatever changes it, the death of its broker included.
+        """
+        agent = self._worker.agent
+        bundle = answer.bundle
+        if agent.view.bundles.get(bundle.name) is not bundle or not agent.lease.good(self._worker.clock.now()):
+            return False
+        return not agent.is_suspect(answer.broker)
+
+    async def _topic(self, request: web.Request, namespace: str, point: int, *, started_ns: int) -> web.Response:
+        outcome = LookupOutcome.REFUSED
+        try:
+            try:
+                # 0 ms: what can be answered now is answered without a task or a timer.
+                located = await self._worker.locate(namespace, point, timeout_ms=0)
+                outcome = LookupOutcome.ANSWERED
+            except (DeadlineExceeded, UnknownNamespace) as error:
+                located = await self._hold(namespace, point, error)
+                outcome = LookupOutcome.HELD
+        except DeadlineExceeded as error:
+            outcome = LookupOutcome.TIMED_OUT
+            # Not 504: nothing was begun that might still happen, and to ask again is the remedy.
+            return error_answer(request, error, status=HTTPStatus.SERVICE_UNAVAILABLE)
+        finally:
+            self._worker.metrics.lookup(outcome, started_ns=started_ns)
+        return web.Response(body=self._remember(request.rel_url.raw_path, located), content_type=JSON)
+
+    def _remember(self, path: str, located: Located) -> bytes:
+        if len(self._answers) >= ANSWERS_REMEMBERED_MAX:
+            self._answers.clear()
+        body = _spelled(located)
+        self._answers[path] = _Answer(bundle=located.bundle, broker=located.broker, body=body)
+        return body
+
+    def _range(self, namespace: str, point: int) -> web.Response:
+        bundle = ready_view(self._worker).bundle_at(namespace, point)
+        if bundle is None:
+            raise UnknownNamespace(namespace=namespace)
+        return text_answer(bundle.name.rpartition("/")[2])
+
+    async def _hold(self, namespace: str, point: int, error: EquipoiseError) -> Located:
+        """Wait until the bundle at `point` is served; `error` is why it was not answered at once.
+
+        Raises `UnknownNamespace`, `DeadlineExceeded`, and `Overloaded` if too many wait.
+        """
+        if isinstance(error, UnknownNamespace) and self._worker.agent.is_ready:
+            raise error
+        if self._held >= HELD_MAX:
+            raise Overloaded(what=f"the row of lookups held at broker {self._worker.broker_id}", limit=HELD_MAX)
+        deadline = Deadline.after(timeout_ms=self._worker.config.lookup_ms)
+        self._held += 1
+        try:
+            if not self._worker.agent.is_ready:
+                await self._worker.ready(timeout_ms=deadline.remaining_ms())
+            while True:
+                with suppress(DeadlineExceeded):
+                    return await self._worker.locate(namespace, point, timeout_ms=0)
+                what = f"an owner for 0x{point:08x} of {namespace}"
+                deadline.check(what)
+                # The shared wait may have begun earlier, and end before this one's deadline.
+                with suppress(DeadlineExceeded):
+                    await deadline.wait(asyncio.shield(self._wait(namespace, point)), what=what)
+        finally:
+            self._held -= 1
+
+    def _wait(self, namespace: str, point: int) -> asyncio.Task[Located]:
+        """The one wait for the bundle at `point`. It may be split meanwhile, so that each who waited looks again for itself."""
+        bundle = self._worker.view.bundle_at(namespace, point)
+        if bundle is None:
+            raise UnknownNamespace(namespace=namespace)
+        wait = self._waits.get(bundle.name)
+        if wait is None:
+            located = self._worker.locate(namespace, point, timeout_ms=self._worker.config.lookup_ms)
+            wait = asyncio.get_running_loop().create_task(located, name=f"lookup of {bundle.name}")
+            self._waits[bundle.name] = wait
+            wait.add_done_callback(lambda done: self._ended(bundle.name, done))
+        return wait
+
+    def _ended(self, bundle: str, wait: asyncio.Task[Located]) -> None:
+        del self._waits[bundle]
+        if not wait.cancelled():
+            wait.exception()  # Whoever still waits gets it; nobody has to.
+
+
+def _place_of(raw_path: str) -> tuple[str, int, bool]:
+    """The namespace and the hash point of the topic in a path as it was sent, and whether its bundle is asked for.
+
+    A topic's name may hold anything but a slash, and is percent-encoded once. Raises `InvalidName`.
+    """
+    parts = raw_path.removeprefix(_PREFIX).split("/")
+    wants_bundle = len(parts) == _PARTS_OF_TOPIC + 1 and parts[-1] == "bundle"
+    if wants_bundle:
+        parts.pop()
+    try:
+        domain, tenant, namespace, local = (unquote(part, errors="strict") for part in parts)
+    except ValueError:  # Too many parts, or too few; or bytes that are no UTF-8.
+        raise InvalidName(what="path of a topic", name=raw_path[:_PATH_SHOWN_MAX], expected=_EXPECTED_PATH) from None
+    topic = parse_topic(f"{domain}://{tenant}/{namespace}/{local}")
+    return topic.namespace, topic_hash(topic.full), wants_bundle
+
+
+def _spelled(located: Located) -> bytes:
+    """Pulsar's `LookupData`. A key that is missing would crash its C++ client; one without an address is empty."""
+    addresses = located.broker.joined.addresses
+    pulsar, pulsar_tls = addresses.get("pulsar", ""), addresses.get("pulsar+ssl", "")
+    return orjson.dumps(
+        {
+            "brokerUrl": pulsar,
+            "brokerUrlTls": pulsar_tls,
+            "httpUrl": addresses.get("http", ""),
+            "httpUrlTls": addresses.get("https", ""),
+            "nativeUrl": pulsar,
+            "brokerUrlSsl": pulsar_tls,
+        }
+    )

@@ -1,0 +1,17 @@
+"""Whether a broker may answer for the channel: a view that is still being read would deny what has long been there.
+
+May live here: the one question that reading handlers ask before they look.
+"""
+
+from __future__ import annotations
+
+from brokers.worker import Worker
+from channel.errors import NotReady
+from channel.view import View
+
+
+def ready_view(worker: Worker) -> View:
+    """The view of a broker that is ready. Raises `NotReady`."""
+    if not worker.agent.is_ready:
+        raise NotReady(broker=worker.broker_id)
+    return worker.view

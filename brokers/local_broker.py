@@ -1,0 +1,116 @@
+"""One broker process of a local cluster: how it is started, signalled and known.
+
+May live here: `LocalBroker`. What follows from its end is `local_cluster`'s business, which also guards it against threads.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+HOST: Final = "127.0.0.1"
+
+RESTART_MS_MIN: Final = 500
+RESTART_MS_MAX: Final = 10_000
+"""The pause before a broker is started again, doubled each time that it lived for less than `STEADY_MS`."""
+
+STEADY_MS: Final = 30_000
+
+_LAST_WORDS_BYTES: Final = 4_096
+
+
+class LocalBroker:
+    """One broker: its place, its process of this moment, and the thread that waits for that one's end."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        """The broker that is `127.0.0.1:PORT`, with its data and its log in `directory`."""
+        self.directory = directory
+        self.log_file = directory / "broker.log"
+        self.port = port
+        self.id = f"{HOST}:{port}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.watch: threading.Thread | None = None
+        self.ended = True
+        self.ready = False
+        self.end_expected = False
+        self.will_restart = False
+        self.burial_wanted = False
+        self.started_at_offset = -1
+        self._starts = 0
+        self._started_ns = 0
+        self._pause_ms = RESTART_MS_MIN
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it neither runs nor will be started again by itself."""
+        return self.ended and not self.will_restart
+
+    def start(
+        self,
+        *,
+        log_url: str,
+        services: Sequence[str],
+        settings: Mapping[str, str | int],
+        environment: Mapping[str, str],
+        evidence: bool,
+        at_offset: int,
+    ) -> subprocess.Popen[bytes]:
+        """Start a process; the incarnations up to `at_offset` are those of others. Raises OSError if that is not possible."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._starts += 1
+        # -P keeps the working folder from hiding an installed package; services are looked for there all the same.
+        command = [sys.executable, "-P", "-m", "brokers.cli", "broker", "--stop-on-eof", "--log", log_url]
+        command += ["--data", str(self.directory), "--id", self.id, "--host", HOST, "--http-port", str(self.port)]
+        command += [word for service in services for word in ("--service", service)]
+        command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+        if evidence:
+            # A new file for each process: one that was killed may have left half a line.
+            command += ["--evidence", str(self.directory / f"accepts-{self._starts}.jsonl")]
+        with self.log_file.open("ab") as log_file:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,  # We hold its other end: a broker does not outlive its parent, however that one ends.
+                stdout=log_file,
+                stderr=log_file,
+                env={**os.environ, **environment},
+                start_new_session=True,  # Ctrl-C is for the parent, which then stops the brokers in one way.
+            )
+        self.ended = self.ready = self.end_expected = False
+        self.started_at_offset = at_offset
+        self._started_ns = time.monotonic_ns()
+        return self.process
+
+    def next_pause_ms(self) -> int:
+        """How long to wait before it is started again."""
+        lived_ms = (time.monotonic_ns() - self._started_ns) // 1_000_000
+        pause_ms = RESTART_MS_MIN if lived_ms >= STEADY_MS else self._pause_ms
+        self._pause_ms = min(2 * pause_ms, RESTART_MS_MAX)
+        return pause_ms
+
+    def signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.process is not None:
+            self.process.send_signal(number)
+
+    def last_words(self) -> str:
+        """The last line that it wrote."""
+        data = self.log_file.read_bytes()[-_LAST_WORDS_BYTES:] if self.log_file.exists() else b""
+        lines = data.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else "it said nothing"
+
+
+def ending_of(code: int) -> str:
+    """How a process ended, by what `Popen.wait` returns: its exit code, or minus the number of the signal that killed it."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,232 @@
+"""Runs the operations of services for an agent: one effect in, one event out, nothing left running past its deadline.
+
+May live here: the way from `Prepare`, `Open`, `Close`, `FindCuts` and their like to the methods of `Service` and back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Final
+
+from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
+from brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
+from brokers.agent.handle import Handle
+from brokers.service import Bundle, Ownership, Peer, Service
+from channel.entries import BrokerEntry, BundleEntry
+from channel.ranges import parse_bundle
+from channel.records import HANDOVER_BYTES_MAX
+
+_logger: Final = logging.getLogger(__name__)
+
+# How long a cancelled operation may take to end before the process does: code that swallows its cancellation could
+# otherwise still be serving a bundle whose handle is dead.
+_ABANDON_MS: Final = 2_000
+
+# Bundles parted with whose state a next owner may still ask for. It asks while it opens, within seconds of the close.
+_PARTED_MAX: Final = 1_024
+
+OwnershipMaker = Callable[[Handle, BrokerEntry | None], Ownership]
+ServiceEffect = Prepare | Open | Close | Discard | Abandon | FindCuts | Reshaped
+
+
+class ServiceRunner:
+    """The services of one worker, by pattern of namespace, and what they are doing.
+
+    `ownerships` holds what is open here, by name of bundle: the table that requests are routed by.
+    """
+
+    def __init__(
+        self,
+        services: Mapping[str, Service],
+        *,
+        make_ownership: OwnershipMaker,
+        step: Callable[[Event], None],
+        end_process: Callable[[str], None],
+    ) -> None:
+        """`services` maps a pattern of namespaces (`*`, `acme/*`) to a service; the first that matches serves it.
+
+        `end_process` is the last resort against code that cannot be stopped.
+        """
+        self._services = dict(services)
+        self._make_ownership = make_ownership
+        self._step = step
+        self._end_process = end_process
+        self._running: dict[str, asyncio.Task[None]] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._parted: dict[str, int] = {}
+        self.ownerships: dict[str, Ownership] = {}
+
+    def service_of(self, namespace: str) -> Service | None:
+        """The service of a namespace; None if no pattern matches."""
+        return next((service for pattern, service in self._services.items() if fnmatchcase(namespace, pattern)), None)
+
+    @property
+    def services(self) -> Sequence[Service]:
+        """Every service once."""
+        return list({id(service): service for service in self._services.values()}.values())
+
+    def carry_out(self, effect: ServiceEffect) -> None:
+        """Begin what the agent wants done."""
+        if isinstance(effect, Prepare):
+            self._begin(effect.bundle.name, self._prepare(effect))
+        elif isinstance(effect, Open):
+            self._begin(effect.handle.bundle, self._open(effect))
+        elif isinstance(effect, Close):
+            self.ownerships.pop(effect.handle.bundle, None)
+            self._begin(effect.handle.bundle, self._close(effect))
+        elif isinstance(effect, FindCuts):
+            self._begin(effect.bundle.name, self._find_cuts(effect.bundle))
+        elif isinstance(effect, Reshaped):
+            self._reshape(effect)
+        elif isinstance(effect, Abandon):
+            self._abandon(effect)
+        else:
+            bundle = _bundle_named(effect.bundle)
+            service = self.service_of(bundle.namespace)
+            if service is not None:
+                self._in_background(service.discard(bundle), f"discarding {bundle.name}")
+
+    async def fetch_parted(self, bundle: str) -> bytes | None:
+        """What its service still holds of a bundle that was closed here; None if nothing, or if it is not known here."""
+        token = self._parted.get(bundle)
+        if token is None:
+            return None
+        parted = _bundle_named(bundle)
+        return await self._service(parted.namespace).fetch(parted, token)
+
+    async def stop(self) -> None:
+        """Cancel whatever is still running."""
+        tasks = [*self._running.values(), *self._background]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_ABANDON_MS / 1_000)
+
+    # --- operations ---
+
+    async def _prepare(self, effect: Prepare) -> None:
+        bundle = bundle_of(effect.bundle)
+        problem = None
+        try:
+            await self._service(bundle.namespace).prepare(bundle, _peer(effect.source))
+        except Exception as error:  # noqa: BLE001 - whatever a service raises is its refusal
+            problem = _told(error)
+        self._step(Prepared(bundle=bundle.name, problem=problem))
+
+    async def _open(self, effect: Open) -> None:
+        handle = effect.handle
+        ownership = self._make_ownership(handle, effect.source)
+        problem = None
+        try:
+            await self._service(handle.namespace).open(ownership, effect.handover)
+            self._parted.pop(handle.bundle, None)
+            self.ownerships[handle.bundle] = ownership
+        except Exception as error:  # noqa: BLE001 - as above
+            problem = _told(error)
+        self._step(Opened(bundle=handle.bundle, problem=problem))
+
+    async def _close(self, effect: Close) -> None:
+        bundle = _bundle_named(effect.handle.bundle)
+        handover = None
+        try:
+            handover = await self._service(bundle.namespace).close(bundle, _peer(effect.moved_to))
+            if handover is not None and len(handover) > HANDOVER_BYTES_MAX:
+                _logger.error("handover dropped", extra={"bundle": bundle.name, "bytes": len(handover), "bytes_max": HANDOVER_BYTES_MAX})
+                handover = None
+        except Exception:
+            _logger.exception("close failed", extra={"bundle": bundle.name})
+        self._parted.pop(bundle.name, None)
+        if len(self._parted) >= _PARTED_MAX:
+            del self._parted[next(iter(self._parted))]
+        self._parted[bundle.name] = effect.handle.token
+        self._step(Closed(bundle=bundle.name, handover=handover))
+
+    async def _find_cuts(self, entry: BundleEntry) -> None:
+        cuts: Sequence[int] = ()
+        problem = None
+        try:
+            service = self._service(entry.namespace)
+            cuts = await service.split_points(bundle_of(entry), entry.algorithm or "", entry.positions)
+        except Exception as error:  # noqa: BLE001 - as above
+            problem = _told(error)
+        self._step(CutsFound(bundle=entry.name, cuts=tuple(cuts), problem=problem))
+
+    def _reshape(self, effect: Reshaped) -> None:
+        gone = [_bundle_named(handle.bundle) for handle in effect.gone]
+        heirs = [self._make_ownership(handle, None) for handle in effect.heirs]
+        for bundle in gone:
+            self.ownerships.pop(bundle.name, None)
+        for heir in heirs:
+            self.ownerships[heir.bundle.name] = heir
+        try:
+            service = self._service(gone[0].namespace)
+            if len(gone) == 1:
+                service.split(gone[0], heirs)
+            else:
+                service.merge(gone[0], gone[1], heirs[0])
+        except Exception:
+            _logger.exception("a service failed to follow a split or merge", extra={"bundle": gone[0].name})
+
+    def _service(self, namespace: str) -> Service:
+        service = self.service_of(namespace)
+        if service is None:
+            raise LookupError(f"no service of this broker serves namespace {namespace}")
+        return service
+
+    # --- tasks ---
+
+    def _begin(self, bundle: str, operation: Coroutine[None, None, None]) -> None:
+        task = asyncio.get_running_loop().create_task(operation, name=f"service of {bundle}")
+        self._running[bundle] = task
+        task.add_done_callback(lambda done: self._running.pop(bundle) if self._running.get(bundle) is done else None)
+
+    def _in_background(self, operation: Coroutine[None, None, None], doing: str) -> None:
+        task = asyncio.get_running_loop().create_task(operation, name=doing)
+        self._background.add(task)
+        task.add_done_callback(lambda done: self._finished_in_background(done, doing))
+
+    def _finished_in_background(self, task: asyncio.Task[None], doing: str) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _logger.error("%s failed", doing, exc_info=task.exception())
+
+    def _abandon(self, effect: Abandon) -> None:
+        """Stop an operation that overran its deadline; the agent has already gone on without it."""
+        self.ownerships.pop(effect.bundle, None)
+        task = self._running.pop(effect.bundle, None)
+        if task is None or task.done():
+            return
+        task.cancel()
+        _logger.error("a service overran its deadline", extra={"bundle": effect.bundle, "doing": effect.doing})
+
+        def end_if_still_running() -> None:
+            if not task.done():
+                self._end_process(f"the service could not be stopped while {effect.doing} {effect.bundle}")
+
+        asyncio.get_running_loop().call_later(_ABANDON_MS / 1_000, end_if_still_running)
+
+
+def bundle_of(entry: BundleEntry) -> Bundle:
+    """A bundle as services see it."""
+    return Bundle(name=entry.name, namespace=entry.namespace, low=entry.low, high=entry.high)
+
+
+def _bundle_named(name: str) -> Bundle:
+    namespace, low, high = parse_bundle(name)
+    return Bundle(name=name, namespace=namespace, low=low, high=high)
+
+
+def _peer(broker: BrokerEntry | None) -> Peer | None:
+    return None if broker is None else peer_of(broker)
+
+
+def peer_of(broker: BrokerEntry) -> Peer:
+    """A broker as services and clients see it."""
+    return Peer(broker=broker.broker, addresses=broker.joined.addresses)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"

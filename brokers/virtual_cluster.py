@@ -1,0 +1,333 @@
+"""A cluster in one process and in virtual time: what users test their services with.
+
+May live here: `Cluster`. Agents, fold and services are the product's own and the user's; the log is in memory and answers at
+once, and the clock moves only when a test says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Generic, Self, TypeVar
+
+from brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SplitBundle, Transfer, Unload
+from brokers.placement import FewestBundles
+from brokers.service import Ownership, Service, ServiceHost
+from brokers.split_points import RANGE_EQUALLY_DIVIDE
+from brokers.virtual_member import Member, VirtualClock, World
+from channel.entries import BundleEntry
+from channel.errors import CallerError, DeadlineExceeded, LogUnavailable, PeerError, Rejected, UnknownNamespace
+from channel.memory_log import MemoryLog
+from channel.ranges import even_boundaries, key_hash
+from channel.reader import Folded
+from channel.records import BundleTransition
+from channel.view import View
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Service)
+
+# A cluster comes to rest within some ten exchanges of records for each bundle; one that has not after so many never will.
+_EXCHANGES_MAX: Final = 10_000
+
+# How often it is looked whether a task that has not ended waits for the cluster now, and not for the real world.
+_LOOK_SECONDS: Final = 0.002
+
+
+class NotServed(PeerError):
+    """A bundle is not where the test wants it."""
+
+    def __init__(self, *, bundle: str, broker: str | None, problem: str) -> None:
+        """`bundle` was to be served by `broker` (None: by anybody); `problem` says how it is instead."""
+        self.bundle = bundle
+        self.broker = broker
+        self.problem = problem
+        super().__init__(f"{bundle} is not served by {broker or 'any broker'}: {problem}")
+
+
+class NoRest(CallerError):
+    """Without any time passing, records follow each other for ever."""
+
+    def __init__(self, *, last_reason: str) -> None:
+        """`last_reason` is the reason of the newest record that gave one."""
+        self.last_reason = last_reason
+        super().__init__(
+            f"the cluster does not come to rest, the last reason on record is {last_reason!r}; does the service fail each time it opens?"
+        )
+
+
+class NobodyRuns(CallerError):
+    """The test has killed every broker."""
+
+    def __init__(self) -> None:
+        super().__init__("no broker of the cluster runs; start one")
+
+
+class LoopIsRunning(CallerError):
+    """A cluster cannot run inside another event loop."""
+
+    def __init__(self) -> None:
+        super().__init__("a Cluster has an event loop of its own; use it from a plain test function, not from a coroutine")
+
+
+class Cluster(Generic[S]):
+    """Brokers of one cluster, each with a service of its own, for tests of that service.
+
+    Use it as a context, from a plain function: it has an event loop of its own. Every call returns once all has happened
+    that happens without time passing; only `advance` (and `call`, as far as it may) lets time pass: leases, deadlines and
+    the bounds of `host.route` are counted on that clock. What a service awaits of the real world (a thread, a socket) is
+    waited for, at most `patience_ms` of real time; what takes longer counts as hanging, and is not waited for again.
+
+    A bundle that is free is placed by the leader, as in production, unless the test has taken it.
+    """
+
+    def __init__(self, service: Callable[[], S], *, brokers: int | Sequence[str] = 3, patience_ms: int = 1_000) -> None:
+        """`service` makes the service of one broker, such as its class. `brokers` are ids, or so many of `broker-1`, `broker-2`, ..."""
+        names = [f"broker-{number + 1}" for number in range(brokers)] if isinstance(brokers, int) else brokers
+        self._names = tuple(names)
+        self._make_service = service
+        self._patience_s = patience_ms / 1_000
+        self._clock = VirtualClock()
+        self._placement = _PlacementByHand()
+        self._log = MemoryLog(name=f"memory:virtual-{uuid.uuid4().hex}")
+        self._world = World(clock=self._clock, log=self._log, placement=self._placement, heard=self._heard)
+        self._services: dict[str, S] = {}
+        self._runner = asyncio.Runner()
+        self._stuck: set[asyncio.Task[object]] = set()
+        self._reasons: dict[str, str] = {}
+        self._last_reason = "none"
+
+    def __enter__(self) -> Self:
+        """Start the brokers; each is a member when this returns. Raises `LoopIsRunning`."""
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
+            raise LoopIsRunning
+        self._runner.__enter__()
+        for name in self._names:
+            self.start(name)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._world.members.clear()
+        self._runner.__exit__(kind, error, trace)  # Cancels whatever still runs.
+        self._log.close()
+
+    # --- brokers and namespaces ---
+
+    @property
+    def brokers(self) -> Sequence[str]:
+        """The brokers that run, by id."""
+        return sorted(self._world.members)
+
+    def service(self, broker: str) -> S:
+        """The service of a broker; of one that was killed, what it left. Raises KeyError for one that never ran."""
+        return self._services[broker]
+
+    def host(self, broker: str) -> ServiceHost:
+        """What the service of a broker that runs calls `self.host`. Raises KeyError for another."""
+        return self._world.members[broker]
+
+    def start(self, broker: str) -> None:
+        """Start a broker, a new one or one that was killed, with a new service; it is a member when this returns."""
+        assert broker not in self._world.members, f"{broker} runs already"
+
+        async def start() -> None:
+            self._services[broker] = service = self._make_service()
+            self._world.members[broker] = member = Member(broker, service, self._world)
+            member.start()
+            await self._settle()
+
+        self._runner.run(start())
+
+    def kill(self, broker: str) -> None:
+        """End a broker without any farewell. The others notice when its lease has run out: see `advance`."""
+        member = self._world.members.pop(broker)
+        self._runner.run(member.runner.stop())
+        self._runner.run(self._settle())
+
+    def create(self, namespace: str, *, bundles: int = 4) -> Sequence[str]:
+        """Create a namespace; its bundles, by name, in order of the hash space. Each is served when this returns."""
+        self._request(CreateNamespace(name=namespace, boundaries=even_boundaries(bundles)), about=namespace)
+        return self.bundles(namespace)
+
+    # --- bundles ---
+
+    def bundles(self, namespace: str) -> Sequence[str]:
+        """The bundles of a namespace in order of the hash space, by name."""
+        return [bundle.name for bundle in self._view.bundles_of(namespace)]
+
+    def bundle(self, namespace: str, key: str) -> str:
+        """The bundle that holds a key, by name. Raises `UnknownNamespace`."""
+        return self._entry(namespace, key).name
+
+    def owner(self, bundle: str) -> str | None:
+        """The broker that serves a bundle as far as the log says; None while nobody does. Raises KeyError for no bundle."""
+        server = self._view.bundles[bundle].server
+        entry = None if server is None else self._view.live.get(server)
+        return None if entry is None else entry.broker
+
+    def ownership(self, namespace: str, key: str) -> Ownership:
+        """The right to work on a key, at the broker that has it now. Raises `NotServed` while none has, `UnknownNamespace`."""
+        bundle = self._entry(namespace, key)
+        for member in self._world.members.values():
+            found = member.look(namespace, key)
+            if isinstance(found, Ownership):
+                return found
+        raise NotServed(bundle=bundle.name, broker=None, problem=self._told(bundle.name))
+
+    def give(self, bundle: str, broker: str) -> None:
+        """Have a bundle served by a broker: transferred to it, or placed there if it was free.
+
+        Raises `NotServed` if that did not come about: the service refused it, or needs time for it; and `Rejected`.
+        """
+        self._placement.taken.discard(bundle)
+        self._placement.wishes[bundle] = broker
+        if self._view.bundles[bundle].phase == "free":
+            self._runner.run(self._want(bundle))
+        elif self.owner(bundle) != broker:
+            self._request(Transfer(bundle=bundle, destination=broker, reason="given by the test"), about=bundle)
+        if self.owner(bundle) != broker or self._view.bundles[bundle].phase != "owned":
+            raise NotServed(bundle=bundle, broker=broker, problem=self._told(bundle))
+
+    def take(self, bundle: str) -> None:
+        """Take a bundle from its owner; nobody serves it until it is given. Raises `Rejected` if nobody owns it."""
+        self._placement.wishes.pop(bundle, None)
+        self._placement.taken.add(bundle)
+        self._request(Unload(bundle=bundle, reason="taken by the test"), about=bundle)
+
+    def split(self, bundle: str, *, algorithm: str = RANGE_EQUALLY_DIVIDE, positions: tuple[int, ...] | None = None) -> None:
+        """Have its owner cut a bundle. Raises `Rejected`."""
+        self._request(SplitBundle(bundle=bundle, algorithm=algorithm, positions=positions, reason="split by the test"), about=bundle)
+
+    def merge(self, left: str) -> None:
+        """Make one bundle of `left` and its right neighbour, which must have the same owner. Raises `Rejected`."""
+        self._request(MergeBundles(left=left, reason="merged by the test"), about=left)
+
+    # --- time, and calls ---
+
+    @property
+    def now_ms(self) -> int:
+        """What the cluster's clock shows."""
+        return self._clock.boot_ms
+
+    def advance(self, ms: int) -> None:
+        """Let time pass. A killed broker's bundles have new owners after 4 seconds: its lease of 3, the margin, and a step."""
+        self._runner.run(self._advance(self._clock.boot_ms + ms, until=lambda: False))
+
+    def call(self, coroutine: Coroutine[None, None, T], *, within_ms: int = 0) -> T:
+        """Run a coroutine of the test's on the services' loop, and return what it returns.
+
+        As long as it is not done, time passes, but at most `within_ms`; then it is cancelled, and `DeadlineExceeded` raised.
+        """
+
+        async def run() -> T:
+            self._stuck.clear()  # What hung may go on by what the test does here.
+            task = asyncio.get_running_loop().create_task(coroutine)
+            await self._settle()
+            await self._advance(self._clock.boot_ms + within_ms, until=task.done)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=self._patience_s)
+                raise DeadlineExceeded(what=f"the end of {getattr(coroutine, '__qualname__', 'a call')}", waited_ms=within_ms)
+            return task.result()
+
+        return self._runner.run(run())
+
+    # --- how it is done ---
+
+    @property
+    def _leader(self) -> Member:
+        """The member that has run longest."""
+        for member in self._world.members.values():
+            return member
+        raise NobodyRuns
+
+    @property
+    def _view(self) -> View:
+        return self._leader.agent.view
+
+    def _entry(self, namespace: str, key: str) -> BundleEntry:
+        bundle = self._view.bundle_at(namespace, key_hash(key))
+        if bundle is None:
+            raise UnknownNamespace(namespace=namespace)
+        return bundle
+
+    def _told(self, bundle: str) -> str:
+        """How a bundle is, for an error's message."""
+        entry = self._view.bundles[bundle]
+        reason = self._reasons.get(bundle)
+        return f"it is {entry.state}, served by {self.owner(bundle) or 'nobody'}{f' ({reason})' if reason else ''}"
+
+    def _heard(self, folded: Folded) -> None:
+        record = folded.record
+        if isinstance(record, BundleTransition) and folded.verdict.accepted and record.reason is not None:
+            self._reasons[record.key] = self._last_reason = record.reason
+
+    def _request(self, intent: Intent, *, about: str) -> None:
+        async def request() -> None:
+            ticket = self._leader.ask(intent)
+            await self._settle()
+            answered = self._leader.answer(ticket)
+            if answered is None or answered.verdict is None:
+                problem = "nothing came of the request" if answered is None else str(answered.problem)
+                raise LogUnavailable(log=self._log.name, problem=problem, in_doubt=False)
+            verdict = answered.verdict
+            if verdict.reason is not None:
+                raise Rejected(key=about, reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
+
+        self._runner.run(request())
+
+    async def _want(self, bundle: str) -> None:
+        self._leader.want(bundle)
+        await self._settle()
+
+    async def _advance(self, end_ms: int, *, until: Callable[[], bool]) -> None:
+        """Go from one moment at which something is due to the next."""
+        while self._clock.boot_ms < end_ms and not until():
+            members = list(self._world.members.values())
+            wake_ms = min((member.agent.wake_at_ms for member in members), default=end_ms)
+            self._clock.boot_ms = min(max(wake_ms, self._clock.boot_ms + 1), end_ms)
+            for member in members:
+                member.tick()
+            self._world.changed()
+            await self._settle()
+
+    async def _settle(self) -> None:
+        """Let everything happen that happens without time passing."""
+        patience_s = self._patience_s
+        exchanges = 0
+        while exchanges < _EXCHANGES_MAX:
+            await asyncio.sleep(0)  # Whoever has been woken takes a step.
+            if any(member.read() for member in list(self._world.members.values())):
+                exchanges += 1
+                continue
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            busy = others - self._stuck - self._world.idle()
+            if not busy:
+                return
+            done, pending = await asyncio.wait(busy, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            exchanges += len(done)
+            patience_s = self._patience_s if done else patience_s - _LOOK_SECONDS
+            if patience_s <= 0:
+                self._stuck = others & (self._stuck | pending)
+        raise NoRest(last_reason=self._last_reason)
+
+
+class _PlacementByHand:
+    """Places as production does, but for the bundles on which the test has an opinion: a broker of its choice, or none."""
+
+    def __init__(self) -> None:
+        self.wishes: dict[str, str] = {}
+        self.taken: set[str] = set()
+        self._others = FewestBundles()
+
+    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]]) -> dict[str, int]:
+        """See `brokers.placement.Placement`. A wish for a broker that is away does not hold."""
+        up = {broker.broker: broker.incarnation for broker in view.live_brokers() if broker.status == "up"}
+        wished = {bundle.name: up[wish] for bundle in bundles if (wish := self.wishes.get(bundle.name)) in up}
+        others = [bundle for bundle in bundles if bundle.name not in wished and bundle.name not in self.taken]
+        placed = self._others.place(view, others, avoid=avoid)
+        placed.update({name: owner for name, owner in wished.items() if owner not in avoid.get(name, frozenset())})
+        return placed

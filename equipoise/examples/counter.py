@@ -1,0 +1,77 @@
+"""A counter for each key, whose every write carries its token to a store that refuses an older one.
+
+`POST /counter/{tenant}/{namespace}/{key}` adds one. Each broker answers for the keys that it owns and sends callers of the
+others on (307). A call that says the same `X-Request-Id` twice counts once. `EQUIPOISE_COUNTER_STORE` names the store's file.
+"""
+
+import os
+import time
+import uuid
+from collections import Counter as Tally
+from collections.abc import Mapping, Sequence
+
+from aiohttp import web
+
+from equipoise import Bundle, BundleLoad, Ownership, Peer, Service
+from equipoise.errors import DeadlineExceeded, Overloaded, OwnershipLost, UnknownNamespace
+from equipoise.examples.counter_store import CounterStore, Increment, RequestReused, StaleToken, StoreFailed
+
+DEADLINE_MS = 10_000
+
+
+class Counter(Service):
+    """One instance serves all bundles of its broker. The counters are in the store, so that nothing is handed over."""
+
+    def __init__(self, store: CounterStore | None = None) -> None:
+        self._store = store or CounterStore(os.environ.get("EQUIPOISE_COUNTER_STORE", "counter.db"))
+        self._calls = Tally[str]()
+        self._counted_since = time.monotonic()
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        """Nothing to load: the store knows everything."""
+
+    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+        """Nothing to save: a call that is under way fails its second check, and its caller asks again."""
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """What the broker serves on its port."""
+        return [web.post("/counter/{tenant}/{namespace}/{key}", self.increment)]
+
+    def load(self) -> Mapping[str, BundleLoad]:
+        """Calls per second of each bundle since this was asked last."""
+        now = time.monotonic()
+        seconds, self._counted_since = max(now - self._counted_since, 0.001), now
+        calls, self._calls = self._calls, Tally()
+        return {bundle: BundleLoad(calls_per_second=count / seconds) for bundle, count in calls.items()}
+
+    async def increment(self, request: web.Request) -> web.Response:
+        """Add one to a key, if this broker owns it; else say who does."""
+        namespace, key = "{tenant}/{namespace}".format(**request.match_info), request.match_info["key"]
+        request_id = request.headers.get("X-Request-Id") or uuid.uuid4().hex
+        if not (request_id.isascii() and request_id.isprintable()):
+            return web.Response(status=400, text="an X-Request-Id is printable ASCII")
+        try:
+            served = await self.host.route(namespace, key, timeout_ms=DEADLINE_MS)
+            if isinstance(served, Peer):
+                return web.Response(status=307, headers={"Location": served.addresses["http"] + request.path_qs})
+            work = served.begin(key)  # The first check: work may start.
+        except UnknownNamespace as error:
+            return web.Response(status=404, text=str(error))
+        except (DeadlineExceeded, OwnershipLost) as error:
+            return _later(error)
+        self._calls[served.bundle.name] += 1
+        increment = Increment(key=f"{namespace}/{key}", token=work.token, broker=self.host.broker_id, request=request_id)
+        try:
+            stored = await self._store.increment(increment)
+            work.finish()  # The second: the answer may be given.
+        except RequestReused as error:
+            return web.Response(status=409, text=str(error))
+        except (StaleToken, Overloaded) as error:  # Nothing was written, and this promises it.
+            return _later(error)
+        except (OwnershipLost, StoreFailed) as error:  # It may have been written, and no other status may deny that.
+            return web.Response(status=500, text=str(error))
+        return web.json_response({"key": increment.key, "value": stored.value, "token": stored.token, "broker": stored.broker})
+
+
+def _later(error: Exception) -> web.Response:
+    return web.Response(status=503, headers={"Retry-After": "1"}, text=str(error))

@@ -1,0 +1,166 @@
+"""How long bundles go without an owner when a broker dies or leaves: `make bench BENCH=failover` prints one JSON line, in four minutes.
+
+May live here: the measurement that docs/benchmarks.md quotes of deaths and graceful stops. Times are those of an observer
+who follows the channel in a process of his own: a bundle is served when he reads that it is owned, since its service has
+opened it by then.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from brokers.demo import operator
+from brokers.demo.callers import boot_ns
+from brokers.demo.operator import Deed, Move
+from brokers.local_cluster import LocalCluster
+from channel.entries import BundleChanged
+from channel.reader import Folded
+from channel.records import Joined, Renewed
+from channel.table_view import TableView
+from tests.benchmarks.figures import machine, print_line, summary
+from tests.load.cluster import SETTLED_MS, counters, running
+
+NAMESPACE: Final = "bench/failover"
+BROKERS, BUNDLES_EACH = 3, 256
+BUNDLES: Final = BROKERS * BUNDLES_EACH
+DEATHS, BURIALS, STOPS = 3, 3, 3
+MOVES_AT_ONCE: Final = 32
+_NS_PER_MS: Final = 1_000_000
+
+
+@dataclass(slots=True, kw_only=True)
+class Observer:
+    """What was read of the channel, and when: the last word of each incarnation, and how long each bundle had no owner."""
+
+    renewed_ns: dict[int, int] = field(default_factory=dict)
+    unowned_since_ns: dict[str, int] = field(default_factory=dict)
+    gaps_ms: list[float] = field(default_factory=list)
+
+    def folded(self, folded: Folded) -> None:
+        """Take in one record."""
+        now_ns, record = boot_ns(), folded.record
+        if isinstance(record, Joined | Renewed) and folded.verdict.accepted:
+            self.renewed_ns[record.incarnation or folded.offset] = now_ns
+        for change in folded.verdict.changes:
+            if isinstance(change, BundleChanged) and change.after is not None:
+                # `handing_over` asks the source to let go, and it serves on until it reads that: a hop more than the truth.
+                if change.after.phase in ("handing_over", "free", "assigning", "unloading"):
+                    self.unowned_since_ns.setdefault(change.name, now_ns)
+                elif (since_ns := self.unowned_since_ns.pop(change.name, None)) is not None:
+                    self.gaps_ms.append((now_ns - since_ns) / _NS_PER_MS)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What the measurement works on."""
+
+    cluster: LocalCluster
+    table: TableView
+    http: aiohttp.ClientSession
+    observer: Observer
+
+    def incarnation(self, number: int) -> int:
+        """The newest incarnation of a broker."""
+        return self.table.view.brokers[self.cluster.broker_ids[number]].incarnation
+
+    async def level(self) -> None:
+        """Give every broker its 256 bundles."""
+        await operator.settled(self.table, NAMESPACE, timeout_ms=SETTLED_MS)
+        view, moves = self.table.view, list[Move]()
+        held = Counter({broker.incarnation: view.held_count(broker.incarnation) for broker in view.live_brokers()})
+        for bundle in view.bundles_of(NAMESPACE):
+            (most, many), (least, few) = held.most_common()[0], held.most_common()[-1]
+            if bundle.owner == most and many > BUNDLES_EACH > few:
+                moves.append(Move(deed=Deed.TRANSFER, bundle=bundle.name, to=view.live[least].broker))
+                held[most] -= 1
+                held[least] += 1
+        waiting = iter(moves)
+
+        async def make_some() -> None:
+            for move in waiting:
+                problem = await operator.make(self.http, self.cluster.addresses[0], move)
+                assert problem is None, problem
+
+        await asyncio.gather(*(make_some() for _ in range(MOVES_AT_ONCE)))
+        await operator.settled(self.table, NAMESPACE, timeout_ms=SETTLED_MS)
+        # The other brokers read what the observer has read, and renew once more in peace.
+        await asyncio.sleep(1.5)
+
+    async def revive(self, number: int) -> None:
+        """Start a broker again, and level."""
+        await asyncio.to_thread(self.cluster.restart, number)
+        await self.level()
+
+    async def death(self, number: int) -> tuple[float, float]:
+        """Milliseconds from a kill -9, and from the end of lease and margin, until all bundles are served again."""
+        broker = self.table.view.brokers[self.cluster.broker_ids[number]]
+        killed_ns = boot_ns()
+        await asyncio.to_thread(self.cluster.kill, number)
+        await operator.settled(self.table, NAMESPACE, without=broker.incarnation, timeout_ms=SETTLED_MS)
+        served_ns = boot_ns()
+        patience_ms = broker.joined.lease_ms + broker.joined.margin_ms
+        over_ns = self.observer.renewed_ns[broker.incarnation] + patience_ms * _NS_PER_MS
+        await self.revive(number)
+        return (served_ns - killed_ns) / _NS_PER_MS, (served_ns - over_ns) / _NS_PER_MS
+
+    async def graceful_stop(self, number: int) -> tuple[float, float]:
+        """The longest time in ms that a bundle had no owner while a broker left, and how long its leaving took."""
+        self.observer.gaps_ms.clear()
+        began_ns = boot_ns()
+        await asyncio.to_thread(self.cluster.stop, number)
+        took_ms = (boot_ns() - began_ns) / _NS_PER_MS
+        longest_ms = max(self.observer.gaps_ms)
+        assert len(self.observer.gaps_ms) >= BUNDLES_EACH, "every bundle moved"
+        await self.revive(number)
+        return longest_ms, took_ms
+
+
+Measurement = Callable[[Bench, int], Awaitable[tuple[float, float]]]
+
+
+async def measured(directory: Path, *, bury: bool, repeats: int, measure: Measurement) -> tuple[list[float], list[float]]:
+    """Set a cluster up, and measure something of each of its brokers in turn."""
+    cluster = LocalCluster(counters(directory, brokers=BROKERS, bury=bury, balance="false"))
+    observer = Observer()
+    async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
+        table.listen(observer.folded)
+        bench = Bench(cluster=cluster, table=table, http=http, observer=observer)
+        await bench.level()
+        pairs = [await measure(bench, number % BROKERS) for number in range(repeats)]
+    print(f"failover: {pairs}", file=sys.stderr)
+    return [one for one, _ in pairs], [other for _, other in pairs]
+
+
+async def measure(folder: Path) -> dict[str, object]:
+    """All three, each in a cluster of its own."""
+    since_kill, since_lease = await measured(folder / "deaths", bury=False, repeats=DEATHS, measure=Bench.death)
+    buried, _ = await measured(folder / "burials", bury=True, repeats=BURIALS, measure=Bench.death)
+    gaps, leavings = await measured(folder / "stops", bury=True, repeats=STOPS, measure=Bench.graceful_stop)
+    return {
+        "served_after_lease_and_margin": summary(since_lease, "ms"),
+        "served_after_kill": summary(since_kill, "ms"),
+        "served_after_kill_buried_by_parent": summary(buried, "ms"),
+        "graceful_stop_longest_without_owner": summary(gaps, "ms"),
+        "graceful_stop_duration": summary(leavings, "ms"),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    before = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        results = asyncio.run(measure(Path(folder)))
+    print_line("failover", results, f"{before}, {BROKERS} brokers of {BUNDLES_EACH} bundles each, default lease, nobody calling")
+
+
+if __name__ == "__main__":
+    main()

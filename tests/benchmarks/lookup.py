@@ -1,0 +1,119 @@
+"""How fast lookups are: `make bench BENCH=lookup` prints one JSON line, in less than a minute.
+
+    python -m tests.benchmarks.lookup --bare PORT      (the yardstick: an aiohttp app with one route, until it is killed)
+
+May live here: the measurement that docs/benchmarks.md quotes of lookups. The two servers are processes of the same kind (uvloop,
+no access log); they are asked in turns, by the same client, for the same path, and answer bodies of the same length.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from statistics import median
+from typing import Final
+
+import uvloop
+from aiohttp import web
+
+from brokers.local_cluster import LocalCluster
+from tests.benchmarks.figures import machine, print_line, summary
+from tests.load.cluster import counters, running
+from tests.load.http_load import Load, load
+
+HOST: Final = "127.0.0.1"
+NAMESPACE: Final = "bench/lookup"
+BUNDLES: Final = 64
+CONNECTIONS: Final = 32
+ROUNDS, ROUND_S = 7, 2.0
+TOPICS: Final = 16
+ROUTE: Final = "/lookup/v2/topic/{domain}/{tenant}/{namespace}/{topic:[^/]+}"
+SHARE_UNIT: Final = "of the bare app's rate"
+
+
+async def serve_bare(port: int) -> None:
+    """The least that an aiohttp app can do for this path."""
+    body = b"x" * 128
+
+    async def answer(_request: web.Request) -> web.Response:
+        return web.Response(body=body, content_type="application/json")
+
+    app = web.Application()
+    app.router.add_get(ROUTE, answer)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, HOST, port).start()
+    await asyncio.Event().wait()
+
+
+@contextmanager
+def bare_server(port: int) -> Iterator[None]:
+    """The yardstick, as a process."""
+    server = subprocess.Popen([sys.executable, "-m", "tests.benchmarks.lookup", "--bare", str(port)])
+    try:
+        yield
+    finally:
+        server.kill()
+        server.wait()
+
+
+async def until_answered(port: int, path: str) -> Load:
+    """One answer, as soon as there is one: a server needs a moment to start."""
+    for _ in range(200):
+        try:
+            return await load(HOST, port, path, connections=1, seconds=0.0)
+        except OSError:
+            await asyncio.sleep(0.05)
+    raise AssertionError("the server does not start")
+
+
+async def measure(directory: Path, bare_port: int) -> dict[str, object]:
+    """Ask both in turns."""
+    cluster = LocalCluster(counters(directory, brokers=1))
+    async with running(cluster, NAMESPACE, bundles=BUNDLES):
+        port = int(cluster.broker_ids[0].rpartition(":")[2])
+        rounds: dict[str, list[Load]] = {"bare": [], "lookup": []}
+        for number in range(ROUNDS):
+            path = f"/lookup/v2/topic/persistent/{NAMESPACE}/topic-{number % TOPICS}"
+            for name, of_server in (("bare", bare_port), ("lookup", port)):
+                await until_answered(of_server, path)
+                measured = await load(HOST, of_server, path, connections=CONNECTIONS, seconds=ROUND_S)
+                assert not measured.failures, measured.failures[0]
+                rounds[name].append(measured)
+    assert cluster.addresses[0].encode() in rounds["lookup"][0].body, rounds["lookup"][0].body
+    shares = [lookup.rate / bare.rate for bare, lookup in zip(rounds["bare"], rounds["lookup"], strict=True)]
+    return {
+        "lookup_rate": summary([one.rate for one in rounds["lookup"]], "lookups/s"),
+        "bare_rate": summary([one.rate for one in rounds["bare"]], "answers/s"),
+        "share": {"unit": SHARE_UNIT, "median": round(median(shares), 3), "worst": round(min(shares), 3), "repeats": len(shares)},
+        "lookup_latency": summary([latency for one in rounds["lookup"] for latency in one.latencies_ms], "ms"),
+        "bare_latency": summary([latency for one in rounds["bare"] for latency in one.latencies_ms], "ms"),
+    }
+
+
+def free_port() -> int:
+    """A port that is free now."""
+    with socket.create_server((HOST, 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def main() -> None:
+    """Measure and print, or be the yardstick."""
+    if sys.argv[1:2] == ["--bare"]:
+        uvloop.run(serve_bare(int(sys.argv[2])))
+    before = machine()
+    port = free_port()
+    with tempfile.TemporaryDirectory() as folder, bare_server(port):
+        results = uvloop.run(measure(Path(folder), port))
+    conditions = f"{before}, {CONNECTIONS} connections, rounds of {ROUND_S} s, client and server on the same CPUs, {BUNDLES} bundles"
+    print_line("lookup", results, conditions)
+
+
+if __name__ == "__main__":
+    main()

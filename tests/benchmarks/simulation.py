@@ -1,0 +1,65 @@
+"""How fast the simulation is, with all checkers, on one core: `make bench BENCH=simulation` prints one JSON line, in about a minute.
+
+May live here: the measurement that docs/benchmarks.md quotes of the simulation.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import time
+from dataclasses import replace
+
+from brokers.simulation.run import simulate
+from brokers.simulation.scenario import SCENARIOS, Operations, Scenario
+
+REPEATS = 7
+OPERATIONS_EVERY_MS = 1_000
+BUNDLES_PER_BROKER = 8
+SIZES = ((8, 60), (24, 20))
+
+
+def scenario(brokers: int, seconds: int) -> Scenario:
+    """The ordinary faults, eight bundles per broker, and something wanted of the cluster once a second."""
+    return replace(
+        SCENARIOS["ordinary"],
+        brokers=brokers,
+        seconds=seconds,
+        bundles=(brokers * BUNDLES_PER_BROKER,),
+        operations=Operations(every_ms=OPERATIONS_EVERY_MS),
+    )
+
+
+def rates(brokers: int, seconds: int) -> list[float]:
+    """Simulated broker-seconds per second of one core, one seed after another."""
+    measured: list[float] = []
+    for seed in range(1, REPEATS + 1):
+        began = time.process_time()
+        outcome = simulate(scenario(brokers, seconds), seed)
+        measured.append(outcome.broker_seconds / (time.process_time() - began))
+        assert outcome.violation is None, f"seed {seed}: {outcome.violation}"
+    return measured
+
+
+def main() -> None:
+    """Measure and print."""
+    results: dict[str, object] = {}
+    for brokers, seconds in SIZES:
+        values = sorted(rates(brokers, seconds))
+        results[f"brokers_{brokers}"] = {
+            "unit": "simulated broker-seconds/s",
+            "median": round(statistics.median(values)),
+            "p99": round(values[0]),
+            "repeats": REPEATS,
+        }
+    conditions = (
+        f"one core of {os.cpu_count()}, load {os.getloadavg()[0]:.1f}, Python {platform.python_version()}; ordinary faults, all checkers, "
+        f"{BUNDLES_PER_BROKER} bundles per broker, one operation a second, 40 calls a second; CPU time"
+    )
+    print(json.dumps({"name": "simulation", "results": results, "conditions": conditions}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""How soon a broker is ready, and how large it is: `make bench BENCH=start` prints one JSON line, in about a minute.
+
+May live here: the measurement that docs/benchmarks.md quotes of starts. One broker owns 1,000 bundles; it is stopped, or
+killed, and started again on the channel that it left, which grows by some thousands of records each time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from brokers.demo import operator
+from brokers.local_cluster import Happening, LocalCluster, What
+from channel.table_view import TableView
+from tests.benchmarks.figures import machine, print_line, summary
+from tests.load.cluster import SETTLED_MS, counters, running
+
+NAMESPACE: Final = "bench/start"
+BUNDLES: Final = 1_000
+STARTS: Final = 8
+LOOK_S: Final = 0.005
+READY_S: Final = 30.0
+
+
+async def until_ready(http: aiohttp.ClientSession, address: str) -> None:
+    """Ask `/ready` until it says so."""
+    async with asyncio.timeout(READY_S):
+        while True:
+            if await _is_ready(http, address):
+                return
+            await asyncio.sleep(LOOK_S)
+
+
+async def _is_ready(http: aiohttp.ClientSession, address: str) -> bool:
+    try:
+        async with http.get(f"{address}/ready") as response:
+            return response.ok
+    except aiohttp.ClientError:
+        return False
+
+
+async def started(cluster: LocalCluster, http: aiohttp.ClientSession, began: list[float], *, kill: bool) -> float:
+    """Milliseconds from the start of the process until it is ready; `began` is where the cluster notes its starts."""
+    if kill:
+        await asyncio.to_thread(cluster.kill, 0)
+    else:
+        await asyncio.to_thread(cluster.stop, 0)
+    starting = asyncio.ensure_future(asyncio.to_thread(cluster.restart, 0))
+    await until_ready(http, cluster.addresses[0])
+    ready = time.monotonic()
+    await starting
+    return (ready - began[-1]) * 1e3
+
+
+def size_mib(cluster: LocalCluster) -> float:
+    """Memory of the broker's process that is its own or shared, in MiB."""
+    pid = cluster.pid(0)
+    assert pid is not None, "it runs"
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+async def measure(directory: Path) -> dict[str, object]:
+    """Start again and again."""
+    began: list[float] = []
+
+    def note(happening: Happening) -> None:
+        if happening.what is What.STARTED:
+            began.append(time.monotonic())
+
+    cluster = LocalCluster(counters(directory, brokers=1), tell=note)
+    async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
+        sizes, graceful, killed = [size_mib(cluster)], list[float](), list[float]()
+        for number in range(2 * STARTS):
+            (killed if number % 2 else graceful).append(await started(cluster, http, began, kill=number % 2 == 1))
+            await settle(table)
+            sizes.append(size_mib(cluster))
+        records = table.view.offset
+    print(f"start: {records} records at the end", file=sys.stderr)
+    return {
+        "ready_after_graceful_stop": summary(graceful, "ms"),
+        "ready_after_kill": summary(killed, "ms"),
+        "rss": summary(sizes, "MiB"),
+        "records_at_end": {"unit": "records", "median": records},
+    }
+
+
+async def settle(table: TableView) -> None:
+    """Wait until all bundles are owned again, and all that follows is over, the first snapshot among it."""
+    await operator.settled(table, NAMESPACE, timeout_ms=SETTLED_MS)
+    await asyncio.sleep(1.0)
+
+
+def main() -> None:
+    """Measure and print."""
+    before = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        results = asyncio.run(measure(Path(folder)))
+    print_line("start", results, f"{before}, one broker of {BUNDLES} bundles, imports of Python included, files warm")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,187 @@
+"""How long a transfer, a split and a merge hold callers up: `make bench BENCH=transfer` prints one JSON line, in about four minutes.
+
+May live here: the measurement that docs/benchmarks.md quotes of moves under load. Callers are a process of their own and write
+down each call; windows in which something is moved take turns with windows in which nothing is, which are the control.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+import orjson
+
+from brokers.demo import operator
+from brokers.demo.callers import boot_ns
+from brokers.demo.calling import CallerProcess, Plan, Stream
+from brokers.demo.operator import Deed, Move
+from brokers.demo.verdict import judge
+from brokers.local_cluster import LocalCluster
+from channel.entries import BundleEntry
+from channel.ranges import key_hash
+from channel.table_view import TableView
+from tests.benchmarks.figures import Figures, machine, percentile, print_line, summary
+from tests.load.cluster import SETTLED_MS, counters, running
+
+NAMESPACE: Final = "bench/transfer"
+BROKERS, BUNDLES = 2, 8
+HOT_CALLS_PER_SECOND, HOT_CALLERS = 500.0, 8
+COLD_KEYS, COLD_CALLS_PER_SECOND = 32, 20.0
+TRANSFERS, CUTS = 100, 40
+# A move takes some 20 ms; what it does to callers is seen in the calls that begin in this time, and then things settle.
+WINDOW_S: Final = 0.1
+SETTLE_S: Final = 0.15
+WARM_UP_S: Final = 5.0
+_NS_PER_MS: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A stretch of time, in nanoseconds of boot time, and what was done at its beginning."""
+
+    kind: str
+    began_ns: int
+    ended_ns: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What the measurement works on. All moves are of the bundle that holds the hot key."""
+
+    cluster: LocalCluster
+    table: TableView
+    http: aiohttp.ClientSession
+
+    def hot(self) -> BundleEntry:
+        """The bundle of the hot key."""
+        bundle = self.table.view.bundle_at(NAMESPACE, key_hash("hot"))
+        assert bundle is not None, "the namespace is there"
+        return bundle
+
+    async def window(self, kind: str, move: Move | None) -> Window:
+        """Make a move, or none, and let some time pass."""
+        began_ns = boot_ns()
+        if move is not None:
+            problem = await operator.make(self.http, self.cluster.addresses[0], move)
+            assert problem is None, problem
+        await asyncio.sleep(WINDOW_S + SETTLE_S - (boot_ns() - began_ns) / 1e9)
+        return Window(kind=kind, began_ns=began_ns, ended_ns=began_ns + int(WINDOW_S * 1e9))
+
+    def transfer(self) -> Move:
+        """The hot bundle to the broker that has it not."""
+        bundle = self.hot()
+        others = [broker.broker for broker in self.table.view.live_brokers() if broker.incarnation != bundle.owner]
+        return Move(deed=Deed.TRANSFER, bundle=bundle.name, to=others[0])
+
+    async def windows(self) -> list[Window]:
+        """Every window, those of the control among the others."""
+        done: list[Window] = []
+        for _ in range(TRANSFERS):
+            done.append(await self.window("control", None))
+            done.append(await self.window("transfer", self.transfer()))
+        for _ in range(CUTS):
+            whole = self.hot()
+            done.append(await self.window("split", Move(deed=Deed.SPLIT, bundle=whole.name)))
+            done.append(await self.window("control", None))
+            left = self.table.view.bundle_at(NAMESPACE, whole.low)
+            assert left is not None, "a split leaves no hole"
+            done.append(await self.window("merge", Move(deed=Deed.MERGE, bundle=left.name)))
+            await operator.settled(self.table, NAMESPACE, timeout_ms=SETTLED_MS)
+        return done
+
+
+def calls(history: Path) -> dict[str, list[tuple[int, int]]]:
+    """Of each key, the first attempt and the acknowledgement of every call, by the time of the first attempt."""
+    first: dict[str, int] = {}
+    done: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for line in history.read_bytes().splitlines():
+        attempt = orjson.loads(line)
+        began_ns = first.setdefault(attempt["request"], attempt["call_ns"])
+        if attempt["status"] == 200:
+            done[attempt["key"]].append((began_ns, attempt["return_ns"]))
+    return {key: sorted(of_key) for key, of_key in done.items()}
+
+
+def pauses_ms(windows: Iterable[Window], of_keys: Sequence[Sequence[tuple[int, int]]]) -> list[float]:
+    """Of each window, how long the call took, of all that began in it, that took longest.
+
+    A window in which none began lies within a pause, which is counted where it began.
+    """
+    longest: list[float] = []
+    for window in windows:
+        durations = [
+            acknowledged_ns - began_ns
+            for of_key in of_keys
+            for began_ns, acknowledged_ns in of_key[bisect_left(of_key, (window.began_ns, 0)) : bisect_left(of_key, (window.ended_ns, 0))]
+        ]
+        if durations:
+            longest.append(max(durations) / _NS_PER_MS)
+    return longest
+
+
+async def measure(directory: Path) -> dict[str, object]:
+    """Set everything up, measure, and have the judge look at it."""
+    # The balancer is switched off: it would move bundles in windows of the control.
+    cluster = LocalCluster(counters(directory, brokers=BROKERS, evidence=True, balance="false"))
+    history = directory / "history.jsonl"
+    cold = [Stream(key=f"{NAMESPACE}/cold-{number}", calls_per_second=COLD_CALLS_PER_SECOND) for number in range(COLD_KEYS)]
+    hot = Stream(key=f"{NAMESPACE}/hot", calls_per_second=HOT_CALLS_PER_SECOND, callers=HOT_CALLERS)
+    plan = Plan(brokers=cluster.addresses, streams=(hot, *cold), history=history)
+    async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http), CallerProcess(plan) as callers:
+        await asyncio.sleep(WARM_UP_S)
+        windows = await Bench(cluster=cluster, table=table, http=http).windows()
+        await callers.stop()
+    evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
+    verdict = await judge([history], store=directory / "counter.db", evidence=evidence)
+    assert verdict is not None, "a checkout has its judge"
+    print(f"transfer: {verdict.text}, {callers.tally}", file=sys.stderr)
+    assert verdict.is_clean, verdict
+    return figures(windows, calls(history))
+
+
+def figures(windows: Sequence[Window], of_keys: dict[str, list[tuple[int, int]]]) -> dict[str, object]:
+    """The pauses of the hot key's callers, by what was done, and how far above the control; and those of all callers."""
+    span_s = (windows[-1].ended_ns - windows[0].began_ns) / 1e9
+    hot = [of_keys[f"{NAMESPACE}/hot"]]
+    within = sum(windows[0].began_ns <= began_ns < windows[-1].ended_ns for began_ns, _ in hot[0])
+    results: dict[str, object] = {"hot_calls": {"unit": "calls/s", "median": round(within / span_s, 1)}}
+    for name, keys in (("hot_key", hot), ("all_keys", list(of_keys.values()))):
+        by_kind = {kind: pauses_ms((w for w in windows if w.kind == kind), keys) for kind in ("control", "transfer", "split", "merge")}
+        for kind, pauses in by_kind.items():
+            results[f"{kind}_pause_{name}"] = _with_p95(pauses)
+        results[f"transfer_above_control_{name}"] = {
+            "unit": "ms",
+            **{
+                f"p{percent}": round(percentile(sorted(by_kind["transfer"]), percent) - percentile(sorted(by_kind["control"]), percent), 3)
+                for percent in (50, 95, 99)
+            },
+        }
+    return results
+
+
+def _with_p95(pauses: list[float]) -> Figures:
+    return {**summary(pauses, "ms"), "p95": round(percentile(sorted(pauses), 95), 3)}
+
+
+def main() -> None:
+    """Measure and print."""
+    before = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        results = asyncio.run(measure(Path(folder)))
+    conditions = (
+        f"{before}, {BROKERS} brokers and their callers on the same CPUs, {HOT_CALLS_PER_SECOND:.0f} calls/s on one key and "
+        f"{COLD_CALLS_PER_SECOND:.0f} on each of {COLD_KEYS} others, every call a write to SQLite, windows of {WINDOW_S} s"
+    )
+    print_line("transfer", results, conditions)
+
+
+if __name__ == "__main__":
+    main()

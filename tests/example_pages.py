@@ -1,0 +1,36 @@
+"""The pages of docs/examples show files as they are: `python -m tests.example_pages` writes them in again.
+
+May live here: finding the places, and filling them. tests/test_example_pages.py holds the pages in step with the files.
+
+A place is a comment that names a file below the project's root, and the fenced block after it:
+
+    <!-- file: equipoise/examples/counter.py -->
+    ```python
+    ...
+    ```
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Final
+
+ROOT: Final = Path(__file__).resolve().parent.parent
+FOLDER: Final = ROOT / "docs" / "examples"
+_PLACE: Final = re.compile(r"(<!-- file: (?P<path>\S+) -->\n```\w+\n).*?(^```$)", re.DOTALL | re.MULTILINE)
+
+
+def shown(page: str) -> list[str]:
+    """The paths of the files that a page shows, in order."""
+    return [place["path"] for place in _PLACE.finditer(page)]
+
+
+def filled(page: str) -> str:
+    """A page with every file that it shows as it is now."""
+    return _PLACE.sub(lambda place: f"{place[1]}{(ROOT / place['path']).read_text(encoding='utf-8')}{place[3]}", page)
+
+
+if __name__ == "__main__":
+    for path in sorted(FOLDER.glob("*.md")):
+        path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

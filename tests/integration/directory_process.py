@@ -1,0 +1,28 @@
+"""A process that holds a broker's data directory: `python -m tests.integration.directory_process PATH NONCE`.
+
+May live here: what tests/integration/test_data_directory_processes.py starts, and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from brokers.data_directory import DataDirectory
+from channel.errors import EquipoiseError
+
+
+def hold(path: Path, nonce: str) -> None:
+    """Lock the directory, write a nonce, say `holding`, and keep the lock until a line comes in; or say what is wrong."""
+    try:
+        with DataDirectory(path) as directory:
+            directory.write_nonce(nonce)
+            os.write(1, b"holding\n")
+            sys.stdin.readline()
+    except EquipoiseError as error:
+        os.write(1, f"{type(error).__name__}\n".encode())
+
+
+if __name__ == "__main__":
+    hold(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,180 @@
+"""The counter example over real sockets, under load, while its bundles move: and what the judge says of it.
+
+May live here: two brokers of this process, callers, and one stubborn caller who keeps asking old owners.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from equipoise import Worker
+from equipoise.examples.counter import Counter
+from equipoise.examples.counter_store import CounterStore
+
+pytestmark = pytest.mark.integration
+
+NAMESPACE = "shop/orders"
+KEYS = ("hot", "warm", "cold", "colder")
+JUDGE = Path(__file__).resolve().parent.parent / "judge" / "judge.py"
+DEADLINE_S = 60.0
+TRANSFERS = 12
+HOPS_MAX = 5
+
+
+@dataclass(kw_only=True)
+class Party:
+    """Brokers that count into one store; what their callers see is written down."""
+
+    folder: Path
+    session: aiohttp.ClientSession
+    workers: list[Worker] = field(default_factory=list)
+    history: list[str] = field(default_factory=list)
+    numbers: itertools.count[int] = field(default_factory=itertools.count)
+    stopping: bool = False
+
+    @property
+    def brokers(self) -> list[str]:
+        """The brokers' ids, which are where they listen."""
+        return [worker.broker_id for worker in self.workers]
+
+    async def call(self, broker: str, key: str, request: str) -> tuple[int | None, str | None]:
+        """One call, written down as the judge wants it; its status, and the broker that it was sent on to."""
+        line: dict[str, object] = {"request": request, "key": f"{NAMESPACE}/{key}", "target": broker, "caller": "test"}
+        status, location = None, None
+        line["call_ns"] = time.clock_gettime_ns(time.CLOCK_BOOTTIME)
+        try:
+            url = f"http://{broker}/counter/{NAMESPACE}/{key}"
+            async with self.session.post(url, headers={"X-Request-Id": request}, allow_redirects=False) as response:
+                status, location, text = response.status, response.headers.get("Location"), await response.text()
+        except aiohttp.ClientError:
+            text = ""
+        answer = json.loads(text) if status == 200 else {}
+        line |= {"return_ns": time.clock_gettime_ns(time.CLOCK_BOOTTIME), "status": status}
+        self.history.append(json.dumps({**line, **{name: answer.get(name) for name in ("broker", "token", "value")}}))
+        return status, None if location is None else location.split("/")[2]
+
+    async def keep_calling(self, key: str, *, stubborn: bool = False) -> None:
+        """Count again and again, following redirects; who is stubborn asks every broker, whoever owns the key."""
+        broker = self.brokers[0]
+        while not self.stopping:
+            request = f"{key}-{next(self.numbers)}"
+            for _ in range(HOPS_MAX):
+                status, onward = await self.call(broker, key, request)
+                if status in (200, 503):
+                    break  # After a refusal the next request is a new one.
+                broker = onward or self.brokers[next(self.numbers) % len(self.brokers)]
+            if stubborn:
+                broker = self.brokers[next(self.numbers) % len(self.brokers)]
+
+    async def transfer(self, key: str) -> None:
+        """Move the bundle of a key to the other broker, by administration over HTTP."""
+        (owner, bundle) = next(
+            (worker.broker_id, found.bundle.name) for worker in self.workers if (found := worker.ownership(NAMESPACE, key)) is not None
+        )
+        other = next(broker for broker in self.brokers if broker != owner)
+        path = f"admin/v2/namespaces/{bundle}/unload?destinationBroker={other}"
+        async with self.session.put(f"http://{owner}/{path}") as response:
+            assert 204 == response.status, await response.text()
+
+    def judged(self) -> subprocess.CompletedProcess[str]:
+        """What the judge says."""
+        history = self.folder / "history.jsonl"
+        history.write_text("".join(f"{line}\n" for line in self.history))
+        evidence = [str(path) for path in sorted(self.folder.glob("accepts-*.jsonl"))]
+        command = [sys.executable, str(JUDGE), str(history), "--store", str(self.folder / "counter.db"), "--evidence", *evidence]
+        return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+@asynccontextmanager
+async def party(folder: Path) -> AsyncIterator[Party]:
+    """Two brokers that serve a namespace of four bundles, over a log in a file."""
+    async with AsyncExitStack() as parts:
+        session = await parts.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        made = Party(folder=folder, session=session)
+        for name in ("a", "b"):
+            store = CounterStore(folder / "counter.db")
+            parts.callback(store.close)
+            worker = Worker(
+                f"sqlite:{folder}/channel.db",
+                Counter(store),
+                data_dir=folder / name,
+                http_port=0,
+                evidence=folder / f"accepts-{name}.jsonl",
+                balance=False,
+            )
+            made.workers.append(await parts.enter_async_context(worker))
+        for worker in made.workers:
+            await worker.create_namespace(NAMESPACE, bundles=4)
+            for key in KEYS:
+                await worker.route(NAMESPACE, key)
+        yield made
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    """Run one test on a loop of its own, with a bound on the whole of it."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await story()
+
+    asyncio.run(bounded())
+
+
+def test_transfers_under_load_please_the_judge(tmp_path: Path) -> None:
+    """While bundles move under callers, every acknowledged count is stored once, and no key has two owners."""
+
+    async def story() -> None:
+        async with party(tmp_path) as brokers:
+            callers = [asyncio.ensure_future(brokers.keep_calling(key)) for key in KEYS for _ in range(2)]
+            callers.append(asyncio.ensure_future(brokers.keep_calling("hot", stubborn=True)))
+            for key, _ in zip(itertools.cycle(KEYS), range(TRANSFERS), strict=False):
+                answered = len(brokers.history)
+                await brokers.transfer(key)
+                while len(brokers.history) < answered + 20:
+                    assert not any(caller.done() for caller in callers)
+                    await asyncio.sleep(0.002)
+            brokers.stopping = True
+            await asyncio.gather(*callers)
+        verdict = brokers.judged()
+        assert 0 == verdict.returncode, verdict.stdout + verdict.stderr
+        assert ["double owners: 0", "verdict: clean, no violation"] == verdict.stdout.splitlines()[-2:]
+
+    run(story)
+
+
+def test_a_caller_that_follows_redirects_needs_no_map(tmp_path: Path) -> None:
+    """An ordinary HTTP client that follows 307 counts at any broker, and its counts add up."""
+
+    async def story() -> None:
+        async with party(tmp_path) as brokers:
+            values = []
+            for broker in (*brokers.brokers, *brokers.brokers):
+                async with brokers.session.post(f"http://{broker}/counter/{NAMESPACE}/hot") as response:
+                    values.append((await response.json())["value"])
+            assert [1, 2, 3, 4] == values
+
+    run(story)
+
+
+def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
+    """An unknown namespace is 404, and a text that is none a typed refusal, never a 500."""
+
+    async def story() -> None:
+        async with party(tmp_path) as brokers:
+            for path, status in (("shop/returns/k", 404), ("shop/%20/k", 404), ("%FF/%FE/k", 404)):
+                async with brokers.session.post(f"http://{brokers.brokers[0]}/counter/{path}") as response:
+                    assert status == response.status, await response.text()
+
+    run(story)

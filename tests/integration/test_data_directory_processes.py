@@ -1,0 +1,89 @@
+"""One data directory and several real processes: one holds it, and its death is what lets go.
+
+May live here: tests that start `directory_process`, and wait for what it says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from brokers.data_directory import DataDirectory, nonces_of_dead
+from channel.errors import DataDirectoryInUse
+
+pytestmark = pytest.mark.integration
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_SECONDS = 60.0
+
+
+@contextlib.contextmanager
+def process(path: Path, nonce: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that holds the directory, or tries to; it is gone at the end."""
+    command = [sys.executable, "-m", "tests.integration.directory_process", str(path), nonce]
+    with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as started:
+        try:
+            yield started
+        finally:
+            started.kill()
+
+
+def word_of(started: subprocess.Popen[bytes]) -> str:
+    """The next line that a process says."""
+    assert started.stdout is not None
+    readable, _, _ = select.select([started.stdout], [], [], DEADLINE_SECONDS)
+    assert readable, "the process said nothing"
+    return started.stdout.readline().decode().strip()
+
+
+def test_only_one_process_holds_a_directory(tmp_path: Path) -> None:
+    """While one process holds a directory, others are refused and told its id, a burial too."""
+    with process(tmp_path, "first") as holder:
+        assert "holding" == word_of(holder)
+        with process(tmp_path, "second") as late:
+            assert "DataDirectoryInUse" == word_of(late)
+        with pytest.raises(DataDirectoryInUse) as caught:
+            nonces_of_dead(tmp_path)
+        assert holder.pid == caught.value.pid
+    assert {"first"} == nonces_of_dead(tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV])
+def test_a_death_lets_go_at_once(tmp_path: Path, number: signal.Signals) -> None:
+    """When a process has been killed its directory is free, and has its nonce."""
+    with process(tmp_path, "first") as holder:
+        assert "holding" == word_of(holder)
+        holder.send_signal(number)
+        holder.wait(DEADLINE_SECONDS)
+        assert {"first"} == nonces_of_dead(tmp_path)
+        with DataDirectory(tmp_path) as directory:
+            assert {"first"} == directory.nonces
+
+
+def test_a_stopped_process_is_not_dead(tmp_path: Path) -> None:
+    """A process that only stands still keeps its directory."""
+    with process(tmp_path, "first") as holder:
+        assert "holding" == word_of(holder)
+        holder.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, holder.pid, os.WSTOPPED | os.WNOWAIT)
+        with pytest.raises(DataDirectoryInUse):
+            nonces_of_dead(tmp_path)
+
+
+def test_the_lock_is_not_left_to_children(tmp_path: Path) -> None:
+    """A program that the holder started does not keep the directory when the holder is gone."""
+    directory = DataDirectory(tmp_path)
+    with subprocess.Popen(["sleep", "60"]) as child:
+        try:
+            directory.close()
+            assert frozenset() == nonces_of_dead(tmp_path)
+        finally:
+            child.kill()

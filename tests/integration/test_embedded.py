@@ -1,0 +1,175 @@
+"""A broker inside a program: on the loop that is there, or in a thread; over a log in memory and over a file.
+
+May live here: `brokers.embedded`, with real time, real threads and a real disk.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from brokers.embedded import Worker
+from brokers.service import Bundle, Ownership, Peer, Service
+from channel.errors import DataDirectoryInUse, DeadlineExceeded, InvalidConfig, InvalidName, UnknownNamespace
+
+pytestmark = pytest.mark.integration
+
+NAMESPACE = "shop/orders"
+DEADLINE_S = 60.0
+
+
+class Keeper(Service):
+    """A service that keeps its ownerships, and hands over who had the bundle before."""
+
+    def __init__(self) -> None:
+        self.handed_over: list[bytes | None] = []
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        self.handed_over.append(handover)
+
+    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+        return self.host.broker_id.encode()
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    """Run one test on a loop of its own, with a bound on the whole of it."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await story()
+
+    asyncio.run(bounded())
+
+
+def memory() -> str:
+    """The URL of a new log in memory."""
+    return f"memory:{uuid.uuid4()}"
+
+
+def test_two_programs_share_the_keys() -> None:
+    """On one running loop two workers serve a namespace: each routes to itself what it owns, and to the other the rest."""
+
+    async def story() -> None:
+        url = memory()
+        async with (
+            Worker(url, Keeper(), advertised_addresses={"http": "http://one"}) as one,
+            Worker(url, Keeper(), broker_id="two", advertised_addresses={"http": "http://two"}) as two,
+        ):
+            await one.create_namespace(NAMESPACE, bundles=8)
+            await two.create_namespace(NAMESPACE, bundles=2)
+            for key in map(str, range(40)):
+                at_one, at_two = await one.route(NAMESPACE, key), await two.route(NAMESPACE, key)
+                if isinstance(at_one, Ownership):
+                    assert Peer(broker=one.broker_id, addresses={"http": "http://one"}) == at_two
+                    assert (at_one, None) == (one.ownership(NAMESPACE, key), two.ownership(NAMESPACE, key))
+                    at_one.begin(key).finish()
+                else:
+                    assert Peer(broker="two", addresses={"http": "http://two"}) == at_one
+                    assert isinstance(at_two, Ownership)
+
+    run(story)
+
+
+def test_leaving_hands_everything_over() -> None:
+    """When a program ends, the others own its keys, with its state, before its context is left."""
+
+    async def story() -> None:
+        url, keeper = memory(), Keeper()
+        async with Worker(url, keeper, broker_id="stays") as stays:
+            async with Worker(url, Keeper(), broker_id="goes") as goes:
+                await goes.create_namespace(NAMESPACE, bundles=4)
+                await stays.create_namespace(NAMESPACE)
+                for key in map(str, range(20)):
+                    await stays.route(NAMESPACE, key)
+                keeper.handed_over.clear()
+            served = [await stays.route(NAMESPACE, str(key)) for key in range(20)]
+            assert all(isinstance(each, Ownership) for each in served)
+            assert b"goes" in keeper.handed_over
+
+    run(story)
+
+
+def test_a_worker_may_serve_http() -> None:
+    """With a port given, the broker answers where it says that it does."""
+
+    async def story() -> None:
+        async with Worker(memory(), Keeper(), http_port=0) as worker, aiohttp.ClientSession() as session:
+            await worker.create_namespace(NAMESPACE)
+            async with session.get(f"http://{worker.broker_id}/admin/v2/namespaces/shop") as response:
+                assert (200, [NAMESPACE]) == (response.status, await response.json())
+
+    run(story)
+
+
+def test_what_goes_wrong_is_typed() -> None:
+    """Settings, names and keys that cannot be are errors that say so, and none of them ends the worker."""
+    with pytest.raises(InvalidConfig, match="lease"):
+        Worker(memory(), Keeper(), lease="long")
+
+    async def story() -> None:
+        async with Worker(memory(), Keeper()) as worker:
+            with pytest.raises(UnknownNamespace):
+                await worker.route("shop/returns", "key")
+            with pytest.raises(InvalidName):
+                await worker.create_namespace("no namespace")
+            await worker.create_namespace(NAMESPACE)
+            assert isinstance(await worker.route(NAMESPACE, "key"), Ownership)
+
+    run(story)
+
+
+def test_a_worker_without_a_loop(tmp_path: Path) -> None:
+    """In a thread of its own a worker serves a program that has no loop, and its thread ends with its context."""
+    before = threading.active_count()
+    with Worker(f"sqlite:{tmp_path}/channel.db", Keeper(), broker_id="one").in_thread() as worker:
+        worker.create_namespace(NAMESPACE, bundles=2)
+        served = worker.route(NAMESPACE, "key")
+        assert isinstance(served, Ownership)
+        with served.begin("key") as work:
+            assert work.token == served.token
+        with pytest.raises(UnknownNamespace):
+            worker.route("shop/returns", "key")
+        assert worker.broker_id == "one"
+        assert (tmp_path / "channel.db.brokers" / "broker-one").is_dir()
+    assert before == threading.active_count()
+
+
+def test_a_name_is_taken_once(tmp_path: Path) -> None:
+    """A second worker of the same name finds the directory locked; its own thread ends, and the first one serves on."""
+    url = f"sqlite:{tmp_path}/channel.db"
+    with Worker(url, Keeper(), broker_id="one").in_thread() as worker:
+        worker.create_namespace(NAMESPACE)
+        with pytest.raises(DataDirectoryInUse), Worker(url, Keeper(), broker_id="one").in_thread():
+            pass
+        assert isinstance(worker.route(NAMESPACE, "key"), Ownership)
+
+
+def test_a_named_worker_comes_back_as_itself(tmp_path: Path) -> None:
+    """A program that starts again under its name owns its keys again, under greater tokens."""
+    url, tokens = f"sqlite:{tmp_path}/channel.db", []
+    for _ in range(2):
+        with Worker(url, Keeper(), broker_id="one").in_thread() as worker:
+            worker.create_namespace(NAMESPACE)
+            served = worker.route(NAMESPACE, "key")
+            assert isinstance(served, Ownership)
+            tokens.append(served.token)
+    assert tokens[0] < tokens[1]
+
+
+def test_a_call_from_another_thread_is_bounded() -> None:
+    """A key that nobody serves is waited for as long as the caller says, and its error is the worker's own."""
+
+    class Refuses(Keeper):
+        async def prepare(self, bundle: Bundle, source: Peer | None) -> None:
+            raise RuntimeError("not here")
+
+    with Worker(memory(), Refuses()).in_thread() as worker:
+        worker.create_namespace(NAMESPACE)
+        with pytest.raises(DeadlineExceeded, match="an owner for shop/orders/key"):
+            worker.route(NAMESPACE, "key", timeout_ms=50)

@@ -1,0 +1,89 @@
+"""The FastAPI example for real: two programs under uvicorn, each in a thread, with a broker inside each.
+
+May live here: the example as a whole. Its service alone is tested in tests/examples.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+import uvicorn
+
+from equipoise.examples.fastapi_app import make_app
+
+pytestmark = pytest.mark.integration
+
+DEADLINE_S = 30.0
+PAGES = ("home", "about us", "a/b", "Grüße", "x" * 200)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program:
+    """One program that serves at `address` until it is stopped."""
+
+    address: str
+    server: uvicorn.Server
+    thread: threading.Thread
+
+    def stop(self) -> None:
+        """What SIGTERM does to uvicorn."""
+        self.server.should_exit = True
+        self.thread.join(DEADLINE_S)
+        assert not self.thread.is_alive()
+
+
+@contextlib.contextmanager
+def program(log_url: str) -> Iterator[Program]:
+    """One program, once it serves."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        address = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server = uvicorn.Server(uvicorn.Config(make_app(log_url, address), log_config=None))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, name=address)
+        started = Program(address=address, server=server, thread=thread)
+        thread.start()
+        give_up = time.monotonic() + DEADLINE_S
+        while not server.started:
+            assert thread.is_alive()
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        try:
+            yield started
+        finally:
+            started.stop()
+
+
+def visits(client: httpx.Client, at: Program, page: str) -> tuple[int, str]:
+    """One visit at a program, which may send the caller on: the count, and the broker that counted."""
+    response = client.post(httpx.URL(at.address, path=f"/visits/{page}"))
+    assert 200 == response.status_code, response.text
+    told = response.json()
+    assert page == told["page"]
+    return told["visits"], told["broker"]
+
+
+def test_two_programs_count_as_one() -> None:
+    """Every page has one counter, whichever program is asked, and keeps its count when the program that has it ends."""
+    log_url = f"memory:{uuid.uuid4()}"
+    pages = [page for page in PAGES if "/" not in page]
+    with httpx.Client(follow_redirects=True, timeout=DEADLINE_S) as client, program(log_url) as stays:
+        with program(log_url) as goes:
+            counted = {page: [visits(client, at, page) for at in (stays, goes, stays)] for page in pages}
+        for page, seen in counted.items():
+            assert [1, 2, 3] == [count for count, _ in seen]
+            assert 1 == len({broker for _, broker in seen})
+            assert 4 == visits(client, stays, page)[0]
+
+
+def test_a_page_that_cannot_be_is_not_there() -> None:
+    """A path that names no page is 404, as FastAPI says it."""
+    with httpx.Client(timeout=DEADLINE_S) as client, program(f"memory:{uuid.uuid4()}") as at:
+        assert 404 == client.post(f"{at.address}/visits/a/b").status_code

@@ -1,0 +1,152 @@
+"""`LocalCluster` with real processes: what it does to one broker, and what it notices by itself.
+
+May live here: the supervisor of broker processes, as the demo and the tests use it.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from brokers.admin.access import opened, until
+from brokers.local_cluster import ClusterSettings, Happening, LocalCluster, What
+from channel.errors import BrokerFailed
+from channel.view import View
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_MS = 30_000
+
+
+class Diary:
+    """All that a cluster tells, and a way to wait for it."""
+
+    def __init__(self) -> None:
+        self._entries: list[Happening] = []
+        self._more = threading.Condition()
+
+    def __call__(self, happening: Happening) -> None:
+        with self._more:
+            self._entries.append(happening)
+            self._more.notify_all()
+
+    def wait_for(self, *whats: What) -> None:
+        """Wait until these have happened, in this order, with anything in between."""
+        with self._more:
+            assert self._more.wait_for(lambda: self._has(whats), PATIENCE_MS / 1_000), self.told()
+
+    def _has(self, whats: tuple[What, ...]) -> bool:
+        told = iter(self.told())
+        return all(what in told for what in whats)
+
+    def told(self) -> list[What]:
+        """What has happened so far."""
+        return [entry.what for entry in self._entries]
+
+    def forget(self) -> None:
+        """Begin a new page."""
+        with self._more:
+            self._entries.clear()
+
+
+def wait_until(log: str, condition: Callable[[View], bool], what: str) -> None:
+    """Wait until the view on a log is as it should be."""
+    with opened(log, timeout_ms=PATIENCE_MS) as access:
+        until(access, lambda view, _: condition(view) or None, what=what)
+
+
+def status(view: View, broker: str) -> str | None:
+    """What the channel says of a broker."""
+    entry = view.brokers.get(broker)
+    return None if entry is None else entry.status
+
+
+def test_brokers_are_killed_paused_stopped_and_started_again(tmp_path: Path) -> None:
+    """A broker can be killed and buried, started anew, paused until the other notices, resumed, and stopped for good."""
+    diary = Diary()
+    settings = ClusterSettings(directory=tmp_path, brokers=2, evidence=True, settings={"balance": "false"})
+    with LocalCluster(settings, tell=diary) as cluster:
+        first, second = cluster.broker_ids
+        assert (f"http://{first}", tmp_path / "broker-0") == (cluster.addresses[0], cluster.directories[0])
+        assert {What.STARTED, What.READY} == set(diary.told())
+
+        diary.forget()
+        cluster.kill(0)
+        assert cluster.pid(0) is None
+        diary.wait_for(What.ENDED, What.BURIED)
+        wait_until(cluster.log_url, lambda view: status(view, first) == "down", "the death of the first")
+
+        cluster.restart(0)
+        assert cluster.pid(0) is not None
+        assert ["accepts-1.jsonl", "accepts-2.jsonl"] == sorted(file.name for file in cluster.directories[0].glob("accepts-*"))
+
+        cluster.pause(0)
+        wait_until(cluster.log_url, lambda view: status(view, first) == "down", "the accusation of the paused one")
+        cluster.resume(0)
+        wait_until(cluster.log_url, lambda view: status(view, first) == "up", "the return of the paused one")
+
+        cluster.pause(0)
+        cluster.stop(0)
+        assert (None, False) == (cluster.pid(0), cluster.wait_until_all_ended(timeout_ms=0))
+        wait_until(cluster.log_url, lambda view: status(view, first) in ("left", "down"), "the leaving of the first")
+    assert cluster.wait_until_all_ended(timeout_ms=0)
+    wait_until(cluster.log_url, lambda view: {status(view, first), status(view, second)} <= {"left", "down"}, "the leaving of both")
+
+
+def test_a_broker_that_is_stopped_is_not_started_again(tmp_path: Path) -> None:
+    """With `restart` a broker that dies is started again, unless somebody wanted its end, even while it waits for its turn."""
+    diary = Diary()
+    with LocalCluster(ClusterSettings(directory=tmp_path, brokers=1, restart=True), tell=diary) as cluster:
+        pid = cluster.pid(0)
+        assert pid is not None
+        diary.forget()
+        os.kill(pid, signal.SIGKILL)
+        diary.wait_for(What.ENDED, What.BURIED, What.STARTS_AGAIN)
+        assert not cluster.wait_until_all_ended(timeout_ms=0)
+        cluster.stop(0)
+        assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
+        assert What.STARTED not in diary.told()
+
+
+def test_a_broker_that_dies_is_not_buried_if_that_is_not_wanted(tmp_path: Path) -> None:
+    """Without `bury` a death is left to the lease, as on machines without a supervisor."""
+    diary = Diary()
+    with LocalCluster(ClusterSettings(directory=tmp_path, brokers=1, bury=False), tell=diary) as cluster:
+        cluster.kill(0)
+        diary.wait_for(What.ENDED)
+    wait_until(cluster.log_url, lambda view: status(view, cluster.broker_ids[0]) == "up", "nothing")
+    assert [What.STARTED, What.READY, What.ENDED] == diary.told()
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """A setting that no broker takes ends the start with its words, and all processes are gone."""
+    diary = Diary()
+    cluster = LocalCluster(ClusterSettings(directory=tmp_path, brokers=2, settings={"lease_ms": 1}), tell=diary)
+    with pytest.raises(BrokerFailed, match="it ended before it was ready: error: ") as caught, cluster:
+        raise AssertionError("it started")
+    assert (True, True) == (caught.value.broker in cluster.broker_ids, cluster.wait_until_all_ended(timeout_ms=0))
+    assert [What.ENDED] * 2 == [what for what in diary.told() if what is What.ENDED]
+
+
+def test_a_burial_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the log takes no record in time, or the directory proves nothing, the others must notice the silence."""
+    monkeypatch.setattr("brokers.local_cluster.BURIAL_MS", 100)
+    diary = Diary()
+    with LocalCluster(ClusterSettings(directory=tmp_path, brokers=2), tell=diary) as cluster:
+        with closing(sqlite3.connect(cluster.log_url.removeprefix("sqlite:"), isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            cluster.kill(0)
+            diary.wait_for(What.ENDED, What.NOT_BURIED)
+            other.execute("ROLLBACK")
+        assert 1 == diary.told().count(What.NOT_BURIED)
+        (cluster.directories[1] / "lock").unlink()
+        cluster.kill(1)
+        diary.wait_for(What.NOT_BURIED, What.NOT_BURIED)
+        assert What.BURIED not in diary.told()

@@ -1,0 +1,28 @@
+"""A small stress run in real processes; `python -m tests.stress` is the full one."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from tests.load.stress import Size, stress
+
+pytestmark = pytest.mark.integration
+
+SMALL = Size(
+    transfers=40, splits=4, merges=4, kills=2, stops=1, stop_s=6.0, outages=1, brokers=3, calls_per_second=100.0, seconds_max=180.0
+)
+
+
+def test_moves_and_faults_under_load_leave_nothing_for_the_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """After transfers, splits, merges, kill -9, SIGSTOP and an outage of the log the judge and the audit of the channel find nothing."""
+    result = asyncio.run(stress(SMALL, tmp_path, seed=0, say=print))
+    assert ({}, None) == (result.verdict.violations, result.verdict.problem)
+    assert () == result.findings.findings
+    assert SMALL.transfers <= result.made["transfer"]
+    assert (SMALL.splits, SMALL.merges) == (result.made["split"], result.made["merge"])
+    assert (SMALL.kills, SMALL.stops, SMALL.outages) == (result.made["kill"], result.made["stop"], result.made["outage"])
+    assert result.verdict.totals["stale_writes_refused_by_the_store"] > 0
+    assert result.verdict.totals["pieces_of_work_in_evidence"] > 0

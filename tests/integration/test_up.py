@@ -1,0 +1,241 @@
+"""`equipoise up` and the other commands on it: real processes, a real log, a real `kill -9`.
+
+May live here: the cluster as an operator has it, by its command line alone. `LocalCluster` is asked in test_local_cluster.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from brokers.admin.access import opened, until
+from channel.view import View
+from tests.unit.cli.fabricated import run
+
+pytestmark = pytest.mark.integration
+
+BROKERS = 3
+PATIENCE_MS = 30_000
+NAMESPACE = "shop/orders"
+RANGE = "0x00000000_0x40000000"
+BUNDLE = f"{NAMESPACE}/{RANGE}"
+
+
+def free_row_of_ports(count: int) -> int:
+    """The first of `count` ports in a row that are free now."""
+    for first in range(20_000 + os.getpid() % 5_000, 60_000, count):
+        with ExitStack() as held:
+            try:
+                for port in range(first, first + count):
+                    held.enter_context(socket.create_server(("127.0.0.1", port)))
+            except OSError:
+                continue
+            return first
+    raise AssertionError("no row of ports is free")
+
+
+class Up:
+    """A running `equipoise up --json`, with what it has said so far."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.port = free_row_of_ports(BROKERS)
+        self.log = f"sqlite:{folder}/channel.db"
+        command = [sys.executable, "-m", "brokers.cli", "up", "--data", str(folder), "--http-port", str(self.port), "--json", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+        self.pids: dict[str, int] = {}
+
+    def broker(self, number: int) -> str:
+        """The id of a broker."""
+        return f"127.0.0.1:{self.port + number}"
+
+    def heard(self, what: str, broker: str | None = None) -> Mapping[str, object]:
+        """The next thing of this kind that it says; what it says before is passed over."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            said = json.loads(line)
+            if said["what"] == "started":
+                self.pids[said["broker"]] = said["pid"]
+            if said["what"] == what and said.get("broker") == broker:
+                return dict(said)
+        raise AssertionError(f"it ended and never said {what}: {self.errors()}")
+
+    def errors(self) -> str:
+        """What it wrote to its standard error, after its end."""
+        assert self.process.stderr is not None
+        return self.process.stderr.read()
+
+    def stop(self) -> int:
+        """Stop it as a service manager does; its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        self.heard("stopping")
+        return self.end()
+
+    def end(self) -> int:
+        """Hear it out, and wait for its end."""
+        assert self.process.stdout is not None
+        self.process.stdout.read()
+        return self.process.wait(timeout=PATIENCE_MS / 1_000)
+
+
+@contextmanager
+def up(folder: Path, *options: str) -> Iterator[Up]:
+    """A cluster that is ready; whatever happens, nothing of it is left at the end."""
+    cluster = Up(folder, *options)
+    try:
+        cluster.heard("cluster_ready")
+        yield cluster
+    finally:
+        cluster.process.kill()  # Its brokers notice by themselves.
+        cluster.process.communicate()
+
+
+def look(log: str, condition: Callable[[View], bool], *, what: str) -> View:
+    """The view, once `condition` holds of it."""
+    with opened(log, timeout_ms=PATIENCE_MS) as access:
+
+        def holds(view: View, _: object) -> bool | None:
+            return condition(view) or None
+
+        until(access, holds, what=what)
+        return access.view
+
+
+def owners(view: View) -> list[str]:
+    """Who owns the bundles of the namespace; "" for one that nobody owns."""
+    return [view.live[bundle.owner].broker if bundle.phase == "owned" and bundle.owner else "" for bundle in view.bundles_of(NAMESPACE)]
+
+
+def test_a_day_in_the_life_of_a_cluster(tmp_path: Path) -> None:
+    """A cluster is made, moved about, loses a broker, refuses it bundles with the reason, and leaves a channel in order."""
+    with up(tmp_path) as cluster:
+        ids = [cluster.broker(number) for number in range(BROKERS)]
+        assert ids == [row["broker"] for row in json.loads(run("brokers", "list", "--json", log=cluster.log).stdout)]
+        created = run("namespaces", "create", NAMESPACE, "--bundles", "4", log=cluster.log)
+        assert 0 == created.exit_code, created.stderr
+        view = look(cluster.log, lambda view: all(owners(view)), what="an owner for each bundle")
+        source = owners(view)[0]
+        destination = next(broker for broker in ids if broker != source)
+
+        moved = unload(cluster.log, "--bundle", RANGE, "--destinationBroker", destination)
+        assert (0, destination) == (moved.returncode, owners(look(cluster.log, lambda _: True, what="nothing"))[0]), moved.stderr
+
+        os.kill(cluster.pids[destination], signal.SIGKILL)
+        assert -signal.SIGKILL == cluster.heard("ended", destination)["exit_code"]
+        buried = cluster.heard("buried", destination)
+        view = look(cluster.log, lambda view: all(owners(view)), what="an heir for each bundle")
+        assert ("down", False) == (view.brokers[destination].status, destination in owners(view))
+
+        owner = owners(view)[0]
+        heir = next(broker for broker in ids if broker not in (destination, owner))
+        refused = unload(cluster.log, "--bundle", RANGE, "--destinationBroker", destination)
+        assert (1, True) == (refused.returncode, f"dead_target ({destination}#" in refused.stderr), refused.stderr
+
+        drained = run("brokers", "drain", heir, log=cluster.log)
+        assert (0, True) == (drained.exit_code, drained.stdout.startswith(f"{heir} is drained")), drained.stderr
+        refused = unload(cluster.log, "--bundle", RANGE, "--destinationBroker", heir)
+        assert (1, True) == (refused.returncode, "draining_target" in refused.stderr), refused.stderr
+
+        story = run("channel", "why", BUNDLE, log=cluster.log).stdout
+        assert f"{buried['offset']} admin:local-cluster declares {destination} down" in story
+        assert "rejected as dead_target" in story
+        assert "rejected as draining_target" in story
+        assert 0 == cluster.stop(), cluster.errors()
+    verified = run("channel", "verify", log=cluster.log)
+    assert (0, True) == (verified.exit_code, verified.stdout.endswith("all is in order\n")), verified.stdout
+    statuses = {broker.broker: broker.status for broker in look(cluster.log, lambda _: True, what="nothing").brokers.values()}
+    assert {broker: "down" if broker == destination else "left" for broker in ids} == statuses
+
+
+def unload(log: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """`equipoise namespaces unload`, in a process of its own."""
+    command = [sys.executable, "-m", "brokers.cli", "namespaces", "unload", NAMESPACE, "--log", log, *options]
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_MS / 1_000)
+
+
+def test_a_broker_that_dies_is_started_again(tmp_path: Path) -> None:
+    """With --restart a broker that was killed is buried first, and is a member again soon, in another process."""
+    with up(tmp_path, "--restart", "--brokers", "2") as cluster:
+        broker = cluster.broker(1)
+        first = cluster.pids[broker]
+        os.kill(first, signal.SIGKILL)
+        buried = cluster.heard("buried", broker)
+        assert 500 == cluster.heard("starts_again", broker)["pause_ms"]
+        again = cluster.heard("ready", broker)
+        assert isinstance(buried["offset"], int)
+        assert isinstance(again["incarnation"], int)
+        assert (True, True) == (again["incarnation"] > buried["offset"], cluster.pids[broker] != first)
+        assert 0 == cluster.stop()
+
+
+SLOW_SERVICE = """
+import asyncio
+from brokers.service import Service
+
+class Slow(Service):
+    async def open(self, ownership, handover): ...
+    async def close(self, bundle, moved_to):
+        await asyncio.sleep(3_600)
+"""
+
+
+def test_the_second_time_it_does_not_wait(tmp_path: Path) -> None:
+    """A service, found in the working folder, that does not let go of its bundle keeps `up` waiting, until it is told once more."""
+    (tmp_path / "slow_service.py").write_text(SLOW_SERVICE)
+    with up(tmp_path, "--brokers", "1", "--service", "slow_service:Slow", "--set", "close_ms=60000") as cluster:
+        assert 0 == run("namespaces", "create", NAMESPACE, "--bundles", "1", log=cluster.log).exit_code
+        look(cluster.log, lambda view: all(owners(view)), what="an owner for the bundle")
+        cluster.process.send_signal(signal.SIGINT)
+        cluster.heard("stopping")
+        cluster.process.send_signal(signal.SIGINT)
+        assert -signal.SIGKILL == cluster.heard("ended", cluster.broker(0))["exit_code"]
+        assert "down" == look(cluster.log, lambda view: not view.live, what="the burial").brokers[cluster.broker(0)].status
+        assert 0 == cluster.end()
+
+
+def test_brokers_do_not_outlive_their_parent(tmp_path: Path) -> None:
+    """When `up` itself is killed, its brokers notice, and leave in good order."""
+    with up(tmp_path, "--brokers", "1") as cluster:
+        cluster.process.kill()
+        view = look(cluster.log, lambda view: not view.live, what="the leaving of the broker")
+    assert "left" == view.brokers[cluster.broker(0)].status
+
+
+def test_a_cluster_without_brokers_is_over(tmp_path: Path) -> None:
+    """When the last broker has died and none is to be started again, somebody must act."""
+    with up(tmp_path, "--brokers", "1") as cluster:
+        os.kill(cluster.pids[cluster.broker(0)], signal.SIGKILL)
+        cluster.heard("over")
+        assert 4 == cluster.end()
+
+
+def test_a_cluster_that_cannot_start_says_why(tmp_path: Path) -> None:
+    """A port that is taken ends the start with the broker's own words, and leaves no process."""
+    port = free_row_of_ports(BROKERS)
+    with socket.create_server(("127.0.0.1", port + 2)):
+        command = [sys.executable, "-m", "brokers.cli", "up", "--data", str(tmp_path), "--http-port", str(port)]
+        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_MS / 1_000)
+    assert 4 == result.returncode
+    assert f"error: the broker 127.0.0.1:{port + 2} failed: it ended before it was ready: error: cannot listen on" in result.stderr
+    assert 3 == result.stdout.count("ended with exit code")
+
+
+def test_processes_cannot_share_memory(tmp_path: Path) -> None:
+    """A log in memory is refused before anything is made."""
+    result = run("up", "--data", str(tmp_path / "cluster"), "--log", "memory:x")
+    assert (2, False) == (result.exit_code, (tmp_path / "cluster").exists())
+    assert "the processes of a cluster cannot share memory" in result.stderr
+
+
+def test_a_cluster_needs_room_for_its_ports(tmp_path: Path) -> None:
+    """Ports beyond the last one are a usage error."""
+    result = run("up", "--data", str(tmp_path), "--http-port", "65534")
+    assert (2, True) == (result.exit_code, "there are not 3 ports from there on" in result.stderr)

@@ -1,0 +1,42 @@
+"""A local cluster with the counter service, for tests and benchmarks that need real processes.
+
+May live here: how such a cluster is set up, and that it is taken down whatever happens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from brokers.demo import operator
+from brokers.local_cluster import ClusterSettings, LocalCluster
+from channel.open_log import open_log
+from channel.table_view import TableView
+
+SETTLED_MS: Final = 60_000
+"""A lease and its margin, 3.5 s, several times over, on a machine that is busy with all this."""
+
+
+def counters(directory: Path, *, brokers: int, bury: bool = True, evidence: bool = False, **settings: str | int) -> ClusterSettings:
+    """Brokers in `directory` that count in `directory/counter.db`; `settings` are those of each broker."""
+    environment = {"EQUIPOISE_COUNTER_STORE": str(directory / "counter.db")}
+    return ClusterSettings(directory=directory, brokers=brokers, settings=settings, environment=environment, bury=bury, evidence=evidence)
+
+
+@asynccontextmanager
+async def running(cluster: LocalCluster, namespace: str, *, bundles: int) -> AsyncIterator[tuple[TableView, aiohttp.ClientSession]]:
+    """Start a cluster, and share a namespace out; its channel, followed, and a session for HTTP. No process is left at the end."""
+    async with AsyncExitStack() as parts:
+        parts.push_async_callback(asyncio.to_thread, cluster.stop_all)
+        await asyncio.to_thread(cluster.start)
+        table = await parts.enter_async_context(TableView(lambda: open_log(cluster.log_url), name=cluster.log_url))
+        http = await parts.enter_async_context(aiohttp.ClientSession())
+        problem = await operator.create_namespace(http, cluster.addresses[0], namespace, bundles=bundles)
+        assert problem is None, problem
+        await operator.settled(table, namespace, timeout_ms=SETTLED_MS)
+        yield table, http

@@ -1,0 +1,253 @@
+"""A cluster of real processes under load, moved about, killed, stopped and cut off from its log; and what is left of it judged.
+
+May live here: the run, its size as a value, and its result. The full size is `python -m tests.stress`; tests run a small one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import aiohttp
+
+from brokers.demo import operator
+from brokers.demo.callers import Tally
+from brokers.demo.calling import CallerProcess, Plan
+from brokers.demo.operator import Deed
+from brokers.demo.verdict import Verdict, judge
+from brokers.demo.workload import stubborn, uneven
+from brokers.local_cluster import LocalCluster
+from channel.deadline import Deadline
+from channel.open_log import open_log
+from channel.ranges import key_hash
+from channel.table_view import TableView
+from channel.verify import Findings, verify
+from channel.view import View
+from tests.load.cluster import SETTLED_MS, counters, running
+from tests.load.lock_holder import write_lock_held
+
+NAMESPACE: Final = "stress/counters"
+BUNDLES: Final = 16
+KEYS: Final = 32
+
+# Between two moves, and after one that was refused: the view is then about to change.
+BETWEEN_MOVES_S: Final = 0.1
+AFTER_REFUSAL_S: Final = 0.3
+
+# So long the store holds up every write before a broker is stopped, and so lets it be stopped in the middle of many.
+STORE_HELD_S: Final = 0.5
+
+# Calls that are caught in a stopped broker, and not made again elsewhere: it is by these that the store can be seen to refuse.
+STUBBORN_KEYS, STUBBORN_CALLERS, STUBBORN_CALLS_PER_SECOND = 8, 8, 16.0
+
+# An outage that is shorter than a lease, one that is longer, one that is much longer; then the same again.
+OUTAGES_S: Final = (1.5, 5.0, 9.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Size:
+    """How much of everything."""
+
+    transfers: int = 200
+    splits: int = 20
+    merges: int = 20
+    kills: int = 10
+    stops: int = 5
+    stop_s: float = 20.0
+    outages: int = 3
+    brokers: int = 4
+    calls_per_second: float = 250.0
+    seconds_max: float = 1_200.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of a run. `made` counts moves, `refused` those that came to nothing, and were replaced by others."""
+
+    made: dict[str, int]
+    refused: int
+    seconds: float
+    tally: Tally
+    findings: Findings
+    verdict: Verdict
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether neither the judge nor the audit of the channel found anything."""
+        return self.verdict.is_clean and self.findings.in_order
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """A run under way. `out` are the brokers, by number, that are dead or stopped at the moment."""
+
+    size: Size
+    cluster: LocalCluster
+    table: TableView
+    http: aiohttp.ClientSession
+    random: Random
+    say: Callable[[str], None]
+    out: dict[int, None] = field(default_factory=dict)
+    made: Counter[str] = field(default_factory=Counter)
+    refused: int = 0
+
+    async def settled(self, *, without: int | None = None) -> None:
+        """Wait until live brokers own every bundle, and none is owned by incarnation `without`. Raises `DeadlineExceeded`."""
+        await operator.settled(self.table, NAMESPACE, without=without, timeout_ms=SETTLED_MS)
+
+    async def until(self, condition: Callable[[View], bool], what: str) -> None:
+        """Wait for a condition on the view. Raises `DeadlineExceeded` naming `what`."""
+        deadline = Deadline.after(timeout_ms=SETTLED_MS)
+        while not condition(self.table.view):
+            deadline.check(what)
+            await asyncio.sleep(0.02)
+
+    def incarnation(self, number: int) -> int:
+        """The newest incarnation of a broker of the cluster."""
+        return self.table.view.brokers[self.cluster.broker_ids[number]].incarnation
+
+    def busiest(self) -> int:
+        """The broker that owns the key which is called most, or whichever when that one is on the move."""
+        bundle = self.table.view.bundle_at(NAMESPACE, key_hash("key-0"))
+        owner = None if bundle is None or bundle.owner is None else self.table.view.live.get(bundle.owner)
+        return 0 if owner is None else self.cluster.broker_ids.index(owner.broker)
+
+    # --- moves ---
+
+    async def make_all_moves(self) -> None:
+        """Make every move of the size, in a random order, each until it was made."""
+        deeds = [Deed.TRANSFER] * self.size.transfers + [Deed.SPLIT] * self.size.splits + [Deed.MERGE] * self.size.merges
+        self.random.shuffle(deeds)
+        for deed in deeds:
+            # A merge may need a transfer first, and another one, if the balancer takes that back.
+            before = self.made[deed]
+            while self.made[deed] == before:
+                await self.move(deed)
+
+    async def move(self, deed: Deed) -> None:
+        """Ask one of the brokers that are there to make one move."""
+        move = operator.choose(deed, self.table.view, NAMESPACE, self.random)
+        there = [address for number, address in enumerate(self.cluster.addresses) if number not in self.out]
+        problem = "nothing to move" if move is None else await operator.make(self.http, self.random.choice(there), move)
+        if move is None or problem is not None:
+            self.refused += 1
+            await asyncio.sleep(AFTER_REFUSAL_S)
+        else:
+            self.made[move.deed] += 1
+            await asyncio.sleep(BETWEEN_MOVES_S)
+
+    # --- faults ---
+
+    async def have_all_faults(self) -> None:
+        """Have every fault of the size, in a random order, one at a time; after each the cluster gets whole again."""
+        faults = ["kill"] * self.size.kills + ["stop"] * self.size.stops + ["outage"] * self.size.outages
+        self.random.shuffle(faults)
+        outages = self.outages()
+        for fault in faults:
+            if fault == "outage":
+                await self.outage(*next(outages))
+            else:
+                number = self.random.randrange(self.size.brokers) if fault == "kill" else self.busiest()
+                self.out[number] = None
+                await (self.kill(number) if fault == "kill" else self.stop(number))
+                del self.out[number]
+            await self.settled()
+            self.made[fault] += 1
+
+    def outages(self) -> Iterator[tuple[float, bool]]:
+        """How long each outage lasts, and whether its cause is a process that is stopped inside a write."""
+        for number in range(self.size.outages):
+            yield OUTAGES_S[number % len(OUTAGES_S)], number % 2 == 1
+
+    async def kill(self, number: int) -> None:
+        """Kill -9; start it again at once, or after the others have taken over."""
+        incarnation, waits = self.incarnation(number), self.random.random() < 0.5
+        self.say(f"kill -9 of broker {number}, started again {'after its bundles have new owners' if waits else 'at once'}")
+        await asyncio.to_thread(self.cluster.kill, number)
+        if waits:
+            await self.settled(without=incarnation)
+        await asyncio.to_thread(self.cluster.restart, number)
+
+    async def stop(self, number: int) -> None:
+        """SIGSTOP in the middle of writes, long past the lease; then SIGCONT."""
+        incarnation = self.incarnation(number)
+        self.say(f"SIGSTOP of broker {number} for {self.size.stop_s} s")
+        async with write_lock_held(self.cluster.settings.directory / "counter.db"):
+            await asyncio.sleep(STORE_HELD_S)
+            self.cluster.pause(number)
+            # Not before it stands still: else it may take the lock that is let go of here, and keep all others from the store.
+            await self.until(lambda _: stands_still(self.cluster.pid(number)), f"broker {number} standing still")
+        try:
+            await asyncio.sleep(self.size.stop_s)
+        finally:
+            self.cluster.resume(number)
+        await self.until(lambda _: self.incarnation(number) > incarnation, f"broker {number} coming back in a new incarnation")
+
+    async def outage(self, seconds: float, stopped: bool) -> None:
+        """Nobody can append to the log."""
+        self.say(f"outage of the log for {seconds} s" + (", by a process stopped inside a write" if stopped else ""))
+        incarnations = [self.incarnation(number) for number in range(self.size.brokers)]
+        async with write_lock_held(self.cluster.settings.directory / "channel.db", stopped=stopped):
+            await asyncio.sleep(seconds)
+        # Everybody has to renew before anybody could be accused.
+        offset = self.table.view.offset
+        await self.until(lambda view: all(broker.last > offset for broker in view.live_brokers()), "renewals after the outage")
+        assert incarnations == [self.incarnation(number) for number in range(self.size.brokers)], (
+            "an outage of the log costs nobody a bundle"
+        )
+
+
+def stands_still(pid: int | None) -> bool:
+    """Whether every thread of a process is stopped; a signal reaches one after the other."""
+    states = [task.joinpath("stat").read_text().rpartition(")")[2].split()[0] for task in Path(f"/proc/{pid}/task").iterdir()]
+    return states == ["T"] * len(states)
+
+
+async def stress(size: Size, directory: Path, *, seed: int, say: Callable[[str], None]) -> Result:
+    """Run all of it in `directory`, a new one, and have it judged. Raises what keeps the cluster from getting whole again."""
+    # Every other run the brokers have to notice a death themselves.
+    cluster = LocalCluster(counters(directory, brokers=size.brokers, bury=seed % 2 == 0, evidence=True))
+    history = directory / "history.jsonl"
+    began_s = asyncio.get_running_loop().time()
+    async with asyncio.timeout(size.seconds_max), _run(cluster, size, history, seed, say) as (run, callers):
+        await asyncio.gather(run.make_all_moves(), run.have_all_faults())
+        await run.settled()
+        await callers.stop()
+    say("the judge judges")
+    evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
+    verdict = await judge([history], store=directory / "counter.db", evidence=evidence)
+    assert verdict is not None, "a checkout has its judge"
+    return Result(
+        made=dict(run.made),
+        refused=run.refused,
+        seconds=asyncio.get_running_loop().time() - began_s,
+        tally=callers.tally,
+        findings=await asyncio.to_thread(_verified, cluster.log_url),
+        verdict=verdict,
+    )
+
+
+@asynccontextmanager
+async def _run(
+    cluster: LocalCluster, size: Size, history: Path, seed: int, say: Callable[[str], None]
+) -> AsyncIterator[tuple[Run, CallerProcess]]:
+    """The cluster, callers, and what an operator needs; whatever happens, no process is left at the end."""
+    streams = uneven(NAMESPACE, keys=KEYS, calls_per_second=size.calls_per_second)
+    streams += stubborn(NAMESPACE, keys=STUBBORN_KEYS, callers=STUBBORN_CALLERS, calls_per_second=STUBBORN_CALLS_PER_SECOND)
+    plan = Plan(brokers=cluster.addresses, streams=streams, history=history, seed=seed)
+    async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http), CallerProcess(plan) as callers:
+        yield Run(size=size, cluster=cluster, table=table, http=http, random=Random(seed), say=say), callers
+
+
+def _verified(log_url: str) -> Findings:
+    log = open_log(log_url, create=False)
+    try:
+        return verify(log)
+    finally:
+        log.close()

@@ -1,0 +1,107 @@
+"""`python -m tests.mutants [DIR]`: apply each patch of DIR to a copy of the product, and simulate until a checker catches it.
+
+May live here: copying, processes and printing. Exits with 0 if every mutant is caught by a checker within its budget.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.mutants.patching import Mutant, PatchDoesNotApplyError, apply, parse
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PACKAGES = ("brokers", "channel", "shedder")
+SEEDS_MAX = 200
+BUDGET_SECONDS = 120
+_VIOLATION = re.compile(r"^VIOLATION of (.*)$", re.MULTILINE)
+_SEED = re.compile(r"^scenario \S+, seed (\d+);", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What became of one mutant: caught or not, and how, in one line."""
+
+    mutant: str
+    caught: bool
+    how: str
+    seconds: float
+
+
+def mutants_of(folder: Path) -> list[Mutant]:
+    """The mutants of a folder, by name."""
+    return [parse(path.stem, path.read_text(encoding="utf-8")) for path in sorted(folder.glob("*.patch"))]
+
+
+def product_texts() -> dict[str, str]:
+    """The product's modules, by their paths below the root."""
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+
+
+def hunt(mutant: Mutant, texts: dict[str, str], *, seeds_max: int = SEEDS_MAX) -> Result:
+    """Simulate one mutant, seed after seed, until a checker catches it."""
+    began = time.monotonic()
+    try:
+        changed = apply(mutant, texts)
+    except PatchDoesNotApplyError as problem:
+        return Result(mutant=mutant.name, caught=False, how=f"DOES NOT APPLY: {problem}", seconds=0)
+    folder = Path(tempfile.mkdtemp(prefix="mutant-"))
+    try:
+        for path, text in {**texts, **changed}.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_text(text, encoding="utf-8")
+        caught, how = _simulate(mutant, folder, seeds_max)
+    finally:
+        shutil.rmtree(folder)
+    return Result(mutant=mutant.name, caught=caught, how=how, seconds=time.monotonic() - began)
+
+
+def _simulate(mutant: Mutant, folder: Path, seeds_max: int) -> tuple[bool, str]:
+    command = [sys.executable, "-m", "brokers.simulation", "--quiet", "--scenario", mutant.scenario, "--seeds", str(seeds_max)]
+    # The copy comes first on the path, before the product that is installed beside this interpreter.
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    try:
+        run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=BUDGET_SECONDS, check=False)
+    except subprocess.TimeoutExpired:
+        return False, f"NOT CAUGHT within {BUDGET_SECONDS} s of {mutant.scenario}"
+    violation, seed = _VIOLATION.search(run.stdout), _SEED.search(run.stdout)
+    if run.returncode == 1 and violation is not None and seed is not None:
+        return True, f"caught by seed {seed[1]} of {mutant.scenario}: {violation[1]}"
+    if run.returncode == 0:
+        return False, f"NOT CAUGHT by {seeds_max} seeds of {mutant.scenario}"
+    return False, f"CRASHED instead of being caught by a checker:\n{run.stderr[-2_000:]}{run.stdout[-500:]}"
+
+
+def main() -> int:
+    """Hunt all mutants of the folder that the command line names, as many at once as there are cores."""
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent
+    try:
+        mutants = mutants_of(folder)
+    except PatchDoesNotApplyError as problem:
+        print(problem)
+        return 1
+    if not mutants:
+        print(f"there is no *.patch in {folder}")
+        return 1
+    texts, began = product_texts(), time.monotonic()
+    results = []
+    with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+        for result in pool.map(lambda mutant: hunt(mutant, texts), mutants):
+            results.append(result)
+            print(f"{result.mutant:<36} {result.how}  [{result.seconds:.0f} s]", flush=True)
+    caught = sum(result.caught for result in results)
+    print(f"{caught} of {len(results)} mutants caught, in {time.monotonic() - began:.0f} s")
+    return 0 if caught == len(results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

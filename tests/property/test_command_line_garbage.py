@@ -1,0 +1,112 @@
+"""Whatever a command line holds, the answer is a line and an exit code, and never a traceback.
+
+May live here: every command with each of its words garbled in turn. Which lines are valid is said in command_lines.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from brokers.cli import channel_commands
+from brokers.local_cluster import LocalCluster
+from channel.errors import BrokerFailed
+from tests.folding import Channel
+from tests.unit.cli.command_lines import LINES, tree
+from tests.unit.cli.fabricated import owned_channel, run, view_of, write
+
+PLACES = [(name, place) for name, line in LINES.items() for place in range(len(line))]
+
+# What a shell can pass: anything but a null character, bytes that are no UTF-8 included (as lone surrogates).
+WORDS = st.one_of(
+    st.text(st.characters(exclude_characters="\0", exclude_categories=()), max_size=40),
+    st.from_regex(r"[-+0-9a-fx_/:=,.*]{0,40}", fullmatch=True),
+    st.sampled_from(
+        ["", "-", "--", "-1", "1e9", "nan", "9" * 30, "sqlite:", "sqlite:/", "memory:x", "\x1b[2J", "\udc80", "[red]", "a" * 5_000]
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The working folder, with a log; nothing that runs on for ever is started, only prepared."""
+    folder = tmp_path_factory.mktemp("garbage")
+    channel = owned_channel()
+    channel.create(namespace="shop/gone")
+    write(channel.entries, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        patch.setattr(channel_commands, "follow", lambda *_, **__: iter(()))
+        patch.setattr(LocalCluster, "start", refuse_to_start)
+        patch.setattr("brokers.main.run_broker", end_at_once)
+        patch.setattr("brokers.structured_logs.configure", lambda _: None)
+        patch.setattr("brokers.cli.broker._stop_on_eof", lambda: None)
+        yield folder
+
+
+async def end_at_once(*_: object) -> None:
+    """As `run_broker`, for a broker that is stopped as soon as it is there."""
+
+
+def refuse_to_start(_: LocalCluster) -> None:
+    """As `LocalCluster.start`, where no port is free."""
+    raise BrokerFailed(broker="b", problem="there is no room", log_file="broker.log")
+
+
+def filled(name: str, folder: Path) -> list[str]:
+    """The valid line of a command."""
+    words = (word.replace("{log}", f"sqlite:{folder}/channel.db").replace("{folder}", str(folder)) for word in LINES[name])
+    return [*name.split(), *words]
+
+
+def test_every_option_of_every_command_is_garbled() -> None:
+    """There is a line for each command, and it holds each of its options, but for `--follow`, which has no end."""
+    known = {name: {option for parameter in command.params for option in parameter.opts[:1]} for name, command in tree()}
+    assert list(known) == list(LINES)
+    left_out = {"--follow", "--help", "--bundles", "--wait"}
+    assert {} == {
+        name: missing
+        for name, options in known.items()
+        if (missing := {option for option in options if option.startswith("--")} - set(LINES[name]) - left_out)
+    }
+
+
+def test_the_lines_are_valid(folder: Path) -> None:
+    """Ungarbled, no line is a usage error, so that what is garbled is what is wrong."""
+    usage_errors = {name: result.stderr for name in LINES if (result := run(*filled(name, folder))).exit_code == 2}
+    assert {} == usage_errors
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=250, deadline=None)
+@given(place=st.sampled_from(PLACES), word=WORDS)
+@example(place=("brokers drain", 0), word="a")
+def test_any_word_is_answered_in_a_line(folder: Path, place: tuple[str, int], word: str) -> None:
+    """With any word in any place, the program ends with an exit code that it documents, and shows no traceback."""
+    name, index = place
+    line = filled(name, folder)
+    line[len(name.split()) + index] = word
+    result = run(*line)
+    assert result.exception is None or isinstance(result.exception, SystemExit), (line, result.exception)
+    assert result.exit_code in {0, 1, 2, 3, 4}, line
+    assert "Traceback" not in result.stderr
+    if result.exit_code in {1, 4} and not result.stdout:
+        assert 1 == result.stderr.count("\n"), line
+
+
+@settings(max_examples=25, deadline=None)
+@given(data=st.one_of(st.binary(max_size=80), st.text(max_size=40).map(lambda text: f'{{"kind": "bundle", "key": "{text}"}}'.encode())))
+def test_any_record_is_told(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    """Whatever bytes are on a log, the commands that read it tell of them in lines that people can read."""
+    channel = Channel()
+    channel.genesis()
+    channel.put_bytes(data)
+    url = write(channel.entries, tmp_path_factory.mktemp("record"))
+    for command in (["tail"], ["show", "2"], ["at", "2"], ["verify"], ["export"]):
+        result = run("channel", *command, log=url)
+        assert isinstance(result.exception, SystemExit | None), result.exception
+        assert result.stdout.replace("\n", "").isprintable()
+    assert 2 == view_of(url).offset

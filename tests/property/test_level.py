@@ -1,0 +1,180 @@
+"""Levelling on any cluster: what no plan ever does, and its dumb twin, which tries every bundle on every broker.
+
+May live here: properties of `shedder.level`, and the strategies for clusters that they need.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from shedder.level import Leveller
+from shedder.plan import Move
+from shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
+
+Cluster = dict[str, WeighedBroker]
+ROUNDS_MAX = 400
+
+
+@st.composite
+def clusters(draw: st.DrawFn, *, barred: bool = True) -> Snapshot:
+    """Up to six brokers with up to a dozen bundles each, of like or very unlike weights; some of both are barred."""
+    weights = st.one_of(st.sampled_from([10.0, 20.0]), st.floats(10.0, 1e6), st.floats(10.0, 1e300))
+    bars = st.sampled_from([None, None, None, "for a reason"]) if barred else st.none()
+    brokers = []
+    for name in draw(st.lists(st.sampled_from("abcdef"), unique=True, max_size=6)):
+        costs = draw(st.lists(weights, max_size=12))
+        bundles = tuple(WeighedBundle(name=f"{name}{i}", cost=cost, barred=draw(bars)) for i, cost in enumerate(costs))
+        capacity = draw(st.sampled_from([1, 100, 100, 300]))
+        brokers.append(WeighedBroker(broker=name, capacity=capacity, bundles=bundles, barred=draw(bars)))
+    return Snapshot(brokers=tuple(brokers))
+
+
+def fills(snapshot: Snapshot) -> dict[str, float]:
+    """How full each broker is that takes part."""
+    return {b.broker: sum(bundle.cost for bundle in b.bundles) / b.capacity for b in snapshot.brokers if b.barred is None}
+
+
+def unevenness(snapshot: Snapshot) -> float:
+    """The sum of cost squared by capacity, for brokers that take part: least when all are equally full."""
+    capacity = {broker.broker: broker.capacity for broker in snapshot.brokers}
+    return sum(fill * fill * capacity[name] for name, fill in fills(snapshot).items())
+
+
+def after(snapshot: Snapshot, *moves: Move) -> Snapshot:
+    """The cluster once these moves are done."""
+    cluster: Cluster = {broker.broker: broker for broker in snapshot.brokers}
+    for move in moves:
+        source, destination = cluster[move.source], cluster[move.destination]
+        (bundle,) = (bundle for bundle in source.bundles if bundle.name == move.bundle)
+        cluster[move.source] = replace(source, bundles=tuple(other for other in source.bundles if other is not bundle))
+        cluster[move.destination] = replace(destination, bundles=(*destination.bundles, bundle))
+    return Snapshot(brokers=tuple(cluster.values()))
+
+
+def first_move_of_the_twin(snapshot: Snapshot, leveller: Leveller) -> tuple[str, str] | None:
+    """The first move, found by trying all: the fullest giver, the emptiest taker, the bundle that evens both out most."""
+    part = {broker.broker: broker for broker in snapshot.brokers if broker.barred is None}
+    fill = fills(snapshot)
+    capacity = sum(broker.capacity for broker in part.values())
+    mean = sum(fill[name] * broker.capacity for name, broker in part.items()) / capacity if part else 0.0
+    if all(abs(each - mean) <= leveller.start_ratio * mean for each in fill.values()):
+        return None
+    for source in sorted(part, key=lambda name: (-fill[name], name)):
+        for destination in sorted(part, key=lambda name: (fill[name], name)):
+            if not fill[source] > mean > fill[destination]:
+                continue
+            choices = [bundle for bundle in part[source].bundles if bundle.barred is None]
+            fit = [bundle for bundle in choices if is_right_even_if_heavier(bundle.cost, part[source], part[destination], leveller)]
+            if fit:
+                best = min(fit, key=lambda bundle: (uneven_after(bundle.cost, part[source], part[destination]), bundle.cost, bundle.name))
+                return best.name, destination
+    return None
+
+
+def total(broker: WeighedBroker) -> float:
+    """What all bundles of a broker cost."""
+    return sum(bundle.cost for bundle in broker.bundles)
+
+
+def uneven_after(cost: float, source: WeighedBroker, destination: WeighedBroker) -> float:
+    """The unevenness of two brokers after a bundle of this cost has moved."""
+    return (total(source) - cost) ** 2 / source.capacity + (total(destination) + cost) ** 2 / destination.capacity
+
+
+def is_right_even_if_heavier(cost: float, source: WeighedBroker, destination: WeighedBroker, leveller: Leveller) -> bool:
+    """Whether a bundle that weighed so much more would still leave both more even, and the destination below the source."""
+    heavier = cost * (1 + leveller.wobble_ratio)
+    is_below = (total(destination) + heavier) / destination.capacity <= total(source) / source.capacity
+    return is_below and uneven_after(heavier, source, destination) <= uneven_after(0, source, destination)
+
+
+WHOLE_WEIGHTS = st.integers(10, 200).map(float)
+
+
+@st.composite
+def small_clusters(draw: st.DrawFn) -> Snapshot:
+    """Clusters whose numbers are small and whole, so that the twin's arithmetic and ours round alike; ties are common."""
+    brokers = []
+    for name in draw(st.lists(st.sampled_from("abcd"), unique=True, max_size=4)):
+        costs = draw(st.lists(WHOLE_WEIGHTS, max_size=6))
+        bundles = tuple(
+            WeighedBundle(name=f"{name}{i}", cost=cost, barred=draw(st.sampled_from([None, None, "rests"]))) for i, cost in enumerate(costs)
+        )
+        brokers.append(WeighedBroker(broker=name, capacity=draw(st.sampled_from([64, 128])), bundles=bundles))
+    return Snapshot(brokers=tuple(brokers))
+
+
+@given(small_clusters())
+def test_the_first_move_is_that_of_the_dumb_twin(snapshot: Snapshot) -> None:
+    """Bisection over sorted costs finds the very move that trying everything finds."""
+    leveller = Leveller(moves_max=1)
+    found = [(move.bundle, move.destination) for move in leveller.plan(snapshot).moves]
+    expected = first_move_of_the_twin(snapshot, leveller)
+    assert [] == found if expected is None else [expected] == found
+
+
+@given(clusters())
+def test_nobody_barred_takes_part_and_nothing_moves_twice(snapshot: Snapshot) -> None:
+    """Sources and destinations take part, are two, and the bundle is the source's, free to move, and moved once."""
+    plan = Leveller().plan(snapshot)
+    part = {broker.broker: broker for broker in snapshot.brokers if broker.barred is None}
+    assert len({move.bundle for move in plan.moves}) == len(plan.moves) <= Leveller().moves_max
+    for move in plan.moves:
+        assert move.source != move.destination
+        assert move.destination in part
+        assert move.bundle in {bundle.name for bundle in part[move.source].bundles if bundle.barred is None}
+
+
+@given(clusters())
+def test_who_gives_nothing_is_told_why(snapshot: Snapshot) -> None:
+    """Each broker either gives something in a plan or has a reason in it, and none has both."""
+    plan = Leveller().plan(snapshot)
+    brokers = {broker.broker for broker in snapshot.brokers}
+    stayed = [stay.subject for stay in plan.stays if stay.subject in brokers]
+    assert sorted(brokers - {move.source for move in plan.moves}) == stayed
+
+
+@given(clusters())
+def test_no_move_makes_it_worse(snapshot: Snapshot) -> None:
+    """After each move of a plan the load is more even than before, and nobody is fuller than the fullest was."""
+    for move in Leveller().plan(snapshot).moves:
+        then = after(snapshot, move)
+        assert unevenness(then) <= unevenness(snapshot)
+        assert max(fills(then).values()) <= max(fills(snapshot).values())
+        snapshot = then
+
+
+@given(clusters(), st.randoms(use_true_random=False))
+def test_order_of_the_input_does_not_matter(snapshot: Snapshot, chance: random.Random) -> None:
+    """A shuffled snapshot gives the same plan, reasons and all."""
+    shuffled = [replace(broker, bundles=tuple(chance.sample(broker.bundles, len(broker.bundles)))) for broker in snapshot.brokers]
+    chance.shuffle(shuffled)
+    assert Leveller().plan(snapshot) == Leveller().plan(Snapshot(brokers=tuple(shuffled)))
+
+
+@given(clusters(barred=False))
+def test_round_after_round_it_comes_to_rest(snapshot: Snapshot) -> None:
+    """While the load stays as it is, the rounds end, and then nothing moves any more."""
+    for _ in range(ROUNDS_MAX):
+        moves = Leveller().plan(snapshot).moves
+        if not moves:
+            return
+        snapshot = after(snapshot, *moves)
+    raise AssertionError(f"still moving after {ROUNDS_MAX} rounds: {snapshot}")
+
+
+@given(clusters(barred=False), st.data())
+def test_a_wobble_of_the_load_moves_nothing(snapshot: Snapshot, data: st.DataObject) -> None:
+    """Where brokers differ by 5 % at most, bundles whose loads are each off by another 5 % start no round."""
+    fill = fills(snapshot)
+    brokers = []
+    for broker in snapshot.brokers:
+        level = max(fill.values()) * broker.capacity * data.draw(st.floats(0.95, 1.0))
+        filler = WeighedBundle(name=f"{broker.broker}-filler", cost=max(level - total(broker), 0.0))
+        wobbled = [replace(bundle, cost=bundle.cost * data.draw(st.floats(0.95, 1.05))) for bundle in (*broker.bundles, filler)]
+        brokers.append(replace(broker, bundles=tuple(wobbled)))
+    assert () == Leveller().plan(Snapshot(brokers=tuple(brokers))).moves

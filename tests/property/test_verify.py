@@ -1,0 +1,190 @@
+"""One byte changed anywhere in a channel: the audit says where, as narrowly as the log lets it.
+
+May live here: generated channels that are in order, and what becomes of the audit when they no longer are.
+"""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from collections.abc import Sequence
+from itertools import zip_longest
+from pathlib import Path
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from channel import propose
+from channel.codec import decode
+from channel.errors import EquipoiseError
+from channel.log import FIRST_OFFSET, Entry
+from channel.reader import Reader
+from channel.records import AnyRecord, Renewed
+from channel.sqlite_log import SqliteLog
+from channel.verify import Audit, Findings, Kind, verify
+from channel.view import View, apply
+from tests.folding import Channel, channel_with
+from tests.unit.sqlite_files import make
+
+BROKERS = ("a:1", "b:1", "c:1")
+RECORDS = 80
+URL = "sqlite:log.db"
+SEEDS = st.integers(0, 999)
+PLACES = st.floats(0, 1, exclude_max=True)
+FLIPS = st.integers(1, 255)
+
+
+def honest_record(channel: Channel, rng: random.Random) -> AnyRecord:
+    """What some broker, or an admin, who has read the whole log may well propose next."""
+    broker = rng.choice(BROKERS)
+    if rng.random() < 0.4:
+        return propose.renewed(channel.author(broker), channel.broker(broker))
+    bundle = rng.choice(list(channel.view.bundles.values()))
+    right = channel.view.right_neighbour(bundle)
+    target = channel.incarnation(rng.choice([name for name in BROKERS if channel.incarnation(name) != bundle.owner]))
+    name_of = {channel.incarnation(name): name for name in BROKERS}
+    owner, source = name_of.get(bundle.owner or 0, broker), name_of.get(bundle.source or 0, broker)
+    match bundle.phase:
+        case "free":
+            return propose.assign(channel.author(broker), bundle, owner=target, reason="looked up")
+        case "assigning":
+            return propose.opened(channel.author(owner), bundle)
+        case "transferring":
+            return propose.let_go(channel.author(owner), bundle)
+        case "handing_over":
+            return propose.hand_over(channel.author(source), bundle, handover=b"state")
+        case "unloading":
+            return propose.released(channel.author(source), bundle)
+        case "splitting":
+            return propose.split(channel.author(owner), bundle, cuts=[(bundle.low + bundle.high) // 2])
+    if right is not None and right.phase == "owned" and right.owner == bundle.owner:
+        return propose.merge(channel.admin(), bundle, right)
+    return rng.choice(
+        (
+            propose.transfer(channel.admin(), bundle, destination=target, reason="overloaded"),
+            propose.unload(channel.admin(), bundle),
+            propose.start_split(channel.author(broker), bundle, algorithm="range_equally_divide"),
+        )
+    )
+
+
+def honest_channel(seed: int) -> list[bytes]:
+    """The records of a channel that is in order, races lost included; the record at index i stands at offset i + 1."""
+    rng = random.Random(seed)
+    channel = channel_with(*BROKERS, bundles=2)
+    for _ in range(RECORDS):
+        record = honest_record(channel, rng)
+        channel.put(record)
+        if rng.random() < 0.1:
+            channel.put_bytes(rng.choice(channel.entries)[1])  # A late duplicate.
+    return [data for _, data in channel.entries]
+
+
+def audit_of(records: Sequence[bytes]) -> Findings:
+    """What the audit finds in records that have no checksums."""
+    audit = Audit(Reader(log="memory:test"))
+    for offset, data in enumerate(records, FIRST_OFFSET):
+        audit.feed(Entry(offset, data))
+    return audit.findings()
+
+
+def flipped(data: bytes, place: float, flip: int) -> bytes:
+    """The same bytes but for one, at a share `place` of their length, which is another."""
+    changed = bytearray(data)
+    changed[int(place * len(data))] ^= flip
+    return bytes(changed)
+
+
+def digests(records: Sequence[bytes]) -> list[int]:
+    """The digest of the view after each record: the slow and obvious way to see what a changed byte changes."""
+    view, after = View(), []
+    for offset, data in enumerate(records, FIRST_OFFSET):
+        apply(view, offset, decode(data))
+        after.append(view.digest())
+    return after
+
+
+def is_confirmed(records: Sequence[bytes], changed_at: int) -> bool:
+    """Whether a renewal that counts says the digest of the view as it was at or after the offset `changed_at`."""
+    view = View()
+    for offset, data in enumerate(records, FIRST_OFFSET):
+        record = decode(data)
+        accepted = apply(view, offset, record).accepted
+        if accepted and isinstance(record, Renewed) and record.based_on >= changed_at:
+            return True
+    return False
+
+
+@settings(max_examples=25, deadline=None)
+@given(seed=SEEDS)
+def test_a_channel_in_order_has_no_findings(seed: int) -> None:
+    """Races lost and late duplicates are counted and are no findings; every digest agrees."""
+    records = honest_channel(seed)
+    findings = audit_of(records)
+    renewals = sum(isinstance(decode(data), Renewed) for data in records)
+    assert () == findings.findings
+    assert findings.in_order
+    assert len(records) == findings.records == findings.folded_to == findings.accepted + sum(findings.rejected.values())
+    assert 0 < findings.agreements <= renewals
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=SEEDS, which=PLACES, place=PLACES, flip=FLIPS)
+def test_without_checksums_a_changed_byte_is_found_if_anything_depends_on_it(seed: int, which: float, place: float, flip: int) -> None:
+    """Where a changed byte changes what the channel comes to, and a later digest shows it, the first finding points at its record."""
+    records = honest_channel(seed)
+    # The genesis is left out: its base is what offsets are counted from, so with another base everything stands elsewhere.
+    index = 1 + int(which * (len(records) - 1))
+    changed = [*records[:index], flipped(records[index], place, flip), *records[index + 1 :]]
+    findings = audit_of(changed)
+    if findings.findings:
+        assert findings.findings[0].names(index + FIRST_OFFSET)
+    differs = [before != after for before, after in zip_longest(digests(records), digests(changed))]
+    if any(differs) and is_confirmed(records, differs.index(True) + FIRST_OFFSET):
+        assert not findings.in_order
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=SEEDS, which=PLACES, place=PLACES, flip=FLIPS)
+def test_with_checksums_every_changed_byte_of_a_record_is_found(seed: int, which: float, place: float, flip: int) -> None:
+    """In an SQLite file the record that has a changed byte is named, be the byte as idle as one of a reason or a time."""
+    records = honest_channel(seed)
+    index = int(which * len(records))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log.db")
+        make(path, *records)
+        content = path.read_bytes()
+        # A record that stands on the log twice is changed at one of its two places.
+        path.write_bytes(content.replace(records[index], flipped(records[index], place, flip), 1))
+        findings = verify_file(path)
+    [finding] = findings.findings
+    places = [offset for offset, data in enumerate(records, FIRST_OFFSET) if data == records[index]]
+    assert Kind.DAMAGED == finding.kind
+    assert finding.first == finding.last
+    assert finding.first in places
+    assert finding.first - 1 == max(findings.folded_to, 0)
+
+
+@settings(max_examples=150, deadline=None)
+@given(seed=st.integers(0, 9), place=PLACES, flip=FLIPS)
+def test_whatever_byte_of_the_file_is_changed_nothing_is_passed_over(seed: int, place: float, flip: int) -> None:
+    """Any changed byte of an SQLite file ends in a typed error or a finding, or changes no record that is read."""
+    records = honest_channel(seed)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "log.db")
+        make(path, *records)
+        path.write_bytes(flipped(path.read_bytes(), place, flip))
+        try:
+            findings = verify_file(path)
+        except EquipoiseError:
+            return
+        assert audit_of(records) == findings if findings.in_order else Kind.DAMAGED is findings.findings[0].kind
+
+
+def verify_file(path: Path) -> Findings:
+    """What the audit finds in an SQLite file."""
+    log = SqliteLog(str(path), name=URL)
+    try:
+        return verify(log)
+    finally:
+        log.close()

@@ -1,0 +1,45 @@
+"""The pages of docs/examples show what is there.
+
+May live here: the comparison of pages with files. How a page is filled is tests/example_pages.py's business.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.example_pages import FOLDER, ROOT, filled, shown
+
+PAGES = sorted(FOLDER.glob("*.md"))
+EXAMPLE_LINES_MAX = 80
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_shows_the_files_as_they_are(page: Path) -> None:
+    """Each file that a page shows stands in it as it stands in the tree; `python -m tests.example_pages` mends it."""
+    text = page.read_text(encoding="utf-8")
+    assert filled(text) == text
+
+
+def test_every_example_is_shown() -> None:
+    """No example is left out of the pages."""
+    examples = [
+        path.relative_to(ROOT).as_posix() for folder in ("equipoise/examples", "tests/examples") for path in (ROOT / folder).glob("*.py")
+    ]
+    pages = [path for page in PAGES for path in shown(page.read_text(encoding="utf-8"))]
+    assert sorted(path for path in examples if not path.endswith("__init__.py")) == sorted(pages)
+
+
+@pytest.mark.parametrize("name", ["counter.py", "fastapi_app.py"])
+def test_an_example_fits_on_a_page(name: str) -> None:
+    """An example is short enough to be read at a sitting."""
+    lines = (ROOT / "equipoise" / "examples" / name).read_text(encoding="utf-8").count("\n")
+    assert lines <= EXAMPLE_LINES_MAX
+
+
+def test_a_page_that_is_behind_is_found() -> None:
+    """A page that shows something else than the file says is filled with what the file says, and only there."""
+    page = "before\n<!-- file: equipoise/examples/__init__.py -->\n```python\nold\n```\nbetween\n```python\nmine\n```\n"
+    text = (ROOT / "equipoise/examples/__init__.py").read_text(encoding="utf-8")
+    assert page.replace("old\n", text) == filled(page)

@@ -1,0 +1,66 @@
+"""One valid line for every command with each of its options, to be run, garbled, or compared with what the program knows.
+
+May live here: those lines, and the walk through the program's own tree of commands.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Final
+
+from brokers.cli.main import GROUPS, load
+from tests.folding import NAMESPACE
+from tests.unit.cli.fabricated import LEFT, LEFT_RANGE
+
+if TYPE_CHECKING:
+    from typer._click import Command
+
+# What follows the name of a command; `{log}` and `{folder}` are filled in by whoever runs it. `-f`, which has no end, is left out.
+LINES: Final[Mapping[str, tuple[str, ...]]] = {
+    "broker": (
+        *("--log", "{log}", "--data", "{folder}/data", "--id", "b-1", "--cluster", "test", "--host", "127.0.0.1", "--http-port", "0"),
+        *("--advertised-host", "localhost", "--insecure", "--service", "shop/*=equipoise.examples.counter:Counter", "--capacity", "50"),
+        *("--failure-domain", "rack-1", "--label", "zone=a", "--evidence", "{folder}/accepts", "--set", "lookup_ms=5000", "--stop-on-eof"),
+    ),
+    "up": (
+        *("--data", "{folder}/up", "--brokers", "2", "--http-port", "18080", "--pulsar-port", "16650", "--log", "{log}", "--restart"),
+        *("--service", "equipoise.examples.counter:Counter", "--set", "renew_ms=900", "--json"),
+    ),
+    "namespaces create": ("shop/orders", "--log", "{log}", "--boundaries", "0,0xffffffff", "--as", "erin", "--timeout", "5", "--json"),
+    "namespaces list": ("tenant", "--log", "{log}", "--timeout", "5", "--json"),
+    "namespaces bundles": (NAMESPACE, "--log", "{log}", "--timeout", "5", "--json"),
+    "namespaces delete": ("shop/gone", "--log", "{log}", "--as", "erin", "--timeout", "5", "--json"),
+    "namespaces unload": (
+        *(NAMESPACE, "--log", "{log}", "--bundle", LEFT_RANGE, "--destinationBroker", "a", "--no-wait"),
+        *("--as", "erin", "--timeout", "5", "--json"),
+    ),
+    "namespaces split-bundle": (
+        *(NAMESPACE, "--log", "{log}", "--bundle", LEFT_RANGE, "--split-algorithm-name", "specified_positions_divide"),
+        *("--positions", "0x10,0x20", "--no-wait", "--as", "erin", "--timeout", "5", "--json"),
+    ),
+    "namespaces merge-bundle": (NAMESPACE, "--log", "{log}", "--bundle", LEFT_RANGE, "--as", "erin", "--timeout", "5", "--json"),
+    "bundles list": (NAMESPACE, "--log", "{log}", "--timeout", "5", "--json"),
+    "bundles show": (LEFT, "--log", "{log}", "--timeout", "5", "--json"),
+    "bundles owner": (NAMESPACE, "a key", "--log", "{log}", "--timeout", "5", "--json"),
+    "brokers list": ("test", "--log", "{log}", "--all", "--timeout", "5", "--json"),
+    "brokers leader-broker": ("--log", "{log}", "--timeout", "5", "--json"),
+    "brokers drain": ("c", "--log", "{log}", "--no-wait", "--timeout", "5", "--json"),
+    "brokers bury": ("--data", "{folder}/nobody", "--log", "{log}", "--as", "erin", "--timeout", "5", "--json"),
+    "channel tail": ("--log", "{log}", "--from", "3", "--lines", "5", "--renewals", "--timeout", "5", "--json"),
+    "channel show": ("7", "--log", "{log}", "--timeout", "5", "--json"),
+    "channel why": (LEFT, "--log", "{log}", "--timeout", "5", "--json"),
+    "channel at": ("7", "--log", "{log}", "--timeout", "5", "--json"),
+    "channel verify": ("--log", "{log}", "--cluster", "test", "--json"),
+    "channel export": ("--log", "{log}", "--format", "jsonl", "--from", "3", "--timeout", "5"),
+}
+
+
+def tree() -> Iterator[tuple[str, Command]]:
+    """Every command of the program by its full name, without those that are only groups."""
+    for name in GROUPS:
+        command = load(name)
+        below = getattr(command, "commands", {})
+        if below:
+            yield from ((f"{name} {leaf}", below[leaf]) for leaf in below)
+        else:
+            yield name, command

@@ -1,0 +1,124 @@
+"""Channels made for tests of the command line, as SQLite logs, without any broker: their records are fabricated.
+
+May live here: the channels, the actors that answer on them as brokers would, and the way to run a command on one.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from typer.testing import CliRunner, Result
+
+from brokers.cli.main import app
+from brokers.cli.options import LOG_VARIABLE
+from channel import propose
+from channel.codec import encode
+from channel.entries import BundleEntry
+from channel.lifecycle import Phase
+from channel.log import READ_ENTRIES_MAX
+from channel.open_log import open_log
+from channel.propose import Author
+from channel.ranges import even_boundaries
+from channel.reader import Reader
+from channel.records import AnyRecord
+from channel.view import View
+from tests.folding import MIDDLE, NAMESPACE, Channel
+
+LEFT_RANGE: Final = "0x00000000_0x80000000"
+RIGHT_RANGE: Final = "0x80000000_0xffffffff"
+LEFT: Final = f"{NAMESPACE}/{LEFT_RANGE}"
+RIGHT: Final = f"{NAMESPACE}/{RIGHT_RANGE}"
+
+Play = Callable[[Author, BundleEntry], AnyRecord]
+
+BY_THE_BOOK: Final[dict[Phase, Play]] = {
+    "transferring": propose.let_go,
+    "handing_over": propose.hand_over,
+    "unloading": propose.released,
+    "assigning": propose.opened,
+    "splitting": lambda author, bundle: propose.split(
+        author, bundle, cuts=bundle.positions or (bundle.low + (bundle.high - bundle.low) // 2,)
+    ),
+}
+"""What the broker whose turn it is says about a bundle in each phase, if all goes well."""
+
+
+def owned_channel() -> Channel:
+    """Brokers a, b, c; the namespace `NAMESPACE` of two bundles, of which a owns `LEFT` and b `RIGHT`."""
+    channel = Channel()
+    channel.genesis()
+    channel.join("a", "b", "c")
+    channel.create(even_boundaries(2))
+    channel.own("a")
+    channel.own("b", MIDDLE)
+    return channel
+
+
+def write(entries: Iterable[tuple[int, bytes]], folder: Path) -> str:
+    """The URL of a new log that holds the data of `entries`, at the offsets that they have."""
+    url = f"sqlite:{folder}/channel.db"
+    log = open_log(url)
+    assert [offset for offset, _ in entries] == list(log.append([data for _, data in entries], timeout_ms=1_000))
+    log.close()
+    return url
+
+
+def run(*arguments: str, log: str | None = None) -> Result:
+    """Run a command in this process, on a log if one is given, as a user without a terminal would."""
+    environment = {LOG_VARIABLE: log, "NO_COLOR": "1"}
+    return CliRunner().invoke(app, arguments, env=environment, prog_name="equipoise")
+
+
+def view_of(url: str) -> View:
+    """What the log at `url` comes to."""
+    log = open_log(url, create=False)
+    reader = Reader(log=url)
+    for entry in log.read(1, limit=READ_ENTRIES_MAX):
+        reader.feed(entry)
+    log.close()
+    return reader.view
+
+
+class Actors:
+    """All brokers of a channel, played by one thread from `with` to its end: whoever's turn it is says what `script` has for it."""
+
+    def __init__(self, url: str, script: dict[Phase, Play] | None = None) -> None:
+        self._url = url
+        self._script = BY_THE_BOOK if script is None else script
+        self._log = open_log(url)
+        self._ending = False
+        self._thread = threading.Thread(target=self._play)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._ending = True
+        self._log.wake()
+        self._thread.join()
+        self._log.close()
+
+    def _play(self) -> None:
+        reader = Reader(log=self._url)
+        while not self._ending:
+            for entry in self._log.read(reader.position, limit=READ_ENTRIES_MAX):
+                reader.feed(entry)
+            if not self._act(reader.view):
+                self._log.wait(reader.position, timeout_ms=1_000)
+
+    def _act(self, view: View) -> bool:
+        """Say one thing, if it is anybody's turn; whether it was."""
+        for bundle in view.unsettled():
+            play = self._script.get(bundle.phase)
+            actor = bundle.source if bundle.phase in ("handing_over", "unloading") else bundle.owner
+            if play is not None and actor is not None:
+                broker = view.live[actor]
+                author = Author(publisher=broker.broker, incarnation=actor, sequence=broker.sequence + 1)
+                self._log.append([encode(play(author, bundle))], timeout_ms=1_000)
+                return True
+        return False

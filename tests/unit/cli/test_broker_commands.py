@@ -1,0 +1,260 @@
+"""`equipoise brokers`: who is a member and who leads, a broker that is asked to drain, and one that is buried.
+
+May live here: the commands of this group, and a stand-in for a broker's HTTP.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from brokers.data_directory import DataDirectory
+from channel import propose
+from channel.codec import encode
+from channel.open_log import open_log
+from channel.propose import Author
+from channel.ranges import even_boundaries
+from channel.reader import Reader
+from tests.folding import MIDDLE, Channel, joined
+from tests.unit.cli.fabricated import LEFT, RIGHT, owned_channel, run, view_of, write
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """The URL of a log on which a leads and owns a bundle, b drains with another, and c is down."""
+    channel = owned_channel()
+    channel.accept(propose.draining(channel.author("b"), channel.broker("b")))
+    channel.die("c")
+    return write(channel.entries, tmp_path)
+
+
+LIST = """\
+broker  status    leader  incarnation  bundles  capacity  http      lease ms
+a       up        yes     2            1        100       http://a  3000
+b       draining  no      3            1        100       http://b  3000
+"""
+DOWN = "c       down      no      4            0        100       http://c  3000\n"
+
+
+def test_list_shows_who_is_alive(log: str) -> None:
+    """The live brokers are listed, and with --all the others as well."""
+    assert LIST == run("brokers", "list", log=log).stdout
+    assert LIST + DOWN == run("brokers", "list", "--all", log=log).stdout
+    rows = json.loads(run("brokers", "list", "--json", log=log).stdout)
+    assert [("a", "up", True, {"zone": "a"}), ("b", "draining", False, {"zone": "a"})] == [
+        (row["broker"], row["status"], row["leader"], row["labels"]) for row in rows
+    ]
+
+
+def test_list_takes_a_cluster_as_pulsar_does(log: str) -> None:
+    """The cluster that is named must be the log's."""
+    assert LIST == run("brokers", "list", "test", log=log).stdout
+    other = run("brokers", "list", "other", log=log)
+    assert (4, True) == (other.exit_code, "belongs to cluster 'test', not 'other'" in other.stderr)
+
+
+def test_leader_is_spelled_as_pulsar_spells_it(log: str, tmp_path: Path) -> None:
+    """The leader is named with its address; where nobody is alive the exit code says so."""
+    assert "a at http://a, the oldest, since offset 2\n" == run("brokers", "leader-broker", log=log).stdout
+    assert {"brokerId": "a", "serviceUrl": "http://a"} == json.loads(run("brokers", "leader-broker", "--json", log=log).stdout)
+    channel = Channel()
+    channel.genesis()
+    (tmp_path / "empty").mkdir()
+    empty = write(channel.entries, tmp_path / "empty")
+    nobody = run("brokers", "leader-broker", log=empty)
+    assert ("no broker is alive, so none leads\n", 3) == (nobody.stdout, nobody.exit_code)
+    assert "no broker is alive\n" == run("brokers", "list", log=empty).stdout
+
+
+# --- drain ---
+
+
+class Answering(BaseHTTPRequestHandler):
+    """Answers every POST with the status of its server, after the server's `deed`."""
+
+    def do_POST(self) -> None:
+        server = self.server
+        assert isinstance(server, StandIn)
+        server.asked.append(self.path)
+        server.deed()
+        self.send_response(server.status)
+        self.end_headers()
+        self.wfile.write(b"not me")
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+class StandIn(HTTPServer):
+    """A broker's HTTP, as far as `drain` knows it."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answering)
+        self.status = 204
+        self.asked: list[str] = []
+        self.url = ""
+
+    def deed(self) -> None:
+        """What the broker a does when it is asked: it drains, and gives its only bundle away."""
+        if self.status == 204:
+            say(self.url, "a", lambda reader, author: propose.draining(author, reader.view.brokers["a"]))
+            say(self.url, "a", lambda reader, author: propose.unload(author, reader.view.bundles[LEFT]))
+            say(self.url, "a", lambda reader, author: propose.released(author, reader.view.bundles[LEFT]))
+
+
+def say(url: str, broker: str, make: object) -> None:
+    """Append one record of a live broker, made against the log as it is."""
+    log = open_log(url)
+    reader = Reader(log=url)
+    for entry in log.read(1, limit=1_000):
+        reader.feed(entry)
+    entry_of = reader.view.brokers[broker]
+    author = Author(publisher=broker, incarnation=entry_of.incarnation, sequence=entry_of.sequence + 1)
+    assert callable(make)
+    log.append([encode(make(reader, author))], timeout_ms=1_000)
+    log.close()
+
+
+def log_with_address(folder: Path, address: str) -> str:
+    """A log on which a owns `LEFT` and b `RIGHT`, and a advertises `address`."""
+    channel = Channel()
+    channel.genesis()
+    channel.accept(replace(joined("a", channel.view, nonce="nonce of a"), addresses={"http": address} if address else {}))
+    channel.join("b")
+    channel.create(even_boundaries(2))
+    channel.own("a")
+    channel.own("b", MIDDLE)
+    return write(channel.entries, folder)
+
+
+@contextmanager
+def standing_in(folder: Path) -> Iterator[StandIn]:
+    """A stand-in for a, at the address that a advertises on the log of its `url`."""
+    server = StandIn()
+    server.url = log_with_address(folder, f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield server
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_drain_asks_the_broker_and_waits(tmp_path: Path) -> None:
+    """A broker is asked at its advertised address, writes itself that it drains, and is waited for until it holds nothing."""
+    with standing_in(tmp_path) as server:
+        result = run("brokers", "drain", "a", log=server.url)
+    assert ("a is drained: it had 1 bundle\n", "", 0) == (result.stdout, result.stderr, result.exit_code)
+    assert ["/admin/v2/brokers/drain"] == server.asked
+    assert ("draining", "a") == (view_of(server.url).brokers["a"].status, "a")
+
+
+def test_drain_past_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The address of a broker is asked directly, whatever proxy the environment names for the web."""
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with standing_in(tmp_path) as server:
+        assert 0 == run("brokers", "drain", "a", "--no-wait", log=server.url).exit_code
+
+
+def test_drain_is_not_waited_for_if_that_is_not_wanted(tmp_path: Path) -> None:
+    """Without waiting it is enough that the broker has heard; a broker that does nothing is waited for until the deadline."""
+    with standing_in(tmp_path) as server:
+        server.status = 200
+        result = run("brokers", "drain", "a", "--no-wait", "--json", log=server.url)
+        assert {"broker": "a", "incarnation": 2, "bundles": 1, "done": False} == json.loads(result.stdout)
+        late = run("brokers", "drain", "a", "--timeout", "1", log=server.url)
+    assert (3, "error: the draining of a did not happen within 1000 ms; ask again, it may still happen\n") == (late.exit_code, late.stderr)
+
+
+def test_drain_tells_what_a_broker_answers(tmp_path: Path) -> None:
+    """A broker that refuses is told of with what it answered."""
+    with standing_in(tmp_path) as server:
+        server.status = 503
+        result = run("brokers", "drain", "a", log=server.url)
+    assert (3, True) == (result.exit_code, "cannot be asked" in result.stderr and "it answers 503 not me" in result.stderr)
+
+
+def closed_port() -> int:
+    """A port on which nobody listens."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        return int(taken.getsockname()[1])
+
+
+@pytest.mark.parametrize("address", ["", "nonsense", "https://127.0.0.1:1", "http://", "http://127.0.0.1:99999", "http://a b:1", "closed"])
+def test_drain_needs_an_address_that_answers(address: str, tmp_path: Path) -> None:
+    """A broker without an address, with one that is none, or where nobody listens, is unreachable in one line."""
+    log = log_with_address(tmp_path, f"http://127.0.0.1:{closed_port()}" if address == "closed" else address)
+    result = run("brokers", "drain", "a", log=log)
+    assert ("", 3) == (result.stdout, result.exit_code)
+    assert (1, True) == (result.stderr.count("\n"), result.stderr.startswith("error: the broker a cannot be asked at"))
+
+
+def test_drain_needs_a_broker_that_lives(log: str) -> None:
+    """A broker that is down is refused with the reason, and one that nobody knows is the caller's mistake."""
+    down, unknown = run("brokers", "drain", "c", log=log), run("brokers", "drain", "d", log=log)
+    assert (1, True) == (down.exit_code, "dead_target (it is down since offset 11)" in down.stderr)
+    assert (2, True) == (unknown.exit_code, "no broker 'd' has ever joined" in unknown.stderr)
+    assert 2 == run("brokers", "drain", "admin:d", log=log).exit_code
+
+
+# --- bury ---
+
+
+def log_of_directory(folder: Path) -> str:
+    """A log on which a, with the nonce `a-1`, owns `LEFT`, and b `RIGHT`; a's directory `broker` knows that nonce, and is free."""
+    channel = Channel()
+    channel.genesis()
+    channel.accept(joined("a", channel.view, nonce="a-1"))
+    channel.join("b")
+    channel.create(even_boundaries(2))
+    channel.own("a")
+    channel.own("b", MIDDLE)
+    with DataDirectory(folder / "broker") as directory:
+        directory.write_nonce("a-0")
+        directory.write_nonce("a-1")
+    return write(channel.entries, folder)
+
+
+def test_bury_declares_a_dead_broker_dead(tmp_path: Path) -> None:
+    """Whoever can lock the directory of a broker whose nonce is there has proved its death; once it is dead there is nobody to bury."""
+    url, data = log_of_directory(tmp_path), str(tmp_path / "broker")
+    result = run("brokers", "bury", "--data", data, log=url)
+    assert ("accepted at offset 9: a#2 is down, it held 1 bundle\n", "", 0) == (result.stdout, result.stderr, result.exit_code)
+    view = view_of(url)
+    assert ("down", "free", "owned") == (view.brokers["a"].status, view.bundles[LEFT].phase, view.bundles[RIGHT].phase)
+    again = run("brokers", "bury", "--data", data, log=url)
+    assert (f"nobody to bury: no live broker bears a nonce of {data}\n", 0) == (again.stdout, again.exit_code)
+    assert "[]\n" == run("brokers", "bury", "--data", data, "--json", log=url).stdout
+
+
+def test_bury_tells_programs_whom(tmp_path: Path) -> None:
+    """As JSON each burial comes with its broker, incarnation and offset."""
+    url = log_of_directory(tmp_path)
+    result = run("brokers", "bury", "--data", str(tmp_path / "broker"), "--json", log=url)
+    assert [{"broker": "a", "incarnation": 2, "offset": 9, "bundles": 1}] == json.loads(result.stdout)
+
+
+def test_bury_spares_the_living(log: str, tmp_path: Path) -> None:
+    """A directory that a process holds is refused with the number of the process, and nothing is proposed."""
+    with DataDirectory(tmp_path / "broker"):
+        result = run("brokers", "bury", "--data", str(tmp_path / "broker"), log=log)
+    assert (4, "", 11) == (result.exit_code, result.stdout, view_of(log).offset)
+    assert f"is held by process {os.getpid()}: its broker is still running" in result.stderr
+
+
+def test_bury_needs_a_directory_of_a_broker(log: str, tmp_path: Path) -> None:
+    """A directory that no broker has ever used proves nothing, and is left as it is."""
+    result = run("brokers", "bury", "--data", str(tmp_path / "broker"), log=log)
+    assert (4, False) == (result.exit_code, (tmp_path / "broker").exists())
+    assert result.stderr.startswith(f"error: the data directory {tmp_path}/broker cannot be used: ")

@@ -1,0 +1,312 @@
+"""`equipoise channel`: what each command prints of a log that was made record by record, in full.
+
+May live here: the commands of this group on whole logs. Damage to the file itself is in test_damaged_logs.py.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from base64 import b64decode
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from channel import propose
+from channel.open_log import open_log
+from tests.folding import NAMESPACE, Channel
+from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
+
+TIMESTAMP_MS = 1_767_225_600_123  # 2026-01-01 00:00:00.123 UTC
+NO_RECORD = b'{"kind": "\\u001b[2J"}'
+PROBLEM = r"there is no kind '\x1b[2J'"
+BLANK = " " * len("2026-01-01 00:00:00.123")
+
+
+@pytest.fixture(autouse=True)
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Times of day are local; here they are those of Greenwich."""
+    monkeypatch.setenv("TZ", "UTC")
+    time.tzset()
+    yield
+    monkeypatch.undo()
+    time.tzset()
+
+
+def eventful_channel() -> Channel:
+    """A bundle goes from a to b; c dies, and a transfer to it is refused; a renews; and some bytes are no record."""
+    channel = owned_channel()
+    transfer = propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b"), reason="to spread the load")
+    channel.accept(replace(transfer, timestamp_ms=TIMESTAMP_MS))
+    channel.accept(propose.let_go(channel.author("b"), channel.bundle()))
+    channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
+    channel.die("c")
+    channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c")))
+    channel.accept(propose.renewed(channel.author("a"), channel.broker("a")))
+    channel.put_bytes(NO_RECORD)
+    return channel
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """The URL of the log of `eventful_channel`."""
+    return write(eventful_channel().entries, tmp_path)
+
+
+TAIL = f"""\
+{BLANK}  9 b#3 opens tenant/ns/0x80000000_0xffffffff, based on 8: accepted, assigning(b#3) -> owned(b#3), token 9
+2026-01-01 00:00:00.123  10 admin:ops transfers {LEFT} from a#2 to b#3 ("to spread the load"), based on 7: accepted, \
+owned(a#2) -> assigning(b#3, source=a#2)
+{BLANK}  11 b#3 is ready for {LEFT} and tells a#2 to let go, based on 10: accepted, \
+assigning(b#3, source=a#2) -> releasing(b#3, source=a#2)
+{BLANK}  12 a#2 hands {LEFT} over to b#3, based on 11: accepted, releasing(b#3, source=a#2) -> owned(b#3), token 12
+{BLANK}  13 admin:ops declares c down, based on 4: accepted
+{BLANK}  14 admin:ops transfers {LEFT} from b#3 to c#4, based on 12: rejected as dead_target: c#4 is not alive
+{BLANK}  16 somebody sends what is no record: rejected as malformed: {PROBLEM}
+"""
+
+
+def test_tail_prints_the_last_records(log: str) -> None:
+    """The last few records come with their times, verdicts and reasons, and without accepted renewals."""
+    result = run("channel", "tail", "--lines", "7", log=log)
+    assert (TAIL, "", 0) == (result.stdout, result.stderr, result.exit_code)
+
+
+def test_tail_begins_where_it_is_told(log: str) -> None:
+    """From an offset on all records are printed, and renewals too if that is asked for."""
+    result = run("channel", "tail", "--from", "13", "--renewals", log=log)
+    renewal = f"{BLANK}  15 a#2 renews its lease, based on 2: accepted"
+    lines = TAIL.splitlines()
+    assert [*lines[4:6], renewal, lines[6]] == result.stdout.splitlines()
+
+
+def test_tail_has_twenty_lines_unless_told(tmp_path: Path) -> None:
+    """By default twenty records are printed, and none at all if none are wanted."""
+    channel = owned_channel()
+    for number in range(30):
+        channel.put(propose.set_policy(channel.admin(), channel.view, name=f"policy-{number}", document={}))
+    url = write(channel.entries, tmp_path)
+    assert [f"{BLANK}  {offset} " for offset in range(20, 40)] == [
+        line[: len(BLANK) + 5] for line in run("channel", "tail", log=url).stdout.splitlines()
+    ]
+    assert "" == run("channel", "tail", "-n", "0", log=url).stdout
+
+
+def test_tail_tells_programs_the_same(log: str) -> None:
+    """As JSON each record is a line, with its fields, its verdict and the text that people read."""
+    result = run("channel", "tail", "--from", "14", "--json", log=log)
+    first, second = (json.loads(line) for line in result.stdout.splitlines())
+    assert (14, False, "dead_target") == (first["offset"], first["accepted"], first["reason"])
+    assert ("bundle", LEFT, 4, 3) == tuple(first["record"][name] for name in ("kind", "key", "owner", "source"))
+    assert [TAIL.splitlines()[5].strip()] == first["text"]
+    assert (16, None, "malformed") == (second["offset"], second["record"], second["reason"])
+
+
+SHOW = f"""\
+10 admin:ops transfers {LEFT} from a#2 to b#3 ("to spread the load"), based on 7: accepted, owned(a#2) -> assigning(b#3, source=a#2)
+kind          bundle
+state         assigning
+owner         3
+source        2
+reason        to spread the load
+key           {LEFT}
+based on      7
+publisher     admin:ops
+as of         9
+timestamp ms  {TIMESTAMP_MS}
+now {LEFT} is assigning(b#3, source=a#2), token 7, last changed at 10
+"""
+
+
+def test_show_prints_one_record(log: str) -> None:
+    """One record is shown with its verdict, every field, and what it made of each bundle."""
+    result = run("channel", "show", "10", log=log)
+    assert (SHOW, 0) == (result.stdout, result.exit_code)
+    document = json.loads(run("channel", "show", "10", "--json", log=log).stdout)
+    assert [SHOW.splitlines()[0], SHOW.splitlines()[-1]] == document["text"]
+
+
+def test_show_prints_what_is_no_record(log: str) -> None:
+    """Bytes that are no record have no fields, and cannot clear anybody's screen."""
+    result = run("channel", "show", "16", log=log)
+    told = f"16 somebody sends what is no record: rejected as malformed: {PROBLEM}\n"
+    assert (told, 0) == (result.stdout, result.exit_code)
+
+
+def test_show_bounds_what_people_see(tmp_path: Path) -> None:
+    """The creation of a large namespace shows people a hundred of its bundles, and programs all."""
+    channel = Channel()
+    channel.genesis()
+    channel.create((*range(0, 150 * 1_000, 1_000), 0xFFFFFFFF))
+    url = write(channel.entries, tmp_path)
+    lines = run("channel", "show", "2", log=url).stdout.splitlines()
+    assert 100 == sum(line.startswith("now ") for line in lines)
+    assert 151 == len(json.loads(run("channel", "show", "2", "--json", log=url).stdout)["text"])
+
+
+@pytest.mark.parametrize("command", ["show", "at"])
+def test_an_offset_beyond_the_end_is_the_callers_mistake(command: str, log: str) -> None:
+    """Where there is no record, the error says where the log ends."""
+    result = run("channel", command, "17", log=log)
+    told = f"error: the log {log} has no record at offset 17; its last is at 16, and gaps are normal\n"
+    assert ("", told, 2) == (result.stdout, result.stderr, result.exit_code)
+
+
+WHY = f"""\
+{BLANK}  5 admin:ops creates namespace tenant/ns of 2 bundles, based on 1: accepted, it changes 2 bundles
+{BLANK}    {LEFT}: absent -> free, token 5
+{BLANK}  6 admin:ops assigns {LEFT} to a#2, based on 5: accepted, free -> assigning(a#2)
+{BLANK}  7 a#2 opens {LEFT}, based on 6: accepted, assigning(a#2) -> owned(a#2), token 7
+2026-01-01 00:00:00.123  10 admin:ops transfers {LEFT} from a#2 to b#3 ("to spread the load"), based on 7: accepted, \
+owned(a#2) -> assigning(b#3, source=a#2)
+{BLANK}  11 b#3 is ready for {LEFT} and tells a#2 to let go, based on 10: accepted, \
+assigning(b#3, source=a#2) -> releasing(b#3, source=a#2)
+{BLANK}  12 a#2 hands {LEFT} over to b#3, based on 11: accepted, releasing(b#3, source=a#2) -> owned(b#3), token 12
+{BLANK}  14 admin:ops transfers {LEFT} from b#3 to c#4, based on 12: rejected as dead_target: c#4 is not alive
+now {LEFT} is owned(b#3), token 12, last changed at 12
+"""
+
+
+def test_why_tells_the_whole_story(log: str) -> None:
+    """The story of a bundle begins with its namespace, tells of a refused transfer with the reason, and ends with how it is now."""
+    result = run("channel", "why", LEFT, log=log)
+    assert (WHY, "", 0) == (result.stdout, result.stderr, result.exit_code)
+
+
+def test_why_tells_programs_the_same(log: str) -> None:
+    """As JSON each record of the story is a line, and so is its ending."""
+    *records, ending = (json.loads(line) for line in run("channel", "why", LEFT, "--json", log=log).stdout.splitlines())
+    assert [5, 6, 7, 10, 11, 12, 14] == [record["offset"] for record in records]
+    assert {"ending": [f"{LEFT} is owned(b#3), token 12, last changed at 12"]} == ending
+
+
+def test_why_knows_no_bundle_of_an_unknown_namespace(log: str) -> None:
+    """A bundle of which there is nothing to tell is the caller's mistake, as is one of another form."""
+    unknown = run("channel", "why", "other/ns/0x00000000_0xffffffff", log=log)
+    assert ("", 2) == (unknown.stdout, unknown.exit_code)
+    assert unknown.stderr.startswith("error: there is no bundle 'other/ns/0x00000000_0xffffffff'")
+    assert (2, "") == (run("channel", "why", "nonsense", log=log).exit_code, run("channel", "why", "nonsense", log=log).stdout)
+
+
+AT = f"""\
+offset   10
+cluster  test
+level    1
+leader   a
+digest   {{digest}}
+
+broker  status  leader  incarnation  bundles  capacity  http      lease ms
+a       up      yes     2            1        100       http://a  3000
+b       up      no      3            2        100       http://b  3000
+c       up      no      4            0        100       http://c  3000
+
+namespace  status   bundles  owned  moving  free
+tenant/ns  created  2        1      1       0
+
+bundle                           state      owner  source  token  last
+{LEFT}  assigning  b      a       7      10
+tenant/ns/0x80000000_0xffffffff  owned      b      -       9      9
+"""
+
+
+def test_at_shows_the_view_as_it_was(log: str) -> None:
+    """At an earlier offset nothing of what came later is known: the bundle is on its way, and c is alive."""
+    channel = Channel()
+    for _, data in eventful_channel().entries[:10]:
+        channel.put_bytes(data)
+    result = run("channel", "at", "10", log=log)
+    assert (AT.format(digest=f"0x{channel.view.digest():016x}"), 0) == (result.stdout, result.exit_code)
+
+
+def test_at_tells_programs_the_same(log: str) -> None:
+    """As JSON the whole view is one document, at the end as anywhere."""
+    document = json.loads(run("channel", "at", "16", "--json", log=log).stdout)
+    assert (16, "test", "a", f"0x{eventful_channel().view.digest():016x}") == tuple(
+        document[name] for name in ("offset", "cluster", "leader", "digest")
+    )
+    assert ["up", "up", "down"] == [broker["status"] for broker in document["brokers"]]
+    assert [("owned", "b", "b")] * 2 == [(bundle["state"], bundle["owner"], bundle["serves"]) for bundle in document["bundles"]]
+    assert [NAMESPACE] == [namespace["namespace"] for namespace in document["namespaces"]]
+
+
+def test_at_stands_in_a_gap(tmp_path: Path) -> None:
+    """At an offset that was never issued the view is that of the record before it."""
+    channel = Channel()
+    channel.put(propose.genesis(channel.admin(), cluster="test", base=100))
+    url = write(channel.entries, tmp_path)
+    assert 101 == json.loads(run("channel", "at", "101", "--json", log=url).stdout)["offset"]
+    assert (2, 2) == (run("channel", "at", "100", log=url).exit_code, run("channel", "at", "102", log=url).exit_code)
+
+
+def test_verify_finds_all_in_order(tmp_path: Path) -> None:
+    """A whole log is in order, and what was counted on the way is told."""
+    channel = eventful_channel()
+    url = write(channel.entries[:-1], tmp_path)
+    result = run("channel", "verify", log=url)
+    told = "15 records up to offset 15: 14 accepted; rejected: 1 dead_target\ndigests of brokers that agree: 1\nall is in order\n"
+    assert (told, 0) == (result.stdout, result.exit_code)
+
+
+def test_verify_names_the_record_that_is_wrong(log: str) -> None:
+    """A record that is none is found at its offset, and the exit code says that something was found."""
+    result = run("channel", "verify", log=log)
+    told = f"""\
+16 records up to offset 16: 14 accepted; rejected: 1 dead_target, 1 malformed
+digests of brokers that agree: 1
+offset 16: malformed: {PROBLEM}
+findings: 1
+"""
+    assert (told, 1) == (result.stdout, result.exit_code)
+    document = json.loads(run("channel", "verify", "--json", log=log).stdout)
+    assert (False, 1, "malformed", 16) == (
+        document["in_order"],
+        document["findings_count"],
+        document["findings"][0]["kind"],
+        document["findings"][0]["first"],
+    )
+
+
+def test_verify_refuses_the_log_of_another_cluster(log: str) -> None:
+    """The log of another cluster than the one named is a finding."""
+    assert (0, 1) == (
+        run("channel", "verify", "--cluster", "test", log=write_sound(log)).exit_code,
+        run("channel", "verify", "--cluster", "other", log=log).exit_code,
+    )
+
+
+def write_sound(log: str) -> str:
+    """The same log without the bytes at its end that are no record, beside it."""
+    folder = Path(log.removeprefix("sqlite:")).parent / "sound"
+    folder.mkdir()
+    return write(eventful_channel().entries[:-1], folder)
+
+
+def test_export_gives_every_record(log: str) -> None:
+    """Every record is a line of JSON with its verdict, and bytes that are no record come in base64."""
+    lines = [json.loads(line) for line in run("channel", "export", log=log).stdout.splitlines()]
+    assert list(range(1, 17)) == [line["offset"] for line in lines]
+    assert {"offset", "record", "accepted", "reason", "problem"} == set(lines[0])
+    assert NO_RECORD == b64decode(lines[15]["data"])
+    assert [15, 16] == [
+        json.loads(line)["offset"] for line in run("channel", "export", "--format", "jsonl", "--from", "15", log=log).stdout.splitlines()
+    ]
+
+
+def test_an_empty_log_has_no_records(tmp_path: Path) -> None:
+    """A log on which nothing has happened yet is read like any other."""
+    url = f"sqlite:{tmp_path}/channel.db"
+    open_log(url).close()
+    assert ("", 0) == (run("channel", "tail", log=url).stdout, run("channel", "tail", log=url).exit_code)
+    assert 0 == run("channel", "verify", log=url).exit_code
+    assert 2 == run("channel", "at", "0", log=url).exit_code
+
+
+@pytest.mark.parametrize("command", [("tail",), ("show", "1"), ("why", LEFT), ("at", "1"), ("verify",), ("export",)])
+def test_reading_makes_no_log(command: tuple[str, ...], tmp_path: Path) -> None:
+    """A log that is not there is refused in one line, and is not made."""
+    result = run("channel", *command, log=f"sqlite:{tmp_path}/channel.db")
+    assert 2 == result.exit_code
+    assert f"error: cannot open a log at 'sqlite:{tmp_path}/channel.db': there is no file" in result.stderr
+    assert [] == list(tmp_path.iterdir())

@@ -1,0 +1,412 @@
+"""`equipoise namespaces`: what is proposed, what is waited for, and what is refused with which reason.
+
+May live here: the commands of this group. Where brokers must answer, `Actors` play them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from channel import propose
+from channel.lifecycle import Phase
+from channel.open_log import open_log
+from channel.ranges import even_boundaries
+from channel.records import TEXT_CHARACTERS_MAX
+from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in
+from tests.unit.cli.fabricated import BY_THE_BOOK, LEFT, LEFT_RANGE, RIGHT, RIGHT_RANGE, Actors, Play, owned_channel, run, view_of, write
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """The URL of the log of `owned_channel`: 9 records, a owns `LEFT`, b owns `RIGHT`, c nothing."""
+    return write(owned_channel().entries, tmp_path)
+
+
+def unload(log: str, *arguments: str) -> tuple[str, str, int]:
+    """What `namespaces unload` prints, and its exit code."""
+    result = run("namespaces", "unload", NAMESPACE, *arguments, log=log)
+    return result.stdout, result.stderr, result.exit_code
+
+
+# --- create, list, bundles ---
+
+
+def test_create_makes_bundles_of_equal_size(log: str) -> None:
+    """A namespace has four bundles unless it is told otherwise, and the channel knows who made it."""
+    result = run("namespaces", "create", "shop/orders", "--as", "erin", log=log)
+    assert ("accepted at offset 10: shop/orders is created with 4 bundles\n", "", 0) == (result.stdout, result.stderr, result.exit_code)
+    result = run("namespaces", "create", "shop/carts", "--bundles", "1", "--json", log=log)
+    assert {"offset": 11, "namespace": "shop/carts", "bundles": 1} == json.loads(result.stdout)
+    assert [(0, 0x40000000), (0x40000000, MIDDLE), (MIDDLE, 0xC0000000), (0xC0000000, 0xFFFFFFFF)] == [
+        (bundle.low, bundle.high) for bundle in view_of(log).bundles_of("shop/orders")
+    ]
+    assert "admin:erin" in run("channel", "show", "10", log=log).stdout
+
+
+def test_create_cuts_where_it_is_told(log: str) -> None:
+    """Boundaries may be given in hexadecimal or in decimal."""
+    result = run("namespaces", "create", "shop/orders", "--boundaries", "0x0, 16,0xffffffff", log=log)
+    assert 0 == result.exit_code, result.stderr
+    assert "0x00000000_0x00000010\n0x00000010_0xffffffff\n" == run("namespaces", "bundles", "shop/orders", log=log).stdout
+
+
+@pytest.mark.parametrize(
+    ("boundaries", "problem"),
+    [
+        ("0x0,0xfffffffe", "they go from 0x00000000 to 0xffffffff"),
+        ("1,0xffffffff", "they go from 0x00000000 to 0xffffffff"),
+        ("0,9,9,0xffffffff", "0x00000009 does not come after 0x00000009"),
+        ("0,0xfffffffff", "is not a list of points"),
+        ("0,4294967296", "is not a list of points"),
+        ("0,,0xffffffff", "is not a list of points"),
+        ("0,-1,0xffffffff", "is not a list of points"),
+        ("0,0x,0xffffffff", "is not a list of points"),
+        ("", "is not a list of points"),
+        ("0," * 700_000, "is not a list of points"),
+        (",".join(str(point) for point in (*range(65_537), 0xFFFFFFFF)), "a namespace starts with 1 to 65536 bundles"),
+    ],
+    ids=lambda value: value[:24],
+)
+def test_boundaries_that_cut_nothing_are_refused(boundaries: str, problem: str, log: str) -> None:
+    """What is no list of rising points from end to end is the caller's mistake, and nothing is proposed."""
+    result = run("namespaces", "create", "shop/orders", "--boundaries", boundaries, log=log)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert problem in result.stderr
+    assert 9 == view_of(log).offset
+
+
+def test_the_greatest_namespace_fits_into_a_record(log: str) -> None:
+    """A namespace of 65,536 bundles, given by its boundaries, is accepted."""
+    boundaries = ",".join(f"0x{point:08x}" for point in even_boundaries(65_536))
+    assert 0 == run("namespaces", "create", "shop/orders", "--boundaries", boundaries, log=log).exit_code
+    assert 65_536 == len(view_of(log).bundles_of("shop/orders"))
+
+
+def test_a_namespace_is_created_once(log: str) -> None:
+    """A namespace that exists is refused, with how many bundles it has."""
+    result = run("namespaces", "create", NAMESPACE, log=log)
+    told = f"error: the proposal about {NAMESPACE} was rejected: illegal_transition (it exists already, with 2 bundles); "
+    assert (1, True) == (result.exit_code, result.stderr.startswith(told))
+
+
+def test_create_takes_one_way_to_cut(log: str) -> None:
+    """A number of bundles and boundaries together are a usage error."""
+    result = run("namespaces", "create", "shop/orders", "--bundles", "2", "--boundaries", "0,0xffffffff", log=log)
+    assert (2, True) == (result.exit_code, "not both" in result.stderr)
+
+
+def test_nothing_is_proposed_before_a_log_has_begun(tmp_path: Path) -> None:
+    """On a log without a first record a proposal is not made, since its rejection is certain."""
+    url = f"sqlite:{tmp_path}/channel.db"
+    open_log(url).close()
+    result = run("namespaces", "create", "shop/orders", log=url)
+    assert (1, True) == (result.exit_code, "no_genesis (no broker has ever started on this log" in result.stderr)
+    assert -1 == view_of(url).offset
+
+
+LIST = """\
+namespace    status   bundles  owned  moving  free
+shop/orders  created  4        0      0       4
+tenant/ns    created  2        1      1       0
+"""
+
+
+def test_list_counts_bundles(tmp_path: Path) -> None:
+    """Each namespace is a row with how many of its bundles are owned, on the move and free, all or those of one tenant."""
+    channel = owned_channel()
+    channel.accept(propose.unload(channel.admin(), channel.bundle()))
+    channel.create(even_boundaries(4), namespace="shop/orders")
+    url = write(channel.entries, tmp_path)
+    result = run("namespaces", "list", log=url)
+    assert (LIST, 0) == (result.stdout, result.exit_code)
+    lines = LIST.splitlines()
+    assert [lines[0], lines[1]] == run("namespaces", "list", "shop", log=url).stdout.splitlines()
+    assert "there is no namespace\n" == run("namespaces", "list", "sho", log=url).stdout
+    (row,) = json.loads(run("namespaces", "list", "tenant", "--json", log=url).stdout)
+    assert (NAMESPACE, 2, 1, 1, 0) == tuple(row[name] for name in ("namespace", "bundles", "owned", "moving", "free"))
+
+
+def test_bundles_are_spelled_as_pulsar_spells_them(log: str) -> None:
+    """The ranges of a namespace are lines for people, and for programs what Pulsar answers."""
+    assert f"{LEFT_RANGE}\n{RIGHT_RANGE}\n" == run("namespaces", "bundles", NAMESPACE, log=log).stdout
+    assert {"boundaries": ["0x00000000", "0x80000000", "0xffffffff"], "numBundles": 2} == json.loads(
+        run("namespaces", "bundles", NAMESPACE, "--json", log=log).stdout
+    )
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("bundles", "other/ns"),
+        ("delete", "other/ns"),
+        ("unload", "other/ns"),
+        ("unload", "other/ns", "-b", LEFT_RANGE),
+        ("split-bundle", "other/ns", "-b", LEFT_RANGE),
+        ("merge-bundle", "other/ns", "-b", LEFT_RANGE),
+    ],
+    ids=" ".join,
+)
+def test_an_unknown_namespace_is_the_callers_mistake(command: tuple[str, ...], log: str) -> None:
+    """Whatever is asked of a namespace that is not there, the error says how to create it."""
+    result = run("namespaces", *command, log=log)
+    told = "error: there is no namespace 'other/ns'; create it first: equipoise namespaces create other/ns\n"
+    assert ("", told, 2) == (result.stdout, result.stderr, result.exit_code)
+
+
+# --- unload ---
+
+
+@pytest.mark.parametrize("option", ["--destinationBroker", "--destination-broker", "-d"])
+def test_a_transfer_waits_until_the_destination_owns_it(option: str, log: str) -> None:
+    """A bundle is moved to the broker that is named, in either spelling, and is its own when the command returns."""
+    with Actors(log):
+        told = unload(log, "--bundle", LEFT_RANGE, option, "c")
+    assert (f"accepted at offset 10, done at 12: {LEFT} is owned by c, token 12\n", "", 0) == told
+    assert 4 == view_of(log).bundles[LEFT].owner
+
+
+def test_a_transfer_need_not_be_waited_for(log: str) -> None:
+    """Without waiting the command returns when the channel has accepted the transfer."""
+    out, _, code = unload(log, "--bundle", LEFT_RANGE, "-d", "c", "--no-wait", "--json")
+    assert ({"offset": 10, "bundle": LEFT, "destination": "c", "done": False}, 0) == (json.loads(out), code)
+    assert "transferring" == view_of(log).bundles[LEFT].phase
+
+
+def test_a_transfer_that_nobody_answers_ends_with_its_deadline(log: str) -> None:
+    """A destination that says nothing is waited for no longer than was asked for, and the move goes on."""
+    out, error, code = unload(log, "--bundle", LEFT_RANGE, "-d", "c", "--timeout", "1")
+    assert ("", f"error: the transfer of {LEFT} did not happen within 1000 ms; ask again, it may still happen\n", 3) == (out, error, code)
+
+
+def test_a_transfer_that_is_called_off_is_refused(log: str) -> None:
+    """A destination that cannot take the bundle calls the transfer off, and its reason is told."""
+    script: dict[Phase, Play] = {"transferring": lambda author, bundle: propose.call_off(author, bundle, reason="the disk is full")}
+    with Actors(log, script):
+        out, error, code = unload(log, "--bundle", LEFT_RANGE, "-d", "c")
+    told = (
+        f'error: the transfer of {LEFT} was called off: 11 c#4 calls off the transfer of {LEFT} ("the disk is full"), based on 10: '
+        f"accepted, assigning(c#4, source=a#2) -> owned(a#2); now {LEFT} is owned(a#2), token 7, last changed at 11; "
+        f"see equipoise channel why {LEFT}\n"
+    )
+    assert ("", told, 1) == (out, error, code)
+
+
+def test_a_transfer_ends_with_the_death_of_its_destination(log: str) -> None:
+    """A destination that dies on the way costs nothing, and the refusal says so."""
+    script: dict[Phase, Play] = {"transferring": lambda author, _: propose.left(author, view_of(log).brokers["c"])}
+    with Actors(log, script):
+        _, error, code = unload(log, "--bundle", LEFT_RANGE, "-d", "c")
+    assert (1, True) == (code, f"c#4 leaves, based on 4: accepted, it changes 1 bundle; now {LEFT} is owned(a#2), token 7" in error)
+
+
+def test_a_transfer_outlives_its_source(log: str) -> None:
+    """A source that dies on the way does not stop the transfer: the destination opens the bundle by itself."""
+    script: dict[Phase, Play] = {**BY_THE_BOOK, "handing_over": lambda author, _: propose.left(author, view_of(log).brokers["a"])}
+    with Actors(log, script):
+        out, _, code = unload(log, "--bundle", LEFT_RANGE, "-d", "c")
+    assert (f"accepted at offset 10, done at 12: {LEFT} is owned by c, token 12\n", 0) == (out, code)
+
+
+def refusals() -> dict[str, tuple[Callable[[Channel], object], str, str]]:
+    """What happens to c before a bundle is to be moved to a broker; which one; and what the refusal says."""
+    return {
+        "dead": (lambda channel: channel.die("c"), "c", "rejected at offset 11: dead_target (c#4 is not alive)"),
+        "draining": (
+            lambda channel: channel.accept(propose.draining(channel.author("c"), channel.broker("c"))),
+            "c",
+            "rejected at offset 11: draining_target (c#4 drains and takes nothing new)",
+        ),
+        "unknown": (lambda channel: channel.die("c"), "d", "rejected: unknown_broker (no broker 'd' has ever joined)"),
+        "owner": (lambda channel: channel.die("c"), "a", "rejected at offset 11: illegal_transition (it is owned(a#2))"),
+    }
+
+
+@pytest.mark.parametrize("case", refusals())
+def test_a_transfer_to_an_unfit_broker_is_refused_with_the_reason(case: str, tmp_path: Path) -> None:
+    """A broker that is dead, drains, is unknown or owns the bundle already takes nothing, and the log remembers who asked."""
+    happens, destination, told = refusals()[case]
+    channel = owned_channel()
+    happens(channel)
+    url = write(channel.entries, tmp_path)
+    out, error, code = unload(url, "--bundle", LEFT_RANGE, "-d", destination)
+    assert ("", 1) == (out, code)
+    assert f"error: the proposal about {LEFT} was {told}; " in error
+    is_on_record = "rejected at" in told
+    assert is_on_record == (f"transfers {LEFT} from a#2" in run("channel", "why", LEFT, log=url).stdout)
+
+
+def test_a_refusal_is_told_to_programs(log: str) -> None:
+    """As JSON a refusal comes with its reason, its problem and the offset of the rejected record."""
+    out, error, code = unload(log, "--bundle", LEFT_RANGE, "-d", "a", "--json")
+    document = json.loads(error)
+    assert ("", 1, "Rejected", "illegal_transition", "it is owned(a#2)", 10) == (
+        out,
+        code,
+        *(document[name] for name in ("error", "reason", "problem", "offset")),
+    )
+
+
+def test_a_bundle_on_the_move_is_not_unloaded(tmp_path: Path) -> None:
+    """Only what is owned can be unloaded; the refusal says how the bundle is."""
+    channel = owned_channel()
+    channel.accept(propose.unload(channel.admin(), channel.bundle()))
+    url = write(channel.entries, tmp_path)
+    _, error, code = unload(url, "--bundle", LEFT_RANGE)
+    assert (1, True) == (code, f"rejected: illegal_transition ({LEFT} is releasing, not owned)" in error)
+
+
+def test_an_unload_waits_until_its_owner_has_let_go(log: str) -> None:
+    """A bundle without destination is free, or already another's, when the command returns."""
+    with Actors(log):
+        told = unload(log, "--bundle", LEFT_RANGE)
+    assert (f"accepted at offset 10: a has let go of {LEFT}\n", "", 0) == told
+    assert "free" == view_of(log).bundles[LEFT].phase
+
+
+def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
+    """Without a bundle all that are owned are unloaded, and what has no owner is passed over."""
+    channel = owned_channel()
+    channel.create(even_boundaries(8), namespace="shop/orders")
+    for low in range(0, 1 << 32, 1 << 29):
+        bundle = channel.bundle(low, namespace="shop/orders")
+        if low:
+            channel.accept(propose.assign(channel.admin(), bundle, owner=channel.incarnation("c")))
+            channel.accept(propose.opened(channel.author("c"), channel.bundle(low, namespace="shop/orders")))
+    url = write(channel.entries, tmp_path)
+    with Actors(url):
+        result = run("namespaces", "unload", "shop/orders", log=url)
+    told = "7 bundles of shop/orders are released; 1 had no owner, or were on the move already\n"
+    assert (told, "", 0) == (result.stdout, result.stderr, result.exit_code)
+    assert {"free"} == {bundle.phase for bundle in view_of(url).bundles_of("shop/orders")}
+    out, _, code = unload(url, "--no-wait", "--json")
+    document = json.loads(out)
+    assert ([LEFT, RIGHT], 0, False, 0) == (list(document["offsets"]), document["skipped"], document["done"], code)
+
+
+def test_a_destination_needs_a_bundle(log: str) -> None:
+    """As in Pulsar, a destination without a bundle is a usage error."""
+    out, error, code = unload(log, "-d", "c")
+    assert ("", 2, True) == (out, code, "--destinationBroker moves one bundle; say which with --bundle" in error)
+
+
+def test_an_unknown_bundle_is_the_callers_mistake(log: str) -> None:
+    """A range that is no bundle's, or no range, is refused, and the error says where to look."""
+    _, error, code = unload(log, "--bundle", "0x00000000_0x40000000")
+    assert (2, True) == (code, f"see which there are: equipoise namespaces bundles {NAMESPACE}" in error)
+    _, error, code = unload(log, "--bundle", "0x0_0x40000000")
+    assert (2, True) == (code, error.startswith("error: '0x0_0x40000000' is not a bundle range: expected"))
+
+
+# --- split and merge ---
+
+
+@pytest.mark.parametrize(
+    ("options", "children"),
+    [
+        ((), ["0x00000000_0x40000000", "0x40000000_0x80000000"]),
+        (("--positions", "0x10000000,0x20000000"), ["0x00000000_0x10000000", "0x10000000_0x20000000", "0x20000000_0x80000000"]),
+        (("-san", "specified_positions_divide", "-sb", "16"), ["0x00000000_0x00000010", "0x00000010_0x80000000"]),
+    ],
+    ids=["half", "positions", "pulsar"],
+)
+def test_a_split_waits_for_the_children(options: tuple[str, ...], children: list[str], log: str) -> None:
+    """A bundle is cut in half, or where it is told, and its children are named when the command returns."""
+    with Actors(log):
+        result = run("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, *options, log=log)
+    named = ", ".join(f"{NAMESPACE}/{child}" for child in children)
+    assert (f"accepted at offset 10: {LEFT} is split into {named}\n", "", 0) == (result.stdout, result.stderr, result.exit_code)
+
+
+def test_a_split_that_is_called_off_is_refused(log: str) -> None:
+    """An owner that knows no such algorithm calls the split off, and its reason is told."""
+    script: dict[Phase, Play] = {
+        "splitting": lambda author, bundle: propose.call_off(author, bundle, reason=f"no algorithm {bundle.algorithm}")
+    }
+    with Actors(log, script):
+        result = run("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, "-san", "by_moon", log=log)
+    assert (1, "") == (result.exit_code, result.stdout)
+    assert f'the split of {LEFT} was called off: 11 a#2 calls off the split of {LEFT} ("no algorithm by_moon")' in result.stderr
+
+
+def test_a_split_need_not_be_waited_for(log: str) -> None:
+    """Without waiting the command returns when the channel has accepted the split."""
+    result = run("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, "--no-wait", "--json", log=log)
+    assert {"offset": 10, "bundle": LEFT, "children": [], "done": False} == json.loads(result.stdout)
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("-san", "specified_positions_divide"), "cuts where --positions says"),
+        (("-sb", ",".join(map(str, range(64)))), "at most 63 cuts, not 64"),
+        (("-san", "a\x1bb"), "is not a split algorithm"),
+        (("-san", "a" * (TEXT_CHARACTERS_MAX + 1)), "is not a split algorithm"),
+        (("-sb", "middle"), "is not a list of points"),
+    ],
+    ids=["no positions", "too many", "unprintable", "long", "no points"],
+)
+def test_a_split_that_cannot_be_is_the_callers_mistake(options: tuple[str, ...], problem: str, log: str) -> None:
+    """What is wrong by itself is not put to the owner."""
+    result = run("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, *options, log=log)
+    assert (2, 9) == (result.exit_code, view_of(log).offset)
+    assert problem in result.stderr
+
+
+def test_neighbours_of_one_owner_are_merged(tmp_path: Path) -> None:
+    """Two neighbours become one bundle in one record, without anybody's answer."""
+    channel = owned_channel()
+    channel.accept(propose.transfer(channel.admin(), channel.bundle(MIDDLE), destination=channel.incarnation("a")))
+    channel.accept(propose.let_go(channel.author("a"), channel.bundle(MIDDLE)))
+    channel.accept(propose.hand_over(channel.author("b"), channel.bundle(MIDDLE)))
+    url = write(channel.entries, tmp_path)
+    result = run("namespaces", "merge-bundle", NAMESPACE, "--bundle", LEFT_RANGE, log=url)
+    union = f"{NAMESPACE}/0x00000000_0xffffffff"
+    assert (f"accepted at offset 13: {LEFT} and its right neighbour are {union} now\n", 0) == (result.stdout, result.exit_code)
+    assert [union] == list(view_of(url).bundles)
+
+
+def test_neighbours_of_two_owners_are_not_merged(log: str) -> None:
+    """The refusal names both owners, and the last bundle of a namespace has no right neighbour."""
+    result = run("namespaces", "merge-bundle", NAMESPACE, "-b", LEFT_RANGE, log=log)
+    problem = "they belong to a and b; transfer one of them first"
+    told = f"error: the proposal about {LEFT} and {RIGHT} was rejected: illegal_transition ({problem})"
+    assert (1, True) == (result.exit_code, result.stderr.startswith(told))
+    result = run("namespaces", "merge-bundle", NAMESPACE, "-b", RIGHT_RANGE, log=log)
+    assert (1, True) == (result.exit_code, f"not_adjacent ({RIGHT} is the last of its namespace)" in result.stderr)
+
+
+# --- delete ---
+
+
+def test_delete_lets_go_of_all_bundles_first(log: str) -> None:
+    """A namespace is set to deleting, its bundles are unloaded, and then it is gone."""
+    with Actors(log):
+        result = run("namespaces", "delete", NAMESPACE, log=log)
+    told = f"{NAMESPACE} is being deleted since offset 10; its bundles are unloaded\naccepted at offset 15: {NAMESPACE} is deleted\n"
+    assert (told, "", 0) == (result.stdout, result.stderr, result.exit_code)
+    assert {} == view_of(log).namespaces
+
+
+@pytest.mark.parametrize("phase", ["free", "assigning", "owned", "transferring", "handing_over", "unloading", "splitting"])
+def test_delete_waits_for_what_is_on_the_move(phase: Phase, tmp_path: Path) -> None:
+    """Whatever its bundles are in the middle of, a namespace is deleted once they have come to rest."""
+    url = write(channel_in(phase).entries, tmp_path)
+    with Actors(url):
+        result = run("namespaces", "delete", NAMESPACE, "--json", log=url)
+    assert 0 == result.exit_code, result.stderr
+    assert {"offset": view_of(url).offset, "namespace": NAMESPACE} == json.loads(result.stdout)
+    assert {} == view_of(url).namespaces
+
+
+def test_delete_goes_on_where_it_was(log: str) -> None:
+    """A deletion that ran out of time leaves the namespace deleting, and is finished by the next one."""
+    first = run("namespaces", "delete", NAMESPACE, "--timeout", "1", log=log)
+    assert (3, "deleting") == (first.exit_code, view_of(log).namespaces[NAMESPACE].status)
+    with Actors(log):
+        second = run("namespaces", "delete", NAMESPACE, log=log)
+    assert (0, {}) == (second.exit_code, dict(view_of(log).namespaces))
+    assert second.stdout.startswith("accepted at offset")

@@ -1,0 +1,200 @@
+"""How commands end: one line and one exit code for each error, and neither for Ctrl-C and a closed pipe.
+
+May live here: what concerns all commands. The errors themselves are tested where they are raised.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from brokers.cli.options import publisher
+from brokers.cli.outcome import Commands, ExitCode, exit_code_of, printable
+from channel import errors, propose
+from channel.errors import (
+    Bug,
+    CalledOff,
+    DataDirectoryInUse,
+    DeadlineExceeded,
+    EquipoiseError,
+    InvalidConfig,
+    InvalidName,
+    InvalidTiming,
+    LogUnavailable,
+    OutcomeUnknown,
+    Rejected,
+)
+from tests.unit.cli.fabricated import owned_channel, run, write
+
+CASES = {
+    "refused": (Rejected(key="k", reason="stale", problem=None, offset=7), ExitCode.REFUSED),
+    "called off": (CalledOff(bundle="b", move="split", problem="p"), ExitCode.REFUSED),
+    "caller": (InvalidName(what="namespace", name="n", expected="e"), ExitCode.USAGE),
+    "config": (InvalidConfig(problems=("p",)), ExitCode.USAGE),
+    "timing": (InvalidTiming(setting="lease_ms", value_ms=1, expected="more"), ExitCode.USAGE),
+    "peer": (LogUnavailable(log="l", problem="p"), ExitCode.UNAVAILABLE),
+    "unknown": (OutcomeUnknown(log="l", subject="s", problem="p"), ExitCode.UNAVAILABLE),
+    "deadline": (DeadlineExceeded(what="w", waited_ms=1), ExitCode.UNAVAILABLE),
+    "operator": (DataDirectoryInUse(path="d", pid=7), ExitCode.OPERATOR),
+    "bug": (Bug("b"), ExitCode.OPERATOR),
+    "system": (PermissionError(13, "Permission denied", "file"), ExitCode.OPERATOR),
+}
+
+
+def failing(error: BaseException) -> typer.Typer:
+    """A program with a command that raises `error`, under the group that `equipoise` uses."""
+    program = typer.Typer(cls=Commands)
+
+    @program.command()
+    def fail() -> None:
+        raise error
+
+    @program.callback()
+    def root() -> None:
+        """Make a group of a single command."""
+
+    return program
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_error_is_a_line_and_a_code(case: str) -> None:
+    """Who must act decides the exit code, and the message is one line without a traceback."""
+    error, code = CASES[case]
+    result = CliRunner().invoke(failing(error), ["fail"])
+    assert ("", f"error: {error}\n", code) == (result.stdout, result.stderr, result.exit_code)
+
+
+def test_every_error_has_a_code() -> None:
+    """No error of the product ends a command as if all were well."""
+    kinds = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, EquipoiseError)]
+    codes = {kind.__name__: exit_code_of(kind.__new__(kind)) for kind in kinds}
+    assert {} == {name: code for name, code in codes.items() if code not in {1, 2, 3, 4}}
+    assert (ExitCode.REFUSED, ExitCode.USAGE, ExitCode.OPERATOR) == (codes["Rejected"], codes["UnknownBundle"], codes["LogDamaged"])
+
+
+def test_an_error_is_told_to_programs_with_its_attributes(tmp_path: Path) -> None:
+    """With --json an error is one JSON object, with what the error knows by name."""
+    url = write(owned_channel().entries, tmp_path)
+    result = run("channel", "show", "99", "--json", log=url)
+    document = json.loads(result.stderr)
+    assert ("UnknownOffset", 99, 9, url) == tuple(document[name] for name in ("error", "offset", "end", "log"))
+    assert ("", 2) == (result.stdout, result.exit_code)
+
+
+def test_ctrl_c_is_quiet() -> None:
+    """Whoever stops a command knows that they did."""
+    result = CliRunner().invoke(failing(KeyboardInterrupt()), ["fail"])
+    assert ("", "", 130) == (result.stdout, result.stderr, result.exit_code)
+
+
+@pytest.mark.integration
+def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
+    """A reader that has seen enough ends the command, which says nothing of it."""
+    channel = owned_channel()
+    for number in range(3_000):
+        channel.put(propose.set_policy(channel.admin(), channel.view, name=f"policy-{number}", document={}))
+    command = [sys.executable, "-m", "brokers.cli", "channel", "export", "--log", write(channel.entries, tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert '"offset": 1,' in process.stdout.readline()
+        process.stdout.close()
+        assert (141, "") == (process.wait(timeout=60), process.stderr.read())
+
+
+@pytest.mark.integration
+def test_following_ends_with_ctrl_c(tmp_path: Path) -> None:
+    """What is appended while a tail follows is printed at once, and Ctrl-C ends it quietly."""
+    channel = owned_channel()
+    url = write(channel.entries, tmp_path)
+    command = [sys.executable, "-m", "brokers.cli", "channel", "tail", "-f", "-n", "1", "--log", url]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert "9 b#3 opens" in process.stdout.readline()
+        assert 0 == run("namespaces", "create", "shop/orders", log=url).exit_code
+        assert "creates namespace shop/orders of 4 bundles" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        assert (130, "", "") == (process.wait(timeout=60), process.stdout.read(), process.stderr.read())
+
+
+@pytest.mark.integration
+def test_a_terminal_with_few_letters_is_served(tmp_path: Path) -> None:
+    """What the output's encoding does not have is spelled out."""
+    channel = owned_channel()
+    channel.accept(propose.unload(channel.admin(), channel.bundle(), reason="Grüße, 漢字"))
+    command = [sys.executable, "-m", "brokers.cli", "channel", "tail", "-n", "1", "--log", write(channel.entries, tmp_path)]
+    result = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
+    assert (0, b"", True) == (result.returncode, result.stderr, b"Gr\xfc\xdfe, \\u6f22\\u5b57" in result.stdout), result.stdout
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("plain, Grüße, 漢字", "plain, Grüße, 漢字"),
+        ("two\nlines\tand\x1b[31mred", r"two\nlines\tand\x1b[31mred"),
+        ("\udc80", r"\udc80"),
+        ("\u202eback", r"\u202eback"),
+    ],
+)
+def test_what_a_terminal_would_obey_is_spelled_out(text: str, expected: str) -> None:
+    """Line ends, escape sequences, lone surrogates and marks of direction are shown, and not sent."""
+    assert expected == printable(text)
+
+
+def test_the_log_may_be_named_by_the_environment(tmp_path: Path) -> None:
+    """A log comes from --log, or else from the environment; without either the command line is wrong."""
+    url = write(owned_channel().entries, tmp_path)
+    assert 0 == run("brokers", "list", log=url).exit_code
+    assert 0 == run("brokers", "list", "--log", url, log="sqlite:nowhere").exit_code
+    missing = run("brokers", "list")
+    assert (2, True) == (missing.exit_code, "Missing option '--log'" in missing.stderr)
+
+
+def nobody() -> str:
+    """As `getpass.getuser` where a user has no name."""
+    raise KeyError("getpwuid(): uid not found: 4711")
+
+
+def test_an_admin_is_named_for_the_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The publisher is the name given, or the user's, or the user's number where there is no name."""
+    assert "admin:erin" == publisher("erin")
+    monkeypatch.setenv("LOGNAME", "frank")
+    assert "admin:frank" == publisher(None)
+    monkeypatch.setattr("getpass.getuser", nobody)
+    assert f"admin:uid-{os.getuid()}" == publisher(None)
+
+
+@pytest.mark.parametrize("name", ["", " ", "a\nb", "\udc80", "a" * 256])
+def test_an_admin_has_a_name_that_can_be_shown(name: str) -> None:
+    """A name that a record or a terminal could not bear is refused."""
+    with pytest.raises(InvalidName, match="--as"):
+        publisher(name)
+
+
+def test_the_version_is_printed() -> None:
+    """The version is that of the installed distribution."""
+    result = run("--version")
+    assert (0, True) == (result.exit_code, result.stdout.startswith("equipoise 0."))
+
+
+def test_help_names_every_group() -> None:
+    """Help fits on one screen, and says what each group is for, without importing any of them."""
+    program = "import sys; from brokers.cli.main import app; app(['--help'], standalone_mode=False); print(sorted(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    *lines, loaded = result.stdout.splitlines()
+    assert len(lines) < 25
+    begin = lines.index("Commands:") + 1
+    assert ["broker", "up", "namespaces", "bundles", "brokers", "channel"] == [
+        line.split()[0] for line in lines[begin : lines.index("", begin)]
+    ]
+    assert [] == [name for name in ("aiohttp", "pydantic", "rich", "sqlite3", "channel.view") if f"'{name}'" in loaded]

@@ -1,0 +1,95 @@
+"""Services named on a command line: what is loaded, and how each mistake is told.
+
+May live here: `[PATTERN=]MODULE:CLASS`. What a worker then does with services is asked elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from brokers.cli.services import load_services
+from brokers.service import Service
+from channel.errors import InvalidService
+
+MODULE = """
+from brokers.service import Service
+
+class Good(Service):
+    async def open(self, ownership, handover): ...
+    async def close(self, bundle, moved_to): ...
+
+class Abstract(Service):
+    pass
+
+class Greedy(Good):
+    def __init__(self, what): ...
+
+class Failing(Good):
+    def __init__(self):
+        raise ValueError("no store")
+
+class Stranger:
+    pass
+
+good = Good()
+"""
+
+
+@pytest.fixture(autouse=True)
+def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The working folder holds some modules, which nobody has imported yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("services_here", "broken_here", "needy_here", "exiting_here"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    (tmp_path / "services_here.py").write_text(MODULE)
+    (tmp_path / "broken_here.py").write_text("def broken(:\n")
+    (tmp_path / "needy_here.py").write_text("import nowhere_to_be_found\n")
+    (tmp_path / "exiting_here.py").write_text("raise SystemExit(3)\n")
+
+
+def test_services_are_loaded_by_pattern() -> None:
+    """Each pattern has an instance of its own; without a pattern a service is for all namespaces."""
+    services = load_services(["services_here:Good", "a=b/*=services_here:Good"])
+    assert ["*", "a=b/*"] == list(services)
+    one, other = services.values()
+    assert (True, True, True) == (isinstance(one, Service), type(one) is type(other), one is not other)
+
+
+MISTAKES = {
+    "services_here": "it has another form",
+    "services_here:": "it has another form",
+    ":Good": "it has another form",
+    "=services_here:Good": "it has another form",
+    "services_here:Good.more": "it has another form",
+    "../services_here:Good": "it has another form",
+    "\udc80:Good": "it has another form",
+    "nowhere_to_be_found:Good": "there is no module nowhere_to_be_found;",
+    "services_here.deeper:Good": "there is no module services_here.deeper;",
+    "services_here:Missing": "the module services_here has no Missing",
+    "services_here:good": "good is no class that descends from equipoise.Service",
+    "services_here:Stranger": "Stranger is no class that descends from equipoise.Service",
+    "services_here:Abstract": "making one failed with TypeError: Can't instantiate abstract class Abstract",
+    "services_here:Greedy": "making one failed with TypeError: ",
+    "services_here:Failing": "making one failed with ValueError: no store",
+    "broken_here:Good": "importing broken_here failed with SyntaxError: ",
+    "needy_here:Good": "the module needy_here imports nowhere_to_be_found, which is not there",
+    "exiting_here:Good": "importing exiting_here failed with SystemExit: 3",
+}
+
+
+@pytest.mark.parametrize("service", MISTAKES)
+def test_each_mistake_is_told(service: str) -> None:
+    """A service that cannot be loaded is the caller's mistake, and the error says which."""
+    with pytest.raises(InvalidService) as caught:
+        load_services([service])
+    assert MISTAKES[service] in str(caught.value)
+
+
+def test_a_pattern_has_one_service() -> None:
+    """Two services for one pattern are refused, since only one of them could serve."""
+    with pytest.raises(InvalidService, match="have a service already"):
+        load_services(["x/*=services_here:Good", "x/*=services_here:Good"])

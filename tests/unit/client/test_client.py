@@ -1,0 +1,252 @@
+"""The client over a log: who serves a key, waiting while nobody does, and healing after a wrong answer.
+
+May live here: `Client` in process, on a log in memory that the test writes. Over HTTP it is asked in
+tests/integration/test_client_http.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from brokers.client import client as client_module
+from brokers.client.client import Client, InvalidSource
+from channel import propose
+from channel.errors import DeadlineExceeded, InvalidLogUrl, InvalidName, LevelTooNew, Overloaded, UnknownNamespace
+from channel.memory_log import MemoryLog
+from tests.folding import NAMESPACE, Channel, channel_in, joined
+
+DEADLINE_S = 60.0
+TIMEOUT_MS = 20_000
+
+
+class Shown:
+    """A channel whose records can be shown to readers of a log in memory, up to now or one by one."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.url = f"memory:{uuid.uuid4()}"
+        self.log = MemoryLog(name=self.url)
+        self.shown = 0
+
+    def show(self) -> None:
+        """Append what the channel has and the log has not."""
+        for offset, data in self.channel.entries[self.shown :]:
+            assert [offset] == list(self.log.append([data], timeout_ms=0))
+        self.shown = len(self.channel.entries)
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    """Run one test on a loop of its own, with a bound on the whole of it."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await story()
+
+    asyncio.run(bounded())
+
+
+def shown(channel: Channel) -> Shown:
+    """A log that shows a channel as it is."""
+    shown = Shown(channel)
+    shown.show()
+    return shown
+
+
+async def owner_now(client: Client) -> str | None:
+    """Whom the client names without waiting."""
+    try:
+        return (await client.owner(NAMESPACE, "key", timeout_ms=0)).broker
+    except DeadlineExceeded:
+        return None
+
+
+async def named(client: Client, broker: str | None) -> None:
+    """Wait until the client names a broker, or nobody; the deadline of `run` bounds it."""
+    while True:
+        if await owner_now(client) == broker:
+            return
+        await asyncio.sleep(0.001)
+
+
+def test_the_owner_is_known_at_once() -> None:
+    """A key's owner is told with the addresses that it advertised."""
+
+    async def story() -> None:
+        log = shown(channel_in("owned"))
+        async with Client(log.url) as client:
+            peer = await client.owner(NAMESPACE, "key", timeout_ms=0)
+        assert ("owner", {"http": "http://owner"}) == (peer.broker, peer.addresses)
+
+    run(story)
+
+
+def test_a_caller_waits_while_nobody_serves() -> None:
+    """While a bundle is handed over nobody is named, and the caller hears of the new owner as soon as the log tells."""
+
+    async def story() -> None:
+        log = shown(channel_in("transferring"))
+        async with Client(log.url) as client:
+            assert (await client.owner(NAMESPACE, "key", timeout_ms=0)).broker == "source"
+            log.channel.accept(propose.let_go(log.channel.author("owner"), log.channel.bundle()))
+            log.show()
+            await named(client, None)
+            waiting = asyncio.ensure_future(client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS))
+            log.channel.accept(propose.hand_over(log.channel.author("source"), log.channel.bundle()))
+            log.show()
+            assert (await waiting).broker == "owner"
+
+    run(story)
+
+
+def test_waiting_has_an_end() -> None:
+    """Where nobody comes to serve a key, its caller hears so after its own time."""
+
+    async def story() -> None:
+        log = shown(channel_in("free"))
+        async with Client(log.url) as client:
+            with pytest.raises(DeadlineExceeded, match="an owner for tenant/ns/key"):
+                await client.owner(NAMESPACE, "key", timeout_ms=20)
+
+    run(story)
+
+
+def test_names_are_checked() -> None:
+    """A namespace that is not there, and a text that is none, are errors of the caller."""
+
+    async def story() -> None:
+        log = shown(channel_in("owned"))
+        async with Client(log.url) as client:
+            with pytest.raises(UnknownNamespace):
+                await client.owner("tenant/other", "key")
+            with pytest.raises(InvalidName):
+                await client.owner("no namespace", "key")
+
+    run(story)
+
+
+def test_a_wrong_owner_is_not_named_again_until_something_new_is_known() -> None:
+    """After a call to an owner that is gone, the next answer is the new owner, however soon it is asked for."""
+
+    async def story() -> None:
+        log = shown(channel_in("owned", "other"))
+        async with Client(log.url) as client:
+            seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
+            client.misrouted(NAMESPACE, "key", seen)
+            waiting = asyncio.ensure_future(client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS))
+            await asyncio.sleep(0)
+            assert not waiting.done()
+            log.channel.die("owner")
+            log.channel.own("other")
+            log.show()
+            assert (await waiting).broker == "other"
+
+    run(story)
+
+
+def test_a_wrong_owner_is_named_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where nothing new comes to be known, the trouble may have passed: the owner is named again, once distrust has ended."""
+    monkeypatch.setattr(client_module, "DISTRUST_MS", 30)
+
+    async def story() -> None:
+        log = shown(channel_in("owned"))
+        async with Client(log.url) as client:
+            seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
+            client.misrouted(NAMESPACE, "key", seen)
+            assert await owner_now(client) is None
+            assert seen == await client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS)
+
+    run(story)
+
+
+def test_who_was_wrong_long_ago_is_not_distrusted() -> None:
+    """A caller that has seen an owner whom the table does not name any more tells nothing new."""
+
+    async def story() -> None:
+        log = shown(channel_in("owned", "other"))
+        async with Client(log.url) as client:
+            seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
+            log.channel.die("owner")
+            log.channel.own("other")
+            log.show()
+            await named(client, "other")
+            client.misrouted(NAMESPACE, "key", seen)
+            assert (await client.owner(NAMESPACE, "key", timeout_ms=0)).broker == "other"
+
+    run(story)
+
+
+def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Distrust beyond its bound forgets the oldest, and a caller beyond the row's end is sent away."""
+    monkeypatch.setattr(client_module, "DISTRUSTED_MAX", 1)
+    monkeypatch.setattr(client_module, "WAITERS_MAX", 1)
+
+    async def story() -> None:
+        channel = channel_in("owned")
+        channel.accept(propose.create_namespace(channel.admin(), channel.view, name="tenant/two", boundaries=(0, 0xFFFFFFFF)))
+        bundle = channel.bundle(namespace="tenant/two")
+        channel.accept(propose.assign(channel.admin(), bundle, owner=channel.incarnation("owner")))
+        channel.accept(propose.opened(channel.author("owner"), channel.bundle(namespace="tenant/two")))
+        log = shown(channel)
+        async with Client(log.url) as client:
+            seen = await client.owner(NAMESPACE, "key", timeout_ms=0)
+            client.misrouted(NAMESPACE, "key", seen)
+            client.misrouted("tenant/two", "key", seen)
+            assert seen == await client.owner(NAMESPACE, "key", timeout_ms=0)
+            waiting = asyncio.ensure_future(client.owner("tenant/two", "key", timeout_ms=TIMEOUT_MS))
+            await asyncio.sleep(0)
+            with pytest.raises(Overloaded):
+                await client.owner("tenant/two", "key", timeout_ms=TIMEOUT_MS)
+            assert seen == await waiting
+
+    run(story)
+
+
+def test_a_client_without_a_loop() -> None:
+    """In a thread of its own the client answers as on a loop, and ends with its context."""
+    log = shown(channel_in("owned"))
+    with Client(log.url).in_thread() as client:
+        seen = client.owner(NAMESPACE, "key")
+        client.misrouted(NAMESPACE, "key", seen)
+        with pytest.raises(DeadlineExceeded):
+            client.owner(NAMESPACE, "key", timeout_ms=10)
+        with pytest.raises(UnknownNamespace):
+            client.misrouted("tenant/other", "key", seen)
+    assert seen.broker == "owner"
+
+
+@pytest.mark.parametrize("sources", [(), ("memory:a", "memory:b"), ("http://a", "memory:b")])
+def test_a_client_has_one_kind_of_source(sources: tuple[str, ...]) -> None:
+    """No source, two logs, or a log beside brokers, is a mistake, told at once."""
+    with pytest.raises(InvalidSource):
+        Client(*sources)
+
+
+def test_a_log_that_is_not_there_is_told_at_the_start(tmp_path: object) -> None:
+    """A client does not make the log that it is to follow, and ends its thread when it cannot start."""
+    with pytest.raises(InvalidLogUrl, match="there is no file"), Client(f"sqlite:{tmp_path}/log.db").in_thread():
+        pass
+
+
+def test_what_ends_the_following_is_told_to_every_caller() -> None:
+    """Once the log cannot be followed any more, each question is answered with the reason, those that wait included."""
+
+    async def story() -> None:
+        channel = Channel()
+        channel.genesis()
+        channel.accept(joined("owner", channel.view, nonce="n", supports=2))
+        channel.create()
+        log = shown(channel)
+        async with Client(log.url) as client:
+            waiting = asyncio.ensure_future(client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS))
+            channel.accept(propose.raise_level(channel.admin(), channel.view, level=2))
+            log.show()
+            with pytest.raises(LevelTooNew):
+                await waiting
+            with pytest.raises(LevelTooNew):
+                await client.owner(NAMESPACE, "key", timeout_ms=0)
+
+    run(story)

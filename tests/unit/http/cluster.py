@@ -1,0 +1,215 @@
+"""Brokers of one loop, with HTTP on loopback, over one log in memory.
+
+May live here: `Cluster`, the service that its brokers host, and the callers' side of HTTP. What is tested is the product's:
+real workers, a real server, a real client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import json
+import socket
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from brokers.agent.intents import CreateNamespace
+from brokers.config import WorkerConfig
+from brokers.http.app import make_app
+from brokers.load import BundleLoad
+from brokers.service import Bundle, Ownership, Peer, Service
+from brokers.worker import Worker
+from channel.ranges import even_boundaries
+from channel.view import View
+
+NAMESPACE = "acme/shop"
+PATIENCE_MS = 20_000
+DEADLINE_S = 60.0
+
+
+@dataclass(eq=False)
+class Gate(Service):
+    """A service that takes and closes bundles as long as its gates stand open, and refuses those that it is told to refuse."""
+
+    taking: asyncio.Event = field(default_factory=asyncio.Event)
+    closing: asyncio.Event = field(default_factory=asyncio.Event)
+    refuses: set[str] = field(default_factory=set)
+    parted: dict[str, bytes] = field(default_factory=dict)
+    loads: dict[str, BundleLoad] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.taking.set()
+        self.closing.set()
+
+    async def prepare(self, bundle: Bundle, source: Peer | None) -> None:
+        if bundle.name in self.refuses:
+            raise RuntimeError("no room here")
+        await self.taking.wait()
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        """Nothing is left to do."""
+
+    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+        await self.closing.wait()
+        return None
+
+    async def fetch(self, bundle: Bundle, token: int) -> bytes | None:
+        return self.parted.get(bundle.name)
+
+    def load(self) -> Mapping[str, BundleLoad]:
+        return self.loads
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """An answer over HTTP, read to its end."""
+
+    status: int
+    body: bytes
+    headers: Mapping[str, str]
+
+    def json(self) -> object:
+        """The body as JSON."""
+        return json.loads(self.body)
+
+    @property
+    def reason(self) -> str:
+        """The text of an error."""
+        told = json.loads(self.body)["reason"]
+        assert isinstance(told, str)
+        return told
+
+
+@dataclass(kw_only=True)
+class Broker:
+    """One broker: its worker, its service, and where it listens. `shut` ends its HTTP alone."""
+
+    worker: Worker
+    service: Gate
+    url: str
+    session: aiohttp.ClientSession
+    shut: Callable[[], Awaitable[None]]
+
+    @property
+    def id(self) -> str:
+        """The broker's id."""
+        return self.worker.broker_id
+
+    async def ask(self, method: str, path: str, *, data: bytes | None = None, headers: Mapping[str, str] | None = None) -> Answer:
+        """One request. The path is sent as it stands."""
+        url = URL(self.url + path, encoded=True)
+        async with self.session.request(
+            method, url, data=None if data is None else io.BytesIO(data), headers=headers, allow_redirects=False
+        ) as response:
+            return Answer(status=response.status, body=await response.read(), headers=dict(response.headers))
+
+    async def get(self, path: str) -> Answer:
+        """One GET."""
+        return await self.ask("GET", path)
+
+    async def put(self, path: str, body: object = None) -> Answer:
+        """One PUT, with a JSON body unless it is None."""
+        return await self.ask("PUT", path, data=None if body is None else json.dumps(body).encode())
+
+
+@dataclass(kw_only=True)
+class Cluster:
+    """Brokers with one namespace of four bundles, all of them owned."""
+
+    brokers: Sequence[Broker]
+
+    @property
+    def view(self) -> View:
+        """The view of the first broker."""
+        return self.brokers[0].worker.view
+
+    def owner_of(self, bundle: str) -> Broker:
+        """The broker that owns a bundle."""
+        owner = self.view.bundles[bundle].owner
+        return next(broker for broker in self.brokers if broker.worker.agent.incarnation == owner)
+
+    def other_than(self, broker: Broker) -> Broker:
+        """Another broker."""
+        return next(other for other in self.brokers if other is not broker)
+
+    async def settled(self) -> None:
+        """Wait until all bundles are owned, and all views stand at one offset."""
+        offset = max(broker.worker.view.offset for broker in self.brokers)
+        for broker in self.brokers:
+            await broker.worker.reached(offset, timeout_ms=PATIENCE_MS)
+            await broker.worker.until(_all_owned, timeout_ms=PATIENCE_MS, what="all bundles being owned")
+
+    def bundles(self, namespace: str = NAMESPACE) -> list[str]:
+        """The bundles of a namespace by name, in order of the hash space."""
+        return [bundle.name for bundle in self.view.bundles_of(namespace)]
+
+
+def path_of(bundle: str) -> str:
+    """The path of a bundle's administration."""
+    return f"/admin/v2/namespaces/{bundle}"
+
+
+def _all_owned(view: View) -> bool | None:
+    return all(bundle.phase == "owned" for bundle in view.bundles.values()) or None
+
+
+@asynccontextmanager
+async def started(folder: Path, log_url: str, settings: Mapping[str, object]) -> AsyncIterator[Broker]:
+    """One broker that serves HTTP; it may not be ready yet."""
+    service = Gate()
+    async with AsyncExitStack() as parts:
+        session = await parts.enter_async_context(aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)))
+        listening = parts.enter_context(socket.create_server(("127.0.0.1", 0)))
+        port = listening.getsockname()[1]
+        config = WorkerConfig.model_validate(
+            {"log_url": log_url, "data_dir": folder / str(port), "http_port": port, "drain_ms": 1_000, **settings}
+        )
+        worker = Worker(config, {"*": service}, addresses={"http": config.http_url})
+        await worker.start()
+        runner = web.AppRunner(make_app(worker), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        parts.push_async_callback(runner.cleanup)
+        await web.SockSite(runner, listening).start()
+        # The last to be entered is the first to be left: HTTP answers while the broker drains.
+        parts.push_async_callback(worker.stop)
+        yield Broker(worker=worker, service=service, url=config.http_url, session=session, shut=runner.cleanup)
+
+
+@asynccontextmanager
+async def cluster(folder: Path, *, brokers: int = 1, bundles: int = 4, **settings: object) -> AsyncIterator[Cluster]:
+    """So many brokers with one namespace of so many bundles, all of them owned."""
+    log_url = f"memory:{uuid.uuid4()}"
+    async with AsyncExitStack() as parts:
+        all_brokers = []
+        for _ in range(brokers):
+            broker = await parts.enter_async_context(started(folder, log_url, settings))
+            await broker.worker.ready(timeout_ms=PATIENCE_MS)
+            all_brokers.append(broker)
+        made = Cluster(brokers=all_brokers)
+        intent = CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(bundles))
+        await all_brokers[0].worker.request(intent, timeout_ms=PATIENCE_MS)
+        await made.settled()
+        yield made
+
+
+def run(story: Callable[[], Awaitable[None]]) -> None:
+    """Run one test on a loop of its own, with a bound on the whole of it."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(DEADLINE_S):
+            await story()
+
+    asyncio.run(bounded())
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait for something that nobody announces; the deadline of `run` bounds it."""
+    while not condition():  # noqa: ASYNC110 - what is watched has no event
+        await asyncio.sleep(0.002)

@@ -1,0 +1,346 @@
+"""Tenants, namespaces and bundles, administered over HTTP as scripts written for Pulsar do it.
+
+May live here: each path with what it answers, and what it did to the channel.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from channel.ranges import even_boundaries
+from tests.unit.http.cluster import NAMESPACE, Cluster, cluster, path_of, run, until
+
+pytestmark = pytest.mark.integration
+
+NAMESPACES = "/admin/v2/namespaces"
+TENANTS = "/admin/v2/tenants"
+
+
+def test_a_tenant_exists_by_its_namespaces(tmp_path: Path) -> None:
+    """A tenant may always be created, is listed once it has a namespace, and deleted once it has none."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            assert 204 == (await broker.put(f"{TENANTS}/other", {"allowedClusters": ["equipoise"]})).status
+            assert ["acme"] == (await broker.get(TENANTS)).json()
+            assert {"adminRoles": [], "allowedClusters": ["equipoise"]} == (await broker.get(f"{TENANTS}/acme")).json()
+            assert 404 == (await broker.get(f"{TENANTS}/other")).status
+            assert 204 == (await broker.ask("DELETE", f"{TENANTS}/other")).status
+            refused = await broker.ask("DELETE", f"{TENANTS}/acme")
+            assert 409 == refused.status
+            assert NAMESPACE in refused.reason
+            for method in ("GET", "PUT", "DELETE"):
+                refused = await broker.ask(method, f"{TENANTS}/a%20b")
+                assert (412, True) == (refused.status, "'a b' is not a tenant" in refused.reason)
+
+    run(story)
+
+
+def test_a_namespace_is_created_as_it_was_asked_for(tmp_path: Path) -> None:
+    """A namespace starts with so many bundles, or these, or four; every broker knows it, and brokers own its bundles."""
+    quarters = ["0x00000000", "0x40000000", "0x80000000", "0xc0000000", "0xffffffff"]
+    bodies = {
+        "few": ({"bundles": {"numBundles": 2}}, ["0x00000000", "0x80000000", "0xffffffff"]),
+        "cut": ({"bundles": {"boundaries": ["0x00000000", "0x10", "0xffffffff"]}}, ["0x00000000", "0x00000010", "0xffffffff"]),
+        "both": ({"bundles": {"boundaries": ["0x0", "0xFFFFFFFF"], "numBundles": 9}}, ["0x00000000", "0xffffffff"]),
+        "zero": ({"bundles": {"numBundles": 0, "boundaries": []}, "persistence": {"x": 1}}, quarters),
+        "none": ({"bundles": None}, quarters),
+        "null": (None, quarters),
+        "empty": ({}, quarters),
+    }
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            one, other = brokers.brokers
+            for name, (body, boundaries) in bodies.items():
+                assert 204 == (await one.put(f"{NAMESPACES}/acme/{name}", body)).status
+                await brokers.settled()
+                expected = {"boundaries": boundaries, "numBundles": len(boundaries) - 1}
+                assert expected == (await other.get(f"{NAMESPACES}/acme/{name}/bundles")).json()
+            expected_policies = {
+                "bundles": {"boundaries": quarters, "numBundles": 4},
+                "replication_clusters": ["equipoise"],
+                "deleted": False,
+            }
+            assert expected_policies == (await other.get(f"{NAMESPACES}/acme/empty")).json()
+            assert sorted([NAMESPACE, *(f"acme/{name}" for name in bodies)]) == (await other.get(f"{NAMESPACES}/acme")).json()
+            assert [] == (await other.get(f"{NAMESPACES}/acm")).json()
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "told"),
+    [
+        (b"{", 400, "Invalid JSON"),
+        (b"\xff", 400, "the body cannot be used"),
+        (b"[]", 400, "the body cannot be used"),
+        (b'{"bundles": {"numBundles": "16"}}', 400, "bundles.numBundles"),
+        (b'{"bundles": {"numBundles": true}}', 400, "bundles.numBundles"),
+        (b'{"bundles": {"boundaries": [1, 2]}}', 400, "bundles.boundaries.0"),
+        (b'{"bundles": {"numBundles": -1}}', 412, "1 to 65536"),
+        (b'{"bundles": {"numBundles": 65537}}', 412, "1 to 65536"),
+        (b'{"bundles": {"boundaries": ["0x00000000", "0x80000000"]}}', 412, "end with 0xffffffff"),
+        (b'{"bundles": {"boundaries": ["0x00000000", "0x2", "0x1", "0xffffffff"]}}', 412, "0x00000001 does not come after"),
+        (b'{"bundles": {"boundaries": ["0x00000000", "eight", "0xffffffff"]}}', 412, "'eight' is no boundary"),
+        (b'"' + b"x" * (1 << 20) + b'"', 413, "Request Entity Too Large"),
+        (b"[" * 100_000, 400, "the body cannot be used"),
+    ],
+)
+def test_a_body_that_cannot_be_is_refused(tmp_path: Path, body: bytes, status: int, told: str) -> None:
+    """A body that is no namespace is refused with what is wrong, and nothing is created."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            answer = await broker.ask("PUT", f"{NAMESPACES}/acme/new", data=body)
+            assert status == answer.status, answer.body
+            assert told in answer.reason
+            assert [NAMESPACE] == list(brokers.view.namespaces)
+
+    run(story)
+
+
+def test_a_namespace_is_created_once(tmp_path: Path) -> None:
+    """Creating a namespace that is there is answered 409, by whichever broker, also if both are asked at once."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            one, other = brokers.brokers
+            answer = await one.put(f"{NAMESPACES}/{NAMESPACE}")
+            assert (409, True) == (answer.status, "already exists" in answer.reason)
+            answers = await asyncio.gather(one.put(f"{NAMESPACES}/acme/new"), other.put(f"{NAMESPACES}/acme/new"))
+            assert [204, 409] == sorted(answer.status for answer in answers)
+
+    run(story)
+
+
+def test_deleting_a_namespace_lets_go_of_all_of_it(tmp_path: Path) -> None:
+    """A deletion waits until every bundle has been closed, also one that was just on the move, and leaves nothing."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            one, other = brokers.brokers
+            moving = brokers.bundles()[0]
+            target = brokers.other_than(brokers.owner_of(moving))
+            target.service.taking.clear()
+            transfer = asyncio.ensure_future(one.put(f"{path_of(moving)}/unload?destinationBroker={target.id}"))
+            await until(lambda: brokers.view.bundles[moving].phase == "transferring")
+            deletion = asyncio.ensure_future(other.ask("DELETE", f"{NAMESPACES}/{NAMESPACE}"))
+            await until(lambda: brokers.view.namespaces[NAMESPACE].status == "deleting")
+            assert (await other.get(f"{NAMESPACES}/{NAMESPACE}")).body.endswith(b'"deleted":true}')
+            target.service.taking.set()
+            assert [204, 204] == [(await transfer).status, (await deletion).status]
+            assert {} == other.worker.view.bundles
+            assert 404 == (await other.get(f"{NAMESPACES}/{NAMESPACE}")).status
+            assert 404 == (await other.ask("DELETE", f"{NAMESPACES}/{NAMESPACE}")).status
+            assert 204 == (await other.put(f"{NAMESPACES}/{NAMESPACE}")).status
+
+    run(story)
+
+
+def test_a_bundle_is_moved_to_where_it_is_wanted(tmp_path: Path) -> None:
+    """An unload with a destination is answered when the destination owns the bundle, under a greater token."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            for bundle in brokers.bundles():
+                source, before = brokers.owner_of(bundle), brokers.view.bundles[bundle]
+                target = brokers.other_than(source)
+                answer = await brokers.brokers[0].put(f"{path_of(bundle)}/unload?destinationBroker={target.id}&authoritative=true")
+                assert 204 == answer.status
+                after = brokers.view.bundles[bundle]
+                assert (target.worker.agent.incarnation, "owned") == (after.owner, after.phase)
+                assert before.token < after.token
+
+    run(story)
+
+
+def test_an_unload_is_answered_when_the_owner_has_let_go(tmp_path: Path) -> None:
+    """An unload without destination waits for the close, and then somebody takes the bundle anew."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            bundle = brokers.bundles()[0]
+            owner, token = brokers.owner_of(bundle), brokers.view.bundles[bundle].token
+            owner.service.closing.clear()
+            asked = asyncio.ensure_future(owner.put(f"{path_of(bundle)}/unload"))
+            await until(lambda: brokers.view.bundles[bundle].phase == "unloading")
+            assert not asked.done()
+            owner.service.closing.set()
+            assert 204 == (await asked).status
+            await brokers.settled()
+            assert token < brokers.view.bundles[bundle].token
+
+    run(story)
+
+
+def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
+    """The unload of a namespace takes every bundle from its owner, more of them than are unloaded at once."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2, bundles=100) as brokers:
+            before = {name: brokers.view.bundles[name].last for name in brokers.bundles()}
+            assert 204 == (await brokers.brokers[0].put(f"{NAMESPACES}/{NAMESPACE}/unload")).status
+            await brokers.settled()
+            assert all(last < brokers.view.bundles[name].token for name, last in before.items())
+            assert 404 == (await brokers.brokers[0].put(f"{NAMESPACES}/acme/nowhere/unload")).status
+
+    run(story)
+
+
+def test_an_unload_of_what_nobody_owns_is_done(tmp_path: Path) -> None:
+    """Without a destination there is nothing to do for a free bundle, as in Pulsar; with one it is refused."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,), bundle = brokers.brokers, brokers.bundles()[0]
+            broker.service.refuses.add(bundle)
+            assert 204 == (await broker.put(f"{path_of(bundle)}/unload")).status
+            assert "free" == brokers.view.bundles[bundle].phase
+            assert 204 == (await broker.put(f"{path_of(bundle)}/unload")).status
+            refused = await broker.put(f"{path_of(bundle)}/unload?destinationBroker={broker.id}")
+            assert (409, True) == (refused.status, "is free, not owned" in refused.reason)
+
+    run(story)
+
+
+async def refusal(brokers: Cluster, query: str, bundle: str | None = None) -> tuple[int, str]:
+    """How the unload of a bundle is refused: the status, and Pulsar's `reason`."""
+    answer = await brokers.brokers[0].put(f"{path_of(bundle or brokers.bundles()[0])}/unload?{query}")
+    return answer.status, answer.reason
+
+
+def test_a_move_that_cannot_be_is_refused_with_the_reason(tmp_path: Path) -> None:
+    """A destination that is unknown, impossible, dead or draining, and a bundle that is not there, are told apart."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=3) as brokers:
+            one, draining, dead = brokers.brokers
+            for broker in brokers.brokers[1:]:
+                for bundle in brokers.bundles():
+                    if brokers.owner_of(bundle) is broker:
+                        await one.put(f"{path_of(bundle)}/unload?destinationBroker={one.id}")
+            assert 204 == (await draining.ask("POST", "/admin/v2/brokers/drain")).status
+            await dead.worker.stop()
+            await until(lambda: not one.worker.view.brokers[dead.id].live and one.worker.view.brokers[draining.id].status == "draining")
+            for query, status, told in (
+                (f"destinationBroker={dead.id}", 412, "dead_target"),
+                (f"destinationBroker={draining.id}", 412, "draining_target"),
+                (f"destinationBroker={one.id}", 409, "illegal_transition"),
+                ("destinationBroker=nobody:8080", 404, "unknown_broker"),
+                ("destinationBroker=a%20b", 412, "is not a broker id"),
+            ):
+                refused = await refusal(brokers, query)
+                assert (status, True) == (refused[0], told in refused[1]), refused
+            assert (404, True) == ((other := await refusal(brokers, "", f"{NAMESPACE}/0x00000000_0x00000001"))[0], "no bundle" in other[1])
+            assert 404 == (await refusal(brokers, "", "acme/nowhere/0x00000000_0xffffffff"))[0]
+            assert 412 == (await refusal(brokers, "", f"{NAMESPACE}/LARGEST"))[0]
+
+    run(story)
+
+
+def test_a_move_that_is_called_off_says_why(tmp_path: Path) -> None:
+    """When the destination's service refuses, the caller gets 409 with its words, and the source has kept the bundle."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            bundle = brokers.bundles()[0]
+            source = brokers.owner_of(bundle)
+            target = brokers.other_than(source)
+            target.service.refuses.add(bundle)
+            answer = await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+            assert (409, "CalledOff") == (answer.status, answer.body and answer.json()["error"])  # type: ignore[index]
+            assert "no room here" in answer.reason
+            assert source is brokers.owner_of(bundle)
+
+    run(story)
+
+
+def test_a_move_that_takes_too_long_is_answered_504(tmp_path: Path) -> None:
+    """At the deadline the caller learns that the move has not happened yet, and it still does."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2, admin_ms=150) as brokers:
+            bundle = brokers.bundles()[0]
+            source = brokers.owner_of(bundle)
+            target = brokers.other_than(source)
+            target.service.taking.clear()
+            answer = await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+            assert (504, True) == (answer.status, f"the transfer of {bundle}" in answer.reason)
+            target.service.taking.set()
+            await until(lambda: brokers.view.bundles[bundle].phase == "owned")
+            assert target is brokers.owner_of(bundle)
+
+    run(story)
+
+
+def test_bundles_are_split_and_merged(tmp_path: Path) -> None:
+    """A split is answered when the children are there, in the middle or at given positions; a merge undoes it."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, bundles=1) as brokers:
+            (broker,), (whole,) = brokers.brokers, brokers.bundles()
+            assert 204 == (await broker.put(f"{path_of(whole)}/split?unload=true&authoritative=false")).status
+            halves = [f"{NAMESPACE}/0x00000000_0x7fffffff", f"{NAMESPACE}/0x7fffffff_0xffffffff"]
+            assert halves == brokers.bundles()
+            assert 204 == (await broker.put(f"{path_of(halves[0])}/merge")).status
+            assert [whole] == brokers.bundles()
+            answer = await broker.put(f"{path_of(whole)}/split?splitAlgorithmName=specified_positions_divide", [48, 16, 16])
+            assert 204 == answer.status
+            assert [(0, 16), (16, 48), (48, 0xFFFFFFFF)] == [(b.low, b.high) for b in brokers.view.bundles_of(NAMESPACE)]
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("query", "body", "status", "told"),
+    [
+        ("splitAlgorithmName=specified_positions_divide", None, 412, "there are none"),
+        ("splitAlgorithmName=specified_positions_divide", [], 412, "there are none"),
+        ("splitAlgorithmName=specified_positions_divide", [0], 412, "strictly inside"),
+        ("splitAlgorithmName=specified_positions_divide", [0xFFFFFFFF], 412, "strictly inside"),
+        ("splitAlgorithmName=specified_positions_divide", [-1], 400, "greater than or equal to 0"),
+        ("splitAlgorithmName=specified_positions_divide", ["16"], 400, "valid integer"),
+        ("splitAlgorithmName=specified_positions_divide", list(range(1, 65)), 400, "at most 63"),
+        ("splitAlgorithmName=specified_positions_divide", {"positions": [1]}, 400, "array"),
+        (f"splitAlgorithmName={'x' * 2_000}", None, 400, "name of no algorithm"),
+        ("splitAlgorithmName=%00", None, 400, "name of no algorithm"),
+        ("splitAlgorithmName=by_moonlight", None, 409, "there is no split algorithm"),
+    ],
+)
+def test_a_split_that_cannot_be_is_refused(tmp_path: Path, query: str, body: object, status: int, told: str) -> None:
+    """What cannot be split so is refused with what is wrong, and the bundle stays whole."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, bundles=1) as brokers:
+            (broker,), (whole,) = brokers.brokers, brokers.bundles()
+            answer = await broker.put(f"{path_of(whole)}/split?{query}", body)
+            assert status == answer.status, answer.body
+            assert told in answer.reason
+            await until(lambda: brokers.view.bundles[whole].phase == "owned")
+
+    run(story)
+
+
+def test_a_merge_needs_a_neighbour_of_the_same_owner(tmp_path: Path) -> None:
+    """The last bundle has no right neighbour, and bundles of two owners are not merged."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            one, other = brokers.brokers
+            first, second, *_, last = brokers.bundles()
+            answer = await one.put(f"{path_of(last)}/merge")
+            assert (412, True) == (answer.status, "not_adjacent" in answer.reason)
+            for bundle, target in ((first, one), (second, other)):
+                if brokers.owner_of(bundle) is not target:
+                    await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+            answer = await one.put(f"{path_of(first)}/merge")
+            assert (409, True) == (answer.status, "illegal_transition" in answer.reason)
+            assert len(even_boundaries(4)) - 1 == len(brokers.bundles())
+
+    run(story)

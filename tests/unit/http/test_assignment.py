@@ -1,0 +1,343 @@
+"""The assignment over HTTP: the table, the long poll, and the stream of changes.
+
+May live here: what clients in other languages build their tables from, read by a client that knows nothing of ours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import TypedDict
+
+import aiohttp
+import pytest
+
+from brokers.http import assignment, assignment_feed
+from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, path_of, run, until
+
+pytestmark = pytest.mark.integration
+
+PATH = f"/v1/assignment/{NAMESPACE}"
+
+
+class Row(TypedDict):
+    bundle: str
+    low: int
+    high: int
+    state: str
+    broker: str | None
+    addresses: dict[str, str]
+    token: int
+
+
+class Table(TypedDict):
+    offset: int
+    bundles: list[Row]
+
+
+async def table(broker: Broker, query: str = "") -> Table:
+    """The table that a broker answers with."""
+    answer = await broker.get(f"{PATH}{query}")
+    assert 200 == answer.status, answer.body
+    told: Table = json.loads(answer.body)
+    return told
+
+
+def expected_row(brokers: Cluster, bundle: str) -> Row:
+    """What is to be said of a bundle that is owned."""
+    entry, owner = brokers.view.bundles[bundle], brokers.owner_of(bundle)
+    return {
+        "bundle": bundle,
+        "low": entry.low,
+        "high": entry.high,
+        "state": "owned",
+        "broker": owner.id,
+        "addresses": {"http": owner.url},
+        "token": entry.token,
+    }
+
+
+def test_every_broker_tells_the_same_table(tmp_path: Path) -> None:
+    """Without an offset the whole table is answered at once, in order of the hash space."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            rows = [expected_row(brokers, bundle) for bundle in brokers.bundles()]
+            tables = [await table(broker) for broker in brokers.brokers]
+            assert rows == tables[0]["bundles"]
+            assert tables[0] == tables[1]
+            assert max(bundle.last for bundle in brokers.view.bundles.values()) == tables[0]["offset"]
+
+    run(story)
+
+
+def test_a_poll_waits_for_a_change(tmp_path: Path) -> None:
+    """A poll with the offset of the last table is answered when the namespace changes, and not when another one does."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2, bundles=1) as brokers:
+            one, _ = brokers.brokers
+            (bundle,) = brokers.bundles()
+            before = await table(one)
+            polls = [asyncio.ensure_future(table(broker, f"?after={before['offset']}")) for broker in brokers.brokers for _ in range(3)]
+            assert 204 == (await one.put("/admin/v2/namespaces/acme/unrelated")).status
+            assert not any(poll.done() for poll in polls)
+            source = brokers.owner_of(bundle)
+            source.service.closing.clear()
+            move = asyncio.ensure_future(one.put(f"{path_of(bundle)}/unload?destinationBroker={brokers.other_than(source).id}"))
+            answers = await asyncio.gather(*polls)
+            assert {"assigning", "releasing"} >= {answer["bundles"][0]["state"] for answer in answers}
+            assert all(answer["offset"] > before["offset"] for answer in answers)
+            await until(lambda: brokers.view.bundles[bundle].phase == "handing_over")
+            handed_over = await table(one)
+            assert (None, {}) == (handed_over["bundles"][0]["broker"], handed_over["bundles"][0]["addresses"])
+            source.service.closing.set()
+            await move
+            after = await table(one, f"?after={handed_over['offset']}")
+            assert [expected_row(brokers, bundle)] == after["bundles"]
+
+    run(story)
+
+
+def test_a_poll_ends_unchanged_at_its_timeout(tmp_path: Path) -> None:
+    """A poll in which nothing happens is answered 204, also if it asks for what lies ahead."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            offset = (await table(broker))["offset"]
+            for after in (offset, offset + 1_000):
+                assert 204 == (await broker.get(f"{PATH}?after={after}&timeout_ms=50")).status
+            assert 204 == (await broker.get(f"{PATH}?after={offset}&timeout_ms=0")).status
+            assert 200 == (await broker.get(f"{PATH}?after={offset - 1}&timeout_ms=0")).status
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    "query", ["after=-1", "after=x", "after=", f"after={2**63}", "timeout_ms=300001", "after=1&timeout_ms=%00", "after=%C2%B2"]
+)
+def test_parameters_that_cannot_be_are_refused(tmp_path: Path, query: str) -> None:
+    """An offset or a timeout that is no number, or no possible one, is answered 400."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            answer = await brokers.brokers[0].get(f"{PATH}?{query}")
+            assert (400, True) == (answer.status, "is no integer from 0 to" in answer.reason)
+
+    run(story)
+
+
+def test_an_unknown_namespace_has_no_assignment(tmp_path: Path) -> None:
+    """What is not there is 404, in each form, and a poll learns it when its namespace is deleted."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            assert 404 == (await broker.get("/v1/assignment/acme/nowhere")).status
+            assert 404 == (await broker.ask("GET", "/v1/assignment/acme/nowhere", headers={"Accept": "text/event-stream"})).status
+            assert 412 == (await broker.get("/v1/assignment/acme/a%20b")).status
+            poll = asyncio.ensure_future(broker.get(f"{PATH}?after=1000000"))
+            assert 204 == (await broker.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}")).status
+            assert 404 == (await poll).status
+
+    run(story)
+
+
+class Event(TypedDict):
+    id: int
+    name: str
+    data: str
+
+
+class Stream:
+    """Server-sent events, parsed as the specification says."""
+
+    def __init__(self, response: aiohttp.ClientResponse) -> None:
+        self._response = response
+
+    async def event(self) -> Event | None:
+        """The next event; None at the end of the stream."""
+        fields: dict[str, str] = {}
+        async for raw in self._response.content:
+            line = raw.decode().rstrip("\n")
+            if not line and fields:
+                return {"id": int(fields["id"]), "name": fields["event"], "data": fields["data"]}
+            name, _, value = line.partition(":")
+            if name:
+                fields[name] = value.removeprefix(" ")
+        return None
+
+    async def comment(self) -> None:
+        """Wait for a line that says nothing."""
+        async for raw in self._response.content:
+            if raw.startswith(b":"):
+                return
+        raise EOFError
+
+
+@asynccontextmanager
+async def stream(broker: Broker) -> AsyncIterator[Stream]:
+    """A stream from a broker."""
+    async with broker.session.get(f"{broker.url}{PATH}", headers={"Accept": "text/event-stream"}) as response:
+        assert (200, "text/event-stream") == (response.status, response.content_type)
+        yield Stream(response)
+
+
+class Follower:
+    """A client's table, kept by nothing but the events."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, Row] = {}
+        self.offset = -1
+
+    def take(self, event: Event | None) -> None:
+        """Apply one event."""
+        assert event is not None
+        told = json.loads(event["data"])
+        assert event["id"] == told["offset"] > self.offset
+        if event["name"] == "table":
+            self.rows.clear()
+        for name in told.get("gone", ()):
+            self.rows.pop(name, None)
+        self.rows.update({row["bundle"]: row for row in told["bundles"]})
+        self.offset = told["offset"]
+
+
+def test_a_stream_tells_the_table_and_then_each_change(tmp_path: Path) -> None:
+    """A client that applies the events has the table of the cluster, over transfers, splits and merges."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            one, other = brokers.brokers
+            async with stream(other) as events:
+                follower = Follower()
+                follower.take(await events.event())
+                first, second, *_ = brokers.bundles()
+                target = brokers.other_than(brokers.owner_of(first))
+                assert 204 == (await one.put(f"{path_of(first)}/unload?destinationBroker={target.id}")).status
+                assert 204 == (await one.put(f"{path_of(second)}/split")).status
+                left = next(name for name in brokers.bundles() if name.startswith(f"{NAMESPACE}/0x40000000"))
+                assert 204 == (await one.put(f"{path_of(left)}/merge")).status
+                assert brokers.bundles()[1] == second
+                while (await table(one)) != {
+                    "offset": follower.offset,
+                    "bundles": sorted(follower.rows.values(), key=lambda row: row["low"]),
+                }:
+                    follower.take(await events.event())
+
+    run(story)
+
+
+def test_a_slow_follower_gets_the_newest_state_only(tmp_path: Path) -> None:
+    """What changes while a client does not read is drawn together into one event."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2, bundles=1) as brokers:
+            one, _ = brokers.brokers
+            (bundle,) = brokers.bundles()
+            feed = assignment_feed.AssignmentFeed(one.worker.listen, broker=one.id)
+            with feed.follower(NAMESPACE) as follower:
+                for _ in range(3):
+                    target = brokers.other_than(brokers.owner_of(bundle))
+                    assert 204 == (await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")).status
+                assert await follower.wait(timeout_ms=0)
+                assert [bundle] == follower.take()
+                assert not await follower.wait(timeout_ms=0)
+            feed.close()
+
+    run(story)
+
+
+def test_a_silent_stream_shows_that_it_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing happens a stream says nothing, but says it."""
+    monkeypatch.setattr(assignment, "HEARTBEAT_MS", 20)
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers, stream(brokers.brokers[0]) as events:
+            await events.event()
+            await events.comment()
+            await events.comment()
+
+    run(story)
+
+
+def test_a_stream_ends_with_its_namespace(tmp_path: Path) -> None:
+    """When the namespace is deleted the stream says so, and ends."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            async with stream(broker) as events:
+                deletion = asyncio.ensure_future(broker.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}"))
+                names = []
+                while (event := await events.event()) is not None:
+                    names.append(event["name"])
+                assert ("table", "deleted") == (names[0], names[-1])
+                assert 204 == (await deletion).status
+
+    run(story)
+
+
+def test_polls_and_streams_end_with_the_broker(tmp_path: Path) -> None:
+    """When a broker stops, who waits at it is sent home at once, and goes to another."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            offset = (await table(broker))["offset"]
+            poll = asyncio.ensure_future(broker.get(f"{PATH}?after={offset + 1_000}"))
+            async with stream(broker) as events:
+                await events.event()
+                asyncio.get_running_loop().call_soon(asyncio.ensure_future, broker.shut())
+                while (event := await events.event()) is not None:
+                    assert "change" == event["name"]
+            assert 204 == (await poll).status
+
+    run(story)
+
+
+def test_the_row_of_followers_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When as many follow as may, one more is answered 503, and has its turn when another has gone."""
+    monkeypatch.setattr(assignment_feed, "FOLLOWERS_MAX", 1)
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            async with stream(broker) as events:
+                await events.event()
+                for headers in ({}, {"Accept": "text/event-stream"}):
+                    answer = await broker.ask("GET", f"{PATH}?after=0", headers=headers)
+                    assert (503, True) == (answer.status, "the most that it takes" in answer.reason)
+
+    run(story)
+
+
+def test_a_client_that_does_not_read_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that is not read until all buffers are full is ended, and its place is free again."""
+    monkeypatch.setattr(assignment, "WRITE_S_MAX", 0.05)
+    monkeypatch.setattr(assignment, "HEARTBEAT_MS", 1)
+    # A comment of a megabyte fills the buffers sooner than one of three bytes.
+    monkeypatch.setattr(assignment, "HEARTBEAT", b":" + b" " * 1_000_000 + b"\n\n")
+    monkeypatch.setattr(assignment_feed, "FOLLOWERS_MAX", 1)
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            host, port = broker.url.removeprefix("http://").split(":")
+            _, writer = await asyncio.open_connection(host, int(port), limit=1)
+            writer.write(f"GET {PATH} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n".encode())
+            await until_answered(broker, 503)
+            await until_answered(broker, 200)
+            writer.close()
+
+    run(story)
+
+
+async def until_answered(broker: Broker, status: int) -> None:
+    """Poll until the answer has this status."""
+    while (await broker.get(f"{PATH}?after=0")).status != status:  # noqa: ASYNC110 - what is watched is on the other side
+        await asyncio.sleep(0.002)

@@ -1,0 +1,178 @@
+"""Errors as HTTP answers: each with its status, its reason and an id, and none with a traceback.
+
+May live here: the table of statuses, and handlers that raise whatever a handler can raise.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestClient, TestServer
+
+from brokers.http.bodies import BODY_BYTES_MAX
+from brokers.http.errors import REQUEST_ID, status_of, typed_errors
+from channel.errors import (
+    Bug,
+    CalledOff,
+    DeadlineExceeded,
+    EquipoiseError,
+    InvalidBoundaries,
+    InvalidName,
+    InvalidRequest,
+    LogDamaged,
+    LogUnavailable,
+    NotReady,
+    OutcomeUnknown,
+    Overloaded,
+    Rejected,
+    UnknownBundle,
+    UnknownCluster,
+    UnknownNamespace,
+    UnsupportedAlgorithm,
+)
+from channel.records import Reason
+from tests.unit.http.cluster import run
+
+pytestmark = pytest.mark.integration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    status: int
+    error: EquipoiseError
+
+
+CASES = (
+    Case(status=400, error=InvalidRequest(what="the body", problem="it is no JSON")),
+    Case(status=404, error=UnknownNamespace(namespace="a/b")),
+    Case(status=404, error=UnknownBundle(bundle="a/b/0x00000000_0xffffffff")),
+    Case(status=404, error=UnknownCluster(cluster="x", known="y")),
+    Case(status=412, error=InvalidName(what="tenant", name="", expected="more")),
+    Case(status=412, error=InvalidBoundaries(subject="a", problem="b")),
+    Case(status=412, error=UnsupportedAlgorithm(algorithm="a", supported=("b",))),
+    Case(status=409, error=CalledOff(bundle="a", move="transfer", problem="b")),
+    Case(status=504, error=DeadlineExceeded(what="a", waited_ms=1)),
+    Case(status=504, error=OutcomeUnknown(log="a", subject="b", problem="c")),
+    Case(status=503, error=LogUnavailable(log="a", problem="b")),
+    Case(status=503, error=Overloaded(what="a", limit=1)),
+    Case(status=503, error=NotReady(broker="a")),
+    Case(status=500, error=LogDamaged(log="a", problem="b")),
+    Case(status=500, error=Bug("a")),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: type(case.error).__name__)
+def test_each_error_has_its_status(case: Case) -> None:
+    """Who must act can be told from the status: the caller, nobody but time, or the operator."""
+    assert case.status == status_of(case.error)
+
+
+def test_every_rejection_is_a_conflict_or_finer() -> None:
+    """Whatever the fold says of a proposal is the caller's to know, and never an internal error."""
+    statuses = {reason: status_of(Rejected(key="a", reason=reason, problem=None, offset=1)) for reason in Reason}
+    assert {404, 409, 412, 503} == set(statuses.values())
+    assert [412, 412, 409, 404] == [
+        statuses[reason] for reason in (Reason.DEAD_TARGET, Reason.DRAINING_TARGET, Reason.STALE, Reason.UNKNOWN_BUNDLE)
+    ]
+
+
+def asked(
+    raised: BaseException, check: Callable[[TestClient[web.Request, web.Application]], Awaitable[None]], *, method: str = "GET"
+) -> None:
+    """Have a handler raise something, and a client ask it."""
+
+    async def story() -> None:
+        async def handler(request: web.Request) -> web.Response:
+            await request.read()
+            raise raised
+
+        app = web.Application(middlewares=[typed_errors], client_max_size=BODY_BYTES_MAX)
+        app.router.add_route(method, "/path", handler)
+        async with TestClient(TestServer(app)) as client:
+            await check(client)
+
+    run(story)
+
+
+def test_a_typed_error_is_told_with_its_reason() -> None:
+    """The body has Pulsar's `reason` and our word for programs; the id of the request is the caller's own."""
+
+    async def check(client: TestClient[web.Request, web.Application]) -> None:
+        async with client.get("/path", headers={REQUEST_ID: "mine-7"}) as response:
+            assert (412, "mine-7", "application/json") == (response.status, response.headers[REQUEST_ID], response.content_type)
+            body = json.loads(await response.read())
+        assert "dead_target" == body["error"]
+        assert "was rejected at offset 9: dead_target" in body["reason"]
+
+    asked(Rejected(key="a/b/0x00000000_0xffffffff", reason="dead_target", problem=None, offset=9), check)
+
+
+@pytest.mark.parametrize("given", ["", "x" * 65, "two words", "ümlaut"])
+def test_an_id_that_cannot_be_repeated_is_replaced(given: str) -> None:
+    """What a caller sends as an id is repeated only if it is a short word."""
+
+    async def check(client: TestClient[web.Request, web.Application]) -> None:
+        async with client.get("/path", headers={REQUEST_ID: given}) as response:
+            told = response.headers[REQUEST_ID]
+        assert given != told
+        assert 16 == len(told)
+
+    asked(NotReady(broker="a"), check)
+
+
+@pytest.mark.parametrize("raised", [RuntimeError("secret"), KeyError("secret"), LogDamaged(log="a", problem="b"), AssertionError()])
+def test_what_nobody_foresaw_is_told_without_its_insides(raised: Exception, caplog: pytest.LogCaptureFixture) -> None:
+    """The caller of a handler that breaks gets 500 and an id; the traceback is in the log, under that id."""
+
+    async def check(client: TestClient[web.Request, web.Application]) -> None:
+        with caplog.at_level(logging.ERROR):
+            async with client.get("/path") as response:
+                assert 500 == response.status
+                text = await response.text()
+                request_id = response.headers[REQUEST_ID]
+        assert "secret" not in text
+        assert "Traceback" not in text
+        (record,) = [record for record in caplog.records if record.name == "brokers.http.errors"]
+        assert (request_id, "/path") == (record.__dict__["request"], record.__dict__["path"])
+        assert record.exc_info is not None
+        assert raised is record.exc_info[1]
+
+    asked(raised, check)
+
+
+def test_paths_and_methods_that_are_not_there_are_told_alike() -> None:
+    """What aiohttp refuses by itself has the same form; a wrong method is told the right ones, a body its size."""
+
+    async def check(client: TestClient[web.Request, web.Application]) -> None:
+        async with client.get("/nowhere") as response:
+            assert {"reason": "Not Found: GET /nowhere", "error": "HTTPNotFound"} == json.loads(await response.read())
+        async with client.get("/path") as response:
+            assert (405, "PUT") == (response.status, response.headers["Allow"])
+            assert "Method Not Allowed: GET /path" == json.loads(await response.read())["reason"]
+        async with client.put("/path", data=io.BytesIO(bytes(BODY_BYTES_MAX + 1))) as response:
+            assert 413 == response.status
+            assert "HTTPRequestEntityTooLarge" == json.loads(await response.read())["error"]
+
+    asked(RuntimeError(), check, method="PUT")
+
+
+def test_what_a_service_answers_by_raising_is_its_own() -> None:
+    """A redirect, or an error with a body of its own, passes as it is."""
+
+    async def redirected(client: TestClient[web.Request, web.Application]) -> None:
+        async with client.get("/path", allow_redirects=False) as response:
+            assert (307, "http://elsewhere/path") == (response.status, response.headers["Location"])
+
+    asked(web.HTTPTemporaryRedirect("http://elsewhere/path"), redirected)
+
+    async def refused(client: TestClient[web.Request, web.Application]) -> None:
+        async with client.get("/path") as response:
+            assert (409, b"mine") == (response.status, await response.read())
+
+    asked(web.HTTPConflict(text="mine"), refused)

@@ -1,0 +1,138 @@
+"""Garbage at every path: whatever comes in, a broker answers it, tells no traceback, and serves on.
+
+May live here: properties of the whole interface, against one broker that lives through all examples.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.unit.http.cluster import DEADLINE_S, NAMESPACE, Answer, Broker, Cluster, cluster
+
+pytestmark = pytest.mark.integration
+
+RANGE = "0x00000000_0xffffffff"
+# A wait of a poll is no garbage: it would only make the test slow.
+WAITING = ("timeout_ms=0", "timeout_ms=1")
+
+names = st.sampled_from(["acme", "shop", "new", ".", "..", "%2e%2e", "a%2Fb", "", " "]) | st.text(max_size=12)
+ranges = st.sampled_from([RANGE, "0x00000000_0x80000000", "LARGEST", "0x0_0x1"]) | st.text(max_size=24)
+namespaces = st.just(NAMESPACE) | st.builds("{}/{}".format, names, names)
+paths = st.one_of(
+    st.builds("/admin/v2/tenants/{}".format, names),
+    st.builds("/admin/v2/namespaces/{}".format, namespaces),
+    st.builds("/admin/v2/namespaces/{}/{}".format, namespaces, st.sampled_from(["bundles", "unload"])),
+    st.builds("/admin/v2/namespaces/{}/{}/{}".format, namespaces, ranges, st.sampled_from(["unload", "split", "merge"])),
+    st.builds("/admin/v2/brokers/{}".format, names),
+    st.builds("/lookup/v2/topic/{}/{}/{}".format, st.sampled_from(["persistent", "non-persistent"]) | names, namespaces, names),
+    st.builds("/lookup/v2/topic/persistent/{}/{}/bundle".format, namespaces, names),
+    st.builds("/v1/assignment/{}".format, namespaces),
+    st.builds("/v1/{}/{}/{}".format, st.sampled_from(["bundle", "handover"]), namespaces, ranges),
+    st.text(max_size=40).map("/{}".format),
+)
+queries = st.dictionaries(
+    st.sampled_from(["destinationBroker", "splitAlgorithmName", "after", "unload", "authoritative"]) | st.text(max_size=8),
+    st.sampled_from(["", "-1", "nobody:1", "specified_positions_divide", "9" * 30]) | st.text(max_size=12),
+    max_size=3,
+)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["bundles", "numBundles", "boundaries"]), inner, max_size=3)
+    ),
+    max_leaves=8,
+)
+bodies = st.binary(max_size=64) | values.map(lambda value: json.dumps(value).encode())
+headers = st.dictionaries(
+    st.sampled_from(["Content-Type", "X-Request-Id", "Content-Encoding", "Expect", "Range"]),
+    st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=12) | st.sampled_from(["gzip", "deflate", "100-continue"]),
+    max_size=2,
+)
+
+
+class Running:
+    """A loop with a cluster of one broker, which runs only while it is asked."""
+
+    def __init__(self) -> None:
+        self._runner = asyncio.Runner()
+        self._parts = AsyncExitStack()
+        folder = Path(self._parts.enter_context(tempfile.TemporaryDirectory()))
+        # A stop that drains would find nobody to drain to.
+        self.brokers: Cluster = self._runner.run(self._parts.enter_async_context(cluster(folder, bundles=1, admin_ms=500, lookup_ms=50)))
+
+    @property
+    def broker(self) -> Broker:
+        """The broker."""
+        return self.brokers.brokers[0]
+
+    def ask(self, method: str, path: str, body: bytes | None, header: dict[str, str]) -> Answer:
+        """One request and its answer, within a deadline."""
+        return self._runner.run(asyncio.wait_for(self.broker.ask(method, path, data=body, headers=header), DEADLINE_S))
+
+    def close(self) -> None:
+        """End the broker and the loop."""
+        self._runner.run(self._parts.aclose())
+        self._runner.close()
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Running]:
+    """One broker for all examples."""
+    running = Running()
+    yield running
+    running.close()
+
+
+@settings(max_examples=400, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+@given(
+    method=st.sampled_from(["GET", "PUT", "POST", "DELETE", "HEAD", "PATCH", "OPTIONS"]),
+    path=paths,
+    query=queries,
+    waiting=st.sampled_from(WAITING),
+    body=st.none() | bodies,
+    header=headers,
+)
+def test_any_request_is_answered(
+    running: Running, *, method: str, path: str, query: dict[str, str], waiting: str, body: bytes | None, header: dict[str, str]
+) -> None:
+    """Any method, path, query, header and body gets an answer that blames nobody inside, and the broker serves on."""
+    spelled = quote(path, safe="/%", errors="replace")
+    parameters = "&".join(
+        [waiting, *(f"{quote(name, errors='replace')}={quote(value, errors='replace')}" for name, value in query.items())]
+    )
+    answer = running.ask(method, f"{spelled}?{parameters}", body, header)
+    assert answer.status < 500 or answer.status in (503, 504), answer
+    assert b"Traceback" not in answer.body
+    if answer.status >= 400 and method != "HEAD" and "X-Request-Id" in answer.headers:
+        assert answer.reason
+    assert 200 == running.ask("GET", "/health", None, {}).status
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=200) | st.binary(max_size=100).map(lambda rest: b"GET /health HTTP/1.1\r\nHost: x\r\n" + rest + b"\r\n\r\n"))
+def test_any_bytes_at_the_port_are_survived(running: Running, data: bytes) -> None:
+    """Bytes that are no HTTP are answered 400 or not at all, and the broker serves on."""
+
+    async def talk() -> bytes:
+        host, port = running.broker.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(data)
+        writer.write_eof()
+        answer = await reader.read()
+        writer.close()
+        return answer
+
+    answer = running._runner.run(asyncio.wait_for(talk(), DEADLINE_S))  # noqa: SLF001 - the loop of the broker
+    assert b"Traceback" not in answer
+    assert b" 500 " not in answer.partition(b"\r\n")[0]
+    assert 200 == running.ask("GET", "/health", None, {}).status

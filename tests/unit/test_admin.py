@@ -1,0 +1,215 @@
+"""An admin straight on the channel: races are run again, outages are waited out, and nobody is buried twice.
+
+May live here: `brokers.admin` where it meets somebody else at work on the same log. What it is asked for is tested with the
+command line, in tests/unit/cli.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+
+from brokers.admin.access import RACES_MAX, Access, follow, submit, until
+from brokers.admin.burial import bury
+from brokers.admin.moving import delete_namespace
+from brokers.data_directory import DataDirectory
+from channel import propose
+from channel.blocking_view import read_view
+from channel.codec import encode
+from channel.deadline import Deadline
+from channel.errors import DeadlineExceeded, LogUnavailable, Rejected
+from channel.log import Entry
+from channel.memory_log import MemoryLog
+from channel.records import Genesis, PolicyRecord, Reason
+from channel.view import View
+from tests.folding import NAMESPACE, Channel, joined
+
+numbers = itertools.count()
+
+Meddle = Callable[[], None]
+
+
+class Crowded(MemoryLog):
+    """A log on which somebody else does something just before our appends, or our reads."""
+
+    before_append: Sequence[Meddle] = ()
+    before_read: Sequence[Meddle] = ()
+
+    def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:
+        if self.before_append:
+            meddle, *self.before_append = self.before_append
+            meddle()
+        return super().append(batch, timeout_ms=timeout_ms)
+
+    def read(self, position: int, *, limit: int) -> Sequence[Entry]:
+        if self.before_read:
+            meddle, *self.before_read = self.before_read
+            meddle()
+        return super().read(position, limit=limit)
+
+
+def access_to(channel: Channel, *, timeout_ms: int = 5_000) -> tuple[Access, Crowded]:
+    """A log that holds the channel, and the access of an admin who has read all of it."""
+    log = Crowded(name=f"memory:crowded-{next(numbers)}")
+    log.append([data for _, data in channel.entries], timeout_ms=0)
+    deadline = Deadline.after(timeout_ms=timeout_ms)
+    return Access(log=log, reader=read_view(log, deadline=deadline), publisher="admin:erin", deadline=deadline), log
+
+
+def begun() -> Channel:
+    """A channel with nobody on it."""
+    channel = Channel()
+    channel.genesis()
+    return channel
+
+
+def set_policy(view: View, author: propose.Author) -> PolicyRecord:
+    """The wish of everybody here: that the policy `p` is theirs."""
+    return propose.set_policy(author, view, name="p", document={"of": author.publisher})
+
+
+def rival(channel: Channel, log: MemoryLog) -> Meddle:
+    """Somebody who reads all that is there, and sets the policy just before us."""
+
+    def meddle() -> None:
+        for entry in MemoryLog.read(log, channel.view.offset + 1, limit=100):
+            channel.put_bytes(entry.data)
+        channel.accept(set_policy(channel.view, channel.admin()))
+        MemoryLog.append(log, [channel.entries[-1][1]], timeout_ms=0)
+
+    return meddle
+
+
+def test_a_race_lost_is_run_again() -> None:
+    """A proposal that somebody was quicker than is made again against the new state."""
+    channel = begun()
+    access, log = access_to(channel)
+    # Our own records take offsets too: the rival writes at 2, we are stale at 3, and accepted at 4.
+    log.before_append = [rival(channel, log)]
+    accepted = submit(access, set_policy)
+    assert (4, {"of": "admin:erin"}) == (accepted.offset, dict(access.view.policies["p"].document))
+
+
+def test_races_are_not_run_for_ever() -> None:
+    """Who loses every race is told so, after as many attempts as are named."""
+    channel = begun()
+    access, log = access_to(channel)
+
+    log.before_append = [rival(channel, log)] * (RACES_MAX + 1)
+    with pytest.raises(Rejected, match="stale") as caught:
+        submit(access, set_policy)
+    assert (Reason.STALE, 2 * RACES_MAX + 1) == (caught.value.reason, caught.value.offset)
+    assert 1 == len(log.before_append)
+
+
+def test_any_other_refusal_is_final() -> None:
+    """A proposal that is refused for what it is, is not made again, and the words of its story are the problem."""
+    channel = begun()
+    access, log = access_to(channel)
+    with pytest.raises(Rejected) as caught:
+        submit(access, lambda view, author: propose.create_namespace(author, view, name="no namespace", boundaries=(0, 1)))
+    assert (Reason.MALFORMED, 2, 2) == (caught.value.reason, caught.value.offset, log.end())
+    assert "'no namespace' is not a namespace" in (caught.value.problem or "")
+
+
+def test_a_deletion_takes_account_of_what_others_do() -> None:
+    """A bundle that somebody else has unloaded and let go of meanwhile need not be unloaded, and the namespace is deleted."""
+    channel = begun()
+    channel.join("a")
+    channel.create()
+    channel.own("a")
+    access, log = access_to(channel)
+
+    def let_go() -> None:
+        for entry in MemoryLog.read(log, channel.view.offset + 1, limit=100):
+            channel.put_bytes(entry.data)
+        channel.accept(propose.unload(channel.admin(), channel.bundle()))
+        channel.accept(propose.released(channel.author("a"), channel.bundle()))
+        MemoryLog.append(log, [data for _, data in channel.entries[-2:]], timeout_ms=0)
+
+    log.before_append = [lambda: None, let_go]
+    told: list[str] = []
+    # Deleting stands at 6, the others' records at 7 and 8, our late unload at 9.
+    assert 10 == delete_namespace(access, NAMESPACE, progress=told.append).offset
+    assert ({}, 1) == (access.view.namespaces, len(told))
+
+
+def test_an_outage_is_told_once_and_waited_out() -> None:
+    """While the log cannot be read nothing comes; who follows is told once, and goes on where it was."""
+    access, log = access_to(begun())
+    log.append([encode(Genesis(key="genesis", based_on=0, publisher="b", cluster="late"))], timeout_ms=0)
+
+    def fail() -> None:
+        raise LogUnavailable(log=log.name, problem="it is away")
+
+    log.before_read = [fail, fail]
+    outages: list[str] = []
+    news = follow(access, outage=lambda error: outages.append(error.problem))
+    assert [None, None, 2, None] == [folded and folded.offset for folded in (next(news) for _ in range(4))]
+    assert ["it is away"] == outages
+
+
+def test_waiting_ends_with_the_deadline() -> None:
+    """What does not come is waited for until the deadline, and the error says what was waited for."""
+    access, _ = access_to(begun(), timeout_ms=1)
+    with pytest.raises(DeadlineExceeded, match="the second coming did not happen within 1 ms"):
+        until(access, lambda _, __: None, what="the second coming")
+
+
+def test_no_state_is_missed() -> None:
+    """A condition is asked after each record, so that one which held only for a moment is seen."""
+    channel = begun()
+    access, log = access_to(channel)
+    for name in ("a", "b"):
+        channel.accept(propose.set_policy(channel.admin(), channel.view, name="p", document={"of": name}))
+        log.append([channel.entries[-1][1]], timeout_ms=0)
+
+    def is_of_a(view: View, _: object) -> int | None:
+        return view.offset if "p" in view.policies and view.policies["p"].document["of"] == "a" else None
+
+    assert 2 == until(access, is_of_a, what="a's moment")
+
+
+def dead_broker(folder: Path) -> Channel:
+    """A channel on which the broker a is alive with the nonce `a-1`, and its directory, which nobody holds."""
+    channel = begun()
+    channel.accept(joined("a", channel.view, nonce="a-1"))
+    with DataDirectory(folder) as directory:
+        directory.write_nonce("a-1")
+    return channel
+
+
+def test_what_a_dead_process_wrote_last_is_read_before_its_burial(tmp_path: Path) -> None:
+    """A broker that joined just before its death is buried by somebody whose view is older than that."""
+    channel = dead_broker(tmp_path)
+    access, log = access_to(begun())
+    log.append([channel.entries[1][1]], timeout_ms=0)
+    (burial,) = bury(access, tmp_path)
+    assert ("a", 2, 3, 0) == (burial.broker, burial.incarnation, burial.offset, burial.bundles)
+
+
+def test_nobody_is_buried_twice(tmp_path: Path) -> None:
+    """A broker that somebody else declares dead in the meantime needs no burial any more."""
+    channel = dead_broker(tmp_path)
+    access, log = access_to(channel)
+
+    def other_is_quicker() -> None:
+        channel.die("a")
+        MemoryLog.append(log, [channel.entries[-1][1]], timeout_ms=0)
+
+    log.before_append = [other_is_quicker]
+    assert () == bury(access, tmp_path)
+    assert ("down", 3) == (access.view.brokers["a"].status, channel.view.offset)
+
+
+def test_a_new_incarnation_is_not_buried_for_its_predecessor(tmp_path: Path) -> None:
+    """A broker that came back with a nonce that is not in the directory lives on."""
+    channel = dead_broker(tmp_path)
+    channel.accept(joined("a", channel.view, nonce="a-2", replaces="a-1"))
+    access, log = access_to(channel)
+    assert () == bury(access, tmp_path)
+    assert (True, 3) == (access.view.brokers["a"].live, log.end())
+    assert b"a-2" in encode(access.view.brokers["a"].joined)

@@ -1,0 +1,156 @@
+"""A worker's configuration: what it defaults to, and how it says what is wrong.
+
+May live here: examples of settings, and any settings at all.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from brokers.agent.timing import Timing
+from brokers.config import WorkerConfig
+from channel.errors import EquipoiseError, InvalidConfig, InvalidTiming
+
+
+def config(**settings: object) -> WorkerConfig:
+    """A configuration with these settings beside the necessary ones."""
+    return WorkerConfig.model_validate({"log_url": "sqlite:channel.db", "data_dir": "broker-0", **settings})
+
+
+def problem(**settings: object) -> str:
+    """What is wrong with these settings."""
+    with pytest.raises(InvalidConfig) as caught:
+        config(**settings)
+    return str(caught.value)
+
+
+def test_defaults_are_safe_and_local() -> None:
+    """Without settings a broker listens on loopback only, and has the timing of the embedded log."""
+    plain = WorkerConfig(log_url="memory:test", data_dir=Path("broker-0"))
+    assert ("127.0.0.1", 8080, False) == (plain.host, plain.http_port, plain.insecure)
+    assert Timing() == plain.timing()
+
+
+def test_every_setting_is_described() -> None:
+    """Each setting says what it means."""
+    assert [] == [name for name, field in WorkerConfig.model_fields.items() if not field.description]
+
+
+def test_durations_reach_the_timing() -> None:
+    """The durations that were set are those that the agent lives by."""
+    durations = {"lease_ms": 15_000, "renew_ms": 3_000, "margin_ms": 1_000, "round_trip_ms": 300, "reconnect_ms": 900, "stall_ms": 500}
+    deadlines = {"prepare_ms": 1, "open_ms": 2, "close_ms": 3, "clock_rate_error_ppm": 4}
+    assert Timing(**durations, **deadlines) == config(**durations, **deadlines).timing()
+
+
+def test_durations_that_are_not_safe_are_refused() -> None:
+    """A margin that a stall could outlast is refused, and the error says what it must be."""
+    with pytest.raises(InvalidTiming, match="at least 460"):
+        config(margin_ms=459)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost", "LocalHost."])
+def test_loopback_needs_nothing(host: str) -> None:
+    """Loopback may be listened on in each of its spellings."""
+    assert host == config(host=host).host
+
+
+@pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "broker.example", "localhost.example"])
+def test_other_addresses_need_a_word(host: str) -> None:
+    """An address that others can reach is refused unless the operator says that it may be."""
+    assert "no authentication" in problem(host=host)
+    assert host == config(host=host, insecure=True).host
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::"])  # noqa: S104 - refused is what it is
+def test_all_addresses_need_one_to_advertise(host: str) -> None:
+    """Who listens on all addresses must say which of them clients are told."""
+    assert "advertised_host: " in problem(host=host, insecure=True)
+    assert "advertised_host: " in problem(host=host, insecure=True, advertised_host=host)
+    assert "broker.example:80" == config(host=host, insecure=True, advertised_host="broker.example", http_port=80).authority
+
+
+@pytest.mark.parametrize("host", ["", " ", "a b", "http://broker", "broker:8080", "300.1.2.3", "fe80::1%eth0", "-a", "a..b", "ü.example"])
+def test_what_is_no_host_is_refused(host: str) -> None:
+    """A text that is neither address nor name is refused, to listen on and to advertise."""
+    assert "host: " in problem(host=host, insecure=True)
+    assert "advertised_host: " in problem(advertised_host=host)
+
+
+def test_the_id_is_the_address_unless_it_is_given() -> None:
+    """A broker is called as it is reached, with the port that was bound, or as its operator says."""
+    assert "127.0.0.1:8081" == config(http_port=8081).id
+    assert "[::1]:8081" == config(host="::1", http_port=8081).id
+    assert "http://[::1]:8081" == config(host="::1", http_port=8081).http_url
+    assert "blue" == config(broker_id="blue").id
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [
+        ("log_url", ""),
+        ("log_url", "sqlite:a\0b"),
+        ("data_dir", "a\0b"),
+        ("data_dir", 7),
+        ("evidence", "a\0b"),
+        ("cluster", ""),
+        ("broker_id", "admin:me"),
+        ("broker_id", "a/b"),
+        ("http_port", 65_536),
+        ("http_port", -1),
+        ("http_port", "eighty"),
+        ("capacity", 0),
+        ("capacity", 2**63),
+        ("labels", {"": "x"}),
+        ("labels", {str(number): "" for number in range(257)}),
+        ("lease_ms", 0),
+        ("lookup_ms", 86_400_001),
+        ("unheard_of", 1),
+    ],
+)
+def test_each_setting_has_its_bounds(setting: str, value: object) -> None:
+    """A value that cannot be is refused by a message that names its setting."""
+    assert f"{setting}" in problem(**{setting: value})
+
+
+def test_all_problems_are_told_at_once() -> None:
+    """Who has made two mistakes is told of both."""
+    with pytest.raises(InvalidConfig) as caught:
+        config(http_port=-1, capacity=0)
+    assert 2 == len(caught.value.problems)
+    with pytest.raises(InvalidConfig) as caught:
+        config(broker_id="a/b", host="192.0.2.1")
+    assert 2 == len(caught.value.problems)
+
+
+def test_a_configuration_does_not_change() -> None:
+    """What a worker was started with is what it is asked about later."""
+    with pytest.raises(ValidationError, match="frozen"):
+        config().capacity = 7
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(sorted(WorkerConfig.model_fields)) | st.text(),
+        st.none()
+        | st.booleans()
+        | st.integers()
+        | st.floats()
+        | st.text()
+        | st.binary()
+        | st.lists(st.text())
+        | st.dictionaries(st.text(), st.text()),
+    )
+)
+def test_any_settings_at_all_are_judged(settings: dict[str, object]) -> None:
+    """Whatever somebody sets, there is a configuration or a typed error."""
+    try:
+        made = config(**settings)
+    except EquipoiseError:
+        return
+    assert made.id

@@ -1,0 +1,115 @@
+"""Levelling: which bundle moves where, and what is said of those that stay.
+
+May live here: examples of `shedder.level`; what holds for every snapshot is in tests/property/test_level.py.
+"""
+
+from __future__ import annotations
+
+from shedder.level import Leveller
+from shedder.plan import Move, Plan
+from shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
+
+
+def broker(name: str, *costs: float, capacity: int = 100, barred: str | None = None) -> WeighedBroker:
+    """A broker whose bundles are named after it and counted."""
+    bundles = tuple(WeighedBundle(name=f"{name}{number}", cost=cost) for number, cost in enumerate(costs, start=1))
+    return WeighedBroker(broker=name, capacity=capacity, bundles=bundles, barred=barred)
+
+
+def plan(*brokers: WeighedBroker, leveller: Leveller | None = None) -> Plan:
+    """The plan for a cluster."""
+    return (leveller or Leveller()).plan(Snapshot(brokers=brokers))
+
+
+def moves(*brokers: WeighedBroker, leveller: Leveller | None = None) -> list[tuple[str, str]]:
+    """Which bundle moves where."""
+    return [(move.bundle, move.destination) for move in plan(*brokers, leveller=leveller).moves]
+
+
+def stays(*brokers: WeighedBroker) -> dict[str, str]:
+    """What is said of those that stay."""
+    return {stay.subject: stay.reason for stay in plan(*brokers).stays}
+
+
+def test_a_cluster_without_load_or_brokers_is_level() -> None:
+    """Where there is nothing to move, or nobody to take it, nothing moves."""
+    assert Plan(moves=(), stays=()) == plan()
+    assert [] == moves(broker("a", 10, 20))
+    assert [] == moves(broker("a"), broker("b"))
+
+
+def test_the_fullest_gives_to_the_emptiest() -> None:
+    """The bundle that makes both alike goes from the fullest to the emptiest, and that is enough."""
+    assert [("a2", "c")] == moves(broker("a", 10, 40, 45), broker("b", 50), broker("c", 10))
+
+
+def test_a_new_broker_gets_its_part_though_nobody_is_too_full() -> None:
+    """An empty broker beside ten that are a tenth above the mean is filled, from the fullest ones."""
+    old = [broker(name, *(10.0,) * 11) for name in "abcdefghij"]
+    assert [("a1", "z"), ("b1", "z"), ("c1", "z"), ("d1", "z")] == moves(*old, broker("z"))
+
+
+def test_capacity_decides_who_is_full() -> None:
+    """A broker of three times the capacity carries three times as much, and a small one gives to it."""
+    assert [] == moves(broker("a", 30, 30, 30, capacity=300), broker("b", 30))
+    assert [("b1", "a")] == moves(broker("a", 10, 20, 30, capacity=300), broker("b", 20, 20, 20))
+
+
+def test_a_small_broker_is_not_buried_under_a_large_one_s_bundle() -> None:
+    """A bundle that is small for its broker may be too much for another one: a smaller one goes, or none."""
+    assert [("a1", "b")] == moves(broker("a", 2, 200, 200, capacity=1_000), broker("b", capacity=10))
+    assert [] == moves(broker("a", 4, 200, 200, capacity=1_000), broker("b", capacity=10))
+
+
+def test_one_hot_bundle_stays_where_it_is() -> None:
+    """Where one bundle is the load, moving it would only move the trouble, and the plan says to split it."""
+    assert {
+        "a": "it carries 182 % of the mean load, but no move would level it: of its 1 bundles a1 is the heaviest, "
+        "with 182 % of the mean load; split it",
+        "b": "it carries 18 % of the mean load, of which 125 % is let be",
+    } == stays(broker("a", 100), broker("b", 10))
+
+
+def test_between_start_and_settle_nothing_happens() -> None:
+    """A broker 20 % above the mean is let be; one at 27 % starts a round, which goes on until all are within 10 %."""
+    assert [] == moves(broker("a", *(10.0,) * 12), broker("b", *(10.0,) * 8))
+    assert [("a1", "b"), ("a10", "b")] == moves(broker("a", *(10.0,) * 14), broker("b", *(10.0,) * 8))
+
+
+def test_a_round_is_bounded() -> None:
+    """A round has no more moves than it may have, and says that the rest come later."""
+    both = broker("a", *(10.0,) * 20), broker("b", *(10.0,) * 20), broker("c")
+    assert [("a1", "c"), ("b1", "c")] == moves(*both, leveller=Leveller(moves_max=2))
+    assert [("a1", "c")] == moves(*both, leveller=Leveller(moves_max=1))
+    plan_of_one = plan(*both, leveller=Leveller(moves_max=1))
+    assert "it carries 150 % of the mean load, and its turn comes in the next round" in [stay.reason for stay in plan_of_one.stays]
+
+
+def test_the_barred_take_no_part() -> None:
+    """A barred broker neither gives nor takes nor counts, and a barred bundle stays although its broker has too much."""
+    assert [] == moves(broker("a", 50, 50), broker("b", barred="it drains"))
+    assert [] == moves(broker("a", 50, 50, barred="it drains"), broker("b"))
+    hot = WeighedBroker(
+        broker="a", capacity=100, bundles=tuple(WeighedBundle(name=name, cost=50, barred="it has moved lately") for name in ("a1", "a2"))
+    )
+    assert {
+        "a": "it carries 200 % of the mean load, but none of its bundles may be moved now",
+        "a1": "it has moved lately, although a has too much",
+        "a2": "it has moved lately, although a has too much",
+        "b": "it carries 0 % of the mean load, of which 125 % is let be",
+        "c": "it drains",
+    } == stays(hot, broker("b"), broker("c", barred="it drains"))
+
+
+def test_ties_break_by_name() -> None:
+    """Of equal brokers and equal bundles the first by name is chosen, in whatever order they are given."""
+    cluster = (broker("d"), broker("b", 30, 30), broker("c"), broker("a", 30, 30))
+    expected = [("a1", "c"), ("b1", "d")]
+    assert expected == moves(*cluster) == moves(*reversed(cluster))
+
+
+def test_each_move_says_why() -> None:
+    """A move names both sides, how full they were when it was decided, and how heavy the bundle is."""
+    reason = "levelling: a carries 180 % of the mean load, b 20 %; the bundle is 44 % of what a carries"
+    (move,) = plan(broker("a", 50, 40), broker("b", 10)).moves
+    assert Move(bundle="a2", source="a", destination="b", reason=reason) == move

@@ -1,0 +1,173 @@
+"""Moves, recognised in what is folded: one story for each way in which a move begins and ends.
+
+May live here: stories told to a channel in memory, with a time that only the story moves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from brokers.moves import Move, MoveKind, MoveResult, Moves
+from channel import propose
+from channel.entries import BundleEntry
+from channel.propose import Author
+from channel.ranges import even_boundaries
+from channel.reader import Folded
+from channel.records import AnyRecord
+from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
+
+Proposal = Callable[[Author, BundleEntry], AnyRecord]
+
+
+class Story:
+    """A channel whose moves are watched; each record is read a second after the one before."""
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.ended: list[Move] = []
+        self._moves = Moves()
+        self._now_ns = 0
+
+    def tell(self, record: AnyRecord) -> None:
+        """Append a record that is accepted, and watch it being read."""
+        self._now_ns += 10**9
+        verdict = self.channel.put(record)
+        assert verdict.accepted, verdict
+        self.ended += self._moves.folded(Folded(offset=self.channel.view.offset, record=record, verdict=verdict), self._now_ns)
+
+    def about(self, broker: str, make: Proposal) -> None:
+        """Let a broker propose something about the first bundle."""
+        self.tell(make(self.channel.author(broker), self.channel.bundle()))
+
+    def transfer(self, destination: str = "target") -> None:
+        """Begin to move the first bundle."""
+        incarnation = self.channel.incarnation(destination)
+        self.about("owner", lambda author, bundle: propose.transfer(author, bundle, destination=incarnation))
+
+    def assign(self, owner: str) -> None:
+        """Give the first bundle to a broker, which opens it."""
+        incarnation = self.channel.incarnation(owner)
+        self.about(owner, lambda author, bundle: propose.assign(author, bundle, owner=incarnation))
+        self.about(owner, propose.opened)
+
+    def die(self, broker: str) -> None:
+        """An admin proves that a broker is dead."""
+        entry = self.channel.broker(broker)
+        self.tell(propose.down(self.channel.admin(), entry, nonce=entry.joined.nonce))
+
+    def outcome(self) -> list[tuple[MoveKind, MoveResult, int]]:
+        """The moves that have ended, with their seconds."""
+        return [(move.kind, move.result, move.duration_ns // 10**9) for move in self.ended]
+
+
+@pytest.fixture
+def story() -> Story:
+    """One bundle, owned by `owner`; `source` and `target` are there, too."""
+    return Story(channel_in("owned", "target"))
+
+
+def test_a_transfer_is_done_when_its_destination_owns(story: Story) -> None:
+    """A transfer counts from its first record to the one with which the destination owns the bundle."""
+    story.transfer()
+    story.about("target", propose.let_go)
+    assert [] == story.ended
+    story.about("owner", propose.hand_over)
+    assert [(MoveKind.TRANSFER, MoveResult.DONE, 2)] == story.outcome()
+    assert story.channel.bundle().name == story.ended[0].bundle
+
+
+def test_a_transfer_may_be_called_off(story: Story) -> None:
+    """A transfer that ends where it began was called off."""
+    story.transfer()
+    story.about("target", lambda author, bundle: propose.call_off(author, bundle, reason="cold feet"))
+    assert [(MoveKind.TRANSFER, MoveResult.CALLED_OFF, 1)] == story.outcome()
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_the_death_of_a_destination_cuts_a_transfer_short(story: Story, *, warm: bool) -> None:
+    """When the destination dies on the way the source keeps the bundle."""
+    story.transfer()
+    if warm:
+        story.about("target", propose.let_go)
+    story.die("target")
+    assert [MoveResult.CUT_SHORT] == [result for _, result, _ in story.outcome()]
+
+
+def test_the_death_of_a_source_begins_another_move(story: Story) -> None:
+    """When the source dies before the destination was warm, the bundle is without an owner until it is opened there."""
+    story.transfer()
+    story.die("owner")
+    story.about("target", propose.opened)
+    assert [(MoveKind.TRANSFER, MoveResult.CUT_SHORT, 1), (MoveKind.DEATH, MoveResult.DONE, 1)] == story.outcome()
+
+
+def test_the_death_of_a_source_completes_a_warm_transfer(story: Story) -> None:
+    """When the source dies after the destination was warm, the transfer is done in that record."""
+    story.transfer()
+    story.about("target", propose.let_go)
+    story.die("owner")
+    assert [(MoveKind.TRANSFER, MoveResult.DONE, 2)] == story.outcome()
+
+
+def test_an_unload_is_done_when_the_bundle_is_owned_again(story: Story) -> None:
+    """An unload counts until somebody serves the bundle again."""
+    story.about("owner", propose.unload)
+    story.about("owner", propose.released)
+    assert [] == story.ended
+    story.assign("target")
+    assert [(MoveKind.UNLOAD, MoveResult.DONE, 3)] == story.outcome()
+
+
+def test_a_death_counts_until_the_bundle_is_owned_again(story: Story) -> None:
+    """A bundle whose owner died is on the move until another one serves it, over a second death, too."""
+    story.die("owner")
+    incarnation = story.channel.incarnation("source")
+    story.about("target", lambda author, bundle: propose.assign(author, bundle, owner=incarnation))
+    story.die("source")
+    story.assign("target")
+    assert [(MoveKind.DEATH, MoveResult.DONE, 4)] == story.outcome()
+
+
+def test_a_deleted_namespace_ends_what_was_under_way(story: Story) -> None:
+    """An unload for the sake of a deletion ends with the namespace."""
+    story.tell(propose.start_deleting_namespace(story.channel.admin(), story.channel.view, name=NAMESPACE))
+    story.about("owner", propose.unload)
+    story.about("owner", propose.released)
+    story.tell(propose.delete_namespace(story.channel.admin(), story.channel.view, name=NAMESPACE))
+    assert [(MoveKind.UNLOAD, MoveResult.DELETED, 2)] == story.outcome()
+
+
+def test_a_split_is_done_with_its_record(story: Story) -> None:
+    """A split counts from the wish to the record that cuts."""
+    story.about("target", lambda author, bundle: propose.start_split(author, bundle, algorithm="range_equally_divide"))
+    story.about("owner", lambda author, bundle: propose.split(author, bundle, cuts=(MIDDLE,)))
+    assert [(MoveKind.SPLIT, MoveResult.DONE, 1)] == story.outcome()
+
+
+def test_a_split_may_be_called_off_or_cut_short(story: Story) -> None:
+    """A split ends without children when it is called off, or when its owner dies."""
+    for _ in range(2):
+        story.about("target", lambda author, bundle: propose.start_split(author, bundle, algorithm="range_equally_divide"))
+        if not story.ended:
+            story.about("owner", lambda author, bundle: propose.call_off(author, bundle, reason="nowhere to cut"))
+    story.die("owner")
+    assert [(MoveKind.SPLIT, MoveResult.CALLED_OFF, 1), (MoveKind.SPLIT, MoveResult.CUT_SHORT, 1)] == story.outcome()
+
+
+def test_a_merge_takes_one_record() -> None:
+    """A merge is done at once."""
+    channel = channel_with("owner", bundles=2)
+    for low in even_boundaries(2)[:2]:
+        channel.own("owner", low)
+    story = Story(channel)
+    story.about("owner", lambda author, bundle: propose.merge(author, bundle, channel.bundle(MIDDLE)))
+    assert [(MoveKind.MERGE, MoveResult.DONE, 0)] == story.outcome()
+
+
+def test_what_began_before_the_watch_is_no_move() -> None:
+    """The end of something whose beginning was not seen has no duration, and is not counted."""
+    story = Story(channel_in("handing_over"))
+    story.about("source", propose.hand_over)
+    assert [] == story.ended

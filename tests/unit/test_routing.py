@@ -1,0 +1,29 @@
+"""Routing: whom a client is sent to in each phase of a bundle.
+
+May live here: `brokers.routing` on real views.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from brokers.routing import server_of
+from channel.lifecycle import STATE_OF_PHASE, Phase
+from tests.folding import channel_in
+
+SERVED_BY = {"owned": "owner", "splitting": "owner", "transferring": "source"}
+
+
+@pytest.mark.parametrize("phase", STATE_OF_PHASE)
+def test_clients_are_sent_to_who_serves_and_goes_on_serving(phase: Phase) -> None:
+    """Who serves is named, but for a source that is closing: its clients wait for the next owner."""
+    channel = channel_in(phase)
+    server = server_of(channel.view, channel.bundle())
+    assert SERVED_BY.get(phase) == (None if server is None else server.broker)
+
+
+def test_the_dead_are_not_named() -> None:
+    """Once a broker is dead on the log its bundles are free, and nobody is named."""
+    channel = channel_in("owned")
+    channel.die("owner")
+    assert server_of(channel.view, channel.bundle()) is None

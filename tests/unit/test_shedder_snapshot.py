@@ -1,0 +1,134 @@
+"""The balancer's snapshot: whose a bundle is by the view, what it weighs by the reports, and who is left out of it.
+
+May live here: examples of `shedder.snapshot.take` on real views.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from brokers.load import BundleLoad, Report
+from channel import propose
+from channel.lifecycle import Phase
+from shedder.snapshot import IDLE_COST, Snapshot, WeighedBroker, WeighedBundle, cost_of, take
+from tests.folding import NAMESPACE, Channel, channel_in, channel_with
+
+NOW_MS = 1_000_000
+AGE_MS_MAX = 15_000
+LEFT, RIGHT = f"{NAMESPACE}/0x00000000_0x80000000", f"{NAMESPACE}/0x80000000_0xffffffff"
+WHOLE = f"{NAMESPACE}/0x00000000_0xffffffff"
+
+
+def report(broker: str, /, *, at_ms: int = NOW_MS, capacity: int = 100, **calls: float) -> Report:
+    """What a broker says; a bundle's calls per second stand under `left`, `right` or `whole`."""
+    names = {"left": LEFT, "right": RIGHT, "whole": WHOLE}
+    bundles = {names[which]: BundleLoad(calls_per_second=rate) for which, rate in calls.items()}
+    return Report(broker=broker, at_ms=at_ms, capacity=capacity, bundles=bundles)
+
+
+def taken(channel: Channel, *reports: Report, resting: tuple[str, ...] = ()) -> Snapshot:
+    """The snapshot at `NOW_MS`."""
+    return take(channel.view, reports, now_ms=NOW_MS, age_ms_max=AGE_MS_MAX, resting=resting)
+
+
+def broker_of(snapshot: Snapshot, name: str) -> WeighedBroker:
+    """One broker of a snapshot."""
+    (found,) = (broker for broker in snapshot.brokers if broker.broker == name)
+    return found
+
+
+@pytest.fixture
+def channel() -> Channel:
+    """Broker a owns the left half of a namespace, b the right one, and c nothing."""
+    channel = channel_with("c", "b", "a", bundles=2)
+    channel.own("a", 0)
+    channel.own("b", 0x80000000)
+    return channel
+
+
+def test_the_view_says_whose_and_the_reports_what_it_weighs(channel: Channel) -> None:
+    """Each live broker stands there once, by name, with its bundles, their cost, and the capacity that it reported."""
+    expected = (
+        WeighedBroker(broker="a", capacity=100, bundles=(WeighedBundle(name=LEFT, cost=IDLE_COST + 5),)),
+        WeighedBroker(broker="b", capacity=200, bundles=(WeighedBundle(name=RIGHT, cost=IDLE_COST + 7),)),
+        WeighedBroker(broker="c", capacity=100, bundles=()),
+    )
+    reports = (report("c"), report("b", capacity=200, right=7), report("a", left=5))
+    assert Snapshot(brokers=expected) == taken(channel, *reports)
+    assert Snapshot(brokers=expected) == taken(channel, *reversed(reports))
+
+
+def test_costs_are_counted_in_calls() -> None:
+    """16 KiB and a hundred sessions each cost a call, above what an idle bundle costs."""
+    assert IDLE_COST == cost_of(BundleLoad())
+    assert IDLE_COST + 4 + 3 + 2 == cost_of(BundleLoad(calls_per_second=4, bytes_per_second=3 * 16_384, sessions=200))
+
+
+def test_a_former_owner_s_report_weighs_a_bundle_until_the_new_owner_says(channel: Channel) -> None:
+    """The weight goes with the bundle; once its owner has reported it, the older word does not count, even if it is newer."""
+    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c")))
+    channel.accept(propose.let_go(channel.author("c"), channel.bundle()))
+    channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
+    former = taken(channel, report("a", left=5), report("b", right=7), report("c"))
+    assert (IDLE_COST + 5,) == tuple(bundle.cost for bundle in broker_of(former, "c").bundles)
+    assert () == broker_of(former, "a").bundles
+    own = taken(channel, report("a", left=5), report("b", right=7), report("c", at_ms=NOW_MS - 9_000, left=80))
+    assert (IDLE_COST + 80,) == tuple(bundle.cost for bundle in broker_of(own, "c").bundles)
+
+
+def test_of_two_former_owners_the_newer_word_counts(channel: Channel) -> None:
+    """What the owner does not say, the newest report of anybody else says."""
+    reports = (report("a"), report("b", right=1, left=3), report("c", at_ms=NOW_MS - 1, left=2))
+    for given in (reports, tuple(reversed(reports))):
+        assert (IDLE_COST + 3,) == tuple(bundle.cost for bundle in broker_of(taken(channel, *given), "a").bundles)
+
+
+@pytest.mark.parametrize("at_ms", [NOW_MS - AGE_MS_MAX - 1, NOW_MS + AGE_MS_MAX + 1])
+def test_an_old_report_is_none(channel: Channel, at_ms: int) -> None:
+    """A report that is too old, or from too far ahead, weighs nothing and keeps its broker out of the round."""
+    snapshot = taken(channel, report("a", at_ms=at_ms, left=5), report("b", right=7), report("c"))
+    assert broker_of(snapshot, "a").barred == "there is no fresh report of its load"
+    assert () == broker_of(snapshot, "a").bundles
+    assert broker_of(snapshot, "b").barred is None
+
+
+def test_a_bundle_that_nobody_weighed_keeps_its_broker_out(channel: Channel) -> None:
+    """Who has a bundle of unknown weight seems emptier than it is, so it neither gives nor takes."""
+    snapshot = taken(channel, report("a"), report("b", right=7), report("c"))
+    assert broker_of(snapshot, "a").barred == f"what 1 of its bundles weigh is not known yet, {LEFT} for one"
+
+
+def test_who_drains_is_left_alone_and_who_is_dead_is_not_there(channel: Channel) -> None:
+    """A draining broker is barred, a dead one forgotten, even if their reports are fresh."""
+    channel.accept(propose.draining(channel.author("c"), channel.broker("c")))
+    channel.die("b")
+    snapshot = taken(channel, report("a", left=5), report("b", right=7), report("c"))
+    assert ["a", "c"] == [broker.broker for broker in snapshot.brokers]
+    assert broker_of(snapshot, "c").barred == "it drains, and moves everything away by itself"
+
+
+@pytest.mark.parametrize(
+    ("phase", "expected"),
+    {
+        "free": None,
+        "assigning": ("owner", "it is assigning already"),
+        "owned": ("owner", None),
+        "splitting": ("owner", "it is splitting already"),
+        "transferring": ("owner", "it is assigning already"),
+        "handing_over": ("owner", "it is releasing already"),
+        "unloading": None,
+    }.items(),
+)
+def test_a_bundle_weighs_where_it_goes(phase: Phase, expected: tuple[str, str | None] | None) -> None:
+    """In each phase a bundle weighs on the broker that has it or will have it, and only one at rest may be moved."""
+    snapshot = taken(channel_in(phase), report("owner", whole=1), report("source", whole=1))
+    found = [(broker.broker, bundle.barred) for broker in snapshot.brokers for bundle in broker.bundles]
+    assert ([] if expected is None else [expected]) == found
+
+
+def test_what_rests_or_is_about_to_go_is_barred(channel: Channel) -> None:
+    """A bundle that has moved lately is barred, and so is one of a namespace that is being deleted."""
+    reports = (report("a", left=5), report("b", right=7), report("c"))
+    assert ("it has moved lately",) == tuple(b.barred for b in broker_of(taken(channel, *reports, resting=(LEFT,)), "a").bundles)
+    channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE))
+    assert ("its namespace is being deleted",) == tuple(b.barred for b in broker_of(taken(channel, *reports), "b").bundles)

@@ -1,0 +1,133 @@
+"""Log lines: what they say, and that nothing that is logged can break them.
+
+May live here: examples of events, and any event at all.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.structured_logs import JsonLines, PlainLines, configure, handler_for
+
+
+class Terminal(io.StringIO):
+    """A stream that a person looks at."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class Unspeakable:
+    """A value that cannot be shown."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+def event(message: object, *arguments: object, **fields: object) -> logging.LogRecord:
+    """An event of the logger `brokers.worker` with these fields."""
+    record = logging.LogRecord("brokers.worker", logging.WARNING, "worker.py", 1, message, arguments, None)
+    record.created = 1_700_000_000.25
+    record.__dict__.update(fields)
+    return record
+
+
+def test_an_event_is_one_json_object() -> None:
+    """An event in a file or a pipe is one JSON object with its time, its level and its fields."""
+    line = JsonLines().format(event("append of %s failed", "x", bundle="t/n/0x0_0x1", offset=7, reason=None))
+    assert {
+        "time": "2023-11-14T22:13:20.250+00:00",
+        "level": "warning",
+        "event": "append of x failed",
+        "logger": "brokers.worker",
+        "bundle": "t/n/0x0_0x1",
+        "offset": 7,
+        "reason": None,
+    } == json.loads(line)
+
+
+def test_an_event_is_readable_at_a_terminal() -> None:
+    """An event at a terminal is one line, whatever stands in it."""
+    line = PlainLines().format(event("two\nlines", bundle="b", offset=7, text="\x1b[2J"))
+    assert line.endswith(r" WARNING two\nlines  bundle=b offset=7 text=\x1b[2J")
+
+
+def test_an_error_brings_its_traceback() -> None:
+    """The traceback of an error is in a field of its own, or below the line."""
+    record = event("close failed")
+    try:
+        int("broken")
+    except ValueError:
+        record.exc_info = sys.exc_info()
+    line = JsonLines().format(record)
+    assert "\n" not in line
+    assert json.loads(line)["error"].endswith("'broken'")
+    assert "close failed\nTraceback" in PlainLines().format(record)
+
+
+def test_fields_do_not_hide_the_envelope() -> None:
+    """A field that is named like a part of the envelope does not take its place."""
+    assert "warning" == json.loads(JsonLines().format(event("x", level="none at all")))["level"]
+
+
+@pytest.mark.parametrize("value", [2**70, "\ud800", Unspeakable(), {1: {2: (3,)}}, b"\xff", float("nan"), object()])
+def test_a_field_of_any_kind_is_told(value: object) -> None:
+    """What JSON cannot express is told in some other way, and never raises."""
+    json.loads(JsonLines().format(event("x", value=value)))
+    assert "value=" in PlainLines().format(event("x", value=value))
+
+
+def test_a_structure_that_holds_itself_is_told() -> None:
+    """A list that is an element of itself ends as text."""
+    knot: list[object] = []
+    knot.append(knot)
+    assert "[[...]]" == json.loads(JsonLines().format(event("x", knot=knot)))["knot"]
+
+
+@pytest.mark.parametrize("arguments", [(), (1, 2), (Unspeakable(),)])
+def test_a_message_that_does_not_fit_its_arguments_is_told(arguments: tuple[object, ...]) -> None:
+    """A mistake in a log call does not raise where something was to be logged."""
+    for formatter in (JsonLines(), PlainLines()):
+        assert "to %s" in formatter.format(event("to %s", *arguments))
+
+
+@given(st.text(), st.dictionaries(st.text(), st.text() | st.integers() | st.binary() | st.floats() | st.none()))
+def test_any_event_is_one_line(message: str, fields: dict[str, object]) -> None:
+    """Whatever is logged becomes one line that JSON can read."""
+    record = event(message)
+    record.__dict__.update((f"field {name}", value) for name, value in fields.items())
+    line = JsonLines().format(record)
+    assert "\n" not in line
+    assert message.encode("utf-8", "backslashreplace").decode() == json.loads(line)["event"]
+    assert 1 == len(PlainLines().format(record).splitlines())
+
+
+@pytest.fixture
+def root() -> Iterator[logging.Logger]:
+    """The root logger, put back as it was."""
+    root = logging.getLogger()
+    handlers, level = root.handlers[:], root.level
+    # Else `configure` would close those of pytest.
+    root.handlers = []
+    yield root
+    root.handlers, root.level = handlers, level
+
+
+def test_a_process_of_ours_logs_as_its_stream_wants(root: logging.Logger) -> None:
+    """JSON lines go to a pipe and plain ones to a terminal, from `INFO` on."""
+    pipe, terminal = io.StringIO(), Terminal()
+    configure(pipe)
+    logging.getLogger("brokers.worker").info("ready", extra={"broker": "b"})
+    logging.getLogger("brokers.worker").debug("unheard")
+    assert "b" == json.loads(pipe.getvalue())["broker"]
+    root.addHandler(handler_for(terminal))
+    logging.getLogger("brokers.worker").info("ready", extra={"broker": "b"})
+    assert terminal.getvalue().endswith(" INFO    ready  broker=b\n")

@@ -1,0 +1,261 @@
+"""The cluster in virtual time: what a user's test may do with it, and how it says that something did not come about.
+
+May live here: the cluster itself. A test as users write it is tests/examples/test_visits.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+import pytest
+
+from brokers.service import Bundle, Ownership, OwnershipLost, Peer, Service
+from brokers.virtual_cluster import Cluster, LoopIsRunning, NobodyRuns, NoRest, NotServed
+from channel.errors import DeadlineExceeded, Rejected, UnknownNamespace
+
+NAMESPACE = "shop/orders"
+FAILOVER_MS = 4_000
+
+
+@dataclass(eq=False)
+class Diary(Service):
+    """A service that writes down what it is told, and does what it is told to: refuse, fail, or hang."""
+
+    told: list[str] = field(default_factory=list)
+    refuses: bool = False
+    fails: bool = False
+    hangs: bool = False
+    slow: threading.Event | None = None
+
+    async def prepare(self, bundle: Bundle, source: Peer | None) -> None:
+        self.told.append(f"prepare, from {source.broker if source else 'nobody'}")
+        if self.refuses:
+            raise RuntimeError("no room here")
+        if self.slow is not None:
+            await asyncio.to_thread(self.slow.wait, 30)
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        fetched = None if ownership.fetch is None else await ownership.fetch()
+        self.told.append(f"open with {handover!r} and {fetched!r}")
+        if self.fails:
+            raise RuntimeError("cannot open")
+
+    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+        self.told.append(f"close, to {moved_to.broker if moved_to else 'nobody'}")
+        if self.hangs:
+            await asyncio.Event().wait()
+        return b"state"
+
+    async def fetch(self, bundle: Bundle, token: int) -> bytes | None:
+        return b"much state"
+
+    def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:
+        self.told.append(f"split into {len(children)}")
+
+    def merge(self, left: Bundle, right: Bundle, union: Ownership) -> None:
+        self.told.append("merge")
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster[Diary]]:
+    """Two brokers, and a namespace of one bundle, which the first of them serves."""
+    with Cluster(Diary, brokers=("a", "b"), patience_ms=200) as cluster:
+        cluster.create(NAMESPACE, bundles=1)
+        assert cluster.owner(whole(cluster)) == "a"
+        yield cluster
+
+
+def whole(cluster: Cluster[Diary]) -> str:
+    """The one bundle."""
+    (bundle,) = cluster.bundles(NAMESPACE)
+    return bundle
+
+
+def test_a_bundle_is_given_with_its_state(cluster: Cluster[Diary]) -> None:
+    """A transfer runs through both services: warm up, close, open with the handover, and fetch the rest from the source."""
+    cluster.give(whole(cluster), "b")
+    assert cluster.owner(whole(cluster)) == "b"
+    assert ["prepare, from nobody", "open with None and None", "close, to b"] == cluster.service("a").told
+    assert ["prepare, from a", "open with b'state' and b'much state'"] == cluster.service("b").told
+
+
+def test_a_bundle_is_given_to_its_owner_at_no_cost(cluster: Cluster[Diary]) -> None:
+    """Giving a bundle to the broker that serves it changes nothing."""
+    token = cluster.ownership(NAMESPACE, "key").token
+    cluster.give(whole(cluster), "a")
+    assert token == cluster.ownership(NAMESPACE, "key").token
+
+
+def test_a_bundle_that_is_taken_stays_with_nobody(cluster: Cluster[Diary]) -> None:
+    """However long it takes, only giving it brings it back, under a greater token, and then it moves on as any other does."""
+    before = cluster.ownership(NAMESPACE, "key")
+    cluster.take(whole(cluster))
+    cluster.advance(60_000)
+    assert cluster.owner(whole(cluster)) is None
+    with pytest.raises(NotServed, match="it is free, served by nobody"):
+        cluster.ownership(NAMESPACE, "key")
+    with pytest.raises(OwnershipLost):
+        before.begin("key")
+    cluster.give(whole(cluster), "a")
+    assert cluster.ownership(NAMESPACE, "key").token > before.token
+
+
+def test_a_dead_broker_s_bundles_are_served_again_after_its_lease(cluster: Cluster[Diary]) -> None:
+    """Until the lease of a killed broker has run out nobody else serves, and soon after it somebody does."""
+    cluster.kill("a")
+    cluster.advance(2_500)
+    with pytest.raises(NotServed):
+        cluster.ownership(NAMESPACE, "key")
+    cluster.advance(FAILOVER_MS - 2_500)
+    assert cluster.owner(whole(cluster)) == "b"
+    assert ["b"] == cluster.brokers
+
+
+def test_a_former_owner_s_lease_runs_out_on_the_cluster_s_clock(cluster: Cluster[Diary]) -> None:
+    """An ownership of a killed broker is good as long as its lease, and not longer."""
+    ownership = cluster.ownership(NAMESPACE, "key")
+    cluster.kill("a")
+    assert ownership.is_good
+    cluster.advance(3_000)
+    assert not ownership.is_good
+
+
+def test_a_killed_broker_starts_again(cluster: Cluster[Diary]) -> None:
+    """A broker that comes back with its directory is a member at once, with a new service."""
+    old = cluster.service("a")
+    cluster.kill("a")
+    cluster.start("a")
+    cluster.give(whole(cluster), "a")
+    assert ["a", "b"] == cluster.brokers
+    assert old is not cluster.service("a")
+
+
+def test_splits_and_merges_reach_the_service(cluster: Cluster[Diary]) -> None:
+    """A bundle is cut in the middle, or where the test says, and two neighbours of one owner are merged."""
+    cluster.split(whole(cluster))
+    left, right = cluster.bundles(NAMESPACE)
+    cluster.merge(left)
+    cluster.split(whole(cluster), algorithm="specified_positions_divide", positions=(7, 9))
+    assert (f"{NAMESPACE}/0x00000000_0x7fffffff", f"{NAMESPACE}/0x7fffffff_0xffffffff") == (left, right)
+    assert 3 == len(cluster.bundles(NAMESPACE))
+    assert ["split into 2", "merge", "split into 3"] == cluster.service("a").told[2:]
+
+
+def test_what_the_service_refuses_is_told(cluster: Cluster[Diary]) -> None:
+    """A bundle that a service refuses stays where it is, and the error says what the service said."""
+    cluster.service("b").refuses = True
+    with pytest.raises(NotServed, match=r"not served by b.*served by a.*no room here"):
+        cluster.give(whole(cluster), "b")
+    cluster.take(whole(cluster))
+    cluster.advance(1_000)  # Who has refused is not asked again at once.
+    with pytest.raises(NotServed, match=r"not served by b.*served by nobody.*no room here"):
+        cluster.give(whole(cluster), "b")
+
+
+def test_a_service_that_cannot_open_is_told(cluster: Cluster[Diary]) -> None:
+    """Where the service was warm and then fails to open, the bundle goes back, and the error says why."""
+    cluster.service("b").fails = True
+    with pytest.raises(NotServed, match="cannot open"):
+        cluster.give(whole(cluster), "b")
+
+
+def test_what_the_channel_rejects_is_told(cluster: Cluster[Diary]) -> None:
+    """An unknown broker and an unknown namespace are refused with the reason, and nothing moves."""
+    with pytest.raises(Rejected, match="unknown_broker"):
+        cluster.give(whole(cluster), "nobody")
+    with pytest.raises(UnknownNamespace):
+        cluster.ownership("shop/returns", "key")
+    with pytest.raises(Rejected):
+        cluster.create(NAMESPACE)
+    assert cluster.owner(whole(cluster)) == "a"
+
+
+def test_a_service_that_hangs_is_ended_by_its_deadline(cluster: Cluster[Diary]) -> None:
+    """A close that never returns keeps the bundle until its deadline on the cluster's clock, and not longer."""
+    cluster.service("a").hangs = True
+    with pytest.raises(NotServed, match="it is releasing"):
+        cluster.give(whole(cluster), "b")
+    cluster.advance(6_000)
+    assert cluster.owner(whole(cluster)) == "b"
+
+
+def test_a_service_that_is_slow_in_the_real_world_is_waited_for() -> None:
+    """What a service does in a thread is waited for, without any virtual time passing."""
+    with Cluster(Diary, brokers=2, patience_ms=20_000) as cluster, ThreadPoolExecutor() as pool:
+        cluster.create(NAMESPACE, bundles=1)
+        begun_ms = cluster.now_ms
+        slow = cluster.service("broker-2").slow = threading.Event()
+        pool.submit(lambda: threading.Timer(0.05, slow.set).start())
+        cluster.give(whole(cluster), "broker-2")
+        assert begun_ms == cluster.now_ms
+
+
+def test_a_call_may_take_virtual_time(cluster: Cluster[Diary]) -> None:
+    """Time passes until the call is done, and not longer; without leave it does not pass at all."""
+    cluster.kill("a")
+    cluster.advance(2_000)
+    begun_ms = cluster.now_ms
+    with pytest.raises(DeadlineExceeded, match="route"):
+        cluster.call(cluster.host("b").route(NAMESPACE, "key", timeout_ms=60_000))
+    assert begun_ms == cluster.now_ms
+    served = cluster.call(cluster.host("b").route(NAMESPACE, "key", timeout_ms=60_000), within_ms=10_000)
+    assert isinstance(served, Ownership)
+    assert 0 < cluster.now_ms - begun_ms <= FAILOVER_MS - 2_000
+
+
+def test_a_lookup_has_a_deadline_on_the_cluster_s_clock(cluster: Cluster[Diary]) -> None:
+    """Where nobody comes to serve a key, a lookup ends with its own error, after its own time."""
+    cluster.take(whole(cluster))
+    begun_ms = cluster.now_ms
+    with pytest.raises(DeadlineExceeded, match="an owner for shop/orders/key"):
+        cluster.call(cluster.host("b").route(NAMESPACE, "key", timeout_ms=1_500), within_ms=10_000)
+    assert 1_500 <= cluster.now_ms - begun_ms <= 2_000
+
+
+def test_errors_of_a_call_reach_the_test(cluster: Cluster[Diary]) -> None:
+    """What a coroutine of the test raises, the test gets."""
+
+    async def fail() -> None:
+        raise ValueError("mine")
+
+    with pytest.raises(ValueError, match="mine"):
+        cluster.call(fail())
+
+
+def test_a_cluster_has_its_own_loop() -> None:
+    """Within a running loop a cluster does not start, and says so."""
+
+    async def within() -> None:
+        with Cluster(Diary):
+            pass
+
+    with pytest.raises(LoopIsRunning):
+        asyncio.run(within())
+
+
+def test_a_cluster_whose_brokers_are_all_dead_answers_nothing(cluster: Cluster[Diary]) -> None:
+    """After the last broker was killed there is nobody to ask, and a new one heals that."""
+    cluster.kill("a")
+    cluster.kill("b")
+    with pytest.raises(NobodyRuns):
+        cluster.bundles(NAMESPACE)
+    cluster.start("c")
+    cluster.advance(FAILOVER_MS)
+    assert cluster.owner(whole(cluster)) == "c"
+
+
+def test_a_cluster_that_never_rests_is_an_error(cluster: Cluster[Diary]) -> None:
+    """A task that makes tasks for ever is found out, without time passing."""
+    bred: set[asyncio.Task[None]] = set()
+
+    async def breed() -> None:
+        loop = asyncio.get_running_loop()
+        bred.clear()
+        bred.update(loop.create_task(breed() if number == 0 else asyncio.sleep(0)) for number in range(100))
+
+    with pytest.raises(NoRest):
+        cluster.call(breed())
