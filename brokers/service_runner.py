@@ -78,7 +78,7 @@ class ServiceRunner:
             self.ownerships.pop(effect.handle.bundle, None)
             self._begin(effect.handle.bundle, self._close(effect))
         elif isinstance(effect, FindCuts):
-            self._begin(effect.bundle.name, self._find_cuts(effect.bundle))
+            self._in_background(self._find_cuts(effect.bundle), f"finding where to cut {effect.bundle.name}")
         elif isinstance(effect, Reshaped):
             self._reshape(effect)
         elif isinstance(effect, Abandon):

@@ -234,7 +234,8 @@ class Agent:
         if drain is None or core.stopped:
             return
         if core.incarnation is None:
-            if drain.leave:
+            # A `joined` that is under way would make a member that nobody is: it is waited for, to be left properly.
+            if drain.leave and not self._membership.join_no_more():
                 core.stopped = True
                 core.effects.append(Stop(error=None))
             return

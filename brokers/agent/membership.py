@@ -59,6 +59,8 @@ class Membership:
         self._lease_good_since_ms = -NEVER_MS
         self._renew_at_ms = NEVER_MS
         self._join_at_ms = NEVER_MS
+        self._may_join = True
+        self._asked_to_join_ms = -NEVER_MS
         self._accuse_at_ms = NEVER_MS
         self._strangers_renewals = 0
 
@@ -79,7 +81,8 @@ class Membership:
     def wake_at_ms(self) -> int:
         """When `tick` wants to be called next, in boot time."""
         renew_at_ms = NEVER_MS if self._core.leaving else self._renew_at_ms
-        return min(renew_at_ms, self._join_at_ms, self._accuse_at_ms)
+        join_at_ms = self._join_at_ms if self._may_join else NEVER_MS
+        return min(renew_at_ms, join_at_ms, self._accuse_at_ms)
 
     def is_suspect(self, broker: BrokerEntry) -> bool:
         """Whether a broker is so late with a renewal that clients had better not be sent to it."""
@@ -141,6 +144,8 @@ class Membership:
 
     def _joined(self, folded: Folded, record: Joined) -> None:
         decided = self._own_nonces.get(record.nonce)
+        if decided is not None:
+            self._asked_to_join_ms = -NEVER_MS  # It is settled.
         if folded.verdict.accepted:
             self._heard(folded.offset)
             if decided is not None and record.key == self._core.broker:
@@ -184,7 +189,7 @@ class Membership:
         if core.stopped:
             return
         if core.incarnation is None:
-            if now_ms >= self._join_at_ms:
+            if now_ms >= self._join_at_ms and self._may_join:
                 self._join()
         else:
             if now_ms >= self._renew_at_ms and not core.leaving:
@@ -265,8 +270,9 @@ class Membership:
     def nonce_written(self, nonce: str) -> None:
         """The nonce is on the disk: send the `joined` that bears it, in the way that the view allows."""
         core = self._core
-        if nonce not in self._own_nonces or core.incarnation is not None:
+        if nonce not in self._own_nonces or core.incarnation is not None or not self._may_join:
             return
+        self._asked_to_join_ms = core.now.boot_ms
         before = core.view.brokers.get(core.broker)
         alive = before if before is not None and before.live else None
         replaces = alive.joined.nonce if alive is not None and alive.joined.nonce in self._predecessor_nonces else None
@@ -299,6 +305,11 @@ class Membership:
         return self.is_in_touch() and self._core.now.boot_ms >= self._overdue_ms(before)
 
     # --- leaving ---
+
+    def join_no_more(self) -> bool:
+        """Send no further `joined`; whether one that was sent may still be read back, and make this process a member."""
+        self._may_join = False
+        return self._core.now.boot_ms - self._asked_to_join_ms < self._core.timing.attempt_ms
 
     def propose_draining(self) -> None:
         """Take nothing new from now on."""

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from brokers.routing import server_of
 from channel.entries import BrokerEntry, BundleEntry
-from channel.lifecycle import Phase
 from channel.view import View
 
 
@@ -24,13 +24,9 @@ class AssignmentRow(TypedDict):
     token: int
 
 
-# In these the log still names a server, which has stopped accepting: whoever is sent there is sent away again.
-_CLOSING: tuple[Phase, ...] = ("handing_over", "unloading")
-
-
 def assignment_row(view: View, bundle: BundleEntry) -> AssignmentRow:
     """Who serves a bundle, as far as the view says."""
-    server = None if bundle.server is None or bundle.phase in _CLOSING else view.live.get(bundle.server)
+    server = server_of(view, bundle)
     return {
         "bundle": bundle.name,
         "low": bundle.low,

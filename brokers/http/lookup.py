@@ -67,7 +67,7 @@ class Lookup:
 
     def routes(self) -> Sequence[web.RouteDef]:
         """One route for both paths, `DOMAIN/TENANT/NAMESPACE/TOPIC` and the same with `/bundle`."""
-        return (web.get(f"{_PREFIX}{{path:.+}}", self.lookup),)
+        return (web.get(f"{_PREFIX}{{path:.*}}", self.lookup),)
 
     async def close(self, _app: web.Application) -> None:
         """Leave no wait behind."""

@@ -158,6 +158,15 @@ _CATALOGUE: Final = (
         ),
     ),
     Scenario(
+        # Often nobody else is there to bury a broker that lost its directory: it has to wait for its own silence.
+        name="two-brokers",
+        brokers=2,
+        twins=1,
+        bundles=(8,),
+        seconds=60,
+        faults=replace(_ORDINARY, trouble_every_ms=6_000, lose_directory_weight=6, back_after_ms=(100, 6_000)),
+    ),
+    Scenario(
         name="service-trouble",
         brokers=4,
         bundles=(16,),

@@ -43,6 +43,7 @@ SEEDS = {
     "long-outages": 1,
     "hostile": 6,
     "three-brokers": 6,
+    "two-brokers": 4,
     "many-brokers": 1,
     "lost-directories": 4,
     "service-trouble": 2,

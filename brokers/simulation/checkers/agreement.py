@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from brokers.simulation.checkers.violation import InvariantViolated
 from channel.digest import DIGEST_MODULUS
-from channel.entries import BrokerChanged, BrokerEntry
+from channel.entries import BrokerChanged
 from channel.reader import Folded
 from channel.records import ADMIN_WINDOW_OFFSETS, AnyRecord, Genesis, Joined, Unreadable
 from channel.view import View
@@ -48,7 +48,7 @@ class Settlement:
         digest = view.digest()
         if not verdict.accepted:
             publisher = view.live.get(record.incarnation or 0)
-            weight = publisher.sequence_weight if isinstance(publisher, BrokerEntry) else 0
+            weight = 0 if publisher is None else publisher.sequence_weight
             if digest != (self._digest + raised * weight) % DIGEST_MODULUS:
                 raise InvariantViolated(
                     invariant="6 rejections change nothing",

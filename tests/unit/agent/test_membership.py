@@ -9,8 +9,8 @@ import pytest
 
 from brokers.agent.agent import Agent
 from brokers.agent.core import Profile
-from brokers.agent.effects import Append, Effect, ForgetNonces, WriteNonce
-from brokers.agent.events import AppendFailed, Instant, NonceWritten, Read, Tick
+from brokers.agent.effects import Append, Effect, ForgetNonces, Stop, WriteNonce
+from brokers.agent.events import AppendFailed, DrainRequested, Instant, NonceWritten, Read, Tick
 from brokers.agent.timing import Timing
 from channel.codec import decode
 from channel.errors import InvalidTiming
@@ -274,3 +274,30 @@ def test_promises_grow_with_the_membership() -> None:
     timings = [stage.process(f"broker{number}").agent.timing for number in (24, 25)]
     assert [(3_000, 1_000, 500), (3_120, 1_040, 520)] == [(timing.lease_ms, timing.renew_ms, timing.margin_ms) for timing in timings]
     assert 3_120 == stage.process("broker25").agent.lease.left_ms(stage.hosts["broker25"].now())
+
+
+def test_a_stop_waits_for_a_joined_that_is_under_way() -> None:
+    """A process that is told to leave while its `joined` is on its way becomes a member first, and leaves as one."""
+    lone = Lone()
+    sent = lone.step(NonceWritten(nonce=lone.begin()))
+    drain = DrainRequested(leave=True, deadline_ms=lone.now_ms + 5_000)
+    assert [] == lone.agent.step(drain, Instant(lone.now_ms, lone.now_ms))
+    told: list[Effect] = []
+    for _ in range(5):
+        sent = lone.land(*sent)
+        told += sent
+    assert ["draining", "left"] == [entry.status for entry in map(_decoded, lone.entries) if isinstance(entry, BrokerRecord)]
+    assert Stop(error=None) in told
+
+
+def test_a_stop_before_any_joined_was_sent_is_immediate() -> None:
+    """A process that is told to leave before it asked to join asks no more, and ends at once."""
+    lone = Lone()
+    nonce = lone.begin()
+    drain = DrainRequested(leave=True, deadline_ms=lone.now_ms + 5_000)
+    assert [Stop(error=None)] == lone.agent.step(drain, Instant(lone.now_ms, lone.now_ms))
+    assert [] == lone.step(NonceWritten(nonce=nonce))
+
+
+def _decoded(entry: Entry) -> object:
+    return decode(entry.data)

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from brokers.http.bodies import BODY_BYTES_MAX
-from brokers.http.errors import REQUEST_ID, status_of, typed_errors
+from brokers.http.errors import REQUEST_ID, status_of, typed
 from channel.errors import (
     Bug,
     CalledOff,
@@ -92,8 +92,8 @@ def asked(
             await request.read()
             raise raised
 
-        app = web.Application(middlewares=[typed_errors], client_max_size=BODY_BYTES_MAX)
-        app.router.add_route(method, "/path", handler)
+        app = web.Application(client_max_size=BODY_BYTES_MAX)
+        app.add_routes([typed(web.route(method, "/path", handler))])
         async with TestClient(TestServer(app)) as client:
             await check(client)
 
@@ -146,18 +146,14 @@ def test_what_nobody_foresaw_is_told_without_its_insides(raised: Exception, capl
     asked(raised, check)
 
 
-def test_paths_and_methods_that_are_not_there_are_told_alike() -> None:
-    """What aiohttp refuses by itself has the same form; a wrong method is told the right ones, a body its size."""
+def test_a_body_that_is_too_large_is_told_alike() -> None:
+    """A body beyond the bound is refused by aiohttp while it is read, and answered in the form of all errors."""
 
     async def check(client: TestClient[web.Request, web.Application]) -> None:
-        async with client.get("/nowhere") as response:
-            assert {"reason": "Not Found: GET /nowhere", "error": "HTTPNotFound"} == json.loads(await response.read())
-        async with client.get("/path") as response:
-            assert (405, "PUT") == (response.status, response.headers["Allow"])
-            assert "Method Not Allowed: GET /path" == json.loads(await response.read())["reason"]
         async with client.put("/path", data=io.BytesIO(bytes(BODY_BYTES_MAX + 1))) as response:
             assert 413 == response.status
-            assert "HTTPRequestEntityTooLarge" == json.loads(await response.read())["error"]
+            body = json.loads(await response.read())
+        assert {"reason": "Request Entity Too Large: PUT /path", "error": "HTTPRequestEntityTooLarge"} == body
 
     asked(RuntimeError(), check, method="PUT")
 

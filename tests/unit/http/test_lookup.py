@@ -57,7 +57,8 @@ def test_every_broker_names_the_owner(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "status"),
     [
-        (f"{PATH}/", 404),
+        (f"{PATH}/", 412),
+        (f"{PATH}/%FF", 412),
         (f"{PATH}/%20", 412),
         (f"{PATH}/a%2Fb", 412),
         (f"/lookup/v2/topic/volatile/{NAMESPACE}/orders", 412),
@@ -65,7 +66,9 @@ def test_every_broker_names_the_owner(tmp_path: Path) -> None:
         (f"{PATH}/{'x' * 2_100}", 412),
         ("/lookup/v2/topic/persistent/acme/nowhere/orders", 404),
         ("/lookup/v2/topic/persistent/acme/nowhere/orders/bundle", 404),
-        (f"/lookup/v2/topic/persistent/acme/cluster/{NAMESPACE}/orders", 404),
+        (f"/lookup/v2/topic/persistent/acme/cluster/{NAMESPACE}/orders", 412),
+        (f"/lookup/v2/topic/{NAMESPACE}/orders", 412),
+        ("/lookup/v2/topic/", 412),
     ],
 )
 def test_names_that_cannot_be_are_refused(tmp_path: Path, path: str, status: int) -> None:
@@ -159,5 +162,39 @@ def test_lookups_follow_a_transfer(tmp_path: Path) -> None:
             source.service.closing.set()
             assert 204 == (await move).status
             assert target.url.encode() in (await asked).body
+
+    run(story)
+
+
+def test_a_remembered_answer_is_given_only_while_it_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer is not given again after its bundle moved or was split, while its broker is suspect, or without a lease."""
+    monkeypatch.setattr(lookup, "ANSWERS_REMEMBERED_MAX", 2)
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2, bundles=1, lookup_ms=100) as brokers:
+            one, _ = brokers.brokers
+
+            async def owner() -> str:
+                urls = set()
+                for topic in ("a", "b", "c", "a", "a"):
+                    answer = await one.get(f"{PATH}/{topic}")
+                    assert 200 == answer.status
+                    urls.add(str(answer.json()["httpUrl"]))  # type: ignore[index]
+                (url,) = urls
+                return url
+
+            source = brokers.owner_of(brokers.bundles()[0])
+            assert source.url == await owner()
+            target = brokers.other_than(source)
+            assert 204 == (await one.put(f"{path_of(brokers.bundles()[0])}/unload?destinationBroker={target.id}")).status
+            assert target.url == await owner()
+            assert 204 == (await one.put(f"{path_of(brokers.bundles()[0])}/split")).status
+            assert target.url == await owner()
+            with monkeypatch.context() as patched:
+                patched.setattr(type(one.worker.agent), "is_suspect", lambda *_: True)
+                assert 503 == (await one.get(f"{PATH}/a")).status
+            assert target.url == await owner()
+            one.worker.agent.lease.lose()
+            assert 503 == (await one.get(f"{PATH}/a")).status
 
     run(story)

@@ -1,0 +1,72 @@
+"""The agent as a whole: what it answers when it may not act, and how it ends.
+
+May live here: `brokers.agent.agent` at its edges, where no story of tests/scenarios goes.
+"""
+
+from __future__ import annotations
+
+from brokers.agent.membership import NEVER_MS
+from tests.scenarios.language import perform
+from tests.scenarios.stage import Stage
+from tests.scenarios.words import full_name
+
+NO_LEASE = "a answers: broker a has no lease at this moment; ask another broker, or this one again later"
+
+
+def play(*commands: str) -> Stage:
+    """A stage after these commands."""
+    stage = Stage()
+    for command in commands:
+        perform(stage, command)
+    return stage
+
+
+def test_who_has_no_lease_answers_so() -> None:
+    """A request to a broker that may be cut off, or is no member yet, is answered at once, and nothing is proposed."""
+    cut_off = play("cluster a b with 1 bundle", "hold a", "deafen a", "advance 3s")
+    before = len(cut_off.hosts["a"].link.in_flight)
+    assert NO_LEASE in perform(cut_off, "transfer 00_ff to b by a")
+    assert before == len(cut_off.hosts["a"].link.in_flight)
+    joining = play("hold a", "brokers a")
+    assert [NO_LEASE] == perform(joining, "namespace t/n with 1 bundle by a")
+
+
+def test_who_never_joined_leaves_at_once() -> None:
+    """A process that is told to leave before it is a member ends, and says nothing to the log."""
+    stage = play("hold a", "brokers a")
+    in_flight = len(stage.hosts["a"].link.in_flight)
+    assert ["a stops: it has left"] == perform(stage, "leave a")
+    assert in_flight == len(stage.hosts["a"].link.in_flight)
+
+
+def test_who_is_buried_while_it_leaves_has_left() -> None:
+    """A broker that meant to leave does not join anew when somebody else ends its incarnation first."""
+    stage = play("cluster a b with 1 bundle", "service b hangs prepare", "leave a", "bury a")
+    assert stage.hosts["a"].process is None
+    assert ["b"] == [broker.broker for broker in stage.view.live_brokers()]
+
+
+def test_who_is_buried_while_it_drains_drains_on() -> None:
+    """A broker that was to drain, and not to leave, joins anew and drains in its new incarnation."""
+    stage = play("cluster a b with 1 bundle", "drain a", "bury a", "advance 200ms")
+    assert ["up", "draining"] == [broker.status for broker in stage.view.live_brokers()]
+    assert stage.view.brokers["a"].incarnation == stage.process("a").agent.incarnation
+
+
+def test_the_host_sees_what_the_agent_holds() -> None:
+    """Handles by name, the broker's own entry, and when it wants to be woken are there between steps, and gone at the end."""
+    stage = play("cluster a b with 2 bundles")
+    agent = stage.process("a").agent
+    assert ["a", "a"] == [agent.broker, agent.entry.broker if agent.entry else None]
+    assert agent.handles[full_name("00_80")] is agent.handle(full_name("00_80"))
+    assert agent.handle(full_name("80_ff")) is None
+    perform(stage, "leave a")
+    assert [{}, None, None, False, NEVER_MS] == [agent.handles, agent.entry, agent.incarnation, agent.is_ready, agent.wake_at_ms]
+
+
+def test_what_a_snapshot_left_free_is_placed() -> None:
+    """A process that starts from a snapshot sees what nobody owns in it, though no record that it reads tells of that."""
+    stage = play("brokers a b", "service a refuses prepare", "service b refuses prepare", "namespace t/n with 1 bundle by admin")
+    for command in ("snapshot a", "crash b", "bury b", "restart a from snapshot", "advance 1s"):
+        perform(stage, command)
+    assert ("owned", True) == (stage.view.bundles[full_name("00_ff")].phase, stage.process("a").agent.handles[full_name("00_ff")].is_open)

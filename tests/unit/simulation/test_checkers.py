@@ -1,0 +1,430 @@
+"""Each checker is silent on what is in order, and raises on the smallest thing that is not.
+
+That a checker catches a broken rule of the product is shown by the mutants; here the broken thing is made by hand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from brokers.agent.effects import Open, Reshaped
+from brokers.agent.events import Instant
+from brokers.agent.handle import Handle, Lease
+from brokers.agent.timing import Timing
+from brokers.simulation.checkers.agreement import Agreement, Settlement
+from brokers.simulation.checkers.coverage import Coverage, Tokens
+from brokers.simulation.checkers.handover import Handovers
+from brokers.simulation.checkers.membership import Membership
+from brokers.simulation.checkers.ownership import Ownership, Work, heir_of
+from brokers.simulation.checkers.recovery import not_recovered, recovery_bound_ms
+from brokers.simulation.checkers.violation import InvariantViolated
+from brokers.simulation.host import Process
+from channel import propose
+from channel.codec import encode
+from channel.entries import BundleChanged, BundleEntry, Verdict, bundle_entry
+from channel.log import Entry
+from channel.propose import Author
+from channel.ranges import HASH_MAX
+from channel.reader import Folded, Reader
+from channel.records import AnyRecord, BundleTransition, Joined, Reason
+from channel.view import View
+
+NAMESPACE = "tenant/ns"
+MIDDLE = 0x80000000
+NOW = Instant(1_000, 1_000)
+
+
+class History:
+    """A log of records, and what a reader made of each."""
+
+    def __init__(self) -> None:
+        self.reader = Reader(log="test")
+        self.folded: list[Folded] = []
+        self.add(propose.genesis(Author(publisher="admin:test"), cluster="test"))
+
+    @property
+    def view(self) -> View:
+        return self.reader.view
+
+    def add(self, record: AnyRecord) -> Folded:
+        self.folded.append(self.reader.feed(Entry(self.reader.position, encode(record))))
+        return self.folded[-1]
+
+    def join(self, broker: str) -> int:
+        last = self.view.last_of_broker(broker)
+        joined = Joined(
+            key=broker,
+            based_on=last,
+            publisher=broker,
+            nonce=f"{broker}:1",
+            lease_ms=3_000,
+            margin_ms=500,
+            renew_ms=1_000,
+            addresses={},
+            labels={},
+        )
+        return self.add(joined).offset
+
+    def create(self) -> BundleEntry:
+        author = Author(publisher="admin:test", as_of=self.view.offset)
+        self.add(propose.create_namespace(author, self.view, name=NAMESPACE, boundaries=(0, MIDDLE, HASH_MAX)))
+        return self.view.bundles_of(NAMESPACE)[0]
+
+    def author(self, broker: str, sequence: int) -> Author:
+        return Author(publisher=broker, incarnation=self.view.brokers[broker].incarnation, sequence=sequence)
+
+
+@dataclass(slots=True, kw_only=True)
+class Broker:
+    """A process as the checkers see one; all clocks show `NOW`."""
+
+    process: Process
+    lease: Lease
+    view: View
+
+    def open(self, ownership: Ownership, *, low: int = 0, high: int = MIDDLE, token: int = 7) -> Handle:
+        handle = Handle(bundle=f"{low}_{high}", namespace=NAMESPACE, low=low, high=high, token=token, lease=self.lease)
+        ownership.stepped(self.process, [Open(handle=handle, source=None, handover=None, deadline_ms=0)], NOW)
+        handle.is_open = True
+        ownership.stepped(self.process, [], NOW)
+        return handle
+
+
+def broker(name: str, incarnation: int) -> Broker:
+    """A broker that lives in `incarnation` with a good lease, and knows it."""
+    view = View()
+    view.live[incarnation] = cast("object", None)  # type: ignore[assignment] - only whether it is there is asked
+    lease = Lease(incarnation=incarnation, skew_max_ms=250, deadline_ms=4_000)
+    agent = SimpleNamespace(lease=lease, view=view, incarnation=incarnation)
+    host = SimpleNamespace(name=name, now=lambda: NOW)
+    service = SimpleNamespace(left={})
+    process = SimpleNamespace(agent=agent, host=host, held={}, alive=True, service=service)
+    return Broker(process=cast("Process", process), lease=lease, view=view)
+
+
+def folded(*changes: BundleChanged, offset: int = 50) -> Folded:
+    """An accepted record with these changes."""
+    record = BundleTransition(key="a bundle", based_on=0, publisher="b", incarnation=1, sequence=1, state="free")
+    return Folded(offset=offset, record=record, verdict=Verdict(changes=changes))
+
+
+def owned(low: int, high: int, *, owner: int = 2, token: int = 10) -> BundleEntry:
+    """An owned bundle."""
+    return bundle_entry(NAMESPACE, low, high, "owned", owner=owner, source=None, last=20, token=token)
+
+
+# --- 1 one owner ---
+
+
+def test_two_brokers_pass_for_one_point() -> None:
+    """Two handles over one point that pass at one instant are seen as the second opens."""
+    ownership = Ownership()
+    broker("a", 1).open(ownership)
+    with pytest.raises(InvariantViolated, match="1 one owner: b and a both pass"):
+        broker("b", 2).open(ownership, low=MIDDLE - 1, high=HASH_MAX)
+
+
+def test_brokers_that_pass_for_different_points_are_in_order() -> None:
+    """Neighbours do not meet, nor does a broker whose lease has run out meet its successor."""
+    ownership = Ownership()
+    late = broker("a", 1)
+    late.lease.deadline_ms = NOW.boot_ms
+    late.open(ownership)
+    broker("b", 2).open(ownership)
+    broker("c", 3).open(ownership, low=MIDDLE, high=HASH_MAX)
+    ownership.look_at_all()
+
+
+def test_a_lease_that_comes_back_is_looked_at() -> None:
+    """A handle that passes again, because its lease was extended, is checked against those opened meanwhile."""
+    ownership = Ownership()
+    late = broker("a", 1)
+    late.lease.deadline_ms = NOW.boot_ms
+    late.open(ownership)
+    broker("b", 2).open(ownership)
+    late.lease.extend(decided=NOW, lease_ms=3_000)
+    with pytest.raises(InvariantViolated, match="1 one owner"):
+        ownership.stepped(late.process, [], NOW)
+
+
+def test_what_no_step_shows_is_seen_by_the_look_at_all() -> None:
+    """A clock that is set lets a lease pass again without any step."""
+    ownership = Ownership()
+    late = broker("a", 1)
+    late.lease.skew_ms = -1_000
+    late.open(ownership)
+    broker("b", 2).open(ownership)
+    late.lease.skew_ms = 0
+    with pytest.raises(InvariantViolated, match="1 one owner"):
+        ownership.look_at_all()
+
+
+def test_a_process_that_has_ended_answers_nothing() -> None:
+    """The handles of a process end with it."""
+    ownership = Ownership()
+    dead = broker("a", 1)
+    dead.open(ownership)
+    ownership.ended(dead.process)
+    broker("b", 2).open(ownership)
+    assert ownership.passing(dead.process) is None
+
+
+def test_work_of_two_brokers_overlaps() -> None:
+    """Work on one point by two brokers must not overlap, work by one may."""
+    ownership = Ownership()
+    one, other = broker("a", 1).process, broker("b", 2).process
+    work = Work(process=one, namespace=NAMESPACE, point=5, token=7, began_us=100, ended_us=200)
+    ownership.answered(work)
+    ownership.answered(replace(work, began_us=150, ended_us=250))
+    ownership.answered(replace(work, process=other, point=6, began_us=150, ended_us=260))
+    ownership.answered(replace(work, process=other, began_us=250, ended_us=270))
+    with pytest.raises(InvariantViolated, match="1 one owner: a worked on"):
+        ownership.answered(replace(work, process=other, began_us=240, ended_us=280))
+
+
+def test_a_handle_of_an_incarnation_that_is_over() -> None:
+    """A handle passes although its own broker has read the end of its incarnation."""
+    ownership = Ownership()
+    dead = broker("a", 1)
+    dead.open(ownership)
+    dead.view.live.clear()
+    with pytest.raises(InvariantViolated, match="a handle ends with its incarnation: a has read the end of #1"):
+        ownership.stepped(dead.process, [], NOW)
+
+
+def test_heirs_are_watched_and_found() -> None:
+    """After a split work goes on under the child that holds its point, and the children are watched like any handle."""
+    ownership = Ownership()
+    owner = broker("a", 1)
+    parent = owner.open(ownership)
+    heirs = tuple(replace(parent, low=low, high=high, is_open=True) for low, high in ((0, 10), (10, MIDDLE)))
+    parent.is_open, parent.heirs = False, heirs
+    ownership.stepped(owner.process, [Reshaped(gone=(parent,), heirs=heirs)], NOW)
+    assert heirs[1] is heir_of(parent, 10)
+    assert ownership.passing(owner.process) is heirs[0]
+    heirs[0].is_open = False
+    assert heirs[0] is heir_of(parent, 3)
+
+
+# --- 2 coverage, 4 tokens ---
+
+
+def test_a_split_that_leaves_a_hole() -> None:
+    """Bundles must meet, and be those of the view."""
+    history, coverage = History(), Coverage()
+    left = history.create()
+    for record in history.folded:
+        coverage.folded(record, history.view)
+    gone = BundleChanged(name=left.name, before=left, after=None)
+    with pytest.raises(InvariantViolated, match="2 coverage: at offset 50 the view's bundles"):
+        coverage.folded(folded(gone), history.view)
+    history.view.remove_bundle(left)
+    with pytest.raises(InvariantViolated, match="2 coverage: at offset 51 the bundles of tenant/ns do not reach"):
+        coverage.folded(folded(gone, offset=51), history.view)
+    for low, high in ((0, 10), (20, MIDDLE)):
+        history.view.insert_bundle(owned(low, high))
+    children = [BundleChanged(name=str(low), before=None, after=owned(low, high)) for low, high in ((0, 10), (20, MIDDLE))]
+    with pytest.raises(InvariantViolated, match="do not meet: 0x0000000a is followed by 0x00000014"):
+        coverage.folded(folded(*children, offset=52), history.view)
+
+
+def test_a_token_falls() -> None:
+    """A token must not fall, not in a merge either, nor when a namespace is made anew."""
+    before, left, right = owned(0, MIDDLE), owned(0, 10, token=8), owned(10, MIDDLE, token=9)
+    gone = [BundleChanged(name=bundle.name, before=bundle, after=None) for bundle in (left, right)]
+    falls = BundleChanged(name=before.name, before=before, after=owned(0, MIDDLE, token=9))
+    with pytest.raises(InvariantViolated, match="4 tokens only rise: at offset 50 the token of .* falls from 10 to 9"):
+        Tokens().folded(folded(falls))
+    tokens = Tokens()
+    tokens.folded(folded(*gone, BundleChanged(name=before.name, before=None, after=before)))
+    tokens.folded(folded(BundleChanged(name=before.name, before=before, after=None)))
+    with pytest.raises(InvariantViolated, match="falls from 10 to 8"):
+        tokens.folded(folded(BundleChanged(name=left.name, before=None, after=left)))
+
+
+def test_two_owners_serve_under_one_token() -> None:
+    """Whoever serves next serves under a greater token."""
+    tokens, first = Tokens(), owned(0, MIDDLE)
+    tokens.folded(folded(BundleChanged(name=first.name, before=replace(first, owner=3), after=first)))
+    with pytest.raises(InvariantViolated, match="passes from #2 to #3 under the same token 10"):
+        tokens.folded(folded(BundleChanged(name=first.name, before=first, after=owned(0, MIDDLE, owner=3))))
+
+
+# --- 3 digests, 6 rejections, section 1 ---
+
+
+def test_a_reader_with_another_digest() -> None:
+    """Whoever reads must come to the digest of the reference reader."""
+    history, agreement = History(), Agreement()
+    agreement.folded(history.folded[-1], history.view)
+    agreement.read("a", history.view)
+    history.view.level = 7
+    history.view.scalars_changed()
+    with pytest.raises(InvariantViolated, match="3 same offset, same digest: at offset 1 a has digest"):
+        agreement.read("a", history.view)
+
+
+def settled(history: History) -> Settlement:
+    """A settlement that has seen a broker join; its next records are the test's."""
+    settlement = Settlement()
+    settlement.folded(history.folded[0], history.view)
+    history.join("a")
+    settlement.folded(history.folded[1], history.view)
+    return settlement
+
+
+def test_a_rejection_leaves_a_trace() -> None:
+    """A rejected record may use up a sequence, and change nothing else."""
+    history = History()
+    settlement = settled(history)
+    entry = history.view.brokers["a"]
+    stale = replace(propose.renewed(history.author("a", 5), entry), based_on=0)
+    settlement.folded(history.add(stale), history.view)
+    late = history.add(replace(stale, sequence=4))
+    assert late.verdict.reason is Reason.LATE
+    history.view.raise_last(entry, 99)
+    with pytest.raises(InvariantViolated, match=r"6 rejections change nothing: the rejected record at offset 4 \(late\)"):
+        settlement.folded(late, history.view)
+
+
+def test_a_settled_attempt_is_accepted() -> None:
+    """After attempt 5 was read, attempt 5 or 4 must not be accepted, nor anything of the dead, nor an admin's old record."""
+    history = History()
+    settlement = settled(history)
+    entry = history.view.brokers["a"]
+    renewed = history.add(propose.renewed(history.author("a", 5), entry))
+    settlement.folded(renewed, history.view)
+    with pytest.raises(InvariantViolated, match="attempt 5 of a is accepted at offset 3, attempt 5 was read before"):
+        settlement.folded(renewed, history.view)
+    of_the_dead = replace(renewed, record=propose.renewed(Author(publisher="a", incarnation=77, sequence=1), entry))
+    with pytest.raises(InvariantViolated, match="of #77, which is not alive, is accepted"):
+        settlement.folded(of_the_dead, history.view)
+    by_admin = replace(renewed, offset=20_000, record=propose.draining(Author(publisher="admin:x", as_of=3), entry))
+    with pytest.raises(InvariantViolated, match="made at offset 3 is accepted at offset 20000"):
+        settlement.folded(by_admin, history.view)
+
+
+# --- 7 and section 4 ---
+
+
+def told(history: History, membership: Membership) -> Folded:
+    """Let the membership checker read the whole history but its last record, which is returned."""
+    *earlier, last = history.folded
+    for record in earlier:
+        membership.folded(record, history.view)
+    return last
+
+
+def buried(*, lives: bool, lease_good: bool, nobody_dies: bool = False, passing: Handle | None = None) -> None:
+    """Broker a is declared down by b; raises what the checker raises."""
+    history = History()
+    dead = history.join("a")
+    history.join("b")
+    victim = broker("a", dead)
+    victim.lease.deadline_ms = 4_000 if lease_good else 0
+    cast("SimpleNamespace", victim.process).alive = lives
+    membership = Membership({"a:1": victim.process}, passing=lambda _process: passing, nobody_dies=nobody_dies)
+    history.add(propose.down(history.author("b", 1), history.view.brokers["a"]))
+    membership.folded(told(history, membership), history.view)
+
+
+def test_a_death_that_is_in_order() -> None:
+    """A process that has ended may be declared down, and one whose lease is over."""
+    buried(lives=False, lease_good=True, nobody_dies=True)
+    buried(lives=True, lease_good=False)
+
+
+def test_the_living_are_declared_dead() -> None:
+    """Nobody is declared dead while its lease is good, or while it serves, or where nothing can excuse it."""
+    with pytest.raises(InvariantViolated, match="the lease of a is good"):
+        buried(lives=True, lease_good=True)
+    handle = Handle(bundle="x", namespace=NAMESPACE, low=0, high=1, token=1, lease=broker("a", 1).lease)
+    with pytest.raises(InvariantViolated, match="a still serves x in it"):
+        buried(lives=True, lease_good=False, passing=handle)
+    with pytest.raises(InvariantViolated, match="7 an outage costs nobody a bundle: b ends #2 at offset 4, and a lives"):
+        buried(lives=True, lease_good=False, nobody_dies=True)
+
+
+def test_an_incarnation_of_another_process() -> None:
+    """A process lives only in an incarnation that it began itself."""
+    history = History()
+    incarnation = history.join("a")
+    owner, thief = broker("a", incarnation), broker("a-twin", incarnation)
+    membership = Membership({"a:1": owner.process}, passing=lambda _process: None, nobody_dies=False)
+    membership.folded(history.folded[-1], history.view)
+    membership.stepped(owner.process)
+    with pytest.raises(InvariantViolated, match="a-twin lives in #2, which another process began"):
+        membership.stepped(thief.process)
+
+
+def test_the_dead_and_the_draining_are_given_nothing() -> None:
+    """A bundle is given to a live broker that does not drain."""
+    history = History()
+    target = history.join("a")
+    bundle = history.create()
+    membership = Membership({}, passing=lambda _process: None, nobody_dies=False)
+    history.add(propose.assign(history.author("a", 1), bundle, owner=target))
+    given = told(history, membership)
+    membership.folded(given, history.view)
+    history.view.live[target].status = "draining"
+    with pytest.raises(InvariantViolated, match="is given to #2, which drains"):
+        membership.folded(given, history.view)
+    del history.view.live[target]
+    with pytest.raises(InvariantViolated, match="is given to #2, which is dead"):
+        membership.folded(given, history.view)
+
+
+def test_a_death_that_forgets_a_bundle() -> None:
+    """After a death no bundle names the dead."""
+    history = History()
+    dead = history.join("a")
+    history.join("b")
+    bundle = history.create()
+    history.add(propose.assign(history.author("a", 1), bundle, owner=dead))
+    forgotten = history.view.bundles[bundle.name]
+    death = history.add(propose.down(history.author("b", 1), history.view.brokers["a"]))
+    history.view.bundles[bundle.name] = forgotten
+    membership = Membership({}, passing=lambda _process: None, nobody_dies=False)
+    with pytest.raises(InvariantViolated, match="a death is one record: #2 ends at offset 6, and .* is still assigning with it"):
+        membership.folded(death, history.view)
+
+
+# --- section 9, 5 ---
+
+
+def test_a_handover_of_another_tenure() -> None:
+    """A service opens with what the record of its own token handed over, or what it left in the same tenure itself."""
+    handovers, owner = Handovers(), broker("a", 1)
+    handle = Handle(bundle="a bundle", namespace=NAMESPACE, low=0, high=1, token=50, lease=owner.lease)
+    record = folded()
+    assert isinstance(record.record, BundleTransition)
+    handovers.folded(replace(record, record=replace(record.record, handover=b"the state")))
+    effect = Open(handle=handle, source=None, handover=b"the state", deadline_ms=0)
+    handovers.stepped(owner.process, [effect, replace(effect, handover=None)])
+    owner.process.service.left["a bundle", 50] = b"my own"
+    handovers.stepped(owner.process, [replace(effect, handover=b"my own")])
+    with pytest.raises(InvariantViolated, match="section 9: .* opens a bundle under token 50 with b'older'"):
+        handovers.stepped(owner.process, [replace(effect, handover=b"older")])
+
+
+def test_what_recovery_waits_for() -> None:
+    """A bundle that is not served, and a request that is not answered, keep a cluster from having recovered."""
+    history = History()
+    history.create()
+    problem = not_recovered(history.view, [], lambda _incarnation: None)
+    assert problem is not None
+    assert problem.endswith("(offset 2) is free")
+    waiting = cast("Process", SimpleNamespace(asked={3: None}, host=SimpleNamespace(name="a")))
+    assert not_recovered(View(), [waiting], lambda _incarnation: None) == "a has not answered 1 requests"
+
+
+def test_the_bound_of_recovery_grows_with_what_must_be_waited_for() -> None:
+    """More brokers, and slower clocks, take longer."""
+    timing = Timing()
+    bound_ms = recovery_bound_ms(timing, brokers=3, late_ms=0)
+    assert bound_ms < recovery_bound_ms(timing, brokers=4, late_ms=0)
+    assert bound_ms < recovery_bound_ms(replace(timing, clock_rate_error_ppm=30_000), brokers=3, late_ms=0)
