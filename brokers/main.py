@@ -23,7 +23,7 @@ from brokers.http.app import make_app
 from brokers.load_bus import open_load_bus
 from brokers.service import Service
 from brokers.worker import Worker
-from channel.errors import AddressInUse
+from channel.errors import AddressInUse, InvalidService
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -114,7 +114,11 @@ async def _serving(worker: Worker, listening: socket.socket) -> AsyncIterator[No
     """HTTP for one worker on a bound socket; what is under way at its end may still be answered."""
     app = make_app(worker)
     for service in worker.services:
-        app.add_routes(service.routes())
+        try:
+            app.add_routes(service.routes())
+        except RuntimeError as error:  # aiohttp's word for a path and method that something else has already taken.
+            problem = f"its routes clash with those of the broker or of another service ({error})"
+            raise InvalidService(service=type(service).__name__, problem=problem) from error
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
     try:

@@ -23,11 +23,13 @@ _match_service: Final = re.compile(r"(?:(?P<pattern>.+)=)?(?P<module>\w+(?:\.\w+
 
 
 def load_services(named: Iterable[str]) -> Mapping[str, Service]:
-    """Services by the pattern of the namespaces that they serve; one instance of the class for each pattern.
+    """Services by the pattern of the namespaces that they serve; a class that is named for several serves them as one instance.
 
     Modules are looked for where Python looks for them, and then in the working folder. Raises `InvalidService`.
     """
     services: dict[str, Service] = {}
+    # Two instances of one class would want the same HTTP routes.
+    instances: dict[tuple[str, str], Service] = {}
     for service in named:
         match = _match_service(service)
         if match is None:
@@ -35,7 +37,10 @@ def load_services(named: Iterable[str]) -> Mapping[str, Service]:
         pattern = match["pattern"] or ALL_NAMESPACES
         if pattern in services:
             raise InvalidService(service=service, problem=f"namespaces of the form {pattern!r} have a service already")
-        services[pattern] = _instance(service, module=match["module"], name=match["name"])
+        kind = match["module"], match["name"]
+        if kind not in instances:
+            instances[kind] = _instance(service, module=match["module"], name=match["name"])
+        services[pattern] = instances[kind]
     return services
 
 

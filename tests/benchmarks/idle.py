@@ -12,7 +12,9 @@ import resource
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
 from multiprocessing.connection import Connection
 from pathlib import Path
 
@@ -23,12 +25,13 @@ from brokers.service import Bundle, Ownership, Peer, Service
 from brokers.worker import Worker
 from channel.ranges import even_boundaries
 from channel.view import View
-from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.figures import Figures, machine, print_line, summary
 
 PROCESSES, WORKERS = 4, 25
 BUNDLES = 400
 WINDOWS, WINDOW_S = 6, 5.0
 TIMEOUT_MS = 40_000
+SETTLE_S = 5.0
 NAMESPACE = "bench/idle"
 
 _spawn = multiprocessing.get_context("spawn")
@@ -42,6 +45,16 @@ class Idle(Service):
 
     async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
         """Nothing to close."""
+
+
+class Step(Enum):
+    """What a process is told to do."""
+
+    JOIN = "join"
+    SHARE = "share"
+    MEASURE = "measure"
+    REJOIN = "rejoin"
+    END = "end"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,31 +72,34 @@ def all_owned(view: View) -> bool | None:
     return (bool(bundles) and all(bundle.phase == "owned" for bundle in bundles)) or None
 
 
-def all_joined(view: View) -> bool | None:
-    """Whether everybody is there."""
-    return len(view.live) == PROCESSES * WORKERS or None
-
-
 async def run_workers(folder: Path, number: int, connection: Connection) -> None:
-    """One process: join with all workers, say so, and measure when told."""
-    brokers = [Broker(config_of(folder, number, worker), {"*": Idle()}, advertised_addresses={}) for worker in range(WORKERS)]
-    workers = [await broker.__aenter__() for broker in brokers]
-    for worker in workers:
-        await worker.until(all_joined, timeout_ms=TIMEOUT_MS, what="everybody joining")
-    if number == 0:
-        await workers[0].request(CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(BUNDLES)), timeout_ms=TIMEOUT_MS)
-    await workers[0].until(all_owned, timeout_ms=TIMEOUT_MS, what="all bundles being owned")
-    # Brokers that joined while there were few renew at a pace for few; by their next incarnation they would not.
-    connection.send("ready")
-    await asyncio.to_thread(connection.recv)
-    cost = await measure(workers)
-    connection.send(cost)
-    await asyncio.to_thread(connection.recv)
+    """One process: do what the parent says, step by step, and say when it is done."""
+    workers: list[Worker] = []
+    while (step := await asyncio.to_thread(connection.recv)) != Step.END:
+        if step in (Step.JOIN, Step.REJOIN):
+            workers = [await joined(folder, number, worker, workers) for worker in range(WORKERS)]
+            connection.send(None)
+        elif step is Step.SHARE:
+            boundaries = even_boundaries(BUNDLES)
+            await workers[0].request(CreateNamespace(name=NAMESPACE, boundaries=boundaries), timeout_ms=TIMEOUT_MS)
+            await workers[0].until(all_owned, timeout_ms=TIMEOUT_MS, what="all bundles being owned")
+            connection.send(None)
+        else:
+            connection.send(await measure(workers))
     for worker in workers:
         await worker.abort()
 
 
-async def measure(workers: list[Worker]) -> Cost:
+async def joined(folder: Path, number: int, worker: int, former: Sequence[Worker]) -> Worker:
+    """A worker that has joined, in place of the one that was there before."""
+    if former:
+        await former[worker].abort()
+    again = await Broker(config_of(folder, number, worker), {"*": Idle()}, advertised_addresses={}).__aenter__()
+    await again.ready(timeout_ms=TIMEOUT_MS)
+    return again
+
+
+async def measure(workers: Sequence[Worker]) -> Cost:
     """The cost of this process, window by window."""
     percents: list[float] = []
     before = workers[0].view.offset
@@ -106,33 +122,55 @@ def process(folder: Path, number: int, connection: Connection) -> None:
     asyncio.run(run_workers(folder, number, connection))
 
 
-def hear_all(pipes: list[tuple[Connection, Connection]], step: str) -> list[Cost]:
-    """What all processes say at the end of a step; then they go on."""
-    said = [ours.recv() for ours, _ in pipes]
-    print(f"idle: all are {step}", file=sys.stderr)
-    for ours, _ in pipes:
-        ours.send(step)
-    return said
+def tell(pipe: Connection, step: Step) -> Cost:
+    """Have one process do a step; what it says at its end."""
+    pipe.send(step)
+    return pipe.recv()
+
+
+def tell_all(pipes: Sequence[Connection], step: Step) -> list[Cost]:
+    """Have all processes do a step at the same time."""
+    for pipe in pipes:
+        pipe.send(step)
+    return [pipe.recv() for pipe in pipes]
+
+
+def measured(pipes: Sequence[Connection]) -> dict[str, dict[str, Figures]]:
+    """Let all join, one after the other; measure; let all join anew, and measure again."""
+    results = {}
+    for step, name in ((Step.JOIN, "joined_one_by_one"), (Step.REJOIN, "joined_among_a_hundred")):
+        for pipe in pipes:
+            tell(pipe, step)
+            print(f"idle: {name}, one process of {PROCESSES}", file=sys.stderr)
+        if step is Step.JOIN:
+            tell(pipes[0], Step.SHARE)
+        time.sleep(SETTLE_S)
+        results[name] = figures_of(tell_all(pipes, Step.MEASURE))
+    return results
+
+
+def figures_of(costs: Sequence[Cost]) -> dict[str, Figures]:
+    """What all processes told, as figures."""
+    return {
+        "cpu_per_process": summary([percent for cost in costs for percent in cost.percents], "% of one core"),
+        "rss_per_process": summary([cost.rss_mib for cost in costs], "MiB"),
+        "offsets": summary([cost.records / (WINDOWS * WINDOW_S) for cost in costs], "offsets/s"),
+    }
 
 
 def main() -> None:
     """Measure and print."""
     before = machine()
     with tempfile.TemporaryDirectory() as folder:
-        pipes = [_spawn.Pipe() for _ in range(PROCESSES)]
-        children = [_spawn.Process(target=process, args=(Path(folder), number, pipe[1])) for number, pipe in enumerate(pipes)]
+        pairs = [_spawn.Pipe() for _ in range(PROCESSES)]
+        children = [_spawn.Process(target=process, args=(Path(folder), number, pair[1]), daemon=True) for number, pair in enumerate(pairs)]
         for child in children:
             child.start()
-        hear_all(pipes, "ready")
-        costs = hear_all(pipes, "measured")
+        results = measured([ours for ours, _ in pairs])
+        for ours, _ in pairs:
+            ours.send(Step.END)
         for child in children:
             child.join(timeout=TIMEOUT_MS / 1_000)
-    percents = [percent for cost in costs for percent in cost.percents]
-    results = {
-        "cpu_per_process": summary(percents, "% of one core"),
-        "rss_per_process": summary([cost.rss_mib for cost in costs], "MiB"),
-        "records": summary([cost.records / (WINDOWS * WINDOW_S) for cost in costs], "records/s"),
-    }
     print_line(
         "idle", results, f"{before}, {PROCESSES} processes of {WORKERS} workers, {BUNDLES} bundles, {WINDOWS} windows of {WINDOW_S} s"
     )

@@ -129,3 +129,34 @@ def test_a_quiet_cluster_loses_nothing() -> None:
     assert outcome.recovered_ms is not None
     assert outcome.recovered_ms < outcome.recovery_bound_ms
     assert outcome.calls_answered > outcome.calls_refused * 5
+
+
+def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`python -m brokers.simulation` with these arguments."""
+    command = [sys.executable, "-m", "brokers.simulation", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_command_tells_how_it_ended() -> None:
+    """A quiet run prints one line for each seed, and succeeds if every invariant held."""
+    run = run_command("--scenario", "calm", "--brokers", "2", "--seconds", "3", "--seeds", "2", "--quiet")
+    assert run.returncode == 0
+    assert ["calm, seed 1: every invariant held.", "calm, seed 2: every invariant held."] == [
+        line[: line.index("held.") + 5] for line in run.stdout.splitlines()
+    ]
+
+
+def test_the_command_soaks_until_its_time_is_over() -> None:
+    """A soak plays one run after another, and says how many."""
+    run = run_command("--soak-hours", "0.0003", "--brokers", "2", "--seconds", "2")
+    assert run.returncode == 0
+    assert re.search(r"\d+ runs: every invariant held$", run.stdout.strip())
+
+
+@pytest.mark.parametrize("arguments", [("--scenario", "none"), ("--seeds", "0"), ("--brokers", "many"), ("--soak-hours", "soon")])
+def test_the_command_refuses_wrong_arguments(arguments: tuple[str, ...]) -> None:
+    """A wrong argument is named, without a traceback."""
+    run = run_command(*arguments)
+    assert run.returncode == 2
+    assert arguments[0] in run.stderr
+    assert "Traceback" not in run.stderr

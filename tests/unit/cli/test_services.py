@@ -52,11 +52,10 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_services_are_loaded_by_pattern() -> None:
-    """Each pattern has an instance of its own; without a pattern a service is for all namespaces."""
+    """Each service stands under its pattern; without a pattern a service is for all namespaces."""
     services = load_services(["services_here:Good", "a=b/*=services_here:Good"])
     assert ["*", "a=b/*"] == list(services)
-    one, other = services.values()
-    assert (True, True, True) == (isinstance(one, Service), type(one) is type(other), one is not other)
+    assert all(isinstance(service, Service) for service in services.values())
 
 
 MISTAKES = {
@@ -87,6 +86,12 @@ def test_each_mistake_is_told(service: str) -> None:
     with pytest.raises(InvalidService) as caught:
         load_services([service])
     assert MISTAKES[service] in str(caught.value)
+
+
+def test_a_class_for_several_patterns_is_one_instance() -> None:
+    """Two patterns that name one class share its instance, because two would want the same HTTP routes."""
+    services = load_services(["a/*=services_here:Good", "b/*=services_here:Good"])
+    assert services["a/*"] is services["b/*"]
 
 
 def test_a_pattern_has_one_service() -> None:

@@ -95,6 +95,7 @@ class Broker:
     service: Gate
     url: str
     session: aiohttp.ClientSession
+    app: web.Application
     shut: Callable[[], Awaitable[None]]
 
     @property
@@ -173,13 +174,14 @@ async def started(folder: Path, log_url: str, settings: Mapping[str, object]) ->
         )
         worker = Worker(config, {"*": service}, addresses={"http": config.http_url})
         await worker.start()
-        runner = web.AppRunner(make_app(worker), access_log=None, shutdown_timeout=1.0)
+        app = make_app(worker)
+        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         parts.push_async_callback(runner.cleanup)
         await web.SockSite(runner, listening).start()
         # The last to be entered is the first to be left: HTTP answers while the broker drains.
         parts.push_async_callback(worker.stop)
-        yield Broker(worker=worker, service=service, url=config.http_url, session=session, shut=runner.cleanup)
+        yield Broker(worker=worker, service=service, url=config.http_url, session=session, app=app, shut=runner.cleanup)
 
 
 @asynccontextmanager

@@ -6,7 +6,6 @@ That a checker catches a broken rule of the product is shown by the mutants; her
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -25,7 +24,7 @@ from brokers.simulation.checkers.violation import InvariantViolated
 from brokers.simulation.host import Process
 from channel import propose
 from channel.codec import encode
-from channel.entries import BundleChanged, BundleEntry, Verdict, bundle_entry
+from channel.entries import BrokerEntry, BundleChanged, BundleEntry, Verdict, bundle_entry
 from channel.log import Entry
 from channel.propose import Author
 from channel.ranges import HASH_MAX
@@ -78,6 +77,15 @@ class History:
         return Author(publisher=broker, incarnation=self.view.brokers[broker].incarnation, sequence=sequence)
 
 
+class Fake:
+    """Whatever a checker looks at, and no more; told apart by identity, as processes are."""
+
+    alive: bool
+
+    def __init__(self, **attributes: object) -> None:
+        self.__dict__.update(attributes)
+
+
 @dataclass(slots=True, kw_only=True)
 class Broker:
     """A process as the checkers see one; all clocks show `NOW`."""
@@ -97,12 +105,12 @@ class Broker:
 def broker(name: str, incarnation: int) -> Broker:
     """A broker that lives in `incarnation` with a good lease, and knows it."""
     view = View()
-    view.live[incarnation] = cast("object", None)  # type: ignore[assignment] - only whether it is there is asked
+    view.live[incarnation] = cast("BrokerEntry", Fake())
     lease = Lease(incarnation=incarnation, skew_max_ms=250, deadline_ms=4_000)
-    agent = SimpleNamespace(lease=lease, view=view, incarnation=incarnation)
-    host = SimpleNamespace(name=name, now=lambda: NOW)
-    service = SimpleNamespace(left={})
-    process = SimpleNamespace(agent=agent, host=host, held={}, alive=True, service=service)
+    agent = Fake(lease=lease, view=view, incarnation=incarnation)
+    host = Fake(name=name, now=lambda: NOW)
+    service = Fake(left={})
+    process = Fake(agent=agent, host=host, held={}, alive=True, service=service)
     return Broker(process=cast("Process", process), lease=lease, view=view)
 
 
@@ -237,7 +245,7 @@ def test_a_token_falls() -> None:
     before, left, right = owned(0, MIDDLE), owned(0, 10, token=8), owned(10, MIDDLE, token=9)
     gone = [BundleChanged(name=bundle.name, before=bundle, after=None) for bundle in (left, right)]
     falls = BundleChanged(name=before.name, before=before, after=owned(0, MIDDLE, token=9))
-    with pytest.raises(InvariantViolated, match="4 tokens only rise: at offset 50 the token of .* falls from 10 to 9"):
+    with pytest.raises(InvariantViolated, match=r"4 tokens only rise: at offset 50 the token of .* falls from 10 to 9"):
         Tokens().folded(folded(falls))
     tokens = Tokens()
     tokens.folded(folded(*gone, BundleChanged(name=before.name, before=None, after=before)))
@@ -326,7 +334,7 @@ def buried(*, lives: bool, lease_good: bool, nobody_dies: bool = False, passing:
     history.join("b")
     victim = broker("a", dead)
     victim.lease.deadline_ms = 4_000 if lease_good else 0
-    cast("SimpleNamespace", victim.process).alive = lives
+    cast("Fake", victim.process).alive = lives
     membership = Membership({"a:1": victim.process}, passing=lambda _process: passing, nobody_dies=nobody_dies)
     history.add(propose.down(history.author("b", 1), history.view.brokers["a"]))
     membership.folded(told(history, membership), history.view)
@@ -389,7 +397,7 @@ def test_a_death_that_forgets_a_bundle() -> None:
     death = history.add(propose.down(history.author("b", 1), history.view.brokers["a"]))
     history.view.bundles[bundle.name] = forgotten
     membership = Membership({}, passing=lambda _process: None, nobody_dies=False)
-    with pytest.raises(InvariantViolated, match="a death is one record: #2 ends at offset 6, and .* is still assigning with it"):
+    with pytest.raises(InvariantViolated, match=r"a death is one record: #2 ends at offset 6, and .* is still assigning with it"):
         membership.folded(death, history.view)
 
 
@@ -407,7 +415,7 @@ def test_a_handover_of_another_tenure() -> None:
     handovers.stepped(owner.process, [effect, replace(effect, handover=None)])
     owner.process.service.left["a bundle", 50] = b"my own"
     handovers.stepped(owner.process, [replace(effect, handover=b"my own")])
-    with pytest.raises(InvariantViolated, match="section 9: .* opens a bundle under token 50 with b'older'"):
+    with pytest.raises(InvariantViolated, match=r"section 9: .* opens a bundle under token 50 with b'older'"):
         handovers.stepped(owner.process, [replace(effect, handover=b"older")])
 
 
@@ -418,7 +426,7 @@ def test_what_recovery_waits_for() -> None:
     problem = not_recovered(history.view, [], lambda _incarnation: None)
     assert problem is not None
     assert problem.endswith("(offset 2) is free")
-    waiting = cast("Process", SimpleNamespace(asked={3: None}, host=SimpleNamespace(name="a")))
+    waiting = cast("Process", Fake(asked={3: None}, host=Fake(name="a")))
     assert not_recovered(View(), [waiting], lambda _incarnation: None) == "a has not answered 1 requests"
 
 

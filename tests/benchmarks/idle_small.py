@@ -1,0 +1,180 @@
+"""What a hundred idle agents cost: `make bench BENCH=idle` prints one JSON line, in about two minutes.
+
+May live here: the measurement that docs/benchmarks.md quotes of idle brokers. Four processes with 25 workers each share one
+log; nobody calls and nothing moves, so that what is left is renewals, and reading those of all others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import resource
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from brokers.agent.intents import CreateNamespace
+from brokers.config import WorkerConfig
+from brokers.main import Broker
+from brokers.service import Bundle, Ownership, Peer, Service
+from brokers.worker import Worker
+from channel.ranges import even_boundaries
+from channel.view import View
+from tests.benchmarks.figures import Figures, machine, print_line, summary
+
+PROCESSES, WORKERS = 4, 10
+BUNDLES = 400
+WINDOWS, WINDOW_S = 3, 4.0
+TIMEOUT_MS = 40_000
+SETTLE_S = 5.0
+NAMESPACE = "bench/idle"
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+class Idle(Service):
+    """A service that nobody calls."""
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        """Nothing to open."""
+
+    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+        """Nothing to close."""
+
+
+class Step(Enum):
+    """What a process is told to do."""
+
+    JOIN = "join"
+    SHARE = "share"
+    MEASURE = "measure"
+    REJOIN = "rejoin"
+    END = "end"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """What one process took: percent of a core, window by window, and its memory at the end."""
+
+    percents: tuple[float, ...]
+    rss_mib: float
+    records: int
+
+
+def all_owned(view: View) -> bool | None:
+    """Whether every bundle has an owner."""
+    bundles = view.bundles_of(NAMESPACE)
+    return (bool(bundles) and all(bundle.phase == "owned" for bundle in bundles)) or None
+
+
+async def run_workers(folder: Path, number: int, connection: Connection) -> None:
+    """One process: do what the parent says, step by step, and say when it is done."""
+    workers: list[Worker] = []
+    while (step := await asyncio.to_thread(connection.recv)) != Step.END:
+        if step in (Step.JOIN, Step.REJOIN):
+            workers = [await joined(folder, number, worker, workers) for worker in range(WORKERS)]
+            connection.send(None)
+        elif step is Step.SHARE:
+            boundaries = even_boundaries(BUNDLES)
+            await workers[0].request(CreateNamespace(name=NAMESPACE, boundaries=boundaries), timeout_ms=TIMEOUT_MS)
+            await workers[0].until(all_owned, timeout_ms=TIMEOUT_MS, what="all bundles being owned")
+            connection.send(None)
+        else:
+            connection.send(await measure(workers))
+    for worker in workers:
+        await worker.abort()
+
+
+async def joined(folder: Path, number: int, worker: int, former: Sequence[Worker]) -> Worker:
+    """A worker that has joined, in place of the one that was there before."""
+    if former:
+        await former[worker].abort()
+    again = await Broker(config_of(folder, number, worker), {"*": Idle()}, advertised_addresses={}).__aenter__()
+    await again.ready(timeout_ms=TIMEOUT_MS)
+    return again
+
+
+async def measure(workers: Sequence[Worker]) -> Cost:
+    """The cost of this process, window by window."""
+    percents: list[float] = []
+    before = workers[0].view.offset
+    for _ in range(WINDOWS):
+        began, began_cpu = time.perf_counter(), time.process_time()
+        await asyncio.sleep(WINDOW_S)
+        percents.append((time.process_time() - began_cpu) / (time.perf_counter() - began) * 100)
+    rss_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1_024
+    return Cost(percents=tuple(percents), rss_mib=rss_mib, records=workers[0].view.offset - before)
+
+
+def config_of(folder: Path, number: int, worker: int) -> WorkerConfig:
+    """One of the hundred."""
+    broker = f"broker-{number}-{worker}"
+    return WorkerConfig(log_url=f"sqlite:{folder}/channel.db", data_dir=folder / broker, broker_id=broker)
+
+
+def process(folder: Path, number: int, connection: Connection) -> None:
+    """The entry of one process."""
+    asyncio.run(run_workers(folder, number, connection))
+
+
+def tell(pipe: Connection, step: Step) -> Cost:
+    """Have one process do a step; what it says at its end."""
+    pipe.send(step)
+    return pipe.recv()
+
+
+def tell_all(pipes: Sequence[Connection], step: Step) -> list[Cost]:
+    """Have all processes do a step at the same time."""
+    for pipe in pipes:
+        pipe.send(step)
+    return [pipe.recv() for pipe in pipes]
+
+
+def measured(pipes: Sequence[Connection]) -> dict[str, dict[str, Figures]]:
+    """Let all join, one after the other; measure; let all join anew, and measure again."""
+    results = {}
+    for step, name in ((Step.JOIN, "joined_one_by_one"), (Step.REJOIN, "joined_among_a_hundred")):
+        for pipe in pipes:
+            tell(pipe, step)
+            print(f"idle: {name}, one process of {PROCESSES}", file=sys.stderr)
+        if step is Step.JOIN:
+            tell(pipes[0], Step.SHARE)
+        time.sleep(SETTLE_S)
+        results[name] = figures_of(tell_all(pipes, Step.MEASURE))
+    return results
+
+
+def figures_of(costs: Sequence[Cost]) -> dict[str, Figures]:
+    """What all processes told, as figures."""
+    return {
+        "cpu_per_process": summary([percent for cost in costs for percent in cost.percents], "% of one core"),
+        "rss_per_process": summary([cost.rss_mib for cost in costs], "MiB"),
+        "offsets": summary([cost.records / (WINDOWS * WINDOW_S) for cost in costs], "offsets/s"),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    before = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        pairs = [_spawn.Pipe() for _ in range(PROCESSES)]
+        children = [_spawn.Process(target=process, args=(Path(folder), number, pair[1]), daemon=True) for number, pair in enumerate(pairs)]
+        for child in children:
+            child.start()
+        results = measured([ours for ours, _ in pairs])
+        for ours, _ in pairs:
+            ours.send(Step.END)
+        for child in children:
+            child.join(timeout=TIMEOUT_MS / 1_000)
+    print_line(
+        "idle", results, f"{before}, {PROCESSES} processes of {WORKERS} workers, {BUNDLES} bundles, {WINDOWS} windows of {WINDOW_S} s"
+    )
+
+
+if __name__ == "__main__":
+    main()

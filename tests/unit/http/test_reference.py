@@ -1,0 +1,46 @@
+"""The reference pages name what there is: every path, every metric.
+
+May live here: comparisons of `docs/reference` with the code.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from brokers.metrics import Metrics
+from channel.view import View
+from tests.unit.http.cluster import cluster, run
+
+REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
+
+
+@pytest.mark.integration
+def test_every_path_is_documented(tmp_path: Path) -> None:
+    """The page about HTTP has a row for each path and method, and for none that is not there."""
+    page = (REFERENCE / "http.md").read_text(encoding="utf-8")
+    documented = set(re.findall(r"^\| `([A-Z]+ /[^`?]+)`", page, flags=re.MULTILINE))
+    lookups = {path for path in documented if "/lookup/" in path}
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            routes = {f"{route.method} {route.resource.canonical}" for route in broker.app.router.routes() if route.resource is not None}
+            # aiohttp sees one path of lookups, and takes HEAD wherever it takes GET.
+            served = {route for route in routes if not route.startswith("HEAD ")} - {"GET /lookup/v2/topic/{path}"}
+            assert served == documented - lookups
+            assert 2 == len(lookups)
+
+    run(story)
+
+
+def test_every_metric_is_documented() -> None:
+    """The page about metrics has a row for each metric, and for none that is not there."""
+    page = (REFERENCE / "metrics.md").read_text(encoding="utf-8")
+    metrics = Metrics(broker="b")
+    metrics.alarm("own_death")
+    scrape = metrics.scrape(View(), incarnation=None, lease_left_ms=0, lag_records=0, log_is_available=True).decode()
+    told = set(re.findall(r"^# TYPE (\w+) ", scrape, flags=re.MULTILINE))
+    assert {name for name in told if not name.endswith("_created")} == set(re.findall(r"^\| `(\w+)`", page, flags=re.MULTILINE))
