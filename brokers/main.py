@@ -20,6 +20,7 @@ from aiohttp import web
 from brokers.balancing import Balancing
 from brokers.config import WorkerConfig
 from brokers.http.app import make_app
+from brokers.http.errors import typed
 from brokers.load_bus import open_load_bus
 from brokers.service import Service
 from brokers.worker import Worker
@@ -39,7 +40,7 @@ _SHUTDOWN_S: Final = 2.0
 class Broker:
     """One broker on the running loop, as a context: its worker, its HTTP, its balancer. Leaving the context stops it gracefully.
 
-    The port is bound before the broker joins, so that what it advertises is true; HTTP answers 503 until it is ready.
+    The port listens before the broker joins, so that what it advertises is true; HTTP answers 503 until it is ready.
     """
 
     def __init__(
@@ -62,14 +63,20 @@ class Broker:
         return worker
 
     async def _start(self, parts: AsyncExitStack) -> Worker:
+        listening = None
         if self._advertised_addresses is not None:
             worker = Worker(self._config, self._services, addresses=self._advertised_addresses)
         else:
             listening = parts.enter_context(closing(bind(self._config.host, self._config.http_port)))
             config = self._config.model_copy(update={"http_port": listening.getsockname()[1]})
             worker = Worker(config, self._services, addresses={"http": config.http_url})
-            await parts.enter_async_context(_serving(worker, listening))
         await worker.start()
+        if listening is not None:
+            try:
+                await parts.enter_async_context(_serving(worker, listening))
+            except BaseException:
+                await worker.abort()
+                raise
         parts.push_async_callback(worker.stop)
         if self._config.balance:
             balancing = Balancing(worker, open_load_bus(self._config.log_url))
@@ -115,7 +122,7 @@ async def _serving(worker: Worker, listening: socket.socket) -> AsyncIterator[No
     app = make_app(worker)
     for service in worker.services:
         try:
-            app.add_routes(service.routes())
+            app.add_routes([typed(route) for route in service.routes()])
         except RuntimeError as error:  # aiohttp's word for a path and method that something else has already taken.
             problem = f"its routes clash with those of the broker or of another service ({error})"
             raise InvalidService(service=type(service).__name__, problem=problem) from error
@@ -129,12 +136,13 @@ async def _serving(worker: Worker, listening: socket.socket) -> AsyncIterator[No
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A bound TCP socket; raises `AddressInUse` if that is not possible."""
+    """A listening TCP socket; raises `AddressInUse` if that is not possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
+        listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
         raise AddressInUse(address=f"{host}:{port}", problem=error.strerror or str(error)) from error

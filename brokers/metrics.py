@@ -37,7 +37,7 @@ _UNSETTLED: Final[tuple[State, ...]] = ("free", "assigning", "releasing", "split
 
 
 class LookupOutcome(StrEnum):
-    """How a lookup ended: answered at once, or after a wait; not in time; refused for its name, or as one too many."""
+    """How a lookup ended: answered at once, or after a wait; not in time; refused, for its namespace or as one too many."""
 
     ANSWERED = "answered"
     HELD = "held"
@@ -108,8 +108,8 @@ class Metrics:
         self._alarms = counter("alarms_total", "What an operator must look at, by name.", "alarm")
         self._broker = broker
 
-    def observe(self, folded: Folded, view: View, *, live: bool = True) -> None:  # noqa: ARG002 - see below
-        """Count one folded record; `view` stands just after it. With `live` false it is history that is read at a start."""
+    def observe(self, folded: Folded, *, live: bool = True) -> None:
+        """Count one folded record. With `live` false it is history that is read at a start."""
         if not live:
             return
         reason = folded.verdict.reason

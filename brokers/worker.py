@@ -44,7 +44,7 @@ from brokers.service_runner import ServiceEffect, ServiceRunner, peer_of
 from brokers.snapshots import Snapshots
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry, BundleEntry
-from channel.errors import Bug, EquipoiseError, LogUnavailable, OutcomeUnknown, Rejected, UnknownNamespace
+from channel.errors import Bug, DataDirectoryUnusable, EquipoiseError, LogUnavailable, OutcomeUnknown, Rejected, UnknownNamespace
 from channel.log import Entry
 from channel.log_thread import Appended, AppendOutcome, LogThread
 from channel.open_log import open_log
@@ -230,11 +230,8 @@ class Worker:
             self._runner.carry_out(effect)
         elif isinstance(effect, Answered):
             self._answer(effect)
-        elif isinstance(effect, WriteNonce):
-            self._directory.write_nonce(effect.nonce)
-            self._events.append(NonceWritten(nonce=effect.nonce))
-        elif isinstance(effect, ForgetNonces):
-            self._directory.forget_nonces(effect.keep)
+        elif isinstance(effect, WriteNonce | ForgetNonces):
+            self._keep_nonces(effect)
         elif isinstance(effect, Alarm):
             self.metrics.alarm(effect.name)
             _logger.warning(effect.message, extra={"alarm": effect.name, "broker": self.broker_id})
@@ -243,8 +240,19 @@ class Worker:
         elif isinstance(effect, Stop):
             self._end(effect.error)
 
+    def _keep_nonces(self, effect: WriteNonce | ForgetNonces) -> None:
+        """A disk that takes nothing keeps a broker from joining until it does, and costs a member nothing but an alarm."""
+        try:
+            if isinstance(effect, ForgetNonces):
+                self._directory.forget_nonces(effect.keep)
+            else:
+                self._directory.write_nonce(effect.nonce)
+                self._events.append(NonceWritten(nonce=effect.nonce))
+        except (DataDirectoryUnusable, OSError) as error:
+            self._carry_out(Alarm(name="data_directory", message=str(error)))
+
     def _observe(self, folded: Folded) -> None:
-        self.metrics.observe(folded, self.agent.view)
+        self.metrics.observe(folded, live=self._caught_up)
         self._snapshots.folded(self.agent.view)
         for listener in tuple(self._listeners.values()):
             listener(folded)

@@ -119,10 +119,11 @@ class Synchronous(enum.Enum):
 
 
 class _Bounds(NamedTuple):
-    """The first offset that can be read, and the last that was issued (or skipped)."""
+    """The first offset that can be read, the last that was issued (or skipped), and that of the newest entry, if there is one."""
 
     start: int
     end: int
+    newest: int | None
 
 
 class SqliteLog:
@@ -215,10 +216,11 @@ class SqliteLog:
 
     def _is_there(self, position: int) -> bool:
         """Whether an entry stands at `position` or above. The end does not tell: after a restart it lies above a gap."""
-        with self._transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
-            check_position(self.name, position, start=bounds.start, end=bounds.end)
-            [(newest,)] = self._connection.execute("SELECT max(offset) FROM entries").fetchall()
-        return newest is not None and newest >= position
+        # One statement, a transaction by itself: every reader asks twice for each append, and each one hands the GIL around.
+        bounds = self._retry(self._bounds, timeout_ms=READ_MS_MAX)
+        self._check_files()
+        check_position(self.name, position, start=bounds.start, end=bounds.end)
+        return bounds.newest is not None and bounds.newest >= position
 
     def wake(self) -> None:
         """See `Log.wake`."""
@@ -361,10 +363,10 @@ class SqliteLog:
                 self._connection.execute("ROLLBACK")
 
     def _bounds(self) -> _Bounds:
-        rows = self._connection.execute("SELECT start_offset, end_offset FROM log").fetchall()
+        rows = self._connection.execute("SELECT start_offset, end_offset, (SELECT max(offset) FROM entries) FROM log").fetchall()
         match rows:
-            case [(int(start), int(end))] if FIRST_OFFSET <= start <= end + 1:
-                return _Bounds(start, end)
+            case [(int(start), int(end), int() | None as newest)] if FIRST_OFFSET <= start <= end + 1:
+                return _Bounds(start, end, newest)
         raise LogDamaged(log=self.name, problem=f"its table of bounds says {rows!r:.100}")
 
     def _check_files(self) -> None:

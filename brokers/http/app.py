@@ -20,10 +20,9 @@ from brokers.worker import Worker
 def make_app(worker: Worker) -> web.Application:
     """All paths of one worker; what any of them raises becomes a typed answer. Routes of services are added as `typed`, too."""
     app = web.Application(client_max_size=BODY_BYTES_MAX)
-    lookup, assignment = Lookup(worker), Assignment(worker)
-    for paths in (lookup, assignment, Namespaces(worker), Brokers(worker), Health(worker)):
+    assignment = Assignment(worker)
+    for paths in (Lookup(worker), assignment, Namespaces(worker), Brokers(worker), Health(worker)):
         app.add_routes([typed(route) for route in paths.routes()])
-    # At shutdown, not at cleanup: what is held is sent home before the server waits for what is under way.
+    # At shutdown, not at cleanup: who follows is sent home before the server waits for what is under way.
     app.on_shutdown.append(assignment.close)
-    app.on_shutdown.append(lookup.close)
     return app

@@ -36,10 +36,13 @@ POLL_MS_MAX: Final = 300_000
 """How long a poll may be held: proxies cut what is silent for longer than five minutes, mostly sooner."""
 
 HEARTBEAT_MS: Final = 10_000
-"""How often a stream says something, so that either side notices that the other is gone."""
+"""How often a stream says something, and a poll looks for its client, so that either side notices that the other is gone."""
 
 HEARTBEAT: Final = b":\n\n"
 """An event that every parser passes over."""
+
+TABLES_REMEMBERED_MAX: Final = 64
+"""Tables that are kept as they were spelled: of 1,000 bundles each takes 200 KB, so 13 MB in all."""
 
 WRITE_S_MAX: Final = 30.0
 """How long a client may leave its stream unread once all buffers are full; then it is cut, and comes back for a new table."""
@@ -58,7 +61,8 @@ class Assignment:
 
     def routes(self) -> Sequence[web.RouteDef]:
         """The path."""
-        return (web.get("/v1/assignment/{tenant}/{namespace}", self.assignment),)
+        # No HEAD: a wait for a change that is not told helps nobody.
+        return (web.get("/v1/assignment/{tenant}/{namespace}", self.assignment, allow_head=False),)
 
     async def close(self, _app: web.Application) -> None:
         """End all polls and streams."""
@@ -73,19 +77,23 @@ class Assignment:
             return await self._stream(request, namespace)
         after = integer_of(request, "after", default=-1, at_most=INTEGER_MAX)
         timeout_ms = integer_of(request, "timeout_ms", default=POLL_MS_DEFAULT, at_most=POLL_MS_MAX)
-        if not await self._changed_after(namespace, after, Deadline.after(timeout_ms=timeout_ms)):
+        if not await self._changed_after(request, namespace, after, Deadline.after(timeout_ms=timeout_ms)):
             return done()
         return web.Response(body=self._table(namespace), content_type=JSON)
 
-    async def _changed_after(self, namespace: str, after: int, deadline: Deadline) -> bool:
-        """Wait until a namespace has changed after an offset, but not longer than until `deadline`; whether it has."""
+    async def _changed_after(self, request: web.Request, namespace: str, after: int, deadline: Deadline) -> bool:
+        """Wait until a namespace has changed after an offset, but not longer than until `deadline`; whether it has.
+
+        Nor longer than its client does, which is looked at now and then: aiohttp does not tell.
+        """
         with self._feed.follower(namespace) as follower:
             while not self._feed.is_closed:
                 view = self._view_with(namespace)
                 if self._feed.offset_of(view, namespace) > after:
                     return True
-                if not await follower.wait(timeout_ms=deadline.remaining_ms()):
+                if not deadline.remaining_ms() or request.transport is None:
                     return False
+                await follower.wait(timeout_ms=min(deadline.remaining_ms(), HEARTBEAT_MS))
                 follower.take()
         return False
 
@@ -104,6 +112,8 @@ class Assignment:
             return before[1]
         rows = [assignment_row(view, bundle) for bundle in view.bundles_of(namespace)]
         table = orjson.dumps({"offset": offset, "bundles": rows})
+        if len(self._tables) >= TABLES_REMEMBERED_MAX:
+            self._tables.clear()
         self._tables[namespace] = (offset, table)
         return table
 

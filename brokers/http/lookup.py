@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
@@ -36,14 +36,14 @@ from channel.ranges import parse_topic, topic_hash
 HELD_MAX: Final = 10_000
 """Lookups that are held at a time: each is a socket and some 10 KiB, so 100 MB in all. One more is answered 503."""
 
-
 ANSWERS_REMEMBERED_MAX: Final = 8_192
-"""Answers that are remembered: about 600 bytes each, 5 MiB in all. Clients come back for the same topics whenever a bundle
-moves. When there are so many, all are forgotten at once, which costs each topic one look."""
+"""Answers that are remembered: about 600 bytes each, twice that at most, so 5 to 10 MiB in all. Clients come back for the same
+topics whenever a bundle moves. When there are so many, all are forgotten at once, which costs each topic one look."""
 
 _PREFIX: Final = "/lookup/v2/topic/"
 _PARTS_OF_TOPIC: Final = 4
 _PATH_SHOWN_MAX: Final = 256
+_PATH_REMEMBERED_MAX: Final = 512  # Characters; a longer one is found anew each time, which costs it 20 microseconds.
 _EXPECTED_PATH: Final = f"{_PREFIX}DOMAIN/TENANT/NAMESPACE/TOPIC, percent-encoded UTF-8"
 
 
@@ -63,16 +63,11 @@ class Lookup:
         self._worker = worker
         self._answers: dict[str, _Answer] = {}
         self._held = 0
-        self._waits: dict[str, asyncio.Task[Located]] = {}
+        self._waits: dict[str, asyncio.Task[object]] = {}
 
     def routes(self) -> Sequence[web.RouteDef]:
         """One route for both paths, `DOMAIN/TENANT/NAMESPACE/TOPIC` and the same with `/bundle`."""
         return (web.get(f"{_PREFIX}{{path:.*}}", self.lookup),)
-
-    async def close(self, _app: web.Application) -> None:
-        """Leave no wait behind."""
-        for wait in tuple(self._waits.values()):
-            wait.cancel()
 
     async def lookup(self, request: web.Request) -> web.Response:
         """The addresses of the broker that serves a topic, held until there is one; or the range of its bundle, at once."""
@@ -120,7 +115,8 @@ class Lookup:
         if len(self._answers) >= ANSWERS_REMEMBERED_MAX:
             self._answers.clear()
         body = _spelled(located)
-        self._answers[path] = _Answer(bundle=located.bundle, broker=located.broker, body=body)
+        if len(path) <= _PATH_REMEMBERED_MAX:
+            self._answers[path] = _Answer(bundle=located.bundle, broker=located.broker, body=body)
         return body
 
     def _range(self, namespace: str, point: int) -> web.Response:
@@ -141,34 +137,40 @@ class Lookup:
         deadline = Deadline.after(timeout_ms=self._worker.config.lookup_ms)
         self._held += 1
         try:
-            if not self._worker.agent.is_ready:
-                await self._worker.ready(timeout_ms=deadline.remaining_ms())
             while True:
-                with suppress(DeadlineExceeded):
-                    return await self._worker.locate(namespace, point, timeout_ms=0)
-                what = f"an owner for 0x{point:08x} of {namespace}"
-                deadline.check(what)
+                if self._worker.agent.is_ready:
+                    with suppress(DeadlineExceeded):
+                        return await self._worker.locate(namespace, point, timeout_ms=0)
+                wait = self._wait(namespace, point)
                 # The shared wait may have begun earlier, and end before this one's deadline.
                 with suppress(DeadlineExceeded):
-                    await deadline.wait(asyncio.shield(self._wait(namespace, point)), what=what)
+                    await deadline.wait(asyncio.shield(wait), what=wait.get_name())
+                deadline.check(wait.get_name())
         finally:
             self._held -= 1
 
-    def _wait(self, namespace: str, point: int) -> asyncio.Task[Located]:
-        """The one wait for the bundle at `point`. It may be split meanwhile, so that each who waited looks again for itself."""
-        bundle = self._worker.view.bundle_at(namespace, point)
+    def _wait(self, namespace: str, point: int) -> asyncio.Task[object]:
+        """The one wait for the bundle at `point`, or for this broker to be ready; its name says what is waited for.
+
+        The bundle may be split meanwhile, so that each who waited looks again for itself.
+        """
+        worker, timeout_ms = self._worker, self._worker.config.lookup_ms
+        if not worker.agent.is_ready:
+            return self._shared(f"broker {worker.broker_id} becoming ready", lambda: worker.ready(timeout_ms=timeout_ms))
+        bundle = worker.view.bundle_at(namespace, point)
         if bundle is None:
             raise UnknownNamespace(namespace=namespace)
-        wait = self._waits.get(bundle.name)
+        return self._shared(f"an owner for {bundle.name}", lambda: worker.locate(namespace, point, timeout_ms=timeout_ms))
+
+    def _shared(self, what: str, begin: Callable[[], Coroutine[None, None, object]]) -> asyncio.Task[object]:
+        wait = self._waits.get(what)
         if wait is None:
-            located = self._worker.locate(namespace, point, timeout_ms=self._worker.config.lookup_ms)
-            wait = asyncio.get_running_loop().create_task(located, name=f"lookup of {bundle.name}")
-            self._waits[bundle.name] = wait
-            wait.add_done_callback(lambda done: self._ended(bundle.name, done))
+            wait = self._waits[what] = asyncio.get_running_loop().create_task(begin(), name=what)
+            wait.add_done_callback(self._ended)
         return wait
 
-    def _ended(self, bundle: str, wait: asyncio.Task[Located]) -> None:
-        del self._waits[bundle]
+    def _ended(self, wait: asyncio.Task[object]) -> None:
+        del self._waits[wait.get_name()]
         if not wait.cancelled():
             wait.exception()  # Whoever still waits gets it; nobody has to.
 

@@ -17,7 +17,7 @@ from brokers.agent.intents import DeleteNamespace, Intent, MergeBundles, SplitBu
 from brokers.worker import Worker
 from channel.deadline import Deadline
 from channel.entries import BundleChanged, BundleEntry
-from channel.errors import CalledOff, Rejected
+from channel.errors import CalledOff, Overloaded, Rejected
 from channel.lifecycle import Phase
 from channel.reader import Folded
 from channel.records import Reason
@@ -27,6 +27,9 @@ from channel.view import View
 UNLOADS_AT_ONCE: Final = 64
 """Bundles of a namespace that are unloaded at a time: enough to keep the log's group commit busy, few enough that the
 clients of all of them do not come back at once."""
+
+MOVES_MAX: Final = 1_024
+"""Moves that are waited for at a time: each looks at every change of the view, 15 ms for all of them."""
 
 _REASON: Final = "asked for by an admin"
 _MOVING: Final[frozenset[Phase]] = frozenset({"assigning", "transferring", "handing_over", "unloading", "splitting"})
@@ -44,6 +47,7 @@ class Moving:
 
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
+        self._waiting = 0
 
     async def transfer(self, bundle: str, destination: str, deadline: Deadline) -> None:
         """Move `bundle` to the broker `destination`, until that one owns it."""
@@ -126,7 +130,12 @@ class Moving:
 
     @contextmanager
     def _followed(self, bundle: str) -> Iterator[_News]:
-        """All changes of a bundle, from before something is asked of it on, so that none is missed."""
+        """All changes of a bundle, from before something is asked of it on, so that none is missed.
+
+        Raises `Overloaded` if too many moves are waited for.
+        """
+        if self._waiting >= MOVES_MAX:
+            raise Overloaded(what=f"the row of moves at broker {self._worker.broker_id}", limit=MOVES_MAX)
         news: _News = deque()
 
         def note(folded: Folded) -> None:
@@ -135,9 +144,11 @@ class Moving:
                     news.append((folded, change.after))
 
         end = self._worker.listen(note)
+        self._waiting += 1
         try:
             yield news
         finally:
+            self._waiting -= 1
             end()
 
     async def _next(self, news: _News, deadline: Deadline, what: str) -> tuple[Folded, BundleEntry | None]:

@@ -26,7 +26,7 @@ class Watched:
         """Append a record and have it counted."""
         verdict = self.channel.put(record)
         folded = Folded(offset=self.channel.view.offset, record=record, verdict=verdict)
-        self.metrics.observe(folded, self.channel.view, live=live)
+        self.metrics.observe(folded, live=live)
 
     def sample(self, name: str, **labels: str) -> float:
         """The value of one series at this moment."""

@@ -6,7 +6,10 @@ May live here: what is asked of records about brokers, against the truth of who 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Final
 
+from brokers.agent.effects import Append, Effect
+from brokers.agent.events import Instant
 from brokers.agent.handle import Handle
 from brokers.simulation.checkers.violation import InvariantViolated
 from brokers.simulation.host import Process
@@ -14,6 +17,9 @@ from channel.entries import BrokerChanged, BundleChanged
 from channel.reader import Folded
 from channel.records import BrokerRecord, BundleTransition, Joined
 from channel.view import View
+
+# How the status of an accusation is spelled on the log; no other text of a broker's records holds quotation marks unescaped.
+_DOWN: Final = b'"status":"down"'
 
 
 class Membership:
@@ -43,9 +49,15 @@ class Membership:
             elif isinstance(change, BundleChanged):
                 self._check_holders(folded, change, view)
 
-    def stepped(self, process: Process) -> None:
-        """Check that a process lives in no incarnation but its own."""
+    def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
+        """Check that a process lives in no incarnation but its own, and accuses others only while its lease is good."""
         incarnation = process.agent.incarnation
+        for effect in effects:
+            if type(effect) is Append and _DOWN in effect.data and not process.agent.lease.good(now):
+                raise InvariantViolated(
+                    invariant="section 4: an accuser has a lease",
+                    what=f"{process.host.name} accuses another while its own lease has run out: {effect.data.decode()}",
+                )
         if incarnation is not None and self._processes.get(incarnation) is not process:
             raise InvariantViolated(
                 invariant="section 4: an incarnation is one process's",

@@ -52,7 +52,7 @@ class Panel:
         self._agreement.read(process.host.name, process.agent.view)
         self._handovers.stepped(process, effects)
         self.ownership.stepped(process, effects, now)
-        self.membership.stepped(process)
+        self.membership.stepped(process, effects, now)
 
     def ended(self, process: Process) -> None:
         """A broker's process has ended."""

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from brokers.http import moving
 from channel.ranges import even_boundaries
 from tests.unit.http.cluster import NAMESPACE, Cluster, cluster, path_of, run, until
 
@@ -342,5 +343,39 @@ def test_a_merge_needs_a_neighbour_of_the_same_owner(tmp_path: Path) -> None:
             answer = await one.put(f"{path_of(first)}/merge")
             assert (409, True) == (answer.status, "illegal_transition" in answer.reason)
             assert len(even_boundaries(4)) - 1 == len(brokers.bundles())
+
+    run(story)
+
+
+def test_moves_overtake_one_another(tmp_path: Path) -> None:
+    """Unloads of one namespace that are asked for at once at both brokers are all answered, whoever was quicker."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2, bundles=32) as brokers:
+            path = f"{NAMESPACES}/{NAMESPACE}/unload"
+            answers = await asyncio.gather(*(broker.put(path) for broker in brokers.brokers for _ in range(3)))
+            assert [204] * 6 == [answer.status for answer in answers]
+            await brokers.settled()
+
+    run(story)
+
+
+def test_the_row_of_moves_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """When as many moves are waited for as may be, one more is answered 503, and nothing is begun."""
+    monkeypatch.setattr(moving, "MOVES_MAX", 1)
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            one, _ = brokers.brokers
+            first, second, *_ = brokers.bundles()
+            owner = brokers.owner_of(first)
+            owner.service.closing.clear()
+            asked = asyncio.ensure_future(one.put(f"{path_of(first)}/unload"))
+            await until(lambda: brokers.view.bundles[first].phase == "unloading")
+            answer = await one.put(f"{path_of(second)}/unload")
+            assert (503, "1", True) == (answer.status, answer.headers["Retry-After"], "row of moves" in answer.reason)
+            assert "owned" == brokers.view.bundles[second].phase
+            owner.service.closing.set()
+            assert 204 == (await asked).status
 
     run(story)

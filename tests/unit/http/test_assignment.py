@@ -240,6 +240,7 @@ def test_a_slow_follower_gets_the_newest_state_only(tmp_path: Path) -> None:
             one, _ = brokers.brokers
             (bundle,) = brokers.bundles()
             feed = assignment_feed.AssignmentFeed(one.worker.listen, broker=one.id)
+            assert (await table(one))["offset"] == feed.offset_of(one.worker.view, NAMESPACE)
             with feed.follower(NAMESPACE) as follower:
                 for _ in range(3):
                     target = brokers.other_than(brokers.owner_of(bundle))
@@ -341,3 +342,38 @@ async def until_answered(broker: Broker, status: int) -> None:
     """Poll until the answer has this status."""
     while (await broker.get(f"{PATH}?after=0")).status != status:  # noqa: ASYNC110 - what is watched is on the other side
         await asyncio.sleep(0.002)
+
+
+def test_a_poll_ends_with_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that goes away leaves no poll behind, and its place is free again long before the timeout."""
+    monkeypatch.setattr(assignment, "HEARTBEAT_MS", 10)
+    monkeypatch.setattr(assignment_feed, "FOLLOWERS_MAX", 1)
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            host, port = broker.url.removeprefix("http://").split(":")
+            _, writer = await asyncio.open_connection(host, int(port))
+            writer.write(f"GET {PATH}?after=1000000 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            await until_answered(broker, 503)
+            writer.close()
+            await until_answered(broker, 200)
+
+    run(story)
+
+
+def test_the_tables_that_are_remembered_are_few(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table is told anew when more namespaces were asked for than are remembered, and is the same."""
+    monkeypatch.setattr(assignment, "TABLES_REMEMBERED_MAX", 1)
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            assert 204 == (await broker.put("/admin/v2/namespaces/acme/other")).status
+            await brokers.settled()
+            before = await table(broker)
+            assert 200 == (await broker.get("/v1/assignment/acme/other")).status
+            assert before == await table(broker)
+            assert before == await table(broker)
+
+    run(story)

@@ -95,7 +95,7 @@ def test_a_lookup_is_held_until_somebody_serves(tmp_path: Path) -> None:
             waits: list[asyncio.Task[object]] = []
 
             def all_wait() -> bool:
-                waits[:] = [task for task in asyncio.all_tasks() if task.get_name() == f"lookup of {bundle}"]
+                waits[:] = [task for task in asyncio.all_tasks() if task.get_name() == f"an owner for {bundle}"]
                 return bool(waits) and brokers.view.bundles[bundle].phase == "assigning"
 
             await until(all_wait)
@@ -157,7 +157,7 @@ def test_lookups_follow_a_transfer(tmp_path: Path) -> None:
             move = asyncio.ensure_future(source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}"))
             await until(lambda: brokers.view.bundles[bundle].phase == "handing_over")
             asked = asyncio.ensure_future(source.get(f"{PATH}/orders"))
-            await until(lambda: any(task.get_name() == f"lookup of {bundle}" for task in asyncio.all_tasks()))
+            await until(lambda: any(task.get_name() == f"an owner for {bundle}" for task in asyncio.all_tasks()))
             assert not asked.done()
             source.service.closing.set()
             assert 204 == (await move).status
@@ -176,7 +176,7 @@ def test_a_remembered_answer_is_given_only_while_it_holds(tmp_path: Path, monkey
 
             async def owner() -> str:
                 urls = set()
-                for topic in ("a", "b", "c", "a", "a"):
+                for topic in ("a", "b", "c", "a", "a", "t" * 600):
                     answer = await one.get(f"{PATH}/{topic}")
                     assert 200 == answer.status
                     urls.add(str(answer.json()["httpUrl"]))  # type: ignore[index]

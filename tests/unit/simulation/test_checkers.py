@@ -10,7 +10,7 @@ from typing import cast
 
 import pytest
 
-from brokers.agent.effects import Open, Reshaped
+from brokers.agent.effects import Append, Open, Reshaped
 from brokers.agent.events import Instant
 from brokers.agent.handle import Handle, Lease
 from brokers.agent.timing import Timing
@@ -364,9 +364,24 @@ def test_an_incarnation_of_another_process() -> None:
     owner, thief = broker("a", incarnation), broker("a-twin", incarnation)
     membership = Membership({"a:1": owner.process}, passing=lambda _process: None, nobody_dies=False)
     membership.folded(history.folded[-1], history.view)
-    membership.stepped(owner.process)
+    membership.stepped(owner.process, [], NOW)
     with pytest.raises(InvariantViolated, match="a-twin lives in #2, which another process began"):
-        membership.stepped(thief.process)
+        membership.stepped(thief.process, [], NOW)
+
+
+def test_an_accuser_whose_lease_has_run_out() -> None:
+    """Only a broker whose own lease is good may accuse another."""
+    history = History()
+    accuser = broker("a", history.join("a"))
+    history.join("b")
+    membership = Membership({"a:1": accuser.process}, passing=lambda _process: None, nobody_dies=False)
+    for record in history.folded:
+        membership.folded(record, history.view)
+    data = encode(propose.down(history.author("a", 1), history.view.brokers["b"]))
+    membership.stepped(accuser.process, [Append(attempt=1, data=data)], NOW)
+    accuser.lease.deadline_ms = NOW.boot_ms
+    with pytest.raises(InvariantViolated, match="an accuser has a lease: a accuses another"):
+        membership.stepped(accuser.process, [Append(attempt=1, data=data)], NOW)
 
 
 def test_the_dead_and_the_draining_are_given_nothing() -> None:
