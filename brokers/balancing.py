@@ -54,6 +54,8 @@ class Balancing:
                     await self._round()
             except EquipoiseError as error:
                 _logger.warning("a round of balancing failed: %s", error, extra={"broker": self._worker.broker_id})
+            except Exception:  # What a service or a shedder gets wrong must not end balancing unheard.
+                _logger.exception("a round of balancing failed", extra={"broker": self._worker.broker_id})
 
     def _report(self) -> Report:
         now = self._worker.clock.now()

@@ -5,6 +5,7 @@ May live here: the file of evidence, one JSON object a line. It is off unless as
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 from pathlib import Path
@@ -13,6 +14,8 @@ from typing import Final
 import orjson
 
 from brokers.service import Evidence
+
+_logger: Final = logging.getLogger(__name__)
 
 # Lines that wait for the disk: a second of the busiest benchmark. What does not fit is dropped,
 # because evidence must never slow down the work that it is about.
@@ -39,8 +42,9 @@ class EvidenceFile:
 
     def close(self) -> None:
         """Write what is queued, and close the file."""
-        self._lines.put(None)
-        self._thread.join()
+        if self._thread.is_alive():
+            self._lines.put(None)
+            self._thread.join()
         self._file.close()
 
     def _run(self) -> None:
@@ -49,10 +53,20 @@ class EvidenceFile:
             while not self._lines.empty():
                 batch.append(self._lines.get())
             lines = [self._spell(evidence) for evidence in batch if evidence is not None]
-            if lines:
-                self._file.write(b"".join(lines))
+            if lines and not self._write(b"".join(lines)):
+                return
             if None in batch:
                 return
+
+    def _write(self, lines: bytes) -> bool:
+        """Whether all of it was written; a disk that takes no more ends the evidence, never the broker."""
+        try:
+            while lines:
+                lines = lines[self._file.write(lines) :]
+        except OSError as error:
+            _logger.warning("no more evidence is written: %s", error, extra={"broker": self._broker})
+            return False
+        return True
 
     def _spell(self, evidence: Evidence) -> bytes:
         line = {

@@ -24,7 +24,7 @@ from brokers.http.errors import typed
 from brokers.load_bus import open_load_bus
 from brokers.service import Service
 from brokers.worker import Worker
-from channel.errors import AddressInUse, InvalidService
+from channel.errors import AddressInUse, EquipoiseError, InvalidService
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -104,7 +104,11 @@ async def run_broker(config: WorkerConfig, services: Mapping[str, Service]) -> N
 
 
 async def _announce(worker: Worker) -> None:
-    await worker.ready(timeout_ms=_READY_MS)
+    try:
+        await worker.ready(timeout_ms=_READY_MS)
+    except EquipoiseError as error:
+        _logger.warning("not ready yet: %s", error, extra={"broker": worker.broker_id})
+        return
     _logger.info(
         "ready",
         extra={"broker": worker.broker_id, "incarnation": worker.agent.incarnation, "address": worker.config.http_url},

@@ -25,6 +25,9 @@ _logger: Final = logging.getLogger(__name__)
 # otherwise still be serving a bundle whose handle is dead.
 _ABANDON_MS: Final = 2_000
 
+# How long a service may take over what no deadline of the agent bounds: where to cut, discarding, handing over its state.
+_QUESTION_S: Final = 10.0
+
 # Bundles parted with whose state a next owner may still ask for. It asks while it opens, within seconds of the close.
 _PARTED_MAX: Final = 1_024
 
@@ -87,7 +90,7 @@ class ServiceRunner:
             bundle = _bundle_named(effect.bundle)
             service = self.service_of(bundle.namespace)
             if service is not None:
-                self._in_background(service.discard(bundle), f"discarding {bundle.name}")
+                self._in_background(asyncio.wait_for(service.discard(bundle), _QUESTION_S), f"discarding {bundle.name}")
 
     async def fetch_parted(self, bundle: str) -> bytes | None:
         """What its service still holds of a bundle that was closed here; None if nothing, or if it is not known here."""
@@ -95,7 +98,8 @@ class ServiceRunner:
         if token is None:
             return None
         parted = _bundle_named(bundle)
-        return await self._service(parted.namespace).fetch(parted, token)
+        async with asyncio.timeout(_QUESTION_S):
+            return await self._service(parted.namespace).fetch(parted, token)
 
     async def stop(self) -> None:
         """Cancel whatever is still running."""
@@ -114,7 +118,8 @@ class ServiceRunner:
             await self._service(bundle.namespace).prepare(bundle, _peer(effect.source))
         except Exception as error:  # noqa: BLE001 - whatever a service raises is its refusal
             problem = _told(error)
-        self._step(Prepared(bundle=bundle.name, problem=problem))
+        if self._is_current(bundle.name):
+            self._step(Prepared(bundle=bundle.name, problem=problem))
 
     async def _open(self, effect: Open) -> None:
         handle = effect.handle
@@ -122,37 +127,40 @@ class ServiceRunner:
         problem = None
         try:
             await self._service(handle.namespace).open(ownership, effect.handover)
-            self._parted.pop(handle.bundle, None)
-            self.ownerships[handle.bundle] = ownership
         except Exception as error:  # noqa: BLE001 - as above
             problem = _told(error)
+        if not self._is_current(handle.bundle):
+            return
+        if problem is None:
+            self._parted.pop(handle.bundle, None)
+            self.ownerships[handle.bundle] = ownership
         self._step(Opened(bundle=handle.bundle, problem=problem))
 
     async def _close(self, effect: Close) -> None:
         bundle = _bundle_named(effect.handle.bundle)
-        handover = None
+        handover: object = None
         try:
             handover = await self._service(bundle.namespace).close(bundle, _peer(effect.moved_to))
-            if handover is not None and len(handover) > HANDOVER_BYTES_MAX:
-                _logger.error("handover dropped", extra={"bundle": bundle.name, "bytes": len(handover), "bytes_max": HANDOVER_BYTES_MAX})
-                handover = None
         except Exception:
             _logger.exception("close failed", extra={"bundle": bundle.name})
+        if not self._is_current(bundle.name):
+            return
         self._parted.pop(bundle.name, None)
         if len(self._parted) >= _PARTED_MAX:
             del self._parted[next(iter(self._parted))]
         self._parted[bundle.name] = effect.handle.token
-        self._step(Closed(bundle=bundle.name, handover=handover))
+        self._step(Closed(bundle=bundle.name, handover=_checked_handover(bundle.name, handover)))
 
     async def _find_cuts(self, entry: BundleEntry) -> None:
-        cuts: Sequence[int] = ()
+        cuts: tuple[int, ...] = ()
         problem = None
         try:
-            service = self._service(entry.namespace)
-            cuts = await service.split_points(bundle_of(entry), entry.algorithm or "", entry.positions)
+            async with asyncio.timeout(_QUESTION_S):
+                service = self._service(entry.namespace)
+                cuts = tuple(int(cut) for cut in await service.split_points(bundle_of(entry), entry.algorithm or "", entry.positions))
         except Exception as error:  # noqa: BLE001 - as above
             problem = _told(error)
-        self._step(CutsFound(bundle=entry.name, cuts=tuple(cuts), problem=problem))
+        self._step(CutsFound(bundle=entry.name, cuts=cuts, problem=problem))
 
     def _reshape(self, effect: Reshaped) -> None:
         gone = [_bundle_named(handle.bundle) for handle in effect.gone]
@@ -177,6 +185,10 @@ class ServiceRunner:
         return service
 
     # --- tasks ---
+
+    def _is_current(self, bundle: str) -> bool:
+        """Whether the task that asks is still the one of its bundle: one that was abandoned must not answer for its successor."""
+        return self._running.get(bundle) is asyncio.current_task()
 
     def _begin(self, bundle: str, operation: Coroutine[None, None, None]) -> None:
         task = asyncio.get_running_loop().create_task(operation, name=f"service of {bundle}")
@@ -230,3 +242,12 @@ def peer_of(broker: BrokerEntry) -> Peer:
 
 def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def _checked_handover(bundle: str, handover: object) -> bytes | None:
+    """What a service left, if it can go on record; what cannot is dropped aloud, for the next owner can do without."""
+    if handover is None or (isinstance(handover, bytes) and len(handover) <= HANDOVER_BYTES_MAX):
+        return handover
+    what = f"{len(handover)} bytes" if isinstance(handover, bytes) else type(handover).__name__
+    _logger.error("a handover is at most %d bytes, not %s: dropped", HANDOVER_BYTES_MAX, what, extra={"bundle": bundle})
+    return None

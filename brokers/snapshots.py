@@ -9,7 +9,7 @@ import logging
 from typing import Final
 
 from brokers.data_directory import DataDirectory
-from channel.errors import LogUnavailable, SnapshotDamaged
+from channel.errors import DataDirectoryUnusable, LogUnavailable, SnapshotDamaged
 from channel.log import Log
 from channel.open_log import open_log
 from channel.reader import Reader
@@ -37,12 +37,8 @@ class Snapshots:
     def reader(self, log: Log) -> Reader:
         """A reader that goes on from the snapshot, if there is one that fits `log`; from the beginning otherwise."""
         view = self._load()
-        if view is not None:
-            reader = Reader(log=log.name, cluster=self._cluster, view=view)
-            if reader.position <= log.end() + 1:
-                return reader
-            _logger.warning("the snapshot is ahead of the log, which lost its end; folding it from the beginning")
-        return Reader(log=log.name, cluster=self._cluster)
+        # A snapshot that is ahead of the log is not hidden: the first read raises `LogWentBack`, because tokens would fall.
+        return Reader(log=log.name, cluster=self._cluster, view=view)
 
     def _load(self) -> View | None:
         if self._directory.log_identity != self._log:
@@ -67,7 +63,7 @@ class Snapshots:
         self._records = 0
         try:
             self._directory.save_snapshot(to_bytes(view), log_identity=self._log)
-        except OSError as error:
+        except (DataDirectoryUnusable, OSError) as error:
             _logger.warning("no snapshot was written, the next start folds more: %s", error)
 
     def refold(self, url: str, offset: int) -> int | None:

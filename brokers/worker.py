@@ -63,7 +63,7 @@ _LOOK_AGAIN_MS: Final = 100
 # A proposal that loses a race is made again against the new state, this often: each time somebody else made progress.
 _RACES_MAX: Final = 5
 
-# A worker that stops gives up on draining after `drain_ms`, and then has this long to say `left` and to end its thread.
+# A worker that stops gives up on draining after `drain_ms`, closes within `close_ms`, and has this long for its last words.
 _LAST_WORDS_MS: Final = 2_000
 
 
@@ -102,6 +102,7 @@ class Worker:
         self._finished: asyncio.Future[None] | None = None
         self._caught_up = False
         self._gone = False
+        self._refolding: asyncio.Task[None] | None = None
         self._evidence = None if config.evidence is None else EvidenceFile(config.evidence, broker=self.broker_id)
 
     # --- life ---
@@ -113,6 +114,7 @@ class Worker:
         cluster's.
         """
         self._directory = DataDirectory(self.config.data_dir)
+        handle = None
         try:
             handle = await asyncio.to_thread(open_log, self.config.log_url)
             self._snapshots = Snapshots(self._directory, log=handle.identity, cluster=self.config.cluster)
@@ -127,6 +129,8 @@ class Worker:
                 predecessor_nonces=self._directory.nonces,
             )
         except BaseException:
+            if handle is not None:
+                handle.close()
             self._directory.close()
             raise
         self._thread = LogThread(
@@ -151,8 +155,11 @@ class Worker:
         if not self._finished.done():
             now = self.clock.now()
             self._step(DrainRequested(leave=True, deadline_ms=now.boot_ms + self.config.drain_ms))
-            waited_s = (self.config.drain_ms + _LAST_WORDS_MS) / 1_000
-            await asyncio.wait([self._finished], timeout=waited_s)
+            waited_s = (self.config.drain_ms + self.config.close_ms + _LAST_WORDS_MS) / 1_000
+            try:
+                await asyncio.wait([self._finished], timeout=waited_s)
+            finally:
+                await self._let_go()
         await self._let_go()
 
     async def abort(self) -> None:
@@ -172,12 +179,14 @@ class Worker:
         if self._timer is not None:
             self._timer.cancel()
         self.agent.lease.lose()
-        await self._runner.stop()
-        if self._thread.failure is None and self._caught_up:
-            self._snapshots.save(self.agent.view)
         try:
+            await self._runner.stop()
+            if self._thread.failure is None and self._caught_up:
+                self._snapshots.save(self.agent.view)
             await self._thread.stop(Deadline.after(timeout_ms=_LAST_WORDS_MS))
         finally:
+            if self._refolding is not None:
+                self._refolding.cancel()
             self._directory.close()
             if self._evidence is not None:
                 self._evidence.close()
@@ -196,7 +205,12 @@ class Worker:
         self._step(Read(entries=(), caught_up=True))
 
     def _step(self, event: Event) -> None:
-        """Give the agent one event, and carry out what it wants. What that brings at once is taken in the order it came."""
+        """Give the agent one event, and carry out what it wants. What that brings at once is taken in the order it came.
+
+        Whatever is raised on the way ends the broker: effects may be lost that the agent takes for done.
+        """
+        if self._finished is not None and self._finished.done():
+            return
         self._events.append(event)
         if self._stepping:
             return
@@ -207,8 +221,14 @@ class Worker:
                 effects = self.agent.step(taken, self.clock.now())
                 for effect in effects:
                     self._carry_out(effect)
-                if effects or not isinstance(taken, Tick):
+                # What only a look brought about must not make everybody look again.
+                if effects or not isinstance(taken, Tick | Wanted):
                     self._changed.set()
+        except EquipoiseError as error:
+            self._fail(error)
+        except Exception as error:
+            _logger.exception("a step failed", extra={"broker": self.broker_id})
+            self._fail(Bug(f"broker {self.broker_id} failed in a step: {type(error).__name__}: {error}"))
         finally:
             self._stepping = False
         self._arm_timer()
@@ -253,9 +273,13 @@ class Worker:
 
     def _observe(self, folded: Folded) -> None:
         self.metrics.observe(folded, live=self._caught_up)
-        self._snapshots.folded(self.agent.view)
+        if self._caught_up:
+            self._snapshots.folded(self.agent.view)
         for listener in tuple(self._listeners.values()):
-            listener(folded)
+            try:
+                listener(folded)
+            except Exception:
+                _logger.exception("a listener failed", extra={"broker": self.broker_id, "offset": folded.offset})
 
     def _appended(self, attempt: int, outcome: AppendOutcome) -> None:
         if not isinstance(outcome, Appended):
@@ -285,18 +309,25 @@ class Worker:
 
     def _refold(self, effect: Refold) -> None:
         """Two views have parted: fold the log anew beside ours, and stop if that shows ours to be the wrong one."""
+        if not self._caught_up or self._refolding is not None:
+            return
         view = self.agent.view
         offset, digest = view.offset, view.digest()
         self.metrics.alarm("views_diverge")
         _logger.error("views diverge", extra={"broker": self.broker_id, "other": effect.other, "offset": effect.offset})
 
         async def compare() -> None:
-            other = await asyncio.to_thread(self._snapshots.refold, self.config.log_url, offset)
+            try:
+                other = await asyncio.to_thread(self._snapshots.refold, self.config.log_url, offset)
+            except EquipoiseError as error:
+                _logger.warning("the log could not be folded again: %s", error, extra={"broker": self.broker_id})
+                other = None
+            self._refolding = None
             if other is not None and other != digest:
                 problem = f"the view of broker {self.broker_id} at offset {offset} is not what the log folds to"
                 self._fail(Bug(f"{problem}; it stops serving, start it again, and report this with the log"))
 
-        self._background = asyncio.get_running_loop().create_task(compare())
+        self._refolding = asyncio.get_running_loop().create_task(compare())
 
     # --- ownership ---
 
@@ -359,6 +390,8 @@ class Worker:
     def _locate(self, namespace: str, point: int) -> Located | None:
         view = self.agent.view
         bundle = view.bundle_at(namespace, point)
+        if bundle is None and not self.agent.is_ready:
+            return None  # It may stand in what has not been read yet.
         if bundle is None:
             raise UnknownNamespace(namespace=namespace)
         if bundle.phase == "free":

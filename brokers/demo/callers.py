@@ -187,8 +187,8 @@ class Caller:
     """Calls one key, asks the owner that it knows, and gives up on no call before it is acknowledged.
 
     The rules: a redirect is followed; an unknown outcome is tried again under the same request id; after a refusal the next
-    attempt is a new request. A broker that broke the connection or refused is not the next one asked, and only when two in a
-    row were of no use does a caller pause.
+    attempt is a new request. A broker that broke the connection or refused is not the next one asked, and from the second
+    that was of no use on a caller pauses.
     """
 
     line: Line
@@ -212,7 +212,7 @@ class Caller:
             if answer.is_refusal:
                 request = uuid.uuid4().hex
             if answer.location is not None and redirects < _REDIRECTS_MAX:
-                target, redirects, useless = answer.location, redirects + 1, 0
+                target, redirects = answer.location, redirects + 1
                 continue
             useless += 1
             if useless > 1:

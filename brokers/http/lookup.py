@@ -164,13 +164,14 @@ class Lookup:
 
     def _shared(self, what: str, begin: Callable[[], Coroutine[None, None, object]]) -> asyncio.Task[object]:
         wait = self._waits.get(what)
-        if wait is None:
+        if wait is None or wait.done():
             wait = self._waits[what] = asyncio.get_running_loop().create_task(begin(), name=what)
             wait.add_done_callback(self._ended)
         return wait
 
     def _ended(self, wait: asyncio.Task[object]) -> None:
-        del self._waits[wait.get_name()]
+        if self._waits.get(wait.get_name()) is wait:
+            del self._waits[wait.get_name()]
         if not wait.cancelled():
             wait.exception()  # Whoever still waits gets it; nobody has to.
 

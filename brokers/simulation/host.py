@@ -37,6 +37,7 @@ from brokers.simulation.faulty_log import FaultyLog
 from brokers.simulation.service import SimulatedService
 from brokers.simulation.stage import Stage
 from channel import snapshot
+from channel.errors import EquipoiseError
 from channel.reader import Folded, Reader
 
 CLUSTER: Final = "simulated"
@@ -85,6 +86,10 @@ class Watcher(Protocol):
 
     def ended(self, process: Process) -> None:
         """A process has ended."""
+        ...
+
+    def stopped(self, process: Process, error: EquipoiseError | None) -> None:
+        """A process ends because its agent wants it to: with this error, or because it has left."""
         ...
 
 
@@ -255,6 +260,7 @@ class Host:
                 self._refold(process, effect)
             case Stop():
                 self.stage.story.say(self.name, "stops: {}", effect.error or "it has left")
+                self._watcher.stopped(process, effect.error)
                 self._end(process)
                 self.supervisor(self)
             case Reshaped() | Folded():

@@ -140,7 +140,8 @@ _CATALOGUE: Final = (
         ),
     ),
     Scenario(name="three-brokers", brokers=3, bundles=(12, 4), faults=_HEAVY),
-    Scenario(name="many-brokers", brokers=24, bundles=(64, 16), faults=_ORDINARY, seconds=20, operations=Operations(every_ms=60)),
+    # More than 25, so that leases grow with each that joins.
+    Scenario(name="many-brokers", brokers=28, bundles=(64, 16), faults=_ORDINARY, seconds=20, operations=Operations(every_ms=60)),
     Scenario(
         name="lost-directories",
         brokers=5,

@@ -32,7 +32,7 @@ from tests.load.cluster import SETTLED_MS, counters, running
 NAMESPACE: Final = "bench/failover"
 BROKERS, BUNDLES_EACH = 3, 256
 BUNDLES: Final = BROKERS * BUNDLES_EACH
-DEATHS, BURIALS, STOPS = 3, 3, 3
+DEATHS, BURIALS, STOPS = 10, 10, 10
 MOVES_AT_ONCE: Final = 32
 _NS_PER_MS: Final = 1_000_000
 

@@ -14,6 +14,7 @@ from brokers.agent.handle import Handle
 from brokers.simulation.checkers.violation import InvariantViolated
 from brokers.simulation.host import Process
 from channel.entries import BrokerChanged, BundleChanged
+from channel.errors import BrokerIdTaken, EquipoiseError
 from channel.reader import Folded
 from channel.records import BrokerRecord, BundleTransition, Joined
 from channel.view import View
@@ -63,6 +64,13 @@ class Membership:
                 invariant="section 4: an incarnation is one process's",
                 what=f"{process.host.name} lives in #{incarnation}, which another process began",
             )
+
+    def stopped(self, process: Process, error: EquipoiseError | None) -> None:
+        """Check that a broker which gives up has a reason: here that can only be a second process under its id."""
+        host = process.host
+        rivals = (other.host for other in self._made_nonces.values() if other.host.broker == host.broker and other.host is not host)
+        if error is not None and (not isinstance(error, BrokerIdTaken) or next(rivals, None) is None):
+            raise InvariantViolated(invariant="section 4: nobody gives up without need", what=f"{host.name} stops: {error}")
 
     def _check_death(self, folded: Folded, dead: int, view: View) -> None:
         process, record = self._processes.get(dead), folded.record

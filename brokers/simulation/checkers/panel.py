@@ -16,6 +16,7 @@ from brokers.simulation.checkers.membership import Membership
 from brokers.simulation.checkers.ownership import Ownership
 from brokers.simulation.host import Process
 from channel.entries import BundleChanged
+from channel.errors import EquipoiseError
 from channel.reader import Folded
 from channel.records import Reason
 from channel.view import View
@@ -53,6 +54,10 @@ class Panel:
         self._handovers.stepped(process, effects)
         self.ownership.stepped(process, effects, now)
         self.membership.stepped(process, effects, now)
+
+    def stopped(self, process: Process, error: EquipoiseError | None) -> None:
+        """A broker's process ends because its agent wants it to."""
+        self.membership.stopped(process, error)
 
     def ended(self, process: Process) -> None:
         """A broker's process has ended."""

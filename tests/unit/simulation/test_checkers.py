@@ -25,6 +25,7 @@ from brokers.simulation.host import Process
 from channel import propose
 from channel.codec import encode
 from channel.entries import BrokerEntry, BundleChanged, BundleEntry, Verdict, bundle_entry
+from channel.errors import BrokerIdTaken, SnapshotDamaged
 from channel.log import Entry
 from channel.propose import Author
 from channel.ranges import HASH_MAX
@@ -367,6 +368,22 @@ def test_an_incarnation_of_another_process() -> None:
     membership.stepped(owner.process, [], NOW)
     with pytest.raises(InvariantViolated, match="a-twin lives in #2, which another process began"):
         membership.stepped(thief.process, [], NOW)
+
+
+def test_a_broker_that_gives_up() -> None:
+    """A broker may leave, and may give up where another process has its id; nothing else makes it stop."""
+    process, rival, stranger = (Fake(host=Fake(name=name, broker=name.removesuffix("-twin"))) for name in ("a", "a-twin", "b"))
+    taken = BrokerIdTaken(broker="a", incarnation=2)
+    alone, contested = (
+        Membership(cast("dict[str, Process]", nonces), passing=lambda _process: None, nobody_dies=False)
+        for nonces in ({"1": process, "2": stranger}, {"1": process, "2": rival})
+    )
+    alone.stopped(cast("Process", process), None)
+    contested.stopped(cast("Process", process), taken)
+    with pytest.raises(InvariantViolated, match="nobody gives up without need: a stops: the broker id 'a' is in use"):
+        alone.stopped(cast("Process", process), taken)
+    with pytest.raises(InvariantViolated, match="nobody gives up without need"):
+        contested.stopped(cast("Process", process), SnapshotDamaged(problem="it is torn"))
 
 
 def test_an_accuser_whose_lease_has_run_out() -> None:

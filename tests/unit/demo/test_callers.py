@@ -1,0 +1,158 @@
+"""What callers do after each kind of answer: the rules without which the judge would raise false alarms."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from random import Random
+from typing import cast
+
+import orjson
+import pytest
+
+from brokers.demo.callers import Answer, Caller, History, Line, StubbornCaller, Tally
+
+A, B, C = "http://a", "http://b", "http://c"
+DONE = Answer(status=200, broker="a", token=1, value=1)
+BROKEN = Answer()
+FAILED = Answer(status=500)
+REFUSED = Answer(status=503, retry_after_s=0.0)
+
+
+def redirect(broker: str) -> Answer:
+    """An answer that sends a caller on."""
+    return Answer(status=307, location=broker)
+
+
+@dataclass
+class Script:
+    """A line on which answers come as written, whoever is asked."""
+
+    answers: list[Answer]
+    brokers: Sequence[str] = (A, B)
+    tally: Tally = field(default_factory=Tally)
+    asked: list[tuple[str, str]] = field(default_factory=list)
+
+    async def attempt(self, key: str, *, broker: str, request: str, caller: str) -> Answer:
+        self.asked.append((broker, request))
+        return self.answers.pop(0)
+
+    @property
+    def targets(self) -> list[str]:
+        return [broker for broker, _ in self.asked]
+
+    @property
+    def requests(self) -> int:
+        """How many different requests were made."""
+        return len({request for _, request in self.asked})
+
+
+def call(*answers: Answer, owner: str | None = A, brokers: Sequence[str] = (A, B)) -> Script:
+    """Let a caller make one call."""
+    script = Script(answers=list(answers), brokers=brokers)
+    caller = Caller(line=cast("Line", script), name="c", key="t/n/k", random=Random(0), owner=owner)
+    asyncio.run(caller.increment())
+    return script
+
+
+def test_a_redirect_is_followed_under_the_same_request() -> None:
+    """A caller goes where it is sent, with the request that it has."""
+    script = call(redirect(B), redirect(A), DONE)
+    assert ([A, B, A], 1) == (script.targets, script.requests)
+
+
+def test_an_unknown_outcome_is_tried_again_under_the_same_request() -> None:
+    """After a broken connection another broker is asked; after a failure, the one that failed, which is alive."""
+    assert ([A, B], 1) == ((script := call(BROKEN, DONE)).targets, script.requests)
+    assert ([A, A], 1) == ((script := call(FAILED, DONE)).targets, script.requests)
+
+
+def test_a_refused_call_is_made_anew() -> None:
+    """After a refusal, and only then, the next attempt is a new request, to another broker."""
+    for refusal in (REFUSED, Answer(status=409), Answer(status=404)):
+        assert ([A, B], 2) == ((script := call(refusal, DONE)).targets, script.requests)
+
+
+def test_a_call_goes_on_until_it_is_acknowledged() -> None:
+    """However often it fails, a call ends with an acknowledgement, and its pause is the whole of it."""
+    script = call(*[BROKEN] * 3, REFUSED, redirect(C), FAILED, DONE, brokers=(A, B, C))
+    assert 2 == script.requests
+    assert not script.answers
+    assert script.tally.longest_pause_ms >= 3 * 25
+
+
+def test_redirects_in_a_circle_are_not_followed_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """After so many redirects in a row a caller pauses before it goes on."""
+    pauses: list[float] = []
+
+    async def note(seconds: float) -> None:
+        pauses.append(seconds)
+
+    monkeypatch.setattr("asyncio.sleep", note)
+    call(*[redirect(B), redirect(A)] * 20, DONE)
+    assert 2 <= len(pauses) <= 4
+
+
+def test_a_caller_stays_with_the_owner_that_it_found() -> None:
+    """The next call goes straight to whoever acknowledged the last."""
+    script = Script(answers=[redirect(B), DONE, DONE])
+    caller = Caller(line=cast("Line", script), name="c", key="t/n/k", random=Random(0), owner=A)
+
+    async def twice() -> None:
+        await caller.increment()
+        await caller.increment()
+
+    asyncio.run(twice())
+    assert [A, B, B] == script.targets
+
+
+def test_a_stubborn_caller_asks_former_owners_too() -> None:
+    """It goes to every owner that it ever heard of, follows nothing, and repeats nothing."""
+    script = Script(answers=[redirect(B), DONE, *[redirect(C)] * 60], brokers=(A,))
+    caller = StubbornCaller(line=cast("Line", script), name="s", key="t/n/k", random=Random(0))
+
+    async def often() -> None:
+        for _ in range(62):
+            await caller.increment()
+
+    asyncio.run(often())
+    assert 62 == script.requests
+    assert [A, B] == script.targets[:2]
+    assert {B, C} == set(script.targets[3:])
+
+
+def test_a_history_is_what_the_judge_reads(tmp_path: Path) -> None:
+    """Each attempt is one line, and a file is never written to twice."""
+    path = tmp_path / "history.jsonl"
+    history = History(path)
+    history.note(request="r", key="t/n/k", call_ns=1, return_ns=2, answer=DONE, caller="c", target=A)
+    history.note(request="r", key="t/n/k", call_ns=3, return_ns=4, answer=BROKEN, caller="c", target=A)
+    history.close()
+    first, second = map(orjson.loads, path.read_bytes().splitlines())
+    assert ("r", "t/n/k", 1, 2, 200, "a", 1, 1) == tuple(
+        first[name] for name in ("request", "key", "call_ns", "return_ns", "status", "broker", "token", "value")
+    )
+    assert (None, None, None, None) == (second["status"], second["broker"], second["token"], second["value"])
+    with pytest.raises(FileExistsError):
+        History(path)
+
+
+@pytest.mark.parametrize(
+    ("answer", "field_name"),
+    [
+        (DONE, "acknowledged"),
+        (redirect(B), "redirected"),
+        (REFUSED, "refused"),
+        (Answer(status=404), "refused"),
+        (FAILED, "unknown"),
+        (BROKEN, "unknown"),
+    ],
+)
+def test_outcomes_are_counted_as_the_judge_counts_them(answer: Answer, field_name: str) -> None:
+    """A tally knows acknowledged, redirected, refused and unknown attempts apart."""
+    tally = Tally()
+    tally.count(answer)
+    assert 1 == getattr(tally, field_name)
+    assert 1 == tally.acknowledged + tally.redirected + tally.refused + tally.unknown

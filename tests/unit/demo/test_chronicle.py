@@ -1,0 +1,60 @@
+"""What the demo counts of a channel, and which records it shows."""
+
+from __future__ import annotations
+
+from brokers.demo.chronicle import Chronicle
+from brokers.moves import MoveKind
+from channel import propose
+from channel.log import Entry
+from channel.reader import Reader
+from channel.view import View
+from tests.folding import MIDDLE, NAMESPACE, Channel, channel_with, joined
+
+
+def chronicle_of(channel: Channel) -> Chronicle:
+    """What a listener has counted after all records of a channel."""
+    reader = Reader(log="memory:test", view=View())
+    chronicle = Chronicle(reader.view)
+    for offset, data in channel.entries:
+        chronicle.folded(reader.feed(Entry(offset, data)))
+    return chronicle
+
+
+def test_moves_are_counted_when_they_are_done() -> None:
+    """A transfer, a split and a merge count once each; a transfer that came to nothing is called off."""
+    channel = channel_with("a", "b")
+    channel.own("a")
+    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b")))
+    channel.accept(propose.let_go(channel.author("b"), channel.bundle()))
+    channel.accept(propose.hand_over(channel.author("a"), channel.bundle(), handover=None))
+    channel.accept(propose.start_split(channel.admin(), channel.bundle(), algorithm="range_equally_divide"))
+    channel.accept(propose.split(channel.author("b"), channel.bundle(), cuts=[MIDDLE]))
+    channel.accept(propose.merge(channel.admin(), channel.bundle(), channel.bundle(MIDDLE)))
+    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("a")))
+    channel.accept(propose.call_off(channel.author("a"), channel.bundle(), reason="not now"))
+    chronicle = chronicle_of(channel)
+    assert (1, 1, 1) == tuple(chronicle.done[kind] for kind in (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.MERGE))
+    assert (1, 0, 0) == (chronicle.called_off, chronicle.deaths, chronicle.rejected)
+    assert "calls off the transfer" in chronicle.newest[-1]
+
+
+def test_a_death_is_not_a_leaving() -> None:
+    """Being declared dead and being replaced are deaths; leaving is none."""
+    channel = channel_with("a", "b", "c")
+    channel.die("a")
+    channel.accept(joined("b", channel.view, nonce="second", replaces="nonce of b"))
+    channel.accept(propose.left(channel.author("c"), channel.broker("c")))
+    assert 2 == chronicle_of(channel).deaths
+
+
+def test_renewals_are_not_shown_and_rejections_are_counted() -> None:
+    """The newest records are those that tell something."""
+    channel = channel_with("a")
+    channel.own("a")
+    before = chronicle_of(channel).newest
+    channel.accept(propose.renewed(channel.author("a"), channel.broker("a")))
+    assert before == chronicle_of(channel).newest
+    channel.put(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("a")))
+    chronicle = chronicle_of(channel)
+    assert 1 == chronicle.rejected
+    assert NAMESPACE in chronicle.newest[-1]

@@ -1,0 +1,69 @@
+"""What people see: the live screen as text, and the plain lines."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from brokers.demo.screen import BrokerRow, BundleRow, LiveScreen, Picture, PlainScreen, draw, open_screen
+
+PICTURE = Picture(
+    elapsed_s=12.3,
+    brokers=[
+        BrokerRow(broker="a:1", status="up", leads=True, incarnation=2, bundles=2, calls_per_second=120.4),
+        BrokerRow(broker="b:1", status="down", leads=False, incarnation=3, bundles=0, calls_per_second=None),
+    ],
+    bundles=[BundleRow(bundle="t/n/0x00000000_0x80000000", phase="transferring", owner="a:1", token=17, calls_per_second=99.6)],
+    bundles_count=2,
+    newest=["23 a:1#2 [bold]does[/bold] something"],
+    calls_per_second=120.4,
+    calls=1234,
+    recent_pause_ms=3.2,
+    longest_pause_ms=81.7,
+)
+
+
+def test_the_live_screen_shows_everything() -> None:
+    """Brokers, bundles, loads, records, pauses, and what was said are all there, and records are no markup."""
+    console = Console(width=120, file=io.StringIO(), highlight=False)
+    with console.capture() as captured:
+        console.print(draw(PICTURE, ["   1.0 s  kill -9 of b:1"]))
+    text = captured.get()
+    for shown in (
+        "1 brokers up, 2 bundles, 120 calls/s, 1234 calls; pause now 3 ms, longest 82 ms",
+        "up, leads",
+        "down",
+        "transferring",
+        "the busiest of 2 bundles",
+        "23 a:1#2 [bold]does[/bold] something",
+        "kill -9 of b:1",
+    ):
+        assert shown in text
+
+
+def test_plain_lines_sum_up_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each deed is a line; the picture is one only every few seconds."""
+    with PlainScreen() as screen:
+        screen.show(PICTURE)
+        screen.show(PICTURE)
+        screen.say(13.0, "something happens")
+    assert [f"  12.3 s    {PICTURE.headline}", "  13.0 s  something happens"] == capsys.readouterr().out.splitlines()
+
+
+def test_the_live_screen_keeps_what_was_said_last(capsys: pytest.CaptureFixture[str]) -> None:
+    """Of many deeds the last few stay on the screen, the newest at the bottom."""
+    with LiveScreen() as screen:
+        for number in range(10):
+            screen.say(float(number), f"deed {number}")
+        screen.show(PICTURE)
+    text = capsys.readouterr().out
+    assert "deed 9" in text
+    assert "deed 3" not in text
+
+
+def test_without_a_terminal_there_are_plain_lines() -> None:
+    """A pipe gets lines, asked for or not."""
+    assert isinstance(open_screen(plain=False), PlainScreen)
+    assert isinstance(open_screen(plain=True), PlainScreen)
