@@ -31,7 +31,7 @@ from brokers.agent.effects import (
 )
 from brokers.agent.events import AppendFailed, DrainRequested, Event, NonceWritten, Read, Requested, Tick, Wanted
 from brokers.agent.handle import Handle
-from brokers.agent.intents import Intent, MergeBundles, SplitBundle, Transfer, Unload
+from brokers.agent.intents import Intent, subject_of
 from brokers.clock import Clock, SystemClock
 from brokers.config import WorkerConfig
 from brokers.data_directory import DataDirectory
@@ -447,7 +447,7 @@ class Worker:
                 assert answered.offset is not None, "what was accepted stands on the log"
                 return answered.offset
             if verdict.reason is not Reason.STALE or race == _RACES_MAX:
-                raise Rejected(key=_subject(intent), reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
+                raise Rejected(key=subject_of(intent), reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
         raise AssertionError("the loop returns or raises")
 
     async def _ask(self, intent: Intent, deadline: Deadline) -> Answered:
@@ -460,7 +460,7 @@ class Worker:
                 return await future
         except TimeoutError:
             problem = f"it was not read back within {deadline.timeout_ms} ms"
-            raise OutcomeUnknown(log=self.config.log_url, subject=_subject(intent), problem=problem) from None
+            raise OutcomeUnknown(log=self.config.log_url, subject=subject_of(intent), problem=problem) from None
         finally:
             self._tickets.pop(ticket, None)
 
@@ -488,13 +488,6 @@ class Worker:
     def services(self) -> Sequence[Service]:
         """The services of this worker."""
         return self._runner.services
-
-
-def _subject(intent: Intent) -> str:
-    """The key that an intent is about."""
-    if isinstance(intent, MergeBundles):
-        return intent.left
-    return intent.bundle if isinstance(intent, Transfer | Unload | SplitBundle) else intent.name
 
 
 def _end_process(problem: str) -> None:

@@ -71,3 +71,10 @@ class DeleteNamespace:
 
 
 Intent = Transfer | Unload | SplitBundle | MergeBundles | CreateNamespace | StartDeletingNamespace | DeleteNamespace
+
+
+def subject_of(intent: Intent) -> str:
+    """The key that an intent is about: a bundle (of a merge, the left one) or a namespace."""
+    if isinstance(intent, MergeBundles):
+        return intent.left
+    return intent.bundle if isinstance(intent, Transfer | Unload | SplitBundle) else intent.name
