@@ -111,7 +111,7 @@ class Worker:
         """
         return await self._running.route(namespace, key, timeout_ms=timeout_ms)
 
-    async def create_namespace(self, namespace: str, *, bundles: int = 16, timeout_ms: int = CREATE_MS) -> None:
+    async def create_namespace(self, namespace: str, *, bundles: int = 4, timeout_ms: int = CREATE_MS) -> None:
         """Create a namespace, unless it is there; an older one keeps the bundles that it has.
 
         Raises `InvalidName`, `InvalidBoundaries`, `Rejected`, `OutcomeUnknown`, and `LogUnavailable`.
@@ -176,7 +176,7 @@ class WorkerInThread:
         route = self._worker.route(namespace, key, timeout_ms=timeout_ms)
         return self._thread.run(route, timeout_ms=timeout_ms + _CROSSING_MS, what=f"an owner for {namespace}/{key}")
 
-    def create_namespace(self, namespace: str, *, bundles: int = 16, timeout_ms: int = CREATE_MS) -> None:
+    def create_namespace(self, namespace: str, *, bundles: int = 4, timeout_ms: int = CREATE_MS) -> None:
         """See `Worker.create_namespace`."""
         create = self._worker.create_namespace(namespace, bundles=bundles, timeout_ms=timeout_ms)
         self._thread.run(create, timeout_ms=timeout_ms + _CROSSING_MS, what=f"the creation of {namespace}")

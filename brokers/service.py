@@ -16,7 +16,7 @@ from brokers.agent.handle import Handle
 from brokers.clock import Clock
 from brokers.load import BundleLoad
 from brokers.split_points import split_points
-from channel.errors import PeerError
+from channel.errors import CallerError, PeerError
 from channel.ranges import bundle_contains, key_hash
 
 if TYPE_CHECKING:
@@ -71,6 +71,16 @@ class Evidence:
     lease_deadline_ns: int
 
 
+class WrongBundle(CallerError):
+    """Work was to be begun on a key under the ownership of a bundle that does not hold it."""
+
+    def __init__(self, *, key: str, bundle: str) -> None:
+        """`key` was asked for under the ownership of `bundle`."""
+        self.key = key
+        self.bundle = bundle
+        super().__init__(f"{key!r} does not lie in {bundle}, and its token would not fence it; route the key, and use what that returns")
+
+
 class Ownership:
     """The right to work on one bundle, for one tenure. Ask it when work starts, and again before the work is answered.
 
@@ -106,14 +116,14 @@ class Ownership:
         return self._handle.passes(self._clock.now())
 
     def begin(self, key: str) -> Work:
-        """Start work on `key`; raises `OwnershipLost` if it may not start."""
+        """Start work on `key`; raises `OwnershipLost` if it may not start, `WrongBundle` if the key is not of this bundle."""
         return Work(self._handle, key, self._clock, self._witness)
 
 
 class Work:
     """One piece of work under an ownership. `finish` before you answer; or use it as a context, which does so at its end."""
 
-    __slots__ = ("_clock", "_handle", "_started_ns", "_witness", "key", "token")
+    __slots__ = ("_clock", "_handle", "_point", "_started_ns", "_witness", "key", "token")
 
     def __init__(self, handle: Handle, key: str, clock: Clock, witness: Callable[[Evidence], None] | None) -> None:
         self._handle = handle
@@ -121,6 +131,9 @@ class Work:
         self._witness = witness
         self.key = key
         self.token = handle.token
+        self._point = key_hash(key)
+        if not bundle_contains(handle.low, handle.high, self._point):
+            raise WrongBundle(key=key, bundle=handle.bundle)
         now = clock.now()
         if not handle.passes(now):
             raise self._lost(handle, now)
@@ -149,7 +162,7 @@ class Work:
     def _heir(self) -> Handle:
         """The handle that now stands for this key: a split or a merge does not interrupt work."""
         handle = self._handle
-        point = key_hash(self.key)
+        point = self._point
         while not handle.is_open and handle.heirs:
             heir = next((heir for heir in handle.heirs if bundle_contains(heir.low, heir.high, point)), None)
             if heir is None:

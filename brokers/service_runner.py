@@ -6,6 +6,7 @@ May live here: the way from `Prepare`, `Open`, `Close`, `FindCuts` and their lik
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -16,6 +17,7 @@ from brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
 from brokers.agent.handle import Handle
 from brokers.service import Bundle, Ownership, Peer, Service
 from channel.entries import BrokerEntry, BundleEntry
+from channel.errors import InvalidService
 from channel.ranges import parse_bundle
 from channel.records import HANDOVER_BYTES_MAX
 
@@ -53,6 +55,8 @@ class ServiceRunner:
 
         `end_process` is the last resort against code that cannot be stopped.
         """
+        for service in services.values():
+            _check(service)
         self._services = dict(services)
         self._make_ownership = make_ownership
         self._step = step
@@ -116,7 +120,8 @@ class ServiceRunner:
         problem = None
         try:
             await self._service(bundle.namespace).prepare(bundle, _peer(effect.source))
-        except Exception as error:  # noqa: BLE001 - whatever a service raises is its refusal
+        except Exception as error:  # Whatever a service raises is its refusal.
+            _logger.exception("a service refuses a bundle", extra={"bundle": bundle.name})
             problem = _told(error)
         if self._is_current(bundle.name):
             self._step(Prepared(bundle=bundle.name, problem=problem))
@@ -127,7 +132,8 @@ class ServiceRunner:
         problem = None
         try:
             await self._service(handle.namespace).open(ownership, effect.handover)
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # As above.
+            _logger.exception("a service failed to open a bundle", extra={"bundle": handle.bundle, "token": handle.token})
             problem = _told(error)
         if not self._is_current(handle.bundle):
             return
@@ -158,7 +164,8 @@ class ServiceRunner:
             async with asyncio.timeout(_QUESTION_S):
                 service = self._service(entry.namespace)
                 cuts = tuple(int(cut) for cut in await service.split_points(bundle_of(entry), entry.algorithm or "", entry.positions))
-        except Exception as error:  # noqa: BLE001 - as above
+        except Exception as error:  # As above.
+            _logger.exception("a service cannot tell where to cut a bundle", extra={"bundle": entry.name})
             problem = _told(error)
         self._step(CutsFound(bundle=entry.name, cuts=cuts, problem=problem))
 
@@ -242,6 +249,15 @@ def peer_of(broker: BrokerEntry) -> Peer:
 
 def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
+
+
+def _check(service: object) -> None:
+    """Raise `InvalidService` for what would only fail when its first bundle comes: a class, or an `open` that is not async."""
+    if not isinstance(service, Service):
+        raise InvalidService(service=repr(service), problem="it is no instance of a class that descends from equipoise.Service")
+    for name in ("prepare", "open", "close", "discard", "fetch", "split_points"):
+        if not inspect.iscoroutinefunction(getattr(service, name)):
+            raise InvalidService(service=type(service).__name__, problem=f"its method {name} must be `async def`")
 
 
 def _checked_handover(bundle: str, handover: object) -> bytes | None:

@@ -406,13 +406,15 @@ class NotReady(PeerError):
 
 
 class InvalidService(CallerError):
-    """A service, named on a command line, that cannot be loaded."""
+    """What was given as a service is none, or cannot be loaded or served."""
 
     def __init__(self, *, service: str, problem: str) -> None:
         """`service` as given, `problem` what is wrong with it."""
         self.service = service
         self.problem = problem
-        super().__init__(f"the service {service!r} cannot be used: {problem}; name it as [PATTERN=]MODULE:CLASS")
+        super().__init__(
+            f"the service {service!r} cannot be used: {problem}; give an instance of a Service, or name its class as [PATTERN=]MODULE:CLASS"
+        )
 
 
 class BrokerFailed(OperatorError):

@@ -133,8 +133,8 @@ class Namespaces:
     async def unload(self, request: web.Request) -> web.Response:
         """Take a bundle from its owner; with `destinationBroker`, move it there."""
         bundle = self._bundle(request)
-        destination = request.query.get("destinationBroker", "")
-        if destination:
+        destination = request.query.get("destinationBroker")
+        if destination is not None:
             await self._moving.transfer(bundle.name, check_broker_id(destination), self._deadline())
         elif bundle.phase != "free":
             await self._moving.unload(bundle.name, self._deadline())

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 
+import pytest
+
 from brokers.agent.effects import Abandon, Close, FindCuts, Open
 from brokers.agent.events import Closed, CutsFound, Event, Opened
 from brokers.agent.handle import Handle, Lease
@@ -12,6 +14,7 @@ from brokers.clock import SystemClock
 from brokers.service import Bundle, Ownership, Peer, Service
 from brokers.service_runner import ServiceRunner
 from channel.entries import bundle_entry
+from channel.errors import InvalidService
 from channel.ranges import HASH_MAX, bundle_name
 
 NAMESPACE = "t/n"
@@ -131,3 +134,15 @@ def test_cuts_that_are_none_are_a_problem_not_a_silence() -> None:
             assert ((), True) == (event.cuts, event.problem is not None)
 
     asyncio.run(story())
+
+
+@pytest.mark.parametrize("service", [Odd, object(), "a service"], ids=["a class", "an object", "a text"])
+def test_what_is_no_service_is_refused_at_once(service: object) -> None:
+    """A worker does not join with something that would only fail when its first bundle comes."""
+    with pytest.raises(InvalidService, match="give an instance of a Service"):
+        ServiceRunner(
+            {"*": service},  # type: ignore[dict-item]  # the mistake itself
+            make_ownership=lambda handle, _source: Ownership(handle, clock=SystemClock()),
+            step=lambda _event: None,
+            end_process=lambda _problem: None,
+        )

@@ -66,17 +66,17 @@ def test_the_defaults_are_safe() -> None:
 
 
 def test_small_clusters_keep_their_pace() -> None:
-    """Up to 25 members nothing changes; from there the promises grow in proportion, and the service's deadlines do not."""
-    assert Timing() == Timing().for_members(1) == Timing().for_members(25)
-    assert replace(Timing(), lease_ms=12_000, renew_ms=4_000, margin_ms=2_000) == Timing().for_members(100)
+    """Up to 10 members nothing changes; from there the promises grow in proportion, and the service's deadlines do not."""
+    assert Timing() == Timing().for_members(1) == Timing().for_members(10)
+    assert replace(Timing(), lease_ms=30_000, renew_ms=10_000, margin_ms=5_000) == Timing().for_members(100)
 
 
 @given(members=st.integers(1, 10_000))
 def test_renewals_of_all_together_are_bounded(members: int) -> None:
-    """However many members there are, together they renew hardly more than 25 times a second."""
+    """However many members there are, together they renew hardly more than 10 times a second."""
     renew_ms = Timing().for_members(members).renew_ms
-    assert members * 1_000 / renew_ms <= max(25 * renew_ms / (renew_ms - 1), members)
-    assert members <= 25 or members * 1_000 / renew_ms <= 25.1
+    assert members * 1_000 / renew_ms <= max(10 * renew_ms / (renew_ms - 1), members)
+    assert members <= 10 or members * 1_000 / renew_ms <= 10.1
 
 
 @st.composite
