@@ -10,12 +10,9 @@ import time
 from typing import Final, Protocol
 
 from brokers.agent.events import Instant
+from channel.log_thread import boot_ns
 
 _NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
-
-# Linux has a clock that runs on while the machine sleeps. Elsewhere the monotonic one is the nearest there is, and the
-# comparison with the wall clock in `Lease.good` is what notices a sleep.
-_BOOT_CLOCK: Final = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock(Protocol):
@@ -39,4 +36,4 @@ class SystemClock:
 
     def boot_ns(self) -> int:
         """Boot time in nanoseconds: never jumps, and runs on while the machine sleeps."""
-        return time.clock_gettime_ns(_BOOT_CLOCK)
+        return boot_ns()

@@ -152,15 +152,14 @@ class Worker:
         """Stop gracefully: drain, move everything away, leave, and let go of log and directory; bounded by `drain_ms`."""
         if self._finished is None:
             return
-        if not self._finished.done():
-            now = self.clock.now()
-            self._step(DrainRequested(leave=True, deadline_ms=now.boot_ms + self.config.drain_ms))
-            waited_s = (self.config.drain_ms + self.config.close_ms + _LAST_WORDS_MS) / 1_000
-            try:
+        try:
+            if not self._finished.done():
+                now = self.clock.now()
+                self._step(DrainRequested(leave=True, deadline_ms=now.boot_ms + self.config.drain_ms))
+                waited_s = (self.config.drain_ms + self.config.close_ms + _LAST_WORDS_MS) / 1_000
                 await asyncio.wait([self._finished], timeout=waited_s)
-            finally:
-                await self._let_go()
-        await self._let_go()
+        finally:
+            await self._let_go()
 
     async def abort(self) -> None:
         """Let go of everything at once, without a word to the others: what a process that dies does, for one that lives on."""

@@ -101,6 +101,8 @@ class _Attempt:
 _Settled = tuple[_Attempt, AppendOutcome]
 
 
+# Linux has a clock that runs on while the machine sleeps. Elsewhere the monotonic one is the nearest there is, and for a lease
+# the comparison with the wall clock is what notices a sleep.
 _BOOT_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 

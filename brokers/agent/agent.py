@@ -37,7 +37,6 @@ from brokers.agent.tenures import Tenures
 from brokers.agent.timing import Timing
 from brokers.placement import FewestBundles, Placement
 from channel.entries import BrokerChanged, BrokerEntry, Verdict
-from channel.errors import CallerError
 from channel.log import Entry
 from channel.reader import Folded, Reader
 from channel.records import QUIET_REASONS, Unreadable
@@ -211,11 +210,7 @@ class Agent:
             problem = f"broker {core.broker} has no lease at this moment; ask another broker, or this one again later"
             core.effects.append(Answered(ticket=event.ticket, problem=problem))
             return
-        try:
-            make = record_of(core.view, event.intent)
-        except CallerError as error:
-            core.effects.append(Answered(ticket=event.ticket, problem=str(error)))
-            return
+        make = record_of(core.view, event.intent)
         if isinstance(make, Verdict):
             core.effects.append(Answered(ticket=event.ticket, verdict=make))
         else:

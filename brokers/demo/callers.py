@@ -7,7 +7,6 @@ What callers may do without the judge raising a false alarm is said in `tests/ju
 from __future__ import annotations
 
 import asyncio
-import time
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +17,8 @@ from urllib.parse import urlsplit
 
 import aiohttp
 import orjson
+
+from channel.log_thread import boot_ns
 
 # A broker that was stopped inside a call keeps its callers for this long; then another one is asked.
 ATTEMPT_S: Final = 2.0
@@ -34,16 +35,10 @@ _REDIRECTS_MAX: Final = 8
 # Attempts at one request, and requests for one increment: at 25 ms and more each, far longer than any outage lasts.
 _ATTEMPTS_MAX: Final = 10_000
 
-_BOOT_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 _ACKNOWLEDGED: Final = 200
 _REDIRECTED: Final = 307
 _FAILED: Final = 500
 _UNAVAILABLE: Final = 503
-
-
-def boot_ns() -> int:
-    """Nanoseconds of the clock that all processes of this machine share."""
-    return time.clock_gettime_ns(_BOOT_CLOCK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,10 @@ from typing import Final
 import aiohttp
 
 from brokers.demo import operator
-from brokers.demo.callers import boot_ns
 from brokers.demo.operator import Deed, Move
 from brokers.local_cluster import LocalCluster
 from channel.entries import BundleChanged
+from channel.log_thread import boot_ns
 from channel.reader import Folded
 from channel.records import Joined, Renewed
 from channel.table_view import TableView

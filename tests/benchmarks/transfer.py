@@ -20,12 +20,12 @@ import aiohttp
 import orjson
 
 from brokers.demo import operator
-from brokers.demo.callers import boot_ns
 from brokers.demo.calling import CallerProcess, Plan, Stream
 from brokers.demo.operator import Deed, Move
 from brokers.demo.verdict import judge
 from brokers.local_cluster import LocalCluster
 from channel.entries import BundleEntry
+from channel.log_thread import boot_ns
 from channel.ranges import key_hash
 from channel.table_view import TableView
 from tests.benchmarks.figures import Figures, machine, percentile, print_line, summary
