@@ -163,7 +163,8 @@ def test_a_refusal_is_told_and_the_source_keeps_its_token(tmp_path: Path) -> Non
             assert ("owned", a.agent.incarnation, moved.token) == (back.phase, back.owner, back.token)
             assert "RuntimeError: no room" in reasons
             assert guests.diaries[0].open_now[moved.name].is_good
-            assert b.view.bundles[moved.name].owner == a.agent.incarnation
+            await b.reached(a.view.offset, timeout_ms=PATIENCE_MS)
+            assert a.agent.incarnation == b.view.bundles[moved.name].owner
 
     run(story)
 
@@ -176,7 +177,7 @@ def test_a_graceful_stop_moves_everything_away(tmp_path: Path) -> None:
             a, b = guests.workers
             held = list(guests.diaries[0].open_now.values())
             await a.stop()
-            await b.until(all_owned, timeout_ms=PATIENCE_MS, what="b owning everything")
+            await b.reached(a.view.offset, timeout_ms=PATIENCE_MS)
             assert "left" == b.view.brokers["a"].status
             assert {b.agent.incarnation} == {bundle.owner for bundle in b.view.bundles_of(NAMESPACE)}
             assert [] == [ownership for ownership in held if ownership.is_good]
