@@ -5,15 +5,17 @@ PYTHON ?= python3
 UV_VERSION := 0.13.9
 BIN := .venv/bin
 STAMP := .venv/.set-up
+# Everything but what two targets alone need, and fetch for themselves: a compiler of protobuf, and a fuzzer.
+SETTLED := --all-extras --all-groups --no-group proto --no-group fuzz
 # What needs no process, socket or file of its own: cheap enough to run under a second hash seed.
 PURE_TESTS := $(wildcard tests/unit tests/property tests/scenarios)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check fmt bench simulate mutants soak stress clean
+.PHONY: help setup run test check fmt bench simulate mutants soak stress stress-pulsar proto fuzz clean
 
 help: ## Say what each target does
 	@echo "Equipoise: make TARGET, where TARGET is one of"
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)$$/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-12s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## Make .venv with all that the product, its checks and its tests need
 
@@ -25,7 +27,7 @@ $(STAMP): pyproject.toml uv.lock
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv \
 	  || { rm -rf .venv; echo "Python's venv is missing; on Debian: apt-get install python3-venv"; exit 1; }
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
-	@UV_PROJECT_ENVIRONMENT=.venv UV_PYTHON_DOWNLOADS=never $(BIN)/python -m uv sync --quiet --frozen --all-groups --python $(BIN)/python
+	@UV_PROJECT_ENVIRONMENT=.venv UV_PYTHON_DOWNLOADS=never $(BIN)/python -m uv sync --quiet --frozen $(SETTLED) --python $(BIN)/python
 	@touch $(STAMP)
 
 run: setup ## Run the demo: a cluster that balances, fails and heals before your eyes
@@ -76,6 +78,20 @@ soak: setup ## Simulate one seed after another for an hour: make soak [HOURS=1]
 stress: setup ## Move, kill, stop and cut off real brokers under load, and have the judge judge: make stress [SEED=0]
 	@echo "== stress: some five minutes of faults in real processes"
 	@$(BIN)/python -m tests.stress --seed "$(or $(SEED),0)"
+
+stress-pulsar: setup ## Move, cut, join and kill real brokers under real Pulsar clients, and have the judge judge: make stress-pulsar [SEED=0]
+	@echo "== stress-pulsar: some two minutes of Python, Java and Go clients, with moves and deaths"
+	@$(BIN)/python -m tests.stress_pulsar --seed "$(or $(SEED),0)"
+
+proto: setup ## Make the code of Pulsar's commands anew from brokers/pulsar/pulsar_api.proto
+	@echo "== proto: protoc, as the group proto in pyproject.toml names it"
+	@$(BIN)/python -m uv run --quiet --isolated --frozen --only-group proto --python $(BIN)/python \
+	  python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. brokers/pulsar/pulsar_api.proto
+
+fuzz: setup ## Fuzz what strangers send to the Pulsar service: make fuzz [SECONDS=60]
+	@echo "== fuzz: atheris for $(or $(SECONDS),60) s"
+	@$(BIN)/python -m uv run --quiet --isolated --frozen --all-extras --group dev --group fuzz --python $(BIN)/python \
+	  python -m tests.fuzz -max_total_time="$(or $(SECONDS),60)"
 
 clean: ## Remove .venv and all that builds, checks and tests leave behind
 	@echo "== clean: removing .venv and caches"

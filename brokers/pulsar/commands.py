@@ -1,0 +1,234 @@
+"""What clients say: bytes of a command to protobuf's messages, and those to the requests of `brokers.pulsar.requests`.
+
+May live here: reading, and the bounds on what is read. Both raise typed errors only: `MalformedCommand` and the like for what
+no client sends, `NotServed` for what one may well send and gets refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, TypeVar
+
+from google.protobuf.message import DecodeError
+
+from brokers.pulsar.errors import MalformedCommand, NotServed, ServerError, UnknownCommand
+from brokers.pulsar.frames import metadata_of
+from brokers.pulsar.limits import Limits
+from brokers.pulsar.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandConnect,
+    CommandProducer,
+    CommandSubscribe,
+    KeySharedMeta,
+    KeyValue,
+    MessageMetadata,
+)
+from brokers.pulsar.requests import (
+    AccessMode,
+    KeyShared,
+    LookupAsked,
+    PartitionsAsked,
+    ProducerAsked,
+    Schema,
+    SchemaAsked,
+    SchemaOffered,
+    SubscribeAsked,
+    SubscriptionKind,
+    TopicsAsked,
+    TopicsMode,
+)
+from brokers.pulsar.waiting import Asked
+
+Question = PartitionsAsked | LookupAsked | TopicsAsked | SchemaAsked | SchemaOffered
+T = TypeVar("T", BaseCommand, MessageMetadata)
+
+# The command, and so the sub-message, of each type: Pulsar gives both the same number.
+_BODY_OF_TYPE: Final = {number: field.name for number, field in BaseCommand.DESCRIPTOR.fields_by_number.items()}
+
+# Requests that this broker refuses one and all: transactions, and lists of topics that are watched.
+NOT_SERVED: Final = (
+    BaseCommand.NEW_TXN,
+    BaseCommand.ADD_PARTITION_TO_TXN,
+    BaseCommand.ADD_SUBSCRIPTION_TO_TXN,
+    BaseCommand.END_TXN,
+    BaseCommand.END_TXN_ON_PARTITION,
+    BaseCommand.END_TXN_ON_SUBSCRIPTION,
+    BaseCommand.TC_CLIENT_CONNECT_REQUEST,
+    BaseCommand.WATCH_TOPIC_LIST,
+    BaseCommand.WATCH_TOPIC_LIST_CLOSE,
+)
+
+
+def parse(command: bytes) -> BaseCommand:
+    """A command, with all that it must have; raises `MalformedCommand`, or `UnknownCommand` for a type of tomorrow."""
+    parsed = _parse(BaseCommand, command)
+    if not parsed.HasField("type"):
+        raise UnknownCommand(problem=f"a command of {len(command)} bytes with a type that is not known here")
+    # Where its sub-message is missing, each of its fields would read as 0.
+    if not parsed.HasField(_BODY_OF_TYPE[parsed.type]):
+        raise MalformedCommand(problem=f"a command {name_of(parsed)} without its body")
+    return parsed
+
+
+def name_of(command: BaseCommand) -> str:
+    """The name of a command's type, as Pulsar has it."""
+    return BaseCommand.Type.Name(command.type)
+
+
+def request_id_of(command: BaseCommand) -> int:
+    """The id of a request; only asked of commands that have one."""
+    return int(getattr(command, _BODY_OF_TYPE[command.type]).request_id)
+
+
+def check_entry(block: bytes) -> None:
+    """Check that a block holds metadata that each consumer can read; raises `MalformedFrame` or `MalformedCommand`.
+
+    A block is passed on unchanged, and some clients close their connection at one that they cannot read.
+    """
+    _parse(MessageMetadata, metadata_of(block))
+
+
+def _parse(kind: type[T], data: bytes) -> T:
+    try:
+        parsed = kind.FromString(data)
+    except DecodeError:
+        raise MalformedCommand(problem=f"{len(data)} bytes that are no {kind.__name__}") from None
+    if not parsed.IsInitialized():
+        raise MalformedCommand(problem=f"a {kind.__name__} that lacks a field that it must have")
+    return parsed
+
+
+def _text(value: str) -> str:
+    """A text that was read. What is not UTF-8, protobuf's Python hands out as bytes, whatever its types say."""
+    if not isinstance(value, str):
+        raise MalformedCommand(problem="a text that is not UTF-8")
+    return value
+
+
+def _name(what: str, value: str, limits: Limits) -> str:
+    """A name of a length that is kept for as long as the thing that it names; raises `NotServed`."""
+    text = _text(value)
+    if len(text) > limits.name_characters_max:
+        raise NotServed(
+            error=ServerError.NOT_ALLOWED,
+            problem=f"this {what} has {len(text)} characters; at most {limits.name_characters_max} are taken",
+        )
+    return text
+
+
+def _properties(pairs: Iterable[KeyValue], limits: Limits) -> tuple[tuple[str, str], ...]:
+    properties = tuple((_text(pair.key), _text(pair.value)) for pair in pairs)
+    size = sum(len(key) + len(value) for key, value in properties)
+    if size > limits.properties_characters_max:
+        raise NotServed(
+            error=ServerError.NOT_ALLOWED,
+            problem=f"these properties have {size} characters; at most {limits.properties_characters_max} are taken",
+        )
+    return properties
+
+
+def client_version(command: CommandConnect, limits: Limits) -> str:
+    """What a client says that it is, cut to a length that can be kept."""
+    return _text(command.client_version)[: limits.name_characters_max]
+
+
+def _partitions_asked(command: BaseCommand, limits: Limits) -> PartitionsAsked:
+    asked = command.partitioned_metadata
+    return PartitionsAsked(
+        request_id=asked.request_id,
+        topic=_name("topic name", asked.topic, limits),
+        may_create=asked.metadata_auto_creation_enabled,
+    )
+
+
+def _lookup_asked(command: BaseCommand, limits: Limits) -> LookupAsked:
+    asked = command.lookup
+    topic = _name("topic name", asked.topic, limits)
+    return LookupAsked(request_id=asked.request_id, topic=topic, authoritative=asked.authoritative)
+
+
+def _topics_asked(command: BaseCommand, limits: Limits) -> TopicsAsked:
+    asked = command.get_topics_of_namespace
+    namespace = _name("namespace name", asked.namespace, limits)
+    return TopicsAsked(request_id=asked.request_id, namespace=namespace, mode=TopicsMode(asked.mode))
+
+
+def _schema_asked(command: BaseCommand, limits: Limits) -> SchemaAsked:
+    asked = command.get_schema
+    # Some clients send an empty version for the newest.
+    topic = _name("topic name", asked.topic, limits)
+    return SchemaAsked(request_id=asked.request_id, topic=topic, version=asked.schema_version or None)
+
+
+def _schema_offered(command: BaseCommand, limits: Limits) -> SchemaOffered:
+    asked = command.get_or_create_schema
+    schema = Schema(
+        name=_name("schema name", asked.schema.name, limits),
+        kind=asked.schema.type,
+        definition=asked.schema.schema_data,
+        properties=_properties(asked.schema.properties, limits),
+    )
+    return SchemaOffered(request_id=asked.request_id, topic=_name("topic name", asked.topic, limits), schema=schema)
+
+
+# The questions that are nothing more to the connection, by type of command.
+_QUESTIONS: Final[dict[int, tuple[Asked, Callable[[BaseCommand, Limits], Question]]]] = {
+    BaseCommand.PARTITIONED_METADATA: (Asked.PARTITIONS, _partitions_asked),
+    BaseCommand.LOOKUP: (Asked.LOOKUP, _lookup_asked),
+    BaseCommand.GET_TOPICS_OF_NAMESPACE: (Asked.TOPICS, _topics_asked),
+    BaseCommand.GET_SCHEMA: (Asked.SCHEMA, _schema_asked),
+    BaseCommand.GET_OR_CREATE_SCHEMA: (Asked.NEW_SCHEMA, _schema_offered),
+}
+
+
+def question(command: BaseCommand, limits: Limits) -> tuple[Asked, Question]:
+    """The request of a command that asks something without creating anything, and its class; raises `NotServed` for long names."""
+    kind, read = _QUESTIONS[command.type]
+    return kind, read(command, limits)
+
+
+def producer_asked(command: CommandProducer, limits: Limits) -> ProducerAsked:
+    """The request of PRODUCER; raises `NotServed` for a mode of access that is not known."""
+    try:
+        access_mode = AccessMode(command.producer_access_mode)
+    except ValueError:
+        raise NotServed(
+            error=ServerError.NOT_ALLOWED, problem=f"there is no access mode {command.producer_access_mode} on this broker"
+        ) from None
+    return ProducerAsked(
+        producer_id=command.producer_id,
+        request_id=command.request_id,
+        topic=_name("topic name", command.topic, limits),
+        name=_name("producer name", command.producer_name, limits) or None,
+        is_name_users=command.user_provided_producer_name,
+        epoch=command.epoch,
+        access_mode=access_mode,
+        encrypted=command.encrypted,
+        properties=_properties(command.metadata, limits),
+    )
+
+
+def subscribe_asked(command: CommandSubscribe, limits: Limits) -> SubscribeAsked:
+    """The request of SUBSCRIBE."""
+    return SubscribeAsked(
+        consumer_id=command.consumer_id,
+        request_id=command.request_id,
+        topic=_name("topic name", command.topic, limits),
+        subscription=_name("subscription name", command.subscription, limits),
+        kind=SubscriptionKind(command.subType),
+        name=_name("consumer name", command.consumer_name, limits),
+        priority=command.priority_level,
+        durable=command.durable,
+        is_force_create=command.force_topic_creation,
+        key_shared=_key_shared(command.keySharedMeta) if command.HasField("keySharedMeta") else None,
+        properties=_properties(command.metadata, limits),
+        read_compacted=command.read_compacted,
+    )
+
+
+def _key_shared(meta: KeySharedMeta) -> KeyShared:
+    return KeyShared(
+        is_sticky=meta.keySharedMode == KeySharedMeta.STICKY,
+        ranges=tuple((part.start, part.end) for part in meta.hashRanges),
+        allow_out_of_order=meta.allowOutOfOrderDelivery,
+    )

@@ -1,0 +1,236 @@
+"""Key_Shared: the key of an entry, its hash, and which consumer serves the slot that the hash falls into.
+
+May live here: pure functions from an entry's block to its key, Murmur3, and maps from slots to the names of their holders.
+The few fields of MessageMetadata that are needed are read by hand, not by protobuf: they are three of 33, they are read once
+for each entry of a Key_Shared subscription, and everything above stays free of generated code. Damaged metadata has no key;
+what it is damaged by is the business of whoever reads it whole.
+"""
+
+from __future__ import annotations
+
+import binascii
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Sequence
+from itertools import pairwise
+from struct import unpack_from
+from typing import Final
+
+# Pulsar's range of slots, and the points that each consumer has on the ring of them (its consistent hashing).
+SLOTS: Final = 65_536
+POINTS_PER_CONSUMER: Final = 100
+
+# What a STICKY consumer may name: 1,000 consumers of 100 ranges each are kept and sorted in tens of milliseconds.
+RANGES_PER_CONSUMER_MAX: Final = 100
+
+# The key of all entries that have none: Pulsar's own text, so that they stay together, and in order, on one consumer.
+NO_KEY: Final = b"NONE_KEY"
+
+_CHECKSUM_MAGIC: Final = b"\x0e\x01"
+_BROKER_METADATA_MAGIC: Final = b"\x0e\x02"
+_CHECKSUM_PART_BYTES: Final = 6
+_LENGTH_BYTES: Final = 4
+_VARINT_BYTES_MAX: Final = 10
+
+# The bit of a byte that says that its varint goes on.
+_MORE: Final = 0x80
+
+# Protobuf's wire types, and the tags of the fields that are read: number and wire type.
+_VARINT: Final = 0
+_FIXED_64: Final = 1
+_LENGTH_DELIMITED: Final = 2
+_FIXED_32: Final = 5
+_PARTITION_KEY: Final = 6 << 3 | _LENGTH_DELIMITED
+_IS_BASE64: Final = 17 << 3 | _VARINT
+_ORDERING_KEY: Final = 18 << 3 | _LENGTH_DELIMITED
+
+
+class _Damaged(Exception):
+    """The metadata ends in the middle of a field, or holds what no field can be."""
+
+
+def sticky_key(block: bytes) -> bytes:
+    """The key by which an entry is dispatched: its ordering key, else its partition key, else `NO_KEY`.
+
+    `block` is everything that followed the command of SEND: checksum part, length of the metadata, MessageMetadata, payload.
+    Total: damaged metadata counts as metadata without a key. Source: `peekStickyKey` of Pulsar's `Commands`.
+    """
+    try:
+        return _key_of_metadata(block, *_metadata_span(block))
+    except (_Damaged, IndexError):
+        return NO_KEY
+
+
+def _metadata_span(block: bytes) -> tuple[int, int]:
+    """Where in a block its MessageMetadata begins and ends."""
+    start = 0
+    if block.startswith(_BROKER_METADATA_MAGIC):
+        start = 2 + _LENGTH_BYTES + int.from_bytes(block[2 : 2 + _LENGTH_BYTES], "big")
+    if block.startswith(_CHECKSUM_MAGIC, start):
+        start += _CHECKSUM_PART_BYTES
+    begin = start + _LENGTH_BYTES
+    end = begin + int.from_bytes(block[start:begin], "big")
+    if not begin <= end <= len(block):
+        raise _Damaged
+    return begin, end
+
+
+def _key_of_metadata(data: bytes, position: int, end: int) -> bytes:
+    """The key in the MessageMetadata that lies in `data` from `position` to `end`; raises `_Damaged`, or IndexError."""
+    partition_key: bytes | None = None
+    is_base64 = False
+    while position < end:
+        # Nearly all tags and lengths are one byte; a call for each of them would be most of the work.
+        tag = data[position]
+        position += 1
+        if tag >= _MORE:
+            tag, position = _varint(data, position - 1)
+        wire_type = tag & 7
+        if wire_type == _LENGTH_DELIMITED:
+            length = data[position]
+            position += 1
+            if length >= _MORE:
+                length, position = _varint(data, position - 1)
+            begin, position = position, position + length
+            if tag == _ORDERING_KEY and position <= end:
+                return data[begin:position]
+            if tag == _PARTITION_KEY:
+                partition_key = data[begin:position]
+        elif wire_type == _VARINT:
+            value, position = _varint(data, position)
+            if tag == _IS_BASE64:
+                is_base64 = value != 0
+        elif wire_type in {_FIXED_64, _FIXED_32}:
+            position += 8 if wire_type == _FIXED_64 else 4
+        else:
+            raise _Damaged
+    if position != end:
+        raise _Damaged
+    if partition_key is None:
+        return NO_KEY
+    return _from_base64(partition_key) if is_base64 else partition_key
+
+
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """The varint at `position`, and where the next thing begins; raises `_Damaged`, or IndexError."""
+    value = shift = 0
+    for place in range(position, position + _VARINT_BYTES_MAX):
+        byte = data[place]
+        value |= (byte & 0x7F) << shift
+        if byte < _MORE:
+            return value, place + 1
+        shift += 7
+    raise _Damaged
+
+
+def _from_base64(text: bytes) -> bytes:
+    """The bytes of a key that travels as Base64; a key that claims to be Base64 and is not stands for itself."""
+    try:
+        return binascii.a2b_base64(text, strict_mode=True)
+    except binascii.Error:
+        return text
+
+
+def murmur3(data: bytes) -> int:
+    """MurmurHash3 (32 bits, seed 0) of these bytes without its sign bit: 0 to 2**31 - 1.
+
+    Source: Pulsar's `Murmur3_32Hash.makeHash`, which is Austin Appleby's MurmurHash3_x86_32 and that mask.
+    """
+    length = len(data)
+    whole = length & ~3
+    result = 0
+    for word in unpack_from(f"<{whole >> 2}I", data):
+        scrambled = (word * 0xCC9E2D51) & 0xFFFFFFFF
+        result ^= ((scrambled << 15 | scrambled >> 17) * 0x1B873593) & 0xFFFFFFFF
+        result = ((result << 13 | result >> 19) * 5 + 0xE6546B64) & 0xFFFFFFFF
+    if whole != length:
+        scrambled = (int.from_bytes(data[whole:], "little") * 0xCC9E2D51) & 0xFFFFFFFF
+        result ^= ((scrambled << 15 | scrambled >> 17) * 0x1B873593) & 0xFFFFFFFF
+    result ^= length
+    result = ((result ^ (result >> 16)) * 0x85EBCA6B) & 0xFFFFFFFF
+    result = ((result ^ (result >> 13)) * 0xC2B2AE35) & 0xFFFFFFFF
+    return (result ^ (result >> 16)) & 0x7FFFFFFF
+
+
+def slot_of(block: bytes) -> int:
+    """The slot of an entry, from 0 to `SLOTS` - 1."""
+    return murmur3(sticky_key(block)) % SLOTS
+
+
+class Ring:
+    """AUTO_SPLIT: consistent hashing of the slots over the holders that there are, as Pulsar does by default.
+
+    Which holder a slot has depends on who is there, and on nothing that was before: after a move, when all consumers are
+    back, in whatever order, each key is with the consumer that had it. A holder is a name and a number that tells
+    holders of one name apart.
+    """
+
+    __slots__ = ("_points",)
+
+    def __init__(self) -> None:
+        self._points: list[tuple[int, str, int]] = []
+
+    def add(self, name: str, number: int) -> None:
+        """Give a new holder its points; costs one Murmur3 for each."""
+        for point in _points_of(name, number):
+            insort(self._points, point)
+
+    def remove(self, name: str, number: int) -> None:
+        """Take the points of a holder away; its slots fall to those whose points come next."""
+        self._points = [point for point in self._points if point[1:] != (name, number)]
+
+    def holder(self, slot: int) -> tuple[str, int] | None:
+        """The holder of the first point at or after `slot`, once around; None if nobody is there."""
+        points = self._points
+        if not points:
+            return None
+        index = bisect_left(points, (slot, "", -1))
+        return points[index if index < len(points) else 0][1:]
+
+
+def _points_of(name: str, number: int) -> Sequence[tuple[int, str, int]]:
+    """The points of a holder on the ring, none twice."""
+    return sorted(
+        {(murmur3(f"{name}\0{number}\0{index}".encode("utf-8", "replace")) % SLOTS, name, number) for index in range(POINTS_PER_CONSUMER)}
+    )
+
+
+class Stripes:
+    """STICKY: each holder has the ranges of slots that it asked for, both ends included; no two may overlap."""
+
+    __slots__ = ("_stripes",)
+
+    def __init__(self) -> None:
+        self._stripes: list[tuple[int, int, tuple[str, int]]] = []
+
+    def conflict(self, ranges: Sequence[tuple[int, int]]) -> str | None:
+        """Why these ranges cannot be added, or None if they can."""
+        if not 0 < len(ranges) <= RANGES_PER_CONSUMER_MAX:
+            return f"a STICKY consumer names 1 to {RANGES_PER_CONSUMER_MAX} ranges of hashes that it takes, not {len(ranges)}"
+        for start, end in ranges:
+            if not 0 <= start <= end < SLOTS:
+                return f"{start} to {end} is no range within 0 to {SLOTS - 1}"
+        in_order = sorted([*ranges, *((start, end) for start, end, _ in self._stripes)])
+        for (_, end), (start, _) in pairwise(in_order):
+            if start <= end:
+                return f"two ranges take hash {start}; each hash is taken by one consumer"
+        return None
+
+    def add(self, name: str, number: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Give a holder ranges that have no `conflict`."""
+        self._stripes = sorted([*self._stripes, *((start, end, (name, number)) for start, end in ranges)])
+
+    def remove(self, name: str, number: int) -> None:
+        """Take the ranges of a holder away; nobody has their slots then."""
+        self._stripes = [stripe for stripe in self._stripes if stripe[2] != (name, number)]
+
+    def holder(self, slot: int) -> tuple[str, int] | None:
+        """Who asked for `slot`; None if nobody did."""
+        index = bisect_right(self._stripes, slot, key=_start) - 1
+        if index < 0:
+            return None
+        _, end, holder = self._stripes[index]
+        return holder if slot <= end else None
+
+
+def _start(stripe: tuple[int, int, tuple[str, int]]) -> int:
+    return stripe[0]

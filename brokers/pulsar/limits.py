@@ -1,0 +1,50 @@
+"""Every bound on what one connection of a Pulsar client may cost, with its arithmetic.
+
+May live here: `Limits`. The bounds of topics stand with the topics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+# What a frame may hold beside an entry: Pulsar's own allowance for the command and the sizes.
+FRAME_PADDING_BYTES: Final = 10 * 1024
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """The bounds of one connection; alike on all brokers of a cluster, because clients keep the last `message_bytes_max` they heard.
+
+    Memory of a connection that does its worst, beside what the service keeps for it: one unfinished frame (`frame_bytes_max`,
+    5 MiB), the requests that wait (`pending_bytes_max` of commands, 4 MiB, some four times that as objects), and its ids (two
+    kinds, 10,000 in use and 10,000 closed of each: 10 MB, or 45 MB if every name is as long as it may be). An idle one has 1.4 KB.
+    """
+
+    # Of one entry, whole: metadata and payload. Announced to the client, which then refuses larger ones by itself.
+    message_bytes_max: int = 5 * 1024 * 1024
+    # Of a command without the entry. The largest ones carry a schema, or the message ids of a thousand acknowledgements.
+    command_bytes_max: int = 256 * 1024
+    # A topic, subscription, namespace or name, in characters. Such names are kept for as long as the thing they name.
+    name_characters_max: int = 1024
+    # The properties of one producer or consumer: characters of all keys and values. They are kept as long as it lives.
+    properties_characters_max: int = 16 * 1024
+    # A batch that says it holds more is counted as this many, so that nobody's permits or rates can be driven to absurdity.
+    messages_per_entry_max: int = 100_000
+    producers_max: int = 10_000
+    consumers_max: int = 10_000
+    # Requests that the service has not answered. A client that connects anew asks at most a few for each of its objects at once.
+    requests_pending_max: int = 25_000
+    pending_bytes_max: int = 4 * 1024 * 1024
+    # What is still under way for a producer that this side closed is ignored for this long, and for this many producers.
+    closed_for_ms: int = 30_000
+    closed_ids_max: int = 10_000
+    # A client has this long to say CONNECT.
+    handshake_ms: int = 30_000
+    # After this long without a byte a PING goes out; after as long again the connection is over.
+    keep_alive_ms: int = 30_000
+
+    @property
+    def frame_bytes_max(self) -> int:
+        """The largest frame, without its first size: an entry with its command."""
+        return self.message_bytes_max + FRAME_PADDING_BYTES

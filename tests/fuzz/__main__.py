@@ -1,0 +1,23 @@
+"""`make fuzz`: atheris looks for inputs that break the harness, guided by the coverage of what strangers can reach.
+
+May live here: the way from atheris to the harness. An input that breaks something is left in a file, whose name is printed.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+with atheris.instrument_imports(include=["brokers.pulsar"]):
+    from tests.fuzz.corpus import INPUTS
+    from tests.fuzz.harness import take
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        for number, data in enumerate(INPUTS):
+            Path(folder, f"{number:02}").write_bytes(data)
+        atheris.Setup([*sys.argv, folder], take)
+        atheris.Fuzz()

@@ -1,0 +1,58 @@
+"""What the fuzzer throws at the Pulsar service: bytes of a stranger, and how they are cut.
+
+May live here: the entry that takes one input, and fails on whatever a stranger must not be able to do. It needs no fuzzer.
+"""
+
+from __future__ import annotations
+
+from brokers.pulsar.connection import Connection
+from brokers.pulsar.frames import FrameReader
+from brokers.pulsar.limits import Limits
+from brokers.pulsar.requests import Ended, Request
+from tests.pulsar_service import DumbService
+from tests.pulsar_speech import connect, heard, producer, subscribe
+
+LIMITS = Limits(message_bytes_max=4_096, command_bytes_max=1_024, requests_pending_max=20, producers_max=4, consumers_max=4)
+
+
+def take(data: bytes) -> None:
+    """One input: its first byte says in which pieces the rest arrives; raises if anything is wrong."""
+    if not data:
+        return
+    piece_bytes = data[0] % 64 + 1
+    check_frames(data[1:], piece_bytes)
+    check_connection(data[1:], piece_bytes)
+
+
+def pieces(stream: bytes, piece_bytes: int) -> list[bytes]:
+    """A stream in pieces of one size."""
+    return [stream[at : at + piece_bytes] for at in range(0, len(stream), piece_bytes)]
+
+
+def check_frames(stream: bytes, piece_bytes: int) -> None:
+    """The same frames come out of a stream whole and in pieces, and memory is bounded."""
+    whole = FrameReader(frame_bytes_max=LIMITS.frame_bytes_max, command_bytes_max=LIMITS.command_bytes_max)
+    cut = FrameReader(frame_bytes_max=LIMITS.frame_bytes_max, command_bytes_max=LIMITS.command_bytes_max)
+    expected = whole.feed(stream)
+    found = []
+    for piece in pieces(stream, piece_bytes):
+        found += cut.feed(piece)
+        assert cut.pending_bytes < LIMITS.frame_bytes_max + 4, "more than one frame is kept"
+    assert expected == found, "frames depend on the cut"
+    assert str(whole.problem) == str(cut.problem), "the problem depends on the cut"
+
+
+def check_connection(stream: bytes, piece_bytes: int) -> None:
+    """A connection with a producer and a consumer takes anything, answers in whole frames, and says nothing after its end."""
+    connection = Connection(limits=LIMITS, now_ms=0)
+    service = DumbService(connection=connection)
+    service.handle(connection.receive(connect() + producer(0, 0) + subscribe(0, 0), 0))
+    service.answer()
+    for piece in pieces(stream, piece_bytes):
+        requests: list[Request] = connection.receive(piece, 0)
+        service.handle(requests)
+        service.answer(favourably=len(requests) % 2 == 0)
+        heard(connection.take_outgoing())
+    ends = [isinstance(request, Ended) for request in service.seen]
+    assert ends.count(True) == connection.is_ended, "an end is said once, and only when it is one"
+    assert not connection.is_ended or ends[-1], "something follows the end"

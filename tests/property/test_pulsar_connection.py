@@ -1,0 +1,234 @@
+"""A connection under any conversation: commands in any order, garbage between them, answers early, late and never.
+
+May live here: properties of `Connection` that hold whatever a client sends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.pulsar.connection import Connection
+from brokers.pulsar.limits import Limits
+from brokers.pulsar.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandAck,
+    CommandCloseConsumer,
+    CommandCloseProducer,
+    CommandConsumerStats,
+    CommandFlow,
+    CommandGetLastMessageId,
+    CommandGetOrCreateSchema,
+    CommandGetSchema,
+    CommandGetTopicsOfNamespace,
+    CommandLookupTopic,
+    CommandNotServed,
+    CommandPartitionedTopicMetadata,
+    CommandPong,
+    CommandSeek,
+    CommandUnsubscribe,
+    Schema,
+)
+from brokers.pulsar.requests import Damaged, Ended, Published
+from tests.pulsar_service import DumbService
+from tests.pulsar_speech import connect, entry, framed, heard, ping, producer, send, subscribe
+
+# Small enough to be reached, so that what is turned away is turned away in these tests too.
+LIMITS = Limits(message_bytes_max=2_000, requests_pending_max=6, producers_max=2, consumers_max=2, closed_ids_max=2)
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    favourably: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    milliseconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class MoveAway:
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Say:
+    """A command by its name, about an id; each that is a request gets a request id of its own."""
+
+    name: str
+    id: int
+
+
+@dataclass(frozen=True, slots=True)
+class Garbage:
+    data: bytes
+
+
+Step = Answer | Pass | MoveAway | Say | Garbage
+B = BaseCommand
+ids = st.integers(min_value=0, max_value=2)
+
+
+def spoken(name: str, id_: int, request_id: int) -> bytes:
+    """The frame of a command."""
+    match name:
+        case "PRODUCER":
+            return producer(id_, request_id)
+        case "SUBSCRIBE":
+            return subscribe(id_, request_id)
+        case "SEND":
+            return send(id_, request_id, entry())
+        case "SEND damaged":
+            return send(id_, request_id, entry()[:-1])
+        case "PING":
+            return ping()
+        case _:
+            return framed(COMMANDS[name](id_, request_id))
+
+
+COMMANDS: dict[str, Callable[[int, int], BaseCommand]] = {
+    "PARTITIONS": lambda _, r: B(
+        type=B.PARTITIONED_METADATA, partitioned_metadata=CommandPartitionedTopicMetadata(topic="t", request_id=r)
+    ),
+    "LOOKUP": lambda _, r: B(type=B.LOOKUP, lookup=CommandLookupTopic(topic="t", request_id=r)),
+    "TOPICS": lambda _, r: B(
+        type=B.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace=CommandGetTopicsOfNamespace(namespace="a/b", request_id=r)
+    ),
+    "SCHEMA": lambda _, r: B(type=B.GET_SCHEMA, get_schema=CommandGetSchema(topic="t", request_id=r)),
+    "NEW SCHEMA": lambda _, r: B(
+        type=B.GET_OR_CREATE_SCHEMA,
+        get_or_create_schema=CommandGetOrCreateSchema(topic="t", request_id=r, schema=Schema(name="s", schema_data=b"", type=1)),
+    ),
+    "STATS": lambda i, r: B(type=B.CONSUMER_STATS, consumer_stats=CommandConsumerStats(consumer_id=i, request_id=r)),
+    "CLOSE_PRODUCER": lambda i, r: B(type=B.CLOSE_PRODUCER, close_producer=CommandCloseProducer(producer_id=i, request_id=r)),
+    "CLOSE_CONSUMER": lambda i, r: B(type=B.CLOSE_CONSUMER, close_consumer=CommandCloseConsumer(consumer_id=i, request_id=r)),
+    "UNSUBSCRIBE": lambda i, r: B(type=B.UNSUBSCRIBE, unsubscribe=CommandUnsubscribe(consumer_id=i, request_id=r)),
+    "SEEK": lambda i, r: B(type=B.SEEK, seek=CommandSeek(consumer_id=i, request_id=r)),
+    "LAST": lambda i, r: B(type=B.GET_LAST_MESSAGE_ID, get_last_message_id=CommandGetLastMessageId(consumer_id=i, request_id=r)),
+    "TRANSACTION": lambda _, r: B(type=B.NEW_TXN, new_txn=CommandNotServed(request_id=r)),
+    "ACK": lambda i, r: B(type=B.ACK, ack=CommandAck(consumer_id=i, request_id=r)),
+    "FLOW": lambda i, _: B(type=B.FLOW, flow=CommandFlow(consumer_id=i, messagePermits=5)),
+    "PONG": lambda _, __: B(type=B.PONG, pong=CommandPong()),
+}
+WITHOUT_REQUEST_ID = frozenset({"SEND", "SEND damaged", "PING", "PONG", "FLOW"})
+names = st.sampled_from([*COMMANDS, "PRODUCER", "SUBSCRIBE", "SEND", "SEND damaged", "PING"])
+civil = st.one_of(
+    st.builds(Answer, st.booleans()),
+    st.builds(MoveAway, ids),
+    st.builds(Pass, st.integers(min_value=0, max_value=40_000)),
+    st.builds(Say, names, ids),
+    st.builds(Say, names, ids),
+)
+wild = st.one_of(civil, st.builds(Garbage, st.binary(max_size=40)), st.builds(Garbage, st.just(framed(B(type=B.SUCCESS)))))
+
+
+@dataclass(slots=True, kw_only=True)
+class Conversation:
+    """What was asked, and what was heard."""
+
+    connection: Connection
+    service: DumbService
+    asked: set[int]
+    spoken: bytes
+
+    def replies(self) -> Counter[int]:
+        """How many replies each request got."""
+        counts = Counter[int]()
+        for command, _ in heard(self.spoken):
+            body = getattr(command, B.DESCRIPTOR.fields_by_number[command.type].name)
+            # What brokers say unasked has this id, or none.
+            if "request_id" in body.DESCRIPTOR.fields_by_name and body.request_id != 2**64 - 1:
+                counts[body.request_id] += 1
+        return counts
+
+    def count(self, kind: int) -> int:
+        """How many commands of one type were heard."""
+        return sum(command.type == kind for command, _ in heard(self.spoken))
+
+
+def held(steps: list[Step]) -> Conversation:
+    """A conversation, up to its end if it has one; then the service answers all that is left."""
+    connection = Connection(limits=LIMITS, now_ms=0)
+    service = DumbService(connection=connection)
+    service.handle(connection.receive(connect(), 0))
+    conversation = Conversation(connection=connection, service=service, asked=set(), spoken=b"")
+    now_ms = 0
+    for number, step in enumerate(steps):
+        match step:
+            case Answer():
+                service.answer(favourably=step.favourably)
+            case Pass():
+                now_ms += step.milliseconds
+                service.handle(connection.tick(now_ms))
+            case MoveAway():
+                connection.close_producer(step.id, "pulsar://other:6650")
+                connection.close_consumer(step.id, "pulsar://other:6650")
+            case Garbage():
+                service.handle(connection.receive(step.data, now_ms))
+            case Say():
+                if step.name not in WITHOUT_REQUEST_ID:
+                    conversation.asked.add(number)
+                service.handle(connection.receive(spoken(step.name, step.id, number), now_ms))
+        conversation.spoken += connection.take_outgoing()
+        if connection.is_ended:
+            break
+    service.answer()
+    conversation.spoken += connection.take_outgoing()
+    return conversation
+
+
+@given(st.lists(civil, max_size=40))
+def test_each_request_gets_one_reply(steps: list[Step]) -> None:
+    """Once the service has answered, each request has one reply, but for creations that the client called off itself."""
+    conversation = held(steps)
+    if not conversation.connection.is_ended:
+        expected = conversation.asked - conversation.service.cancelled()
+        assert Counter(expected) == conversation.replies()
+
+
+@given(st.lists(civil, max_size=40))
+def test_each_message_gets_one_receipt_or_error(steps: list[Step]) -> None:
+    """A message that came through is answered once, and a damaged one never comes through."""
+    conversation = held(steps)
+    if not conversation.connection.is_ended:
+        assert conversation.service.count(Published) == conversation.count(B.SEND_RECEIPT)
+        assert conversation.service.count(Damaged) == conversation.count(B.SEND_ERROR)
+
+
+@given(st.lists(wild, max_size=40), st.binary(max_size=100))
+def test_garbage_ends_a_connection_and_nothing_else(steps: list[Step], more: bytes) -> None:
+    """Whatever comes, nothing is raised, no request gets two replies, and nothing follows the end."""
+    conversation = held(steps)
+    assert all(count == 1 for count in conversation.replies().values())
+    ends = [number for number, request in enumerate(conversation.service.seen) if isinstance(request, Ended)]
+    if conversation.connection.is_ended:
+        assert [len(conversation.service.seen) - 1] == ends
+        assert [] == conversation.connection.receive(more, 10**9)
+        assert [] == conversation.connection.tick(10**10)
+        conversation.connection.message(0, 1, -1, entry())
+        assert b"" == conversation.connection.take_outgoing()
+    else:
+        assert [] == ends
+
+
+@given(st.lists(wild, max_size=40), st.lists(st.integers(min_value=1, max_value=200), min_size=1, max_size=30))
+def test_any_cut_of_a_conversation_asks_the_same(steps: list[Step], cuts: list[int]) -> None:
+    """However the bytes of a client are cut, the service is asked the same."""
+    stream = connect()
+    for number, step in enumerate(steps):
+        if isinstance(step, Say | Garbage):
+            stream += spoken(step.name, step.id, number) if isinstance(step, Say) else step.data
+    whole = Connection(limits=LIMITS, now_ms=0).receive(stream, 0)
+    cut = Connection(limits=LIMITS, now_ms=0)
+    asked = []
+    at = 0
+    while at < len(stream):
+        size = cuts[at % len(cuts)]
+        asked += cut.receive(stream[at : at + size], 0)
+        at += size
+    assert whole == asked

@@ -1,0 +1,69 @@
+"""Pulsar's frames over any stream and any cut of it.
+
+May live here: properties of `FrameReader`, and of the checks of an entry.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.pulsar.errors import PulsarProtocolError
+from brokers.pulsar.frames import Frame, FrameReader, checksum_is_good, frame, metadata_of
+
+FRAME_BYTES_MAX = 300
+frames = st.builds(
+    Frame, command=st.binary(max_size=100), block=st.one_of(st.none(), st.binary(min_size=1, max_size=FRAME_BYTES_MAX - 104))
+)
+
+
+def reader() -> FrameReader:
+    """A reader with bounds that fit into a test."""
+    return FrameReader(frame_bytes_max=FRAME_BYTES_MAX, command_bytes_max=100)
+
+
+def spelled(sent: list[Frame]) -> bytes:
+    """The bytes of some frames."""
+    return b"".join(frame(each.command, each.block or b"") for each in sent)
+
+
+def fed(stream: bytes, cuts: list[int]) -> tuple[list[Frame], str | None, int]:
+    """What a reader makes of a stream cut at some places: the frames, the problem, and the most it kept."""
+    under_test = reader()
+    found = list[Frame]()
+    kept = 0
+    places = sorted({0, len(stream), *(cut for cut in cuts if cut < len(stream))})
+    for start, end in pairwise(places):
+        found += under_test.feed(stream[start:end])
+        kept = max(kept, under_test.pending_bytes)
+    return found, None if under_test.problem is None else str(under_test.problem), kept
+
+
+@given(st.lists(frames, max_size=6), st.lists(st.integers(min_value=0, max_value=2000), max_size=20))
+def test_any_cut_gives_the_frames_that_were_sent(sent: list[Frame], cuts: list[int]) -> None:
+    """However a stream of frames is cut, the frames that come out are those that went in."""
+    found, problem, _ = fed(spelled(sent), cuts)
+    assert sent == found
+    assert problem is None
+
+
+@given(st.lists(frames, max_size=3), st.binary(max_size=400), st.lists(st.integers(min_value=0, max_value=1200), max_size=20))
+def test_any_cut_of_garbage_gives_the_same(sent: list[Frame], garbage: bytes, cuts: list[int]) -> None:
+    """Garbage behind frames gives the same frames and the same problem however it is cut, and never fills the memory."""
+    stream = spelled(sent) + garbage
+    whole, problem, _ = fed(stream, [])
+    found, same_problem, kept = fed(stream, cuts)
+    assert (whole, problem) == (found, same_problem)
+    assert sent == found[: len(sent)]
+    assert kept < 4 + FRAME_BYTES_MAX
+
+
+@given(st.one_of(st.binary(max_size=60), st.binary(max_size=60).map(lambda rest: b"\x0e\x01" + rest)))
+def test_any_block_is_judged(block: bytes) -> None:
+    """Whatever an entry holds, its checks say yes or no, or raise the one error that they promise."""
+    checksum_is_good(block)
+    with suppress(PulsarProtocolError):
+        assert metadata_of(block) in block

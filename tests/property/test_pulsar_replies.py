@@ -1,0 +1,41 @@
+"""The replies that are made by hand are byte for byte what protobuf would have made.
+
+May live here: comparisons of `brokers.pulsar.replies` with protobuf itself.
+"""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.pulsar.pulsar_api_pb2 import BaseCommand, CommandMessage, CommandSendReceipt, MessageIdData
+from brokers.pulsar.replies import message_head, receipt
+from tests.pulsar_speech import framed
+
+# Around the lengths at which a varint grows, and anywhere.
+numbers = st.one_of(
+    st.integers(min_value=0, max_value=2**64 - 1),
+    st.integers(min_value=0, max_value=9).flatmap(lambda sevens: st.sampled_from([2 ** (7 * sevens), 2 ** (7 * sevens) - 1])),
+)
+
+
+@given(numbers, numbers, numbers, st.one_of(st.just(-1), numbers), st.one_of(st.just(-1), numbers))
+def test_a_receipt_is_what_protobuf_makes(producer_id: int, sequence_id: int, highest: int, ledger_id: int, entry_id: int) -> None:
+    """SEND_RECEIPT made by hand equals protobuf's, for all ids, and for the -1 of a dropped message."""
+    body = CommandSendReceipt(
+        producer_id=producer_id,
+        sequence_id=sequence_id,
+        message_id=MessageIdData(ledgerId=ledger_id % 2**64, entryId=entry_id % 2**64),
+        highest_sequence_id=highest,
+    )
+    expected = framed(BaseCommand(type=BaseCommand.SEND_RECEIPT, send_receipt=body))
+    assert expected == receipt(producer_id, sequence_id, highest, ledger_id, entry_id)
+
+
+@given(numbers, numbers, st.one_of(st.none(), st.integers(min_value=0, max_value=2**31 - 1)), st.binary(max_size=300))
+def test_a_message_is_what_protobuf_makes(consumer_id: int, entry_id: int, partition: int | None, block: bytes) -> None:
+    """MESSAGE made by hand, with its block behind it, equals protobuf's, for all ids, with a partition or without."""
+    message_id = MessageIdData(ledgerId=0, entryId=entry_id, partition=partition)
+    body = CommandMessage(consumer_id=consumer_id, message_id=message_id)
+    expected = framed(BaseCommand(type=BaseCommand.MESSAGE, message=body), block)
+    assert expected == message_head(consumer_id, entry_id, -1 if partition is None else partition, len(block)) + block

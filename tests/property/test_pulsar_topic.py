@@ -1,0 +1,310 @@
+"""A topic against its dumb twin, over any interleaving of what clients and moves may do.
+
+May live here: the twin, which keeps lists and looks everything up anew each time, and the strategy of steps. Where a Shared
+subscription has a choice, the twin takes the real one's word for it, after checking that it was allowed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brokers.pulsar.arrivals import Entry
+from brokers.pulsar.dispatch import Consumer, Refusal
+from brokers.pulsar.handover import decode, encode
+from brokers.pulsar.keys import POINTS_PER_CONSUMER, SLOTS, murmur3, slot_of
+from brokers.pulsar.requests import SubscriptionKind
+from brokers.pulsar.topic import Outcome, Producer, Topic, TopicLimits
+from tests.unit.pulsar.topics import NAME, keyed, make_consumer, make_producer
+
+LIMITS = TopicLimits(
+    subscriptions_max=3, consumers_max=6, waiting_entries_max=5, waiting_bytes_max=150, receipt_wait_ms=5, reconnect_wait_ms=30
+)
+BLOCKS = tuple(keyed(key) for key in "abcd")
+NAMES = ("x", "y", "z")
+# One kind for each name of a subscription, so that most subscribing succeeds.
+KINDS = {
+    "s0": SubscriptionKind.EXCLUSIVE,
+    "s1": SubscriptionKind.FAILOVER,
+    "s2": SubscriptionKind.SHARED,
+    "s3": SubscriptionKind.KEY_SHARED,
+}
+
+
+@dataclass
+class TwinSubscription:
+    kind: SubscriptionKind
+    consumers: list[Consumer] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
+    coming: list[Consumer] = field(default_factory=list)
+    backlog: list[Entry] = field(default_factory=list)
+    is_waiting: bool = False
+
+
+@dataclass
+class Twin:
+    """What a topic should do, said slowly."""
+
+    opened_ms: int = 0
+    subscriptions: dict[str, TwinSubscription] = field(default_factory=dict)
+    permits: dict[Consumer, int] = field(default_factory=dict)
+    blocked: list[Consumer] = field(default_factory=list)
+    flowed: list[Consumer] = field(default_factory=list)
+    held: list[tuple[Producer, int]] = field(default_factory=list)
+    # The part of the real outcome that is still to be explained.
+    unexplained: list[tuple[Consumer, Entry]] = field(default_factory=list)
+    receipts: list[tuple[Producer, int]] = field(default_factory=list)
+    dropped: int = 0
+
+    def allowed(self, subscription: TwinSubscription, entry: Entry) -> list[Consumer]:
+        """Who may get this entry now; several only for a Shared subscription."""
+        ready = [each for each in subscription.consumers if self.permits[each] > 0 and each not in self.blocked]
+        match subscription.kind:
+            case SubscriptionKind.SHARED:
+                return ready
+            case SubscriptionKind.KEY_SHARED:
+                chosen = key_holder(subscription.consumers, entry.block)
+            case _:
+                chosen = min(subscription.consumers, key=lambda each: each.name, default=None)
+        return [chosen] if chosen in ready and chosen is not None else []
+
+    def deliver(self, subscription: TwinSubscription, entry: Entry) -> bool:
+        """Explain the next delivery by this entry; False if nobody may get it."""
+        allowed = self.allowed(subscription, entry)
+        if not allowed:
+            return False
+        consumer, delivered = self.unexplained.pop(0)
+        assert consumer in allowed
+        assert entry == delivered
+        self.permits[consumer] -= entry.messages
+        return True
+
+    def publish(self, producer: Producer, entry: Entry, now_ms: int) -> None:
+        self.pass_time(now_ms)
+        for subscription in self.subscriptions.values():
+            if subscription.is_waiting:
+                size = sum(len(each.block) for each in subscription.backlog) + len(entry.block)
+                if len(subscription.backlog) < LIMITS.waiting_entries_max and size <= LIMITS.waiting_bytes_max:
+                    subscription.backlog.append(entry)
+                    continue
+            elif self.deliver(subscription, entry):
+                continue
+            self.dropped += entry.messages
+        self.held.append((producer, entry.entry_id))
+        if not self.anybody_waits() or now_ms >= self.opened_ms + LIMITS.receipt_wait_ms or len(self.held) > LIMITS.waiting_entries_max:
+            self.give_receipts()
+
+    def readier(self, name: str, now_ms: int) -> None:
+        """A consumer of this subscription has more permits, or more room."""
+        waited = self.anybody_waits()
+        if waited:
+            self.pass_time(now_ms)
+        subscription = self.subscriptions[name]
+        if subscription.is_waiting and not subscription.missing and not subscription.coming:
+            while subscription.backlog and self.deliver(subscription, subscription.backlog[0]):
+                subscription.backlog.pop(0)
+            subscription.is_waiting = bool(subscription.backlog)
+        if not self.anybody_waits():
+            self.give_receipts()
+
+    def pass_time(self, now_ms: int) -> None:
+        if now_ms >= self.opened_ms + LIMITS.receipt_wait_ms:
+            self.give_receipts()
+        if not self.anybody_waits() or now_ms < self.opened_ms + LIMITS.reconnect_wait_ms:
+            return
+        for name, subscription in list(self.subscriptions.items()):
+            for entry in subscription.backlog:
+                if not self.deliver(subscription, entry):
+                    self.dropped += entry.messages
+            subscription.is_waiting, subscription.backlog = False, []
+            subscription.missing, subscription.coming = [], []
+            if not subscription.consumers:
+                del self.subscriptions[name]
+
+    def anybody_waits(self) -> bool:
+        return any(each.is_waiting for each in self.subscriptions.values())
+
+    def give_receipts(self) -> None:
+        self.receipts += self.held
+        self.held = []
+
+    def join(self, name: str, consumer: Consumer) -> None:
+        subscription = self.subscriptions.setdefault(name, TwinSubscription(KINDS[name]))
+        subscription.consumers.append(consumer)
+        self.permits[consumer] = 0
+        if consumer.name in subscription.missing:
+            subscription.missing.remove(consumer.name)
+            subscription.coming.append(consumer)
+
+    def leave(self, name: str, consumer: Consumer) -> None:
+        subscription = self.subscriptions[name]
+        subscription.consumers.remove(consumer)
+        if consumer in subscription.coming:
+            subscription.coming.remove(consumer)
+            subscription.missing.append(consumer.name)
+        if not subscription.consumers and not subscription.is_waiting:
+            del self.subscriptions[name]
+
+    def move(self, now_ms: int) -> None:
+        for subscription in self.subscriptions.values():
+            back = [each.name for each in subscription.consumers if each in self.flowed or each in subscription.coming]
+            subscription.missing += back
+            subscription.consumers, subscription.coming = [], []
+            subscription.is_waiting = bool(subscription.missing or subscription.backlog)
+        self.subscriptions = {name: each for name, each in self.subscriptions.items() if each.is_waiting}
+        self.opened_ms = now_ms
+        self.blocked, self.flowed = [], []
+
+
+def key_holder(consumers: list[Consumer], block: bytes) -> Consumer | None:
+    """The consumer whose nearest point lies least far ahead of the slot; numbers tell like names apart in order of coming."""
+    slot = slot_of(block)
+    points = []
+    for place, consumer in enumerate(consumers):
+        # A consumer takes the lowest number that nobody of its name holds; in these tests names are unique in a subscription.
+        for index in range(POINTS_PER_CONSUMER):
+            point = murmur3(f"{consumer.name}\0{0}\0{index}".encode()) % SLOTS
+            points.append(((point - slot) % SLOTS, consumer.name, place))
+    return consumers[min(points)[2]] if points else None
+
+
+class Pair:
+    """A real topic and its twin, and the clients of both."""
+
+    def __init__(self) -> None:
+        self.now_ms = 0
+        self.topic = Topic(NAME, partition=-1, limits=LIMITS, now_ms=0)
+        self.twin = Twin()
+        self.producers = [make_producer("p"), make_producer("q")]
+        self.homes: dict[Consumer, str] = {}
+        self.published: dict[Producer, list[int]] = {producer: [] for producer in self.producers}
+        self.receipted: dict[Producer, list[int]] = {producer: [] for producer in self.producers}
+        self.delivered: dict[str, list[tuple[str, int]]] = {name: [] for name in KINDS}
+        for producer in self.producers:
+            self.topic.add_producer(producer)
+
+    def compare(self, outcome: Outcome) -> None:
+        """What the twin did must be all that the topic did."""
+        assert [] == self.twin.unexplained
+        assert self.twin.receipts == [(receipt.producer, receipt.entry_id) for receipt in outcome.receipts]
+        assert self.twin.dropped == outcome.dropped
+        self.twin.receipts, self.twin.dropped = [], 0
+        for receipt in outcome.receipts:
+            self.receipted[receipt.producer].append(receipt.entry_id)
+        for consumer, entry in outcome.deliveries:
+            self.delivered[self.homes[consumer]].append((consumer.name, entry.entry_id))
+            assert self.twin.permits[consumer] == consumer.permits
+        for name, subscription in self.topic.subscriptions.items():
+            waiting = subscription.arrivals
+            assert self.twin.subscriptions[name].backlog == list(waiting.entries if waiting is not None else ())
+
+    def step(self, what: str, which: int, amount: int) -> None:
+        """One step, chosen by numbers so that hypothesis can make them small."""
+        consumers = list(self.homes)
+        match what:
+            case "publish":
+                self.publish(self.producers[which % 2], BLOCKS[amount % 4], 1 + amount % 3)
+            case "join":
+                self.join(f"s{which % 4}", NAMES[amount % 3])
+                self.step("flow", len(self.homes) - 1, amount)
+            case "return":
+                missing = [(name, each) for name, subscription in self.twin.subscriptions.items() for each in subscription.missing]
+                if missing:
+                    self.join(*missing[which % len(missing)])
+                    self.step("flow", len(self.homes) - 1, amount)
+            case "wait":
+                self.now_ms += amount
+                outcome = self.topic.tick(self.now_ms)
+                self.twin.unexplained = list(outcome.deliveries)
+                self.twin.pass_time(self.now_ms)
+                self.compare(outcome)
+            case "move":
+                self.move()
+            case _ if consumers:
+                self.step_of(what, consumers[which % len(consumers)], amount)
+
+    def step_of(self, what: str, consumer: Consumer, amount: int) -> None:
+        """One step of a consumer that is here."""
+        name = self.homes[consumer]
+        if what == "leave":
+            self.topic.remove_consumer(consumer)
+            self.twin.leave(name, consumer)
+            del self.homes[consumer]
+            return
+        if what == "flow":
+            outcome = self.topic.flow(consumer, amount, self.now_ms)
+            self.twin.permits[consumer] += amount
+            self.twin.flowed += [consumer] if amount else []
+            coming = self.twin.subscriptions[name].coming
+            if consumer in coming and self.twin.permits[consumer] > 0:
+                coming.remove(consumer)
+        else:
+            outcome = self.topic.writable(consumer, bool(amount % 2), self.now_ms)
+            self.twin.blocked = [each for each in self.twin.blocked if each is not consumer] + ([] if amount % 2 else [consumer])
+        self.twin.unexplained = list(outcome.deliveries)
+        self.twin.readier(name, self.now_ms)
+        self.compare(outcome)
+
+    def publish(self, producer: Producer, block: bytes, messages: int) -> None:
+        outcome = self.topic.publish(producer, sequence_id=0, highest_sequence_id=0, messages=messages, block=block, now_ms=self.now_ms)
+        entry = Entry(self.topic.last_entry_id, block, messages)
+        self.published[producer].append(entry.entry_id)
+        self.twin.unexplained = list(outcome.deliveries)
+        self.twin.publish(producer, entry, self.now_ms)
+        self.compare(outcome)
+
+    def join(self, name: str, consumer_name: str) -> None:
+        if any(self.homes[each] == name and each.name == consumer_name for each in self.homes):
+            return
+        consumer = make_consumer(consumer_name)
+        answer = self.topic.subscribe(consumer, name, KINDS[name], is_durable=True, now_ms=self.now_ms)
+        connected = self.twin.subscriptions[name].consumers if name in self.twin.subscriptions else []
+        is_refused = (
+            len(self.homes) >= LIMITS.consumers_max
+            or (name not in self.twin.subscriptions and len(self.twin.subscriptions) >= LIMITS.subscriptions_max)
+            or (name == "s0" and bool(connected))
+        )
+        assert is_refused == isinstance(answer, Refusal)
+        if not is_refused:
+            self.twin.join(name, consumer)
+            self.homes[consumer] = name
+
+    def move(self) -> None:
+        outcome = self.topic.fence()
+        self.twin.give_receipts()
+        self.compare(outcome)
+        encoded = encode({NAME: self.topic.state()})
+        state = decode(encoded.handover, encoded.fetched)[NAME]
+        assert state == self.topic.state()
+        self.twin.move(self.now_ms)
+        self.homes = {}
+        self.topic = Topic(NAME, partition=-1, limits=LIMITS, now_ms=self.now_ms, expected=state)
+        for producer in self.producers:
+            self.topic.add_producer(producer)
+
+    def finish(self) -> None:
+        """After any story: every publish has one receipt, in order; no subscription got anything twice, or out of order."""
+        self.step("wait", 0, LIMITS.reconnect_wait_ms)
+        assert self.published == self.receipted
+        for name, delivered in self.delivered.items():
+            entry_ids = [entry_id for _, entry_id in delivered]
+            assert entry_ids == sorted(set(entry_ids)), name
+        assert self.topic.wake_at_ms is None
+
+
+# How often each step comes: enough consumers that take something, and enough that come back after a move, for waiting to end.
+WEIGHTS = {"publish": 6, "join": 4, "return": 6, "flow": 5, "writable": 2, "leave": 1, "wait": 1, "move": 1}
+STEP_NAMES = [what for what, weight in WEIGHTS.items() for _ in range(weight)]
+STEPS = st.lists(st.tuples(st.sampled_from(STEP_NAMES), st.integers(0, 11), st.integers(0, 12)), min_size=20, max_size=80)
+
+
+@settings(max_examples=150, deadline=None)
+@given(STEPS)
+def test_a_topic_does_what_its_twin_says(steps: list[tuple[str, int, int]]) -> None:
+    """Over any steps: the same deliveries, drops and receipts, one receipt for each publish in order, and nothing delivered twice."""
+    pair = Pair()
+    for what, which, amount in steps:
+        pair.step(what, which, amount)
+    pair.finish()

@@ -1,0 +1,121 @@
+"""The dumbest service that a connection can have: it answers whatever waits for an answer, and remembers what it saw.
+
+May live here: `DumbService`, for tests of connections that need no topics.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from brokers.pulsar.connection import Connection
+from brokers.pulsar.errors import ServerError
+from brokers.pulsar.replies import ConsumerStats
+from brokers.pulsar.requests import (
+    ConsumerClosed,
+    ConsumerStatsAsked,
+    CreationCancelled,
+    Damaged,
+    LookupAsked,
+    PartitionsAsked,
+    ProducerAsked,
+    ProducerClosed,
+    Published,
+    Request,
+    SchemaAsked,
+    SchemaOffered,
+    SubscribeAsked,
+    TopicsAsked,
+    Unsubscribed,
+)
+
+REFUSED = (ServerError.SERVICE_NOT_READY, "not now")
+STATS = ConsumerStats(name="c", kind="Shared", address="a", connected_since="s", permits=-1, message_rate=1.5, byte_rate=2.5)
+
+
+@dataclass(slots=True, kw_only=True)
+class DumbService:
+    """Answers the requests of one connection, each in its turn. What it attaches to an id is that id."""
+
+    connection: Connection
+    seen: list[Request] = field(default_factory=list)
+    unanswered: list[Request] = field(default_factory=list)
+
+    def handle(self, requests: list[Request]) -> None:
+        """Take note of requests, to be answered later."""
+        self.seen += requests
+        self.unanswered += requests
+
+    def answer(self, *, favourably: bool = True) -> None:
+        """Answer all that waits."""
+        for request in self.unanswered:
+            if favourably:
+                self._grant(request)
+            else:
+                self._refuse(request)
+        self.unanswered.clear()
+
+    def count(self, kind: type[Request]) -> int:
+        """How many requests of one class came."""
+        return sum(isinstance(request, kind) for request in self.seen)
+
+    def cancelled(self) -> set[int]:
+        """The ids of the requests for creations that were called off."""
+        return {request.request_id for request in self.seen if isinstance(request, CreationCancelled)}
+
+    def _grant(self, request: Request) -> None:
+        connection = self.connection
+        match request:
+            case PartitionsAsked():
+                connection.partitions(request.request_id, 4)
+            case LookupAsked():
+                connection.located(request.request_id, "pulsar://broker:6650")
+            case TopicsAsked():
+                connection.topics(request.request_id, ["a", "b"])
+            case SchemaAsked():
+                connection.schema_missing(request.request_id, ServerError.TOPIC_NOT_FOUND, "none")
+            case SchemaOffered():
+                connection.schema_accepted(request.request_id, bytes(8))
+            case ConsumerStatsAsked():
+                connection.consumer_stats(request.request_id, STATS)
+            case ProducerAsked():
+                connection.producer_opened(request.producer_id, request.request_id, "named", request.producer_id)
+            case SubscribeAsked():
+                connection.consumer_opened(request.consumer_id, request.request_id, request.consumer_id)
+            case ProducerClosed() | ConsumerClosed() | Unsubscribed():
+                connection.succeed(request.request_id)
+            case _:
+                self._deliver(request)
+
+    def _refuse(self, request: Request) -> None:
+        connection = self.connection
+        match request:
+            case PartitionsAsked():
+                connection.partitions_failed(request.request_id, *REFUSED)
+            case LookupAsked():
+                connection.lookup_failed(request.request_id, *REFUSED)
+            case TopicsAsked():
+                connection.topics_failed(request.request_id, *REFUSED)
+            case SchemaAsked():
+                connection.schema_missing(request.request_id, *REFUSED)
+            case SchemaOffered():
+                connection.schema_refused(request.request_id, *REFUSED)
+            case ConsumerStatsAsked():
+                connection.consumer_stats_failed(request.request_id, *REFUSED)
+            case ProducerAsked():
+                connection.producer_refused(request.producer_id, request.request_id, *REFUSED)
+            case SubscribeAsked():
+                connection.consumer_refused(request.consumer_id, request.request_id, *REFUSED)
+            case ProducerClosed() | ConsumerClosed() | Unsubscribed():
+                connection.fail(request.request_id, *REFUSED)
+            case _:
+                self._deliver(request)
+
+    def _deliver(self, request: Request) -> None:
+        """Receipts, which are the same in good times and bad."""
+        match request:
+            case Published(producer=int(producer_id)):
+                self.connection.receipt(producer_id, request.sequence_id, request.highest_sequence_id, 0, 0)
+            case Damaged(producer=int(producer_id)):
+                self.connection.send_error(producer_id, request.sequence_id, ServerError.CHECKSUM_ERROR, "damaged")
+            case _:
+                pass

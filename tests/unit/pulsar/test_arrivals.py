@@ -1,0 +1,275 @@
+"""A topic that has just moved here: whom it waits for, what it holds, and when it gives up."""
+
+from __future__ import annotations
+
+from brokers.pulsar.arrivals import Arrivals, Entry
+from brokers.pulsar.errors import ServerError
+from brokers.pulsar.requests import SubscriptionKind
+from brokers.pulsar.topic import SubscriptionState, TopicLimits, TopicState
+from tests.unit.pulsar.topics import joined, keyed, make_consumer, make_producer, make_topic, receipted, refused_as, send, sticky, told
+
+EXCLUSIVE, SHARED, KEY_SHARED = SubscriptionKind.EXCLUSIVE, SubscriptionKind.SHARED, SubscriptionKind.KEY_SHARED
+
+
+def there(*names: str, subscription: str = "s", kind: SubscriptionKind = SHARED, waiting: tuple[int, ...] = ()) -> SubscriptionState:
+    """A subscription as the former owner left it."""
+    return SubscriptionState(name=subscription, kind=kind, expected=names, waiting=waiting)
+
+
+def left(*subscriptions: SubscriptionState, entries: tuple[Entry, ...] = ()) -> TopicState:
+    """A topic as the former owner left it, after 40 entries."""
+    return TopicState(last_entry_id=40, subscriptions=subscriptions, entries=entries)
+
+
+def test_what_is_published_before_all_are_back_waits_and_so_do_receipts() -> None:
+    """The last one's permits release everything in order, the receipts too; after that the topic is like any other."""
+    topic, producer = make_topic(left(there("a", "b"))), make_producer()
+    topic.add_producer(producer)
+    assert ([], []) == (told(send(topic, producer, now_ms=1)), receipted(send(topic, producer, now_ms=2)))
+    joined(topic, "a", kind=SHARED, now_ms=3)
+    assert [] == told(send(topic, producer, now_ms=4))
+    b = joined(topic, "b", kind=SHARED, permits=0, now_ms=5)
+    assert [100] == [topic.wake_at_ms]
+    outcome = topic.flow(b, 10, 6)
+    assert [("a", 41), ("b", 42), ("a", 43)] == told(outcome)
+    assert [41, 42, 43] == receipted(outcome)
+    assert topic.wake_at_ms is None
+    after = send(topic, producer, now_ms=7)
+    assert ([("b", 44)], [44]) == (told(after), receipted(after))
+
+
+def test_receipts_wait_no_longer_than_their_time() -> None:
+    """After 100 ms the held ones come out in order, and new ones at once, while the messages wait on."""
+    topic, producer = make_topic(left(there("a"))), make_producer()
+    topic.add_producer(producer)
+    send(topic, producer, sequence_id=5, now_ms=10)
+    send(topic, producer, sequence_id=6, now_ms=99)
+    assert [] == receipted(topic.tick(99))
+    assert [5, 6] == [receipt.sequence_id for receipt in topic.tick(100).receipts]
+    assert 10_000 == topic.wake_at_ms
+    late = send(topic, producer, now_ms=150)
+    assert ([], [43]) == (told(late), receipted(late))
+    assert [41, 42, 43] == [entry_id for _, entry_id in told(topic.flow(joined(topic, "a", kind=SHARED, permits=0), 10, 9_999))]
+
+
+def test_a_publish_after_the_time_for_receipts_gives_the_older_ones_first() -> None:
+    """Nobody need tick for receipts to stay in order."""
+    topic, producer = make_topic(left(there("a"))), make_producer()
+    topic.add_producer(producer)
+    send(topic, producer, now_ms=10)
+    assert [41, 42] == receipted(send(topic, producer, now_ms=100))
+
+
+def test_who_does_not_come_back_is_given_up() -> None:
+    """At the deadline what waited goes to who is there, as far as permits reach; the rest is dropped and counted."""
+    topic, producer = make_topic(left(there("a", "b"), there("c", subscription="gone"))), make_producer()
+    topic.add_producer(producer)
+    joined(topic, "a", kind=SHARED, permits=2)
+    for _ in range(3):
+        send(topic, producer, now_ms=1)
+    outcome = topic.tick(10_000)
+    assert [("a", 41), ("a", 42)] == told(outcome)
+    assert 1 + 3 == outcome.dropped
+    assert ["s"] == list(topic.subscriptions)
+    assert topic.wake_at_ms is None
+    assert 1 == topic.subscriptions["s"].dropped.messages
+
+
+def test_entries_of_the_former_owner_come_first() -> None:
+    """What it had not delivered goes out under its old numbers before anything new, to the subscriptions that lacked it."""
+    entries = (Entry(38, b"x", 1), Entry(40, b"y", 2))
+    state = left(there("a", subscription="both", waiting=(38, 40)), there("b", subscription="one", waiting=(40,)), entries=entries)
+    topic, producer = make_topic(state), make_producer()
+    topic.add_producer(producer)
+    send(topic, producer, now_ms=1)
+    assert [("b", 40), ("b", 41)] == told(topic.flow(joined(topic, "b", "one", SHARED, permits=0), 10, 2))
+    assert [("a", 38), ("a", 40), ("a", 41)] == told(topic.flow(joined(topic, "a", "both", SHARED, permits=0), 10, 3))
+
+
+def test_undelivered_entries_wait_even_if_nobody_is_expected() -> None:
+    """A subscription that has only entries keeps them until somebody comes, or the deadline."""
+    topic = make_topic(left(there(waiting=(40,)), entries=(Entry(40, b"x", 1),)))
+    assert [("new", 40)] == told(topic.flow(joined(topic, "new", kind=EXCLUSIVE, permits=0), 1, 5))
+
+
+def test_new_subscriptions_are_not_waited_for() -> None:
+    """A subscription that was not there before gets everything at once, while the receipts wait for the others."""
+    topic, producer = make_topic(left(there("a"))), make_producer()
+    topic.add_producer(producer)
+    joined(topic, "x", "new", EXCLUSIVE)
+    outcome = send(topic, producer, now_ms=1)
+    assert ([("x", 41)], []) == (told(outcome), receipted(outcome))
+
+
+def test_what_waited_flows_no_faster_than_permits_and_keeps_its_order() -> None:
+    """Handing out stops where permits end, and new entries stay behind what still waits; room on the connection counts too."""
+    topic, producer = make_topic(left(there("a", kind=EXCLUSIVE))), make_producer()
+    topic.add_producer(producer)
+    for _ in range(4):
+        send(topic, producer, now_ms=1)
+    a = joined(topic, "a", permits=0)
+    first = topic.flow(a, 2, 2)
+    assert ([("a", 41), ("a", 42)], []) == (told(first), receipted(first))
+    assert [] == told(send(topic, producer, now_ms=3))
+    topic.writable(a, is_writable=False, now_ms=4)
+    assert [] == told(topic.flow(a, 2, 4))
+    assert [("a", 43), ("a", 44)] == told(topic.writable(a, is_writable=True, now_ms=5))
+    last = topic.flow(a, 9, 6)
+    assert ([("a", 45)], [41, 42, 43, 44, 45]) == (told(last), receipted(last))
+
+
+def test_waiting_is_bounded_in_entries_and_in_bytes() -> None:
+    """What has no room is a counted drop for that subscription; what came before it stays, and is delivered."""
+    limits = TopicLimits(waiting_entries_max=3, waiting_bytes_max=10)
+    topic, producer = make_topic(left(there("a", subscription="s1"), there("b", subscription="s2")), limits=limits), make_producer()
+    topic.add_producer(producer)
+    assert [0, 2, 0, 0, 2] == [send(topic, producer, block, now_ms=1).dropped for block in (b"12345678", b"123", b"", b"12", b"")]
+    arrivals = topic.subscriptions["s1"].arrivals
+    assert arrivals is not None
+    assert (10, 3) == (arrivals.bytes, arrivals.messages)
+    assert [("a", 41), ("a", 43), ("a", 44)] == told(topic.flow(joined(topic, "a", "s1", SHARED, permits=0), 9, 2))
+    assert (0, 0) == (arrivals.bytes, arrivals.messages)
+
+
+def test_held_receipts_are_bounded_and_stay_in_order() -> None:
+    """One more than may wait, and all come out, the newest last."""
+    topic, producer = make_topic(left(there("a")), limits=TopicLimits(waiting_entries_max=2)), make_producer()
+    topic.add_producer(producer)
+    assert [[], [], [41, 42, 43], []] == [receipted(send(topic, producer, now_ms=1)) for _ in range(4)]
+
+
+def test_a_producer_that_has_gone_gets_no_receipt() -> None:
+    """Its receipts are forgotten with it, and nobody else's."""
+    topic, p, q = make_topic(left(there("a"))), make_producer("p"), make_producer("q")
+    topic.add_producer(p)
+    topic.add_producer(q)
+    send(topic, p, now_ms=1)
+    send(topic, q, now_ms=2)
+    topic.remove_producer(p)
+    assert [(q, 42)] == [(receipt.producer, receipt.entry_id) for receipt in topic.tick(100).receipts]
+
+
+def test_a_consumer_that_bounces_before_its_permits_is_waited_for_again() -> None:
+    """Coming and going without permits is not being back; leaving after permits is leaving."""
+    topic, producer = make_topic(left(there("a", "b"))), make_producer()
+    topic.add_producer(producer)
+    send(topic, producer, now_ms=1)
+    topic.remove_consumer(joined(topic, "a", kind=SHARED, permits=0))
+    b = joined(topic, "b", kind=SHARED)
+    assert [] == told(send(topic, producer, now_ms=2))
+    topic.remove_consumer(b)
+    assert [("a", 41), ("a", 42)] == told(topic.flow(joined(topic, "a", kind=SHARED, permits=0), 9, 3))
+
+
+def test_entries_outlive_the_last_consumer_while_its_time_runs() -> None:
+    """One that comes back, takes half and breaks away again finds the rest when it returns."""
+    topic, producer = make_topic(left(there("a"))), make_producer()
+    topic.add_producer(producer)
+    send(topic, producer, now_ms=1)
+    send(topic, producer, now_ms=1)
+    a = joined(topic, "a", kind=SHARED, permits=1)
+    topic.remove_consumer(a)
+    assert [("a", 42)] == told(topic.flow(joined(topic, "a", kind=SHARED, permits=0), 1, 2))
+
+
+def test_two_consumers_of_one_name_are_both_waited_for() -> None:
+    """Each takes one of the places, however often it grants permits."""
+    topic, producer = make_topic(left(there("x", "x"))), make_producer()
+    topic.add_producer(producer)
+    send(topic, producer, now_ms=1)
+    first = joined(topic, "x", kind=SHARED)
+    assert [] == told(topic.flow(first, 5, 2))
+    assert 1 == len(told(topic.flow(joined(topic, "x", kind=SHARED, permits=0), 5, 3)))
+
+
+def test_an_entry_that_no_sticky_consumer_takes_holds_nobody_up() -> None:
+    """Once all are back, what falls into a gap between their ranges is dropped, and the rest goes on."""
+    state = SubscriptionState(name="s", kind=KEY_SHARED, is_sticky=True, expected=("a",))
+    topic, producer = make_topic(left(state)), make_producer()
+    topic.add_producer(producer)
+    for number in range(20):
+        send(topic, producer, keyed(f"key {number}"), now_ms=1)
+    a = make_consumer("a", key_shared=sticky((0, 30_000)))
+    topic.subscribe(a, "s", KEY_SHARED, is_durable=True, now_ms=2)
+    outcome = topic.flow(a, 100, 3)
+    assert 20 == len(outcome.deliveries) + outcome.dropped
+    assert 0 < outcome.dropped < 20
+
+
+def test_the_state_of_a_topic_at_rest_names_those_who_took_messages() -> None:
+    """Who never granted permits is not worth waiting for; subscriptions, kinds and the last entry id go along."""
+    topic, producer = make_topic(), make_producer()
+    topic.add_producer(producer)
+    for name in ("b", "a"):
+        joined(topic, name, "shared", SHARED)
+    joined(topic, "idle", "shared", SHARED, permits=0)
+    send(topic, producer)
+    topic.fence()
+    expected = TopicState(last_entry_id=1, subscriptions=(SubscriptionState(name="shared", kind=SHARED, expected=("a", "b")),))
+    assert expected == topic.state()
+
+
+def test_a_topic_that_moves_on_while_it_waits_hands_everything_on() -> None:
+    """Who is back, who is half back and who is missing are expected again; entries go along; held receipts come out on fencing."""
+    topic, producer = (
+        make_topic(left(there("a", "b", "c", "c"), there(subscription="full", waiting=(40,)), entries=(Entry(40, b"x", 1),))),
+        make_producer(),
+    )
+    topic.add_producer(producer)
+    joined(topic, "b", kind=SHARED)
+    joined(topic, "c", kind=SHARED, permits=0)
+    send(topic, producer, now_ms=1)
+    assert [41] == receipted(topic.fence())
+    assert (
+        TopicState(
+            last_entry_id=41,
+            subscriptions=(there("a", "b", "c", "c", waiting=(41,)), there(subscription="full", waiting=(40, 41))),
+            entries=(Entry(40, b"x", 1), Entry(41, b"block", 1)),
+        )
+        == topic.state()
+    )
+
+
+def test_expectations_beyond_the_bounds_are_let_go() -> None:
+    """A state larger than this broker allows is taken as far as it fits, and ids without entries are passed over."""
+    entries = tuple(Entry(number, b"", 1) for number in range(3))
+    limits = TopicLimits(subscriptions_max=1, waiting_entries_max=2)
+    topic = make_topic(left(there("a", waiting=(0, 1, 2, 9)), there("b", subscription="t"), entries=entries), limits=limits)
+    arrivals = topic.subscriptions["s"].arrivals
+    assert ["s"] == list(topic.subscriptions)
+    assert arrivals is not None
+    assert [0, 1] == [entry.entry_id for entry in arrivals.entries]
+    assert 1 == topic.subscriptions["s"].dropped.messages
+
+
+def test_a_subscription_without_anybody_to_expect_is_not_made() -> None:
+    """Where nobody ever took messages and nothing waits, the subscription begins anew with its first consumer."""
+    topic, producer = make_topic(left(there())), make_producer()
+    topic.add_producer(producer)
+    assert {} == dict(topic.subscriptions)
+    assert topic.wake_at_ms is None
+    assert [41] == receipted(send(topic, producer, now_ms=1))
+
+
+def test_who_is_only_expected_holds_no_place() -> None:
+    """A client that died on the way must not keep its successor out, even one of another kind; what waits is still bounded in time."""
+    topic, producer = make_topic(left(there("a", kind=EXCLUSIVE))), make_producer()
+    topic.add_producer(producer)
+    joined(topic, "b", kind=SHARED)
+    assert [] == told(send(topic, producer, now_ms=1))
+    assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(make_consumer("a"), "s", EXCLUSIVE, is_durable=True, now_ms=2))
+    assert SHARED is topic.subscriptions["s"].kind
+    assert [("b", 41)] == told(topic.tick(10_000))
+
+
+def test_arrivals_say_who_is_missing() -> None:
+    """Each name as often as it is still missing."""
+    arrivals = Arrivals(["b", "a", "b"], entries_max=1, bytes_max=1)
+    assert ["a", "b", "b"] == [*arrivals.missing]
+    b = make_consumer("b")
+    arrivals.subscribed(b)
+    arrivals.subscribed(make_consumer("stranger"))
+    assert (["a", "b"], True) == ([*arrivals.missing], arrivals.is_awaited(b))
+    arrivals.flowed(b)
+    arrivals.left(b)
+    assert (["a", "b"], False) == ([*arrivals.missing], arrivals.is_complete)

@@ -1,0 +1,371 @@
+"""A connection by example: the handshake, what it answers by itself, what breaks the protocol, silence and bounds.
+
+May live here: conversations of a few steps about a connection as a whole; those about ids stand in test_connection_ids.py,
+and what holds of any conversation in tests/property/test_pulsar_connection.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import pytest
+
+from brokers.pulsar.connection import Connection
+from brokers.pulsar.errors import ServerError, Violation
+from brokers.pulsar.limits import Limits
+from brokers.pulsar.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandAck,
+    CommandConnect,
+    CommandGetLastMessageId,
+    CommandLookupTopic,
+    CommandNotServed,
+    CommandPong,
+    CommandProducer,
+    CommandSeek,
+    CommandSubscribe,
+    CommandSuccess,
+    IntRange,
+    KeySharedMeta,
+    KeyValue,
+)
+from brokers.pulsar.requests import (
+    AccessMode,
+    Acked,
+    Connected,
+    Damaged,
+    KeyShared,
+    LookupAsked,
+    ProducerAsked,
+    Published,
+    SubscribeAsked,
+    SubscriptionKind,
+    TurnedAway,
+)
+from tests.pulsar_speech import (
+    TOPIC,
+    connect,
+    connected,
+    entry,
+    framed,
+    heard,
+    lookup,
+    ping,
+    producer,
+    said,
+    send,
+    subscribe,
+    violation,
+    with_consumer,
+    with_producer,
+)
+
+B = BaseCommand
+MINUS_ONE = 2**64 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    said: int
+    expected: int
+
+
+@pytest.mark.parametrize("version", [Version(said=6, expected=6), Version(said=20, expected=20), Version(said=21, expected=20)], ids=repr)
+def test_handshake_settles_on_the_older_version(version: Version) -> None:
+    """CONNECT is answered at once, with the older of both versions and the size of the largest message."""
+    connection = Connection(limits=Limits(message_bytes_max=1_000_000), now_ms=0)
+    expected = [Connected(client_version="a test", protocol_version=version.expected)]
+    assert expected == connection.receive(connect(version.said), 0)
+    ((reply, _),) = heard(connection.take_outgoing())
+    assert (version.expected, 1_000_000) == (reply.connected.protocol_version, reply.connected.max_message_size)
+
+
+def test_a_client_too_old_is_told_so() -> None:
+    """A client that knows no checksums is told why before its connection ends."""
+    connection = Connection(limits=Limits(), now_ms=0)
+    assert Violation.UNSUPPORTED_VERSION is violation(connection.receive(connect(5), 0))
+    ((reply, _),) = heard(connection.take_outgoing())
+    assert (MINUS_ONE, ServerError.UNSUPPORTED_VERSION) == (reply.error.request_id, int(reply.error.error))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Breach:
+    name: str
+    data: bytes
+    expected: Violation
+
+
+BREACHES = (
+    Breach(name="second handshake", data=connect(), expected=Violation.UNEXPECTED_COMMAND),
+    Breach(
+        name="what brokers say", data=framed(B(type=B.SUCCESS, success=CommandSuccess(request_id=1))), expected=Violation.UNEXPECTED_COMMAND
+    ),
+    Breach(name="type of tomorrow", data=b"\x00\x00\x00\x06\x00\x00\x00\x02\x08\x7f", expected=Violation.UNKNOWN_COMMAND),
+    Breach(name="no protobuf", data=b"\x00\x00\x00\x06\x00\x00\x00\x02\xff\xff", expected=Violation.MALFORMED_COMMAND),
+    Breach(name="no body", data=framed(B(type=B.LOOKUP)), expected=Violation.MALFORMED_COMMAND),
+    Breach(name="half a body", data=b"\x00\x00\x00\x0b\x00\x00\x00\x07\x08\x17\xba\x01\x02\x10\x01", expected=Violation.MALFORMED_COMMAND),
+    Breach(name="no UTF-8", data=lookup(1, "topic").replace(b"topic", b"to\xffic"), expected=Violation.MALFORMED_COMMAND),
+    Breach(
+        name="block behind a command that has none",
+        data=framed(B(type=B.LOOKUP, lookup=CommandLookupTopic(topic="t", request_id=1)), b"x"),
+        expected=Violation.MALFORMED_FRAME,
+    ),
+    Breach(name="message of a producer never asked for", data=send(7, 0, entry()), expected=Violation.UNKNOWN_PRODUCER),
+    Breach(name="message without an entry", data=send(1, 0, b""), expected=Violation.MALFORMED_FRAME),
+    Breach(name="message with an entry too short", data=send(1, 0, b"\x00\x00\x00\x09x"), expected=Violation.MALFORMED_FRAME),
+    Breach(name="message with metadata that nobody can read", data=send(1, 0, b"\x00\x00\x00\x01x"), expected=Violation.MALFORMED_COMMAND),
+    Breach(name="frame too large", data=b"\xff\xff\xff\xff", expected=Violation.FRAME_TOO_LARGE),
+    Breach(name="same id twice", data=lookup(1) + lookup(1), expected=Violation.UNEXPECTED_COMMAND),
+)
+
+
+@pytest.mark.parametrize("breach", BREACHES, ids=lambda breach: breach.name)
+def test_a_breach_of_the_protocol_ends_the_connection(breach: Breach) -> None:
+    """What no client sends ends the connection, counted by its kind; what came before it is handled, what comes after is not."""
+    connection = with_producer()
+    requests = connection.receive(lookup(99) + breach.data + lookup(100), 0)
+    assert LookupAsked(request_id=99, topic=TOPIC, authoritative=False) == requests[0]
+    assert breach.expected is violation(requests)
+    assert connection.is_ended
+    connection.located(99, "pulsar://broker:6650")
+    connection.receipt(1, 0, 0, 0, 0)
+    assert not connection.producer_opened(1, 10, "named", "the producer")
+    assert b"" == connection.take_outgoing()
+
+
+def test_nothing_goes_before_the_handshake() -> None:
+    """A command before CONNECT ends the connection."""
+    connection = Connection(limits=Limits(), now_ms=0)
+    assert Violation.UNEXPECTED_COMMAND is violation(connection.receive(ping(), 0))
+
+
+def test_pong_overtakes_all_that_is_long() -> None:
+    """A PING is answered at once, before messages that wait to be written."""
+    connection = with_consumer()
+    connection.message(2, 1, -1, entry())
+    connection.receive(ping(), 0)
+    assert ["PONG", "MESSAGE"] == said(connection)
+
+
+def test_a_silent_client_is_asked_and_then_left() -> None:
+    """After one interval without a byte a PING goes out, once; after another, the connection ends."""
+    connection = connected(Limits(keep_alive_ms=100))
+    assert [] == connection.tick(99)
+    assert [] == said(connection)
+    assert [] == connection.tick(100) + connection.tick(199)
+    assert ["PING"] == said(connection)
+    assert Violation.NO_ANSWER is violation(connection.tick(200))
+
+
+def test_any_byte_is_a_sign_of_life() -> None:
+    """Whatever comes after a PING, the client has another interval."""
+    connection = connected(Limits(keep_alive_ms=100))
+    connection.tick(100)
+    connection.receive(b"\x00", 150)
+    assert [] == connection.tick(249)
+    assert ["PING"] == said(connection)
+    assert [] == connection.tick(250)
+    assert ["PING"] == said(connection)
+
+
+def test_a_client_that_never_connects_is_left() -> None:
+    """A connection without a handshake ends at its deadline, however many bytes trickle in."""
+    connection = Connection(limits=Limits(handshake_ms=100), now_ms=1000)
+    connection.receive(b"\x00", 1099)
+    assert [] == connection.tick(1099)
+    assert Violation.NO_HANDSHAKE is violation(connection.tick(1100))
+
+
+def test_a_probe_is_answered_by_its_own_pong() -> None:
+    """A probe goes out behind what was said before, and PONGs that nobody asked for answer none."""
+    pong = framed(B(type=B.PONG, pong=CommandPong()))
+    connection = with_consumer()
+    connection.receive(pong, 0)
+    connection.message(2, 1, -1, entry())
+    probe = connection.probe()
+    assert ["MESSAGE", "PING"] == said(connection)
+    assert connection.pongs < probe
+    connection.receive(pong, 0)
+    assert connection.pongs == probe
+
+
+def test_reads_all_of_a_producer() -> None:
+    """Every field of PRODUCER that the broker cares for arrives."""
+    body = CommandProducer(
+        topic=TOPIC,
+        producer_id=0,
+        request_id=0,
+        producer_name="mine",
+        encrypted=True,
+        metadata=[KeyValue(key="a", value="b")],
+        epoch=3,
+        user_provided_producer_name=False,
+        producer_access_mode=1,
+    )
+    expected = ProducerAsked(
+        producer_id=0,
+        request_id=0,
+        topic=TOPIC,
+        name="mine",
+        is_name_users=False,
+        epoch=3,
+        access_mode=AccessMode.EXCLUSIVE,
+        encrypted=True,
+        properties=(("a", "b"),),
+    )
+    assert [expected] == connected().receive(framed(B(type=B.PRODUCER, producer=body)), 0)
+
+
+def test_reads_all_of_a_subscription() -> None:
+    """Every field of SUBSCRIBE that the broker cares for arrives."""
+    body = CommandSubscribe(
+        topic=TOPIC,
+        subscription="s",
+        subType=CommandSubscribe.Key_Shared,
+        consumer_id=4,
+        request_id=5,
+        consumer_name="mine",
+        priority_level=2,
+        durable=False,
+        metadata=[KeyValue(key="a", value="b")],
+        read_compacted=True,
+        force_topic_creation=False,
+        keySharedMeta=KeySharedMeta(
+            keySharedMode=KeySharedMeta.STICKY, hashRanges=[IntRange(start=0, end=9)], allowOutOfOrderDelivery=True
+        ),
+    )
+    expected = SubscribeAsked(
+        consumer_id=4,
+        request_id=5,
+        topic=TOPIC,
+        subscription="s",
+        kind=SubscriptionKind.KEY_SHARED,
+        name="mine",
+        priority=2,
+        durable=False,
+        is_force_create=False,
+        key_shared=KeyShared(is_sticky=True, ranges=((0, 9),), allow_out_of_order=True),
+        properties=(("a", "b"),),
+        read_compacted=True,
+    )
+    assert [expected] == connected().receive(framed(B(type=B.SUBSCRIBE, subscribe=body)), 0)
+
+
+def test_a_message_comes_with_what_was_attached_to_its_producer() -> None:
+    """A message names the object that the service attached, and carries its entry untouched."""
+    requests = with_producer().receive(send(1, 5, entry(), messages=3), 0)
+    assert [Published(producer="the producer", sequence_id=5, highest_sequence_id=0, messages=3, block=entry())] == requests
+
+
+@pytest.mark.parametrize(("claimed", "expected"), [(-1, 1), (0, 1), (7, 7), (2**31 - 1, 10)])
+def test_a_batch_counts_for_a_sane_number(claimed: int, expected: int) -> None:
+    """A batch that claims to hold no message, or absurdly many, is counted within bounds."""
+    (request,) = with_producer(Limits(messages_per_entry_max=10)).receive(send(1, 5, entry(), messages=claimed), 0)
+    assert isinstance(request, Published)
+    assert expected == request.messages
+
+
+def test_a_damaged_message_goes_to_the_service() -> None:
+    """A wrong checksum is not answered at once, since the error must not overtake receipts, and harms nobody else."""
+    connection = with_producer()
+    damaged = entry()[:-1] + b"\x00"
+    first, second = connection.receive(send(1, 5, damaged) + send(1, 6, entry()), 0)
+    assert Damaged(producer="the producer", sequence_id=5) == first
+    assert isinstance(second, Published)
+    assert [] == said(connection)
+
+
+def test_topics_that_store_nothing_answer_by_themselves() -> None:
+    """SEEK, GET_LAST_MESSAGE_ID and ACK with an id are answered without the service, as topics without a store answer them."""
+    connection = with_consumer()
+    seek = framed(B(type=B.SEEK, seek=CommandSeek(consumer_id=2, request_id=22)))
+    last = framed(B(type=B.GET_LAST_MESSAGE_ID, get_last_message_id=CommandGetLastMessageId(consumer_id=2, request_id=23)))
+    acknowledgement = framed(B(type=B.ACK, ack=CommandAck(consumer_id=2, request_id=24)))
+    assert [Acked(consumer="the consumer")] == connection.receive(seek + last + acknowledgement, 0)
+    (success, _), (last_id, _), (acknowledged, _) = heard(connection.take_outgoing())
+    assert 22 == success.success.request_id
+    response = last_id.get_last_message_id_response
+    assert (23, MINUS_ONE, MINUS_ONE) == (response.request_id, response.last_message_id.ledgerId, response.last_message_id.entryId)
+    assert 24 == acknowledged.ack_response.request_id
+
+
+def test_transactions_are_refused() -> None:
+    """A request for a transaction gets its own error, and the connection goes on."""
+    connection = connected()
+    assert [TurnedAway(what="NEW_TXN")] == connection.receive(framed(B(type=B.NEW_TXN, new_txn=CommandNotServed(request_id=3))), 0)
+    ((reply, _),) = heard(connection.take_outgoing())
+    assert (3, ServerError.NOT_ALLOWED) == (reply.error.request_id, int(reply.error.error))
+
+
+def test_lookups_beyond_the_bound_are_refused() -> None:
+    """More unanswered requests than the bound are refused at once, and one answer makes room for one more."""
+    connection = connected(Limits(requests_pending_max=1))
+    connection.receive(lookup(1), 0)
+    assert [TurnedAway(what="LOOKUP")] == connection.receive(lookup(2), 0)
+    ((reply, _),) = heard(connection.take_outgoing())
+    assert (2, ServerError.TOO_MANY_REQUESTS) == (reply.lookup_response.request_id, int(reply.lookup_response.error))
+    connection.located(1, "pulsar://broker:6650")
+    assert [LookupAsked(request_id=3, topic=TOPIC, authoritative=False)] == connection.receive(lookup(3), 0)
+
+
+def test_creations_beyond_the_bound_are_for_later() -> None:
+    """Creations beyond the bound of unanswered requests are told to try again, not that it is over."""
+    connection = connected(replace(Limits(), pending_bytes_max=10))
+    connection.receive(producer(1, 1) + subscribe(2, 2), 0)
+    codes = [int(reply.error.error) for reply, _ in heard(connection.take_outgoing()) if reply.type == B.ERROR]
+    assert [ServerError.SERVICE_NOT_READY, ServerError.SERVICE_NOT_READY] == codes
+
+
+def test_a_connection_has_only_so_many_producers() -> None:
+    """A producer beyond the bound is refused, whether the others are live or under way, and a closed one makes room."""
+    connection = with_producer(Limits(producers_max=2))
+    connection.receive(producer(2, 11), 0)
+    assert [TurnedAway(what="PRODUCER")] == connection.receive(producer(3, 12), 0)
+    connection.close_producer(1)
+    (request,) = connection.receive(producer(3, 13), 0)
+    assert isinstance(request, ProducerAsked)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        CommandProducer(topic="t" * 11, producer_id=0, request_id=5),
+        CommandProducer(topic="t", producer_id=0, request_id=5, producer_name="n" * 11),
+        CommandProducer(topic="t", producer_id=0, request_id=5, metadata=[KeyValue(key="k" * 6, value="v" * 6)]),
+        CommandProducer(topic="t", producer_id=0, request_id=5, producer_access_mode=9),
+    ],
+    ids=["topic", "name", "properties", "access mode"],
+)
+def test_what_cannot_be_kept_is_refused(body: CommandProducer) -> None:
+    """Names and properties beyond their bounds, and unknown modes, are refused, and the connection goes on."""
+    connection = connected(Limits(name_characters_max=10, properties_characters_max=10))
+    assert [TurnedAway(what="PRODUCER")] == connection.receive(framed(B(type=B.PRODUCER, producer=body)), 0)
+    ((reply, _),) = heard(connection.take_outgoing())
+    assert (5, ServerError.NOT_ALLOWED) == (reply.error.request_id, int(reply.error.error))
+
+
+def test_a_long_client_version_is_cut() -> None:
+    """What a client says of itself is kept, but not without bound."""
+    body = CommandConnect(client_version="v" * 99, protocol_version=20)
+    connection = Connection(limits=Limits(name_characters_max=10), now_ms=0)
+    expected = [Connected(client_version="v" * 10, protocol_version=20)]
+    assert expected == connection.receive(framed(B(type=B.CONNECT, connect=body)), 0)
+
+
+def test_counts_what_is_outgoing() -> None:
+    """What waits to be written is counted to the byte, until it is taken."""
+    connection = with_consumer()
+    connection.message(2, 1, -1, entry())
+    connection.receive(ping(), 0)
+    outgoing_bytes = connection.outgoing_bytes
+    assert outgoing_bytes == len(connection.take_outgoing())
+    assert 0 == connection.outgoing_bytes
+
+
+def test_an_answer_frees_what_its_request_took() -> None:
+    """The bytes of requests are bounded while they wait, not over the life of a connection."""
+    connection = connected(Limits(pending_bytes_max=len(lookup(1))))
+    for request_id in range(10):
+        (request,) = connection.receive(lookup(request_id), 0)
+        assert isinstance(request, LookupAsked)
+        connection.located(request_id, "pulsar://broker:6650")

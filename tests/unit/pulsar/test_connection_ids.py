@@ -1,0 +1,264 @@
+"""The ids of a connection by example: creations, closings from both sides, moves, and what crosses them on its way.
+
+May live here: conversations of a few steps about producers and consumers.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from brokers.pulsar.errors import NothingAsked, ServerError, Violation
+from brokers.pulsar.limits import Limits
+from brokers.pulsar.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandAck,
+    CommandSeek,
+)
+from brokers.pulsar.requests import (
+    ConsumerClosed,
+    CreationCancelled,
+    Flowed,
+    Kind,
+    ProducerAsked,
+    ProducerClosed,
+    Published,
+    Request,
+    TurnedAway,
+    Unsubscribed,
+)
+from tests.pulsar_speech import (
+    close_consumer,
+    close_producer,
+    connected,
+    entry,
+    flow,
+    framed,
+    heard,
+    lookup,
+    ping,
+    producer,
+    said,
+    send,
+    subscribe,
+    unsubscribe,
+    violation,
+    with_consumer,
+    with_producer,
+)
+
+B = BaseCommand
+MINUS_ONE = 2**64 - 1
+
+
+def test_what_is_under_way_for_a_closed_producer_is_ignored_for_a_while() -> None:
+    """After this side closed a producer its messages are ignored, and later they end the connection."""
+    connection = with_producer(Limits(closed_for_ms=100))
+    connection.tick(1000)
+    connection.close_producer(1, "pulsar://other:6650")
+    ((reply, _),) = heard(connection.take_outgoing())
+    assert (MINUS_ONE, "pulsar://other:6650") == (reply.close_producer.request_id, reply.close_producer.assignedBrokerServiceUrl)
+    assert [] == connection.receive(send(1, 5, entry()), 1099)
+    assert Violation.UNKNOWN_PRODUCER is violation(connection.receive(send(1, 6, entry()), 1100))
+
+
+def test_a_closed_producer_comes_back_under_its_id() -> None:
+    """The id of a producer that this side closed may be used again at once."""
+    connection = with_producer()
+    connection.close_producer(1)
+    connection.receive(producer(1, 11), 0)
+    assert connection.producer_opened(1, 11, "named", "the new one")
+    (request,) = connection.receive(send(1, 0, entry()), 0)
+    assert isinstance(request, Published)
+    assert "the new one" == request.producer
+
+
+def test_only_so_many_closed_producers_are_remembered() -> None:
+    """Beyond the bound, the producer closed longest ago is forgotten."""
+    connection = connected(Limits(closed_ids_max=1))
+    for id_ in (1, 2):
+        connection.receive(producer(id_, id_), 0)
+        connection.producer_opened(id_, id_, "named", id_)
+        connection.close_producer(id_)
+    assert [] == connection.receive(send(2, 0, entry()), 0)
+    assert Violation.UNKNOWN_PRODUCER is violation(connection.receive(send(1, 0, entry()), 0))
+
+
+def test_a_message_before_the_producer_is_open_is_ignored() -> None:
+    """A message for a producer that the service has not opened yet is neither taken nor punished."""
+    connection = connected()
+    connection.receive(producer(1, 10), 0)
+    assert [] == connection.receive(send(1, 0, entry()), 0)
+
+
+def test_asking_again_for_what_is_live_succeeds() -> None:
+    """A producer or consumer that is live at this very place is confirmed, without asking the service."""
+    connection = with_producer()
+    assert [] == connection.receive(producer(1, 11), 0)
+    ((reply, _),) = heard(connection.take_outgoing())
+    assert (11, "named") == (reply.producer_success.request_id, reply.producer_success.producer_name)
+    connection = with_consumer()
+    assert [] == connection.receive(subscribe(2, 21), 0)
+    assert ["SUCCESS"] == said(connection)
+
+
+def test_an_id_in_use_elsewhere_is_refused() -> None:
+    """An id that is live at another place is not given away."""
+    connection = with_producer()
+    assert [TurnedAway(what="PRODUCER")] == connection.receive(producer(1, 11, "non-persistent://public/default/other"), 0)
+    ((reply, _),) = heard(connection.take_outgoing())
+    assert (11, ServerError.NOT_ALLOWED) == (reply.error.request_id, int(reply.error.error))
+    connection = with_consumer()
+    assert [TurnedAway(what="SUBSCRIBE")] == connection.receive(subscribe(2, 21, "another subscription"), 0)
+    assert ["ERROR"] == said(connection)
+
+
+def test_asking_again_while_the_answer_is_out_is_for_later() -> None:
+    """A second creation under an id whose first is under way is told to try again."""
+    connection = connected()
+    connection.receive(producer(1, 10) + subscribe(2, 20), 0)
+    expected: list[Request] = [TurnedAway(what="PRODUCER"), TurnedAway(what="SUBSCRIBE")]
+    assert expected == connection.receive(producer(1, 11) + subscribe(2, 21), 0)
+    assert ["ERROR", "ERROR", "CLOSE_CONSUMER"] == said(connection)
+
+
+def test_closing_what_is_under_way_calls_it_off() -> None:
+    """A CLOSE of a creation under way is confirmed, and the service's answer to the creation goes nowhere."""
+    connection = connected()
+    connection.receive(producer(1, 10) + subscribe(2, 20), 0)
+    requests = connection.receive(close_producer(1, 11) + close_consumer(2, 21), 0)
+    expected: list[Request] = [
+        CreationCancelled(kind=Kind.PRODUCER, id=1, request_id=10),
+        CreationCancelled(kind=Kind.CONSUMER, id=2, request_id=20),
+    ]
+    assert expected == requests
+    assert ["SUCCESS", "SUCCESS"] == said(connection)
+    assert not connection.producer_opened(1, 10, "named", "too late")
+    connection.consumer_refused(2, 20, ServerError.SERVICE_NOT_READY, "too late")
+    assert [] == said(connection)
+
+
+def test_a_late_answer_does_not_open_the_next_creation() -> None:
+    """The answer to a creation that was called off is not taken for one to its successor under the same id."""
+    connection = connected()
+    connection.receive(producer(1, 10) + close_producer(1, 11) + producer(1, 12), 0)
+    assert not connection.producer_opened(1, 10, "old", "old")
+    assert connection.producer_opened(1, 12, "new", "new")
+
+
+def test_closing_what_is_not_there_succeeds() -> None:
+    """A CLOSE of an unknown id is confirmed without asking the service."""
+    connection = connected()
+    assert [] == connection.receive(close_producer(1, 11) + close_consumer(2, 21), 0)
+    assert ["SUCCESS", "SUCCESS"] == said(connection)
+
+
+def test_closing_what_is_live_is_for_the_service() -> None:
+    """A CLOSE of a live id detaches it, and the service confirms."""
+    connection = with_producer()
+    assert [ProducerClosed(producer="the producer", request_id=11)] == connection.receive(close_producer(1, 11), 0)
+    assert [] == said(connection)
+    connection.succeed(11)
+    assert ["SUCCESS"] == said(connection)
+    connection = with_consumer()
+    assert [ConsumerClosed(consumer="the consumer", request_id=21)] == connection.receive(close_consumer(2, 21), 0)
+    connection.succeed(21)
+    assert ["SUCCESS"] == said(connection)
+
+
+@pytest.mark.parametrize("succeeds", [True, False])
+def test_a_consumer_ends_with_its_subscription(*, succeeds: bool) -> None:
+    """An UNSUBSCRIBE that succeeds ends the consumer, and one that fails leaves it."""
+    connection = with_consumer()
+    assert [Unsubscribed(consumer="the consumer", request_id=21, force=False)] == connection.receive(unsubscribe(2, 21), 0)
+    if succeeds:
+        connection.succeed(21)
+    else:
+        connection.fail(21, ServerError.METADATA_ERROR, "others are connected")
+    assert ["SUCCESS" if succeeds else "ERROR"] == said(connection)
+    assert ([] if succeeds else [Flowed(consumer="the consumer", permits=5)]) == connection.receive(flow(2), 0)
+
+
+def test_commands_for_a_consumer_that_is_gone_are_ignored_or_refused() -> None:
+    """What may have crossed a CLOSE_CONSUMER is ignored, and what wants an answer is refused."""
+    connection = with_consumer()
+    connection.close_consumer(2)
+    assert ["CLOSE_CONSUMER"] == said(connection)
+    seek = framed(B(type=B.SEEK, seek=CommandSeek(consumer_id=2, request_id=22)))
+    acknowledgement = framed(B(type=B.ACK, ack=CommandAck(consumer_id=2)))
+    expected: list[Request] = [TurnedAway(what="UNSUBSCRIBE"), TurnedAway(what="SEEK")]
+    assert expected == connection.receive(flow(2) + acknowledgement + unsubscribe(2, 21) + seek, 0)
+    assert ["ERROR", "ERROR"] == said(connection)
+
+
+RETRIED = (ServerError.UNKNOWN_ERROR, ServerError.METADATA_ERROR, ServerError.SERVICE_NOT_READY, ServerError.SUBSCRIPTION_NOT_FOUND)
+FINAL = (ServerError.CONSUMER_BUSY, ServerError.TOPIC_NOT_FOUND, ServerError.TOO_MANY_REQUESTS, ServerError.NOT_ALLOWED)
+
+
+@pytest.mark.parametrize("error", RETRIED)
+def test_a_consumer_to_try_again_is_closed_too(error: ServerError) -> None:
+    """An error after which clients should try again goes out with the CLOSE_CONSUMER that makes all of them do so."""
+    connection = connected()
+    connection.receive(subscribe(2, 20), 0)
+    connection.consumer_refused(2, 20, error, "moving", "pulsar://other:6650")
+    (refusal, _), (close, _) = heard(connection.take_outgoing())
+    assert (20, error) == (refusal.error.request_id, int(refusal.error.error))
+    assert (2, "pulsar://other:6650") == (close.close_consumer.consumer_id, close.close_consumer.assignedBrokerServiceUrl)
+
+
+@pytest.mark.parametrize("error", FINAL)
+def test_a_consumer_refused_for_good_is_only_refused(error: ServerError) -> None:
+    """An error that clients take for final goes out alone."""
+    connection = connected()
+    connection.receive(subscribe(2, 20), 0)
+    connection.consumer_refused(2, 20, error, "no")
+    assert ["ERROR"] == said(connection)
+
+
+def test_an_answer_to_nothing_is_a_bug() -> None:
+    """A service that answers twice learns of its mistake, and the client of nothing."""
+    connection = connected()
+    connection.receive(lookup(1), 0)
+    connection.located(1, "pulsar://broker:6650")
+    with pytest.raises(NothingAsked):
+        connection.located(1, "pulsar://broker:6650")
+    assert ["LOOKUP_RESPONSE"] == said(connection)
+
+
+@pytest.mark.parametrize(("version", "expected"), [(11, []), (12, ["ACTIVE_CONSUMER_CHANGE"])])
+def test_old_clients_are_not_told_who_is_active(version: int, expected: list[str]) -> None:
+    """A client that closes its connection at a command that it does not know never gets that one."""
+    connection = connected(version=version)
+    connection.active(2, is_active=True)
+    assert expected == said(connection)
+
+
+def test_after_the_stream_is_over_nothing_comes() -> None:
+    """Once the edge says that the stream is over, late answers go nowhere and time brings nothing."""
+    connection = connected()
+    connection.receive(lookup(1) + producer(1, 10), 0)
+    connection.end()
+    connection.located(1, "pulsar://broker:6650")
+    assert not connection.producer_opened(1, 10, "named", "too late")
+    assert [] == connection.tick(10**9) + connection.receive(ping(), 10**9)
+    assert b"" == connection.take_outgoing()
+
+
+def test_a_producer_refused_may_ask_again() -> None:
+    """A refusal names the request, and leaves the id free."""
+    connection = connected()
+    connection.receive(producer(1, 10), 0)
+    connection.producer_refused(1, 10, ServerError.PRODUCER_BUSY, "taken")
+    ((reply, _),) = heard(connection.take_outgoing())
+    assert (10, ServerError.PRODUCER_BUSY) == (reply.error.request_id, int(reply.error.error))
+    (request,) = connection.receive(producer(1, 11), 0)
+    assert isinstance(request, ProducerAsked)
+
+
+def test_what_the_client_closed_last_is_unknown() -> None:
+    """A producer that came back, and that the client then closed itself, has nothing under way any more."""
+    connection = with_producer()
+    connection.close_producer(1)
+    connection.receive(producer(1, 11), 0)
+    connection.producer_opened(1, 11, "named", "the new one")
+    connection.receive(close_producer(1, 12), 0)
+    assert Violation.UNKNOWN_PRODUCER is violation(connection.receive(send(1, 0, entry()), 0))

@@ -1,0 +1,146 @@
+"""The four ways of choosing a consumer, seen through their dispatchers."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from brokers.pulsar.dispatch import Consumer, Dispatcher, dispatcher
+from brokers.pulsar.errors import ServerError
+from brokers.pulsar.requests import SubscriptionKind
+from tests.unit.pulsar.topics import keyed, make_consumer, refused_as, sticky
+
+BLOCK = b"block"
+
+
+def ready(name: str, *, priority: int = 0, permits: int = 10) -> Consumer:
+    """A consumer that may be chosen."""
+    consumer = make_consumer(name, priority=priority)
+    consumer.permits = permits
+    return consumer
+
+
+def names_chosen(among: Dispatcher, times: int) -> list[str | None]:
+    """Whom the dispatcher chooses, one after another."""
+    return [None if consumer is None else consumer.name for consumer in (among.choose(BLOCK) for _ in range(times))]
+
+
+def made(kind: SubscriptionKind, *, is_sticky: bool = False, partition: int = -1) -> Dispatcher:
+    """A dispatcher without consumers."""
+    return dispatcher(kind, is_sticky=is_sticky, partition=partition)
+
+
+@pytest.mark.parametrize("kind", SubscriptionKind)
+def test_only_who_is_ready_is_chosen(kind: SubscriptionKind) -> None:
+    """No permits, or no room on the connection: nobody is chosen, but there is somebody to wait for."""
+    among = made(kind)
+    assert (None, False) == (among.choose(BLOCK), among.serves(BLOCK))
+    consumer = ready("a")
+    among.add(consumer)
+    assert consumer is among.choose(BLOCK)
+    consumer.is_writable = False
+    assert (None, True) == (among.choose(BLOCK), among.serves(BLOCK))
+    consumer.is_writable, consumer.permits = True, 0
+    assert (None, True) == (among.choose(BLOCK), among.serves(BLOCK))
+    among.remove(consumer)
+    assert (None, False) == (among.choose(BLOCK), among.serves(BLOCK))
+
+
+def test_exclusive_lets_nobody_in_beside_its_consumer() -> None:
+    """The second consumer is refused, and the refusal names the holder, whose connection may be dead."""
+    among = made(SubscriptionKind.EXCLUSIVE)
+    holder = ready("a")
+    assert [] == among.add(holder)
+    answer = among.add(ready("b"))
+    assert ServerError.CONSUMER_BUSY is refused_as(answer)
+    assert holder is getattr(answer, "holder", None)
+    assert holder is among.active
+    assert [] == among.remove(holder)
+    assert [] == among.add(ready("b"))
+
+
+def test_failover_activates_the_first_by_priority_and_name_and_tells_everybody() -> None:
+    """Whenever another one becomes active all are told; who only comes to stand by is told alone."""
+    among = made(SubscriptionKind.FAILOVER)
+    b, c, a, low = ready("b"), ready("c"), ready("a"), ready("0", priority=1)
+    assert [(b, True)] == among.add(b)
+    assert [(c, False)] == among.add(c)
+    assert [(low, False)] == among.add(low)
+    assert [(a, True), (b, False), (c, False), (low, False)] == among.add(a)
+    assert ["a", "a"] == names_chosen(among, 2)
+    a.permits = 0
+    assert [None] == names_chosen(among, 1)  # No permits: dropped, not failed over.
+    assert [] == among.remove(c)
+    assert [(b, True), (low, False)] == among.remove(a)
+    assert [(low, True)] == among.remove(b)
+    assert low is among.active
+    assert [] == among.remove(low)
+    assert among.active is None
+
+
+@pytest.mark.parametrize(("partition", "active"), [(-1, "a"), (0, "a"), (1, "b"), (2, "a"), (3, "b")])
+def test_failover_spreads_partitions_over_those_of_the_best_priority(partition: int, active: str) -> None:
+    """The partition's index chooses among the best, one after another."""
+    among = made(SubscriptionKind.FAILOVER, partition=partition)
+    for consumer in (ready("b"), ready("a"), ready("z", priority=5)):
+        among.add(consumer)
+    assert [active] == names_chosen(among, 1)
+
+
+def test_shared_takes_turns_within_a_priority() -> None:
+    """Those of the lowest number take turns as far as they are ready; the others only if none of those is."""
+    among = made(SubscriptionKind.SHARED)
+    low, a, b, c = ready("low", priority=1), ready("a"), ready("b"), ready("c")
+    for consumer in (low, a, b, c):
+        among.add(consumer)
+    assert ["a", "b", "c", "a"] == names_chosen(among, 4)
+    b.permits = 0
+    assert ["c", "a", "c"] == names_chosen(among, 3)
+    a.permits = c.permits = 0
+    assert ["low"] == names_chosen(among, 1)
+    assert among.active is None
+
+
+def test_shared_skips_nobody_when_somebody_leaves() -> None:
+    """Whoever would have been next is next, although one before it has gone."""
+    among = made(SubscriptionKind.SHARED)
+    consumers = [ready(name) for name in "abcd"]
+    for consumer in consumers:
+        among.add(consumer)
+    assert ["a", "b"] == names_chosen(among, 2)
+    among.remove(consumers[0])
+    assert ["c", "d", "b"] == names_chosen(among, 3)
+    among.remove(consumers[3])
+    assert ["c", "b", "c"] == names_chosen(among, 3)
+
+
+def test_key_shared_keeps_each_key_with_one_consumer() -> None:
+    """All entries of a key go to one consumer, ready or not, and the keys are spread over all."""
+    among = made(SubscriptionKind.KEY_SHARED)
+    consumers = [ready("same"), ready("same"), ready("c")]
+    for consumer in consumers:
+        assert [] == among.add(consumer)
+    blocks = [keyed(f"key {number}") for number in range(300)]
+    first = [among.choose(block) for block in blocks]
+    assert first == [among.choose(block) for block in blocks]
+    assert min(Counter(consumers.index(each) for each in first if each is not None).values()) > 30
+    consumers[0].permits = 0
+    expected = [None if each is consumers[0] else each for each in first]
+    assert expected == [among.choose(block) for block in blocks]
+    among.remove(consumers[0])
+    kept = [(old, new) for old, new in zip(first, (among.choose(block) for block in blocks), strict=True) if old is not consumers[0]]
+    assert all(old is new for old, new in kept)
+
+
+def test_sticky_consumers_take_what_they_asked_for() -> None:
+    """A slot that nobody asked for is nobody's; ranges that overlap are refused; a consumer that goes frees its range."""
+    among = made(SubscriptionKind.KEY_SHARED, is_sticky=True)
+    low = make_consumer("low", key_shared=sticky((0, 30_000)))
+    assert [] == among.add(low)
+    assert ServerError.CONSUMER_ASSIGN_ERROR is refused_as(among.add(make_consumer("b", key_shared=sticky((30_000, 40_000)))))
+    assert ServerError.CONSUMER_ASSIGN_ERROR is refused_as(among.add(make_consumer("b")))
+    served = Counter(among.serves(keyed(f"key {number}")) for number in range(300))
+    assert 0.3 < served[True] / 300 < 0.6
+    among.remove(low)
+    assert [] == among.add(make_consumer("b", key_shared=sticky((30_000, 40_000))))

@@ -1,0 +1,117 @@
+"""Pulsar's frames and checksums by example.
+
+May live here: vectors, and sizes that contradict each other. That cuts do not matter stands in tests/property/test_pulsar_frames.py.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import pytest
+
+from brokers.pulsar.errors import FrameTooLarge, MalformedFrame, PulsarProtocolError
+from brokers.pulsar.frames import Frame, FrameReader, checksum_is_good, frame, metadata_of
+from tests.pulsar_speech import entry, with_checksum
+
+
+def reader() -> FrameReader:
+    """A reader with bounds that fit into a test."""
+    return FrameReader(frame_bytes_max=100, command_bytes_max=50)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vector:
+    data: bytes
+    checksum: int
+
+
+# From RFC 3720, appendix B.4, and the check value of the polynomial.
+VECTORS = (
+    Vector(data=b"123456789", checksum=0xE3069283),
+    Vector(data=bytes(32), checksum=0x8A9136AA),
+    Vector(data=b"\xff" * 32, checksum=0x62A8AB43),
+    Vector(data=bytes(range(32)), checksum=0x46DD794E),
+)
+
+
+@pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: f"{vector.checksum:08x}")
+def test_checksum_is_crc_32c(vector: Vector) -> None:
+    """The checksum is the published one of CRC-32C, and one bit beside it is refused."""
+    assert checksum_is_good(b"\x0e\x01" + struct.pack(">I", vector.checksum) + vector.data)
+    assert not checksum_is_good(b"\x0e\x01" + struct.pack(">I", vector.checksum ^ 1) + vector.data)
+
+
+def test_checksum_of_an_entry_covers_all_behind_it() -> None:
+    """A changed bit anywhere behind the magic of an entry is seen."""
+    block = entry()
+    assert checksum_is_good(block)
+    for at in range(2, len(block)):
+        assert not checksum_is_good(block[:at] + bytes([block[at] ^ 4]) + block[at + 1 :])
+
+
+def test_an_entry_without_checksum_is_good() -> None:
+    """An entry that carries no checksum is taken, since clients need not send one."""
+    assert checksum_is_good(entry()[6:])
+
+
+def test_a_checksum_cut_short_is_bad() -> None:
+    """The magic of a checksum without a whole checksum behind it is refused."""
+    assert not checksum_is_good(b"\x0e\x01\x00\x00")
+
+
+@pytest.mark.parametrize("has_checksum", [True, False])
+def test_metadata_is_found_behind_a_checksum_or_without(*, has_checksum: bool) -> None:
+    """The metadata of an entry is the same whether a checksum stands before it."""
+    covered = b"\x00\x00\x00\x03abcpayload"
+    assert b"abc" == metadata_of(with_checksum(covered) if has_checksum else covered)
+
+
+@pytest.mark.parametrize("block", [b"", b"\x00\x00", b"\x00\x00\x00\x04abc", b"\x0e\x01\x00\x00\x00\x00\x00"])
+def test_metadata_beyond_the_entry_is_refused(block: bytes) -> None:
+    """An entry too short for the metadata that it announces is malformed."""
+    with pytest.raises(MalformedFrame):
+        metadata_of(block)
+
+
+def test_frame_has_both_sizes() -> None:
+    """A frame is its size without itself, the size of the command, the command and the block."""
+    assert b"\x00\x00\x00\x09\x00\x00\x00\x02abxyz" == frame(b"ab", b"xyz")
+
+
+def test_reads_what_is_written() -> None:
+    """Frames with and without a block come back as they were, a block untouched."""
+    expected = [Frame(command=b"ab", block=None), Frame(command=b"c", block=b"xyz"), Frame(command=b"", block=None)]
+    assert expected == reader().feed(b"".join(frame(each.command, each.block or b"") for each in expected))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damage:
+    data: bytes
+    expected: type[PulsarProtocolError]
+
+
+DAMAGES = (
+    Damage(data=struct.pack(">I", 101), expected=FrameTooLarge),
+    Damage(data=struct.pack(">II", 60, 51), expected=FrameTooLarge),
+    Damage(data=struct.pack(">I", 3), expected=MalformedFrame),
+    Damage(data=struct.pack(">II", 10, 7), expected=MalformedFrame),
+)
+
+
+@pytest.mark.parametrize("damage", DAMAGES, ids=lambda damage: damage.data.hex())
+def test_impossible_sizes_end_the_stream_as_soon_as_they_are_known(damage: Damage) -> None:
+    """Sizes too large or contradicting each other are refused before what they announce, behind the good frames before them."""
+    under_test = reader()
+    assert [Frame(command=b"ab", block=None)] == under_test.feed(frame(b"ab") + damage.data)
+    assert damage.expected is type(under_test.problem)
+    assert [] == under_test.feed(frame(b"ab"))
+
+
+def test_keeps_no_more_than_one_unfinished_frame() -> None:
+    """Of a stream that trickles in, the reader keeps at most the frame that is not whole yet."""
+    under_test = reader()
+    for byte in frame(b"ab", b"x" * 90) * 3:
+        under_test.feed(bytes([byte]))
+        assert under_test.pending_bytes < 104
+    assert 0 == under_test.pending_bytes

@@ -1,0 +1,176 @@
+"""Topics as bytes: what a handover says, what is fetched, and what comes of damage."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from hashlib import blake2b
+
+import orjson
+import pytest
+
+from brokers.pulsar.arrivals import Entry
+from brokers.pulsar.handover import HANDOVER_BYTES_MAX, HandoverDamaged, decode, encode, is_complete
+from brokers.pulsar.requests import SubscriptionKind
+from brokers.pulsar.topic import SubscriptionState, TopicState
+
+QUIET = TopicState(
+    last_entry_id=7,
+    subscriptions=(
+        SubscriptionState(name="s", kind=SubscriptionKind.KEY_SHARED, is_sticky=True, is_durable=False, expected=("a", "a", "é")),
+        SubscriptionState(name="t", kind=SubscriptionKind.FAILOVER),
+    ),
+)
+WAITING = TopicState(
+    last_entry_id=9,
+    subscriptions=(
+        SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=("a",), waiting=(8, 9)),
+        SubscriptionState(name="t", kind=SubscriptionKind.SHARED, waiting=(9,)),
+    ),
+    entries=(Entry(8, b"\x00first", 3), Entry(9, b"", 1)),
+)
+
+
+def unlike(number: int) -> TopicState:
+    """A state whose names hardly compress."""
+    name = blake2b(str(number).encode()).hexdigest()
+    return TopicState(subscriptions=(SubscriptionState(name=name, kind=SubscriptionKind.SHARED, expected=(name[::-1],)),))
+
+
+def test_who_was_there_fits_into_the_handover() -> None:
+    """Without undelivered entries nothing need be fetched."""
+    states = {"t1": QUIET, "t2": TopicState()}
+    encoded = encode(states)
+    assert (None, 0, True) == (encoded.fetched, encoded.dropped, is_complete(encoded.handover))
+    assert states == decode(encoded.handover, None)
+
+
+def test_a_hundred_ordinary_topics_need_no_fetch() -> None:
+    """Names compress: the usual bundle moves without a second request."""
+    states = {
+        f"non-persistent://tenant/namespace/orders-partition-{number}": TopicState(
+            last_entry_id=number * 1000,
+            subscriptions=(
+                SubscriptionState(name="billing", kind=SubscriptionKind.SHARED, expected=(blake2b(bytes([number])).hexdigest()[:10],)),
+            ),
+        )
+        for number in range(100)
+    }
+    encoded = encode(states)
+    assert encoded.fetched is None
+    assert len(encoded.handover) < HANDOVER_BYTES_MAX / 4
+
+
+def test_undelivered_entries_are_fetched() -> None:
+    """The fetched bytes hold everything; the handover alone still says who was there."""
+    states = {"t1": QUIET, "t2": WAITING}
+    encoded = encode(states)
+    assert encoded.fetched is not None
+    assert not is_complete(encoded.handover)
+    assert states == decode(encoded.handover, encoded.fetched)
+    bare = tuple(replace(each, waiting=()) for each in WAITING.subscriptions)
+    assert {"t1": QUIET, "t2": replace(WAITING, subscriptions=bare, entries=())} == decode(encoded.handover, None)
+
+
+def test_more_topics_than_fit_are_fetched() -> None:
+    """The handover stays within its bound, and says of as many topics as fit."""
+    states = {f"t{number:04}": unlike(number) for number in range(1000)}
+    encoded = encode(states)
+    assert len(encoded.handover) <= HANDOVER_BYTES_MAX
+    assert encoded.fetched is not None
+    assert states == decode(encoded.handover, encoded.fetched)
+    few = decode(encoded.handover, None)
+    assert 0 < len(few) < 1000
+    assert all(states[name] == state for name, state in few.items())
+
+
+def test_one_topic_that_is_too_large_alone_leaves_an_empty_handover() -> None:
+    """Halving ends at nothing, and the fetched bytes have it."""
+    names = tuple(blake2b(str(number).encode()).hexdigest() for number in range(1000))
+    states = {"t": TopicState(subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=names),))}
+    encoded = encode(states)
+    assert {} == decode(encoded.handover, None)
+    assert states == decode(encoded.handover, encoded.fetched)
+
+
+def test_entries_without_room_are_left_out_from_the_newest_on() -> None:
+    """What is left out is counted in messages, and no id of it is left."""
+    encoded = encode({"t": WAITING}, entry_bytes_max=145)
+    assert encoded.fetched is not None
+    state = decode(encoded.handover, encoded.fetched)["t"]
+    assert (1, [8], [(8,), ()]) == (
+        encoded.dropped,
+        [entry.entry_id for entry in state.entries],
+        [each.waiting for each in state.subscriptions],
+    )
+
+
+def packed(document: object) -> bytes:
+    """A handover with a good checksum and any content."""
+    return zlib.compress(orjson.dumps(document))
+
+
+def fetchable(document: object, blocks: bytes = b"") -> bytes:
+    """Fetched bytes with a good checksum and any content."""
+    rows = orjson.dumps(document)
+    body = len(rows).to_bytes(4, "big") + rows + blocks
+    return blake2b(body, digest_size=16).digest() + body
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        b"not at all",
+        encode({"t": QUIET}).handover[:-1],
+        encode({"t": QUIET}).handover + b"x",
+        packed("x" * 300_000),
+        packed([]),
+        packed({"format": 2, "complete": True, "topics": []}),
+        packed({"format": 1, "complete": 1, "topics": []}),
+        packed({"format": 1, "topics": []}),
+    ],
+)
+def test_a_damaged_handover_is_a_typed_error(damaged: bytes) -> None:
+    """Cut off, too long, too large, or of another shape: neither function raises anything else."""
+    with pytest.raises(HandoverDamaged, match="handover"):
+        is_complete(damaged)
+    with pytest.raises(HandoverDamaged, match="handover"):
+        decode(damaged, None)
+
+
+@pytest.mark.parametrize(
+    "topic",
+    [
+        7,
+        [1, 2, []],
+        ["t", "2", []],
+        ["t", -1, []],
+        ["t", True, []],
+        ["t", 1, [["s", 9, False, True, []]]],
+        ["t", 1, [["s", 1, 0, True, []]]],
+        ["t", 1, [["s", 1, False, True, [1]]]],
+        ["t", 1, [["s", 1, False, True]]],
+    ],
+)
+def test_a_topic_of_the_wrong_shape_is_a_typed_error(topic: object) -> None:
+    """What has a good checksum is looked at all the same."""
+    with pytest.raises(HandoverDamaged):
+        decode(packed({"format": 1, "complete": True, "topics": [topic]}), None)
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        b"",
+        (encode({"t": WAITING}).fetched or b"")[:-1],
+        fetchable({"format": 2, "topics": []}),
+        fetchable({"format": 1, "topics": [[["t", 1, []], [], [[1, 1, 5]]]]}, b"1234"),
+        fetchable({"format": 1, "topics": [[["t", 1, []], [], [[1, 1, -5]]]]}, b"1234"),
+        fetchable({"format": 1, "topics": [[["t", 1, []], [[1]], []]]}),
+    ],
+)
+def test_damaged_fetched_bytes_are_a_typed_error(damaged: bytes) -> None:
+    """The service can then open the bundle with the handover alone."""
+    with pytest.raises(HandoverDamaged, match="fetched state"):
+        decode(encode({"t": WAITING}).handover, damaged)

@@ -1,0 +1,153 @@
+"""Key_Shared: keys of entries, Murmur3, and who holds which slot."""
+
+from __future__ import annotations
+
+import base64
+
+import pytest
+
+from brokers.pulsar.keys import NO_KEY, RANGES_PER_CONSUMER_MAX, SLOTS, Ring, Stripes, murmur3, slot_of, sticky_key
+from tests.unit.pulsar.topics import block_of
+
+# Values of MurmurHash3_x86_32 with seed 0 that other implementations publish in their tests; the first three are those of a
+# Pulsar client, which has the sign bit off already.
+VECTORS = {
+    "I will not buy this record, it is scratched.": 684731290,
+    "Hello world": 764499724,
+    "Съешь ещё этих мягких французских булок, да выпей чаю": 1885574967,
+    "": 0,
+    "a": 1009084850,
+    "ab": 2613040991,
+    "abc": 3017643002,
+    "abcd": 1139631978,
+    "abcde": 3902511862,
+    "abcdefgh": 1239272644,
+    "hello": 0x248BFA47,
+    "The quick brown fox jumps over the lazy dog": 0x2E4FF723,
+}
+PRODUCER = b"\x0a\x03abc\x10\x96\x01\x18\xff\xff\xff\xff\x0f"  # Name, sequence id, publish time.
+FIXED = b"\x91\x01" + bytes(8) + b"\x95\x01" + bytes(4)  # Fields 18 of the wrong wire types, fixed 64 and 32.
+
+
+@pytest.mark.parametrize("text", VECTORS)
+def test_murmur3_is_pulsars(text: str) -> None:
+    """The hash is MurmurHash3 (32 bits) without its sign bit."""
+    assert VECTORS[text] & 0x7FFFFFFF == murmur3(text.encode())
+
+
+@pytest.mark.parametrize(
+    ("expected", "metadata"),
+    [
+        (NO_KEY, PRODUCER),
+        (b"key", PRODUCER + b"\x32\x03key"),
+        (b"key", b"\x32\x03key" + FIXED + PRODUCER),
+        (b"order", PRODUCER + b"\x32\x03key" + b"\x92\x01\x05order"),
+        (b"\x00\xff", PRODUCER + b"\x32\x04AP8=" + b"\x88\x01\x01"),
+        (b"AP8=", PRODUCER + b"\x32\x04AP8=" + b"\x88\x01\x00"),
+        (b"no!", PRODUCER + b"\x32\x03no!" + b"\x88\x01\x01"),
+        (b"", PRODUCER + b"\x32\x00"),
+        (b"k" * 300, PRODUCER + b"\x32\xac\x02" + b"k" * 300),
+    ],
+)
+def test_the_key_of_an_entry(expected: bytes, metadata: bytes) -> None:
+    """The ordering key comes before the partition key, which may travel as Base64; other fields are passed over."""
+    assert expected == sticky_key(block_of(metadata))
+
+
+def test_a_block_may_have_no_checksum_or_a_part_of_the_broker_before_it() -> None:
+    """The optional parts before the metadata are passed over."""
+    block = block_of(PRODUCER + b"\x32\x03key")
+    assert b"key" == sticky_key(block[6:])
+    assert b"key" == sticky_key(b"\x0e\x02\x00\x00\x00\x02\x08\x01" + block)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        b"",
+        b"\x0e\x01",
+        b"\x00\x00\x00\x09\x32\x03key",  # Longer than the block.
+        b"\x0e\x02\xff\xff\xff\xff" + block_of(PRODUCER),
+        block_of(b"\x32\x7fkey", payload=b""),  # A length beyond the metadata, and the block.
+        block_of(b"\x92\x01\x04key"),  # A length that reaches into the payload.
+        block_of(b"\x10" + b"\xff" * 11),  # A varint without end.
+        block_of(b"\x32\x03key" + b"\x33"),  # A group, which no field is.
+        block_of(b"\x32\x03key" + b"\x11\x00"),  # A fixed number that is cut off.
+    ],
+)
+def test_damaged_metadata_has_no_key(block: bytes) -> None:
+    """Nothing that a client can send makes the reader raise, and what ends in the middle is not believed."""
+    assert NO_KEY == sticky_key(block)
+
+
+def test_a_key_in_base64_is_the_same_key() -> None:
+    """A key has one slot, however it travels."""
+    plain = block_of(PRODUCER + b"\x32\x06a key!")
+    encoded = base64.b64encode(b"a key!")
+    assert slot_of(plain) == slot_of(block_of(PRODUCER + b"\x32" + bytes([len(encoded)]) + encoded + b"\x88\x01\x01"))
+
+
+def test_the_ring_forgets_the_order_in_which_holders_came() -> None:
+    """Who has a slot depends only on who is there; one more holder takes slots, and moves none between the others."""
+    one, other = Ring(), Ring()
+    for name in ("a", "b", "c"):
+        one.add(name, 0)
+    for name in ("c", "x", "a", "b"):
+        other.add(name, 0)
+    other.remove("x", 0)
+    before = [one.holder(slot) for slot in range(0, SLOTS, 7)]
+    assert before == [other.holder(slot) for slot in range(0, SLOTS, 7)]
+    one.add("d", 0)
+    after = [one.holder(slot) for slot in range(0, SLOTS, 7)]
+    assert all(new in {old, ("d", 0)} for old, new in zip(before, after, strict=True))
+    assert ("d", 0) in after
+
+
+def test_the_ring_shares_fairly_and_tells_like_names_apart() -> None:
+    """Of two holders, even of one name, neither has less than a third of the slots."""
+    ring = Ring()
+    assert ring.holder(1) is None
+    ring.add("same", 0)
+    ring.add("same", 1)
+    held = [ring.holder(slot) for slot in range(SLOTS)]
+    assert all(held.count(("same", number)) > SLOTS / 3 for number in (0, 1))
+
+
+def test_the_ring_closes() -> None:
+    """What lies behind the last point belongs to the first one."""
+    for name in "abcdefgh":
+        ring = Ring()
+        ring.add(name, 0)
+        ring.add(name, 1)
+        assert ring.holder(0) == ring.holder(SLOTS - 1)
+
+
+def test_stripes_belong_to_who_asked_for_them() -> None:
+    """Both ends of a range are in it, slots that nobody asked for have no holder, and a holder that goes leaves a gap."""
+    stripes = Stripes()
+    stripes.add("a", 0, [(10, 20), (30, 30)])
+    stripes.add("b", 0, [(21, 29)])
+    assert [None, ("a", 0), ("a", 0), ("b", 0), ("b", 0), ("a", 0), None] == [stripes.holder(slot) for slot in (9, 10, 20, 21, 29, 30, 31)]
+    stripes.remove("a", 0)
+    assert [None, ("b", 0), None] == [stripes.holder(slot) for slot in (20, 21, 30)]
+
+
+@pytest.mark.parametrize(
+    ("word", "ranges"),
+    [
+        ("names 1 to", []),
+        ("names 1 to", [(slot, slot) for slot in range(RANGES_PER_CONSUMER_MAX + 1)]),
+        ("no range", [(5, 4)]),
+        ("no range", [(-1, 4)]),
+        ("no range", [(0, SLOTS)]),
+        ("hash 30", [(0, 5), (30, 40)]),
+        ("hash 20", [(0, 200)]),
+        ("hash 3", [(1, 3), (3, 5)]),
+    ],
+)
+def test_ranges_that_cannot_be_had(word: str, ranges: list[tuple[int, int]]) -> None:
+    """No range, too many, none within the slots, or one that overlaps another: refused, with the reason."""
+    stripes = Stripes()
+    stripes.add("a", 0, [(20, 30)])
+    assert word in (stripes.conflict(ranges) or "")
+    assert stripes.conflict([(0, 19), (31, SLOTS - 1)]) is None

@@ -1,0 +1,58 @@
+"""The stats of a topic, under the names that Pulsar prints."""
+
+from __future__ import annotations
+
+import orjson
+
+from brokers.pulsar.arrivals import Entry
+from brokers.pulsar.requests import SubscriptionKind
+from brokers.pulsar.stats import topic_stats
+from brokers.pulsar.topic import SubscriptionState, TopicState
+from tests.unit.pulsar.topics import joined, make_consumer, make_producer, make_topic, send, sticky
+
+
+def test_the_stats_of_a_busy_topic() -> None:
+    """Rates of the last window, counters since the beginning, and everybody by name."""
+    topic, producer = make_topic(), make_producer()
+    topic.add_producer(producer)
+    joined(topic, "a", "s1", permits=3)
+    joined(topic, "b", "s2", SubscriptionKind.SHARED)
+    for _ in range(2):
+        send(topic, producer, b"12345", messages=3)
+    topic.roll(2_000)
+    stats = orjson.loads(orjson.dumps(topic_stats(topic, owner_broker="broker-1:8080")))
+    assert (3.0, 5.0, 4.5, 7.5) == tuple(stats[name] for name in ("msgRateIn", "msgThroughputIn", "msgRateOut", "msgThroughputOut"))
+    assert (6, 10, 9, 15) == tuple(stats[name] for name in ("msgInCounter", "bytesInCounter", "msgOutCounter", "bytesOutCounter"))
+    assert (5 / 3, "broker-1:8080", {}) == (stats["averageMsgSize"], stats["ownerBroker"], stats["replication"])
+    (publisher,) = stats["publishers"]
+    assert ("p", "Shared", 3.0, "192.0.2.1:5") == tuple(publisher[name] for name in ("producerName", "accessMode", "msgRateIn", "address"))
+    one, two = stats["subscriptions"]["s1"], stats["subscriptions"]["s2"]
+    assert ("Exclusive", "a", 1.5, 1.5, 0) == tuple(
+        one[name] for name in ("type", "activeConsumerName", "msgDropRate", "msgRateOut", "msgBacklog")
+    )
+    assert ("Shared", None, 0.0, 3.0) == tuple(two[name] for name in ("type", "activeConsumerName", "msgDropRate", "msgRateOut"))
+    assert ("b", 994, 6) == tuple(two["consumers"][0][name] for name in ("consumerName", "availablePermits", "msgOutCounter"))
+
+
+def test_the_stats_of_a_topic_that_waits() -> None:
+    """What waits for consumers is the backlog, and a topic without messages has no average."""
+    state = SubscriptionState(name="s", kind=SubscriptionKind.FAILOVER, expected=("a",), waiting=(1,))
+    topic = make_topic(TopicState(last_entry_id=1, subscriptions=(state,), entries=(Entry(1, b"12345", 3),)))
+    stats = orjson.loads(orjson.dumps(topic_stats(topic, owner_broker="b")))
+    waiting = stats["subscriptions"]["s"]
+    assert (3, 5, 5, 0.0) == (waiting["msgBacklog"], waiting["backlogSize"], stats["backlogSize"], stats["averageMsgSize"])
+    assert (None, [], None) == (waiting["activeConsumerName"], waiting["consumers"], waiting["keySharedMode"])
+
+
+def test_the_mode_of_a_key_shared_subscription() -> None:
+    """AUTO_SPLIT or STICKY, as its consumers asked."""
+    topic = make_topic()
+    joined(topic, "a", "auto", SubscriptionKind.KEY_SHARED)
+    topic.subscribe(make_consumer("b", key_shared=sticky((0, 9))), "sticky", SubscriptionKind.KEY_SHARED, is_durable=False, now_ms=0)
+    stats = orjson.loads(orjson.dumps(topic_stats(topic, owner_broker="b")))["subscriptions"]
+    assert ("AUTO_SPLIT", "STICKY", "Key_Shared") == (
+        stats["auto"]["keySharedMode"],
+        stats["sticky"]["keySharedMode"],
+        stats["auto"]["type"],
+    )
+    assert (True, False) == (stats["auto"]["isDurable"], stats["sticky"]["isDurable"])

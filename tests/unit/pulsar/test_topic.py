@@ -1,0 +1,220 @@
+"""A topic at rest: who is let in, what a publish comes to, bounds, and fencing."""
+
+from __future__ import annotations
+
+import pytest
+
+from brokers.pulsar.dispatch import PERMITS_MAX, Refusal
+from brokers.pulsar.errors import ServerError
+from brokers.pulsar.requests import AccessMode, SubscriptionKind
+from brokers.pulsar.stats import kind_name
+from brokers.pulsar.topic import Replaced, Subscribed, TopicLimits
+from tests.unit.pulsar.topics import joined, make_consumer, make_producer, make_topic, receipted, refused_as, send, sticky, told
+
+SHARED, EXCLUSIVE, KEY_SHARED = SubscriptionKind.SHARED, SubscriptionKind.EXCLUSIVE, SubscriptionKind.KEY_SHARED
+
+
+def test_a_publish_goes_to_every_subscription_and_is_receipted_at_once() -> None:
+    """Each subscription gets the same entry, ids rise from 1, and the receipt repeats the ids of the SEND."""
+    topic, producer = make_topic(), make_producer()
+    assert topic.add_producer(producer) is None
+    a, b = joined(topic, "a", "s1"), joined(topic, "b", "s2", SHARED)
+    outcome = topic.publish(producer, sequence_id=7, highest_sequence_id=9, messages=3, block=b"12345", now_ms=1)
+    assert [(a, (1, b"12345", 3)), (b, (1, b"12345", 3))] == outcome.deliveries
+    assert [(producer, 7, 9, 1)] == outcome.receipts
+    assert 0 == outcome.dropped
+    assert [("a", 2), ("b", 2)] == told(send(topic, producer))
+    assert (1000 - 4, 4, 10) == (a.permits, a.delivered.messages, a.delivered.bytes)
+    assert (4, 10) == (producer.published.messages, topic.published.bytes)
+    assert (8, 20) == (topic.delivered.messages, topic.delivered.bytes)
+
+
+def test_what_nobody_can_take_is_dropped_and_counted_and_receipted_all_the_same() -> None:
+    """No permits or no room: dropped for that subscription only; a batch may take the last permit below 0."""
+    topic, producer = make_topic(), make_producer()
+    topic.add_producer(producer)
+    poor, rich = joined(topic, "poor", "s1", permits=1), joined(topic, "rich", "s2")
+    assert [("poor", 1), ("rich", 1)] == told(send(topic, producer, messages=5))
+    assert -4 == poor.permits
+    outcome = send(topic, producer, messages=5)
+    assert ([("rich", 2)], [2], 5) == (told(outcome), receipted(outcome), outcome.dropped)
+    topic.writable(rich, is_writable=False, now_ms=0)
+    assert 2 == send(topic, producer).dropped
+    assert (6, 1) == (topic.subscriptions["s1"].dropped.messages, topic.subscriptions["s2"].dropped.messages)
+    topic.writable(rich, is_writable=True, now_ms=0)
+    assert [("rich", 4)] == told(send(topic, producer))
+
+
+def test_without_subscriptions_a_message_is_gone() -> None:
+    """Nothing is delivered, nothing is kept for who comes later, and the producer has its receipt."""
+    topic, producer = make_topic(), make_producer()
+    topic.add_producer(producer)
+    assert [1] == receipted(send(topic, producer))
+    consumer = make_consumer()
+    topic.subscribe(consumer, "s", EXCLUSIVE, is_durable=True, now_ms=0)
+    assert [] == told(topic.flow(consumer, 10, 0))
+
+
+def test_permits_cannot_be_driven_to_absurdity() -> None:
+    """However much a consumer grants, no more than Java's largest number is remembered."""
+    topic = make_topic()
+    consumer = joined(topic, permits=2**32 - 1)
+    topic.flow(consumer, 2**32 - 1, 0)
+    assert PERMITS_MAX == consumer.permits
+
+
+def test_a_name_is_taken_until_its_holder_is_dead() -> None:
+    """Another connection is refused with the holder to probe; once that is removed, the name is free."""
+    topic = make_topic()
+    here, there = object(), object()
+    holder = make_producer(link=here)
+    assert topic.add_producer(holder) is None
+    again = make_producer(link=there, epoch=1)
+    answer = topic.add_producer(again)
+    assert isinstance(answer, Refusal)
+    assert (ServerError.PRODUCER_BUSY, holder) == (answer.error, answer.holder)
+    topic.remove_producer(again)  # Was never in: changes nothing.
+    assert {"p": holder} == dict(topic.producers)
+    topic.remove_producer(holder)
+    assert topic.add_producer(again) is None
+
+
+def test_the_same_producer_with_a_higher_epoch_takes_its_own_place() -> None:
+    """Same connection, same id, higher epoch: replaced in silence; anything less is refused."""
+    topic, link = make_topic(), object()
+    former = make_producer(link=link, producer_id=3, epoch=1)
+    topic.add_producer(former)
+    assert ServerError.PRODUCER_BUSY is refused_as(topic.add_producer(make_producer(link=link, producer_id=3, epoch=1)))
+    assert ServerError.PRODUCER_BUSY is refused_as(topic.add_producer(make_producer(link=link, producer_id=4, epoch=2)))
+    successor = make_producer(link=link, producer_id=3, epoch=2)
+    assert Replaced(former=former) == topic.add_producer(successor)
+    assert {"p": successor} == dict(topic.producers)
+
+
+def test_an_exclusive_producer_stays_alone() -> None:
+    """It comes in only if nobody is there, and nobody comes in beside it; the other exclusive modes are not served."""
+    topic = make_topic()
+    first = make_producer("a")
+    topic.add_producer(first)
+    assert ServerError.PRODUCER_FENCED is refused_as(topic.add_producer(make_producer("b", access_mode=AccessMode.EXCLUSIVE)))
+    topic.remove_producer(first)
+    assert topic.add_producer(make_producer("b", access_mode=AccessMode.EXCLUSIVE)) is None
+    assert ServerError.PRODUCER_BUSY is refused_as(topic.add_producer(make_producer("c")))
+    assert ServerError.PRODUCER_FENCED is refused_as(topic.add_producer(make_producer("d", access_mode=AccessMode.EXCLUSIVE)))
+    for mode in (AccessMode.WAIT_FOR_EXCLUSIVE, AccessMode.EXCLUSIVE_WITH_FENCING):
+        assert ServerError.NOT_ALLOWED is refused_as(topic.add_producer(make_producer("e", access_mode=mode)))
+
+
+def test_consumers_of_one_subscription_are_of_one_kind() -> None:
+    """Another kind, or another mode of Key_Shared, is refused while anybody is connected, and taken once nobody is."""
+    topic = make_topic()
+    first = joined(topic, "a", kind=KEY_SHARED)
+    other = make_consumer("b", key_shared=sticky((0, 9)))
+    for kind in (SHARED, EXCLUSIVE, KEY_SHARED):
+        assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(other, "s", kind, is_durable=True, now_ms=0))
+    assert [] == topic.remove_consumer(first)
+    assert "s" not in topic.subscriptions
+    assert Subscribed(changes=[]) == topic.subscribe(other, "s", KEY_SHARED, is_durable=True, now_ms=0)
+    assert (other,) == topic.consumers
+
+
+def test_wishes_about_keys_mean_nothing_to_other_kinds() -> None:
+    """A Shared consumer may say what it likes about hashes: it is a Shared consumer."""
+    topic = make_topic()
+    joined(topic, "a", kind=SHARED)
+    odd = make_consumer("b", key_shared=sticky((9, 0)))
+    assert Subscribed(changes=[]) == topic.subscribe(odd, "s", SHARED, is_durable=True, now_ms=0)
+
+
+def test_a_consumer_has_the_kind_of_its_subscription() -> None:
+    """As long as it is here; and each kind has Pulsar's name."""
+    topic = make_topic()
+    consumer = joined(topic, kind=KEY_SHARED)
+    assert "Key_Shared" == kind_name(topic.kind_of(consumer))
+    topic.remove_consumer(consumer)
+    assert "" == kind_name(topic.kind_of(consumer))
+
+
+def test_a_refused_first_consumer_leaves_no_subscription_behind() -> None:
+    """A subscription begins with a consumer that was let in."""
+    topic = make_topic()
+    answer = topic.subscribe(make_consumer(key_shared=sticky((9, 0))), "s", KEY_SHARED, is_durable=True, now_ms=0)
+    assert ServerError.CONSUMER_ASSIGN_ERROR is refused_as(answer)
+    assert topic.is_idle
+
+
+def test_failover_changes_are_told_on_coming_and_going() -> None:
+    """What the dispatcher says about being active comes out of both calls."""
+    topic = make_topic()
+    b, a = make_consumer("b"), make_consumer("a")
+    assert Subscribed(changes=[(b, True)]) == topic.subscribe(b, "s", SubscriptionKind.FAILOVER, is_durable=True, now_ms=0)
+    assert Subscribed(changes=[(a, True), (b, False)]) == topic.subscribe(a, "s", SubscriptionKind.FAILOVER, is_durable=True, now_ms=0)
+    assert [(b, True)] == topic.remove_consumer(a)
+    assert [] == topic.remove_consumer(a)
+
+
+def test_a_consumer_unsubscribes_only_for_itself() -> None:
+    """Refused beside others, and for one that is not here; else the subscription is gone at once."""
+    topic = make_topic()
+    a, b = joined(topic, "a", kind=SHARED), joined(topic, "b", kind=SHARED)
+    assert ServerError.METADATA_ERROR is refused_as(topic.unsubscribe(a))
+    topic.remove_consumer(b)
+    assert ServerError.METADATA_ERROR is refused_as(topic.unsubscribe(b))
+    assert topic.unsubscribe(a) is None
+    assert topic.is_idle
+    assert [] == topic.remove_consumer(a)
+    assert [] == told(topic.flow(a, 10, 0))
+
+
+@pytest.mark.parametrize(
+    ("limits", "error"),
+    [
+        (TopicLimits(consumers_max=1), ServerError.CONSUMER_BUSY),
+        (TopicLimits(subscriptions_max=1), ServerError.NOT_ALLOWED),
+    ],
+)
+def test_consumers_and_subscriptions_are_bounded(limits: TopicLimits, error: ServerError) -> None:
+    """Beyond the bound a consumer is refused, and nothing is left of it."""
+    topic = make_topic(limits=limits)
+    joined(topic, "a", "s1", SHARED)
+    assert error is refused_as(topic.subscribe(make_consumer("b"), "s2", SHARED, is_durable=True, now_ms=0))
+    assert ["s1"] == list(topic.subscriptions)
+    assert 1 == len(topic.consumers)
+
+
+def test_producers_are_bounded() -> None:
+    """Beyond the bound a producer is refused, one that takes its own place is not."""
+    topic = make_topic(limits=TopicLimits(producers_max=1))
+    assert topic.add_producer(make_producer("a")) is None
+    assert ServerError.PRODUCER_BUSY is refused_as(topic.add_producer(make_producer("b")))
+    assert isinstance(topic.add_producer(make_producer("a", epoch=1)), Replaced)
+
+
+def test_a_fenced_topic_does_nothing_any_more() -> None:
+    """No delivery, no receipt, no drop; who wants in is told to come back; leaving still works."""
+    topic, producer = make_topic(), make_producer()
+    topic.add_producer(producer)
+    consumer = joined(topic)
+    assert ([], []) == (topic.fence().receipts, topic.fence().deliveries)
+    assert topic.is_fenced
+    for outcome in (
+        send(topic, producer),
+        topic.flow(consumer, 5, 0),
+        topic.writable(consumer, is_writable=True, now_ms=0),
+        topic.tick(10**6),
+    ):
+        assert ([], [], 0) == (outcome.deliveries, outcome.receipts, outcome.dropped)
+    assert (0, 0) == (producer.published.messages, topic.subscriptions["s"].dropped.messages)
+    assert ServerError.SERVICE_NOT_READY is refused_as(topic.add_producer(make_producer("q")))
+    assert ServerError.SERVICE_NOT_READY is refused_as(topic.subscribe(make_consumer(), "s", EXCLUSIVE, is_durable=True, now_ms=0))
+    topic.remove_consumer(consumer)
+    topic.remove_producer(producer)
+    assert topic.is_idle
+
+
+def test_a_topic_without_expectations_never_wakes() -> None:
+    """Nothing has a deadline on a topic that did not just move."""
+    topic = make_topic()
+    joined(topic)
+    assert topic.wake_at_ms is None
+    assert [] == topic.tick(10**9).deliveries

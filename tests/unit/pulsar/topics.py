@@ -1,0 +1,100 @@
+"""Topics, producers and consumers for tests, made in one line each.
+
+May live here: makers, and short ways to say what an outcome holds. Times are milliseconds from 0.
+"""
+
+from __future__ import annotations
+
+from brokers.pulsar.dispatch import Consumer, Refusal
+from brokers.pulsar.errors import ServerError
+from brokers.pulsar.rates import Meter
+from brokers.pulsar.requests import AccessMode, KeyShared, SubscriptionKind
+from brokers.pulsar.topic import Outcome, Producer, Subscribed, Topic, TopicLimits, TopicState
+
+NAME = "non-persistent://public/default/orders"
+
+
+def make_topic(expected: TopicState | None = None, *, limits: TopicLimits | None = None, partition: int = -1, now_ms: int = 0) -> Topic:
+    """A topic with small waits unless told otherwise: 100 ms for receipts, 10 s for consumers."""
+    return Topic(NAME, partition=partition, limits=limits or TopicLimits(), now_ms=now_ms, expected=expected)
+
+
+def make_producer(
+    name: str = "p", *, link: object = None, producer_id: int = 0, epoch: int = 0, access_mode: AccessMode = AccessMode.SHARED
+) -> Producer:
+    """A producer whose rates begin at 0 ms."""
+    return Producer(
+        name=name,
+        link=link,
+        producer_id=producer_id,
+        published=Meter(now_ms=0),
+        epoch=epoch,
+        access_mode=access_mode,
+        address="192.0.2.1:5",
+    )
+
+
+def make_consumer(name: str = "c", *, priority: int = 0, key_shared: KeyShared | None = None, consumer_id: int = 0) -> Consumer:
+    """A consumer without permits, whose rates begin at 0 ms."""
+    return Consumer(
+        name=name,
+        link=None,
+        consumer_id=consumer_id,
+        delivered=Meter(now_ms=0),
+        priority=priority,
+        key_shared=key_shared,
+        address="192.0.2.2:6",
+    )
+
+
+def sticky(*ranges: tuple[int, int]) -> KeyShared:
+    """The wish of a STICKY consumer."""
+    return KeyShared(is_sticky=True, ranges=ranges, allow_out_of_order=False)
+
+
+def joined(
+    topic: Topic,
+    name: str = "c",
+    subscription: str = "s",
+    kind: SubscriptionKind = SubscriptionKind.EXCLUSIVE,
+    *,
+    permits: int = 1000,
+    now_ms: int = 0,
+) -> Consumer:
+    """A consumer that was let in and has granted permits; what comes of its permits is not looked at."""
+    consumer = make_consumer(name)
+    answer = topic.subscribe(consumer, subscription, kind, is_durable=True, now_ms=now_ms)
+    assert isinstance(answer, Subscribed), answer
+    if permits:
+        topic.flow(consumer, permits, now_ms)
+    return consumer
+
+
+def send(topic: Topic, producer: Producer, block: bytes = b"block", *, sequence_id: int = 0, messages: int = 1, now_ms: int = 0) -> Outcome:
+    """Publish one entry."""
+    return topic.publish(producer, sequence_id=sequence_id, highest_sequence_id=sequence_id, messages=messages, block=block, now_ms=now_ms)
+
+
+def told(outcome: Outcome) -> list[tuple[str, int]]:
+    """To whom the outcome delivers what: names and entry ids."""
+    return [(consumer.name, entry.entry_id) for consumer, entry in outcome.deliveries]
+
+
+def receipted(outcome: Outcome) -> list[int]:
+    """The entry ids for which the outcome gives a receipt."""
+    return [receipt.entry_id for receipt in outcome.receipts]
+
+
+def refused_as(answer: object) -> ServerError | None:
+    """The error of a refusal; None if it is none."""
+    return answer.error if isinstance(answer, Refusal) else None
+
+
+def block_of(metadata: bytes, payload: bytes = b"payload") -> bytes:
+    """A block as a SEND carries it, with a checksum part that nobody here looks at."""
+    return b"\x0e\x01" + b"\0\0\0\0" + len(metadata).to_bytes(4, "big") + metadata + payload
+
+
+def keyed(key: str) -> bytes:
+    """A block whose entry has this partition key, shorter than 128 bytes."""
+    return block_of(b"\x0a\x01p\x10\x01\x18\x01" + b"\x32" + bytes([len(key.encode())]) + key.encode())
