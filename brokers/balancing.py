@@ -45,30 +45,34 @@ class Balancing:
         self._told: Mapping[str, str] = {}
 
     async def run(self) -> None:
-        """Publish this broker's load every interval; when it leads, shed."""
-        while True:
-            await asyncio.sleep(self._interval_ms / 2_000)
-            try:
-                await asyncio.to_thread(self._bus.publish, self._report())
-                if self._leads() and self._scheduler.due(self._worker.clock.now().boot_ms):
-                    await self._round()
-            except EquipoiseError as error:
-                _logger.warning("a round of balancing failed: %s", error, extra={"broker": self._worker.broker_id})
-            except Exception:  # What a service or a shedder gets wrong must not end balancing unheard.
-                _logger.exception("a round of balancing failed", extra={"broker": self._worker.broker_id})
+        """Publish this broker's load every half interval; when it leads, shed. Its end is that of all that it waits for, too."""
+        try:
+            while True:
+                await asyncio.sleep(self._interval_ms / 2_000)
+                await self._turn()
+        finally:
+            moves = list(self._moves)
+            for move in moves:
+                move.cancel()
+            await asyncio.gather(*moves, return_exceptions=True)
+
+    async def _turn(self) -> None:
+        try:
+            await asyncio.to_thread(self._bus.publish, self._report())
+            if self._leads() and self._scheduler.due(self._worker.clock.now().boot_ms):
+                await self._round()
+        except EquipoiseError as error:
+            _logger.warning("a round of balancing failed: %s", error, extra={"broker": self._worker.broker_id})
+        except Exception:  # What a shedder gets wrong must not end balancing unheard.
+            _logger.exception("a round of balancing failed", extra={"broker": self._worker.broker_id})
 
     def _report(self) -> Report:
-        now = self._worker.clock.now()
-        sample: dict[str, BundleLoad] = {}
-        for service in self._worker.services:
-            try:
-                sample.update(service.load())
-            except Exception:
-                _logger.exception("a service cannot tell its load", extra={"broker": self._worker.broker_id})
-        weighed = {name: sample.get(name, BundleLoad()) for name in self._worker.open_bundles}
-        averages = self._averages.update(weighed, elapsed_ms=now.boot_ms - self._sampled_ms)
-        self._sampled_ms = now.boot_ms
-        return Report(broker=self._worker.broker_id, at_ms=now.wall_ms, capacity=self._worker.config.capacity, bundles=dict(averages))
+        sample = self._worker.loads.latest()
+        weighed = {name: sample.loads.get(name, BundleLoad()) for name in self._worker.open_bundles}
+        averages = self._averages.update(weighed, elapsed_ms=sample.at_ms - self._sampled_ms)
+        self._sampled_ms = sample.at_ms
+        at_ms = self._worker.clock.now().wall_ms
+        return Report(broker=self._worker.broker_id, at_ms=at_ms, capacity=self._worker.config.capacity, bundles=dict(averages))
 
     def _leads(self) -> bool:
         leader = self._worker.view.leader()

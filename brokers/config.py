@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 from typing import Annotated, Final, Self
@@ -73,6 +74,27 @@ class WorkerConfig(BaseModel):
         default_factory=dict, max_length=DOCUMENT_ENTRIES_MAX, description="Anything else that a policy may ask about this broker."
     )
 
+    pulsar_port: int | None = Field(
+        default=None, ge=0, le=65_535, description="The port for clients of Apache Pulsar, 0 for any that is free; none without it."
+    )
+    pulsar_connections_max: int = Field(
+        default=20_000, ge=1, le=1_000_000, description="Connections of Pulsar's clients; an idle one costs about 20 KiB."
+    )
+    pulsar_connections_per_address_max: int = Field(
+        default=10_000, ge=1, le=1_000_000, description="The same from one address, so that one host cannot shut out the others."
+    )
+    pulsar_message_bytes_max: int = Field(
+        default=5 * 1024 * 1024,
+        ge=1_024,
+        le=128 * 1024 * 1024,
+        description="The largest message of Pulsar's clients, in bytes. Alike on all brokers: clients keep the last that they were told.",
+    )
+    pulsar_keep_alive_ms: DeadlineMs = Field(
+        default=30_000,
+        description="A client of Pulsar that is silent for so long is asked for a sign of life; after as long again it is given up.",
+    )
+    pulsar_stats_ms: DeadlineMs = Field(default=10_000, description="The window of the rates in the stats of Pulsar's topics.")
+
     lease_ms: Promise = Field(
         default=_TIMING.lease_ms,
         description="How long the broker may serve after it decided on its last accepted renewal. Shorter: a dead broker's bundles "
@@ -126,7 +148,7 @@ class WorkerConfig(BaseModel):
         try:
             config = handler(values)
         except ValidationError as error:
-            raise InvalidConfig(problems=tuple(_told(detail["loc"], detail["msg"]) for detail in error.errors())) from None
+            raise InvalidConfig(problems=tuple(_told(detail["loc"], detail["type"], detail["msg"]) for detail in error.errors())) from None
         problems = [f"{setting}: {problem}" for setting, problem in _problems(config).items()]
         if problems:
             raise InvalidConfig(problems=tuple(problems))
@@ -155,6 +177,12 @@ class WorkerConfig(BaseModel):
         return f"[{host}]:{self.http_port}" if _is_ipv6(host) else f"{host}:{self.http_port}"
 
     @property
+    def pulsar_url(self) -> str:
+        """Where Pulsar's clients find this broker; true once `pulsar_port` is the one that was bound."""
+        host = self.advertised_host or self.host
+        return f"pulsar://[{host}]:{self.pulsar_port}" if _is_ipv6(host) else f"pulsar://{host}:{self.pulsar_port}"
+
+    @property
     def id(self) -> str:
         """The broker's id: `broker_id`, or else its `authority`."""
         return self.broker_id or self.authority
@@ -165,9 +193,18 @@ class WorkerConfig(BaseModel):
         return f"http://{self.authority}"
 
 
-def _told(location: tuple[int | str, ...], message: str) -> str:
+def installed_version() -> str:
+    """The version of this installation, which a broker puts on record when it joins; empty in a source tree never installed."""
+    try:
+        return version("equipoise")
+    except PackageNotFoundError:
+        return ""
+
+
+def _told(location: tuple[int | str, ...], kind: str, message: str) -> str:
     setting = ".".join(str(part) for part in location)
-    return f"{setting}: {message}" if setting else message
+    problem = "there is no such setting" if kind == "extra_forbidden" else message
+    return f"{setting}: {problem}" if setting else problem
 
 
 def _problems(config: WorkerConfig) -> Mapping[str, str]:

@@ -17,8 +17,9 @@ from typing import Final, Self
 
 from brokers.agent.intents import CreateNamespace
 from brokers.config import WorkerConfig
-from brokers.loop_thread import LoopThread
+from brokers.loop_thread import CROSSING_MS, InThread, NotRunning
 from brokers.main import Broker
+from brokers.namespace_size import check_new_bundles
 from brokers.service import Ownership, Peer, Service
 from brokers.worker import Worker as Host
 from channel.errors import Rejected
@@ -28,9 +29,6 @@ from channel.ranges import check_namespace, even_boundaries
 READY_MS_MAX: Final = 60_000
 ROUTE_MS: Final = 10_000
 CREATE_MS: Final = 10_000
-
-# What a call from another thread may take beyond its own deadline: the way to the loop and back.
-_CROSSING_MS: Final = 1_000
 
 
 class Worker:
@@ -93,6 +91,7 @@ class Worker:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._host = None
         await self._parts.__aexit__(kind, error, trace)
 
     @property
@@ -112,16 +111,20 @@ class Worker:
         return await self._running.route(namespace, key, timeout_ms=timeout_ms)
 
     async def create_namespace(self, namespace: str, *, bundles: int = 4, timeout_ms: int = CREATE_MS) -> None:
-        """Create a namespace, unless it is there; an older one keeps the bundles that it has.
+        """Create a namespace of 1 to 4,096 bundles, unless it is there; an older one keeps the bundles that it has.
 
-        Raises `InvalidName`, `InvalidBoundaries`, `Rejected`, `OutcomeUnknown`, and `LogUnavailable`.
+        Its bundles are free on return: whoever asks for a key of one, or the leader, has it placed.
+
+        Raises `InvalidName`, `InvalidBoundaries`, `Rejected`, `OutcomeUnknown`, `NotProposed`, and what the log says where
+        it takes no records, such as `LogUnavailable`.
         """
         host = self._running
         check_namespace(namespace)
+        boundaries = even_boundaries(check_new_bundles(namespace, bundles))
         if namespace in host.view.namespaces:
             return
         try:
-            await host.request(CreateNamespace(name=namespace, boundaries=even_boundaries(bundles)), timeout_ms=timeout_ms)
+            await host.request(CreateNamespace(name=namespace, boundaries=boundaries), timeout_ms=timeout_ms)
         except Rejected:
             if namespace not in host.view.namespaces:  # Otherwise somebody else was first.
                 raise
@@ -132,7 +135,8 @@ class Worker:
 
     @property
     def _running(self) -> Host:
-        assert self._host is not None, "a Worker is entered before it is used: async with Worker(...) as worker"
+        if self._host is None:
+            raise NotRunning(what="the worker", problem="it has not been started, or has ended")
         return self._host
 
 
@@ -142,29 +146,16 @@ def _directory_beside(log_url: str, broker: str) -> str | None:
     return None if path is None else f"{path}.brokers/broker-{broker}"
 
 
-class WorkerInThread:
-    """A worker with a thread and an event loop of its own, where its services run too: `with Worker(...).in_thread() as worker`."""
+class WorkerInThread(InThread):
+    """A worker with a thread and an event loop of its own, where its services run too: `with Worker(...).in_thread() as worker`.
+
+    Entering and its calls raise what `Worker` raises, and `NotRunning` outside the context.
+    """
 
     def __init__(self, worker: Worker) -> None:
         """Made by `Worker.in_thread`."""
+        super().__init__(worker, what="the worker", start_ms=READY_MS_MAX + CROSSING_MS, stop_ms=READY_MS_MAX)
         self._worker = worker
-        self._thread = LoopThread("equipoise worker")
-
-    def __enter__(self) -> Self:
-        """Start, and wait until the broker is a member. Raises what `Worker` raises."""
-        self._thread.start()
-        try:
-            self._thread.run(self._worker.__aenter__(), timeout_ms=READY_MS_MAX + _CROSSING_MS, what="the worker's start")
-        except BaseException:
-            self._thread.stop()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            self._thread.run(self._worker.__aexit__(kind, error, trace), timeout_ms=READY_MS_MAX, what="the worker's end")
-        finally:
-            self._thread.stop()
 
     @property
     def broker_id(self) -> str:
@@ -174,9 +165,9 @@ class WorkerInThread:
     def route(self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS) -> Ownership | Peer:
         """See `Worker.route`. An ownership may be used in any thread."""
         route = self._worker.route(namespace, key, timeout_ms=timeout_ms)
-        return self._thread.run(route, timeout_ms=timeout_ms + _CROSSING_MS, what=f"an owner for {namespace}/{key}")
+        return self.run(route, timeout_ms=timeout_ms + CROSSING_MS, what=f"an owner for {namespace}/{key}")
 
     def create_namespace(self, namespace: str, *, bundles: int = 4, timeout_ms: int = CREATE_MS) -> None:
         """See `Worker.create_namespace`."""
         create = self._worker.create_namespace(namespace, bundles=bundles, timeout_ms=timeout_ms)
-        self._thread.run(create, timeout_ms=timeout_ms + _CROSSING_MS, what=f"the creation of {namespace}")
+        self.run(create, timeout_ms=timeout_ms + CROSSING_MS, what=f"the creation of {namespace}")

@@ -8,12 +8,14 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
 import orjson
 
 from brokers.service import Evidence
+from channel.errors import InvalidConfig
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -21,15 +23,21 @@ _logger: Final = logging.getLogger(__name__)
 # because evidence must never slow down the work that it is about.
 _LINES_MAX: Final = 65_536
 
+# What a disk may take over the last lines; a thread that is still at it then dies with its process.
+_CLOSE_S: Final = 1.0
+
 
 class EvidenceFile:
     """Appends evidence to a file, in a thread of its own; a process that is killed loses the last instant of it."""
 
     def __init__(self, path: Path, *, broker: str) -> None:
-        """Open `path` for appending. Raises OSError if that is not possible."""
+        """Open `path` for appending. Raises `InvalidConfig` if that is not possible."""
         self._broker = broker
         self._lines: queue.Queue[Evidence | None] = queue.Queue(maxsize=_LINES_MAX)
-        self._file = path.open("ab", buffering=0)
+        try:
+            self._file = path.open("ab", buffering=0)
+        except OSError as error:
+            raise InvalidConfig(problems=(f"evidence: {error}",)) from error
         self._thread = threading.Thread(target=self._run, name="evidence", daemon=True)
         self._thread.start()
 
@@ -41,10 +49,14 @@ class EvidenceFile:
             return
 
     def close(self) -> None:
-        """Write what is queued, and close the file."""
+        """Write what is queued, and close the file; blocks on the disk, for so long at most. To be called in a thread."""
         if self._thread.is_alive():
-            self._lines.put(None)
-            self._thread.join()
+            with suppress(queue.Full):
+                self._lines.put(None, timeout=_CLOSE_S)
+            self._thread.join(_CLOSE_S)
+        if self._thread.is_alive():
+            _logger.warning("the last evidence is still being written", extra={"broker": self._broker})
+            return
         self._file.close()
 
     def _run(self) -> None:
@@ -79,4 +91,6 @@ class EvidenceFile:
             "answered_ns": evidence.answered_ns,
             "lease_deadline_ns": evidence.lease_deadline_ns,
         }
+        if evidence.message is not None:
+            line["message"] = evidence.message
         return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Final, Protocol
 
 from channel.errors import InvalidLoad
@@ -19,24 +19,45 @@ HALF_LIFE_MS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Messaging:
+    """What the topics of a bundle carry: rates per second over the last sample, and what there is. For people, not the balancer.
+
+    Raises `InvalidLoad` for a number that is negative or not finite.
+    """
+
+    messages_in_per_second: float = 0.0
+    bytes_in_per_second: float = 0.0
+    messages_out_per_second: float = 0.0
+    bytes_out_per_second: float = 0.0
+    producers: int = 0
+    consumers: int = 0
+    topics: int = 0
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class BundleLoad:
     """What a bundle costs its broker: rates per second over the last sample, and what is open.
 
-    Raises `InvalidLoad` for a number that is negative or not finite.
+    `messaging` says more of a bundle of topics. Raises `InvalidLoad` for a number that is negative or not finite.
     """
 
     calls_per_second: float = 0.0
     bytes_per_second: float = 0.0
     sessions: int = 0
+    messaging: Messaging | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (
-            ("calls_per_second", self.calls_per_second),
-            ("bytes_per_second", self.bytes_per_second),
-            ("sessions", self.sessions),
-        ):
-            if not 0 <= value < math.inf:  # What is not a number fails this, too.
-                raise InvalidLoad(subject="bundle", field=name, value=value)
+        _check(self)
+
+
+def _check(load: BundleLoad | Messaging) -> None:
+    for field_ in fields(load):
+        value = getattr(load, field_.name)
+        if not isinstance(value, Messaging | None) and not 0 <= value < math.inf:  # What is not a number fails this, too.
+            raise InvalidLoad(subject="bundle", field=field_.name, value=value)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +119,23 @@ class Averages:
 
 
 def _blend(old: BundleLoad, new: BundleLoad, old_share: float) -> BundleLoad:
+    def blended(before: float, now: float) -> float:
+        return now + (before - now) * old_share
+
+    messaging = new.messaging
+    if messaging is not None and old.messaging is not None:
+        messaging = Messaging(
+            messages_in_per_second=blended(old.messaging.messages_in_per_second, messaging.messages_in_per_second),
+            bytes_in_per_second=blended(old.messaging.bytes_in_per_second, messaging.bytes_in_per_second),
+            messages_out_per_second=blended(old.messaging.messages_out_per_second, messaging.messages_out_per_second),
+            bytes_out_per_second=blended(old.messaging.bytes_out_per_second, messaging.bytes_out_per_second),
+            producers=messaging.producers,
+            consumers=messaging.consumers,
+            topics=messaging.topics,
+        )
     return BundleLoad(
-        calls_per_second=new.calls_per_second + (old.calls_per_second - new.calls_per_second) * old_share,
-        bytes_per_second=new.bytes_per_second + (old.bytes_per_second - new.bytes_per_second) * old_share,
+        calls_per_second=blended(old.calls_per_second, new.calls_per_second),
+        bytes_per_second=blended(old.bytes_per_second, new.bytes_per_second),
         sessions=new.sessions,
+        messaging=messaging,
     )

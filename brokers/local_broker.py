@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -14,6 +15,9 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
+
+from brokers.config import WorkerConfig
+from channel.errors import AddressInUse, InvalidConfig
 
 HOST: Final = "127.0.0.1"
 
@@ -29,11 +33,12 @@ _LAST_WORDS_BYTES: Final = 4_096
 class LocalBroker:
     """One broker: its place, its process of this moment, and the thread that waits for that one's end."""
 
-    def __init__(self, directory: Path, port: int) -> None:
-        """The broker that is `127.0.0.1:PORT`, with its data and its log in `directory`."""
+    def __init__(self, directory: Path, port: int, pulsar_port: int | None = None) -> None:
+        """The broker that is `127.0.0.1:PORT`, with its data and its log in `directory`; it may take Pulsar's clients, too."""
         self.directory = directory
         self.log_file = directory / "broker.log"
         self.port = port
+        self.pulsar_port = pulsar_port
         self.id = f"{HOST}:{port}"
         self.process: subprocess.Popen[bytes] | None = None
         self.watch: threading.Thread | None = None
@@ -52,6 +57,26 @@ class LocalBroker:
         """Whether it neither runs nor will be started again by itself."""
         return self.ended and not self.will_restart
 
+    def check(self, *, log_url: str, settings: Mapping[str, str | int]) -> None:
+        """Raise `InvalidConfig` or `InvalidTiming` for settings with which its process would end at once."""
+        own = {"log_url": log_url, "data_dir": self.directory, "broker_id": self.id, "host": HOST, "http_port": self.port}
+        if self.pulsar_port is not None:
+            own["pulsar_port"] = self.pulsar_port
+        if taken := sorted(own.keys() & settings.keys()):
+            raise InvalidConfig(problems=tuple(f"{setting}: it is each broker's own in a local cluster" for setting in taken))
+        WorkerConfig.model_validate({**settings, **own})
+
+    def check_port(self) -> None:
+        """Raise `AddressInUse` if one of its ports is taken."""
+        for port in (self.port, self.pulsar_port):
+            if port is None:
+                continue
+            try:
+                socket.create_server((HOST, port)).close()
+            except OSError as error:
+                problem = str(error) if error.errno is None else os.strerror(error.errno)
+                raise AddressInUse(address=f"{HOST}:{port}", problem=problem) from error
+
     def start(
         self,
         *,
@@ -68,6 +93,8 @@ class LocalBroker:
         # -P keeps the working folder from hiding an installed package; services are looked for there all the same.
         command = [sys.executable, "-P", "-m", "brokers.cli", "broker", "--stop-on-eof", "--log", log_url]
         command += ["--data", str(self.directory), "--id", self.id, "--host", HOST, "--http-port", str(self.port)]
+        if self.pulsar_port is not None:
+            command += ["--pulsar-port", str(self.pulsar_port)]
         command += [word for service in services for word in ("--service", service)]
         command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         if evidence:

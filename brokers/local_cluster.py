@@ -15,7 +15,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -27,9 +27,20 @@ from brokers.admin.burial import bury
 from brokers.local_broker import HOST, LocalBroker, ending_of
 from channel.blocking_view import RETRY_MS, read_on
 from channel.deadline import Deadline
-from channel.errors import BrokerFailed, DataDirectoryUnusable, DeadlineExceeded, EquipoiseError, InvalidLogUrl, LogUnavailable, PeerError
+from channel.errors import (
+    BrokerFailed,
+    Bug,
+    CallerError,
+    DataDirectoryUnusable,
+    DeadlineExceeded,
+    EquipoiseError,
+    InvalidLogUrl,
+    LogStorageFull,
+    LogUnavailable,
+    PeerError,
+)
 from channel.log import READ_ENTRIES_MAX, Log
-from channel.open_log import open_log
+from channel.open_log import is_in_memory, open_log
 from channel.ranges import ADMIN_PREFIX
 from channel.reader import Reader
 
@@ -43,6 +54,9 @@ BURIAL_ATTEMPTS_MAX: Final = 3
 
 KILL_MS: Final = 5_000
 """How long a killed process may take to be gone: it may be in the middle of a write to a slow disk."""
+
+LOOK_MS: Final = 100
+"""How often it is looked whether a start was broken off: a signal's handler can notify nobody."""
 
 _FOLLOW_MS: Final = 1_000
 
@@ -58,14 +72,16 @@ class What(StrEnum):
     BURIED = "buried"
     NOT_BURIED = "not_buried"
     STARTS_AGAIN = "starts_again"
+    UNWATCHED = "unwatched"
+    """The cluster no longer follows the log: whoever dies from now on is missed only when its lease has run out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """Something that happened to `broker`, in words, and as `details` for programs."""
+    """Something that happened to `broker` (None: to the cluster as a whole), in words, and as `details` for programs."""
 
     what: What
-    broker: str
+    broker: str | None
     text: str
     details: Mapping[str, str | int | None] = field(default_factory=dict)
 
@@ -73,22 +89,30 @@ class Happening:
 Tell = Callable[[Happening], None]
 
 
+class StartBrokenOff(CallerError):
+    """Whoever started a cluster wants it no more."""
+
+    def __init__(self) -> None:
+        super().__init__("the start of the cluster was broken off; stop what of it runs")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
     """What a local cluster is made of.
 
-    Broker i has the id and address `127.0.0.1:(http_port + i)` (any free ports if `http_port` is 0) and the directory
-    `directory/broker-i`. `log_url` is by default `sqlite:DIRECTORY/channel.db`. `services` and `settings` are passed on as
-    `--service` and `--set`. With `bury`, a broker that dies is declared dead at once; with `restart`, it is started again
-    after that. With `evidence`, each process writes `accepts-N.jsonl` to its directory. A broker that is told to stop is
-    killed after `stop_ms`.
+    Broker i has the id and address `127.0.0.1:(http_port + i)` (any free ports if `http_port` is 0), takes Pulsar's clients
+    at `pulsar_port + i` (any if it is 0; nowhere if it is None), and has the directory `directory/broker-i`. `log_url` is by
+    default `sqlite:DIRECTORY/channel.db`. `services` and `settings` are passed on as `--service` and `--set`. With `bury`, a
+    broker that dies is declared dead at once; with `restart`, it is started again after that. With `evidence`, each process
+    writes `accepts-N.jsonl` to its directory. A broker that is told to stop is killed after `stop_ms`.
     """
 
     directory: Path
     brokers: int = 3
     http_port: int = 0
+    pulsar_port: int | None = None
     log_url: str | None = None
-    services: tuple[str, ...] = ()
+    services: tuple[str, ...] = ("counter",)
     settings: Mapping[str, str | int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
     bury: bool = True
@@ -105,14 +129,23 @@ class LocalCluster:
     """
 
     def __init__(self, settings: ClusterSettings, *, tell: Tell | None = None) -> None:
-        """Nothing is started yet. Raises `InvalidLogUrl` for a log that processes cannot share."""
+        """Nothing is started yet.
+
+        Raises `InvalidLogUrl` for a log that processes cannot share, `InvalidConfig` and `InvalidTiming` for settings that no
+        broker would take.
+        """
         self.settings = settings
         self.log_url = settings.log_url or f"sqlite:{settings.directory}/channel.db"
-        if self.log_url.startswith("memory:"):
+        if is_in_memory(self.log_url):
             raise InvalidLogUrl(url=self.log_url, problem="the processes of a cluster cannot share memory")
-        first = settings.http_port
-        ports = range(first, first + settings.brokers) if first else _free_ports(settings.brokers)
-        self._members = tuple(LocalBroker(settings.directory / f"broker-{number}", port) for number, port in enumerate(ports))
+        http_ports = _ports(settings.http_port, settings.brokers)
+        pulsar_ports = [None] * settings.brokers if settings.pulsar_port is None else _ports(settings.pulsar_port, settings.brokers)
+        self._members = tuple(
+            LocalBroker(settings.directory / f"broker-{number}", http_port, pulsar_port)
+            for number, (http_port, pulsar_port) in enumerate(zip(http_ports, pulsar_ports, strict=True))
+        )
+        for member in self._members:
+            member.check(log_url=self.log_url, settings=settings.settings)
         self._listener = tell
         self._telling = threading.Lock()
         self._changed = threading.Condition()
@@ -137,6 +170,12 @@ class LocalCluster:
         return tuple(f"http://{member.id}" for member in self._members)
 
     @property
+    def pulsar_url(self) -> str:
+        """The service URL of Pulsar's clients: `pulsar://127.0.0.1:PORT,127.0.0.1:PORT`, all brokers that take them."""
+        hosts = [f"{HOST}:{member.pulsar_port}" for member in self._members if member.pulsar_port is not None]
+        return f"pulsar://{','.join(hosts)}"
+
+    @property
     def directories(self) -> tuple[Path, ...]:
         """The data directories of the brokers, with `broker.log`, and evidence if that was asked for."""
         return tuple(member.directory for member in self._members)
@@ -145,6 +184,11 @@ class LocalCluster:
         """The process of a broker; None if it has none."""
         member = self._members[number]
         return None if member.ended or member.process is None else member.process.pid
+
+    @property
+    def failure(self) -> EquipoiseError | None:
+        """What has ended the following of the log, on which burials and `restart` depend; None while it goes on."""
+        return self._failure
 
     def wait_until_all_ended(self, *, timeout_ms: int) -> bool:
         """Wait until no broker runs, nor will be started again; whether that is so."""
@@ -156,9 +200,12 @@ class LocalCluster:
     def start(self) -> None:
         """Start all brokers, and wait until all are members.
 
-        Raises `BrokerFailed` if one is not ready in time or ends before; what `open_log` raises; OSError if a process
-        cannot be started. In any case `stop_all` is to be called at the end.
+        Raises `AddressInUse` before anything is made; `BrokerFailed` if one is not ready in time or ends before; what
+        `open_log` raises, and what a log raises that cannot be followed; `StartBrokenOff`; OSError if a process cannot be
+        started. In any case `stop_all` is to be called at the end.
         """
+        for member in self._members:
+            member.check_port()
         self.settings.directory.mkdir(parents=True, exist_ok=True)
         self._log = open_log(self.log_url)
         access = Access(
@@ -172,6 +219,13 @@ class LocalCluster:
         for member in self._members:
             self._spawn(member)
         self._await_ready(self._members)
+
+    def break_off(self) -> None:
+        """Start no process any more, and have `start`, if it waits, raise `StartBrokenOff` within `LOOK_MS`.
+
+        It takes no lock and raises nothing, so that a signal's handler can call it.
+        """
+        self._stopping = True
 
     def stop_all(self) -> None:
         """Stop all brokers gracefully, all at once, and kill those that take longer than `stop_ms`; then let go of the log."""
@@ -319,6 +373,8 @@ class LocalCluster:
             while not all(member.ready for member in members):
                 if self._failure is not None:
                     raise self._failure
+                if self._stopping:
+                    raise StartBrokenOff
                 for member in members:
                     if member.ended and not member.ready:
                         problem = f"it ended before it was ready: {member.last_words()}"
@@ -328,12 +384,13 @@ class LocalCluster:
                     late = next(member for member in members if not member.ready)
                     problem = f"it was not ready within {deadline.timeout_ms} ms"
                     raise BrokerFailed(broker=late.id, problem=problem, log_file=str(late.log_file))
-                self._changed.wait(remaining_ms / 1_000)
+                self._changed.wait(min(remaining_ms, LOOK_MS) / 1_000)
 
     # --- the follower ---
 
     def _follow(self, access: Access) -> None:
-        """Read on until `_closing`, note who has become a member, and bury the dead."""
+        """Read on until `_closing`, note who has become a member, and bury the dead. Whatever ends it before is told, and kept."""
+        failure: EquipoiseError | None = None
         try:
             while not self._closing:
                 self._read_on(access)
@@ -342,22 +399,28 @@ class LocalCluster:
                     if member.burial_wanted:
                         self._bury(access, member)
         except EquipoiseError as error:
-            with self._changed:
-                self._failure = error
-        finally:
-            access.log.close()
-            with self._changed:
-                self._follows = False
-                for member in self._members:
-                    member.burial_wanted = False
-                self._changed.notify_all()
+            failure = error
+        except Exception as error:  # noqa: BLE001 - a thread that dies of it would leave its cluster waiting for it
+            failure = Bug(f"following the log {access.log.name} ended with {type(error).__name__}: {error}; please report it")
+            failure.__cause__ = error
+        with self._changed:
+            self._failure = failure
+            self._follows = False
+            for member in self._members:
+                member.burial_wanted = False
+            self._changed.notify_all()
+        access.log.close()
+        if failure is not None:
+            self._tell(
+                What.UNWATCHED, None, f"from now on nobody who dies is declared dead at once: {failure}", error=type(failure).__name__
+            )
 
     def _read_on(self, access: Access) -> None:
         try:
             if access.log.wait(access.reader.position, timeout_ms=_FOLLOW_MS):
                 for entry in access.log.read(access.reader.position, limit=READ_ENTRIES_MAX):
                     access.reader.feed(entry)
-        except LogUnavailable:
+        except (LogUnavailable, LogStorageFull):  # Both pass, and the brokers wait for that as well.
             time.sleep(RETRY_MS / 1_000)
         self._offset = access.view.offset
 
@@ -365,12 +428,13 @@ class LocalCluster:
         broker = access.view.brokers.get(member.id)
         if member.ready or broker is None or broker.status != "up" or broker.incarnation <= member.started_at_offset:
             return
+        if member.ended:
+            return
+        # It is told before `start` can return, so that whoever then says that all are ready says it last.
+        self._tell(What.READY, member, f"is a member, incarnation {broker.incarnation}", incarnation=broker.incarnation)
         with self._changed:
-            if member.ended:
-                return
             member.ready = True
             self._changed.notify_all()
-        self._tell(What.READY, member, f"is a member, incarnation {broker.incarnation}", incarnation=broker.incarnation)
 
     def _bury(self, access: Access, member: LocalBroker) -> None:
         problem = None
@@ -384,6 +448,9 @@ class LocalCluster:
                 # A process that ended before it made its directory has never joined, and is not missed.
                 broker = access.view.brokers.get(member.id)
                 problem = str(error) if broker is not None and broker.live else None
+                break
+            except EquipoiseError as error:  # It would be the same again; a log that is broken is met by the next read, too.
+                problem = str(error)
                 break
             for burial in burials:
                 text = f"is declared dead at offset {burial.offset}, bundles that it held: {burial.bundles}"
@@ -400,10 +467,15 @@ class LocalCluster:
         if self._log is not None:
             self._log.wake()
 
-    def _tell(self, what: What, member: LocalBroker, text: str, **details: str | int | None) -> None:
+    def _tell(self, what: What, member: LocalBroker | None, text: str, **details: str | int | None) -> None:
         if self._listener is not None:
             with self._telling:
-                self._listener(Happening(what=what, broker=member.id, text=text, details=details))
+                self._listener(Happening(what=what, broker=None if member is None else member.id, text=text, details=details))
+
+
+def _ports(first: int, count: int) -> Sequence[int]:
+    """So many ports from `first` on; any that are free if it is 0."""
+    return range(first, first + count) if first else _free_ports(count)
 
 
 def _free_ports(count: int) -> list[int]:

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from types import TracebackType
 from typing import Final
@@ -20,11 +20,12 @@ from aiohttp import web
 from brokers.balancing import Balancing
 from brokers.config import WorkerConfig
 from brokers.http.app import make_app
-from brokers.http.errors import typed
+from brokers.http.errors import typed, unmatched
 from brokers.load_bus import open_load_bus
+from brokers.lookups import Lookups
 from brokers.service import Service
 from brokers.worker import Worker
-from channel.errors import AddressInUse, EquipoiseError, InvalidService
+from channel.errors import AddressInUse, EquipoiseError, InvalidConfig, InvalidService
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -63,20 +64,27 @@ class Broker:
         return worker
 
     async def _start(self, parts: AsyncExitStack) -> Worker:
-        listening = None
-        if self._advertised_addresses is not None:
-            worker = Worker(self._config, self._services, addresses=self._advertised_addresses)
-        else:
-            listening = parts.enter_context(closing(bind(self._config.host, self._config.http_port)))
-            config = self._config.model_copy(update={"http_port": listening.getsockname()[1]})
-            worker = Worker(config, self._services, addresses={"http": config.http_url})
+        listening: dict[str, socket.socket] = {}
+        config, addresses = self._config, self._advertised_addresses
+        if addresses is None:
+            for name in ("http_port", "pulsar_port"):
+                port = getattr(config, name)
+                if port is not None:
+                    listening[name] = parts.enter_context(closing(bind(config.host, port)))
+                    config = config.model_copy(update={name: listening[name].getsockname()[1]})
+            addresses = {"http": config.http_url} | ({"pulsar": config.pulsar_url} if "pulsar_port" in listening else {})
+        worker = Worker(config, self._services, addresses=addresses)
+        lookups = Lookups(worker)
         await worker.start()
-        if listening is not None:
-            try:
-                await parts.enter_async_context(_serving(worker, listening))
-            except BaseException:
-                await worker.abort()
-                raise
+        try:
+            routes: Sequence[web.RouteDef] = ()
+            if "pulsar_port" in listening:
+                routes = await parts.enter_async_context(_serving_pulsar(worker, lookups, listening["pulsar_port"]))
+            if "http_port" in listening:
+                await parts.enter_async_context(_serving(worker, lookups, routes, listening["http_port"]))
+        except BaseException:
+            await worker.abort()
+            raise
         parts.push_async_callback(worker.stop)
         if self._config.balance:
             balancing = Balancing(worker, open_load_bus(self._config.log_url))
@@ -121,15 +129,13 @@ async def _cancelled(task: asyncio.Future[None]) -> None:
 
 
 @asynccontextmanager
-async def _serving(worker: Worker, listening: socket.socket) -> AsyncIterator[None]:
-    """HTTP for one worker on a bound socket; what is under way at its end may still be answered."""
-    app = make_app(worker)
+async def _serving(worker: Worker, lookups: Lookups, routes: Sequence[web.RouteDef], listening: socket.socket) -> AsyncIterator[None]:
+    """HTTP for one worker on a bound socket, with what else is to be served there; what is under way at its end may still be answered."""
+    app = make_app(worker, lookups)
+    app.add_routes([typed(route) for route in routes])
     for service in worker.services:
-        try:
-            app.add_routes([typed(route) for route in service.routes()])
-        except RuntimeError as error:  # aiohttp's word for a path and method that something else has already taken.
-            problem = f"its routes clash with those of the broker or of another service ({error})"
-            raise InvalidService(service=type(service).__name__, problem=problem) from error
+        _add_routes(app, service)
+    app.add_routes([unmatched()])
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
     await runner.setup()
     try:
@@ -137,6 +143,48 @@ async def _serving(worker: Worker, listening: socket.socket) -> AsyncIterator[No
         yield
     finally:
         await runner.cleanup()
+
+
+@asynccontextmanager
+async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.socket) -> AsyncIterator[Sequence[web.RouteDef]]:
+    """Pulsar's protocol for the service of a worker that speaks it; gives the paths that are to be served beside it."""
+    # Here, because what speaks it is an extra of the package, and not needed by those who serve something else.
+    from brokers.pulsar.admin import Topics  # noqa: PLC0415
+    from brokers.pulsar.server import Server  # noqa: PLC0415
+    from brokers.pulsar.service import PulsarService  # noqa: PLC0415
+
+    service = next((service for service in worker.services if isinstance(service, PulsarService)), None)
+    if service is None:
+        raise InvalidConfig(problems=("pulsar_port: no service of this broker speaks Pulsar's protocol; name `pulsar` as one of them",))
+    server = Server(service, worker, lookups)
+    async with server.serving(listening):
+        yield Topics(worker, server).routes()
+
+
+def _add_routes(app: web.Application, service: Service) -> None:
+    """Serve what a service wants served; raises `InvalidService` with what is wrong with it."""
+    name = type(service).__name__
+    try:
+        routes: Sequence[object] = list(service.routes())
+    except Exception as error:  # It is a user's code.
+        raise InvalidService(service=name, problem=f"its routes() fails with {type(error).__name__}: {error}") from error
+    for route in routes:
+        if not isinstance(route, web.RouteDef):
+            raise InvalidService(service=name, problem=f"its routes() has {route!r}; each must be what web.get, web.post and the like make")
+        if _is_taken(app, route):
+            problem = f"its route {route.method} {route.path} clashes with one of the broker or of another service, which would hide it"
+            raise InvalidService(service=name, problem=problem)
+        try:
+            app.add_routes([typed(route)])
+        except Exception as error:  # A path, or a handler, that aiohttp does not take.
+            problem = f"its route {route.method} {route.path} cannot be served: {type(error).__name__}: {error}"
+            raise InvalidService(service=name, problem=problem) from error
+
+
+def _is_taken(app: web.Application, route: web.RouteDef) -> bool:
+    """Whether the application has a route of this method and path, which aiohttp would match first, and say nothing."""
+    routes = app.router.routes()
+    return any(known.resource is not None and (known.method, known.resource.canonical) == (route.method, route.path) for known in routes)
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -1,7 +1,7 @@
 """What a worker tells Prometheus: pure observation, in a registry of its own, so that one process may hold several workers.
 
 May live here: the metrics and the few lines that fill them. Nothing here changes what a broker does. Names begin with
-`equipoise_` and end with their unit. `docs/reference/metrics.md` says what each one means to an operator.
+`equipoise_`, but for those of the process, and end with their unit. `docs/reference/metrics.md` says what each one means to an operator.
 """
 
 from __future__ import annotations
@@ -9,18 +9,18 @@ from __future__ import annotations
 import time
 from bisect import bisect_left
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import accumulate
 from typing import Final
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
 from prometheus_client.core import HistogramMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from brokers.moves import MoveKind, MoveResult, Moves
+from brokers.moves import Move, MoveKind, MoveResult, Moves
 from channel.reader import Folded
 from channel.records import Reason, State
 from channel.view import View
@@ -73,13 +73,33 @@ class _LookupDurations(Collector):
         yield family
 
 
+class _Lean(CollectorRegistry):
+    """A registry without the moment at which each series was made, which prometheus-client adds as a gauge to each.
+
+    It can be told not to, but only for the whole process, and in that may be metrics that are not ours.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        super().__init__()
+        self._whole = registry
+
+    def collect(self) -> Iterator[Metric]:
+        """What the registry tells, but for those moments."""
+        for metric in self._whole.collect():
+            metric.samples = [sample for sample in metric.samples if not sample.name.endswith("_created")]
+            yield metric
+
+
 class Metrics:
-    """The metrics of one worker. All is called on its loop; each call costs a microsecond or two."""
+    """The metrics of one worker. All is called on its loop; each call costs a microsecond or two.
+
+    `moves` are the moves under way in the whole cluster, which are recognised here once for all who tell of them.
+    """
 
     def __init__(self, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
         """`broker` is the broker's id, which every metric bears as a label; `now_ns` is a clock that only rises."""
         self._now_ns = now_ns
-        self._moves = Moves()
+        self.moves = Moves()
         self._registry = registry = CollectorRegistry()
 
         def counter(name: str, text: str, *labels: str) -> Counter:
@@ -92,13 +112,16 @@ class Metrics:
             return Histogram(f"equipoise_{name}", text, ("broker", *labels), registry=registry, buckets=_SECONDS)
 
         rejected = counter("records_rejected_total", "Records of the channel that the fold rejected, since the start.", "reason")
-        move = histogram("move_duration_seconds", "Moves of bundles in the whole cluster, as read.", "kind", "result")
+        text = "How long bundles were on the move, in the whole cluster, as this broker reads it."
+        move = histogram("move_duration_seconds", text, "kind", "result")
         in_flight = gauge("bundles_in_flight", "Bundles of the whole cluster that are not simply owned.", "state")
         # Labels are resolved once, and so shown as 0 from the start: a series that appears with its first event has no rate.
         self._accepted = counter("records_accepted_total", "Records of the channel that the fold accepted, since the start.").labels(broker)
         self._rejected = {reason: rejected.labels(broker, reason.value) for reason in Reason}
         self._lookups = _LookupDurations(broker)
         registry.register(self._lookups)
+        # What every exporter says of its process: `process_cpu_seconds_total`, `process_resident_memory_bytes` and the like.
+        ProcessCollector(registry=registry)
         self._move = {(kind, result): move.labels(broker, kind.value, result.value) for kind in MoveKind for result in MoveResult}
         self._in_flight = {state: in_flight.labels(broker, state) for state in _UNSETTLED}
         self._owned = gauge("bundles_owned", "Bundles that this broker owns.").labels(broker)
@@ -108,17 +131,19 @@ class Metrics:
         self._alarms = counter("alarms_total", "What an operator must look at, by name.", "alarm")
         self._broker = broker
 
-    def observe(self, folded: Folded, *, live: bool = True) -> None:
-        """Count one folded record. With `live` false it is history that is read at a start."""
+    def observe(self, folded: Folded, *, live: bool = True) -> Sequence[Move]:
+        """Count one folded record; the moves that it ends. With `live` false it is history that is read at a start."""
         if not live:
-            return
+            return ()
         reason = folded.verdict.reason
         if reason is not None:
             self._rejected[reason].inc()
-            return
+            return ()
         self._accepted.inc()
-        for move in self._moves.folded(folded, self._now_ns()):
+        ended = self.moves.folded(folded, self._now_ns())
+        for move in ended:
             self._move[move.kind, move.result].observe(move.duration_ns / 1e9)
+        return ended
 
     def alarm(self, name: str) -> None:
         """Count an alarm; `name` is one of the agent's few words, never a text that varies."""
@@ -127,6 +152,14 @@ class Metrics:
     def lookup(self, outcome: LookupOutcome, *, started_ns: int) -> None:
         """Count a lookup that began at `started_ns` of this process' monotonic clock."""
         self._lookups.observe(outcome, self._now_ns() - started_ns)
+
+    def register(self, collector: Collector) -> None:
+        """Tell what this collector tells, too: whoever serves beside the worker has metrics of its own."""
+        self._registry.register(collector)
+
+    def unregister(self, collector: Collector) -> None:
+        """Tell it no more."""
+        self._registry.unregister(collector)
 
     def scrape(self, view: View, *, incarnation: int | None, lease_left_ms: int, lag_records: int, log_is_available: bool) -> bytes:
         """All metrics in Prometheus' text format (`CONTENT_TYPE`), with the state of this moment."""
@@ -138,4 +171,4 @@ class Metrics:
         self._lease_left.set(lease_left_ms / 1_000)
         self._lag.set(lag_records)
         self._log_available.set(1 if log_is_available else 0)
-        return generate_latest(self._registry)
+        return generate_latest(_Lean(self._registry))

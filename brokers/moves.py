@@ -8,6 +8,7 @@ merge begins and ends in one record.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
@@ -15,7 +16,7 @@ from typing import Final
 from channel.entries import BundleChanged, BundleEntry
 from channel.lifecycle import Phase
 from channel.reader import Folded
-from channel.records import BrokerRecord, Joined, Merge, Split
+from channel.records import AnyRecord, BrokerRecord, BundleTransition, Joined, Merge, Split, Unreadable
 
 
 class MoveKind(StrEnum):
@@ -37,47 +38,110 @@ class MoveResult(StrEnum):
     DELETED = "deleted"
 
 
-_KIND_OF_PHASE: Final[dict[Phase, MoveKind]] = {
+KIND_OF_PHASE: Final[Mapping[Phase, MoveKind]] = {
     "transferring": MoveKind.TRANSFER,
     "unloading": MoveKind.UNLOAD,
     "splitting": MoveKind.SPLIT,
 }
+"""The kind of the move that takes a bundle from `owned` to a phase."""
+
 _LOST: Final[frozenset[Phase]] = frozenset({"free", "assigning"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A move that has ended, with its duration as this reader saw it."""
+    """A move that has ended, with its duration as this reader saw it.
+
+    `offset` is that of the record that ended it. `source` served the bundle when it began, `destination` owns it now or, if
+    the move came to nothing, was to own it: both are incarnations. `token` is that of the present tenure; None if the bundle
+    is gone, or has no owner. `reason` is why the move began or, if it was called off, why that was.
+    """
 
     bundle: str
     kind: MoveKind
     result: MoveResult
     duration_ns: int
+    offset: int
+    source: int | None
+    destination: int | None
+    token: int | None
+    reason: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Beginning:
+    kind: MoveKind
+    source: int | None
+    reason: str | None
+    at_ns: int
 
 
 class Moves:
     """The moves under way. `folded` is to be called with every record, in order; it holds one entry per moving bundle."""
 
     def __init__(self) -> None:
-        self._begun: dict[str, tuple[MoveKind, int]] = {}
+        self._begun: dict[str, _Beginning] = {}
+
+    def reason(self, bundle: str) -> str | None:
+        """Why the move that a bundle is on began; None if it is on none, or nobody said."""
+        begun = self._begun.get(bundle)
+        return None if begun is None else begun.reason
 
     def folded(self, folded: Folded, now_ns: int) -> list[Move]:
         """The moves that this record ends; `now_ns` is when it was read, by any clock that only rises."""
         record, ended = folded.record, list[Move]()
         if isinstance(record, Merge) and folded.verdict.accepted:
-            ended.append(Move(bundle=record.key, kind=MoveKind.MERGE, result=MoveResult.DONE, duration_ns=0))
+            ended.append(_merge(folded, record))
         by_death = isinstance(record, Joined | BrokerRecord)
         for change in folded.verdict.changes:
             if isinstance(change, BundleChanged) and change.before is not None:
                 result = _result(change.before, change.after, by_death=by_death, split=isinstance(record, Split))
                 begun = None if result is None else self._begun.pop(change.name, None)
                 if result is not None and begun is not None:
-                    kind, since_ns = begun
-                    ended.append(Move(bundle=change.name, kind=kind, result=result, duration_ns=now_ns - since_ns))
-                kind_begun = _begins(change.before, change.after, by_death=by_death)
-                if kind_begun is not None:
-                    self._begun.setdefault(change.name, (kind_begun, now_ns))
+                    ended.append(_ended(folded, change, begun, result, now_ns))
+                kind = _begins(change.before, change.after, by_death=by_death)
+                if kind is not None:
+                    source = change.before.owner if change.before.source is None else change.before.source
+                    self._begun.setdefault(change.name, _Beginning(kind=kind, source=source, reason=_reason(record), at_ns=now_ns))
         return ended
+
+
+def _ended(folded: Folded, change: BundleChanged, begun: _Beginning, result: MoveResult, now_ns: int) -> Move:
+    before, after = change.before, change.after
+    assert before is not None, "what is new has not moved"
+    destination = before.owner
+    if result is MoveResult.DONE:  # What was split goes on at its owner, as its children.
+        destination = begun.source if after is None else after.owner
+    return Move(
+        bundle=change.name,
+        kind=begun.kind,
+        result=result,
+        duration_ns=now_ns - begun.at_ns,
+        offset=folded.offset,
+        source=begun.source,
+        destination=destination,
+        token=None if after is None or after.owner is None else after.token,
+        reason=_reason(folded.record) if result is MoveResult.CALLED_OFF else begun.reason,
+    )
+
+
+def _merge(folded: Folded, merge: Merge) -> Move:
+    union = next(change.after for change in folded.verdict.changes if isinstance(change, BundleChanged) and change.after is not None)
+    return Move(
+        bundle=merge.key,
+        kind=MoveKind.MERGE,
+        result=MoveResult.DONE,
+        duration_ns=0,
+        offset=folded.offset,
+        source=union.owner,
+        destination=union.owner,
+        token=union.token,
+        reason=merge.reason,
+    )
+
+
+def _reason(record: AnyRecord | Unreadable) -> str | None:
+    return record.reason if isinstance(record, BundleTransition) else None
 
 
 def _begins(before: BundleEntry, after: BundleEntry | None, *, by_death: bool) -> MoveKind | None:
@@ -85,7 +149,7 @@ def _begins(before: BundleEntry, after: BundleEntry | None, *, by_death: bool) -
         return None
     if by_death:
         return MoveKind.DEATH if after.phase in _LOST and before.phase not in _LOST else None
-    return _KIND_OF_PHASE.get(after.phase) if before.phase == "owned" else None
+    return KIND_OF_PHASE.get(after.phase) if before.phase == "owned" else None
 
 
 def _result(before: BundleEntry, after: BundleEntry | None, *, by_death: bool, split: bool) -> MoveResult | None:

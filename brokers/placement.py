@@ -25,7 +25,11 @@ class Placement(Protocol):
 
 
 class FewestBundles:
-    """Gives each bundle to the broker that will have the fewest for its capacity, counting all that the view has given it."""
+    """Gives each bundle to the broker that will have the fewest for its capacity, counting all that the view has given it.
+
+    Capacity is the weight that a broker declared on joining: one of 200 gets two bundles for each that one of 100 gets. It
+    is no ceiling, because a bundle that nobody has is worse off than one at a broker that has many.
+    """
 
     def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]]) -> dict[str, int]:
         """See `Placement.place`."""

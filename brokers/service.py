@@ -16,6 +16,7 @@ from brokers.agent.handle import Handle
 from brokers.clock import Clock
 from brokers.load import BundleLoad
 from brokers.split_points import split_points
+from channel.deadline import Deadline
 from channel.errors import CallerError, PeerError
 from channel.ranges import bundle_contains, key_hash
 
@@ -51,9 +52,13 @@ class Peer:
 class OwnershipLost(PeerError):
     """Work may not start, or not be answered, here: the bundle has moved, or the lease has run out."""
 
-    def __init__(self, *, bundle: str, token: int, problem: str) -> None:
-        """`token` is the fencing token under which `bundle` was held; `problem` says why it no longer is."""
+    def __init__(self, *, bundle: str, token: int, problem: str, is_closed: bool = False) -> None:
+        """`token` is the fencing token under which `bundle` was held; `problem` says why it no longer is.
+
+        `is_closed`: the bundle is not open here any more, and the service's `close` has been called, or is about to be.
+        """
         self.bundle = bundle
+        self.is_closed = is_closed
         self.token = token
         self.problem = problem
         super().__init__(f"work on {bundle} under token {token} may not go on: {problem}; ask again who owns it")
@@ -61,7 +66,10 @@ class OwnershipLost(PeerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
-    """One piece of work that passed both checks, for an independent judge. Times are nanoseconds of boot time."""
+    """One piece of work that passed both checks, for an independent judge. Times are nanoseconds of boot time.
+
+    `message` names what was taken, where a key stands for many things: `PRODUCER:SEQUENCE` of a message for a topic.
+    """
 
     bundle: str
     key: str
@@ -69,6 +77,7 @@ class Evidence:
     started_ns: int
     answered_ns: int
     lease_deadline_ns: int
+    message: str | None = None
 
 
 class WrongBundle(CallerError):
@@ -140,8 +149,16 @@ class Work:
         # Read inside the two checks, so that the evidence never claims more time than was checked.
         self._started_ns = clock.boot_ns()
 
-    def finish(self) -> None:
-        """Check again; raises `OwnershipLost` if the result must not be answered. It may have been written all the same."""
+    @property
+    def is_witnessed(self) -> bool:
+        """Whether evidence is taken, so that it is worth while to spell a `message` for it."""
+        return self._witness is not None
+
+    def finish(self, *, message: str | None = None) -> None:
+        """Check again; raises `OwnershipLost` if the result must not be answered. It may have been written all the same.
+
+        `message` says in the evidence what the work was about, where its key does not.
+        """
         handle = self._heir()
         answered_ns = self._clock.boot_ns()
         now = self._clock.now()
@@ -156,6 +173,7 @@ class Work:
                     started_ns=self._started_ns,
                     answered_ns=answered_ns,
                     lease_deadline_ns=handle.lease.deadline_ms * _NANOSECONDS_PER_MILLISECOND,
+                    message=message,
                 )
             )
 
@@ -177,7 +195,7 @@ class Work:
             problem = "the lease of this broker has run out"
         else:
             problem = "the bundle was merged under another token"
-        return OwnershipLost(bundle=handle.bundle, token=self.token, problem=problem)
+        return OwnershipLost(bundle=handle.bundle, token=self.token, problem=problem, is_closed=not handle.is_open)
 
     def __enter__(self) -> Self:
         return self
@@ -198,7 +216,8 @@ class ServiceHost(Protocol):
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """This broker's ownership of `key`, or the other broker that serves it; waits while nobody does.
 
-        Raises `UnknownNamespace`, and `DeadlineExceeded` if nobody serves it within `timeout_ms`.
+        Raises `UnknownNamespace`, `DeadlineExceeded` if nobody serves it within `timeout_ms`, `Overloaded` if too many wait, and
+        the error that ended this broker.
         """
         ...
 
@@ -223,10 +242,15 @@ class Service(ABC):
         """Begin to serve. `handover` is what the former owner's `close` returned, if it was there to say it."""
 
     @abstractmethod
-    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         """Stop serving: settle what was accepted, tell clients `moved_to`, and return at most 16 KiB for the next owner.
 
-        The ownership is already void: nothing new starts, and work in progress will not pass its second check.
+        The ownership is already void: nothing new starts, and work in progress will not pass its second check. Nobody serves
+        the bundle until this returns, and past `deadline` it is cancelled, without a handover: give up yourself before that,
+        as in `await deadline.wait(flush(), what="the flush")` or by `deadline.remaining_ms()`.
+
+        It is called for every bundle that is open when the broker ends, whatever it ends of; then `moved_to` is None, and
+        nobody waits for a handover.
         """
 
     async def discard(self, bundle: Bundle) -> None:  # noqa: B027 - as above

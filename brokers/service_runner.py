@@ -1,5 +1,7 @@
 """Runs the operations of services for an agent: one effect in, one event out, nothing left running past its deadline.
 
+When the broker ends they are all brought to an end, too: what is open is closed, and what goes on all the same is told aloud.
+
 May live here: the way from `Prepare`, `Open`, `Close`, `FindCuts` and their like to the methods of `Service` and back.
 """
 
@@ -15,7 +17,9 @@ from typing import Final
 from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
 from brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
 from brokers.agent.handle import Handle
+from brokers.clock import Clock
 from brokers.service import Bundle, Ownership, Peer, Service
+from channel.deadline import Deadline
 from channel.entries import BrokerEntry, BundleEntry
 from channel.errors import InvalidService
 from channel.ranges import parse_bundle
@@ -33,6 +37,9 @@ _QUESTION_S: Final = 10.0
 # Bundles parted with whose state a next owner may still ask for. It asks while it opens, within seconds of the close.
 _PARTED_MAX: Final = 1_024
 
+_ASYNC_METHODS: Final = ("prepare", "open", "close", "discard", "fetch", "split_points")
+_PLAIN_METHODS: Final = ("split", "merge", "routes", "load")
+
 OwnershipMaker = Callable[[Handle, BrokerEntry | None], Ownership]
 ServiceEffect = Prepare | Open | Close | Discard | Abandon | FindCuts | Reshaped
 
@@ -47,6 +54,7 @@ class ServiceRunner:
         self,
         services: Mapping[str, Service],
         *,
+        clock: Clock,
         make_ownership: OwnershipMaker,
         step: Callable[[Event], None],
         end_process: Callable[[str], None],
@@ -58,10 +66,12 @@ class ServiceRunner:
         for service in services.values():
             _check(service)
         self._services = dict(services)
+        self._clock = clock
         self._make_ownership = make_ownership
         self._step = step
         self._end_process = end_process
         self._running: dict[str, asyncio.Task[None]] = {}
+        self._closings: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._parted: dict[str, int] = {}
         self.ownerships: dict[str, Ownership] = {}
@@ -83,7 +93,9 @@ class ServiceRunner:
             self._begin(effect.handle.bundle, self._open(effect))
         elif isinstance(effect, Close):
             self.ownerships.pop(effect.handle.bundle, None)
-            self._begin(effect.handle.bundle, self._close(effect))
+            left_ms = effect.deadline_ms - self._clock.now().boot_ms
+            deadline = Deadline.after(timeout_ms=max(left_ms, 0))
+            self._begin_closing(_bundle_named(effect.handle.bundle), effect.handle.token, _peer(effect.moved_to), deadline)
         elif isinstance(effect, FindCuts):
             self._in_background(self._find_cuts(effect.bundle), f"finding where to cut {effect.bundle.name}")
         elif isinstance(effect, Reshaped):
@@ -105,13 +117,36 @@ class ServiceRunner:
         async with asyncio.timeout(_QUESTION_S):
             return await self._service(parted.namespace).fetch(parted, token)
 
+    async def close_all(self, *, timeout_ms: int) -> None:
+        """Close all that is open, side by side, and let closings under way come to their end; no longer than `timeout_ms`.
+
+        Whatever else is under way is of no use any more, and is cancelled. To be followed by `stop`.
+        """
+        deadline = Deadline.after(timeout_ms=timeout_ms)
+        self._cancel([task for task in self._running.values() if task not in self._closings])
+        for ownership in list(self.ownerships.values()):
+            self._begin_closing(ownership.bundle, ownership.token, None, deadline)
+        self.ownerships.clear()
+        if self._closings:
+            await asyncio.wait(self._closings, timeout=timeout_ms / 1_000)
+
     async def stop(self) -> None:
-        """Cancel whatever is still running."""
-        tasks = [*self._running.values(), *self._background]
+        """Cancel whatever is still running. What does not end is told; one that works on a bundle ends the process."""
+        operations, questions = [*self._running.values()], [*self._background]
+        self._cancel([*operations, *questions])
+        if operations or questions:
+            await asyncio.wait([*operations, *questions], timeout=_ABANDON_MS / 1_000)
+        for task in (*operations, *questions):
+            if not task.done():
+                _logger.error("a service could not be stopped", extra={"doing": task.get_name()})
+        unstoppable = [task.get_name() for task in operations if not task.done()]
+        if unstoppable:
+            self._end_process(f"the service could not be stopped: {', '.join(unstoppable)}")
+
+    @staticmethod
+    def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
         for task in tasks:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks, timeout=_ABANDON_MS / 1_000)
 
     # --- operations ---
 
@@ -142,11 +177,10 @@ class ServiceRunner:
             self.ownerships[handle.bundle] = ownership
         self._step(Opened(bundle=handle.bundle, problem=problem))
 
-    async def _close(self, effect: Close) -> None:
-        bundle = _bundle_named(effect.handle.bundle)
+    async def _close(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline) -> None:
         handover: object = None
         try:
-            handover = await self._service(bundle.namespace).close(bundle, _peer(effect.moved_to))
+            handover = await self._service(bundle.namespace).close(bundle, moved_to, deadline)
         except Exception:
             _logger.exception("close failed", extra={"bundle": bundle.name})
         if not self._is_current(bundle.name):
@@ -154,7 +188,7 @@ class ServiceRunner:
         self._parted.pop(bundle.name, None)
         if len(self._parted) >= _PARTED_MAX:
             del self._parted[next(iter(self._parted))]
-        self._parted[bundle.name] = effect.handle.token
+        self._parted[bundle.name] = token
         self._step(Closed(bundle=bundle.name, handover=_checked_handover(bundle.name, handover)))
 
     async def _find_cuts(self, entry: BundleEntry) -> None:
@@ -167,7 +201,7 @@ class ServiceRunner:
         except Exception as error:  # As above.
             _logger.exception("a service cannot tell where to cut a bundle", extra={"bundle": entry.name})
             problem = _told(error)
-        self._step(CutsFound(bundle=entry.name, cuts=cuts, problem=problem))
+        self._step(CutsFound(bundle=entry.name, asked_at=entry.last, cuts=cuts, problem=problem))
 
     def _reshape(self, effect: Reshaped) -> None:
         gone = [_bundle_named(handle.bundle) for handle in effect.gone]
@@ -197,10 +231,16 @@ class ServiceRunner:
         """Whether the task that asks is still the one of its bundle: one that was abandoned must not answer for its successor."""
         return self._running.get(bundle) is asyncio.current_task()
 
-    def _begin(self, bundle: str, operation: Coroutine[None, None, None]) -> None:
+    def _begin_closing(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline) -> None:
+        task = self._begin(bundle.name, self._close(bundle, token, moved_to, deadline))
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)
+
+    def _begin(self, bundle: str, operation: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(operation, name=f"service of {bundle}")
         self._running[bundle] = task
         task.add_done_callback(lambda done: self._running.pop(bundle) if self._running.get(bundle) is done else None)
+        return task
 
     def _in_background(self, operation: Coroutine[None, None, None], doing: str) -> None:
         task = asyncio.get_running_loop().create_task(operation, name=doing)
@@ -252,12 +292,23 @@ def _told(error: Exception) -> str:
 
 
 def _check(service: object) -> None:
-    """Raise `InvalidService` for what would only fail when its first bundle comes: a class, or an `open` that is not async."""
+    """Raise `InvalidService` for what would only fail when its first bundle comes.
+
+    That is a class, an `open` that is not async, and a `close` that does not take what it will be given.
+    """
     if not isinstance(service, Service):
         raise InvalidService(service=repr(service), problem="it is no instance of a class that descends from equipoise.Service")
-    for name in ("prepare", "open", "close", "discard", "fetch", "split_points"):
-        if not inspect.iscoroutinefunction(getattr(service, name)):
-            raise InvalidService(service=type(service).__name__, problem=f"its method {name} must be `async def`")
+    for name in (*_ASYNC_METHODS, *_PLAIN_METHODS):
+        method = getattr(service, name)
+        if inspect.iscoroutinefunction(method) != (name in _ASYNC_METHODS):
+            wanted = "`async def`" if name in _ASYNC_METHODS else "a plain `def`"
+            raise InvalidService(service=type(service).__name__, problem=f"its method {name} must be {wanted}")
+        parameters = list(inspect.signature(getattr(Service, name)).parameters)[1:]
+        try:
+            inspect.signature(method).bind(*parameters)
+        except TypeError as error:
+            problem = f"its method {name} cannot be called with ({', '.join(parameters)}): {error}"
+            raise InvalidService(service=type(service).__name__, problem=problem) from error
 
 
 def _checked_handover(bundle: str, handover: object) -> bytes | None:

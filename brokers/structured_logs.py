@@ -4,7 +4,8 @@ May live here: formatters for the standard library's `logging`, and the one call
 program that hosts a worker has its own logging, which this never touches.
 
 An event is a message with fields: `logger.warning("append failed", extra={"bundle": name, "offset": offset})`. Fields that
-recur are spelled alike everywhere: `broker`, `bundle`, `namespace`, `offset`, `reason`, `alarm`, `token`.
+recur are spelled alike everywhere: `broker`, `bundle`, `namespace`, `key`, `offset`, `token`, `source`, `destination`, `reason`,
+`alarm`, `took_ms`. `docs/operations.md` lists the events.
 """
 
 from __future__ import annotations

@@ -14,14 +14,16 @@ from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
 from brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SplitBundle, Transfer, Unload
+from brokers.loop_thread import NotRunning
+from brokers.namespace_size import check_new_bundles
 from brokers.placement import FewestBundles
 from brokers.service import Ownership, Service, ServiceHost
-from brokers.split_points import RANGE_EQUALLY_DIVIDE
+from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from brokers.virtual_member import Member, VirtualClock, World
 from channel.entries import BundleEntry
-from channel.errors import CallerError, DeadlineExceeded, LogUnavailable, PeerError, Rejected, UnknownNamespace
+from channel.errors import CallerError, DeadlineExceeded, InvalidRequest, LogUnavailable, PeerError, Rejected, UnknownNamespace
 from channel.memory_log import MemoryLog
-from channel.ranges import even_boundaries, key_hash
+from channel.ranges import check_broker_id, check_namespace, even_boundaries, key_hash
 from channel.reader import Folded
 from channel.records import BundleTransition
 from channel.view import View
@@ -31,6 +33,9 @@ S = TypeVar("S", bound=Service)
 
 # A cluster comes to rest within some ten exchanges of records for each bundle; one that has not after so many never will.
 _EXCHANGES_MAX: Final = 10_000
+
+# A namespace may have thousands of bundles, and a message is read by people.
+_NAMES_SHOWN_MAX: Final = 20
 
 # How often it is looked whether a task that has not ended waits for the cluster now, and not for the real world.
 _LOOK_SECONDS: Final = 0.002
@@ -56,6 +61,38 @@ class NoRest(CallerError):
         super().__init__(
             f"the cluster does not come to rest, the last reason on record is {last_reason!r}; does the service fail each time it opens?"
         )
+
+
+class NotInCluster(CallerError):
+    """A test names a broker or a bundle that its cluster does not have."""
+
+    def __init__(self, *, what: str, name: str, known: Sequence[str]) -> None:
+        """`what` is the kind of thing, `name` the one asked for; `known` are those that there are."""
+        self.what = what
+        self.name = name
+        self.known = tuple(known)
+        shown = ", ".join(self.known[:_NAMES_SHOWN_MAX]) or "none"
+        rest = len(self.known) - _NAMES_SHOWN_MAX
+        super().__init__(f"the cluster has no {what} {name!r}; it has {shown}{f' and {rest} more' if rest > 0 else ''}")
+
+
+class AlreadyRuns(CallerError):
+    """The test starts a broker that runs."""
+
+    def __init__(self, *, broker: str) -> None:
+        """`broker` is its id."""
+        self.broker = broker
+        super().__init__(f"the broker {broker!r} runs already; kill it first, or start another one")
+
+
+class NotSplit(PeerError):
+    """A split that was accepted came to nothing: the bundle is as it was."""
+
+    def __init__(self, *, bundle: str, problem: str) -> None:
+        """`bundle` was to be cut; `problem` says how it is instead."""
+        self.bundle = bundle
+        self.problem = problem
+        super().__init__(f"{bundle} was not split: {problem}")
 
 
 class NobodyRuns(CallerError):
@@ -84,9 +121,12 @@ class Cluster(Generic[S]):
     """
 
     def __init__(self, service: Callable[[], S], *, brokers: int | Sequence[str] = 3, patience_ms: int = 1_000) -> None:
-        """`service` makes the service of one broker, such as its class. `brokers` are ids, or so many of `broker-1`, `broker-2`, ..."""
-        names = [f"broker-{number + 1}" for number in range(brokers)] if isinstance(brokers, int) else brokers
-        self._names = tuple(names)
+        """`service` makes the service of one broker, such as its class.
+
+        `brokers` are ids, or so many of `broker-1`, `broker-2`, ...; with 0 none runs until the test starts one. Raises
+        `InvalidName` for what is no id, and `InvalidRequest` for a number below 0 or a name that is given twice.
+        """
+        self._names = _names_of(brokers)
         self._make_service = service
         self._patience_s = patience_ms / 1_000
         self._clock = VirtualClock()
@@ -95,21 +135,26 @@ class Cluster(Generic[S]):
         self._world = World(clock=self._clock, log=self._log, placement=self._placement, heard=self._heard)
         self._services: dict[str, S] = {}
         self._runner = asyncio.Runner()
+        self._is_open: bool | None = None
         self._stuck: set[asyncio.Task[object]] = set()
         self._reasons: dict[str, str] = {}
         self._last_reason = "none"
 
     def __enter__(self) -> Self:
-        """Start the brokers; each is a member when this returns. Raises `LoopIsRunning`."""
+        """Start the brokers; each is a member when this returns. Raises `LoopIsRunning`, and `NotRunning` the second time."""
         with suppress(RuntimeError):
             asyncio.get_running_loop()
             raise LoopIsRunning
+        if self._is_open is not None:
+            raise NotRunning(what="the cluster", problem="it was started before")
+        self._is_open = True
         self._runner.__enter__()
         for name in self._names:
             self.start(name)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._is_open = False
         self._world.members.clear()
         self._runner.__exit__(kind, error, trace)  # Cancels whatever still runs.
         self._log.close()
@@ -122,16 +167,23 @@ class Cluster(Generic[S]):
         return sorted(self._world.members)
 
     def service(self, broker: str) -> S:
-        """The service of a broker; of one that was killed, what it left. Raises KeyError for one that never ran."""
-        return self._services[broker]
+        """The service of a broker; of one that was killed, what it left. Raises `NotInCluster` for one that never ran."""
+        service = self._services.get(broker)
+        if service is None:
+            raise NotInCluster(what="broker", name=broker, known=sorted(self._services))
+        return service
 
     def host(self, broker: str) -> ServiceHost:
-        """What the service of a broker that runs calls `self.host`. Raises KeyError for another."""
-        return self._world.members[broker]
+        """What the service of a broker that runs calls `self.host`. Raises `NotInCluster` for another."""
+        return self._member(broker)
 
     def start(self, broker: str) -> None:
-        """Start a broker, a new one or one that was killed, with a new service; it is a member when this returns."""
-        assert broker not in self._world.members, f"{broker} runs already"
+        """Start a broker, a new one or one that was killed, with a new service; it is a member when this returns.
+
+        Raises `AlreadyRuns`, and `InvalidName` for what is no id.
+        """
+        if check_broker_id(broker) in self._world.members:
+            raise AlreadyRuns(broker=broker)
 
         async def start() -> None:
             self._services[broker] = service = self._make_service()
@@ -139,23 +191,32 @@ class Cluster(Generic[S]):
             member.start()
             await self._settle()
 
-        self._runner.run(start())
+        self._run(start())
 
     def kill(self, broker: str) -> None:
-        """End a broker without any farewell. The others notice when its lease has run out: see `advance`."""
-        member = self._world.members.pop(broker)
-        self._runner.run(member.runner.stop())
-        self._runner.run(self._settle())
+        """End a broker without any farewell. The others notice when its lease has run out: see `advance`. Raises `NotInCluster`."""
+        member = self._member(broker)
+        del self._world.members[broker]
+        self._run(member.runner.stop())
+        self._run(self._settle())
 
     def create(self, namespace: str, *, bundles: int = 4) -> Sequence[str]:
-        """Create a namespace; its bundles, by name, in order of the hash space. Each is served when this returns."""
-        self._request(CreateNamespace(name=namespace, boundaries=even_boundaries(bundles)), about=namespace)
+        """Create a namespace; its bundles, by name, in order of the hash space.
+
+        Each is served when this returns, unless its service has refused or hangs, or the broker that leads (the one that runs
+        longest) was killed: then the next one places them once that lease has run out, see `advance`. Raises `InvalidName`,
+        `InvalidBoundaries`, `Rejected`.
+        """
+        boundaries = even_boundaries(check_new_bundles(check_namespace(namespace), bundles))
+        self._request(CreateNamespace(name=namespace, boundaries=boundaries), about=namespace)
         return self.bundles(namespace)
 
     # --- bundles ---
 
     def bundles(self, namespace: str) -> Sequence[str]:
-        """The bundles of a namespace in order of the hash space, by name."""
+        """The bundles of a namespace in order of the hash space, by name. Raises `UnknownNamespace`."""
+        if namespace not in self._view.namespaces:
+            raise UnknownNamespace(namespace=namespace)
         return [bundle.name for bundle in self._view.bundles_of(namespace)]
 
     def bundle(self, namespace: str, key: str) -> str:
@@ -163,8 +224,8 @@ class Cluster(Generic[S]):
         return self._entry(namespace, key).name
 
     def owner(self, bundle: str) -> str | None:
-        """The broker that serves a bundle as far as the log says; None while nobody does. Raises KeyError for no bundle."""
-        server = self._view.bundles[bundle].server
+        """The broker that serves a bundle as far as the log says; None while nobody does. Raises `NotInCluster` for no bundle."""
+        server = self._bundle(bundle).server
         entry = None if server is None else self._view.live.get(server)
         return None if entry is None else entry.broker
 
@@ -180,29 +241,42 @@ class Cluster(Generic[S]):
     def give(self, bundle: str, broker: str) -> None:
         """Have a bundle served by a broker: transferred to it, or placed there if it was free.
 
-        Raises `NotServed` if that did not come about: the service refused it, or needs time for it; and `Rejected`.
+        Raises `NotServed` if that did not come about: the service refused it, or needs time for it; `NotInCluster`, `Rejected`.
         """
+        phase = self._bundle(bundle).phase
+        self.service(broker)
         self._placement.taken.discard(bundle)
         self._placement.wishes[bundle] = broker
-        if self._view.bundles[bundle].phase == "free":
-            self._runner.run(self._want(bundle))
+        if phase == "free":
+            self._run(self._want(bundle))
         elif self.owner(bundle) != broker:
             self._request(Transfer(bundle=bundle, destination=broker, reason="given by the test"), about=bundle)
-        if self.owner(bundle) != broker or self._view.bundles[bundle].phase != "owned":
+        if self.owner(bundle) != broker or self._bundle(bundle).phase != "owned":
             raise NotServed(bundle=bundle, broker=broker, problem=self._told(bundle))
 
     def take(self, bundle: str) -> None:
-        """Take a bundle from its owner; nobody serves it until it is given. Raises `Rejected` if nobody owns it."""
+        """Take a bundle from its owner; nobody serves it until it is given. Raises `Rejected` if nobody owns it, `NotInCluster`."""
+        self._bundle(bundle)
         self._placement.wishes.pop(bundle, None)
         self._placement.taken.add(bundle)
         self._request(Unload(bundle=bundle, reason="taken by the test"), about=bundle)
 
     def split(self, bundle: str, *, algorithm: str = RANGE_EQUALLY_DIVIDE, positions: tuple[int, ...] | None = None) -> None:
-        """Have its owner cut a bundle. Raises `Rejected`."""
+        """Have its owner cut a bundle.
+
+        Raises `NotInCluster`, `Rejected`, `InvalidRequest` for positions that this algorithm does not take, and `NotSplit` if
+        the owner did not cut it: its service knows no such algorithm, or takes longer.
+        """
+        self._bundle(bundle)
+        if algorithm == RANGE_EQUALLY_DIVIDE and positions is not None:
+            raise InvalidRequest(what="positions", problem=f"{algorithm} cuts in the middle; they are for {SPECIFIED_POSITIONS_DIVIDE}")
         self._request(SplitBundle(bundle=bundle, algorithm=algorithm, positions=positions, reason="split by the test"), about=bundle)
+        if bundle in self._view.bundles:
+            raise NotSplit(bundle=bundle, problem=self._told(bundle))
 
     def merge(self, left: str) -> None:
-        """Make one bundle of `left` and its right neighbour, which must have the same owner. Raises `Rejected`."""
+        """Make one bundle of `left` and its right neighbour, which must have the same owner. Raises `NotInCluster`, `Rejected`."""
+        self._bundle(left)
         self._request(MergeBundles(left=left, reason="merged by the test"), about=left)
 
     # --- time, and calls ---
@@ -214,7 +288,7 @@ class Cluster(Generic[S]):
 
     def advance(self, ms: int) -> None:
         """Let time pass. A killed broker's bundles have new owners after 4 seconds: its lease of 3, the margin, and a step."""
-        self._runner.run(self._advance(self._clock.boot_ms + ms, until=lambda: False))
+        self._run(self._advance(self._clock.boot_ms + ms, until=lambda: False))
 
     def call(self, coroutine: Coroutine[None, None, T], *, within_ms: int = 0) -> T:
         """Run a coroutine of the test's on the services' loop, and return what it returns.
@@ -233,9 +307,30 @@ class Cluster(Generic[S]):
                 raise DeadlineExceeded(what=f"the end of {getattr(coroutine, '__qualname__', 'a call')}", waited_ms=within_ms)
             return task.result()
 
-        return self._runner.run(run())
+        return self._run(run())
 
     # --- how it is done ---
+
+    def _run(self, coroutine: Coroutine[None, None, T]) -> T:
+        """The result of a coroutine on the cluster's loop. Raises what it raises, and `NotRunning` outside the context."""
+        if not self._is_open:
+            coroutine.close()  # Nobody will ever await it.
+            raise NotRunning(what="the cluster", problem="it has not been started" if self._is_open is None else "it has ended")
+        return self._runner.run(coroutine)
+
+    def _member(self, broker: str) -> Member:
+        member = self._world.members.get(broker)
+        if member is None:
+            raise NotInCluster(what="running broker", name=broker, known=self.brokers)
+        return member
+
+    def _bundle(self, bundle: str) -> BundleEntry:
+        view = self._view
+        if bundle not in view.bundles:
+            raise NotInCluster(
+                what="bundle", name=bundle, known=[entry.name for name in sorted(view.namespaces) for entry in view.bundles_of(name)]
+            )
+        return view.bundles[bundle]
 
     @property
     def _leader(self) -> Member:
@@ -270,14 +365,15 @@ class Cluster(Generic[S]):
             ticket = self._leader.ask(intent)
             await self._settle()
             answered = self._leader.answer(ticket)
-            if answered is None or answered.verdict is None:
-                problem = "nothing came of the request" if answered is None else str(answered.problem)
-                raise LogUnavailable(log=self._log.name, problem=problem, in_doubt=False)
+            if answered is None:
+                raise LogUnavailable(log=self._log.name, problem="nothing came of the request", in_doubt=False)
+            if answered.error is not None:
+                raise answered.error
             verdict = answered.verdict
-            if verdict.reason is not None:
+            if verdict is not None and verdict.reason is not None:
                 raise Rejected(key=about, reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
 
-        self._runner.run(request())
+        self._run(request())
 
     async def _want(self, bundle: str) -> None:
         self._leader.want(bundle)
@@ -313,6 +409,17 @@ class Cluster(Generic[S]):
             if patience_s <= 0:
                 self._stuck = others & (self._stuck | pending)
         raise NoRest(last_reason=self._last_reason)
+
+
+def _names_of(brokers: int | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(brokers, int):
+        if brokers < 0:
+            raise InvalidRequest(what="the number of brokers", problem=f"there are not {brokers} of them")
+        return tuple(f"broker-{number + 1}" for number in range(brokers))
+    names = tuple(check_broker_id(name) for name in brokers)
+    if len(set(names)) < len(names):
+        raise InvalidRequest(what="the list of brokers", problem=f"a name stands twice in {', '.join(names)}")
+    return names
 
 
 class _PlacementByHand:

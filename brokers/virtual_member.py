@@ -103,7 +103,7 @@ class Member:
         self._stepping = False
         self._answers: dict[int, Answered] = {}
         self._reader = Reader(log=world.log.name, cluster=CLUSTER)
-        self.runner = ServiceRunner({"*": service}, make_ownership=self._own, step=self.step, end_process=self._end)
+        self.runner = ServiceRunner({"*": service}, clock=world.clock, make_ownership=self._own, step=self.step, end_process=self._end)
         self.agent = Agent(
             broker=broker,
             cluster=CLUSTER,

@@ -65,7 +65,17 @@ class InvalidLogUrl(CallerError):
         """`url` as given, `problem` what is wrong with it."""
         self.url = url
         self.problem = problem
-        super().__init__(f"cannot open a log at {url!r}: {problem}; use sqlite:PATH or memory:NAME")
+        super().__init__(f"cannot open a log at {url!r}: {problem}; use sqlite:PATH, or memory:NAME within one process")
+
+
+class LogNotBegun(CallerError):
+    """There is no log yet where somebody wants to read one, or none that any broker has started on."""
+
+    def __init__(self, *, log: str, problem: str) -> None:
+        """`log` is its URL, `problem` says what is there instead."""
+        self.log = log
+        self.problem = problem
+        super().__init__(f"the log {log} has not begun: {problem}; start a broker on it, or check the URL")
 
 
 class LogUnavailable(PeerError):
@@ -250,6 +260,16 @@ class OutcomeUnknown(PeerError):
         )
 
 
+class NotProposed(PeerError):
+    """A broker could not put a proposal to the channel, or can be sure that the one it made will never be accepted."""
+
+    def __init__(self, *, broker: str, problem: str) -> None:
+        """`broker` was asked, `problem` is what kept it from proposing."""
+        self.broker = broker
+        self.problem = problem
+        super().__init__(f"broker {broker} did nothing: {problem}; ask it again later, or ask another broker")
+
+
 class Rejected(PeerError):
     """The channel rejected a proposal, or would have."""
 
@@ -375,6 +395,25 @@ class BrokerUnreachable(PeerError):
         super().__init__(f"the broker {broker} cannot be asked at {address}: {problem}; see whether it runs, and ask again")
 
 
+class BrokerRefuses(CallerError):
+    """A broker was asked over HTTP for what it does not do."""
+
+    def __init__(self, *, broker: str, problem: str) -> None:
+        """`problem` is what `broker` says against it."""
+        self.broker = broker
+        self.problem = problem
+        super().__init__(f"the broker {broker} refuses: {problem}")
+
+
+class NobodyToAsk(PeerError):
+    """A question that only a broker can answer, while none is alive."""
+
+    def __init__(self, *, log: str) -> None:
+        """No broker is alive on `log`."""
+        self.log = log
+        super().__init__(f"no broker is alive on {log}, and only a broker knows; start one, and ask again")
+
+
 class UnknownOffset(CallerError):
     """An offset at which the channel has no record."""
 
@@ -383,7 +422,8 @@ class UnknownOffset(CallerError):
         self.log = log
         self.offset = offset
         self.end = end
-        super().__init__(f"the log {log} has no record at offset {offset}; its last is at {end}, and gaps are normal")
+        there = f"its last is at {end}, and gaps are normal" if end >= 0 else "it has none at all yet"
+        super().__init__(f"the log {log} has no record at offset {offset}; {there}")
 
 
 class InvalidRequest(CallerError):
@@ -399,10 +439,11 @@ class InvalidRequest(CallerError):
 class NotReady(PeerError):
     """A broker that has not read the channel to its end, or is no member at this moment, and so cannot answer for it."""
 
-    def __init__(self, *, broker: str) -> None:
-        """`broker` is the id of the broker that was asked."""
+    def __init__(self, *, broker: str, problem: str = "it is still reading the channel, or joining") -> None:
+        """`broker` is the id of the broker that was asked, `problem` what it lacks."""
         self.broker = broker
-        super().__init__(f"broker {broker} is not ready: it is still reading the channel, or joining; ask again soon, or ask another")
+        self.problem = problem
+        super().__init__(f"broker {broker} is not ready: {problem}; ask again soon, or ask another")
 
 
 class InvalidService(CallerError):
@@ -436,3 +477,24 @@ class UnknownCluster(CallerError):
         self.cluster = cluster
         self.known = known
         super().__init__(f"there is no cluster {cluster!r} here; this is {known!r}")
+
+
+class UnknownTenant(CallerError):
+    """A tenant that has no namespace, and so is not there."""
+
+    def __init__(self, *, tenant: str) -> None:
+        """`tenant` is the name asked for."""
+        self.tenant = tenant
+        super().__init__(
+            f"there is no tenant {tenant!r}: a tenant is there by its namespaces; "
+            f"create one: equipoise namespaces create {tenant}/NAMESPACE"
+        )
+
+
+class UnknownTopic(CallerError):
+    """A topic that nobody uses, or that is not partitioned, is asked about."""
+
+    def __init__(self, *, topic: str) -> None:
+        """`topic` is the full name that was asked for."""
+        self.topic = topic
+        super().__init__(f"there is no topic {topic} at present; a topic that is not stored exists while it has a producer or a consumer")

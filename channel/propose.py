@@ -8,22 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Final, TypedDict
 
 from channel.entries import BrokerEntry, BundleEntry
 from channel.records import (
+    TEXT_CHARACTERS_MAX,
+    AnyRecord,
     BrokerRecord,
     BundleTransition,
     Document,
     Genesis,
-    LevelRecord,
     Merge,
     NamespaceRecord,
     PolicyRecord,
     Renewed,
     Split,
+    Unreadable,
 )
 from channel.table import View
+
+# How the reason of an unload begins by which an owner gives up what its service failed to open. For placement, never for the
+# fold: nobody's verdict depends on it.
+_COULD_NOT_OPEN: Final = "could not open it: "
 
 
 class _Signature(TypedDict):
@@ -120,6 +126,22 @@ def unload(author: Author, bundle: BundleEntry, *, reason: str | None = None) ->
     )
 
 
+def give_up(author: Author, bundle: BundleEntry, *, problem: str) -> BundleTransition:
+    """Its owner's service failed to open it: an unload by which others know (`is_given_up`) that it would fail again."""
+    return unload(author, bundle, reason=f"{_COULD_NOT_OPEN}{problem}"[:TEXT_CHARACTERS_MAX])
+
+
+def is_given_up(record: AnyRecord | Unreadable) -> bool:
+    """Whether a record is what `give_up` makes. The owner also writes the unloads that others ask it for: its reason tells."""
+    return (
+        isinstance(record, BundleTransition)
+        and record.state == "releasing"
+        and record.incarnation is not None
+        and record.incarnation == record.source
+        and (record.reason or "").startswith(_COULD_NOT_OPEN)
+    )
+
+
 def released(author: Author, bundle: BundleEntry) -> BundleTransition:
     """The source of an unload has closed the bundle."""
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="free")
@@ -151,7 +173,7 @@ def merge(author: Author, left: BundleEntry, right: BundleEntry, *, reason: str 
     return Merge(key=left.name, based_on=left.last, **author.signature, right=right.name, based_on_right=right.last, reason=reason)
 
 
-# --- namespaces, policies, level ---
+# --- namespaces, policies ---
 
 
 def create_namespace(
@@ -197,11 +219,6 @@ def remove_policy(author: Author, view: View, *, name: str) -> PolicyRecord:
 def _last_of_policy(view: View, name: str) -> int:
     before = view.policies.get(name)
     return view.removed_at if before is None else before.last
-
-
-def raise_level(author: Author, view: View, *, level: int) -> LevelRecord:
-    """Raise the level of the rules for all readers."""
-    return LevelRecord(key="level", based_on=view.level_last, **author.signature, raises_to=level)
 
 
 # --- brokers ---

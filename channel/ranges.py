@@ -124,12 +124,6 @@ def parse_bundle(name: str) -> BundleName:
     return BundleName(match[1], int(match[2], 16), int(match[3], 16))
 
 
-def is_valid_bundle_name(name: str) -> bool:
-    """Whether `parse_bundle` would accept this text; never raises, and is quick enough for every record."""
-    match = _match_bundle(name)
-    return match is not None and match[2] < match[3]
-
-
 def parse_range(text: str) -> tuple[int, int]:
     """The `(low, high)` of a range spelled as in a bundle name, `0x00000000_0x40000000`; raises `InvalidName`."""
     match = _match_range(text)

@@ -34,13 +34,13 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final, NamedTuple, TypeVar
-from urllib.parse import quote
 from zlib import crc32
 
-from channel.errors import Bug, EquipoiseError, InvalidLogUrl, LogDamaged, LogReplaced, LogStorageFull, LogUnavailable
+from channel.errors import Bug, EquipoiseError, InvalidLogUrl, LogDamaged, LogNotBegun, LogReplaced, LogStorageFull, LogUnavailable
 from channel.file_system import MOUNT_TABLE, refuse_network_file_system
 from channel.log import FIRST_OFFSET, READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
 from channel.sqlite_bell import Bell
+from channel.sqlite_file import BOOT_ID, FileId, connect, is_disk_full, sync_folder, this_boot, usable_path, with_id
 
 APPLICATION_ID: Final = 0x45515053  # "EQPS"
 FORMAT: Final = 1
@@ -80,11 +80,6 @@ its next write, which makes that commit a fifth slower. Meanwhile, at 100 MB/s, 
 TRUNCATE_STEP_ENTRIES: Final = 1_000
 """Entries removed per transaction: about 60 pages, and some milliseconds of the write lock."""
 
-DISK_FULL_BYTES: Final = 65_536
-"""Free space below which an input or output error is taken for a full disk: SQLite's shared memory grows by 32 KiB."""
-
-BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
-
 _TABLES: Final = (
     "CREATE TABLE entries (offset INTEGER PRIMARY KEY, data BLOB NOT NULL, checksum INTEGER NOT NULL)",
     "CREATE TABLE log (identity TEXT NOT NULL, start_offset INTEGER NOT NULL, end_offset INTEGER NOT NULL, boot TEXT NOT NULL)",
@@ -104,9 +99,6 @@ _SETTINGS: Final = (
 _BUSY: Final = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_PROTOCOL)
 
 Result = TypeVar("Result")
-
-
-_FileId = tuple[int, int] | None
 
 
 class Synchronous(enum.Enum):
@@ -142,27 +134,27 @@ class SqliteLog:
     ) -> None:
         """Open the log at `path`, and make it if it is not there and `create` says so; `name` is its URL, for messages.
 
-        `boot_id` and `mount_table` are files of Linux that tell about the machine, see `_boot` and `file_system`.
+        `boot_id` and `mount_table` are files of Linux that tell about the machine, see `sqlite_file` and `file_system`.
 
-        Raises `InvalidLogUrl`, `NetworkFileSystem`, `LogDamaged`, `LogUnavailable`, `LogStorageFull`.
+        Raises `InvalidLogUrl`, `LogNotBegun`, `NetworkFileSystem`, `LogDamaged`, `LogUnavailable`, `LogStorageFull`.
         """
         self.name = name
-        self._path = _usable_path(path, url=name, create=create)
+        self._path = usable_path(path, url=name, create=create)
         refuse_network_file_system(self._path, mount_table=mount_table)
-        boot = _boot(boot_id)
+        boot = this_boot(boot_id)
         if synchronous is Synchronous.NORMAL and not boot:
             raise InvalidLogUrl(url=name, problem="synchronous=normal needs a system that tells when it was started, as Linux does")
         self._wal_bytes = 0
         self._wal_look_ns = 0  # The first call looks, for a writer that makes no second one.
         try:
-            self._connection = _connect(self._path, create=create)
+            self._connection = connect(self._path, create=create)
         except sqlite3.Error as error:
             raise self._translated(error, in_doubt=False) from error
         self._bell = Bell(f"{self._path}-bell", use_inotify=use_inotify)
         try:
-            self.identity = self._retry(lambda: self._prepare(synchronous, boot), timeout_ms=OPEN_MS_MAX)
-            self._files = _with_id(self._path), _with_id(Path(f"{self._path}-shm"))
-            self._wal = _with_id(Path(f"{self._path}-wal"))
+            self.identity = self._retry(lambda: self._prepare(synchronous, boot, create=create), timeout_ms=OPEN_MS_MAX)
+            self._files = with_id(self._path), with_id(Path(f"{self._path}-shm"))
+            self._wal = with_id(Path(f"{self._path}-wal"))
         except BaseException:
             self.close()
             raise
@@ -264,14 +256,16 @@ class SqliteLog:
         self._bell.close()
         self._connection.close()
 
-    def _prepare(self, synchronous: Synchronous, boot: str) -> str:
+    def _prepare(self, synchronous: Synchronous, boot: str, *, create: bool) -> str:
         """Make the connection ready, and the file too if it is new or the machine was restarted; the log's identity.
 
-        1. Refuse what is not ours, before anything is written to it. 2. Switch the settings on that live in the connection
-        and the file. 3. Make the tables, or skip ahead, if that is due: looked up again once the write lock is held, since
-        another process may do the same. An open of a log that is in order takes no lock.
+        1. Refuse what is not ours, or is not to be made, before anything is written to it. 2. Switch the settings on that
+        live in the connection and the file. 3. Make the tables, or skip ahead, if that is due: looked up again once the write
+        lock is held, since another process may do the same. An open of a log that is in order takes no lock.
         """
         is_new = self._is_new()  # 1.
+        if is_new and not create:
+            raise LogNotBegun(log=self.name, problem=f"{self._path} is empty")
         [(journal_mode,)] = self._connection.execute("PRAGMA journal_mode = WAL").fetchall()  # 2.
         if journal_mode != b"wal":
             raise LogDamaged(log=self.name, problem=f"SQLite cannot use a WAL on {self._path}")
@@ -284,7 +278,7 @@ class SqliteLog:
             elif self._is_of_other_boot(boot):
                 self._connection.execute("UPDATE log SET boot = ?, end_offset = end_offset + ?", (boot, SKIP_AFTER_RESTART))
             self._connection.execute("COMMIT")
-            _sync_folder(self._path)
+            sync_folder(self._path)
         self._bounds()
         [(identity,)] = self._connection.execute("SELECT identity FROM log").fetchall()
         if type(identity) is not bytes:
@@ -381,7 +375,7 @@ class SqliteLog:
             self._wal_look_ns = now_ns + WAL_LOOK_MS * 1_000_000
             self._wal_bytes = self._check_file(*self._wal).st_size
 
-    def _check_file(self, path: Path, file_id: _FileId) -> os.stat_result:
+    def _check_file(self, path: Path, file_id: FileId) -> os.stat_result:
         try:
             status = path.stat()
         except OSError as error:
@@ -410,7 +404,7 @@ class SqliteLog:
                 return Bug(f"the log {self.name} was misused: {error}; please report it")
             case sqlite3.SQLITE_FULL:
                 return LogStorageFull(log=self.name)
-            case sqlite3.SQLITE_IOERR if not in_doubt and _is_disk_full(self._path):
+            case sqlite3.SQLITE_IOERR if not in_doubt and is_disk_full(self._path):
                 return LogStorageFull(log=self.name)
             case sqlite3.SQLITE_IOERR | sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED | sqlite3.SQLITE_PROTOCOL:
                 return LogUnavailable(log=self.name, problem=str(error), in_doubt=in_doubt)
@@ -430,70 +424,3 @@ def _primary_code(error: sqlite3.Error | UnicodeDecodeError) -> int | None:
 def _checksum(offset: int, data: bytes) -> int:
     """Of an entry's place and its bytes: the database itself would not notice a byte that changed on the disk."""
     return crc32(data, offset & 0xFFFFFFFF)
-
-
-def _usable_path(path: str, *, url: str, create: bool) -> Path:
-    """The real path, where symbolic links lead: SQLite's own files stand beside that, so the bell must too.
-
-    Raises `InvalidLogUrl` if no log can be there.
-    """
-    if not path:
-        raise InvalidLogUrl(url=url, problem="it has no path")
-    try:
-        real_path = Path(os.path.realpath(path))
-        if real_path.exists():
-            if not real_path.is_file():
-                raise InvalidLogUrl(url=url, problem=f"{real_path} is not a regular file")
-        elif not create:
-            raise InvalidLogUrl(url=url, problem=f"there is no file {real_path}")
-        elif not real_path.parent.is_dir():
-            raise InvalidLogUrl(url=url, problem=f"there is no folder {real_path.parent}")
-        os.fsencode(real_path)
-    except (OSError, ValueError) as error:  # A name that is too long, or has a null or half a character in it.
-        raise InvalidLogUrl(url=url, problem=str(error)) from error
-    return real_path
-
-
-def _connect(path: Path, *, create: bool) -> sqlite3.Connection:
-    """A connection that waits for nobody, and leaves transactions to us."""
-    uri = f"file:{quote(os.fsencode(path))}?mode={'rwc' if create else 'rw'}"
-    connection = sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
-    connection.text_factory = bytes  # So that damaged text is not an error of Python's before we can look at it.
-    return connection
-
-
-def _boot(boot_id: Path) -> str:
-    """What tells one run of the machine from the next; "" where the system does not say.
-
-    There offsets do not skip ahead, so only `Synchronous.FULL` is safe, which does not need it.
-    """
-    try:
-        return boot_id.read_text(encoding="ascii").strip()
-    except OSError:
-        return ""
-
-
-def _with_id(path: Path) -> tuple[Path, _FileId]:
-    """A path, and what tells the file there from all others while it is open; None if it is gone already."""
-    try:
-        status = path.stat()
-    except OSError:
-        return path, None
-    return path, (status.st_dev, status.st_ino)
-
-
-def _sync_folder(path: Path) -> None:
-    """Make the name of a new file as durable as what is in it."""
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def _is_disk_full(path: Path) -> bool:
-    try:
-        status = os.statvfs(path.parent)
-    except OSError:
-        return False
-    return status.f_bavail * status.f_frsize < DISK_FULL_BYTES

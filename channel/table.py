@@ -6,10 +6,9 @@ rules of when they are called are `channel.view`'s; nobody else calls them but t
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-
 from channel import digest as digests
 from channel.entries import BrokerEntry, BundleEntry, NamespaceEntry, PolicyEntry
+from channel.range_index import RangeIndex
 from channel.ranges import HASH_MAX
 
 
@@ -23,8 +22,7 @@ class View:
     __slots__ = (
         "_digest",
         "_held",
-        "_lows",
-        "_names",
+        "_ranges",
         "_scalars_part",
         "_unsettled",
         "base",
@@ -54,9 +52,7 @@ class View:
         self.namespaces: dict[str, NamespaceEntry] = {}
         self.policies: dict[str, PolicyEntry] = {}
         self.live: dict[int, BrokerEntry] = {}
-        # Per namespace the bundles' lows and names, in order of the hash space: for lookups by bisection.
-        self._lows: dict[str, list[int]] = {}
-        self._names: dict[str, list[str]] = {}
+        self._ranges: dict[str, RangeIndex] = {}  # By namespace.
         # Per incarnation the bundles that name it, and all bundles that are not simply owned: so that a death, and a
         # leader's round, cost what they concern and not the whole view. Dicts without values keep the order stable.
         self._held: dict[int, dict[str, None]] = {}
@@ -67,15 +63,20 @@ class View:
     # --- questions ---
 
     def bundle_at(self, namespace: str, point: int) -> BundleEntry | None:
-        """The bundle of `namespace` that holds hash point `point`; None if there is no such namespace."""
-        lows = self._lows.get(namespace)
-        if lows is None:
+        """The bundle of `namespace` that holds hash point `point`; None if there is no such namespace.
+
+        It may make the index that it reads: only the thread that folds asks.
+        """
+        index = self._ranges.get(namespace)
+        if index is None:
             return None
-        return self.bundles[self._names[namespace][bisect_right(lows, point) - 1]]
+        entry = index.slots[point >> index.shift]
+        return index.bisected(point, self.bundles) if entry is None else entry
 
     def bundles_of(self, namespace: str) -> list[BundleEntry]:
         """The bundles of `namespace` in order of the hash space; empty if there is no such namespace."""
-        return [self.bundles[name] for name in self._names.get(namespace, ())]
+        index = self._ranges.get(namespace)
+        return [] if index is None else [self.bundles[name] for name in index.names]
 
     def right_neighbour(self, bundle: BundleEntry) -> BundleEntry | None:
         """The bundle that begins where `bundle` ends; None for the last of its namespace."""
@@ -122,6 +123,7 @@ class View:
             self._digest += after.part
             self._remember_holders(after)
         else:
+            self._ranges[after.namespace].fill(after.low, after.high, after)
             self._digest += after.part - before.part
             if after.owner != before.owner or after.source != before.source:
                 self._forget_holders(before)
@@ -133,20 +135,18 @@ class View:
 
     def insert_bundle(self, after: BundleEntry) -> None:
         """Add a bundle whose range is new; the caller removes those that it takes the place of."""
-        lows = self._lows.setdefault(after.namespace, [])
-        names = self._names.setdefault(after.namespace, [])
-        place = bisect_left(lows, after.low)
-        lows.insert(place, after.low)
-        names.insert(place, after.name)
+        index = self._ranges.get(after.namespace)
+        if index is None:
+            index = self._ranges[after.namespace] = RangeIndex()
+        index.insert(after)
         self.put_bundle(after, None)
 
     def remove_bundle(self, before: BundleEntry) -> None:
         """Take a bundle and its range away."""
-        lows, names = self._lows[before.namespace], self._names[before.namespace]
-        place = bisect_left(lows, before.low)
-        del lows[place], names[place]
-        if not lows:
-            del self._lows[before.namespace], self._names[before.namespace]
+        index = self._ranges[before.namespace]
+        index.remove(before)
+        if not index.lows:
+            del self._ranges[before.namespace]
         del self.bundles[before.name]
         self._digest -= before.part
         self._unsettled.pop(before.name, None)

@@ -14,11 +14,13 @@ from functools import partial
 from types import TracebackType
 from typing import Final, Self
 
+from channel.append_queue import Appended, AppendOutcome, NotAppended
 from channel.codec import encode
 from channel.deadline import Deadline
 from channel.errors import DeadlineExceeded, EquipoiseError, OutcomeUnknown, Overloaded
 from channel.log import Entry, Log
-from channel.log_thread import Appended, AppendOutcome, LogThread, NotAppended, Outage
+from channel.log_seat import LogSeat, Outage
+from channel.log_thread import LogThread
 from channel.propose import Author
 from channel.reader import Folded, Reader
 from channel.records import AnyRecord
@@ -61,7 +63,7 @@ class _Proposal:
 class TableView:
     """Follows the channel from `start` to `stop`, or as an async context. Everything is called on the loop.
 
-    `view` is as far as the loop has folded; read it freely between two awaits. Lookups by bisection: `view.bundle_at`.
+    `view` is as far as the loop has folded; read it freely between two awaits. Lookups: `view.bundle_at`.
     Every wait has a deadline, and raises `DeadlineExceeded` at its end, or at once what ended the following (`failure`).
     """
 
@@ -72,8 +74,9 @@ class TableView:
         """
         self.name = name
         self._reader = Reader(log=name, cluster=cluster, view=None if snapshot is None else from_bytes(snapshot))
-        self._thread = LogThread(
-            open_handle,
+        # A thread of its own, which opens the handle: so a log that is not there yet is an outage like any other.
+        self._thread = LogThread(open_handle, name=name)
+        self._seat = LogSeat(
             name=name,
             position=self._reader.position,
             deliver=self._deliver,
@@ -101,20 +104,20 @@ class TableView:
     @property
     def outage(self) -> Outage | None:
         """Set while the log cannot be read; the view is then as old as that."""
-        return self._thread.outage
+        return self._seat.outage
 
     @property
     def failure(self) -> EquipoiseError | None:
-        """What ended the following for good: see `LogThread`, and what `Reader.feed` raises."""
-        return self._thread.failure
+        """What ended the following for good: see `LogSeat`, and what `Reader.feed` raises."""
+        return self._seat.failure
 
     def start(self) -> None:
         """Begin to follow."""
-        self._thread.start()
+        self._seat.join(self._thread)
 
     async def stop(self, deadline: Deadline) -> None:
         """Let go of the log; who still waits meets its deadline. Raises `DeadlineExceeded` if the log hangs."""
-        await self._thread.stop(deadline)
+        await self._seat.stop(deadline)
 
     async def __aenter__(self) -> Self:
         self.start()
@@ -167,7 +170,7 @@ class TableView:
             raise self.failure
         verdict: asyncio.Future[Folded] = asyncio.get_running_loop().create_future()
         proposal = _Proposal(log=self.name, key=record.key, data=encode(record), verdict=verdict)
-        self._thread.append(proposal.data, partial(self._settle, proposal))
+        self._seat.append(proposal.data, partial(self._settle, proposal))
         try:
             return await deadline.wait(verdict, what="the verdict")
         except DeadlineExceeded as error:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
@@ -104,16 +104,19 @@ class SelfChecking(Protocol):
         ...
 
 
-def verify(log: Log, *, cluster: str | None = None) -> Findings:
+def verify(log: Log, *, cluster: str | None = None, check: Callable[[], None] | None = None) -> Findings:
     """Audit a log from its beginning to the end that it has now; damage is found, not raised.
 
-    Raises `LogTruncated` if the beginning is gone, and `LogUnavailable`, `LogReplaced`.
+    `check` is called before each read, and may end the audit by raising. Raises `LogTruncated` if the beginning is gone, and
+    `LogUnavailable`, `LogReplaced`.
     """
     audit = Audit(Reader(log=log.name, cluster=cluster))
     damage = _damaged_storage(log)
     end = log.end()
     limit = READ_ENTRIES_MAX
     while audit.goes_on and audit.position <= end:
+        if check is not None:
+            check()
         try:
             entries = log.read(audit.position, limit=limit)
         except LogDamaged as error:

@@ -10,6 +10,7 @@ from brokers.embedded import Worker, WorkerInThread
 from brokers.load import BundleLoad
 from brokers.service import Bundle, Ownership, Peer, Service, ServiceHost, Work
 from brokers.virtual_cluster import Cluster
+from channel.deadline import Deadline
 from channel.ranges import key_hash
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "Client",
     "ClientInThread",
     "Cluster",
+    "Deadline",
     "Ownership",
     "Peer",
     "Service",

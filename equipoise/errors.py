@@ -3,13 +3,16 @@
 May live here: names that live in other modules.
 """
 
+from brokers.loop_thread import NotRunning
 from brokers.service import OwnershipLost
+from brokers.virtual_cluster import AlreadyRuns, LoopIsRunning, NobodyRuns, NoRest, NotInCluster, NotServed, NotSplit
 from channel.errors import (
     Bug,
     CallerError,
     DeadlineExceeded,
     EquipoiseError,
     LogUnavailable,
+    NotProposed,
     OperatorError,
     OutcomeUnknown,
     Overloaded,
@@ -19,11 +22,20 @@ from channel.errors import (
 )
 
 __all__ = [
+    "AlreadyRuns",
     "Bug",
     "CallerError",
     "DeadlineExceeded",
     "EquipoiseError",
     "LogUnavailable",
+    "LoopIsRunning",
+    "NoRest",
+    "NobodyRuns",
+    "NotInCluster",
+    "NotProposed",
+    "NotRunning",
+    "NotServed",
+    "NotSplit",
     "OperatorError",
     "OutcomeUnknown",
     "Overloaded",

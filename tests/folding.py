@@ -14,7 +14,7 @@ from channel.entries import BrokerEntry, BundleEntry, Verdict
 from channel.lifecycle import Phase
 from channel.propose import Author
 from channel.ranges import HASH_MAX, even_boundaries
-from channel.records import AnyRecord, Joined
+from channel.records import AnyRecord, Joined, LevelRecord
 from channel.snapshot import from_bytes, to_bytes
 from channel.view import View, apply
 
@@ -39,6 +39,11 @@ def joined(broker: str, view: View, *, nonce: str, replaces: str | None = None, 
         replaces=replaces,
         after_silence=after_silence,
     )
+
+
+def raise_level(author: Author, view: View, *, level: int) -> LevelRecord:
+    """The record that raises the level of the rules, made against `view`; as long as there is one level nobody else writes it."""
+    return LevelRecord(key="level", based_on=view.level_last, **author.signature, raises_to=level)
 
 
 class Channel:

@@ -1,4 +1,4 @@
-"""A host for `channel.log_thread` that keeps what it is told, and lets a test wait for it.
+"""A host with a seat at a `channel.log_thread` that keeps what it is told, and lets a test wait for it.
 
 May live here: `Host`, the way to run one, and the troubles that its log may have.
 """
@@ -17,6 +17,7 @@ from channel.errors import (
     LogUnavailable,
 )
 from channel.log import FIRST_OFFSET, Entry, Log
+from channel.log_seat import LogSeat
 from channel.log_thread import LogThread
 from channel.memory_log import MemoryLog
 from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
@@ -30,7 +31,7 @@ DAMAGED = LogDamaged(log=NAME, problem="rust")
 
 @dataclass(kw_only=True)
 class Host:
-    """A host of the thread: keeps all that it is told, in order, and wakes who waits for something to have been told."""
+    """A host of a thread, of its own or of another: keeps all that it is told, in order, and wakes who waits for something to be told."""
 
     log: TroubledLog
     position: int = FIRST_OFFSET
@@ -41,18 +42,21 @@ class Host:
     lags: list[int] = field(default_factory=list)
     deliver_error: Exception | None = None
     something: asyncio.Event = field(default_factory=asyncio.Event)
+    beside: Host | None = None
 
     def __post_init__(self) -> None:
         self.writer = MemoryLog(name=self.log.name)
-        self.thread = LogThread(
-            self.open,
+        self.thread: LogThread = self.beside.thread if self.beside else LogThread(self.open, name=self.log.name, now_ns=self.now_ns)
+        self.seat = LogSeat(
             name=self.log.name,
             position=self.position,
             deliver=self.deliver,
             caught_up=lambda end: self.tell(("caught up", end)),
             failed=self.tell,
-            now_ns=self.now_ns,
         )
+
+    def start(self) -> None:
+        assert self.seat.join(self.thread)
 
     def open(self) -> Log:
         return self.log
@@ -66,7 +70,7 @@ class Host:
             raise self.deliver_error
         self.entries += entries
         self.batches.append(len(entries))
-        self.lags.append(self.thread.lag_entries)
+        self.lags.append(self.seat.lag_entries)
         self.told += [entry.data for entry in entries]
         self.something.set()
 
@@ -89,7 +93,7 @@ class Host:
 
     async def stop(self) -> None:
         self.log.gate.set()
-        await self.thread.stop(Deadline.after(timeout_ms=30_000))
+        await self.seat.stop(Deadline.after(timeout_ms=30_000))
 
 
 def run(
@@ -103,7 +107,7 @@ def run(
 
     async def with_host() -> Host:
         host = Host(log=log or TroubledLog(name=next(LOG_NAMES)), position=position, now_ns=now_ns)
-        host.thread.start()
+        host.start()
         try:
             await scenario(host)
         finally:

@@ -85,7 +85,7 @@ BITES = (
     Bite(rule=one_door, name="channel.kafka_log", text="import confluent_kafka", named="confluent_kafka"),
     Bite(rule=one_door, name="brokers.main", text="from faust import App", named="faust"),
     Bite(rule=one_door, name="channel.view", text="import pyspark.sql as sql", named="pyspark"),
-    Bite(rule=one_door, name="brokers.demo", text="from tests.judge import judge", named="imports tests"),
+    Bite(rule=one_door, name="brokers.demo", text="from tests.folding import Channel", named="imports tests"),
     Bite(rule=impartial_judge, name="tests.judge.judge", text="from channel import view", named="imports channel"),
     Bite(rule=pure_imports, name="channel.view", text="import time", named="imports time"),
     Bite(rule=pure_imports, name="channel.view", text="from os.path import join", named="imports os"),

@@ -58,7 +58,7 @@ def test_has_one_console_script(wheel: zipfile.Path) -> None:
     """The wheel installs one command, and it is named like the project."""
     entry_points = configparser.ConfigParser()
     entry_points.read_string((dist_info(wheel) / "entry_points.txt").read_text(encoding="utf-8"))
-    assert {"equipoise": "brokers.cli.main:app"} == dict(entry_points["console_scripts"])
+    assert {"equipoise": "brokers.cli.__main__:main"} == dict(entry_points["console_scripts"])
 
 
 def test_asks_for_what_the_decision_records_name(wheel: zipfile.Path) -> None:

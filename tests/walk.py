@@ -22,6 +22,7 @@ from channel.propose import Author
 from channel.ranges import HASH_MAX
 from channel.records import ADMIN_WINDOW_OFFSETS, AnyRecord, BundleTransition, Joined, Merge, Split
 from channel.view import View, apply
+from tests.folding import raise_level
 
 BROKERS = ("a:1", "b:1", "c:1", "d:1")
 ADMINS = ("admin:ops", "admin:eve")
@@ -198,7 +199,7 @@ class Walk:
         rng = self.rng
         namespace, policy = rng.choice((*NAMESPACES, *NAMESPACES, "t")), rng.choice(POLICIES)
         cuts = sorted(rng.sample(CUTS, rng.randrange(4)))
-        raising: Proposals = [lambda: propose.raise_level(author, view, level=rng.choice((1, 2)))] if self.levels else []
+        raising: Proposals = [lambda: raise_level(author, view, level=rng.choice((1, 2)))] if self.levels else []
         proposals: Proposals = [
             *raising,
             lambda: propose.set_policy(author, view, name=policy, document={"limit": rng.randrange(3)}),

@@ -11,21 +11,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from brokers.named import bundle_named, namespace_named
+from brokers.requested_moves import may_run_again, rejection
 from channel.blocking_view import RETRY_MS, entries_to_end, propose, read_on
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry, BundleEntry
-from channel.errors import LogUnavailable, Rejected, UnknownBroker, UnknownBundle, UnknownNamespace
+from channel.errors import LogUnavailable, Rejected, UnknownBroker
 from channel.log import READ_ENTRIES_MAX, Log
 from channel.open_log import open_log
 from channel.propose import Author
-from channel.ranges import ADMIN_PREFIX, check_broker_id, check_namespace, parse_bundle
+from channel.ranges import ADMIN_PREFIX, check_broker_id
 from channel.reader import Folded, Reader
-from channel.records import AnyRecord, Reason, Record
-from channel.story import Names, explain
+from channel.records import AnyRecord, Reason
 from channel.view import View
-
-RACES_MAX: Final = 5
-"""A proposal that loses a race is made again against the new state, this often: each time somebody else made progress."""
 
 WAIT_MS: Final = 100
 """How long one wait for news lasts, and so how much later than its deadline a wait may end."""
@@ -51,18 +49,12 @@ class Access:
         return self.reader.view
 
     def namespace(self, name: str) -> str:
-        """`name`, if there is such a namespace. Raises `InvalidName`, `UnknownNamespace`."""
-        if check_namespace(name) not in self.view.namespaces:
-            raise UnknownNamespace(namespace=name)
-        return name
+        """`name`, if there is such a namespace. Raises as `brokers.named.namespace_named` does."""
+        return namespace_named(self.view, name).name
 
     def bundle(self, name: str) -> BundleEntry:
-        """The bundle of this name. Raises `InvalidName`, `UnknownNamespace`, `UnknownBundle`."""
-        self.namespace(parse_bundle(name).namespace)
-        bundle = self.view.bundles.get(name)
-        if bundle is None:
-            raise UnknownBundle(bundle=name)
-        return bundle
+        """The bundle of this name. Raises as `brokers.named.bundle_named` does."""
+        return bundle_named(self.view, name)
 
     def broker(self, broker_id: str) -> BrokerEntry:
         """The newest incarnation of a broker, dead or alive. Raises `InvalidName`, `UnknownBroker`."""
@@ -104,30 +96,22 @@ def folded_to_end(access: Access) -> Iterator[Folded]:
 
 
 def submit(access: Access, make_record: Callable[[View, Author], AnyRecord]) -> Folded:
-    """Propose a record, and return it once it is accepted; one that loses a race is made again, up to `RACES_MAX` times.
+    """Propose a record, and return it once it is accepted; one that loses a race is made again (`may_run_again`).
 
     Raises `Rejected` with the reason, and what `channel.blocking_view.propose` raises (`OutcomeUnknown` among them).
     """
     if access.view.genesis is None:
         problem = "no broker has ever started on this log; start one first"
         raise Rejected(key="genesis", reason=Reason.NO_GENESIS, problem=problem, offset=None)
-    for race in range(1, RACES_MAX + 1):
+    race = 1
+    while True:
         folded = propose(access.log, access.reader, make_record, publisher=access.publisher, deadline=access.deadline)
-        verdict = folded.verdict
-        if verdict.reason is None:
+        reason = folded.verdict.reason
+        if reason is None:
             return folded
-        if verdict.reason is not Reason.STALE or race == RACES_MAX:
-            raise _rejected(folded, access.view)
-    raise AssertionError("the loop returns or raises")
-
-
-def _rejected(folded: Folded, view: View) -> Rejected:
-    """The refusal of a record that has just been folded, in the words of its story."""
-    record, reason = folded.record, folded.verdict.reason
-    assert isinstance(record, Record), "what was encoded can be read"
-    assert reason is not None, "an accepted record is not refused"
-    problem = explain(folded, view, Names(view)).removeprefix(f"rejected as {reason}: ")
-    return Rejected(key=record.key, reason=reason, problem=problem, offset=folded.offset)
+        if not may_run_again(reason, race):
+            raise rejection(folded, access.view)
+        race += 1
 
 
 def follow(access: Access, *, outage: Callable[[LogUnavailable], None] | None = None) -> Iterator[Folded | None]:

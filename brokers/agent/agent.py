@@ -37,6 +37,7 @@ from brokers.agent.tenures import Tenures
 from brokers.agent.timing import Timing
 from brokers.placement import FewestBundles, Placement
 from channel.entries import BrokerChanged, BrokerEntry, Verdict
+from channel.errors import NotProposed
 from channel.log import Entry
 from channel.reader import Folded, Reader
 from channel.records import QUIET_REASONS, Unreadable
@@ -148,7 +149,9 @@ class Agent:
             self._membership.tick()
             self._tenures.tick()
             self._leading.tick()
-            self._leave_if_due()
+            # What the log has just refused is not said again at once, or a broker that leaves would turn in circles with it.
+            if type(event) is not AppendFailed:
+                self._leave_if_due()
         return core.effects
 
     def _read(self, event: Read) -> None:
@@ -182,33 +185,30 @@ class Agent:
         return me is not None and any(isinstance(change, BrokerChanged) and change.dead == me for change in folded.verdict.changes)
 
     def _lose_incarnation(self, folded: Folded) -> None:
-        """Section 4: a broker that reads its own death closes all, and joins anew; one that meant to leave has left."""
-        core = self._core
-        left = core.leaving
+        """Section 4: a broker that reads its own death closes all, and joins anew; one that means to leave only closes all."""
         self._membership.ended()
         self._tenures.incarnation_changed()
-        if left:
-            core.stopped = True
-            core.effects.append(Stop(error=None))
+        if self._drain is not None and self._drain.leave:
+            self._membership.join_no_more()
         else:
-            record = folded.record
-            core.effects.append(Alarm(name="own_death", message=f"buried at offset {folded.offset} by {record.publisher}; joining anew"))
+            message = f"buried at offset {folded.offset} by {folded.record.publisher}; joining anew"
+            self._core.effects.append(Alarm(name="own_death", message=message, key=self._core.broker, offset=folded.offset))
 
     def _complain(self, folded: Folded) -> None:
         record, verdict = folded.record, folded.verdict
         key = "?" if isinstance(record, Unreadable) else record.key
         message = f"the proposal about {key} at offset {folded.offset} was rejected: {verdict.reason}"
-        self._core.effects.append(Alarm(name="rejected", message=message))
+        self._core.effects.append(Alarm(name="rejected", message=message, key=key, offset=folded.offset, reason=verdict.reason))
 
     def _append_failed(self, event: AppendFailed) -> None:
-        self._core.append_failed(event.attempt)
+        self._core.append_failed(event.attempt, event.error, in_doubt=event.in_doubt)
         self._membership.append_failed()
 
     def _requested(self, event: Requested) -> None:
         core = self._core
         if core.incarnation is None or not core.lease.good(core.now):
-            problem = f"broker {core.broker} has no lease at this moment; ask another broker, or this one again later"
-            core.effects.append(Answered(ticket=event.ticket, problem=problem))
+            without_lease = NotProposed(broker=core.broker, problem="it has no lease at this moment")
+            core.effects.append(Answered(ticket=event.ticket, error=without_lease))
             return
         make = record_of(core.view, event.intent)
         if isinstance(make, Verdict):
@@ -229,8 +229,9 @@ class Agent:
         if drain is None or core.stopped:
             return
         if core.incarnation is None:
-            # A `joined` that is under way would make a member that nobody is: it is waited for, to be left properly.
-            if drain.leave and not self._membership.join_no_more():
+            # A `joined` that is under way would make a member that nobody is: it is waited for, to be left properly. And so
+            # is the service: whoever was buried while it closed still owes its callers the end of that.
+            if drain.leave and not self._membership.join_no_more() and self._tenures.is_empty():
                 core.stopped = True
                 core.effects.append(Stop(error=None))
             return
@@ -264,7 +265,7 @@ _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     Prepared: lambda agent, event: agent._tenures.prepared(event.bundle, event.problem),  # noqa: SLF001
     Opened: lambda agent, event: agent._tenures.opened(event.bundle, event.problem),  # noqa: SLF001
     Closed: lambda agent, event: agent._tenures.closed(event.bundle, event.handover),  # noqa: SLF001
-    CutsFound: lambda agent, event: agent._tenures.cuts_found(event.bundle, event.cuts, event.problem),  # noqa: SLF001
+    CutsFound: lambda agent, event: agent._tenures.cuts_found(event),  # noqa: SLF001
     Wanted: lambda agent, event: agent._leading.wanted(event.bundle),  # noqa: SLF001
     Requested: Agent._requested,  # noqa: SLF001
     DrainRequested: Agent._drain_requested,  # noqa: SLF001

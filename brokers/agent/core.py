@@ -13,25 +13,60 @@ from brokers.agent.effects import Answered, Append, Effect
 from brokers.agent.events import Instant
 from brokers.agent.handle import Lease
 from brokers.agent.timing import Timing
-from channel.codec import encode
+from channel.codec import decode, encode
+from channel.errors import EquipoiseError, InvalidConfig, NotProposed, Overloaded
+from channel.log import RECORD_BYTES_MAX
 from channel.propose import Author
 from channel.reader import Folded, Reader
-from channel.records import AnyRecord
+from channel.records import KEY_CHARACTERS_MAX, LEVEL_SUPPORTED, AnyRecord, Joined, Unreadable
 
 # Attempts that are neither read back nor known to be settled. At the demo's 256 bundles per broker a drain has 64 under
 # way; an outage adds one renewal an interval. Past this bound only membership records are attempted.
 ATTEMPTS_MAX: Final = 4_096
 
+_OVERTAKEN: Final = "its proposal was lost on the way to the log, or overtaken by a later one"
+
+# No broker has a longer id than this, so that what fits beside it fits.
+_LONGEST_KEY: Final = "k" * KEY_CHARACTERS_MAX
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What a broker tells of itself on joining; `addresses` maps a protocol to the address that clients use."""
+    """What a broker tells of itself on joining; `addresses` maps a protocol to the address that clients use.
+
+    Making one raises `InvalidConfig` for what no `joined` can carry: the channel would reject each attempt to join.
+    """
 
     addresses: dict[str, str] = field(default_factory=dict)
     capacity: int = 100
     failure_domain: str | None = None
     labels: dict[str, str] = field(default_factory=dict)
     version: str = ""
+
+    def __post_init__(self) -> None:
+        # The codec judges by what it would be asked to write and to read, so that it and this never part.
+        problem = _misfit(self)
+        if problem is not None:
+            raise InvalidConfig(problems=(problem,))
+
+    def joined(self, *, key: str, based_on: int, nonce: str, timestamp_ms: int, timing: Timing) -> Joined:
+        """The record by which the broker `key` joins, if nobody else is under its id."""
+        return Joined(
+            key=key,
+            based_on=based_on,
+            publisher=key,
+            timestamp_ms=timestamp_ms,
+            nonce=nonce,
+            lease_ms=timing.lease_ms,
+            margin_ms=timing.margin_ms,
+            renew_ms=timing.renew_ms,
+            addresses=self.addresses,
+            capacity=self.capacity,
+            failure_domain=self.failure_domain,
+            labels=self.labels,
+            version=self.version,
+            supported_level=LEVEL_SUPPORTED,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,6 +78,19 @@ class Attempt:
     based_on: int
     decided: Instant
     ticket: int | None
+
+
+def _misfit(profile: Profile) -> str | None:
+    """Why a `joined` with this profile could not be read; None if it can."""
+    joined = profile.joined(key=_LONGEST_KEY, based_on=0, nonce="any", timestamp_ms=0, timing=Timing())
+    try:
+        data = encode(joined)
+    except TypeError as error:  # orjson's word for what JSON cannot spell: a lone surrogate, a name that is no text.
+        return f"what the broker tells of itself is no JSON: {error}"
+    if len(data) > RECORD_BYTES_MAX:
+        return f"what the broker tells of itself takes {len(data)} bytes, a record at most {RECORD_BYTES_MAX}"
+    read = decode(data)
+    return read.problem if isinstance(read, Unreadable) else None
 
 
 class Core:
@@ -94,7 +142,8 @@ class Core:
             return False
         if self.is_crowded() and not self._made_room(record.key):
             if ticket is not None:
-                self.effects.append(Answered(ticket=ticket, problem=f"{ATTEMPTS_MAX} proposals are unsettled already; nothing was done"))
+                crowd = Overloaded(what=f"the list of broker {self.broker}'s unsettled proposals", limit=ATTEMPTS_MAX)
+                self.effects.append(Answered(ticket=ticket, error=crowd))
             return False
         attempt = Attempt(number=number, key=record.key, based_on=record.based_on, decided=self.now, ticket=ticket)
         self._in_flight[number] = attempt
@@ -125,11 +174,18 @@ class Core:
             return False
         return self.now.boot_ms - attempt.decided.boot_ms < self.timing.attempt_ms
 
-    def append_failed(self, number: int) -> None:
-        """Let the same be proposed again. The attempt stays unsettled: it may be on the log all the same."""
+    def append_failed(self, number: int, error: EquipoiseError, *, in_doubt: bool) -> None:
+        """Let the same be proposed again, under a new number: that of this attempt stays used.
+
+        In doubt the attempt stays unsettled, for it may be on the log all the same; otherwise it is settled by `error`.
+        """
         attempt = self._in_flight.get(number)
-        if attempt is not None and self._newest_by_key.get(attempt.key) is attempt:
-            del self._newest_by_key[attempt.key]
+        if attempt is None:
+            return
+        if in_doubt:
+            self._forget_key(attempt)
+        else:
+            self._lost(number, error)
 
     def settle(self, folded: Folded, number: int) -> Attempt | None:
         """An own record was read back: it is settled by its verdict, and every earlier attempt as never to be accepted."""
@@ -147,11 +203,11 @@ class Core:
         for number in list(self._in_flight):
             self._lost(number)
 
-    def _lost(self, number: int) -> None:
+    def _lost(self, number: int, error: EquipoiseError | None = None) -> None:
         attempt = self._in_flight.pop(number)
         self._forget_key(attempt)
         if attempt.ticket is not None:
-            self.effects.append(Answered(ticket=attempt.ticket, problem="the proposal did not reach the log; nothing was done"))
+            self.effects.append(Answered(ticket=attempt.ticket, error=error or NotProposed(broker=self.broker, problem=_OVERTAKEN)))
 
     def _forget_key(self, attempt: Attempt) -> None:
         if self._newest_by_key.get(attempt.key) is attempt:

@@ -87,7 +87,10 @@ class Abandon:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FindCuts:
-    """Ask the service where to cut `bundle` (its algorithm and positions are in the entry), then say `CutsFound`."""
+    """Ask the service where to cut `bundle` (its algorithm and positions are in the entry).
+
+    Then say `CutsFound`, with the entry's `last` as `asked_at`.
+    """
 
     bundle: BundleEntry
 
@@ -102,23 +105,29 @@ class Reshaped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answered:
-    """What came of a request. `verdict` is None if it was never put to the log, or if its outcome is unknown.
+    """What came of a request: a `verdict`, with its record's `offset` if that is on the log; or the `error` that left it none.
 
-    `problem` then says which; `offset` is where the record stands if it was read back.
+    After an error nothing was done, and nothing will be.
     """
 
     ticket: int
     offset: int | None = None
     verdict: Verdict | None = None
-    problem: str | None = None
+    error: EquipoiseError | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alarm:
-    """Something that the operator must look at. `name` is a stable word for metrics, `message` says what and where."""
+    """Something that the operator must look at. `name` is a stable word for metrics, `message` says what and where.
+
+    So do `key`, `offset` and `reason` for machines, where it is about a record.
+    """
 
     name: str
     message: str
+    key: str | None = None
+    offset: int | None = None
+    reason: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from brokers.agent.intents import Intent
+from channel.errors import EquipoiseError
 from channel.log import Entry
 
 
@@ -36,9 +37,14 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AppendFailed:
-    """The attempt is not on the log (or, after an ambiguous failure, perhaps is: then it settles as it is read)."""
+    """The log did not take the attempt, because of `error`; with `in_doubt` it may stand on the log, or appear there later.
+
+    Without it the record is not on the log, and never will be by this attempt.
+    """
 
     attempt: int
+    error: EquipoiseError
+    in_doubt: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,9 +80,14 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutsFound:
-    """Where the owner cuts its splitting `bundle` (hash points inside it); empty if it cannot, and `problem` says why."""
+    """Where the owner cuts its splitting `bundle` (hash points inside it); empty if it cannot, and `problem` says why.
+
+    `asked_at` is the `last` of the entry that `FindCuts` asked about: a bundle may be split, called off and split anew while
+    the service still thinks about the first time, with other positions.
+    """
 
     bundle: str
+    asked_at: int
     cuts: tuple[int, ...] = ()
     problem: str | None = None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from channel.records import Document
+from channel.records import Document, Scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,16 @@ class DeleteNamespace:
     name: str
 
 
-Intent = Transfer | Unload | SplitBundle | MergeBundles | CreateNamespace | StartDeletingNamespace | DeleteNamespace
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPolicy:
+    """Set one of the policies of namespace `name`, or, with None, take it away; the others stay as they are."""
+
+    name: str
+    policy: str
+    value: Scalar | None
+
+
+Intent = Transfer | Unload | SplitBundle | MergeBundles | CreateNamespace | StartDeletingNamespace | DeleteNamespace | SetPolicy
 
 
 def subject_of(intent: Intent) -> str:

@@ -12,10 +12,13 @@ from typing import Final
 
 from brokers.agent.core import Core
 from brokers.agent.membership import NEVER_MS, Membership
+from brokers.agent.refusals import Refusals
 from brokers.placement import Placement
 from channel import propose
 from channel.entries import BrokerChanged, BundleChanged, BundleEntry
+from channel.propose import is_given_up
 from channel.reader import Folded
+from channel.records import AnyRecord, Unreadable
 
 # Assignments in one step: 256 records of 250 bytes are one group commit of a few milliseconds, and a broker that dies with
 # more bundles has them placed in the next step, one round trip later.
@@ -31,10 +34,6 @@ _ROUND_MS: Final = 250
 # Each broker after the leader waits this much longer, by age, before it does the leader's work.
 _STEP_IN_MS: Final = 1_000
 
-# A broker that has refused a bundle is not asked for it again before this: so the others have their turn, and where
-# everybody refuses, nobody is asked more often. Shorter than `_STEP_IN_MS`, so that it is the leader who asks again.
-_ASK_AGAIN_MS: Final = 750
-
 
 class Leading:
     """The leader's tasks, and those of every other broker after longer deadlines."""
@@ -46,8 +45,7 @@ class Leading:
         # Since when this broker has seen each unsettled bundle as it is: (last, boot time). And what a death has freed.
         self._since: dict[str, tuple[int, int]] = {}
         self._freed_by_death: dict[str, int] = {}
-        # Per bundle the incarnations that have refused it, each with the boot time of its last refusal.
-        self._refused_ms: dict[str, dict[int, int]] = {}
+        self._refusals = Refusals()
         self._gone_since_ms: dict[str, int] = {}
         self._knows_the_gone = False
         self._has_news = False
@@ -64,9 +62,9 @@ class Leading:
                 self._note_broker(change)
             elif isinstance(change, BundleChanged):
                 self._note_bundle(change, folded.offset, freed_by_death_ms=now_ms if died else None)
-                refuser = _refuser(change, folded.record.incarnation)
+                refuser = _refuser(change, folded.record)
                 if refuser is not None:
-                    self._refused_ms.setdefault(change.name, {})[refuser] = now_ms
+                    self._refusals.note(change.name, refuser, now_ms)
 
     def _note_broker(self, change: BrokerChanged) -> None:
         if change.after is not None and not change.after.live:
@@ -82,7 +80,7 @@ class Leading:
         else:
             self._since[name] = (offset, self._core.now.boot_ms)
         if after is None:
-            self._refused_ms.pop(name, None)
+            self._refusals.forget(name)
         if after is not None and after.phase == "free" and freed_by_death_ms is not None:
             self._freed_by_death[name] = freed_by_death_ms
 
@@ -139,23 +137,19 @@ class Leading:
         return self._core.now.boot_ms - since_ms
 
     def _place(self, bundles: list[BundleEntry]) -> None:
-        view = self._core.view
-        fit = [bundle for bundle in bundles if view.namespaces[bundle.namespace].status == "created"]
-        placed = self._placement.place(view, fit, avoid=self._refusers(fit))
+        namespaces = self._core.view.namespaces
+        fit = [bundle for bundle in bundles if namespaces[bundle.namespace].status == "created"]
+        placed = self._destinations(fit)
         for bundle in fit:
             if bundle.name in placed:
                 self._core.propose(partial(propose.assign, bundle=bundle, owner=placed[bundle.name]))
 
-    def _refusers(self, bundles: Sequence[BundleEntry]) -> dict[str, frozenset[int]]:
-        """Who has refused each of `bundles` so lately that it is not to be asked again; the older refusals are forgotten."""
-        avoid = {}
-        for name in [bundle.name for bundle in bundles if bundle.name in self._refused_ms]:
-            lately_ms = self._core.now.boot_ms - _ASK_AGAIN_MS
-            recent = {refuser: at_ms for refuser, at_ms in self._refused_ms.pop(name).items() if at_ms > lately_ms}
-            if recent:
-                self._refused_ms[name] = recent
-                avoid[name] = frozenset(recent)
-        return avoid
+    def _destinations(self, bundles: Sequence[BundleEntry]) -> dict[str, int]:
+        """Where the plug wants each of `bundles`, but for those that have refused them; it is not asked about nothing."""
+        if not bundles:
+            return {}
+        avoid = self._refusals.to_avoid([bundle.name for bundle in bundles], self._core.now.boot_ms)
+        return self._placement.place(self._core.view, bundles, avoid=avoid)
 
     def _unstick(self, bundle: BundleEntry, standing: int) -> None:
         """Call off what takes too long, or assign it to another: only where the log allows it without its actor."""
@@ -186,7 +180,7 @@ class Leading:
         held = core.view.held_by(core.serving)
         room = _TRANSFERS_MAX - sum(1 for bundle in held if bundle.phase != "owned")
         movable = [bundle for bundle in held if bundle.phase == "owned"][: max(room, 0)]
-        placed = self._placement.place(core.view, movable, avoid=self._refusers(movable))
+        placed = self._destinations(movable)
         for bundle in movable:
             if bundle.name in placed:
                 core.propose(partial(propose.transfer, bundle=bundle, destination=placed[bundle.name], reason="drain"))
@@ -211,12 +205,10 @@ class Leading:
             self.wake_at_ms = min(self.wake_at_ms, due_ms)
 
 
-def _refuser(change: BundleChanged, publisher: int | None) -> int | None:
+def _refuser(change: BundleChanged, record: AnyRecord | Unreadable) -> int | None:
     """The broker that, as this change says, does not take a bundle: before it owns it, or because it fails to open it."""
     before, after = change.before, change.after
     if before is None or after is None:
         return None
-    move = (before.phase, after.phase)
-    refused = move in (("assigning", "free"), ("transferring", "owned"))
-    failed = move == ("owned", "unloading") and publisher == before.owner
-    return before.owner if refused or failed else None
+    refused = (before.phase, after.phase) in (("assigning", "free"), ("transferring", "owned"))
+    return before.owner if refused or is_given_up(record) else None

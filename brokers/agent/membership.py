@@ -26,7 +26,7 @@ from channel.codec import encode
 from channel.entries import BrokerChanged, BrokerEntry
 from channel.errors import BrokerIdTaken
 from channel.reader import Folded
-from channel.records import LEVEL_SUPPORTED, BrokerRecord, Genesis, Joined, Reason, Renewed
+from channel.records import BrokerRecord, Genesis, Joined, Reason, Renewed
 
 # How many renewals of a stranger under this broker's id show that it is no late record of a process that has died.
 _RENEWALS_OF_A_LIVING_STRANGER: Final = 3
@@ -276,29 +276,15 @@ class Membership:
         before = core.view.brokers.get(core.broker)
         alive = before if before is not None and before.live else None
         replaces = alive.joined.nonce if alive is not None and alive.joined.nonce in self._predecessor_nonces else None
-        timing = self._timing.for_members(len(core.view.live) + 1)
-        core.append(
-            encode(
-                Joined(
-                    key=core.broker,
-                    based_on=core.view.last_of_broker(core.broker),
-                    publisher=core.broker,
-                    timestamp_ms=core.now.wall_ms,
-                    nonce=nonce,
-                    lease_ms=timing.lease_ms,
-                    margin_ms=timing.margin_ms,
-                    renew_ms=timing.renew_ms,
-                    addresses=core.profile.addresses,
-                    capacity=core.profile.capacity,
-                    failure_domain=core.profile.failure_domain,
-                    labels=core.profile.labels,
-                    version=core.profile.version,
-                    supported_level=LEVEL_SUPPORTED,
-                    replaces=replaces,
-                    after_silence=alive is not None and replaces is None and self._is_silent(alive),
-                )
-            )
+        joined = core.profile.joined(
+            key=core.broker,
+            based_on=core.view.last_of_broker(core.broker),
+            nonce=nonce,
+            timestamp_ms=core.now.wall_ms,
+            timing=self._timing.for_members(len(core.view.live) + 1),
         )
+        after_silence = alive is not None and replaces is None and self._is_silent(alive)
+        core.append(encode(replace(joined, replaces=replaces, after_silence=after_silence)))
 
     def _is_silent(self, before: BrokerEntry) -> bool:
         """Whether this process has itself, in touch with the log, read nothing of the incarnation for lease and margin."""

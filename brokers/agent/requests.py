@@ -13,6 +13,7 @@ from brokers.agent.intents import (
     DeleteNamespace,
     Intent,
     MergeBundles,
+    SetPolicy,
     SplitBundle,
     StartDeletingNamespace,
     Transfer,
@@ -21,7 +22,7 @@ from brokers.agent.intents import (
 from channel import propose
 from channel.entries import BundleEntry, Verdict
 from channel.propose import Author
-from channel.records import AnyRecord, Reason
+from channel.records import DOCUMENT_ENTRIES_MAX, AnyRecord, Reason
 from channel.view import View
 
 Make = Callable[[Author], AnyRecord]
@@ -45,10 +46,22 @@ def record_of(view: View, intent: Intent) -> Make | Verdict:
         return partial(propose.create_namespace, view=view, name=intent.name, boundaries=intent.boundaries, policies=intent.policies)
     if intent.name not in view.namespaces:
         return Verdict(reason=Reason.UNKNOWN_NAMESPACE)
+    if isinstance(intent, SetPolicy):
+        return _policies(view, intent)
     if isinstance(intent, StartDeletingNamespace):
         return partial(propose.start_deleting_namespace, view=view, name=intent.name)
     assert isinstance(intent, DeleteNamespace)
     return partial(propose.delete_namespace, view=view, name=intent.name)
+
+
+def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
+    policies = {policy: value for policy, value in view.namespaces[intent.name].policies.items() if policy != intent.policy}
+    if intent.value is not None:
+        policies[intent.policy] = intent.value
+    if len(policies) > DOCUMENT_ENTRIES_MAX:
+        problem = f"{intent.name} has {DOCUMENT_ENTRIES_MAX} policies, which is all it may have"
+        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
+    return partial(propose.set_namespace_policies, view=view, name=intent.name, policies=policies)
 
 
 def _about_bundle(view: View, bundle: BundleEntry, intent: Transfer | Unload | SplitBundle | MergeBundles) -> Make | Verdict:

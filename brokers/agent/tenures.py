@@ -20,6 +20,7 @@ from typing import Final
 
 from brokers.agent.core import Core
 from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
+from brokers.agent.events import CutsFound
 from brokers.agent.handle import Handle
 from brokers.agent.membership import NEVER_MS
 from channel import propose
@@ -175,13 +176,13 @@ class Tenures:
             tenure.leaving = handover
         self._finished(bundle, Stage.CLOSING, Stage.CLOSED, None)
 
-    def cuts_found(self, bundle: str, cuts: tuple[int, ...], problem: str | None) -> None:
-        """The service says where to cut, or that it cannot."""
-        tenure = self._tenures.get(bundle)
-        if tenure is not None and tenure.cuts_asked_at is not None:
-            tenure.cuts = cuts
-            tenure.problem = problem
-            self._reconcile(bundle)
+    def cuts_found(self, found: CutsFound) -> None:
+        """The service says where to cut, or that it cannot; an answer to an older question changes nothing."""
+        tenure = self._tenures.get(found.bundle)
+        if tenure is not None and tenure.cuts_asked_at == found.asked_at:
+            tenure.cuts = found.cuts
+            tenure.problem = found.problem
+            self._reconcile(found.bundle)
 
     def _finished(self, bundle: str, was: Stage, now: Stage, problem: str | None) -> None:
         """End an operation; an answer that comes after its deadline, or twice, finds another stage and changes nothing."""
@@ -336,7 +337,7 @@ class Tenures:
         """The service failed to open what this broker owns: hand it back, after calling off what is built upon it."""
         core = self._core
         if bundle.phase == "owned":
-            core.propose(partial(propose.unload, bundle=bundle, reason=reason))
+            core.propose(partial(propose.give_up, bundle=bundle, problem=reason))
         elif bundle.phase == "splitting":
             core.propose(partial(propose.call_off, bundle=bundle, reason=reason))
 

@@ -1,7 +1,38 @@
-"""`python -m brokers.cli`: the command line where no console script is on the path, as for the brokers of a local cluster."""
+"""Where the process of a command begins and ends: the console script `equipoise`, and `python -m brokers.cli`.
+
+May live here: what must be settled before anything else is imported, which is what Ctrl-C does at that time.
+"""
 
 from __future__ import annotations
 
-from brokers.cli.main import app
+import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
 
-app(prog_name="equipoise")
+
+def main() -> None:
+    """Run the command that the command line names.
+
+    While modules are still imported, and again when all is done, Ctrl-C ends the process at once and in silence; in between
+    it does what each command says.
+    """
+    _on_ctrl_c(signal.SIG_DFL)
+    try:
+        from brokers.cli.main import app
+
+        _on_ctrl_c(signal.default_int_handler)
+        app(prog_name="equipoise")
+    except KeyboardInterrupt:
+        sys.exit(128 + signal.SIGINT)
+    finally:
+        _on_ctrl_c(signal.SIG_DFL)
+
+
+def _on_ctrl_c(handler: signal.Handlers | Callable[[int, FrameType | None], object]) -> None:
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # So a shell starts what is to outlive its Ctrl-C.
+        signal.signal(signal.SIGINT, handler)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -21,7 +21,8 @@ from brokers.cli.outcome import group
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
-DEFAULT_SERVICE: Final = "equipoise.examples.counter:Counter"
+    from brokers.config import WorkerConfig
+    from brokers.service import Service
 
 app = group("Run one broker in the foreground.")
 
@@ -30,7 +31,8 @@ ServiceOption = Annotated[
     typer.Option(
         "--service",
         metavar="[PATTERN=]MODULE:CLASS",
-        help=f"What serves the namespaces of a pattern, such as 'shop/*'; may be repeated.  [default: {DEFAULT_SERVICE}]",
+        help="What serves the namespaces of a pattern, such as 'shop/*'; `pulsar` and `counter` come with the package; may be repeated. "
+        " [default: pulsar, or counter without the extra `pulsar`]",
         show_default=False,
     ),
 ]
@@ -41,6 +43,8 @@ SetOption = Annotated[
     ),
 ]
 
+PULSAR_PORT: Final = 6650
+
 _STANDARD_INPUT: Final = 0
 _READ_BYTES: Final = 4_096
 
@@ -49,12 +53,22 @@ _READ_BYTES: Final = 4_096
 def run(
     *,
     log: LogOption,
-    data: Annotated[Path, typer.Option(metavar="DIR", help="The directory of this one broker, on a disk of this machine.")],
+    data: Annotated[
+        Path, typer.Option(metavar="DIR", file_okay=False, help="The directory of this one broker, on a disk of this machine.")
+    ],
     broker_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="[default: HOST:PORT]", show_default=False)] = None,
     cluster: Annotated[str | None, typer.Option(metavar="NAME", help="The cluster's id.  [default: equipoise]", show_default=False)] = None,
     host: Annotated[str | None, typer.Option(help="The address that HTTP listens on.  [default: 127.0.0.1]", show_default=False)] = None,
     http_port: Annotated[
         int | None, typer.Option(metavar="PORT", help="0 takes any that is free.  [default: 8080]", show_default=False)
+    ] = None,
+    pulsar_port: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PORT",
+            help="For Pulsar's clients, if a service takes them; 0 takes any that is free.  [default: 6650]",
+            show_default=False,
+        ),
     ] = None,
     advertised_host: Annotated[
         str | None, typer.Option(metavar="HOST", help="The host that clients are told.  [default: that of --host]", show_default=False)
@@ -71,7 +85,10 @@ def run(
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="For policies; may be repeated.", show_default=False)
     ] = None,
     evidence: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Add a line there for each piece of finished work, for a judge.", show_default=False)
+        Path | None,
+        typer.Option(
+            metavar="FILE", dir_okay=False, help="Add a line there for each piece of finished work, for a judge.", show_default=False
+        ),
     ] = None,
     settings: SetOption = None,
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", help="Stop when the standard input ends.", hidden=True)] = False,
@@ -80,18 +97,15 @@ def run(
 
     SIGTERM or Ctrl-C make it move its bundles away and leave.
     """
-    import asyncio
-
-    from brokers.cli.services import load_services
+    from brokers.cli.services import default_service, load_services, speaks_pulsar
     from brokers.config import WorkerConfig
-    from brokers.main import run_broker
-    from brokers.structured_logs import configure
 
     named = {
         "broker_id": broker_id,
         "cluster": cluster,
         "host": host,
         "http_port": http_port,
+        "pulsar_port": pulsar_port,
         "advertised_host": advertised_host,
         "capacity": capacity,
         "failure_domain": failure_domain,
@@ -99,10 +113,21 @@ def run(
     }
     given = {name: value for name, value in named.items() if value is not None}
     labels = pairs("--label", label or ())
+    services = load_services(service or (default_service(),))
+    defaults = {"pulsar_port": PULSAR_PORT} if speaks_pulsar(map(type, services.values())) else {}
     config = WorkerConfig.model_validate(
-        {**pairs("--set", settings or ()), **given, "log_url": log, "data_dir": data, "insecure": insecure, "labels": labels}
+        {**defaults, **pairs("--set", settings or ()), **given, "log_url": log, "data_dir": data, "insecure": insecure, "labels": labels}
     )
-    services = load_services(service or (DEFAULT_SERVICE,))
+    _serve(config, services, stop_on_eof=stop_on_eof)
+
+
+def _serve(config: WorkerConfig, services: Mapping[str, Service], *, stop_on_eof: bool) -> None:
+    """Run the broker until it is told to stop, with what its process needs."""
+    import asyncio
+
+    from brokers.main import run_broker
+    from brokers.structured_logs import configure
+
     configure(sys.stderr)
     if stop_on_eof:
         threading.Thread(target=_stop_on_eof, name="stop-on-eof", daemon=True).start()

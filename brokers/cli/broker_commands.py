@@ -1,18 +1,18 @@
 """`equipoise brokers`: who is a member, who leads; and an end for a broker, by itself or by proof of its death.
 
-May live here: the commands of this group, and the one question that a command asks of a broker over HTTP.
+May live here: the commands of this group.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import Annotated, Final
-from urllib.parse import urlsplit
 
 import typer
 
 from brokers.admin.access import Access, until
 from brokers.admin.burial import bury as bury_by_directory
+from brokers.cli.asking import ask
 from brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, reading, writing
 from brokers.cli.outcome import ExitCode, group
 from brokers.cli.output import counted, print_fact, print_json, print_line, print_rows
@@ -26,14 +26,14 @@ app = group("See who is a member; drain a broker, bury a dead one.")
 
 _DRAIN_PATH: Final = "/admin/v2/brokers/drain"
 _ACCEPTED: Final = frozenset({200, 202, 204})
-_ANSWER_BYTES_MAX: Final = 4_096
-"""How much of an answer is read: it is shown in one line, if at all."""
+_SHOWN_CHARACTERS_MAX: Final = 4_096
+"""How much of an answer is shown, in one line."""
 
 
 @app.command("list")
 def list_brokers(
     cluster: Annotated[
-        str | None, typer.Argument(metavar="[CLUSTER]", help="Refuse the log of another cluster than this.", show_default=False)
+        str | None, typer.Argument(metavar="CLUSTER", help="Refuse the log of another cluster than this.", show_default=False)
     ] = None,
     *,
     log: LogOption,
@@ -93,7 +93,9 @@ def drain(
 @app.command()
 def bury(
     *,
-    data: Annotated[Path, typer.Option("--data", metavar="DIR", help="The data directory of the broker whose process is gone.")],
+    data: Annotated[
+        Path, typer.Option("--data", metavar="DIR", file_okay=False, help="The data directory of the broker whose process is gone.")
+    ],
     log: LogOption,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -133,22 +135,8 @@ def _is_empty(view: View, incarnation: int) -> bool | None:
 
 
 def _ask_to_drain(broker: BrokerEntry, *, timeout_s: float) -> None:
-    """POST to the broker's advertised address, past any proxy. Raises `BrokerUnreachable`."""
-    from http.client import HTTPConnection, HTTPException
-
-    address = broker.joined.addresses.get("http", "")
-    try:
-        url = urlsplit(address)
-        if url.scheme != "http" or url.hostname is None:
-            raise BrokerUnreachable(broker=broker.broker, address=address, problem="that is no http:// address")
-        connection = HTTPConnection(url.hostname, url.port, timeout=timeout_s)
-        try:
-            connection.request("POST", _DRAIN_PATH)
-            with connection.getresponse() as answer:
-                told = answer.read(_ANSWER_BYTES_MAX).decode(errors="replace")
-        finally:
-            connection.close()
-    except (OSError, HTTPException, ValueError) as error:
-        raise BrokerUnreachable(broker=broker.broker, address=address, problem=str(error) or type(error).__name__) from error
+    """Raises `BrokerUnreachable`."""
+    answer = ask(broker, "POST", _DRAIN_PATH, timeout_s=timeout_s)
     if answer.status not in _ACCEPTED:
-        raise BrokerUnreachable(broker=broker.broker, address=address, problem=f"it answers {answer.status} {told.strip()}")
+        problem = f"it answers {answer.status} {answer.text.strip()[:_SHOWN_CHARACTERS_MAX]}"
+        raise BrokerUnreachable(broker=broker.broker, address=broker.joined.addresses.get("http", ""), problem=problem)

@@ -22,9 +22,7 @@ BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="TENANT/NA
 
 @app.command("list")
 def list_bundles(
-    namespace: Annotated[
-        str | None, typer.Argument(metavar="[TENANT/NAMESPACE]", help="Only those of this one.", show_default=False)
-    ] = None,
+    namespace: Annotated[str | None, typer.Argument(metavar="TENANT/NAMESPACE", help="Only those of this one.", show_default=False)] = None,
     *,
     log: LogOption,
     timeout: TimeoutOption = TIMEOUT_S,

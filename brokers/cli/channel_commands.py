@@ -17,7 +17,7 @@ import typer
 
 from brokers.admin.access import Access, folded_to_end, follow
 from brokers.cli.bundles import BundleArgument
-from brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, unread
+from brokers.cli.options import TIMEOUT_S, ErrorsAsJsonOption, JsonOption, LogOption, TimeoutOption, unread
 from brokers.cli.outcome import ExitCode, group, print_error
 from brokers.cli.output import Row, print_document, print_json, print_line, print_rows
 from brokers.cli.rows import BROKER_COLUMNS, BUNDLE_COLUMNS, NAMESPACE_COLUMNS, view_document
@@ -25,7 +25,6 @@ from channel.blocking_view import entries_to_end
 from channel.entries import BundleChanged
 from channel.errors import UnknownBundle, UnknownOffset
 from channel.log import Entry
-from channel.open_log import open_log
 from channel.ranges import parse_bundle
 from channel.reader import Folded
 from channel.records import INTEGER_MAX, QUIET_REASONS, Renewed, Unreadable
@@ -167,6 +166,7 @@ def verify_channel(
     *,
     log: LogOption,
     cluster: Annotated[str | None, typer.Option(metavar="NAME", help="The cluster that the log should be of.", show_default=False)] = None,
+    timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
     """Fold all again, and check everything.
@@ -175,11 +175,8 @@ def verify_channel(
     """
     from channel.verify import verify
 
-    handle = open_log(log, create=False)
-    try:
-        findings = verify(handle, cluster=cluster)
-    finally:
-        handle.close()
+    with unread(log, timeout) as access:
+        findings = verify(access.log, cluster=cluster, check=lambda: access.deadline.check(f"the audit of {log}"))
     if as_json:
         print_json({**asdict(findings), "in_order": findings.in_order})
     else:
@@ -195,12 +192,14 @@ def export(
     form: Annotated[ExportFormat, typer.Option("--format", help="One JSON object a line.")] = ExportFormat.JSONL,
     start: Annotated[int, typer.Option("--from", min=0, max=INTEGER_MAX, metavar="OFFSET", help="From this offset on.")] = 0,
     timeout: TimeoutOption = TIMEOUT_S,
+    as_json: ErrorsAsJsonOption = False,
 ) -> None:
     """Print every record and the verdict on it, as JSON.
 
     Renewals too; what is no record is given as its bytes in base64.
     """
     assert form is ExportFormat.JSONL, "there is no other form"
+    del as_json  # What is printed is JSON without it.
     with unread(log, timeout) as access:
         for entry in _entries(access):
             folded = access.reader.feed(entry)

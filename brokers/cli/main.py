@@ -21,6 +21,7 @@ GROUPS: Final = {
     "broker": ("brokers.cli.broker", "Run one broker in the foreground."),
     "up": ("brokers.cli.up", "Run a cluster of brokers on this machine."),
     "namespaces": ("brokers.cli.namespaces", "Make namespaces; move, cut and join their bundles."),
+    "topics": ("brokers.cli.topics", "List topics, look at their stats, make partitioned ones."),
     "bundles": ("brokers.cli.bundles", "Look at bundles, and at who serves a key."),
     "brokers": ("brokers.cli.broker_commands", "See who is a member; drain a broker, bury a dead one."),
     "channel": ("brokers.cli.channel_commands", "Read the log, tell a bundle's story, check everything."),

@@ -17,17 +17,19 @@ from brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, Time
 from brokers.cli.outcome import group
 from brokers.cli.output import counted, print_fact, print_json, print_line, print_rows
 from brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
+from brokers.namespace_size import NEW_BUNDLES_MAX, check_new_bundles
+from brokers.requested_moves import owner_of
 from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from channel.errors import InvalidBoundaries, InvalidName
-from channel.ranges import BUNDLES_MAX, HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
+from channel.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
 from channel.records import CUTS_MAX, TEXT_CHARACTERS_MAX
 
 app = group("Make namespaces; move, cut and join their bundles.")
 
 BUNDLES_BY_DEFAULT: Final = 4  # As in Pulsar.
 
-# A namespace may have 65,537 boundaries, and a point takes 11 characters with its comma.
-_POINTS_CHARACTERS_MAX: Final = 11 * (BUNDLES_MAX + 1)
+# A namespace has a boundary more than bundles, and a point takes 11 characters with its comma.
+_POINTS_CHARACTERS_MAX: Final = 11 * (NEW_BUNDLES_MAX + 1)
 
 _match_point: Final = re.compile(r"0x[0-9a-fA-F]{1,8}|[0-9]{1,10}", re.ASCII).fullmatch
 
@@ -41,7 +43,8 @@ def create(
     *,
     log: LogOption,
     bundles: Annotated[
-        int | None, typer.Option("--bundles", "-b", min=1, max=BUNDLES_MAX, help="How many bundles of equal size.  [default: 4]")
+        int | None,
+        typer.Option("--bundles", "-b", metavar="NUMBER", help=f"How many of equal size, at most {NEW_BUNDLES_MAX}.  [default: 4]"),
     ] = None,
     boundaries: Annotated[
         str | None, typer.Option(metavar="POINTS", help="Or else where they begin and end: 0x00000000,0x40000000,0xffffffff.")
@@ -57,7 +60,10 @@ def create(
     check_namespace(namespace)
     if bundles is not None and boundaries is not None:
         raise typer.BadParameter("give --bundles or --boundaries, not both")
-    points = even_boundaries(bundles or BUNDLES_BY_DEFAULT) if boundaries is None else parse_boundaries(namespace, boundaries)
+    if boundaries is None:
+        points = even_boundaries(check_new_bundles(namespace, BUNDLES_BY_DEFAULT if bundles is None else bundles))
+    else:
+        points = parse_boundaries(namespace, boundaries)
     with writing(log, admin, timeout) as access:
         accepted = moving.create_namespace(access, namespace, points)
     count = len(points) - 1
@@ -67,7 +73,7 @@ def create(
 
 @app.command("list")
 def list_namespaces(
-    tenant: Annotated[str | None, typer.Argument(metavar="[TENANT]", help="Only those of this tenant.", show_default=False)] = None,
+    tenant: Annotated[str | None, typer.Argument(metavar="TENANT", help="Only those of this tenant.", show_default=False)] = None,
     *,
     log: LogOption,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -157,14 +163,14 @@ def _transfer(access: Access, name: str, destination: str, *, wait: bool, as_jso
         sentence = f"accepted at offset {accepted.offset}: {name} is on its way to {destination}"
         print_fact(sentence, {"offset": accepted.offset, "bundle": name, "destination": destination, "done": False}, as_json=as_json)
         return
-    bundle = moving.await_transfer(access, accepted)
+    (bundle,) = moving.await_end(access, accepted)
     sentence = f"accepted at offset {accepted.offset}, done at {bundle.last}: {name} is owned by {destination}, token {bundle.token}"
     document = {"offset": accepted.offset, "bundle": name, "destination": destination, "done": True, "token": bundle.token}
     print_fact(sentence, document, as_json=as_json)
 
 
 def _unload_one(access: Access, name: str, *, wait: bool, as_json: bool) -> None:
-    source = moving.owner_of(access.view, access.view.bundles[name])
+    source = owner_of(access.view, access.view.bundles[name])
     accepted = moving.unload(access, name)
     if wait:
         moving.await_released(access, {name: accepted.offset})
@@ -220,7 +226,7 @@ def split_bundle(
     with writing(log, admin, timeout) as access:
         parent = _named(access, namespace, bundle)
         accepted = moving.split(access, parent, name, cuts)
-        children = [child.name for child in moving.await_split(access, parent)] if wait else []
+        children = [child.name for child in moving.await_end(access, accepted)] if wait else []
     document = {"offset": accepted.offset, "bundle": parent, "children": children, "done": wait}
     into = f"{parent} is split into {', '.join(children)}" if wait else f"{parent} is being split"
     print_fact(f"accepted at offset {accepted.offset}: {into}", document, as_json=as_json)
@@ -265,9 +271,8 @@ def parse_boundaries(namespace: str, text: str) -> tuple[int, ...]:
     points = parse_points(text)
     if points[0] != 0 or points[-1] != HASH_MAX:
         raise InvalidBoundaries(subject=namespace, problem=f"they go from 0x00000000 to 0x{HASH_MAX:08x}")
+    check_new_bundles(namespace, len(points) - 1)
     check_cuts(0, HASH_MAX, points[1:-1])
-    if len(points) > BUNDLES_MAX + 1:
-        raise InvalidBoundaries(subject=namespace, problem=f"a namespace starts with 1 to {BUNDLES_MAX} bundles")
     return points
 
 
@@ -279,6 +284,8 @@ def _check_split(algorithm: str, cuts: tuple[int, ...] | None) -> None:
         )
     if algorithm == SPECIFIED_POSITIONS_DIVIDE and cuts is None:
         raise typer.BadParameter(f"{SPECIFIED_POSITIONS_DIVIDE} cuts where --positions says")
+    if algorithm == RANGE_EQUALLY_DIVIDE and cuts is not None:
+        raise typer.BadParameter(f"{RANGE_EQUALLY_DIVIDE} cuts in the middle, and --positions are for {SPECIFIED_POSITIONS_DIVIDE}")
     if cuts is not None and len(cuts) > CUTS_MAX:
         raise typer.BadParameter(f"one split makes at most {CUTS_MAX} cuts, not {len(cuts)}")
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import getpass
 import os
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Annotated, Final
 
 import typer
 
 from brokers.admin.access import Access, attached, opened
-from brokers.cli.outcome import JSON_WANTED
-from channel.errors import InvalidName
+from brokers.cli.outcome import JSON_FLAG
+from channel.errors import InvalidLogUrl, InvalidName, LogNotBegun
+from channel.open_log import is_in_memory
 from channel.ranges import ADMIN_PREFIX, NAME_BYTES_MAX
 
 LOG_VARIABLE: Final = "EQUIPOISE_LOG"
@@ -25,17 +27,11 @@ TIMEOUT_S: Final = 60
 _TIMEOUT_S_MAX: Final = 86_400
 
 
-def _remember_json(context: typer.Context, wanted: bool) -> bool:
-    context.meta[JSON_WANTED] = wanted
-    return wanted
-
-
 LogOption = Annotated[
     str, typer.Option("--log", metavar="URL", envvar=LOG_VARIABLE, help="The log that all brokers of the cluster share: sqlite:PATH.")
 ]
-JsonOption = Annotated[
-    bool, typer.Option("--json", callback=_remember_json, help="Print JSON, errors too: one document, or one line for each record.")
-]
+JsonOption = Annotated[bool, typer.Option(JSON_FLAG, help="Print JSON, errors too: one document, or one line for each record.")]
+ErrorsAsJsonOption = Annotated[bool, typer.Option(JSON_FLAG, help="Print errors as JSON, too.")]
 TimeoutOption = Annotated[
     int, typer.Option("--timeout", metavar="SECONDS", min=1, max=_TIMEOUT_S_MAX, help="How long to wait for the log and for what is asked.")
 ]
@@ -61,16 +57,30 @@ def _user_name() -> str:
         return f"uid-{os.getuid()}"
 
 
-def writing(log_url: str, name: str | None, timeout_s: int) -> AbstractContextManager[Access]:
-    """The channel for a command that proposes to it, as the admin `name`. Raises as `publisher` and `opened` do."""
-    return opened(log_url, timeout_ms=timeout_s * 1_000, publisher=publisher(name))
+@contextmanager
+def writing(log_url: str, name: str | None, timeout_s: int) -> Iterator[Access]:
+    """The channel for a command that proposes to it, as the admin `name`.
+
+    Raises `LogNotBegun` where nothing could be accepted, since no broker has begun the log, and as `publisher` and `opened` do.
+    """
+    with opened(shared(log_url), timeout_ms=timeout_s * 1_000, publisher=publisher(name)) as access:
+        if access.view.genesis is None:
+            raise LogNotBegun(log=log_url, problem="no broker has started on it yet")
+        yield access
 
 
 def reading(log_url: str, timeout_s: int, *, cluster: str | None = None) -> AbstractContextManager[Access]:
     """The channel for a command that only looks. Raises as `opened` does."""
-    return opened(log_url, timeout_ms=timeout_s * 1_000, cluster=cluster)
+    return opened(shared(log_url), timeout_ms=timeout_s * 1_000, cluster=cluster)
 
 
 def unread(log_url: str, timeout_s: int) -> AbstractContextManager[Access]:
     """The channel for a command that looks at its records one by one. Raises as `attached` does."""
-    return attached(log_url, timeout_ms=timeout_s * 1_000)
+    return attached(shared(log_url), timeout_ms=timeout_s * 1_000)
+
+
+def shared(log_url: str) -> str:
+    """`log_url`, if it is of a log that this process may share with others. Raises `InvalidLogUrl`."""
+    if is_in_memory(log_url):
+        raise InvalidLogUrl(url=log_url, problem="a log in memory is known only to the process that made it")
+    return log_url

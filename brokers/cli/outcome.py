@@ -9,20 +9,32 @@ from __future__ import annotations
 import io
 import json
 import os
+import re
+import signal
 import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from enum import IntEnum
-from typing import Final
+from typing import TYPE_CHECKING, Final, cast
 
 import typer
 from typer.core import TyperGroup
 
 from channel.errors import Bug, CalledOff, CallerError, EquipoiseError, InvalidConfig, InvalidTiming, OperatorError, Rejected
 
-JSON_WANTED: Final = "equipoise.json"
-"""The key in a context's `meta` under which `--json` is remembered, so that an error can be printed as its command prints."""
+if TYPE_CHECKING:
+    from typer._click import Context
 
-_SIGINT: Final = 2
-_SIGPIPE: Final = 13
+JSON_FLAG: Final = "--json"
+
+_JSON_WANTED: Final = "equipoise.json"
+"""The key in a context's `meta` under which it is remembered whether an error is to be printed as JSON."""
+
+# What the library raises where a command line is wrong has no public name of its own, but a public child.
+_UsageError: Final = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
+
+_match_negative: Final = re.compile(r"-\d").match
+
 _KILLED_BY: Final = 128  # A shell's exit code for a program that a signal ended is this plus its number.
 
 
@@ -75,6 +87,26 @@ def print_error(error: Exception, *, as_json: bool) -> None:
         typer.secho(f"error: {printable(str(error))}", fg=typer.colors.RED, err=True)
 
 
+@contextmanager
+def _usage_errors(*, as_json: bool) -> Iterator[None]:
+    """What is wrong with a command line: as JSON one object; otherwise as the library prints it, with the usage above."""
+    try:
+        yield
+    except _UsageError as error:
+        if _match_negative(getattr(error, "option_name", "")):  # The parser takes a number below zero for an option.
+            error.message = f"{error.message} (and no number here is negative)"
+        if not as_json:
+            raise
+        usage = "" if error.ctx is None else error.ctx.get_usage().removeprefix("Usage: ")
+        typer.echo(json.dumps({"error": type(error).__name__, "message": error.format_message(), "usage": usage}), err=True)
+        raise typer.Exit(ExitCode.USAGE) from error
+
+
+def wants_json(arguments: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON, seen before it is parsed: an error of the parser is printed so, too."""
+    return JSON_FLAG in arguments[: arguments.index("--") if "--" in arguments else None]
+
+
 def group(text: str) -> typer.Typer:
     """A group of commands, or a lone one, whose help begins with `text`.
 
@@ -86,24 +118,34 @@ def group(text: str) -> typer.Typer:
 class Commands(TyperGroup):
     """All commands; an error that one raises on purpose becomes a line and an exit code, and Ctrl-C or a closed pipe neither."""
 
+    def make_context(self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: object) -> Context:
+        """Parse what stands before the name of a command."""
+        as_json = wants_json(args)
+        with _usage_errors(as_json=as_json):
+            context = super().make_context(info_name, args, parent, **extra)
+        context.meta[_JSON_WANTED] = as_json
+        return context
+
     def invoke(self, ctx: typer.Context) -> object:  # type: ignore[override]  # Typer hands over its own context, and no other.
         """Run the command that the command line names."""
+        as_json: bool = ctx.meta[_JSON_WANTED]
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # What an encoding does not have must not end a command.
         try:
-            result = super().invoke(ctx)
+            with _usage_errors(as_json=as_json):
+                result = super().invoke(ctx)
             sys.stdout.flush()
         except EquipoiseError as error:
-            print_error(error, as_json=ctx.meta.get(JSON_WANTED, False))
+            print_error(error, as_json=as_json)
             raise typer.Exit(exit_code_of(error)) from error
         except KeyboardInterrupt:
-            raise typer.Exit(_KILLED_BY + _SIGINT) from None
+            raise typer.Exit(_KILLED_BY + signal.SIGINT) from None
         except BrokenPipeError:
             # Whatever is still buffered goes nowhere, instead of failing once more when the interpreter ends.
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise typer.Exit(_KILLED_BY + _SIGPIPE) from None
+            raise typer.Exit(_KILLED_BY + signal.SIGPIPE) from None
         except OSError as error:
-            print_error(error, as_json=ctx.meta.get(JSON_WANTED, False))
+            print_error(error, as_json=as_json)
             raise typer.Exit(ExitCode.OPERATOR) from error
         return result

@@ -7,24 +7,26 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import FrameType
 from typing import Annotated, Final
 
 import typer
 
-from brokers.cli.broker import ServiceOption, SetOption, pairs
+from brokers.cli.broker import PULSAR_PORT, ServiceOption, SetOption, pairs
 from brokers.cli.options import LOG_VARIABLE, JsonOption
 from brokers.cli.outcome import ExitCode, group
 from brokers.cli.output import Row, print_fact, print_json, print_line
-from brokers.local_cluster import ClusterSettings, Happening, LocalCluster
+from brokers.cli.services import default_service, service_classes, speaks_pulsar
+from brokers.local_cluster import LOOK_MS, ClusterSettings, Happening, LocalCluster, StartBrokenOff
+from channel.open_log import log_path
 
 app = group("Run a cluster of brokers on this machine.")
 
 BROKERS_MAX: Final = 100  # Of one machine: each is a process of some 50 MB.
 PORT_MAX: Final = 65_535
-_WAIT_MS: Final = 3_600_000  # The wait is ended by a signal, or by the end of the last broker.
 _SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _COUNTER_STORE: Final = "EQUIPOISE_COUNTER_STORE"
 
@@ -32,17 +34,19 @@ _COUNTER_STORE: Final = "EQUIPOISE_COUNTER_STORE"
 @app.command()
 def up(
     *,
-    data: Annotated[Path, typer.Option(metavar="DIR", help="Broker i has the directory DIR/broker-i, and its log there in broker.log.")],
+    data: Annotated[
+        Path, typer.Option(metavar="DIR", file_okay=False, help="Broker i has the directory DIR/broker-i, and its log there in broker.log.")
+    ],
     brokers: Annotated[int, typer.Option(min=1, max=BROKERS_MAX, help="How many.")] = 3,
     http_port: Annotated[
         int, typer.Option(min=1, max=PORT_MAX, help="Broker i has the id 127.0.0.1:(this + i), and serves HTTP there.")
     ] = 8080,
     pulsar_port: Annotated[
-        int, typer.Option(min=1, max=PORT_MAX, help="Kept free for Pulsar's protocol, this + i; it is not served yet.")
-    ] = 6650,
+        int, typer.Option(min=1, max=PORT_MAX, help="Broker i takes Pulsar's clients at this + i, if a service is for them.")
+    ] = PULSAR_PORT,
     log: Annotated[
         str | None,
-        typer.Option("--log", metavar="URL", envvar=LOG_VARIABLE, help="The log.  [default: sqlite:DIR/channel.db]", show_default=False),
+        typer.Option("--log", metavar="URL", help=f"The log; {LOG_VARIABLE} is not used.  [default: sqlite:DIR/channel.db]"),
     ] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Start a broker again that dies.")] = False,
     service: ServiceOption = None,
@@ -51,60 +55,90 @@ def up(
 ) -> None:
     """Run a cluster of brokers on this machine.
 
-    A broker that dies is declared dead at once, so that its bundles move without waiting for its lease. SIGTERM or Ctrl-C
-    stop all gracefully; the second time, at once.
+    A broker that dies is declared dead at once, so that its bundles move without waiting for its lease.
+
+    The first Ctrl-C or SIGTERM stops all brokers gracefully: they move their bundles and leave; exit code 0. The second one
+    kills them at once; exit code 130. Exit code 4: no broker is left, or one could not be started.
     """
     if max(http_port, pulsar_port) + brokers - 1 > PORT_MAX:
         raise typer.BadParameter(f"there are not {brokers} ports from there on")
+    services = tuple(service or (default_service(),))
+    # Before any process is started: each would end with the same words.
+    takes_pulsar_clients = speaks_pulsar(service_classes(services).values())
     cluster = LocalCluster(
         ClusterSettings(
             directory=data,
             brokers=brokers,
             http_port=http_port,
+            pulsar_port=pulsar_port if takes_pulsar_clients else None,
             log_url=log,
-            services=tuple(service or ()),
+            services=services,
             settings=pairs("--set", settings or ()),
             environment={} if _COUNTER_STORE in os.environ else {_COUNTER_STORE: str(data.absolute() / "counter.db")},
             restart=restart,
         ),
         tell=_print_json if as_json else _print_line,
     )
-    with _own_signals():
-        _run(cluster, as_json=as_json)
+    if log is None:
+        _say_if_overridden(cluster, as_json=as_json)
+    with _signals(cluster) as signals:
+        _run(cluster, signals, as_json=as_json)
+    if len(signals) > 1:
+        raise KeyboardInterrupt  # It did not end as gracefully as an exit code of 0 would say.
 
 
-def _run(cluster: LocalCluster, *, as_json: bool) -> None:
+def _run(cluster: LocalCluster, signals: Sequence[int], *, as_json: bool) -> None:
     try:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # SIGTERM is a Ctrl-C.
-        cluster.start()
-        _say_ready(cluster, as_json=as_json)
-        while not cluster.wait_until_all_ended(timeout_ms=_WAIT_MS):
+        with suppress(StartBrokenOff):
+            cluster.start()
+            _say_ready(cluster, as_json=as_json)
+        while not signals and not cluster.wait_until_all_ended(timeout_ms=LOOK_MS):
             pass
-    except KeyboardInterrupt:
-        _kill_next_time(cluster)
+        if not signals:
+            _say("no broker is left", {"what": "over"}, as_json=as_json)
+            raise typer.Exit(ExitCode.OPERATOR)
         _say("stopping all brokers; once more to kill them", {"what": "stopping"}, as_json=as_json)
-    else:
-        _say("no broker is left", {"what": "over"}, as_json=as_json)
-        raise typer.Exit(ExitCode.OPERATOR)
     finally:
-        _kill_next_time(cluster)
         cluster.stop_all()
 
 
-def _kill_next_time(cluster: LocalCluster) -> None:
-    for number in _SIGNALS:
-        signal.signal(number, lambda *_: cluster.kill_all())
-
-
 @contextmanager
-def _own_signals() -> Iterator[None]:
-    """Afterwards signals do what they did before, for whoever called the command from a program."""
+def _signals(cluster: LocalCluster) -> Iterator[Sequence[int]]:
+    """The signals that come, in a list that grows: the first breaks off a start, each later one kills all brokers.
+
+    None raises `KeyboardInterrupt`: Python loses that where it interrupts the end of a generator, and nobody would stop.
+    Afterwards signals do what they did before, for whoever called the command from a program.
+    """
+    heard: list[int] = []
+
+    def hear(number: int, _: FrameType | None) -> None:
+        heard.append(number)
+        if len(heard) == 1:
+            cluster.break_off()
+        else:
+            cluster.kill_all()
+
     before = [(number, signal.getsignal(number) or signal.SIG_DFL) for number in _SIGNALS]
     try:
-        yield
+        for number in _SIGNALS:
+            signal.signal(number, hear)
+        yield heard
     finally:
         for number, handler in before:
             signal.signal(number, handler)
+
+
+def _say_if_overridden(cluster: LocalCluster, *, as_json: bool) -> None:
+    """Who has named a log for all commands may expect it to be this one's, too: a second cluster on the first one's log."""
+    named = os.environ.get(LOG_VARIABLE)
+    if named and not _is_same_log(named, cluster.log_url):
+        text = f"{LOG_VARIABLE} names {named}, which is not used: this cluster's log is {cluster.log_url}; --log names another"
+        _say(text, {"what": "environment_overridden", LOG_VARIABLE: named, "log": cluster.log_url}, as_json=as_json)
+
+
+def _is_same_log(first: str, second: str) -> bool:
+    one, other = log_path(first), log_path(second)
+    return one is not None and other is not None and os.path.realpath(one) == os.path.realpath(other)
 
 
 def _say_ready(cluster: LocalCluster, *, as_json: bool) -> None:
@@ -120,7 +154,7 @@ def _say(text: str, document: Row, *, as_json: bool) -> None:
 
 def _print_line(happening: Happening) -> None:
     with suppress(OSError):  # The cluster goes on when nobody reads what is said of it.
-        print_line(f"{happening.broker}  {happening.text}")
+        print_line(happening.text if happening.broker is None else f"{happening.broker}  {happening.text}")
 
 
 def _print_json(happening: Happening) -> None:

@@ -15,7 +15,7 @@ from typing import Final, Self
 from brokers.client.http_source import HttpSource
 from brokers.client.log_source import LogSource
 from brokers.client.table import Assigned, Source
-from brokers.loop_thread import LoopThread
+from brokers.loop_thread import CROSSING_MS, InThread, NotRunning
 from brokers.service import Peer
 from channel.deadline import Deadline
 from channel.errors import CallerError, Overloaded
@@ -37,8 +37,10 @@ DISTRUSTED_MAX: Final = 10_000
 # Whoever waits looks again this often even if nothing has changed: a source that has come to its end does not say so.
 _LOOK_AGAIN_MS: Final = 250
 
-_CROSSING_MS: Final = 1_000
 _HTTP: Final = ("http://", "https://")
+
+_NOT_STARTED: Final = "it has not been started"
+_ENDED: Final = "it has ended"
 
 
 class InvalidSource(CallerError):
@@ -66,6 +68,7 @@ class Client:
             self._source = HttpSource(sources, changed=self._wake)
         else:
             self._source = LogSource(sources[0], changed=self._wake)
+        self._problem: str | None = _NOT_STARTED
         self._waiting: dict[asyncio.Future[None], None] = {}
         # Whom a caller has found to be the wrong one, by bundle: the broker, its token, and until when it is believed.
         self._distrusted: dict[str, tuple[str, int, int]] = {}
@@ -75,23 +78,31 @@ class Client:
         return ClientInThread(self)
 
     async def __aenter__(self) -> Self:
-        """Start. Raises what makes that impossible: a log that is not there or cannot be read; `DeadlineExceeded`."""
+        """Start. Raises what makes that impossible: a log that is not there or cannot be read; `DeadlineExceeded`.
+
+        And `NotRunning` the second time.
+        """
+        if self._problem != _NOT_STARTED:
+            raise NotRunning(what="the client", problem="it was started before")
+        self._problem = _ENDED
         await self._source.start(timeout_ms=START_MS)
+        self._problem = None
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._problem = _ENDED
+        self._wake()  # Those who still wait hear of it now, and not at their deadlines.
         await self._source.stop()
 
     async def owner(self, namespace: str, key: str, *, timeout_ms: int = OWNER_MS) -> Peer:
         """The broker that serves `key`; waits while nobody does, and while the one that seems to was found to be wrong.
 
-        Raises `DeadlineExceeded`, `UnknownNamespace`, `InvalidName`, `Overloaded`.
+        Raises `DeadlineExceeded`, `UnknownNamespace`, `InvalidName`, `Overloaded`, and `NotRunning` outside the context.
         """
-        check_namespace(namespace)
         point = key_hash(key)
         deadline = Deadline.after(timeout_ms=timeout_ms)
         while True:
-            assigned = self._source.find(namespace, point)
+            assigned = self._find(namespace, point)
             distrusted_ms = 0 if assigned is None else self._distrusted_ms(assigned)
             if assigned is not None and assigned.peer is not None and not distrusted_ms:
                 return assigned.peer
@@ -104,14 +115,23 @@ class Client:
         """`seen`, which `owner` named, does not serve `key` (it refused, redirected, or cannot be reached): do not name it again.
 
         That holds until something new is known of the bundle, at most `DISTRUST_MS`: it may have been a passing trouble.
-        Raises `UnknownNamespace`.
+        Raises `UnknownNamespace`, `InvalidName`, and `NotRunning` outside the context.
         """
-        assigned = self._source.find(namespace, key_hash(key))
+        assigned = self._find(namespace, key_hash(key))
         if assigned is None or assigned.peer is None or assigned.peer.broker != seen.broker:
             return  # It is known already.
-        if assigned.bundle not in self._distrusted and len(self._distrusted) >= DISTRUSTED_MAX:
+        is_believed_again = not self._distrusted_ms(assigned)
+        before = self._distrusted.pop(assigned.bundle, None)  # It is the newest from now on.
+        if is_believed_again and before is not None and before[:2] == (seen.broker, assigned.token):
+            self._source.refresh(namespace)  # Wrong once more: that was no passing trouble.
+        if len(self._distrusted) >= DISTRUSTED_MAX:
             del self._distrusted[next(iter(self._distrusted))]
         self._distrusted[assigned.bundle] = (seen.broker, assigned.token, time.monotonic_ns() + DISTRUST_MS * 1_000_000)
+
+    def _find(self, namespace: str, point: int) -> Assigned | None:
+        if self._problem is not None:
+            raise NotRunning(what="the client", problem=self._problem)
+        return self._source.find(check_namespace(namespace), point)
 
     def _distrusted_ms(self, assigned: Assigned) -> int:
         """For how long, rounded up, the table is not to be believed about a bundle; 0 if it is."""
@@ -139,34 +159,21 @@ class Client:
                 waiter.set_result(None)
 
 
-class ClientInThread:
-    """A client with a thread of its own: `with Client(...).in_thread() as client`. Any thread may call it."""
+class ClientInThread(InThread):
+    """A client with a thread of its own: `with Client(...).in_thread() as client`. Any thread may call it.
+
+    Entering and its calls raise what `Client` raises, and `NotRunning` outside the context.
+    """
 
     def __init__(self, client: Client) -> None:
         """Made by `Client.in_thread`."""
+        super().__init__(client, what="the client", start_ms=START_MS + CROSSING_MS, stop_ms=START_MS)
         self._client = client
-        self._thread = LoopThread("equipoise client")
-
-    def __enter__(self) -> Self:
-        """Start. Raises what `Client` raises."""
-        self._thread.start()
-        try:
-            self._thread.run(self._client.__aenter__(), timeout_ms=START_MS + _CROSSING_MS, what="the client's start")
-        except BaseException:
-            self._thread.stop()
-            raise
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        try:
-            self._thread.run(self._client.__aexit__(kind, error, trace), timeout_ms=START_MS, what="the client's end")
-        finally:
-            self._thread.stop()
 
     def owner(self, namespace: str, key: str, *, timeout_ms: int = OWNER_MS) -> Peer:
         """See `Client.owner`."""
         owner = self._client.owner(namespace, key, timeout_ms=timeout_ms)
-        return self._thread.run(owner, timeout_ms=timeout_ms + _CROSSING_MS, what=f"an owner for {namespace}/{key}")
+        return self.run(owner, timeout_ms=timeout_ms + CROSSING_MS, what=f"an owner for {namespace}/{key}")
 
     def misrouted(self, namespace: str, key: str, seen: Peer) -> None:
         """See `Client.misrouted`."""
@@ -174,4 +181,4 @@ class ClientInThread:
         async def misrouted() -> None:
             self._client.misrouted(namespace, key, seen)
 
-        self._thread.run(misrouted(), timeout_ms=_CROSSING_MS, what=f"taking note of {seen.broker}")
+        self.run(misrouted(), timeout_ms=CROSSING_MS, what=f"taking note of {seen.broker}")

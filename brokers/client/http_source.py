@@ -20,12 +20,24 @@ from brokers.service import Peer
 from channel.errors import Overloaded, PeerError, UnknownNamespace
 
 NAMESPACES_MAX: Final = 1_000
-"""Namespaces that one client follows: each is a connection to a broker, which takes ten thousand of all its clients."""
+"""Namespaces that one client follows: each is a connection to a broker, which takes ten thousand of all its clients.
+
+One more takes the place of one that is not there, or that nobody has asked about for `IDLE_SECONDS`.
+"""
+
+IDLE_SECONDS: Final = 60.0
 
 EVENT_BYTES_MAX: Final = 64 << 20
 """The largest event: a table of 65,536 bundles, each with names and addresses of up to a kilobyte."""
 
+ROWS_MAX: Final = 131_072
+"""Bundles of one namespace that a client keeps, half a kilobyte each: twice as many as a namespace may start with."""
+
 CONNECT_SECONDS_MAX: Final = 2.0
+
+TABLE_SECONDS_MAX: Final = 10.0
+"""How long a broker may take until its table has come; heartbeats alone are no answer."""
+
 SILENCE_SECONDS_MAX: Final = 25.0
 """A stream says something every ten seconds: after two silences it is taken for dead, and another broker is asked."""
 
@@ -36,7 +48,8 @@ UNKNOWN_SECONDS: Final = 1.0
 """How long an answer that there is no such namespace is believed."""
 
 REFRESH_SECONDS: Final = 1.0
-"""How often one stream may be changed for another because its knowledge seems to be wrong."""
+"""How often one stream may be changed for another because its knowledge seems to be wrong; and how long one must last to count as a
+success: brokers that send a table and hang up are asked once a second, not once a round trip."""
 
 
 class _Row(BaseModel):
@@ -81,7 +94,7 @@ class HttpSource:
         """See `Source.stop`."""
         streams = list(self._streams.values())
         for stream in streams:
-            stream.task.cancel()
+            stream.end()
         await asyncio.gather(*(stream.task for stream in streams), return_exceptions=True)
         if self._session is not None:
             await self._session.close()
@@ -91,6 +104,7 @@ class HttpSource:
         stream = self._streams.get(namespace)
         if stream is None or stream.has_expired():
             stream = self._follow(namespace)
+        stream.asked_at = time.monotonic()
         if stream.unknown_at is not None:
             raise UnknownNamespace(namespace=namespace)
         return None if stream.table is None else stream.table.at(point)
@@ -103,18 +117,32 @@ class HttpSource:
 
     def _follow(self, namespace: str) -> _Stream:
         assert self._session is not None, "a client is entered before it is asked"
-        if namespace not in self._streams and len(self._streams) >= NAMESPACES_MAX:
-            raise Overloaded(what="the row of namespaces that this client follows", limit=NAMESPACES_MAX)
+        expired = self._streams.pop(namespace, None)
+        if expired is not None:
+            expired.end()
+        if len(self._streams) >= NAMESPACES_MAX:
+            self._make_room()
         stream = self._streams[namespace] = _Stream(namespace, self._addresses, self._session, self._changed)
         return stream
 
+    def _make_room(self) -> None:
+        """Forget the namespace that is not there, or else has not been asked about for the longest. Raises `Overloaded`."""
+        name, stream = min(self._streams.items(), key=lambda item: (item[1].unknown_at is None, item[1].asked_at))
+        if stream.unknown_at is None and time.monotonic() - stream.asked_at <= IDLE_SECONDS:
+            raise Overloaded(what="the row of namespaces that this client follows", limit=NAMESPACES_MAX)
+        self._streams.pop(name).end()
+
 
 class _Stream:
-    """One namespace: `table` is None until it is known, `unknown_at` is set once a broker has said that there is none."""
+    """One namespace: `table` is None until it is known, `unknown_at` is set once a broker has said that there is none.
+
+    `asked_at` is when somebody asked about it at last.
+    """
 
     def __init__(self, namespace: str, addresses: Sequence[str], session: aiohttp.ClientSession, changed: Callable[[], None]) -> None:
         self.table: Table | None = None
         self.unknown_at: float | None = None
+        self.asked_at = time.monotonic()
         self._namespace = namespace
         self._addresses = addresses
         self._turn = random.randrange(len(addresses))  # noqa: S311 - so that not all clients lean on the first broker
@@ -123,6 +151,10 @@ class _Stream:
         self._connected_at = time.monotonic()
         self._reading: asyncio.Task[None] | None = None
         self.task = asyncio.get_running_loop().create_task(self._run(), name=f"assignment of {namespace}")
+
+    def end(self) -> None:
+        """Follow no longer."""
+        self.task.cancel()
 
     def has_expired(self) -> bool:
         """Whether what it says, that there is no such namespace, is too old to be repeated."""
@@ -146,7 +178,8 @@ class _Stream:
                 self._reading.cancel()
             if self.unknown_at is not None:
                 return
-            failures = 0 if self.table is not before else failures + 1
+            has_lasted = self.table is not before and time.monotonic() - self._connected_at > REFRESH_SECONDS
+            failures = 0 if has_lasted else failures + 1
             self._turn += 1
             pause = BACK_OFF_SECONDS[min(failures, len(BACK_OFF_SECONDS) - 1)]
             await asyncio.sleep(random.uniform(pause / 2, pause))  # noqa: S311 - jitter, no secret
@@ -154,12 +187,19 @@ class _Stream:
     async def _read(self, address: str) -> None:
         url = f"{address}/v1/assignment/{self._namespace}"
         try:
-            async with self._session.get(url, headers={"Accept": "text/event-stream"}) as response:
+            async with (
+                asyncio.timeout(TABLE_SECONDS_MAX) as until_table,
+                self._session.get(url, headers={"Accept": "text/event-stream"}) as response,
+            ):
                 if response.status == HTTPStatus.NOT_FOUND:
                     self._is_unknown()
                 elif response.status == HTTPStatus.OK:
                     async for name, data in events(response.content.iter_any()):
                         self._take(name, data)
+                        if self.unknown_at is not None:
+                            return
+                        if name == "table":
+                            until_table.reschedule(None)
         except (aiohttp.ClientError, TimeoutError, ValidationError, StreamBroken, ValueError):
             return  # `_run` asks the next broker.
 
@@ -173,6 +213,8 @@ class _Stream:
             self.table = Table(assigned)
         elif self.table is not None:
             self.table.change(assigned, rows.gone)
+        if self.table is not None and len(self.table) > ROWS_MAX:
+            raise StreamBroken(f"a broker tells of more than {ROWS_MAX} bundles of {self._namespace}")
         self._changed()
 
     def _is_unknown(self) -> None:
@@ -187,10 +229,12 @@ async def events(chunks: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, bytes
     """
     buffer = bytearray()
     async for chunk in chunks:
+        searched = max(0, len(buffer) - 1)  # Where no end was found there is none; it may be cut in two by a chunk.
         buffer += chunk
-        while (end := buffer.find(b"\n\n")) >= 0:
+        while (end := buffer.find(b"\n\n", searched)) >= 0:
             fields = dict(line.split(b": ", 1) for line in bytes(buffer[:end]).split(b"\n") if b": " in line and not line.startswith(b":"))
             del buffer[: end + 2]
+            searched = 0
             if b"event" in fields and b"data" in fields:
                 yield fields[b"event"].decode(), fields[b"data"]
         if len(buffer) > EVENT_BYTES_MAX:

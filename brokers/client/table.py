@@ -52,6 +52,10 @@ class Table:
         self._by_name = {row.bundle: row for row in rows}
         self._index()
 
+    def __len__(self) -> int:
+        """How many bundles there are."""
+        return len(self._by_name)
+
     def change(self, rows: Iterable[Assigned], gone: Iterable[str]) -> None:
         """Take in what has changed: new rows, and the names of bundles that are no more."""
         for name in gone:

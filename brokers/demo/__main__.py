@@ -1,4 +1,4 @@
-"""`python -m brokers.demo`: a local cluster of three brokers that balances, fails and heals, under callers who notice.
+"""`python -m brokers.demo`: a local cluster of three brokers that balances, fails and heals, under callers and Pulsar clients who notice.
 
 May live here: the command line, and the last words. Exit code 0: the verdict is clean; 1: it is not; 2: the command line is
 wrong; 4: the demo could not begin.
@@ -63,13 +63,14 @@ def _print_ending(ending: Ending, *, kept: Path | None) -> None:
     if kept is not None:
         log = f"--log sqlite:{kept}/channel.db"
         print(f"look at it: equipoise channel verify {log}; equipoise channel tail {log}; equipoise channel why BUNDLE {log}")
-    if ending.verdict is None:
+    if not ending.verdicts:
         print(f"verdict: none, the judge is not shipped; it is part of a checkout: {Path(*JUDGE.parts[-3:])}")
-        return
-    for rule, messages in ending.verdict.violations.items():
-        for message in messages:
-            print(f"VIOLATION {rule}: {message}")
-    print(f"verdict: {ending.verdict.text}")
+    for verdict in ending.verdicts.values():
+        for rule, messages in verdict.violations.items():
+            for message in messages:
+                print(f"VIOLATION {rule}: {message}")
+    for judged, verdict in ending.verdicts.items():
+        print(f"verdict on {judged}: {verdict.text}")
 
 
 if __name__ == "__main__":

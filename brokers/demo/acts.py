@@ -1,4 +1,4 @@
-"""The acts of the demo: what is done to the cluster while callers go on calling.
+"""The acts of the demo: what is done to the cluster while callers and Pulsar clients go on.
 
 May live here: short stories on a `Stage`, each of which says what it does, and ends with every bundle owned. They may be
 played in any order, again and again.
@@ -12,7 +12,7 @@ from typing import Final
 
 from brokers.demo import operator
 from brokers.demo.operator import Deed
-from brokers.demo.stage import NAMESPACE, Stage
+from brokers.demo.stage import Stage
 from channel.errors import BrokerUnreachable
 
 Act = Callable[[Stage], Awaitable[None]]
@@ -20,8 +20,9 @@ Act = Callable[[Stage], Awaitable[None]]
 # Long enough for a few rounds of the balancer, whose interval the demo sets to two seconds.
 _BALANCE_S: Final = 8.0
 
+# Of each, half are done to counters and half to topics.
 _TRANSFERS: Final = 8
-_CUTS: Final = 3
+_CUTS: Final = 4
 _BETWEEN_MOVES_S: Final = 0.25
 _BETWEEN_ACTS_S: Final = 1.0
 
@@ -34,13 +35,13 @@ async def balance(stage: Stage) -> None:
 
 async def transfer(stage: Stage) -> None:
     """Move bundles to and fro."""
-    stage.say(f"an operator transfers {_TRANSFERS} bundles, callers calling")
+    stage.say(f"an operator transfers {_TRANSFERS} bundles in use")
     await _move(stage, Deed.TRANSFER, _TRANSFERS)
 
 
 async def split(stage: Stage) -> None:
     """Cut bundles."""
-    stage.say(f"{_CUTS} bundles are cut in two; their sessions go on, under the same token")
+    stage.say(f"{_CUTS} bundles are cut in two; their callers and clients go on, under the same token")
     await _move(stage, Deed.SPLIT, _CUTS)
 
 
@@ -80,9 +81,13 @@ async def _kill(stage: Stage, number: int) -> None:
     leads = " which leads," if number == stage.number_of_leader() else ""
     stage.say(f"kill -9 of {broker},{leads} with {stage.table.view.held_count(incarnation)} bundles")
     began_s = stage.now_s
-    await asyncio.to_thread(stage.cluster.kill, number)
-    await stage.settled(without=incarnation)
-    stage.say(f"all bundles are owned again after {(stage.now_s - began_s) * 1_000:.0f} ms; {broker} is started again")
+    with stage.killing():
+        await asyncio.to_thread(stage.cluster.kill, number)
+        await stage.settled(without=incarnation)
+        stage.say(f"all bundles are owned again after {(stage.now_s - began_s) * 1_000:.0f} ms")
+        await stage.flow_again()
+    back = "" if stage.pulsar is None else f"all Pulsar clients are back after {(stage.now_s - began_s) * 1_000:.0f} ms; "
+    stage.say(f"{back}{broker} is started again")
     await asyncio.to_thread(stage.cluster.restart, number)
     await asyncio.sleep(_BETWEEN_ACTS_S)
 
@@ -93,14 +98,15 @@ async def _move(stage: Stage, deed: Deed, times: int) -> None:
         await asyncio.sleep(_BETWEEN_MOVES_S)
 
 
-async def begin(stage: Stage, *, bundles: int) -> None:
-    """Create the namespace, and wait until all its bundles are owned. Raises `BrokerUnreachable` if it cannot be created."""
+async def begin(stage: Stage) -> None:
+    """Create the namespaces, and wait until all their bundles are owned. Raises `BrokerUnreachable` if one cannot be created."""
     broker, address = stage.cluster.broker_ids[0], stage.cluster.addresses[0]
-    problem = await operator.create_namespace(stage.http, address, NAMESPACE, bundles=bundles)
-    if problem is not None:
-        raise BrokerUnreachable(broker=broker, address=address, problem=problem)
+    for namespace, bundles in stage.bundles.items():
+        problem = await operator.create_namespace(stage.http, address, namespace, bundles=bundles)
+        if problem is not None:
+            raise BrokerUnreachable(broker=broker, address=address, problem=problem)
+        stage.say(f"namespace {namespace} is made; its {bundles} bundles are shared by {len(stage.cluster.broker_ids)} brokers")
     await stage.settled()
-    stage.say(f"namespace {NAMESPACE} is made; its {bundles} bundles are shared by {len(stage.cluster.broker_ids)} brokers")
 
 
 ACTS: Final[tuple[Act, ...]] = (balance, transfer, split, kill, merge, drain, kill_leader)

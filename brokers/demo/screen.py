@@ -20,20 +20,23 @@ from rich.text import Text
 # Plain lines: how often the whole is summed up between two deeds.
 _SUM_UP_S: Final = 5.0
 
+# The head of a column: calls of counters, messages in and out of topics.
+_WORK: Final = "calls or messages/s"
+
 # What was said last stays on the live screen.
 _SAID_MAX: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRow:
-    """One broker: `status` as the channel has it, `calls_per_second` as it reports itself (None: no report)."""
+    """One broker: `status` as the channel has it, `work_per_second` (calls, and messages in and out) as it reports itself."""
 
     broker: str
     status: str
     leads: bool
     incarnation: int
     bundles: int
-    calls_per_second: float | None
+    work_per_second: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +47,37 @@ class BundleRow:
     phase: str
     owner: str
     token: int
-    calls_per_second: float
+    work_per_second: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessagesShown:
+    """What the screen shows of Pulsar clients. A pause is the time that a producer waited for a receipt, in milliseconds.
+
+    What a kill touches is counted apart: non-persistent topics promise nothing there.
+    """
+
+    per_second: float
+    receipted: int
+    delivered: int
+    recent_pause_ms: float
+    longest_pause_ms: float
+    longest_pause_in_kills_ms: float
+    lost: int
+    lost_in_kills: int
+    out_of_order: int
+
+    @property
+    def headlines(self) -> Sequence[str]:
+        """The whole in a line, and what kills did in another."""
+        whole = (
+            f"Pulsar: {self.per_second:.0f} messages/s, {self.receipted} receipted, {self.delivered} delivered; "
+            f"pause now {self.recent_pause_ms:.0f} ms, longest {self.longest_pause_ms:.0f} ms; "
+            f"lost {self.lost}, out of order {self.out_of_order}"
+        )
+        if not self.longest_pause_in_kills_ms:
+            return [whole]
+        return [whole, f"  in kill -9: lost {self.lost_in_kills}, longest pause {self.longest_pause_in_kills_ms:.0f} ms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +93,17 @@ class Picture:
     calls: int
     recent_pause_ms: float
     longest_pause_ms: float
+    messages: MessagesShown | None
 
     @property
-    def headline(self) -> str:
-        """The whole in one line."""
+    def headlines(self) -> Sequence[str]:
+        """The whole in a few lines."""
         alive = sum(row.status == "up" for row in self.brokers)
-        return (
-            f"{alive} brokers up, {self.bundles_count} bundles, {self.calls_per_second:.0f} calls/s, {self.calls} calls; "
+        calls = (
+            f"{alive} brokers up, {self.bundles_count} bundles; counter: {self.calls_per_second:.0f} calls/s, {self.calls} calls; "
             f"pause now {self.recent_pause_ms:.0f} ms, longest {self.longest_pause_ms:.0f} ms"
         )
+        return [calls] if self.messages is None else [calls, *self.messages.headlines]
 
 
 class Screen(Protocol):
@@ -93,7 +128,7 @@ def open_screen(*, plain: bool) -> Screen:
 
 
 class PlainScreen:
-    """One line for each deed, and one for the whole every few seconds."""
+    """One line for each deed, and a few for the whole now and then."""
 
     def __init__(self) -> None:
         self._sum_up_at_s = 0.0
@@ -106,7 +141,8 @@ class PlainScreen:
         """See `Screen.show`."""
         if picture.elapsed_s >= self._sum_up_at_s:
             self._sum_up_at_s = picture.elapsed_s + _SUM_UP_S
-            self.say(picture.elapsed_s, f"  {picture.headline}")
+            for line in picture.headlines:
+                self.say(picture.elapsed_s, f"  {line}")
 
     def __enter__(self) -> Self:
         return self
@@ -116,7 +152,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """Tables that are drawn anew; what was done last below them."""
+    """Tables that are drawn anew, and what was done last above them."""
 
     def __init__(self) -> None:
         self._live = Live(auto_refresh=False, console=Console(highlight=False))
@@ -141,38 +177,38 @@ class LiveScreen:
 def draw(picture: Picture, said: Sequence[str]) -> Group:
     """The live screen as rich draws it."""
     return Group(
-        Panel(Text(f"{picture.elapsed_s:6.1f} s  {picture.headline}", style="bold"), title="equipoise"),
+        Panel(_lines(picture.headlines, style="bold"), title=f"equipoise, {picture.elapsed_s:.1f} s"),
+        # A small terminal shows only the beginning.
+        Panel(_lines(said), title="what is done", title_align="left"),
         _brokers(picture),
         _bundles(picture),
         Panel(_lines(picture.newest), title="newest records", title_align="left"),
-        Panel(_lines(said), title="what is done", title_align="left"),
     )
 
 
-def _lines(lines: Sequence[str]) -> Text:
-    return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
+def _lines(lines: Sequence[str], *, style: str = "") -> Text:
+    return Text("\n".join(lines), no_wrap=True, overflow="ellipsis", style=style)
 
 
 def _brokers(picture: Picture) -> Table:
-    table = _table("broker", "status", "incarnation", "bundles", "calls/s")
+    table = _table("broker", "status", "incarnation", "bundles", _WORK)
     for row in picture.brokers:
-        load = "-" if row.calls_per_second is None else f"{row.calls_per_second:.0f}"
         status = f"{row.status}, leads" if row.leads else row.status
         style = None if row.status == "up" else "yellow" if row.status == "draining" else "dim"
-        table.add_row(row.broker, status, str(row.incarnation), str(row.bundles), load, style=style)
+        table.add_row(row.broker, status, str(row.incarnation), str(row.bundles), f"{row.work_per_second:.0f}", style=style)
     return table
 
 
 def _bundles(picture: Picture) -> Table:
-    table = _table(f"the busiest of {picture.bundles_count} bundles", "state", "owner", "token", "calls/s")
+    table = _table(f"the busiest of {picture.bundles_count} bundles", "state", "owner", "token", _WORK)
     for row in picture.bundles:
         style = None if row.phase == "owned" else "yellow"
-        table.add_row(row.bundle, row.phase, row.owner, str(row.token), f"{row.calls_per_second:.0f}", style=style)
+        table.add_row(row.bundle, row.phase, row.owner, str(row.token), f"{row.work_per_second:.0f}", style=style)
     return table
 
 
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        table.add_column(column, no_wrap=True, justify="right" if column in ("bundles", "token", "calls/s", "incarnation") else "left")
+        table.add_column(column, no_wrap=True, justify="right" if column in ("bundles", "token", _WORK, "incarnation") else "left")
     return table

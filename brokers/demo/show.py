@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Sequence
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from itertools import cycle
@@ -20,9 +21,11 @@ import aiohttp
 from brokers.demo.acts import ACTS, begin
 from brokers.demo.calling import CallerProcess, Plan
 from brokers.demo.chronicle import Chronicle
+from brokers.demo.messages import MessageTally
+from brokers.demo.messaging import PulsarClients, lacking
 from brokers.demo.screen import Screen
-from brokers.demo.stage import NAMESPACE, Stage
-from brokers.demo.verdict import Verdict, judge
+from brokers.demo.stage import COUNTERS, MESSAGES, Stage
+from brokers.demo.verdict import Verdict, judge, judge_messages
 from brokers.demo.workload import stubborn, uneven
 from brokers.load_bus import open_load_bus
 from brokers.local_cluster import ClusterSettings, LocalCluster
@@ -32,7 +35,8 @@ from channel.table_view import TableView
 from channel.verify import Findings, verify
 
 _BROKERS: Final = 3
-_BUNDLES: Final = 16
+_BUNDLES: Final = {COUNTERS: 16, MESSAGES: 8}
+_SERVICES: Final = {COUNTERS: "counter", MESSAGES: "pulsar"}
 _KEYS: Final = 48
 _CALLS_PER_SECOND: Final = 300.0
 _STUBBORN_KEYS: Final = 4
@@ -53,46 +57,64 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What is left to say at the end. `verdict` is None where there is no judge; `problem` is what ended the acts too early."""
+    """What is left to say at the end. `verdicts`, by what was judged, is empty where there is no judge.
+
+    `problem` is what ended the acts too early, or went wrong with the Pulsar clients.
+    """
 
     summary: Sequence[str]
     findings: Findings
-    verdict: Verdict | None
+    verdicts: Mapping[str, Verdict]
     problem: str | None
 
     @property
     def is_clean(self) -> bool:
         """Whether nothing was found by anybody."""
-        return self.problem is None and self.findings.in_order and (self.verdict is None or self.verdict.is_clean)
+        return self.problem is None and self.findings.in_order and all(verdict.is_clean for verdict in self.verdicts.values())
 
 
 async def play(options: Options, screen: Screen) -> Ending:
     """Play the demo. SIGINT and SIGTERM end the acts, not the ending. Raises `EquipoiseError` or OSError if it cannot begin."""
-    cluster = _cluster(options.directory)
-    history = options.directory / "history.jsonl"
+    lacks = lacking()
+    cluster = _cluster(options.directory, [COUNTERS] if lacks else [COUNTERS, MESSAGES])
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     screen.say(0.0, f"{_BROKERS} brokers start, each a process of its own, on one SQLite log")
-    async with _running(cluster), _stage(cluster, history, screen, options.seed) as stage:
+    if lacks:
+        screen.say(0.0, f"there will be no Pulsar clients: {lacks}")
+    async with _running(cluster), _stage(cluster, screen, options) as stage:
         problem = await _play_acts(stage, options.seconds, stopping)
-        stage.say("the callers stop, and the brokers leave one by one")
-    screen.say(stage.now_s, "the channel is verified, and the judge judges")
+        stage.say("the callers stop, the clients too, and the brokers leave one by one")
+        if stage.pulsar is not None:
+            problem = await stage.pulsar.stop() or problem
+    screen.say(stage.now_s, "the channel is verified, and the judges judge")
     findings = await asyncio.to_thread(_verified, cluster.log_url)
-    evidence = sorted(path for directory in cluster.directories for path in directory.glob("accepts-*.jsonl"))
-    verdict = await judge([history], store=_store(options.directory), evidence=evidence)
-    return Ending(summary=_summary(stage, findings, verdict), findings=findings, verdict=verdict, problem=problem)
+    verdicts = await _judged(stage, _store(options.directory))
+    return Ending(summary=_summary(stage, findings, verdicts), findings=findings, verdicts=verdicts, problem=problem)
+
+
+async def _judged(stage: Stage, store: Path) -> Mapping[str, Verdict]:
+    """The verdicts of the judges, by what they judge."""
+    evidence = sorted(path for directory in stage.cluster.directories for path in directory.glob("accepts-*.jsonl"))
+    verdicts = {"calls": await judge([stage.callers.plan.history], store=store, evidence=evidence)}
+    if stage.pulsar is not None:
+        windows = stage.pulsar.tally.windows(time.monotonic_ns())
+        verdicts["messages"] = await judge_messages(stage.pulsar.histories, windows=windows, evidence=evidence)
+    return {judged: verdict for judged, verdict in verdicts.items() if verdict is not None}
 
 
 def _store(directory: Path) -> Path:
     return directory / "counter.db"
 
 
-def _cluster(directory: Path) -> LocalCluster:
+def _cluster(directory: Path, namespaces: Sequence[str]) -> LocalCluster:
     settings = ClusterSettings(
         directory=directory,
         brokers=_BROKERS,
+        pulsar_port=0 if MESSAGES in namespaces else None,
+        services=tuple(f"{namespace}={_SERVICES[namespace]}" for namespace in namespaces),
         settings={"balance_interval_ms": _BALANCE_INTERVAL_MS},
         environment={"EQUIPOISE_COUNTER_STORE": str(_store(directory))},
         evidence=True,
@@ -111,27 +133,36 @@ async def _running(cluster: LocalCluster) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _stage(cluster: LocalCluster, history: Path, screen: Screen, seed: int) -> AsyncIterator[Stage]:
-    streams = uneven(NAMESPACE, keys=_KEYS, calls_per_second=_CALLS_PER_SECOND)
-    streams += stubborn(NAMESPACE, keys=_STUBBORN_KEYS, calls_per_second=_STUBBORN_CALLS_PER_SECOND)
+async def _stage(cluster: LocalCluster, screen: Screen, options: Options) -> AsyncIterator[Stage]:
+    streams = uneven(COUNTERS, keys=_KEYS, calls_per_second=_CALLS_PER_SECOND)
+    streams += stubborn(COUNTERS, keys=_STUBBORN_KEYS, calls_per_second=_STUBBORN_CALLS_PER_SECOND)
+    plan = Plan(brokers=cluster.addresses, streams=streams, history=options.directory / "history.jsonl", seed=options.seed)
+    pulsar = None
+    if cluster.settings.pulsar_port is not None:
+        pulsar = PulsarClients(url=cluster.pulsar_url, namespace=MESSAGES, folder=options.directory / "messages")
     async with AsyncExitStack() as parts:
         table = await parts.enter_async_context(TableView(lambda: open_log(cluster.log_url), name=cluster.log_url))
         stage = Stage(
+            bundles=_BUNDLES if pulsar is not None else {COUNTERS: _BUNDLES[COUNTERS]},
             cluster=cluster,
             table=table,
             http=await parts.enter_async_context(aiohttp.ClientSession()),
-            callers=CallerProcess(Plan(brokers=cluster.addresses, streams=streams, history=history, seed=seed)),
+            callers=CallerProcess(plan),
+            pulsar=pulsar,
             loads=open_load_bus(cluster.log_url),
             chronicle=Chronicle(table.view),
             screen=screen,
-            random=Random(seed),  # noqa: S311 - which bundle moves next is no secret
+            random=Random(options.seed),  # noqa: S311 - which bundle moves next is no secret
             began_s=asyncio.get_running_loop().time(),
         )
         parts.callback(table.listen(stage.chronicle.folded))
         drawing = asyncio.ensure_future(stage.keep_drawing())
         parts.callback(drawing.cancel)
-        await begin(stage, bundles=_BUNDLES)
+        await begin(stage)
         await parts.enter_async_context(stage.callers)
+        if pulsar is not None:
+            await parts.enter_async_context(pulsar)
+            stage.say(f"Pulsar clients produce and consume on {len(pulsar.topics)} topics")
         yield stage
 
 
@@ -165,7 +196,7 @@ def _verified(log_url: str) -> Findings:
         log.close()
 
 
-def _summary(stage: Stage, findings: Findings, verdict: Verdict | None) -> Sequence[str]:
+def _summary(stage: Stage, findings: Findings, verdicts: Mapping[str, Verdict]) -> Sequence[str]:
     done, tally, chronicle = stage.chronicle.done, stage.callers.tally, stage.chronicle
     moves = ", ".join(f"{kind.value}s {done[kind]}" for kind in (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.MERGE))
     lines = [
@@ -173,9 +204,27 @@ def _summary(stage: Stage, findings: Findings, verdict: Verdict | None) -> Seque
         f"calls {tally.acknowledged}, longest pause {tally.longest_pause_ms:.0f} ms",
         f"of the attempts {tally.redirected} were redirected, {tally.refused} refused, {tally.unknown} left unknown and tried again",
     ]
-    if verdict is not None and verdict.problem is None:
-        lines.append(f"stale writes that the store refused: {verdict.totals['stale_writes_refused_by_the_store']}")
-        lines.append(f"double owners: {verdict.double_owners}")
+    if stage.pulsar is not None:
+        lines += _summary_of_messages(stage.pulsar.tally, verdicts.get("messages"))
+    calls = verdicts.get("calls")
+    if calls is not None and calls.problem is None:
+        lines.append(f"stale writes that the store refused: {calls.totals['stale_writes_refused_by_the_store']}")
+    if verdicts and all(verdict.problem is None for verdict in verdicts.values()):
+        lines.append(f"double owners: {sum(verdict.double_owners for verdict in verdicts.values())}")
     order = "all in order" if findings.in_order else f"{findings.findings_count} findings, the first: {findings.findings[0].text}"
     lines.append(f"channel: {findings.records} records, {findings.agreements} digests agree, {order}")
+    return lines
+
+
+def _summary_of_messages(tally: MessageTally, verdict: Verdict | None) -> Sequence[str]:
+    pause_ms, in_kills_ms = tally.longest_pause_ms, tally.longest_pause_in_kills_ms
+    lines = [f"messages receipted {tally.receipted}, longest pause of a producer {pause_ms:.0f} ms, in a kill -9 {in_kills_ms:.0f} ms"]
+    if verdict is not None and verdict.problem is None:
+        lost = verdict.counts.get("receipted_messages_are_delivered", 0)
+        disordered = verdict.counts.get("messages_keep_their_order", 0)
+        in_kills = verdict.totals["lost"] - lost
+        lines += [
+            f"of them {lost} lost in transfers, splits, merges and drains, {disordered} out of order",
+            f"of them {in_kills} lost in kill -9, against which non-persistent topics promise nothing",
+        ]
     return lines

@@ -1,4 +1,4 @@
-"""The stage of the demo: a cluster, its callers, its channel, and the screen, put together.
+"""The stage of the demo: a cluster, its callers and Pulsar clients, its channel, and the screen, put together.
 
 May live here: what acts need of the parts, and the picture that is drawn of them. What happens on the stage is in `acts`.
 """
@@ -6,8 +6,12 @@ May live here: what acts need of the parts, and the picture that is drawn of the
 from __future__ import annotations
 
 import asyncio
+import time
 from collections import deque
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import cycle
 from random import Random
 from typing import Final
 
@@ -16,15 +20,18 @@ import aiohttp
 from brokers.demo import operator
 from brokers.demo.calling import CallerProcess
 from brokers.demo.chronicle import Chronicle
+from brokers.demo.messages import MessageTally
+from brokers.demo.messaging import PulsarClients
 from brokers.demo.operator import Deed
-from brokers.demo.screen import BrokerRow, BundleRow, Picture, Screen
+from brokers.demo.screen import BrokerRow, BundleRow, MessagesShown, Picture, Screen
 from brokers.load import LoadBus
 from brokers.local_cluster import LocalCluster
 from channel.errors import LoadBusUnavailable
 from channel.table_view import TableView
 from channel.view import View
 
-NAMESPACE: Final = "demo/counters"
+COUNTERS: Final = "demo/counters"
+MESSAGES: Final = "demo/messages"
 
 # A broker that is dead or drains is looked after within its lease and margin, 3.5 s; on a busy machine that takes longer.
 _SETTLED_MS: Final = 30_000
@@ -32,24 +39,34 @@ _SETTLED_MS: Final = 30_000
 _DRAW_S: Final = 0.25
 _BUNDLES_SHOWN_MAX: Final = 8
 
-# The rate of calls is that of the last two seconds.
+# Rates are those of the last two seconds.
 _RATE_PICTURES: Final = 8
 
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """Everything that an act may use. `now_s` counts from `began_s`, both of the loop's clock."""
+    """Everything that an act may use. `now_s` counts from `began_s`, both of the loop's clock.
 
+    `bundles` says how many bundles each namespace gets. `pulsar` is None where there are no Pulsar clients.
+    """
+
+    bundles: Mapping[str, int]
     cluster: LocalCluster
     table: TableView
     http: aiohttp.ClientSession
     callers: CallerProcess
+    pulsar: PulsarClients | None
     loads: LoadBus
     chronicle: Chronicle
     screen: Screen
     random: Random
     began_s: float
-    calls_at: deque[tuple[float, int]] = field(default_factory=lambda: deque(maxlen=_RATE_PICTURES))
+    counted_at: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=_RATE_PICTURES))
+    turns: Iterator[str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Deeds are done to one namespace after the other."""
+        self.turns = cycle(self.bundles)
 
     @property
     def now_s(self) -> float:
@@ -67,20 +84,37 @@ class Stage:
 
         Raises `DeadlineExceeded` after `_SETTLED_MS`.
         """
-        await operator.settled(self.table, NAMESPACE, without=without, timeout_ms=_SETTLED_MS)
+        for namespace in self.bundles:
+            await operator.settled(self.table, namespace, without=without, timeout_ms=_SETTLED_MS)
 
     async def move(self, deed: Deed) -> None:
-        """Have some live broker do a deed somewhere, and say what came of it."""
+        """Have some live broker do a deed somewhere in the namespace whose turn it is, and say what came of it."""
         view = self.table.view
-        move = operator.choose(deed, view, NAMESPACE, self.random)
+        namespace = next(self.turns)
+        move = operator.choose(deed, view, namespace, self.random)
         if move is None:
-            self.say(f"{deed}: there is nothing that could be done")
+            self.say(f"{deed} in {namespace}: there is nothing that could be done")
             return
         began_s = self.now_s
         addresses = [address for broker in view.live_brokers() if (address := broker.joined.addresses.get("http")) is not None]
         problem = await operator.make(self.http, self.random.choice(addresses), move)
         took_ms = (self.now_s - began_s) * 1_000
         self.say(f"{move.text}: {problem or f'done in {took_ms:.0f} ms'}")
+
+    @contextmanager
+    def killing(self) -> Iterator[None]:
+        """While this lasts, what becomes of messages is put down to a kill."""
+        if self.pulsar is None:
+            yield
+            return
+        self.pulsar.tally.kill_begins(time.monotonic_ns())
+        yield
+        self.pulsar.tally.kill_ends(time.monotonic_ns())
+
+    async def flow_again(self) -> None:
+        """Wait until messages come through on every topic. Raises `DeadlineExceeded` after `_SETTLED_MS`."""
+        if self.pulsar is not None:
+            await self.pulsar.flow_again(timeout_ms=_SETTLED_MS)
 
     def number_of_leader(self) -> int:
         """Which broker of the cluster leads."""
@@ -100,43 +134,64 @@ class Stage:
             await asyncio.sleep(_DRAW_S)
 
     async def _picture(self) -> Picture:
-        calls_of = await asyncio.to_thread(_calls_of_bundles, self.loads)
+        work_of = await asyncio.to_thread(_work_of_bundles, self.loads)
         view, tally, now_s = self.table.view, self.callers.tally, self.now_s
-        self.calls_at.append((now_s, tally.acknowledged))
-        since_s, before = self.calls_at[0]
+        self.counted_at.append((now_s, tally.acknowledged, 0 if self.pulsar is None else self.pulsar.tally.receipted))
+        since_s, calls_before, messages_before = self.counted_at[0]
+        seconds = max(now_s - since_s, _DRAW_S)
         bundles = [
             BundleRow(
                 bundle=bundle.name,
                 phase=bundle.phase,
                 owner=_id_of(view, bundle.server),
                 token=bundle.token,
-                calls_per_second=calls_of.get(bundle.name, 0.0),
+                work_per_second=work_of.get(bundle.name, 0.0),
             )
-            for bundle in view.bundles_of(NAMESPACE)
+            for namespace in self.bundles
+            for bundle in view.bundles_of(namespace)
         ]
-        busiest = sorted(bundles, key=lambda row: (-row.calls_per_second, row.bundle))[:_BUNDLES_SHOWN_MAX]
+        busiest = sorted(bundles, key=lambda row: (-row.work_per_second, row.bundle))[:_BUNDLES_SHOWN_MAX]
         return Picture(
             elapsed_s=now_s,
             brokers=_broker_rows(view, bundles),
             bundles=busiest,
             bundles_count=len(bundles),
             newest=self.chronicle.newest,
-            calls_per_second=(tally.acknowledged - before) / (now_s - since_s) if now_s > since_s else 0.0,
+            calls_per_second=(tally.acknowledged - calls_before) / seconds,
             calls=tally.acknowledged,
             recent_pause_ms=tally.recent_pause_ms,
             longest_pause_ms=tally.longest_pause_ms,
+            messages=None if self.pulsar is None else _messages(self.pulsar.tally, messages_before, seconds),
         )
 
 
-def _calls_of_bundles(loads: LoadBus) -> dict[str, float]:
-    """Calls per second of each bundle, as brokers last reported them; what has moved since may be there twice."""
-    calls_of: dict[str, float] = {}
+def _messages(tally: MessageTally, before: int, seconds: float) -> MessagesShown:
+    """What is shown of messages, of which `before` were receipted `seconds` ago."""
+    tally.sweep(time.monotonic_ns())
+    shown = MessagesShown(
+        per_second=(tally.receipted - before) / seconds,
+        receipted=tally.receipted,
+        delivered=tally.delivered,
+        recent_pause_ms=tally.recent_pause_ms,
+        longest_pause_ms=tally.longest_pause_ms,
+        longest_pause_in_kills_ms=tally.longest_pause_in_kills_ms,
+        lost=tally.lost,
+        lost_in_kills=tally.lost_in_kills,
+        out_of_order=tally.out_of_order,
+    )
+    tally.recent_pause_ms = 0.0
+    return shown
+
+
+def _work_of_bundles(loads: LoadBus) -> dict[str, float]:
+    """Calls, and messages in and out, per second of each bundle, as brokers last reported them; what has moved may be there twice."""
+    work_of: dict[str, float] = {}
     try:
         for report in sorted(loads.latest(), key=lambda report: report.at_ms):
-            calls_of.update({name: load.calls_per_second for name, load in report.bundles.items()})
+            work_of.update({name: load.calls_per_second for name, load in report.bundles.items()})
     except LoadBusUnavailable:
         return {}
-    return calls_of
+    return work_of
 
 
 def _broker_rows(view: View, bundles: list[BundleRow]) -> list[BrokerRow]:
@@ -151,7 +206,7 @@ def _broker_rows(view: View, bundles: list[BundleRow]) -> list[BrokerRow]:
                 leads=leader is not None and leader.incarnation == broker.incarnation,
                 incarnation=broker.incarnation,
                 bundles=len(owned),
-                calls_per_second=sum(row.calls_per_second for row in owned),
+                work_per_second=sum(row.work_per_second for row in owned),
             )
         )
     return rows

@@ -1,6 +1,6 @@
-"""The verdict of the judge, who is a program of its own and trusts nobody here.
+"""The verdicts of the judges, of calls and of messages, who are programs of their own and trust nobody here.
 
-May live here: the way to the judge and back. It is part of a checkout, not of what is installed, and shares no code with us.
+May live here: the way to a judge and back. They are part of a checkout, not of what is installed, and share no code with us.
 """
 
 from __future__ import annotations
@@ -18,18 +18,23 @@ import orjson
 import brokers
 
 JUDGE: Final = Path(brokers.__file__).resolve().parent.parent / "tests" / "judge" / "judge.py"
+JUDGE_OF_MESSAGES: Final = JUDGE.with_name("messages.py")
 
-# A million calls are judged in half a minute; a demo makes some ten thousand.
+# A million calls or messages are judged in half a minute; a demo makes some ten thousand.
 _JUDGE_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What the judge says. `violations` maps a rule to the first few of its messages; `totals` counts what was judged."""
+    """What a judge says. `violations` maps a rule to the first few of its messages, of which there are as many as `counts` says.
+
+    `totals` counts what was judged.
+    """
 
     is_clean: bool
     double_owners: int
     violations: Mapping[str, Sequence[str]]
+    counts: Mapping[str, int]
     totals: Mapping[str, int | float]
     problem: str | None = None
 
@@ -43,13 +48,19 @@ class Verdict:
 
 async def judge(histories: Sequence[Path], *, store: Path, evidence: Sequence[Path]) -> Verdict | None:
     """Have the judge look at finished files; None if there is no judge here, because this is no checkout."""
-    if not JUDGE.exists():
-        return None
-    # What nobody called, or nobody worked on, leaves no file.
-    arguments = [*map(str, histories), "--store", str(store), "--json"]
-    if evidence:
-        arguments += ["--evidence", *map(str, evidence)]
-    process = await asyncio.create_subprocess_exec(sys.executable, str(JUDGE), *arguments, stdout=PIPE, stderr=PIPE)
+    return await _ask(JUDGE, [*map(str, histories), "--store", str(store)], evidence) if JUDGE.exists() else None
+
+
+async def judge_messages(histories: Sequence[Path], *, windows: Sequence[tuple[int, int]], evidence: Sequence[Path]) -> Verdict | None:
+    """As `judge`, of Pulsar clients; in `windows`, from and to in nanoseconds of their clock, brokers were killed."""
+    excused = [word for start_ns, end_ns in windows for word in ("--excused", str(start_ns), str(end_ns))]
+    return await _ask(JUDGE_OF_MESSAGES, [*map(str, histories), *excused], evidence) if JUDGE_OF_MESSAGES.exists() else None
+
+
+async def _ask(program: Path, arguments: Sequence[str], evidence: Sequence[Path]) -> Verdict:
+    # What nobody worked on leaves no file.
+    words = [str(program), *arguments, "--json", *(["--evidence", *map(str, evidence)] if evidence else [])]
+    process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=PIPE, stderr=PIPE)
     try:
         async with asyncio.timeout(_JUDGE_S):
             said, complaints = await process.communicate()
@@ -73,9 +84,10 @@ def _read(document: Mapping[str, object]) -> Verdict:
         is_clean=document["verdict"] == "clean",
         double_owners=double_owners,
         violations={rule: tuple(found["first"]) for rule, found in violations.items()},
+        counts={rule: found["count"] for rule, found in violations.items()},
         totals=totals,
     )
 
 
 def _no_verdict(problem: str) -> Verdict:
-    return Verdict(is_clean=False, double_owners=0, violations={}, totals={}, problem=problem)
+    return Verdict(is_clean=False, double_owners=0, violations={}, counts={}, totals={}, problem=problem)

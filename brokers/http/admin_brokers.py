@@ -11,12 +11,13 @@ from collections.abc import Sequence
 from aiohttp import web
 
 from brokers.http.answers import done, json_answer
-from brokers.http.bodies import bundle_of, namespace_of
+from brokers.http.bodies import bundle_of
 from brokers.http.entries import broker_document, bundle_document
 from brokers.http.readiness import ready_view
 from brokers.load import BundleLoad
+from brokers.named import bundle_named
 from brokers.worker import Worker
-from channel.errors import UnknownBundle, UnknownCluster, UnknownNamespace
+from channel.errors import UnknownCluster
 from channel.view import View
 
 
@@ -60,7 +61,7 @@ class Brokers:
     async def load_report(self, _request: web.Request) -> web.Response:
         """What this broker serves, and what each bundle costs it now."""
         worker, view = self._worker, ready_view(self._worker)
-        loads = {name: load for service in worker.services for name, load in service.load().items()}
+        loads = worker.loads.latest().loads
         entry, bundles = worker.agent.entry, list(worker.open_bundles)
         addresses = {} if entry is None else entry.joined.addresses
         return json_answer(
@@ -98,13 +99,7 @@ class Brokers:
     async def bundle(self, request: web.Request) -> web.Response:
         """All that the view holds of one bundle."""
         view = ready_view(self._worker)
-        name, namespace = bundle_of(request), namespace_of(request)
-        if namespace not in view.namespaces:
-            raise UnknownNamespace(namespace=namespace)
-        bundle = view.bundles.get(name)
-        if bundle is None:
-            raise UnknownBundle(bundle=name)
-        return json_answer(bundle_document(view, bundle))
+        return json_answer(bundle_document(view, bundle_named(view, bundle_of(request))))
 
     async def handover(self, request: web.Request) -> web.Response:
         """For the next owner of a bundle that was closed here: what its service still holds of it; 204 if that is nothing."""
@@ -117,4 +112,17 @@ def _active(view: View) -> list[str]:
 
 
 def _load_document(load: BundleLoad) -> dict[str, float]:
-    return {"calls_per_second": load.calls_per_second, "bytes_per_second": load.bytes_per_second, "sessions": load.sessions}
+    """In our words, and of a bundle of topics in those of Pulsar's NamespaceBundleStats, too."""
+    document = {"calls_per_second": load.calls_per_second, "bytes_per_second": load.bytes_per_second, "sessions": load.sessions}
+    messaging = load.messaging
+    if messaging is None:
+        return document
+    return document | {
+        "msgRateIn": messaging.messages_in_per_second,
+        "msgThroughputIn": messaging.bytes_in_per_second,
+        "msgRateOut": messaging.messages_out_per_second,
+        "msgThroughputOut": messaging.bytes_out_per_second,
+        "consumerCount": messaging.consumers,
+        "producerCount": messaging.producers,
+        "topics": messaging.topics,
+    }

@@ -11,16 +11,16 @@ from typing import Final
 
 from aiohttp import web
 
-from brokers.agent.intents import CreateNamespace
 from brokers.http.answers import done, json_answer
-from brokers.http.bodies import NAMESPACE_BODY, POSITIONS_BODY, Bundles, body_of, bundle_of, namespace_of
+from brokers.http.bodies import NAMESPACE_BODY, POSITIONS_BODY, Bundles, body_of, bundle_of, namespace_of, parameter_of
 from brokers.http.moving import Moving
 from brokers.http.readiness import ready_view
+from brokers.named import bundle_named, namespace_named
 from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from brokers.worker import Worker
 from channel.deadline import Deadline
 from channel.entries import BundleEntry
-from channel.errors import InvalidBoundaries, InvalidName, InvalidRequest, Rejected, UnknownBundle, UnknownNamespace
+from channel.errors import InvalidBoundaries, InvalidName, InvalidRequest, Rejected, UnknownTenant
 from channel.ranges import HASH_MAX, check_broker_id, check_cuts, check_namespace
 from channel.records import TEXT_CHARACTERS_MAX, Reason
 from channel.view import View
@@ -67,7 +67,7 @@ class Namespaces:
         tenant = _tenant_of(request)
         view = ready_view(self._worker)
         if not _namespaces_of(view, tenant):
-            raise UnknownNamespace(namespace=f"{tenant}/*")
+            raise UnknownTenant(tenant=tenant)
         return json_answer({"adminRoles": [], "allowedClusters": [view.cluster]})
 
     async def create_tenant(self, request: web.Request) -> web.Response:
@@ -93,14 +93,14 @@ class Namespaces:
     async def policies(self, request: web.Request) -> web.Response:
         """What there is of Pulsar's policies."""
         view = ready_view(self._worker)
-        namespace = view.namespaces[_known(view, namespace_of(request))]
+        namespace = namespace_named(view, namespace_of(request))
         bundles = _boundaries(view, namespace.name)
         return json_answer({"bundles": bundles, "replication_clusters": [view.cluster], "deleted": namespace.status == "deleting"})
 
     async def bundles(self, request: web.Request) -> web.Response:
         """The boundaries of a namespace's bundles."""
         view = ready_view(self._worker)
-        return json_answer(_boundaries(view, _known(view, namespace_of(request))))
+        return json_answer(_boundaries(view, namespace_named(view, namespace_of(request)).name))
 
     async def create(self, request: web.Request) -> web.Response:
         """Create a namespace; the leader gives its bundles to brokers."""
@@ -108,23 +108,21 @@ class Namespaces:
         body = await body_of(request, NAMESPACE_BODY)
         bundles = (body.bundles if body is not None else None) or Bundles()
         cuts = bundles.cuts(namespace)
-        deadline = self._deadline()
-        if namespace in ready_view(self._worker).namespaces:
-            raise Rejected(key=namespace, reason=Reason.ILLEGAL_TRANSITION, problem="Namespace already exists", offset=None)
-        await self._worker.request(CreateNamespace(name=namespace, boundaries=cuts), timeout_ms=deadline.remaining_ms())
+        ready_view(self._worker)
+        await self._moving.create_namespace(namespace, cuts, self._deadline())
         return done()
 
     async def delete(self, request: web.Request) -> web.Response:
         """Delete a namespace, once all its bundles have been let go of."""
-        namespace = _known(ready_view(self._worker), namespace_of(request))
-        await self._moving.delete_namespace(namespace, self._deadline())
+        namespace = namespace_named(ready_view(self._worker), namespace_of(request))
+        await self._moving.delete_namespace(namespace.name, self._deadline())
         return done()
 
     async def unload_all(self, request: web.Request) -> web.Response:
         """Take every bundle of a namespace from its owner."""
         view = ready_view(self._worker)
-        namespace = _known(view, namespace_of(request))
-        owned = [bundle.name for bundle in view.bundles_of(namespace) if bundle.phase == "owned"]
+        namespace = namespace_named(view, namespace_of(request))
+        owned = [bundle.name for bundle in view.bundles_of(namespace.name) if bundle.phase == "owned"]
         await self._moving.unload_all(owned, self._deadline())
         return done()
 
@@ -133,7 +131,7 @@ class Namespaces:
     async def unload(self, request: web.Request) -> web.Response:
         """Take a bundle from its owner; with `destinationBroker`, move it there."""
         bundle = self._bundle(request)
-        destination = request.query.get("destinationBroker")
+        destination = parameter_of(request, "destinationBroker")
         if destination is not None:
             await self._moving.transfer(bundle.name, check_broker_id(destination), self._deadline())
         elif bundle.phase != "free":
@@ -143,7 +141,7 @@ class Namespaces:
     async def split(self, request: web.Request) -> web.Response:
         """Have a bundle cut by its owner; the body may hold positions, the parameter `splitAlgorithmName` the algorithm."""
         bundle = self._bundle(request)
-        algorithm = request.query.get("splitAlgorithmName") or RANGE_EQUALLY_DIVIDE
+        algorithm = parameter_of(request, "splitAlgorithmName") or RANGE_EQUALLY_DIVIDE
         if len(algorithm) > TEXT_CHARACTERS_MAX or not algorithm.isprintable():
             raise InvalidRequest(what="the parameter splitAlgorithmName", problem="that is the name of no algorithm")
         positions = sorted(set(await body_of(request, POSITIONS_BODY) or ()))
@@ -160,13 +158,7 @@ class Namespaces:
         return done()
 
     def _bundle(self, request: web.Request) -> BundleEntry:
-        view = ready_view(self._worker)
-        name = bundle_of(request)
-        _known(view, namespace_of(request))
-        bundle = view.bundles.get(name)
-        if bundle is None:
-            raise UnknownBundle(bundle=name)
-        return bundle
+        return bundle_named(ready_view(self._worker), bundle_of(request))
 
     def _deadline(self) -> Deadline:
         return Deadline.after(timeout_ms=self._worker.config.admin_ms)
@@ -184,12 +176,6 @@ def _tenant_of(request: web.Request) -> str:
 
 def _namespaces_of(view: View, tenant: str) -> list[str]:
     return sorted(name for name in view.namespaces if name.startswith(f"{tenant}/"))
-
-
-def _known(view: View, namespace: str) -> str:
-    if namespace not in view.namespaces:
-        raise UnknownNamespace(namespace=namespace)
-    return namespace
 
 
 def _boundaries(view: View, namespace: str) -> dict[str, object]:

@@ -14,14 +14,18 @@ from brokers.http.bodies import BODY_BYTES_MAX
 from brokers.http.errors import typed
 from brokers.http.health import Health
 from brokers.http.lookup import Lookup
+from brokers.lookups import Lookups
 from brokers.worker import Worker
 
 
-def make_app(worker: Worker) -> web.Application:
-    """All paths of one worker; what any of them raises becomes a typed answer. Routes of services are added as `typed`, too."""
+def make_app(worker: Worker, lookups: Lookups) -> web.Application:
+    """All paths of one worker; what any of them raises becomes a typed answer.
+
+    Routes of services are added as `typed`, too; and after them `unmatched`, for whatever nobody takes.
+    """
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     assignment = Assignment(worker)
-    for paths in (Lookup(worker), assignment, Namespaces(worker), Brokers(worker), Health(worker)):
+    for paths in (Lookup(worker, lookups), assignment, Namespaces(worker), Brokers(worker), Health(worker)):
         app.add_routes([typed(route) for route in paths.routes()])
     # At shutdown, not at cleanup: who follows is sent home before the server waits for what is under way.
     app.on_shutdown.append(assignment.close)

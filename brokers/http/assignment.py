@@ -25,9 +25,9 @@ from brokers.http.assignment_feed import AssignmentFeed, Follower
 from brokers.http.bodies import integer_of, namespace_of
 from brokers.http.entries import assignment_row
 from brokers.http.readiness import ready_view
+from brokers.named import namespace_named
 from brokers.worker import Worker
 from channel.deadline import Deadline
-from channel.errors import UnknownNamespace
 from channel.records import INTEGER_MAX
 from channel.view import View
 
@@ -70,9 +70,7 @@ class Assignment:
 
     async def assignment(self, request: web.Request) -> web.StreamResponse:
         """The assignment of a namespace, in the form that was asked for."""
-        namespace = namespace_of(request)
-        if namespace not in ready_view(self._worker).namespaces:
-            raise UnknownNamespace(namespace=namespace)
+        namespace = namespace_named(ready_view(self._worker), namespace_of(request)).name
         if _EVENTS in request.headers.get("Accept", ""):
             return await self._stream(request, namespace)
         after = integer_of(request, "after", default=-1, at_most=INTEGER_MAX)
@@ -99,10 +97,8 @@ class Assignment:
 
     def _view_with(self, namespace: str) -> View:
         """The view, while it has the namespace. Raises `UnknownNamespace`."""
-        view = self._worker.view
-        if namespace not in view.namespaces:
-            raise UnknownNamespace(namespace=namespace)
-        return view
+        namespace_named(self._worker.view, namespace)
+        return self._worker.view
 
     def _table(self, namespace: str) -> bytes:
         view = self._view_with(namespace)

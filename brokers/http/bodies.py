@@ -12,12 +12,13 @@ from typing import Annotated, Final, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
+from brokers.namespace_size import check_new_bundles
 from channel.errors import InvalidBoundaries, InvalidRequest
-from channel.ranges import BUNDLES_MAX, HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
+from channel.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
 from channel.records import CUTS_MAX
 
 BODY_BYTES_MAX: Final = 1 << 20
-"""The largest body. The largest that makes sense names 65,537 boundaries of 13 bytes each: 832 KiB."""
+"""The largest body. The largest that makes sense for us names 4,097 boundaries of 13 bytes each: 52 KiB."""
 
 BUNDLES_DEFAULT: Final = 4
 """Bundles of a namespace whose creator does not say how many, as in Pulsar."""
@@ -34,16 +35,19 @@ class Bundles(BaseModel):
 
     model_config = ConfigDict(populate_by_name=True)
 
-    boundaries: list[str] | None = Field(default=None, max_length=BUNDLES_MAX + 1)
+    boundaries: list[str] | None = None
     num_bundles: Integer | None = Field(default=None, alias="numBundles")
 
     def cuts(self, namespace: str) -> tuple[int, ...]:
-        """The boundaries as hash points, from 0 to `HASH_MAX`; as in Pulsar they win over a number, and 0 is no number.
+        """The boundaries as hash points, from 0 to `HASH_MAX`; as in Pulsar they win over a number.
 
         Raises `InvalidBoundaries`.
         """
         if not self.boundaries:
-            return even_boundaries(self.num_bundles or BUNDLES_DEFAULT)
+            # Pulsar's clients write 0 where nobody has said a number, and Pulsar takes its default for it. It does so for
+            # less than 0, too, which we refuse: whoever says that means something else.
+            return even_boundaries(check_new_bundles(namespace, self.num_bundles or BUNDLES_DEFAULT))
+        check_new_bundles(namespace, len(self.boundaries) - 1)
         wrong = next((text for text in self.boundaries if not _match_boundary(text)), None)
         if wrong is not None:
             raise InvalidBoundaries(subject=f"namespace {namespace}", problem=f"{wrong[:64]!r} is no boundary such as 0x40000000")
@@ -78,9 +82,17 @@ async def body_of(request: web.Request, adapter: TypeAdapter[Value | None]) -> V
         raise InvalidRequest(what="the body", problem="; ".join(problems)) from None
 
 
+def parameter_of(request: web.Request, name: str) -> str | None:
+    """A parameter of the query; None if it is not given. Raises `InvalidRequest` if it is given twice."""
+    values = request.query.getall(name, [])
+    if len(values) > 1:
+        raise InvalidRequest(what=f"the parameter {name}", problem=f"it is given {len(values)} times, and which one counts is not clear")
+    return values[0] if values else None
+
+
 def integer_of(request: web.Request, name: str, *, default: int, at_most: int) -> int:
     """A parameter that is an integer from 0 to `at_most`. Raises `InvalidRequest`."""
-    text = request.query.get(name)
+    text = parameter_of(request, name)
     if text is None:
         return default
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(at_most)) and int(text) <= at_most):

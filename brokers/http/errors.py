@@ -14,7 +14,7 @@ from functools import wraps
 from http import HTTPStatus
 from typing import Final
 
-from aiohttp import web
+from aiohttp import HttpVersion11, web
 
 from brokers.http.answers import json_answer
 from channel.errors import (
@@ -23,6 +23,7 @@ from channel.errors import (
     DeadlineExceeded,
     EquipoiseError,
     InvalidRequest,
+    LogStorageFull,
     OutcomeUnknown,
     PeerError,
     Rejected,
@@ -30,6 +31,8 @@ from channel.errors import (
     UnknownBundle,
     UnknownCluster,
     UnknownNamespace,
+    UnknownTenant,
+    UnknownTopic,
 )
 from channel.records import Reason
 
@@ -39,17 +42,19 @@ RETRY_AFTER_S: Final = 1
 """When a caller that was answered 503 may ask again: a failover takes seconds, an election none."""
 
 REQUEST_ID: Final = "X-Request-Id"
+_SHOWN_MAX: Final = 256
 _match_request_id: Final = re.compile(r"[!-~]{1,64}").fullmatch
 
 # The first row that fits counts. 412 is what Pulsar answers to a name or a boundary that cannot be, 409 to a state that is
 # in the way. 504 says that something was begun and may still happen, so that asking again blindly is not the remedy.
 _STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]] = (
     ((InvalidRequest,), 400),
-    ((UnknownNamespace, UnknownBundle, UnknownBroker, UnknownCluster), 404),
+    ((UnknownNamespace, UnknownTenant, UnknownBundle, UnknownBroker, UnknownCluster, UnknownTopic), 404),
     ((CallerError,), 412),
     ((CalledOff,), 409),
     ((DeadlineExceeded, OutcomeUnknown), 504),
-    ((PeerError,), 503),
+    # A full disk is for an operator to mend; to its caller it is a broker that cannot serve now, and perhaps soon can.
+    ((PeerError, LogStorageFull), 503),
 )
 
 _STATUS_OF_REASON: Final[Mapping[str, int]] = {
@@ -97,6 +102,9 @@ def typed(route: web.RouteDef) -> web.RouteDef:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge as error:
             return _answer(request, error.status, f"{error.reason}: {request.method} {request.path}", type(error).__name__, error)
+        except web.RequestPayloadError as error:
+            reason = "the body cannot be read: it is not what its Content-Encoding says, or came to no end"
+            return _answer(request, HTTPStatus.BAD_REQUEST, reason, "UnreadableBody", error)
         except web.HTTPException:
             raise  # A redirect, or an error with words of the service's own: it is an answer already.
         except EquipoiseError as error:
@@ -105,10 +113,47 @@ def typed(route: web.RouteDef) -> web.RouteDef:
             reason = "internal error; the log of the broker says more under the id of this request"
             return _answer(request, HTTPStatus.INTERNAL_SERVER_ERROR, reason, "InternalError", error)
 
-    return web.RouteDef(route.method, route.path, answered, route.kwargs)
+    return web.RouteDef(route.method, route.path, answered, {"expect_handler": _expected, **route.kwargs})
 
 
-def _answer(request: web.Request, status: int, reason: str, code: str, error: Exception) -> web.Response:
+def unmatched() -> web.RouteDef:
+    """The route for whatever no other route takes. It must be the last, or it would take what belongs to others."""
+    return typed(web.route("*", "/{path:(?s:.*)}", _unmatched))
+
+
+async def _unmatched(request: web.Request) -> web.Response:
+    """405 where only the method is wrong, else 404: what aiohttp would say itself, in the form of all errors."""
+    ours = request.match_info.route.resource
+    allowed = set[str]()
+    for resource in request.app.router.resources():
+        if resource is not ours:
+            allowed |= (await resource.resolve(request))[1]
+    if allowed:
+        reason = f"{request.method} cannot be asked of {_shown(request)}; these can: {', '.join(sorted(allowed))}"
+        answer = _answer(request, HTTPStatus.METHOD_NOT_ALLOWED, reason, "MethodNotAllowed", None)
+        answer.headers["Allow"] = ", ".join(sorted(allowed))
+        return answer
+    return _answer(request, HTTPStatus.NOT_FOUND, f"there is no path {_shown(request)} at this broker", "UnknownPath", None)
+
+
+async def _expected(request: web.Request) -> web.Response | None:
+    """Let a client that asks first send its body; whatever else it expects, it does not get."""
+    expectation = request.headers.get("Expect", "")
+    if request.version < HttpVersion11:
+        return None  # To be passed over, as RFC 9110 has it.
+    if expectation.lower() != "100-continue":
+        reason = f"the expectation {expectation[:_SHOWN_MAX]!r} cannot be met; only 100-continue can"
+        return _answer(request, HTTPStatus.EXPECTATION_FAILED, reason, "UnknownExpectation", None)
+    await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+    request.writer.output_size = 0  # That was not the answer yet.
+    return None
+
+
+def _shown(request: web.Request) -> str:
+    return repr(request.path[:_SHOWN_MAX])
+
+
+def _answer(request: web.Request, status: int, reason: str, code: str, error: Exception | None) -> web.Response:
     given = request.headers.get(REQUEST_ID, "")
     request_id = given if _match_request_id(given) else secrets.token_hex(8)
     headers = {REQUEST_ID: request_id}

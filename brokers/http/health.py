@@ -44,8 +44,9 @@ class Health:
 
     async def pulsar_health(self, _request: web.Request) -> web.Response:
         """`ok`, as Pulsar says it; 503 otherwise."""
-        if self._problems():
-            raise NotReady(broker=self._worker.broker_id)
+        problems = self._problems()
+        if problems:
+            raise NotReady(broker=self._worker.broker_id, problem=", ".join(problems))
         return text_answer("ok")
 
     async def metrics(self, _request: web.Request) -> web.Response:

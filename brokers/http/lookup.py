@@ -4,17 +4,13 @@ May live here: the two lookup paths of Pulsar, and the row of those who wait. Th
 port. So it is one route for aiohttp to match, and its answers are remembered by path; before one is given again, all that it
 stands on is checked. `make bench BENCH=lookup` compares it with a bare aiohttp application.
 
-A lookup that cannot be answered yet is held, because to Pulsar's C++ and Python clients any HTTP error is final. Those that
-wait for one bundle share one wait in the worker: each change of the view is then looked at once per bundle, not once per
-client, and a herd that comes after a death costs little.
+A lookup that cannot be answered yet is held (`brokers.lookups`), and one more than may be held is answered 503.
 """
 
 from __future__ import annotations
 
-import asyncio
 import time
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
@@ -26,15 +22,13 @@ from aiohttp import web
 from brokers.http.answers import JSON, text_answer
 from brokers.http.errors import error_answer
 from brokers.http.readiness import ready_view
+from brokers.lookups import Lookups
 from brokers.metrics import LookupOutcome
-from brokers.worker import Located, Worker
-from channel.deadline import Deadline
+from brokers.whereabouts import Located
+from brokers.worker import Worker
 from channel.entries import BrokerEntry, BundleEntry
-from channel.errors import DeadlineExceeded, EquipoiseError, InvalidName, Overloaded, UnknownNamespace
+from channel.errors import DeadlineExceeded, InvalidName, UnknownNamespace
 from channel.ranges import parse_topic, topic_hash
-
-HELD_MAX: Final = 10_000
-"""Lookups that are held at a time: each is a socket and some 10 KiB, so 100 MB in all. One more is answered 503."""
 
 ANSWERS_REMEMBERED_MAX: Final = 8_192
 """Answers that are remembered: about 600 bytes each, twice that at most, so 5 to 10 MiB in all. Clients come back for the same
@@ -59,15 +53,14 @@ class _Answer:
 class Lookup:
     """The lookup paths of one worker."""
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, lookups: Lookups) -> None:
         self._worker = worker
+        self._lookups = lookups
         self._answers: dict[str, _Answer] = {}
-        self._held = 0
-        self._waits: dict[str, asyncio.Task[object]] = {}
 
     def routes(self) -> Sequence[web.RouteDef]:
         """One route for both paths, `DOMAIN/TENANT/NAMESPACE/TOPIC` and the same with `/bundle`."""
-        return (web.get(f"{_PREFIX}{{path:.*}}", self.lookup),)
+        return (web.get(f"{_PREFIX}{{path:(?s:.*)}}", self.lookup),)
 
     async def lookup(self, request: web.Request) -> web.Response:
         """The addresses of the broker that serves a topic, held until there is one; or the range of its bundle, at once."""
@@ -96,13 +89,12 @@ class Lookup:
     async def _topic(self, request: web.Request, namespace: str, point: int, *, started_ns: int) -> web.Response:
         outcome = LookupOutcome.REFUSED
         try:
-            try:
-                # 0 ms: what can be answered now is answered without a task or a timer.
-                located = await self._worker.locate(namespace, point, timeout_ms=0)
-                outcome = LookupOutcome.ANSWERED
-            except (DeadlineExceeded, UnknownNamespace) as error:
-                located = await self._hold(namespace, point, error)
+            located = await self._lookups.at_once(namespace, point)
+            if located is None:
+                located = await self._lookups.hold(namespace, point)
                 outcome = LookupOutcome.HELD
+            else:
+                outcome = LookupOutcome.ANSWERED
         except DeadlineExceeded as error:
             outcome = LookupOutcome.TIMED_OUT
             # Not 504: nothing was begun that might still happen, and to ask again is the remedy.
@@ -124,56 +116,6 @@ class Lookup:
         if bundle is None:
             raise UnknownNamespace(namespace=namespace)
         return text_answer(bundle.name.rpartition("/")[2])
-
-    async def _hold(self, namespace: str, point: int, error: EquipoiseError) -> Located:
-        """Wait until the bundle at `point` is served; `error` is why it was not answered at once.
-
-        Raises `UnknownNamespace`, `DeadlineExceeded`, and `Overloaded` if too many wait.
-        """
-        if isinstance(error, UnknownNamespace) and self._worker.agent.is_ready:
-            raise error
-        if self._held >= HELD_MAX:
-            raise Overloaded(what=f"the row of lookups held at broker {self._worker.broker_id}", limit=HELD_MAX)
-        deadline = Deadline.after(timeout_ms=self._worker.config.lookup_ms)
-        self._held += 1
-        try:
-            while True:
-                if self._worker.agent.is_ready:
-                    with suppress(DeadlineExceeded):
-                        return await self._worker.locate(namespace, point, timeout_ms=0)
-                wait = self._wait(namespace, point)
-                # The shared wait may have begun earlier, and end before this one's deadline.
-                with suppress(DeadlineExceeded):
-                    await deadline.wait(asyncio.shield(wait), what=wait.get_name())
-                deadline.check(wait.get_name())
-        finally:
-            self._held -= 1
-
-    def _wait(self, namespace: str, point: int) -> asyncio.Task[object]:
-        """The one wait for the bundle at `point`, or for this broker to be ready; its name says what is waited for.
-
-        The bundle may be split meanwhile, so that each who waited looks again for itself.
-        """
-        worker, timeout_ms = self._worker, self._worker.config.lookup_ms
-        if not worker.agent.is_ready:
-            return self._shared(f"broker {worker.broker_id} becoming ready", lambda: worker.ready(timeout_ms=timeout_ms))
-        bundle = worker.view.bundle_at(namespace, point)
-        if bundle is None:
-            raise UnknownNamespace(namespace=namespace)
-        return self._shared(f"an owner for {bundle.name}", lambda: worker.locate(namespace, point, timeout_ms=timeout_ms))
-
-    def _shared(self, what: str, begin: Callable[[], Coroutine[None, None, object]]) -> asyncio.Task[object]:
-        wait = self._waits.get(what)
-        if wait is None or wait.done():
-            wait = self._waits[what] = asyncio.get_running_loop().create_task(begin(), name=what)
-            wait.add_done_callback(self._ended)
-        return wait
-
-    def _ended(self, wait: asyncio.Task[object]) -> None:
-        if self._waits.get(wait.get_name()) is wait:
-            del self._waits[wait.get_name()]
-        if not wait.cancelled():
-            wait.exception()  # Whoever still waits gets it; nobody has to.
 
 
 def _place_of(raw_path: str) -> tuple[str, int, bool]:

@@ -1,27 +1,36 @@
 """Moves as an operator asks a broker for them: proposed by it, and waited for until they have ended one way or another.
 
-May live here: the steps of moves, splits, merges and deletions on a worker. What a command line does straight on the channel
-without a broker is in `brokers.admin`; the ends of moves are told alike in both.
+May live here: the steps of moves, splits, merges, creations and deletions on a worker. What has ended how, and in which words
+that is told, is decided in `brokers.requested_moves`, for `brokers.admin` and its command line as well.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
-from brokers.agent.intents import DeleteNamespace, Intent, MergeBundles, SplitBundle, StartDeletingNamespace, Transfer, Unload
+from brokers.agent.intents import (
+    CreateNamespace,
+    DeleteNamespace,
+    Intent,
+    MergeBundles,
+    SplitBundle,
+    StartDeletingNamespace,
+    Transfer,
+    Unload,
+    subject_of,
+)
+from brokers.requested_moves import BY_OPERATOR, begun_by, made_by, next_of_deletion, refuse_in_vain, rejection, unless_overtaken
 from brokers.worker import Worker
 from channel.deadline import Deadline
-from channel.entries import BundleChanged, BundleEntry
-from channel.errors import CalledOff, Overloaded, Rejected
-from channel.lifecycle import Phase
+from channel.entries import BundleChanged
+from channel.errors import DeadlineExceeded, Overloaded, Rejected
 from channel.reader import Folded
-from channel.records import Reason
-from channel.story import Names, describe
+from channel.records import Unreadable
 from channel.view import View
 
 UNLOADS_AT_ONCE: Final = 64
@@ -31,18 +40,15 @@ clients of all of them do not come back at once."""
 MOVES_MAX: Final = 1_024
 """Moves that are waited for at a time: each looks at every change of the view, 15 ms for all of them."""
 
-_REASON: Final = "asked for by an admin"
-_MOVING: Final[frozenset[Phase]] = frozenset({"assigning", "transferring", "handing_over", "unloading", "splitting"})
-
-# Somebody else was quicker: where the bundle is now is for the next look to tell.
-_OVERTAKEN: Final = frozenset({Reason.STALE, Reason.ILLEGAL_TRANSITION, Reason.UNKNOWN_BUNDLE})
+T = TypeVar("T")
+_News = deque[Folded]
 
 
 class Moving:
     """What one worker does for operators. Each step takes the deadline of its request.
 
     All raise `Rejected` if the channel refuses, `CalledOff` if it accepted and nothing came of it, `DeadlineExceeded` if it
-    had not ended in time (it may still), and what `Worker.request` raises.
+    had not ended in time (it may still), `Overloaded` if too many wait, and what `Worker.request` raises.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -51,26 +57,12 @@ class Moving:
 
     async def transfer(self, bundle: str, destination: str, deadline: Deadline) -> None:
         """Move `bundle` to the broker `destination`, until that one owns it."""
-        with self._followed(bundle) as news:
-            offset = await self._request(Transfer(bundle=bundle, destination=destination, reason=_REASON), deadline)
-            target = None
-            while True:
-                folded, now = await self._next(news, deadline, f"the transfer of {bundle} to {destination}")
-                if folded.offset == offset and now is not None:
-                    target = now.owner
-                elif folded.offset > offset and (now is None or now.phase not in _MOVING):
-                    if now is None or now.phase != "owned" or now.owner != target:
-                        raise CalledOff(bundle=bundle, move="transfer", problem=self._told(folded))
-                    return
+        wish = Transfer(bundle=bundle, destination=destination, reason=BY_OPERATOR)
+        await self._move(wish, deadline, f"the transfer of {bundle} to {destination}")
 
     async def unload(self, bundle: str, deadline: Deadline) -> None:
         """Take `bundle` from its owner, until that one has let go of it."""
-        with self._followed(bundle) as news:
-            offset = await self._request(Unload(bundle=bundle, reason=_REASON), deadline)
-            while True:
-                folded, _ = await self._next(news, deadline, f"the release of {bundle}")
-                if folded.offset > offset:
-                    return
+        await self._move(Unload(bundle=bundle, reason=BY_OPERATOR), deadline, f"the release of {bundle}")
 
     async def unload_all(self, bundles: Sequence[str], deadline: Deadline) -> None:
         """Unload these bundles, some at a time, but for those that somebody else moves at the same moment."""
@@ -84,64 +76,79 @@ class Moving:
 
     async def split(self, bundle: str, algorithm: str, positions: Sequence[int] | None, deadline: Deadline) -> None:
         """Have the owner of `bundle` cut it, until its children are there."""
-        with self._followed(bundle) as news:
-            wish = SplitBundle(
-                bundle=bundle, algorithm=algorithm, positions=None if positions is None else tuple(positions), reason=_REASON
-            )
-            offset = await self._request(wish, deadline)
-            while True:
-                folded, now = await self._next(news, deadline, f"the split of {bundle}")
-                if now is None:
-                    return
-                if folded.offset > offset:
-                    raise CalledOff(bundle=bundle, move="split", problem=self._told(folded))
+        cuts = None if positions is None else tuple(positions)
+        wish = SplitBundle(bundle=bundle, algorithm=algorithm, positions=cuts, reason=BY_OPERATOR)
+        await self._move(wish, deadline, f"the split of {bundle}")
 
     async def merge(self, left: str, deadline: Deadline) -> None:
         """Make one bundle of `left` and its right neighbour: that is one record."""
-        await self._request(MergeBundles(left=left, reason=_REASON), deadline)
+        await self._settle(MergeBundles(left=left, reason=BY_OPERATOR), deadline)
+
+    async def create_namespace(self, name: str, boundaries: Sequence[int], deadline: Deadline) -> None:
+        """Create a namespace with bundles between each two of `boundaries`: that is one record."""
+        await self._settle(CreateNamespace(name=name, boundaries=boundaries), deadline)
 
     async def delete_namespace(self, name: str, deadline: Deadline) -> None:
-        """Delete a namespace with all its bundles. What was begun before, here or elsewhere, is gone on with.
-
-        1. Set it to deleting, so that nothing of it is assigned any more.
-        2. Unload what is owned, and wait until all is free; what is on the move is waited for, and unloaded then.
-        3. Delete it.
-        """
-        if self._worker.view.namespaces[name].status != "deleting":
-            await self._request(StartDeletingNamespace(name=name), deadline)
+        """Delete a namespace with all its bundles. `next_of_deletion` says in which steps."""
         while True:
             what = f"the release of all bundles of {name}"
             deadline.check(what)
-            owned = await self._worker.until(lambda view: owned_or_free(view, name), timeout_ms=deadline.remaining_ms(), what=what)
-            if not owned:
-                break
-            await self.unload_all(owned, deadline)
-        await self._request(DeleteNamespace(name=name), deadline)
+            steps = await self._until(lambda view: next_of_deletion(view, name), deadline, what)
+            match steps[0]:
+                case DeleteNamespace() as deletion:
+                    return await self._settle(deletion, deadline)
+                case StartDeletingNamespace() as start:
+                    with unless_overtaken():
+                        await self._settle(start, deadline)
+                case _:
+                    await self.unload_all([subject_of(unload) for unload in steps], deadline)
 
     async def _unload_unless_overtaken(self, bundle: str, deadline: Deadline) -> None:
-        try:
+        with unless_overtaken():
             await self.unload(bundle, deadline)
-        except Rejected as error:
-            if error.reason not in _OVERTAKEN:
-                raise
 
-    async def _request(self, intent: Intent, deadline: Deadline) -> int:
-        return await self._worker.request(intent, timeout_ms=deadline.remaining_ms())
+    async def _move(self, intent: Intent, deadline: Deadline, what: str) -> None:
+        """Request a move, and follow it to its end."""
+        with self._followed(intent) as news:
+            offset = await self._request(intent, deadline, news)
+            accepted = await self._next(news, deadline, what)
+            while accepted.offset != offset:
+                accepted = await self._next(news, deadline, what)
+            move = begun_by(accepted)
+            while made_by(move, await self._next(news, deadline, what), self._worker.view) is None:
+                pass
+
+    async def _settle(self, intent: Intent, deadline: Deadline) -> None:
+        """Request what is done with one record."""
+        with self._followed(intent) as news:
+            await self._request(intent, deadline, news)
+
+    async def _request(self, intent: Intent, deadline: Deadline, news: _News) -> int:
+        """The offset of the record that was accepted; a refusal is told in the words of its story."""
+        refuse_in_vain(self._worker.view, intent)
+        try:
+            return await self._worker.request(intent, timeout_ms=deadline.remaining_ms())
+        except Rejected as error:
+            refused = next((folded for folded in news if folded.offset == error.offset), None)
+            raise (error if refused is None else rejection(refused, self._worker.view)) from None
 
     @contextmanager
-    def _followed(self, bundle: str) -> Iterator[_News]:
-        """All changes of a bundle, from before something is asked of it on, so that none is missed.
+    def _followed(self, intent: Intent) -> Iterator[_News]:
+        """All records about what `intent` wants to change, from before it is requested on, so that none is missed.
+
+        They are few: those of others that were rejected are left out, and what is about one bundle has to wait for it.
 
         Raises `Overloaded` if too many moves are waited for.
         """
         if self._waiting >= MOVES_MAX:
             raise Overloaded(what=f"the row of moves at broker {self._worker.broker_id}", limit=MOVES_MAX)
         news: _News = deque()
+        subject, broker = subject_of(intent), self._worker.broker_id
 
         def note(folded: Folded) -> None:
-            for change in folded.verdict.changes:
-                if isinstance(change, BundleChanged) and change.name == bundle:
-                    news.append((folded, change.after))
+            is_ours = not isinstance(folded.record, Unreadable) and folded.record.key == subject and folded.record.publisher == broker
+            if is_ours or any(isinstance(change, BundleChanged) and change.name == subject for change in folded.verdict.changes):
+                news.append(folded)
 
         end = self._worker.listen(note)
         self._waiting += 1
@@ -151,18 +158,12 @@ class Moving:
             self._waiting -= 1
             end()
 
-    async def _next(self, news: _News, deadline: Deadline, what: str) -> tuple[Folded, BundleEntry | None]:
-        return await self._worker.until(lambda _: news.popleft() if news else None, timeout_ms=deadline.remaining_ms(), what=what)
+    async def _next(self, news: _News, deadline: Deadline, what: str) -> Folded:
+        return await self._until(lambda _: news.popleft() if news else None, deadline, what)
 
-    def _told(self, folded: Folded) -> str:
-        return describe(folded, self._worker.view, Names(self._worker.view))
-
-
-_News = deque[tuple[Folded, BundleEntry | None]]
-
-
-def owned_or_free(view: View, namespace: str) -> list[str] | None:
-    """The bundles of a namespace that can be unloaded; none if all are free; None while the rest must be waited for."""
-    bundles = view.bundles_of(namespace)
-    owned = [bundle.name for bundle in bundles if bundle.phase == "owned"]
-    return None if not owned and any(bundle.phase in _MOVING for bundle in bundles) else owned
+    async def _until(self, condition: Callable[[View], T | None], deadline: Deadline, what: str) -> T:
+        try:
+            return await self._worker.until(condition, timeout_ms=deadline.remaining_ms(), what=what)
+        except DeadlineExceeded:
+            deadline.check(what)  # In milliseconds of the whole request, not of what was left of it.
+            raise

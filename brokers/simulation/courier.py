@@ -7,13 +7,21 @@ May live here: the faults of appending. What stands on the log, stands there for
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Final
 
 from brokers.simulation.clock import MICROSECONDS_PER_MS
 from brokers.simulation.faulty_log import FaultyLog
 from brokers.simulation.stage import Stage
+from channel.errors import LogStorageFull, LogUnavailable
 
 # After this long a log client gives up an append that gets no answer, and says so.
-_GIVE_UP_US = 400 * MICROSECONDS_PER_MS
+_GIVE_UP_US: Final = 400 * MICROSECONDS_PER_MS
+_NO_ANSWER: Final = LogUnavailable(log="simulated", problem="it gave no answer")
+
+# What the author of a record is told: why the log did not take it, or why nobody knows whether it did.
+Failure = LogStorageFull | LogUnavailable
+Failed = Callable[[Failure], None]
 
 
 class Link:
@@ -35,17 +43,17 @@ class Courier:
         self._stage = stage
         self._log = log
 
-    def send(self, data: bytes, link: Link, failed: Callable[[], None] | None) -> None:
-        """Send one record; `failed`, if anybody cares, is called when its author learns of a failure, which need not be true."""
+    def send(self, data: bytes, link: Link, failed: Failed | None) -> None:
+        """Send one record; `failed`, if anybody cares, is called when its author learns of a failure, certain or in doubt."""
         stage, faults = self._stage, self._stage.faults
         chance, schedule = stage.chance, stage.schedule
         if chance.happens(faults.lost_permille):
             return
         if chance.happens(faults.refused_permille):
-            self._fail(chance.microseconds(faults.append_ms), failed)
+            self._fail(chance.microseconds(faults.append_ms), failed, LogStorageFull(log="simulated"))
             return
         if chance.happens(faults.doubtful_permille):
-            self._fail(_GIVE_UP_US, failed)
+            self._fail(_GIVE_UP_US, failed, _NO_ANSWER)
         if chance.happens(faults.twice_permille):
             schedule.after(chance.long_within(faults.late_ms) * MICROSECONDS_PER_MS, lambda: self._arrive(data, link, None))
         if chance.happens(faults.late_permille):
@@ -55,7 +63,7 @@ class Courier:
             link.last_arrival_us = arrival_us
         schedule.at(arrival_us, lambda: self._arrive(data, link, failed))
 
-    def _arrive(self, data: bytes, link: Link, failed: Callable[[], None] | None) -> None:
+    def _arrive(self, data: bytes, link: Link, failed: Failed | None) -> None:
         """The record reaches the log; on a cut link it fails, is kept until the link is back, or is gone without a word."""
         schedule = self._stage.schedule
         if schedule.now_us >= link.up_at_us:
@@ -63,10 +71,10 @@ class Courier:
             return
         fate = self._stage.chance.one_of(("fails", "fails", "is kept", "is gone"))
         if fate == "fails":
-            self._fail(_GIVE_UP_US, failed)
+            self._fail(_GIVE_UP_US, failed, _NO_ANSWER)  # Its author cannot tell, and a second copy may be under way.
         elif fate == "is kept":
             schedule.at(link.up_at_us, lambda: self._arrive(data, link, failed))
 
-    def _fail(self, after_us: int, failed: Callable[[], None] | None) -> None:
+    def _fail(self, after_us: int, failed: Failed | None, error: Failure) -> None:
         if failed is not None:
-            self._stage.schedule.after(after_us, failed)
+            self._stage.schedule.after(after_us, partial(failed, error))

@@ -29,15 +29,15 @@ from brokers.agent.effects import (
     Stop,
     WriteNonce,
 )
-from brokers.agent.events import AppendFailed, Event, Instant, NonceWritten, Read, Tick
+from brokers.agent.events import AppendFailed, Event, Instant, NonceWritten, Read, Requested, Tick
 from brokers.agent.handle import Handle
 from brokers.simulation.clock import MICROSECONDS_PER_MS, Clock
-from brokers.simulation.courier import Courier, Link
+from brokers.simulation.courier import Courier, Failure, Link
 from brokers.simulation.faulty_log import FaultyLog
 from brokers.simulation.service import SimulatedService
 from brokers.simulation.stage import Stage
 from channel import snapshot
-from channel.errors import EquipoiseError
+from channel.errors import EquipoiseError, LogUnavailable
 from channel.reader import Folded, Reader
 
 CLUSTER: Final = "simulated"
@@ -54,7 +54,8 @@ class Process:
 
     `read` is how many entries of the log it has folded, `end_at_start` how many there were when it first reached the log.
     `held` are the handles that its service was given, and whether each was open when the checkers looked last. `asked` are
-    the tickets of the requests that it has not answered yet.
+    the tickets of the requests that it has not answered yet, each with the incarnation and the number of the attempt that
+    serves it, if there is one.
     """
 
     __slots__ = ("agent", "asked", "backlog", "end_at_start", "held", "host", "read", "service", "tick_at_us", "ticks")
@@ -68,7 +69,7 @@ class Process:
         self.held: dict[Handle, bool] = {}
         self.tick_at_us: int | None = None
         self.ticks = 0
-        self.asked: dict[int, None] = {}
+        self.asked: dict[int, tuple[int, int] | None] = {}
         self.service = SimulatedService(host.stage, answer=partial(host.deliver, self), die=partial(host.die, self))
 
     @property
@@ -86,6 +87,10 @@ class Watcher(Protocol):
 
     def ended(self, process: Process) -> None:
         """A process has ended."""
+        ...
+
+    def disowned(self, incarnation: int, attempt: int) -> None:
+        """A request that this attempt served was answered with an error."""
         ...
 
     def stopped(self, process: Process, error: EquipoiseError | None) -> None:
@@ -234,6 +239,8 @@ class Host:
             return
         now = self.now()
         effects = process.agent.step(event, now)
+        if type(event) is Requested:
+            process.asked[event.ticket] = _serving(process, event.ticket, effects)
         for effect in effects:
             if type(effect) is not Folded and process.alive:
                 self._carry_out(process, effect)
@@ -244,8 +251,7 @@ class Host:
     def _carry_out(self, process: Process, effect: Effect) -> None:
         match effect:
             case Append():
-                failed = partial(self.deliver, process, AppendFailed(attempt=effect.attempt))
-                self._courier.send(effect.data, self.link, failed)
+                self._courier.send(effect.data, self.link, partial(self._append_failed, process, effect.attempt))
             case WriteNonce():
                 self._write_nonce(process, effect.nonce)
             case ForgetNonces():
@@ -255,7 +261,9 @@ class Host:
             case Alarm():
                 self.stage.story.say(self.name, "ALARM {}: {}", effect.name, effect.message)
             case Answered():
-                process.asked.pop(effect.ticket, None)
+                served = process.asked.pop(effect.ticket, None)
+                if served is not None and effect.error is not None:
+                    self._watcher.disowned(*served)
             case Refold():
                 self._refold(process, effect)
             case Stop():
@@ -265,6 +273,10 @@ class Host:
                 self.supervisor(self)
             case Reshaped() | Folded():
                 pass  # The service finds the heirs in the handles themselves; what was folded is told by the log.
+
+    def _append_failed(self, process: Process, attempt: int, error: Failure) -> None:
+        in_doubt = isinstance(error, LogUnavailable) and error.in_doubt
+        self.deliver(process, AppendFailed(attempt=attempt, error=error, in_doubt=in_doubt))
 
     def _wake_at(self, process: Process) -> None:
         """Schedule the tick that the agent wants, unless one is due before it."""
@@ -355,3 +367,11 @@ class Host:
         nonce = f"{self.name}:{self._nonces_made}"
         self._made_nonces[nonce] = self.process
         return nonce
+
+
+def _serving(process: Process, ticket: int, effects: list[Effect]) -> tuple[int, int] | None:
+    """The attempt that a step has made for a request, which is its first; None if it has answered at once."""
+    if process.agent.incarnation is None or any(isinstance(effect, Answered) and effect.ticket == ticket for effect in effects):
+        return None
+    attempt = next((effect.attempt for effect in effects if isinstance(effect, Append)), None)
+    return None if attempt is None else (process.agent.incarnation, attempt)

@@ -6,6 +6,7 @@ May live here: the stand-in for `brokers.service.Service`, and its faults.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Final
 
 from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare
@@ -66,10 +67,10 @@ class SimulatedService:
     def _find_cuts(self, bundle: BundleEntry) -> None:
         try:
             cuts = split_points(bundle.algorithm or "", bundle.low, bundle.high, topic_hashes=(), positions=bundle.positions, force=True)
-            problem = None
+            found = CutsFound(bundle=bundle.name, asked_at=bundle.last, cuts=cuts)
         except CallerError as error:
-            cuts, problem = (), str(error)
-        self._do("cuts", bundle.name, lambda refusal: CutsFound(bundle=bundle.name, cuts=cuts, problem=refusal or problem))
+            found = CutsFound(bundle=bundle.name, asked_at=bundle.last, problem=str(error))
+        self._do("cuts", bundle.name, lambda refusal: replace(found, problem=refusal or found.problem))
 
     def _do(self, doing: str, bundle: str, answer: Callable[[str | None], Event]) -> None:
         chance, faults, schedule = self._stage.chance, self._stage.faults, self._stage.schedule

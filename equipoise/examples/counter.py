@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from aiohttp import web
 
-from equipoise import Bundle, BundleLoad, Ownership, Peer, Service
+from equipoise import Bundle, BundleLoad, Deadline, Ownership, Peer, Service
 from equipoise.errors import DeadlineExceeded, Overloaded, OwnershipLost, UnknownNamespace
 from equipoise.examples.counter_store import CounterStore, Increment, RequestReused, StaleToken, StoreFailed
 
@@ -30,7 +30,7 @@ class Counter(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         """Nothing to load: the store knows everything."""
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         """Nothing to save: a call that is under way fails its second check, and its caller asks again."""
 
     def routes(self) -> Sequence[web.RouteDef]:
@@ -53,11 +53,13 @@ class Counter(Service):
         try:
             served = await self.host.route(namespace, key, timeout_ms=DEADLINE_MS)
             if isinstance(served, Peer):
+                if "http" not in served.addresses:
+                    return _later(f"broker {served.broker} serves this key, and says no HTTP address at which to find it")
                 return web.Response(status=307, headers={"Location": served.addresses["http"] + request.path_qs})
             work = served.begin(key)  # The first check: work may start.
         except UnknownNamespace as error:
             return web.Response(status=404, text=str(error))
-        except (DeadlineExceeded, OwnershipLost) as error:
+        except (DeadlineExceeded, OwnershipLost, Overloaded) as error:
             return _later(error)
         self._calls[served.bundle.name] += 1
         increment = Increment(key=f"{namespace}/{key}", token=work.token, broker=self.host.broker_id, request=request_id)
@@ -73,5 +75,5 @@ class Counter(Service):
         return web.json_response({"key": increment.key, "value": stored.value, "token": stored.token, "broker": stored.broker})
 
 
-def _later(error: Exception) -> web.Response:
-    return web.Response(status=503, headers={"Retry-After": "1"}, text=str(error))
+def _later(problem: object) -> web.Response:
+    return web.Response(status=503, headers={"Retry-After": "1"}, text=str(problem))

@@ -14,8 +14,8 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
 
-from equipoise import Bundle, Ownership, Peer, Service, Worker, key_hash
-from equipoise.errors import DeadlineExceeded, OwnershipLost, UnknownNamespace
+from equipoise import Bundle, Deadline, Ownership, Peer, Service, Worker, key_hash
+from equipoise.errors import DeadlineExceeded, Overloaded, OwnershipLost, UnknownNamespace
 
 NAMESPACE = "web/pages"
 
@@ -33,7 +33,7 @@ class Visits(Service):
         """Take over what the former owner counted."""
         self.counts.update(json.loads(handover or b"{}"))
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         """Give away what was counted in this bundle; so a split or a merge of bundles changes nothing here."""
         leaving = {page: count for page, count in self.counts.items() if bundle.contains(key_hash(page))}
         for page in leaving:
@@ -69,7 +69,7 @@ def make_app(log_url: str, address: str) -> FastAPI:
             if isinstance(served, Peer):
                 return RedirectResponse(served.addresses["http"] + request.url.path, status_code=307)
             count = visits.visit(served, page)
-        except (DeadlineExceeded, OwnershipLost, UnknownNamespace) as error:
+        except (DeadlineExceeded, Overloaded, OwnershipLost, UnknownNamespace) as error:
             raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from error
         return Response(json.dumps({"page": page, "visits": count, "broker": visits.host.broker_id}), media_type="application/json")
 

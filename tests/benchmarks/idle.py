@@ -23,6 +23,7 @@ from brokers.config import WorkerConfig
 from brokers.main import Broker
 from brokers.service import Bundle, Ownership, Peer, Service
 from brokers.worker import Worker
+from channel.deadline import Deadline
 from channel.ranges import even_boundaries
 from channel.view import View
 from tests.benchmarks.figures import Figures, machine, print_line, summary
@@ -43,7 +44,7 @@ class Idle(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         """Nothing to open."""
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         """Nothing to close."""
 
 

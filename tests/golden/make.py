@@ -24,7 +24,7 @@ from channel.propose import Author
 from channel.ranges import HASH_MAX
 from channel.records import ADMIN_WINDOW_OFFSETS
 from channel.view import View, apply
-from tests.folding import MIDDLE, NAMESPACE, Channel, joined
+from tests.folding import MIDDLE, NAMESPACE, Channel, joined, raise_level
 from tests.walk import Walk
 
 FOLDER: Final = Path(__file__).resolve().parent / "level_1"
@@ -44,8 +44,8 @@ def corners() -> Entries:
     channel.put(propose.genesis(Author(publisher="admin:ops"), cluster="other"))
     channel.join("a:1", "b:1")
     channel.put(joined("a b", channel.view, nonce="n"))
-    channel.put(propose.raise_level(channel.admin(), channel.view, level=2))
-    channel.put(replace(propose.raise_level(channel.author("a:1"), channel.view, level=2), level=2))
+    channel.put(raise_level(channel.admin(), channel.view, level=2))
+    channel.put(replace(raise_level(channel.author("a:1"), channel.view, level=2), level=2))
     channel.create((0, MIDDLE, HASH_MAX))
     namespaces(channel)
     windows(channel)

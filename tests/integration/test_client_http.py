@@ -19,6 +19,7 @@ from brokers.client import http_source
 from brokers.client.client import Client
 from brokers.embedded import Worker
 from brokers.service import Bundle, Ownership, Peer, Service
+from channel.deadline import Deadline
 from channel.errors import DeadlineExceeded, Overloaded, UnknownNamespace
 
 pytestmark = pytest.mark.integration
@@ -34,7 +35,7 @@ class Idle(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         pass
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         return None
 
 
@@ -157,9 +158,10 @@ def test_a_broker_that_goes_takes_no_client_along(monkeypatch: pytest.MonkeyPatc
         async with party() as brokers, Client("http://127.0.0.1:9", *brokers.addresses) as client:
             first = brokers.workers[0].broker_id
             await client.owner(NAMESPACE, "a", timeout_ms=TIMEOUT_MS)
+            other = brokers.other(first)
             await brokers.stop(first)
             for key in "abcdefgh":
-                await named(client, key, brokers.other(first))
+                await named(client, key, other)
 
     run(story)
 

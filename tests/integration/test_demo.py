@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from brokers.demo import acts, show
 from brokers.demo.screen import PlainScreen
 from brokers.demo.show import Options, play
 from brokers.moves import MoveKind
@@ -15,15 +16,33 @@ pytestmark = pytest.mark.integration
 
 
 def test_the_demo_ends_with_a_clean_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Every act is played once, the channel is in order, and the judge finds nothing."""
+    """Every act is played once on counters and topics, the channel is in order, and the judges find nothing."""
     ending = asyncio.run(play(Options(directory=tmp_path, seconds=0.0, seed=1), PlainScreen()))
     said = capsys.readouterr().out
     assert ending.problem is None
     assert () == ending.findings.findings
-    assert ending.verdict is not None
-    assert ({}, None, 0) == (ending.verdict.violations, ending.verdict.problem, ending.verdict.double_owners)
+    assert ["calls", "messages"] == list(ending.verdicts)
+    for verdict in ending.verdicts.values():
+        assert ({}, None, 0) == (verdict.violations, verdict.problem, verdict.double_owners)
     assert "double owners: 0" in ending.summary
+    assert "of them 0 lost in transfers, splits, merges and drains, 0 out of order" in ending.summary
+    assert ending.verdicts["messages"].totals["receipted"] > 0
     for deed in (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.MERGE):
         assert f"{deed.value} demo/counters/" in said
+        assert f"{deed.value} demo/messages/" in said
     assert said.count("kill -9 of") == 2
+    assert said.count("all Pulsar clients are back after") == 2
     assert "drains: its" in said
+
+
+def test_without_pulsar_clients_the_demo_goes_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the clients cannot run it is said so, and the counter has the stage for itself."""
+    monkeypatch.setattr(show, "lacking", lambda: "the package pulsar-client is not installed")
+    monkeypatch.setattr(show, "ACTS", (acts.split,))
+    ending = asyncio.run(play(Options(directory=tmp_path, seconds=0.0, seed=1), PlainScreen()))
+    said = capsys.readouterr().out
+    assert "there will be no Pulsar clients: the package pulsar-client is not installed" in said
+    assert "demo/messages" not in said
+    assert (["calls"], True) == (list(ending.verdicts), ending.is_clean)

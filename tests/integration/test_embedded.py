@@ -16,7 +16,8 @@ import pytest
 
 from brokers.embedded import Worker
 from brokers.service import Bundle, Ownership, Peer, Service
-from channel.errors import DataDirectoryInUse, DeadlineExceeded, InvalidConfig, InvalidName, UnknownNamespace
+from channel.deadline import Deadline
+from channel.errors import DataDirectoryInUse, DeadlineExceeded, InvalidBoundaries, InvalidConfig, InvalidName, UnknownNamespace
 
 pytestmark = pytest.mark.integration
 
@@ -33,7 +34,7 @@ class Keeper(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         self.handed_over.append(handover)
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         return self.host.broker_id.encode()
 
 
@@ -118,6 +119,8 @@ def test_what_goes_wrong_is_typed() -> None:
                 await worker.route("shop/returns", "key")
             with pytest.raises(InvalidName):
                 await worker.create_namespace("no namespace")
+            with pytest.raises(InvalidBoundaries, match="1 to 4096 bundles, not 5000"):
+                await worker.create_namespace(NAMESPACE, bundles=5_000)
             await worker.create_namespace(NAMESPACE)
             assert isinstance(await worker.route(NAMESPACE, "key"), Ownership)
 

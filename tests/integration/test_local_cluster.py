@@ -17,7 +17,7 @@ import pytest
 
 from brokers.admin.access import opened, until
 from brokers.local_cluster import ClusterSettings, Happening, LocalCluster, What
-from channel.errors import BrokerFailed
+from channel.errors import BrokerFailed, Bug, InvalidConfig, InvalidTiming, LogStorageFull
 from channel.view import View
 
 pytestmark = pytest.mark.integration
@@ -125,10 +125,70 @@ def test_a_broker_that_dies_is_not_buried_if_that_is_not_wanted(tmp_path: Path) 
     assert [What.STARTED, What.READY, What.ENDED] == diary.told()
 
 
-def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
-    """A setting that no broker takes ends the start with its words, and all processes are gone."""
+def test_a_member_is_told_before_the_start_returns(tmp_path: Path) -> None:
+    """However long the listener takes to note that a broker is a member, it has noted it of all when the start returns."""
+    diary, noted = Diary(), threading.Event()
+
+    def slowly(happening: Happening) -> None:
+        if happening.what is What.READY:
+            noted.wait(0.2)
+        diary(happening)
+
+    with LocalCluster(ClusterSettings(directory=tmp_path, brokers=1), tell=slowly):
+        assert [What.STARTED, What.READY] == diary.told()
+
+
+def test_settings_that_no_broker_takes_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    """Durations that are not safe, unknown settings, and those that each broker has for itself are errors of the caller's."""
+    for settings, kind in (({"lease_ms": 1}, InvalidTiming), ({"lease": 1}, InvalidConfig), ({"broker_id": "b"}, InvalidConfig)):
+        with pytest.raises(kind):
+            LocalCluster(ClusterSettings(directory=tmp_path / "cluster", settings=settings))
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_the_death_of_the_follower_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ends the following of the log is told once, kept for the owner as a typed error, and the brokers serve on."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("odd")
+
     diary = Diary()
-    cluster = LocalCluster(ClusterSettings(directory=tmp_path, brokers=2, settings={"lease_ms": 1}), tell=diary)
+    with LocalCluster(ClusterSettings(directory=tmp_path, brokers=2), tell=diary) as cluster:
+        monkeypatch.setattr("brokers.local_cluster.bury", fail)
+        cluster.kill(0)
+        diary.wait_for(What.ENDED, What.UNWATCHED)
+        assert isinstance(cluster.failure, Bug)
+        assert "ended with ValueError: odd" in str(cluster.failure)
+        assert cluster.pid(1) is not None
+        with pytest.raises(Bug, match="odd"):
+            cluster.restart(0)
+        cluster.kill(1)
+        assert 1 == diary.told().count(What.UNWATCHED)
+
+
+def test_a_full_disk_does_not_end_the_follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A burial that the disk of the log has no room for is told, and the next one is tried again."""
+
+    def has_no_room(*_: object) -> None:
+        raise LogStorageFull(log="sqlite:full")
+
+    diary = Diary()
+    with LocalCluster(ClusterSettings(directory=tmp_path, brokers=1), tell=diary) as cluster:
+        with monkeypatch.context() as patch:
+            patch.setattr("brokers.local_cluster.bury", has_no_room)
+            cluster.kill(0)
+            diary.wait_for(What.ENDED, What.NOT_BURIED)
+        cluster.restart(0)
+        diary.forget()
+        cluster.kill(0)
+        diary.wait_for(What.ENDED, What.BURIED)
+        assert cluster.failure is None
+
+
+def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
+    """A service that cannot be found ends the start with its words, and all processes are gone."""
+    diary = Diary()
+    cluster = LocalCluster(ClusterSettings(directory=tmp_path, brokers=2, services=("nowhere:Nothing",)), tell=diary)
     with pytest.raises(BrokerFailed, match="it ended before it was ready: error: ") as caught, cluster:
         raise AssertionError("it started")
     assert (True, True) == (caught.value.broker in cluster.broker_ids, cluster.wait_until_all_ended(timeout_ms=0))

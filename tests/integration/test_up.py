@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 from brokers.admin.access import opened, until
+from brokers.cli.options import LOG_VARIABLE
 from channel.view import View
 from tests.unit.cli.fabricated import run
 
@@ -46,11 +47,14 @@ def free_row_of_ports(count: int) -> int:
 class Up:
     """A running `equipoise up --json`, with what it has said so far."""
 
-    def __init__(self, folder: Path, *options: str) -> None:
-        self.port = free_row_of_ports(BROKERS)
+    def __init__(self, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
+        self.port = free_row_of_ports(2 * BROKERS)
         self.log = f"sqlite:{folder}/channel.db"
         command = [sys.executable, "-m", "brokers.cli", "up", "--data", str(folder), "--http-port", str(self.port), "--json", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder)
+        command += ["--pulsar-port", str(self.port + BROKERS)]
+        variables = {**os.environ, **(environment or {})}
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=variables)
+        self.said: list[dict[str, str]] = []
         self.pids: dict[str, int] = {}
 
     def broker(self, number: int) -> str:
@@ -62,6 +66,7 @@ class Up:
         assert self.process.stdout is not None
         for line in self.process.stdout:
             said = json.loads(line)
+            self.said.append(said)
             if said["what"] == "started":
                 self.pids[said["broker"]] = said["pid"]
             if said["what"] == what and said.get("broker") == broker:
@@ -87,9 +92,9 @@ class Up:
 
 
 @contextmanager
-def up(folder: Path, *options: str) -> Iterator[Up]:
+def up(folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[Up]:
     """A cluster that is ready; whatever happens, nothing of it is left at the end."""
-    cluster = Up(folder, *options)
+    cluster = Up(folder, *options, environment=environment)
     try:
         cluster.heard("cluster_ready")
         yield cluster
@@ -176,29 +181,57 @@ def test_a_broker_that_dies_is_started_again(tmp_path: Path) -> None:
         assert 0 == cluster.stop()
 
 
+FAILING = """
+    def __init__(self):
+        raise ValueError("no store")
+"""
 SLOW_SERVICE = """
 import asyncio
 from brokers.service import Service
 
 class Slow(Service):
     async def open(self, ownership, handover): ...
-    async def close(self, bundle, moved_to):
+    async def close(self, bundle, moved_to, deadline):
         await asyncio.sleep(3_600)
 """
 
 
-def test_the_second_time_it_does_not_wait(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("first", "second"), [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
+def test_the_second_time_it_does_not_wait(first: signal.Signals, second: signal.Signals, tmp_path: Path) -> None:
     """A service, found in the working folder, that does not let go of its bundle keeps `up` waiting, until it is told once more."""
     (tmp_path / "slow_service.py").write_text(SLOW_SERVICE)
     with up(tmp_path, "--brokers", "1", "--service", "slow_service:Slow", "--set", "close_ms=60000") as cluster:
         assert 0 == run("namespaces", "create", NAMESPACE, "--bundles", "1", log=cluster.log).exit_code
         look(cluster.log, lambda view: all(owners(view)), what="an owner for the bundle")
-        cluster.process.send_signal(signal.SIGINT)
+        cluster.process.send_signal(first)
         cluster.heard("stopping")
-        cluster.process.send_signal(signal.SIGINT)
+        cluster.process.send_signal(second)
         assert -signal.SIGKILL == cluster.heard("ended", cluster.broker(0))["exit_code"]
         assert "down" == look(cluster.log, lambda view: not view.live, what="the burial").brokers[cluster.broker(0)].status
-        assert 0 == cluster.end()
+        assert (130, "") == (cluster.end(), cluster.errors())
+
+
+def test_a_start_can_be_broken_off(tmp_path: Path) -> None:
+    """Ctrl-C before the brokers are members stops those that have been started, as gracefully as later."""
+    cluster = Up(tmp_path, "--brokers", "2")
+    try:
+        cluster.heard("started", cluster.broker(0))
+        cluster.process.send_signal(signal.SIGINT)
+        cluster.heard("stopping")
+        assert (0, "") == (cluster.end(), cluster.errors())
+    finally:
+        cluster.process.kill()
+        cluster.process.communicate()
+
+
+def test_it_is_ready_once_all_are_members(tmp_path: Path) -> None:
+    """That the cluster is ready is said after each broker is said to be a member, and the second of two clusters has its own log."""
+    with up(tmp_path, "--brokers", "2", environment={LOG_VARIABLE: "sqlite:of_another_cluster.db"}) as cluster:
+        whats = [said["what"] for said in cluster.said]
+        assert ["environment_overridden", "started", "started", "ready", "ready", "cluster_ready"] == whats
+        assert ("sqlite:of_another_cluster.db", cluster.log) == (cluster.said[0][LOG_VARIABLE], cluster.said[0]["log"])
+        assert 0 == cluster.stop()
+    assert not (tmp_path / "of_another_cluster.db").exists()
 
 
 def test_brokers_do_not_outlive_their_parent(tmp_path: Path) -> None:
@@ -218,14 +251,25 @@ def test_a_cluster_without_brokers_is_over(tmp_path: Path) -> None:
 
 
 def test_a_cluster_that_cannot_start_says_why(tmp_path: Path) -> None:
-    """A port that is taken ends the start with the broker's own words, and leaves no process."""
+    """A service that cannot be made ends the start with the broker's own words, and leaves no process."""
+    (tmp_path / "failing_service.py").write_text(SLOW_SERVICE.replace("import asyncio", "assert __name__") + FAILING)
+    port = free_row_of_ports(BROKERS)
+    command = [sys.executable, "-m", "brokers.cli", "up", "--data", "data", "--http-port", str(port), "--service", "failing_service:Slow"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_MS / 1_000, cwd=tmp_path)
+    assert (4, 1) == (result.returncode, result.stderr.count("\n"))
+    assert "it ended before it was ready: error: the service 'failing_service:Slow' cannot be used: making one failed" in result.stderr
+    assert 3 == result.stdout.count("  ended with exit code") + result.stdout.count("  was killed by SIGTERM")
+
+
+def test_a_port_that_is_taken_is_told_before_anything_starts(tmp_path: Path) -> None:
+    """One line says which address is taken and what to do; no process is started, and nothing is made."""
     port = free_row_of_ports(BROKERS)
     with socket.create_server(("127.0.0.1", port + 2)):
-        command = [sys.executable, "-m", "brokers.cli", "up", "--data", str(tmp_path), "--http-port", str(port)]
-        result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_MS / 1_000)
-    assert 4 == result.returncode
-    assert f"error: the broker 127.0.0.1:{port + 2} failed: it ended before it was ready: error: cannot listen on" in result.stderr
-    assert 3 == result.stdout.count("ended with exit code")
+        result = run("up", "--data", str(tmp_path / "cluster"), "--http-port", str(port), "--service", "counter")
+    address = f"127.0.0.1:{port + 2}"
+    told = f"error: cannot listen on {address}: Address already in use; free the port, or choose another with --http-port\n"
+    assert (4, "", told) == (result.exit_code, result.stdout, result.stderr)
+    assert not (tmp_path / "cluster").exists()
 
 
 def test_processes_cannot_share_memory(tmp_path: Path) -> None:
@@ -233,9 +277,3 @@ def test_processes_cannot_share_memory(tmp_path: Path) -> None:
     result = run("up", "--data", str(tmp_path / "cluster"), "--log", "memory:x")
     assert (2, False) == (result.exit_code, (tmp_path / "cluster").exists())
     assert "the processes of a cluster cannot share memory" in result.stderr
-
-
-def test_a_cluster_needs_room_for_its_ports(tmp_path: Path) -> None:
-    """Ports beyond the last one are a usage error."""
-    result = run("up", "--data", str(tmp_path), "--http-port", "65534")
-    assert (2, True) == (result.exit_code, "there are not 3 ports from there on" in result.stderr)

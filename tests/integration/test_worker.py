@@ -14,6 +14,7 @@ from brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SplitBu
 from brokers.config import WorkerConfig
 from brokers.service import Bundle, Ownership, OwnershipLost, Peer, Service
 from brokers.worker import Worker
+from channel.deadline import Deadline
 from channel.errors import DataDirectoryInUse, EquipoiseError, ForeignLog, Rejected, UnknownNamespace
 from channel.ranges import even_boundaries, key_hash
 from channel.view import View
@@ -43,7 +44,7 @@ class Diary(Service):
         self.open_now[ownership.bundle.name] = ownership
         self.received[ownership.bundle.name] = handover
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         self.told.append(f"close {bundle.name}")
         self.open_now.pop(bundle.name, None)
         return f"from {bundle.name}".encode()
@@ -110,7 +111,7 @@ def test_a_transfer_carries_the_handover_and_a_greater_token(tmp_path: Path) -> 
             a, b = guests.workers
             moved = next(bundle for bundle in a.view.bundles_of(NAMESPACE) if bundle.owner == a.agent.incarnation)
             offset = await b.request(Transfer(bundle=moved.name, destination="b", reason="test"), timeout_ms=PATIENCE_MS)
-            await b.until(lambda _: b.ownership_of(moved.name), timeout_ms=PATIENCE_MS, what="b owning it")
+            await b.until(lambda _: moved.name in b.open_bundles or None, timeout_ms=PATIENCE_MS, what="b owning it")
             ownership = guests.diaries[1].open_now[moved.name]
             assert ownership.is_good
             assert ownership.token > offset > moved.token

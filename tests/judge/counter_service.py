@@ -10,7 +10,8 @@ from typing import NamedTuple, TypeVar
 
 from hypothesis import strategies as st
 
-from tests.judge import judge
+import case
+import rules
 
 HOT, COLD = "shop/orders/hot", "shop/orders/cold"
 
@@ -31,12 +32,12 @@ class Attempt:
     call_ns: int
     tenure: Tenure | None = None
     started_ns: int = 0
-    result: judge.Write | None = None
+    result: case.Write | None = None
     refused: bool = False
     caller_gone: bool = False
 
 
-Record = TypeVar("Record", judge.Call, judge.Write, judge.Refusal, judge.Work)
+Record = TypeVar("Record", case.Call, case.Write, case.Refusal, case.Work)
 
 
 def changed(record: Record, **changes: object) -> Record:
@@ -48,16 +49,16 @@ def changed(record: Record, **changes: object) -> Record:
 class Leavings:
     """What a run leaves for the judge, and how a test may tamper with it."""
 
-    calls: list[judge.Call] = field(default_factory=list)
-    writes: list[judge.Write] = field(default_factory=list)
-    refusals: list[judge.Refusal] = field(default_factory=list)
-    works: list[judge.Work] = field(default_factory=list)
+    calls: list[case.Call] = field(default_factory=list)
+    writes: list[case.Write] = field(default_factory=list)
+    refusals: list[case.Refusal] = field(default_factory=list)
+    works: list[case.Work] = field(default_factory=list)
 
     def violations(self) -> dict[str, list[str]]:
-        return judge.violations(self.case())
+        return rules.violations(self.case())
 
-    def case(self) -> judge.Case:
-        return judge.assembled(self.calls, self.writes, self.refusals, self.works)
+    def case(self) -> case.Case:
+        return case.assembled(self.calls, self.writes, self.refusals, self.works)
 
     def change_answers(self, request: str, /, **changes: object) -> None:
         """Change what the caller wrote down of a request."""
@@ -122,9 +123,9 @@ class CounterService:
             attempt.result = known[0]
         elif self.store_checks_tokens and attempt.tenure.token < highest:
             attempt.refused = True
-            self.left.refusals.append(judge.Refusal(attempt.request, attempt.key, attempt.tenure.token, highest))
+            self.left.refusals.append(case.Refusal(attempt.request, attempt.key, attempt.tenure.token, highest))
         else:
-            attempt.result = judge.Write(attempt.request, attempt.key, attempt.tenure.broker, attempt.tenure.token, len(rows) + 1)
+            attempt.result = case.Write(attempt.request, attempt.key, attempt.tenure.broker, attempt.tenure.token, len(rows) + 1)
             self.left.writes.append(attempt.result)
 
     def finish(self, attempt: Attempt) -> None:
@@ -136,10 +137,10 @@ class CounterService:
         elif not self.may_work(attempt.key, tenure):
             self.answer(attempt, 500)
         else:
-            self.left.works.append(judge.Work(tenure.broker, attempt.key, tenure.token, attempt.started_ns, checked_ns, checked_ns + 5))
+            self.left.works.append(case.Work(tenure.broker, attempt.key, tenure.token, attempt.started_ns, checked_ns, checked_ns + 5))
             self.answer(attempt, 200, result)
 
-    def answer(self, attempt: Attempt, status: int | None, result: judge.Write | None = None) -> None:
+    def answer(self, attempt: Attempt, status: int | None, result: case.Write | None = None) -> None:
         """The answer reaches the caller, if it is still there, and the caller writes it down."""
         self.on_the_way.remove(attempt)
         if not attempt.caller_gone:
@@ -150,9 +151,9 @@ class CounterService:
         attempt.caller_gone = True
         self.note(attempt, None, None)
 
-    def note(self, attempt: Attempt, status: int | None, result: judge.Write | None) -> None:
+    def note(self, attempt: Attempt, status: int | None, result: case.Write | None) -> None:
         broker, token, value = (result.broker, result.token, result.value) if result else (attempt.target, None, None)
-        self.left.calls.append(judge.Call(attempt.request, attempt.key, broker, token, value, status, attempt.call_ns, self.tick()))
+        self.left.calls.append(case.Call(attempt.request, attempt.key, broker, token, value, status, attempt.call_ns, self.tick()))
 
     def increment(self, key: str, *requests: str) -> None:
         """Undisturbed calls that overlap in time: all are sent before the first is answered."""

@@ -11,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.judge import judge
-from tests.judge.counter_service import ACTIONS, COLD, HOT, STEPS, CounterService, Leavings, Step, changed, plain_run, run
+import case
+import judge
+import rules
+from counter_service import ACTIONS, COLD, HOT, STEPS, CounterService, Leavings, Step, changed, plain_run, run
 
 
 def change_first_work(left: Leavings, **changes: object) -> None:
@@ -27,20 +29,20 @@ def lose_row(left: Leavings) -> None:
 
 def apply_twice(left: Leavings) -> None:
     """A retry of b5 is applied as if it were new."""
-    left.writes.append(judge.Write("b5", HOT, "b1", 17, 6))
+    left.writes.append(case.Write("b5", HOT, "b1", 17, 6))
 
 
 def apply_unknown_twice(left: Leavings) -> None:
     """The caller of `lost` never heard, and both of its attempts were applied."""
-    left.calls.append(judge.Call("lost", HOT, None, None, None, None, 1, None))
-    left.writes += [judge.Write("lost", HOT, "b1", 17, value) for value in (6, 7)]
+    left.calls.append(case.Call("lost", HOT, None, None, None, None, 1, None))
+    left.writes += [case.Write("lost", HOT, "b1", 17, value) for value in (6, 7)]
 
 
 def take_stale_write(left: Leavings) -> None:
     """The store does not refuse the old owner's write."""
     left.change_answers("stale", status=None)
     left.refusals.clear()
-    left.writes.append(judge.Write("stale", HOT, "b0", 10, 6))
+    left.writes.append(case.Write("stale", HOT, "b0", 10, 6))
 
 
 def answer_late(left: Leavings) -> None:
@@ -106,7 +108,7 @@ FAULTS = (
     Fault(
         name="the store refuses a token that is not stale",
         rule="refusals_were_stale",
-        plant=lambda left: left.refusals.append(judge.Refusal("fresh", HOT, 17, 17)),
+        plant=lambda left: left.refusals.append(case.Refusal("fresh", HOT, 17, 17)),
         names="'fresh'",
     ),
     Fault(
@@ -164,14 +166,14 @@ def test_without_its_rule_a_fault_would_pass(fault: Fault, monkeypatch: pytest.M
     """No rule is idle: take it away and its fault goes unseen."""
     left = plain_run()
     fault.plant(left)
-    monkeypatch.delitem(judge.RULES, fault.rule)
+    monkeypatch.delitem(rules.RULES, fault.rule)
     assert {} == left.violations()
 
 
 def test_each_rule_has_a_fault() -> None:
     """The faults cover the whole table of rules, and the double-owner count names rules of that table."""
-    assert set(judge.RULES) == {fault.rule for fault in FAULTS}
-    assert set(judge.DOUBLE_OWNER_RULES) <= set(judge.RULES)
+    assert set(rules.RULES) == {fault.rule for fault in FAULTS}
+    assert set(rules.DOUBLE_OWNER_RULES) <= set(rules.RULES)
 
 
 @given(STEPS)
@@ -234,21 +236,21 @@ def test_a_changed_row_is_never_overlooked(steps: list[Step], corruption: dict[s
 
 
 @st.composite
-def operations(draw: st.DrawFn) -> judge.Operation:
+def operations(draw: st.DrawFn) -> case.Operation:
     """Any acknowledged request, honest or not."""
     small = st.integers(0, 6)
     call_ns = draw(st.integers(0, 20))
-    return judge.Operation("r", HOT, "b0", draw(small), draw(small), call_ns, call_ns + draw(small))
+    return case.Operation("r", HOT, "b0", draw(small), draw(small), call_ns, call_ns + draw(small))
 
 
 @given(st.lists(operations(), min_size=1))
-def test_the_sweep_agrees_with_its_slow_twin(of_key: list[judge.Operation]) -> None:
+def test_the_sweep_agrees_with_its_slow_twin(of_key: list[case.Operation]) -> None:
     """The sweep finds exactly the operations that comparing all pairs finds, each beside a true culprit."""
 
-    def broken(earlier: judge.Operation, later: judge.Operation) -> bool:
+    def broken(earlier: case.Operation, later: case.Operation) -> bool:
         return earlier.return_ns < later.call_ns and (earlier.token, earlier.value) >= (later.token, later.value)
 
-    found = list(judge.out_of_order(of_key))
+    found = list(rules.out_of_order(of_key))
     expected = [later for later in of_key if any(broken(earlier, later) for earlier in of_key)]
     assert sorted(expected) == sorted(later for _, later in found)
     assert all(broken(earlier, later) for earlier, later in found)

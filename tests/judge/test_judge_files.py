@@ -1,6 +1,7 @@
 """The judge as a program: the files that it reads, its exit codes, and what it says of input that is damaged."""
 
 import json
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -14,13 +15,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.judge import judge
-from tests.judge.counter_service import HOT, Leavings, plain_run
+import case
+import judge
+from counter_service import HOT, Leavings, plain_run
 
-JUDGE = Path(__file__).with_name("judge.py")
 
-
-def json_lines(records: Sequence[judge.Call] | Sequence[judge.Work], **more: object) -> str:
+def json_lines(records: Sequence[case.Call] | Sequence[case.Work], **more: object) -> str:
     """The records as lines, with fields that the judge does not read."""
     return "".join(json.dumps(record._asdict() | more) + "\n" for record in records)
 
@@ -44,9 +44,12 @@ def save(left: Leavings, folder: Path) -> list[str]:
 
 
 def alone(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run the judge as a process that sees nothing but the standard library."""
-    command = [sys.executable, "-I", "-S", str(JUDGE), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    """Run a copy of the judge's three files as a process that sees nothing else but the standard library."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("case.py", "rules.py", "judge.py"):
+            shutil.copy(Path(__file__).with_name(name), folder)
+        command = [sys.executable, "-E", "-s", "-S", f"{folder}/judge.py", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
 
 
 def test_a_clean_case_exits_with_zero(tmp_path: Path) -> None:
@@ -70,7 +73,7 @@ def test_violations_exit_with_one(tmp_path: Path) -> None:
 def test_a_flood_of_violations_is_shown_in_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of a rule broken a hundred times the first few are shown, and all are counted."""
     left = plain_run()
-    left.refusals += [judge.Refusal(f"x{number}", HOT, 9, 9) for number in range(100)]
+    left.refusals += [case.Refusal(f"x{number}", HOT, 9, 9) for number in range(100)]
     arguments = save(left, tmp_path)
     assert 1 == judge.main(arguments)
     lines = capsys.readouterr().out.splitlines()

@@ -25,7 +25,15 @@ SETTLED_MS: Final = 60_000
 def counters(directory: Path, *, brokers: int, bury: bool = True, evidence: bool = False, **settings: str | int) -> ClusterSettings:
     """Brokers in `directory` that count in `directory/counter.db`; `settings` are those of each broker."""
     environment = {"EQUIPOISE_COUNTER_STORE": str(directory / "counter.db")}
-    return ClusterSettings(directory=directory, brokers=brokers, settings=settings, environment=environment, bury=bury, evidence=evidence)
+    return ClusterSettings(
+        directory=directory,
+        brokers=brokers,
+        services=("counter",),
+        settings=settings,
+        environment=environment,
+        bury=bury,
+        evidence=evidence,
+    )
 
 
 @asynccontextmanager

@@ -228,7 +228,7 @@ async def stress(size: Size, directory: Path, *, seed: int, say: Callable[[str],
         refused=run.refused,
         seconds=asyncio.get_running_loop().time() - began_s,
         tally=callers.tally,
-        findings=await asyncio.to_thread(_verified, cluster.log_url),
+        findings=await asyncio.to_thread(verified, cluster.log_url),
         verdict=verdict,
     )
 
@@ -245,7 +245,8 @@ async def _run(
         yield Run(size=size, cluster=cluster, table=table, http=http, random=Random(seed), say=say), callers
 
 
-def _verified(log_url: str) -> Findings:
+def verified(log_url: str) -> Findings:
+    """What the audit of the channel finds."""
     log = open_log(log_url, create=False)
     try:
         return verify(log)

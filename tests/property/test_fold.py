@@ -36,6 +36,8 @@ def dump(view: View) -> dict[str, str]:
     # The order of these two is nobody's: who asks for what is in them gets it sorted.
     held["_held"] = repr(sorted((holder, sorted(names)) for holder, names in view._held.items()))  # noqa: SLF001
     held["_unsettled"] = repr(sorted(view._unsettled))  # noqa: SLF001
+    # Slots are what lookups have made of these; that they tell the truth is seen by looking up.
+    held["_ranges"] = repr({name: (index.lows, index.names) for name, index in sorted(view._ranges.items())})  # noqa: SLF001
     return held
 
 

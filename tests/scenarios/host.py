@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from brokers.agent.agent import Agent
 from brokers.agent.effects import Alarm, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteNonce
 from brokers.agent.events import AppendFailed, Event, Instant, NonceWritten
+from channel.errors import EquipoiseError
 from channel.reader import Folded
 from tests.scenarios.service import Service
 
@@ -93,9 +94,9 @@ class Process:
         self._say(f"{self.host.name} {why}")
         self.host.process = None
 
-    def append_failed(self, attempt: int) -> None:
-        """The log did not take a record."""
-        self.inbox.append(AppendFailed(attempt=attempt))
+    def append_failed(self, attempt: int, error: EquipoiseError, *, in_doubt: bool) -> None:
+        """The log did not take a record; or, in doubt, it is not known whether it did."""
+        self.inbox.append(AppendFailed(attempt=attempt, error=error, in_doubt=in_doubt))
 
     def _carry_out(self, effect: Effect) -> None:
         name = self.host.name
@@ -121,8 +122,8 @@ class Process:
                 self.service.carry_out(effect)
 
     def _say_answer(self, answered: Answered) -> None:
-        if answered.verdict is None:
-            self._say(f"{self.host.name} answers: {answered.problem}")
-        elif not answered.verdict.accepted:
+        if answered.error is not None:
+            self._say(f"{self.host.name} answers: {answered.error}")
+        elif answered.verdict is not None and not answered.verdict.accepted:
             problem = f", {answered.verdict.problem}" if answered.verdict.problem else ""
             self._say(f"{self.host.name} answers: {answered.verdict.reason}{problem}")

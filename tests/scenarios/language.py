@@ -327,6 +327,7 @@ _COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
     "deliver newest of WHO": _deliver_newest,
     "lose WHO": partial(_lose, told=False),
     "fail WHO": partial(_lose, told=True),
+    "doubt WHO": lambda stage, who: stage.doubt(_link(stage, who)),
     "duplicate OFFSET": lambda stage, offset: stage.duplicate(int(offset)),
     "leap COUNT offsets": lambda stage, offsets: stage.leap(int(offsets)),
     "deafen HOST": partial(_deafen, deaf=True),

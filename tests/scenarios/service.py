@@ -94,12 +94,12 @@ def _done(effect: Operation, problem: str | None) -> Event:
 def _cuts_found(effect: FindCuts, problem: str | None) -> Event:
     bundle = effect.bundle
     if problem is not None:
-        return CutsFound(bundle=bundle.name, problem=problem)
+        return CutsFound(bundle=bundle.name, asked_at=bundle.last, problem=problem)
     try:
         cuts = split_points(bundle.algorithm or "", bundle.low, bundle.high, topic_hashes=(), positions=bundle.positions, force=True)
     except CallerError as error:
-        return CutsFound(bundle=bundle.name, problem=str(error))
-    return CutsFound(bundle=bundle.name, cuts=cuts)
+        return CutsFound(bundle=bundle.name, asked_at=bundle.last, problem=str(error))
+    return CutsFound(bundle=bundle.name, asked_at=bundle.last, cuts=cuts)
 
 
 def _from(source: BrokerEntry | None) -> str:

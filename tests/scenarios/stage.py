@@ -22,6 +22,7 @@ from brokers.simulation.checkers.coverage import Coverage, Tokens
 from channel import snapshot, story
 from channel.codec import encode
 from channel.entries import BrokerChanged, BundleChanged, next_entry
+from channel.errors import LogStorageFull, LogUnavailable
 from channel.lifecycle import Phase
 from channel.log import FIRST_OFFSET, Entry
 from channel.propose import Author
@@ -152,7 +153,7 @@ class Stage:
         if link.is_held:
             link.in_flight.append((attempt, data))
         elif self.log_is_out:
-            self._fail(link, attempt)
+            self._fail(link, attempt, LogUnavailable(log="story", problem="it is out", in_doubt=False))
         else:
             self.put(data)
 
@@ -171,16 +172,22 @@ class Stage:
         self.deliver(link, len(link.in_flight))
 
     def lose(self, link: Link, *, told: bool) -> None:
-        """What is in flight never arrives; `told` if its author learns of that."""
+        """What is in flight never arrives; `told` if its author learns of that, for the log's disk is full."""
         for attempt, _ in link.in_flight:
             if told:
-                self._fail(link, attempt)
+                self._fail(link, attempt, LogStorageFull(log="story"))
         link.in_flight.clear()
 
-    def _fail(self, link: Link, attempt: int | None) -> None:
+    def doubt(self, link: Link) -> None:
+        """The author of what is in flight is told that nobody knows whether it has arrived; it stays where it is."""
+        for attempt, _ in link.in_flight:
+            self._fail(link, attempt, LogUnavailable(log="story", problem="it gave no answer"))
+
+    def _fail(self, link: Link, attempt: int | None, error: LogUnavailable | LogStorageFull) -> None:
+        in_doubt = isinstance(error, LogUnavailable) and error.in_doubt
         for host in self.hosts.values():
             if host.link is link and host.process is not None and attempt is not None:
-                host.process.append_failed(attempt)
+                host.process.append_failed(attempt, error, in_doubt=in_doubt)
 
     def put(self, data: bytes) -> None:
         """Put a record on the log, and check what it made of the bundles."""

@@ -12,10 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from brokers.admin.access import RACES_MAX, Access, follow, submit, until
+from brokers.admin.access import Access, follow, submit, until
 from brokers.admin.burial import bury
 from brokers.admin.moving import delete_namespace
 from brokers.data_directory import DataDirectory
+from brokers.requested_moves import RACES_MAX
 from channel import propose
 from channel.blocking_view import read_view
 from channel.codec import encode

@@ -204,3 +204,16 @@ def test_an_id_that_was_used_for_another_key_is_409(party: Party) -> None:
     spoiler.execute("INSERT INTO writes(key, value, token, broker, request) VALUES ('shop/orders/other', 1, 1, 'a', 'r1')")
     spoiler.close()
     assert 409 == party.post("a", X_Request_Id="r1").status
+
+
+def test_an_owner_without_an_address_is_told(party: Party, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is not the owner and knows no address of it says so, and that asking again may help."""
+
+    async def route(*_arguments: object, **_named: object) -> Peer:
+        return Peer(broker="a", addresses={})
+
+    monkeypatch.setattr(party.cluster.service("b").host, "route", route)
+    response = party.post("b")
+    assert (503, "1") == (response.status, response.headers["Retry-After"])
+    assert response.text is not None
+    assert "broker a serves this key" in response.text

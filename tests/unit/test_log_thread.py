@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from channel import log_thread
+from channel import append_queue, log_thread
+from channel.append_queue import Appended, AppendOutcome, InDoubt, NotAppended
 from channel.errors import (
     AppendTooLarge,
     EquipoiseError,
@@ -20,7 +21,6 @@ from channel.errors import (
     Overloaded,
 )
 from channel.log import BATCH_ENTRIES_MAX, FIRST_OFFSET, RECORD_BYTES_MAX, Entry
-from channel.log_thread import Appended, AppendOutcome, InDoubt, NotAppended
 from tests.log_host import DAMAGED, DOUBTFUL, LOG_NAMES, NAME, UNAVAILABLE, Host, run
 from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
 
@@ -81,7 +81,7 @@ def test_an_outcome_comes_before_the_entry() -> None:
     """Who appends is told the offset first and then reads the entry at that offset."""
 
     async def scenario(host: Host) -> None:
-        host.thread.append(b"a", host.tell)
+        host.seat.append(b"a", host.tell)
         assert [] == host.told
         await host.until(lambda: b"a" in host.told)
 
@@ -93,7 +93,7 @@ def test_an_append_needs_nobody_who_asks_for_its_outcome() -> None:
     """An append without a function to call is appended and read like any other."""
 
     async def scenario(host: Host) -> None:
-        host.thread.append(b"a")
+        host.seat.append(b"a")
         await host.until(lambda: b"a" in host.told)
 
     assert [Entry(1, b"a")] == run(scenario).entries
@@ -105,7 +105,7 @@ def test_an_append_wakes_a_thread_that_waits(monkeypatch: pytest.MonkeyPatch) ->
 
     async def scenario(host: Host) -> None:
         for number in range(1, 21):
-            host.thread.append(b"a")
+            host.seat.append(b"a")
             await host.until(lambda expected=number: len(host.entries) == expected)  # type: ignore[misc] # mypy knows no such lambda
 
     run(scenario)
@@ -116,10 +116,10 @@ def test_what_is_queued_goes_in_one_batch() -> None:
 
     async def scenario(host: Host) -> None:
         host.log.gate.clear()
-        host.thread.append(b"first", host.tell)
+        host.seat.append(b"first", host.tell)
         await asyncio.to_thread(host.log.at_gate.wait, DEADLINE_SECONDS)
         for record in (b"a", b"b", b"c"):
-            host.thread.append(record, host.tell)
+            host.seat.append(record, host.tell)
         host.log.gate.set()
         await host.until(lambda: len(host.entries) == 4)
 
@@ -131,10 +131,10 @@ def test_a_batch_is_bounded_and_the_rest_follows() -> None:
 
     async def scenario(host: Host) -> None:
         host.log.gate.clear()
-        host.thread.append(b"first")
+        host.seat.append(b"first")
         await asyncio.to_thread(host.log.at_gate.wait, DEADLINE_SECONDS)
         for _ in range(BATCH_ENTRIES_MAX + 1):
-            host.thread.append(b"a")
+            host.seat.append(b"a")
         host.log.gate.set()
         await host.until(lambda: len(host.entries) == BATCH_ENTRIES_MAX + 2)
 
@@ -148,10 +148,10 @@ def test_the_rest_follows_a_batch_that_failed(monkeypatch: pytest.MonkeyPatch) -
     async def scenario(host: Host) -> None:
         host.log.append_error = UNAVAILABLE
         host.log.gate.clear()
-        host.thread.append(b"first", host.tell)
+        host.seat.append(b"first", host.tell)
         await asyncio.to_thread(host.log.at_gate.wait, DEADLINE_SECONDS)
         for _ in range(BATCH_ENTRIES_MAX + 1):
-            host.thread.append(b"a", host.tell)
+            host.seat.append(b"a", host.tell)
         host.log.gate.set()
         await host.until(lambda: host.told.count(NotAppended(error=UNAVAILABLE)) == BATCH_ENTRIES_MAX + 2)
 
@@ -160,15 +160,15 @@ def test_the_rest_follows_a_batch_that_failed(monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_full_queue_refuses_and_recovers() -> None:
     """What exceeds the queue is refused by its outcome, and what was queued before is appended."""
-    queued = log_thread.APPENDS_QUEUED_MAX
+    queued = append_queue.APPENDS_QUEUED_MAX
 
     async def scenario(host: Host) -> None:
         host.log.gate.clear()
-        host.thread.append(b"first")
+        host.seat.append(b"first")
         await asyncio.to_thread(host.log.at_gate.wait, DEADLINE_SECONDS)
         for _ in range(queued):
-            host.thread.append(b"a")
-        host.thread.append(b"too many", host.tell)
+            host.seat.append(b"a")
+        host.seat.append(b"too many", host.tell)
         await host.until(lambda: isinstance(host.told[-1], NotAppended))
         host.log.gate.set()
         await host.until(lambda: len(host.entries) == queued + 1)
@@ -180,15 +180,15 @@ def test_a_full_queue_refuses_and_recovers() -> None:
 
 def test_the_queue_is_bounded_in_bytes_too() -> None:
     """Few records of the greatest size fill the queue as well."""
-    giants = log_thread.APPENDS_QUEUED_BYTES_MAX // RECORD_BYTES_MAX
+    giants = append_queue.APPENDS_QUEUED_BYTES_MAX // RECORD_BYTES_MAX
 
     async def scenario(host: Host) -> None:
         host.log.gate.clear()
-        host.thread.append(b"first")
+        host.seat.append(b"first")
         await asyncio.to_thread(host.log.at_gate.wait, DEADLINE_SECONDS)
         for _ in range(giants):
-            host.thread.append(bytes(RECORD_BYTES_MAX))
-        host.thread.append(b"too many", host.tell)
+            host.seat.append(bytes(RECORD_BYTES_MAX))
+        host.seat.append(b"too many", host.tell)
         await host.until(lambda: isinstance(host.told[-1], NotAppended))
 
     [refused] = [what for what in run(scenario).told if isinstance(what, NotAppended)]
@@ -199,9 +199,9 @@ def test_a_record_that_is_too_large_is_refused_alone() -> None:
     """A record that no log takes is refused by its outcome, and harms none beside it."""
 
     async def scenario(host: Host) -> None:
-        host.thread.append(b"a", host.tell)
-        host.thread.append(bytes(RECORD_BYTES_MAX + 1), host.tell)
-        host.thread.append(b"b", host.tell)
+        host.seat.append(b"a", host.tell)
+        host.seat.append(bytes(RECORD_BYTES_MAX + 1), host.tell)
+        host.seat.append(b"b", host.tell)
         await host.until(lambda: len(host.entries) == 2)
 
     host = run(scenario)
@@ -234,16 +234,16 @@ def test_an_append_that_fails_is_told_once_and_never_tried_again(failure: Failur
     async def scenario(host: Host) -> None:
         host.log.keeps_what_is_in_doubt = False
         host.log.append_error = failure.error
-        host.thread.append(b"a", host.tell)
+        host.seat.append(b"a", host.tell)
         await host.until(lambda: failure.outcome in host.told)
         host.log.append_error = None
-        host.thread.append(b"b", host.tell)
+        host.seat.append(b"b", host.tell)
         await host.until(lambda: b"b" in host.told)
 
     host = run(scenario)
     assert [[b"a"], [b"b"]] == host.log.batches
     assert [b"b"] == [entry.data for entry in host.entries]
-    assert host.thread.failure is None
+    assert host.seat.failure is None
 
 
 def test_doubt_is_told_before_the_entry_that_settles_it() -> None:
@@ -251,7 +251,7 @@ def test_doubt_is_told_before_the_entry_that_settles_it() -> None:
 
     async def scenario(host: Host) -> None:
         host.log.append_error = DOUBTFUL
-        host.thread.append(b"a", host.tell)
+        host.seat.append(b"a", host.tell)
         await host.until(lambda: b"a" in host.told)
 
     told = run(scenario).told
@@ -265,11 +265,11 @@ def test_an_attempt_that_waited_too_long_is_not_appended() -> None:
     async def scenario(host: Host) -> None:
         nonlocal now_ms
         host.log.gate.clear()
-        host.thread.append(b"first")
+        host.seat.append(b"first")
         await asyncio.to_thread(host.log.at_gate.wait, DEADLINE_SECONDS)
-        host.thread.append(b"old", host.tell)
+        host.seat.append(b"old", host.tell)
         now_ms += log_thread.ATTEMPT_AGE_MS_MAX + 1
-        host.thread.append(b"fresh", host.tell)
+        host.seat.append(b"fresh", host.tell)
         host.log.gate.set()
         await host.until(lambda: b"fresh" in host.told)
 
@@ -287,10 +287,10 @@ def test_a_loop_that_is_slow_holds_the_reader_up() -> None:
     async def scenario(host: Host) -> None:
         most = 0
         while len(host.entries) < entries:
-            most = max(most, host.thread._undelivered)  # noqa: SLF001 - the bound is about nothing that shows outside
+            most = max(most, host.seat._place.undelivered)  # noqa: SLF001 - the bound is about nothing that shows outside
             await asyncio.sleep(0)
         assert 0 < most <= log_thread.UNDELIVERED_ENTRIES_MAX
-        assert 0 == host.thread.lag_entries
+        assert 0 == host.seat.lag_entries
 
     log = TroubledLog(name=next(LOG_NAMES))
     for _ in range(5):
@@ -306,7 +306,7 @@ def test_a_held_up_reader_still_appends() -> None:
 
     async def scenario(host: Host) -> None:
         # The loop does nothing but this for a while: the thread fills the bound, waits for room, and is woken to append.
-        host.thread.append(b"mine")
+        host.seat.append(b"mine")
         appended = threading.Event()
         while not appended.wait(0.001):
             if host.log.batches and host.log.end() > entries:
@@ -327,7 +327,7 @@ def test_the_lag_is_told_while_there_is_one() -> None:
 
     async def scenario(host: Host) -> None:
         await host.until(lambda: len(host.entries) == entries)
-        await host.until_in_thread(lambda: host.thread.lag_entries == 0)
+        await host.until_in_thread(lambda: host.seat.lag_entries == 0)
 
     log = TroubledLog(name=next(LOG_NAMES))
     log.append([b"a"] * entries, timeout_ms=0)

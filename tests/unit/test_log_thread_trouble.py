@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 from channel import log_thread
+from channel.append_queue import Appended, NotAppended
 from channel.deadline import Deadline
 from channel.errors import (
     Bug,
@@ -23,7 +24,7 @@ from channel.errors import (
     LogWentBack,
 )
 from channel.log import FIRST_OFFSET, Entry, Log
-from channel.log_thread import Appended, LogThread, NotAppended
+from channel.log_thread import LogThread
 from channel.memory_log import MemoryLog
 from tests.log_host import DAMAGED, LOG_NAMES, NAME, UNAVAILABLE, Host, run
 from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
@@ -42,25 +43,25 @@ def test_an_outage_is_told_and_survived() -> None:
         now_ms = 7_000
         host.log.read_error = UNAVAILABLE
         host.log.wake()
-        await host.until_in_thread(lambda: host.thread.outage is not None)
-        first = host.thread.outage
+        await host.until_in_thread(lambda: host.seat.outage is not None)
+        first = host.seat.outage
         assert first is not None
         assert (7_000_000_000, UNAVAILABLE) == (first.since_ns, first.error)
         now_ms = 9_000
         before = host.log.failures
         await host.until_in_thread(lambda: host.log.failures > before)
-        await host.until_in_thread(lambda: host.thread.outage is not first)
-        later = host.thread.outage
+        await host.until_in_thread(lambda: host.seat.outage is not first)
+        later = host.seat.outage
         assert later is not None
         assert first.since_ns == later.since_ns
         host.write(b"b")
         host.log.read_error = None
         await host.until(lambda: b"b" in host.told)
-        await host.until_in_thread(lambda: host.thread.outage is None)
+        await host.until_in_thread(lambda: host.seat.outage is None)
 
     host = run(scenario, now_ns=lambda: now_ms * 1_000_000)
     assert [b"a", b"b"] == [entry.data for entry in host.entries]
-    assert host.thread.failure is None
+    assert host.seat.failure is None
 
 
 def test_the_pause_between_two_attempts_grows_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,8 +93,8 @@ def test_during_an_outage_an_append_is_tried_at_once(monkeypatch: pytest.MonkeyP
     async def scenario(host: Host) -> None:
         host.log.read_error = UNAVAILABLE
         host.log.wake()
-        await host.until_in_thread(lambda: host.thread.outage is not None)
-        host.thread.append(b"a", host.tell)
+        await host.until_in_thread(lambda: host.seat.outage is not None)
+        host.seat.append(b"a", host.tell)
         await host.until(lambda: Appended(offset=1) in host.told)
 
     assert [[b"a"]] == run(scenario).log.batches
@@ -112,10 +113,10 @@ def test_a_log_that_cannot_be_opened_yet_refuses_and_is_opened_later() -> None:
 
     async def scenario() -> Host:
         host = Late(log=TroubledLog(name=next(LOG_NAMES)))
-        host.thread.start()
-        host.thread.append(b"too early", host.tell)
+        host.start()
+        host.seat.append(b"too early", host.tell)
         await host.until(lambda: ("caught up", 0) in host.told)
-        assert host.thread.outage is None
+        assert host.seat.outage is None
         await host.stop()
         return host
 
@@ -140,9 +141,9 @@ def test_what_cannot_be_waited_out_ends_the_thread(error: EquipoiseError) -> Non
         host.log.read_error = error
         host.log.wake()
         await host.until(lambda: error in host.told)
-        assert error is host.thread.failure
+        assert error is host.seat.failure
         await asyncio.to_thread(host.log.closed.wait, DEADLINE_SECONDS)
-        host.thread.append(b"late", host.tell)
+        host.seat.append(b"late", host.tell)
         await host.until(lambda: isinstance(host.told[-1], NotAppended))
 
     host = run(scenario)
@@ -176,7 +177,7 @@ def test_what_the_host_raises_ends_the_thread() -> None:
         await asyncio.to_thread(host.log.closed.wait, DEADLINE_SECONDS)
 
     host = run(scenario)
-    assert foreign is host.thread.failure
+    assert foreign is host.seat.failure
     assert [] == host.entries
 
 
@@ -191,7 +192,7 @@ def test_what_was_under_way_is_not_delivered_after_an_end() -> None:
 
     async def scenario() -> Host:
         host = Fastidious(log=log)
-        host.thread.start()
+        host.start()
         await host.until(lambda: DAMAGED in host.told)
         await host.stop()
         return host
@@ -207,12 +208,12 @@ def test_a_bug_of_the_host_is_told_as_one() -> None:
     async def scenario(host: Host) -> None:
         host.deliver_error = KeyError("surprise")
         host.write(b"a")
-        await host.until(lambda: host.thread.failure is not None)
+        await host.until(lambda: host.seat.failure is not None)
 
     host = run(scenario)
-    assert isinstance(host.thread.failure, Bug)
-    assert "KeyError: 'surprise'" in str(host.thread.failure)
-    assert host.deliver_error is host.thread.failure.__cause__
+    assert isinstance(host.seat.failure, Bug)
+    assert "KeyError: 'surprise'" in str(host.seat.failure)
+    assert host.deliver_error is host.seat.failure.__cause__
 
 
 def test_a_bug_in_the_thread_is_told_as_one() -> None:
@@ -221,7 +222,7 @@ def test_a_bug_in_the_thread_is_told_as_one() -> None:
     async def scenario() -> list[object]:
         host = Host(log=TroubledLog(name=next(LOG_NAMES)))
         host.thread._open_handle = lambda: 1 / 0  # type: ignore[assignment, return-value] # noqa: SLF001 - a bug where there is none
-        host.thread.start()
+        host.start()
         await host.until(lambda: bool(host.told))
         await host.stop()
         return host.told
@@ -237,14 +238,14 @@ def test_stopping_closes_the_handle_and_refuses_what_is_queued() -> None:
     async def scenario(host: Host) -> None:
         await host.until(lambda: ("caught up", 0) in host.told)
         host.log.gate.clear()
-        host.thread.append(b"first", host.tell)
+        host.seat.append(b"first", host.tell)
         await asyncio.to_thread(host.log.at_gate.wait, DEADLINE_SECONDS)
-        host.thread.append(b"queued", host.tell)
-        stopping = asyncio.create_task(host.thread.stop(Deadline.after(timeout_ms=30_000)))
+        host.seat.append(b"queued", host.tell)
+        stopping = asyncio.create_task(host.seat.stop(Deadline.after(timeout_ms=30_000)))
         await asyncio.sleep(0)
         host.log.gate.set()
         await stopping
-        host.thread.append(b"late", host.tell)
+        host.seat.append(b"late", host.tell)
         await asyncio.sleep(0)
 
     host = run(scenario)
@@ -259,10 +260,10 @@ def test_stopping_has_a_deadline() -> None:
 
     async def scenario(host: Host) -> None:
         host.log.gate.clear()
-        host.thread.append(b"a")
+        host.seat.append(b"a")
         await asyncio.to_thread(host.log.at_gate.wait, DEADLINE_SECONDS)
         with pytest.raises(DeadlineExceeded):
-            await host.thread.stop(Deadline.after(timeout_ms=1))
+            await host.seat.stop(Deadline.after(timeout_ms=1))
         assert not host.log.closed.is_set()
 
     assert run(scenario).log.closed.is_set()
@@ -275,7 +276,7 @@ def test_stopping_during_an_outage_does_not_wait_for_its_end(monkeypatch: pytest
     async def scenario(host: Host) -> None:
         host.log.read_error = UNAVAILABLE
         host.log.wake()
-        await host.until_in_thread(lambda: host.thread.outage is not None)
+        await host.until_in_thread(lambda: host.seat.outage is not None)
 
     assert run(scenario).log.closed.is_set()
 
@@ -284,7 +285,7 @@ def test_a_thread_that_never_started_stops() -> None:
     """A host that fails before it starts its thread may stop it all the same."""
 
     async def scenario() -> None:
-        await Host(log=TroubledLog(name=next(LOG_NAMES))).thread.stop(Deadline.after(timeout_ms=1))
+        await Host(log=TroubledLog(name=next(LOG_NAMES))).seat.stop(Deadline.after(timeout_ms=1))
 
     asyncio.run(scenario())
 
@@ -295,7 +296,7 @@ def test_a_loop_that_ends_takes_the_thread_along() -> None:
 
     async def scenario() -> None:
         host = Host(log=log)
-        host.thread.start()
+        host.start()
         await host.until(lambda: ("caught up", 0) in host.told)
 
     asyncio.run(scenario())

@@ -75,7 +75,10 @@ def test_a_transfer_is_done_when_its_destination_owns(story: Story) -> None:
     assert [] == story.ended
     story.about("owner", propose.hand_over)
     assert [(MoveKind.TRANSFER, MoveResult.DONE, 2)] == story.outcome()
-    assert story.channel.bundle().name == story.ended[0].bundle
+    (move,) = story.ended
+    bundle = story.channel.bundle()
+    assert (bundle.name, bundle.last, bundle.token) == (move.bundle, move.offset, move.token)
+    assert (story.channel.incarnation("owner"), bundle.owner) == (move.source, move.destination)
 
 
 def test_a_transfer_may_be_called_off(story: Story) -> None:
@@ -83,6 +86,7 @@ def test_a_transfer_may_be_called_off(story: Story) -> None:
     story.transfer()
     story.about("target", lambda author, bundle: propose.call_off(author, bundle, reason="cold feet"))
     assert [(MoveKind.TRANSFER, MoveResult.CALLED_OFF, 1)] == story.outcome()
+    assert ("cold feet", story.channel.incarnation("target")) == (story.ended[0].reason, story.ended[0].destination)
 
 
 @pytest.mark.parametrize("warm", [False, True])
@@ -97,10 +101,12 @@ def test_the_death_of_a_destination_cuts_a_transfer_short(story: Story, *, warm:
 
 def test_the_death_of_a_source_begins_another_move(story: Story) -> None:
     """When the source dies before the destination was warm, the bundle is without an owner until it is opened there."""
+    dead = story.channel.incarnation("owner")
     story.transfer()
     story.die("owner")
     story.about("target", propose.opened)
     assert [(MoveKind.TRANSFER, MoveResult.CUT_SHORT, 1), (MoveKind.DEATH, MoveResult.DONE, 1)] == story.outcome()
+    assert [dead, dead] == [move.source for move in story.ended]
 
 
 def test_the_death_of_a_source_completes_a_warm_transfer(story: Story) -> None:

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from channel.errors import EquipoiseError, InvalidLogUrl
+from channel.errors import EquipoiseError, InvalidLogUrl, LogNotBegun
 from channel.memory_log import MemoryLog
 from channel.open_log import open_log
 from channel.sqlite_log import SqliteLog
@@ -64,20 +64,26 @@ def test_symbolic_links_lead_to_one_log(tmp_path: Path) -> None:
 
 
 def test_who_only_looks_makes_nothing(tmp_path: Path) -> None:
-    """Without `create`, a file that is not there is refused and not made; one that is there is opened."""
-    url = f"sqlite:{tmp_path}/log.db"
-    with pytest.raises(InvalidLogUrl, match="there is no file"):
+    """Without `create`, a file that is not there is refused and not made, and an empty one stays empty; a log is opened."""
+    url, file = f"sqlite:{tmp_path}/log.db", tmp_path / "log.db"
+    with pytest.raises(LogNotBegun, match="there is no file") as caught:
         open_log(url, create=False)
-    assert [] == list(tmp_path.iterdir())
+    assert (url, []) == (caught.value.log, list(tmp_path.iterdir()))
+    file.touch()
+    with pytest.raises(LogNotBegun, match=r"log\.db is empty; start a broker on it"):
+        open_log(url, create=False)
+    assert ([file], 0) == (list(tmp_path.iterdir()), file.stat().st_size)
     open_log(url).close()
     open_log(url, create=False).close()
 
 
 REFUSED = {
-    "": "no log of the kind ''",
+    "": "it does not begin with the kind of the log and a colon",
     "sqlite": "it has no path",
     "sqlite:": "it has no path",
     "sqlite:?synchronous=full": "it has no path",
+    "sqlite://channel.db": "one slash begins a path, not two: sqlite:/channel.db, or sqlite:channel.db",
+    "sqlite://{folder}/log.db": "one slash begins a path",
     "sqlite:{folder}": "is not a regular file",
     "sqlite:{folder}/missing/log.db": "there is no folder",
     "sqlite:{folder}/file/log.db": "there is no folder",
@@ -88,7 +94,7 @@ REFUSED = {
     "sqlite:{folder}/log.db?mode=ro": "'mode=ro' is no option",
     "memory:": "it has no name",
     "kafka:localhost:9092/channel": "no log of the kind 'kafka'",
-    "log.db": "no log of the kind 'log.db'",
+    "log.db": "it does not begin with the kind of the log and a colon",
 }
 
 

@@ -128,14 +128,13 @@ def test_what_is_absent_is_based_on_the_last_removal() -> None:
 
 
 def test_what_is_there_is_based_on_its_last() -> None:
-    """A namespace, policy or level that the view has is based on the record that changed it last."""
+    """A namespace or policy that the view has is based on the record that changed it last."""
     channel = channel_with("a")
     created = channel.view.namespaces[NAMESPACE].last
     channel.accept(propose.set_policy(channel.admin(), channel.view, name="p", document={}))
     set_at = channel.view.offset
     assert set_at == propose.remove_policy(channel.admin(), channel.view, name="p").based_on
     assert created == propose.create_namespace(channel.admin(), channel.view, name=NAMESPACE, boundaries=()).based_on
-    assert channel.view.genesis == propose.raise_level(channel.admin(), channel.view, level=2).based_on
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from channel.reader import Reader
 from channel.records import Joined, Reason, Unreadable
 from channel.snapshot import from_bytes, to_bytes
 from channel.view import View
-from tests.folding import CLUSTER, Channel, channel_in, channel_with, joined
+from tests.folding import CLUSTER, Channel, channel_in, channel_with, joined, raise_level
 
 BASE = 5_000
 
@@ -116,7 +116,7 @@ def test_a_reader_stops_for_good_at_a_level_that_it_does_not_know() -> None:
     """The record that raises the level is the last that is folded, also after a restart from a snapshot."""
     channel = Channel()
     channel.genesis()
-    channel.accept(propose.raise_level(channel.admin(), channel.view, level=2))
+    channel.accept(raise_level(channel.admin(), channel.view, level=2))
     raised = channel.view.offset
     channel.put_bytes(b"")
     reader = Reader(log="memory:x")
@@ -135,7 +135,7 @@ def test_a_level_that_was_refused_stops_nobody() -> None:
     """A rejected `level` record is as any other rejected record."""
     channel = channel_with("a")
     reader = Reader(log="memory:x")
-    channel.put(propose.raise_level(channel.admin(), channel.view, level=2))
+    channel.put(raise_level(channel.admin(), channel.view, level=2))
     verdicts = [reader.feed(entry).verdict for entry in entries(channel)]
     assert Reason.LEVEL == verdicts[-1].reason
 

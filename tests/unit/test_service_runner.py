@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import suppress
 
 import pytest
 
+from brokers import service_runner as module
 from brokers.agent.effects import Abandon, Close, FindCuts, Open
 from brokers.agent.events import Closed, CutsFound, Event, Opened
 from brokers.agent.handle import Handle, Lease
 from brokers.clock import SystemClock
+from brokers.load import BundleLoad
 from brokers.service import Bundle, Ownership, Peer, Service
 from brokers.service_runner import ServiceRunner
+from channel.deadline import Deadline
 from channel.entries import bundle_entry
 from channel.errors import InvalidService
 from channel.ranges import HASH_MAX, bundle_name
@@ -27,6 +31,8 @@ class Odd(Service):
     def __init__(self) -> None:
         self.opening: Callable[[], Coroutine[None, None, None]] = self._nothing
         self.leaves: object = None
+        self.closing: Callable[[], Coroutine[None, None, None]] = self._nothing
+        self.closed: list[tuple[str, Peer | None, int]] = []
         self.cuts: object = ()
 
     async def _nothing(self) -> None:
@@ -35,7 +41,9 @@ class Odd(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         await self.opening()
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+        self.closed.append((bundle.name, moved_to, deadline.remaining_ms()))
+        await self.closing()
         return self.leaves  # type: ignore[return-value]  # what a user's code may do all the same
 
     async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
@@ -43,26 +51,25 @@ class Odd(Service):
 
 
 class Bench:
-    """A runner with one odd service, and the events that came of it."""
+    """A runner with one odd service, the events that came of it, and why it ended the process."""
 
     def __init__(self) -> None:
+        self.ended: list[str] = []
         self.events: list[Event] = []
         self.service = Odd()
         self.runner = ServiceRunner(
             {"*": self.service},
+            clock=SystemClock(),
             make_ownership=lambda handle, _source: Ownership(handle, clock=SystemClock()),
             step=self.events.append,
-            end_process=self.fail,
+            end_process=self.ended.append,
         )
 
-    def fail(self, problem: str) -> None:
-        """The last resort is not for these tests."""
-        raise AssertionError(problem)
-
-    def open(self, token: int) -> Handle:
-        """Have the bundle opened under a token."""
+    def open(self, token: int, *, low: int = 0, high: int = HASH_MAX) -> Handle:
+        """Have a bundle opened under a token."""
         lease = Lease(incarnation=1, skew_max_ms=1_000)
-        handle = Handle(bundle=BUNDLE, namespace=NAMESPACE, low=0, high=HASH_MAX, token=token, lease=lease)
+        bundle = bundle_name(NAMESPACE, low, high)
+        handle = Handle(bundle=bundle, namespace=NAMESPACE, low=low, high=high, token=token, lease=lease)
         self.runner.carry_out(Open(handle=handle, source=None, handover=None, deadline_ms=0))
         return handle
 
@@ -98,7 +105,7 @@ def test_an_abandoned_opening_does_not_answer_for_its_successor() -> None:
         gate.set()
         await settled()
         assert [Opened(bundle=BUNDLE, problem="RuntimeError: no")] == bench.events
-        assert {} == bench.runner.ownerships
+        assert ({}, []) == (bench.runner.ownerships, bench.ended)
 
     asyncio.run(story())
 
@@ -142,7 +149,122 @@ def test_what_is_no_service_is_refused_at_once(service: object) -> None:
     with pytest.raises(InvalidService, match="give an instance of a Service"):
         ServiceRunner(
             {"*": service},  # type: ignore[dict-item]  # the mistake itself
+            clock=SystemClock(),
             make_ownership=lambda handle, _source: Ownership(handle, clock=SystemClock()),
             step=lambda _event: None,
             end_process=lambda _problem: None,
         )
+
+
+def test_a_service_that_takes_less_than_it_is_given_is_refused_at_once() -> None:
+    """A `close` without a deadline, or a `load` that is async, would only fail when its time comes."""
+
+    class Hasty(Odd):
+        async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:  # type: ignore[override]  # the mistake itself
+            return None
+
+    class Lazy(Odd):
+        async def load(self) -> dict[str, BundleLoad]:  # type: ignore[override]  # as above
+            return {}
+
+    cases: tuple[tuple[Service, str], ...] = (
+        (Hasty(), r"close cannot be called with \(bundle, moved_to, deadline\)"),
+        (Lazy(), "load must be a plain `def`"),
+    )
+    for service, problem in cases:
+        with pytest.raises(InvalidService, match=problem):
+            ServiceRunner(
+                {"*": service},
+                clock=SystemClock(),
+                make_ownership=lambda handle, _source: Ownership(handle, clock=SystemClock()),
+                step=lambda _event: None,
+                end_process=lambda _problem: None,
+            )
+
+
+def test_a_closing_knows_how_long_it_may_take() -> None:
+    """The deadline that a service is given is the one at which the agent goes on without it."""
+
+    async def story() -> None:
+        for ahead_ms in (60_000, -5):
+            bench = Bench()
+            handle = bench.open(1)
+            await settled()
+            deadline_ms = SystemClock().now().boot_ms + ahead_ms
+            bench.runner.carry_out(Close(handle=handle, moved_to=None, deadline_ms=deadline_ms))
+            await settled()
+            ((_, _, left_ms),) = bench.service.closed
+            assert max(0, ahead_ms - 30_000) <= left_ms <= max(0, ahead_ms)
+
+    asyncio.run(story())
+
+
+def test_at_the_end_all_that_is_open_is_closed_side_by_side() -> None:
+    """Every open bundle is closed with nobody to move to, at once, within what there is left of time."""
+
+    async def story() -> None:
+        bench, gate = Bench(), asyncio.Event()
+        bench.service.closing = lambda: _until(gate)
+        half = HASH_MAX // 2
+        bench.open(1, high=half)
+        bench.open(2, low=half)
+        await settled()
+        ending = asyncio.ensure_future(bench.runner.close_all(timeout_ms=60_000))
+        await settled()
+        assert [(bundle_name(NAMESPACE, 0, half), None), (bundle_name(NAMESPACE, half, HASH_MAX), None)] == [
+            (bundle, moved_to) for bundle, moved_to, _ in bench.service.closed
+        ]
+        assert not ending.done()
+        gate.set()
+        await ending
+        await bench.runner.stop()
+        assert ({}, []) == (bench.runner.ownerships, bench.ended)
+
+    asyncio.run(story())
+
+
+def test_at_the_end_a_closing_that_overruns_is_cancelled() -> None:
+    """Nobody waits for a closing beyond the time for it; and an opening under way is of no use any more."""
+
+    async def story() -> None:
+        bench, never = Bench(), asyncio.Event()
+        bench.service.closing = lambda: _until(never)
+        half = HASH_MAX // 2
+        bench.open(1, high=half)
+        await settled()
+        bench.service.opening = lambda: _until(never)
+        bench.open(2, low=half)
+        await settled()
+        await bench.runner.close_all(timeout_ms=1)
+        await bench.runner.stop()
+        assert ([Opened(bundle=bundle_name(NAMESPACE, 0, half))], []) == (bench.events, bench.ended)
+
+    asyncio.run(story())
+
+
+def test_what_cannot_be_stopped_ends_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operation that swallows its cancellation could still serve: it is named, and the process ends."""
+    monkeypatch.setattr(module, "_ABANDON_MS", 10)
+
+    async def story() -> None:
+        bench, gate = Bench(), asyncio.Event()
+
+        async def stubborn() -> None:
+            while not gate.is_set():
+                with suppress(asyncio.CancelledError):
+                    await gate.wait()
+
+        bench.service.closing = stubborn
+        bench.open(1)
+        await settled()
+        await bench.runner.close_all(timeout_ms=1)
+        await bench.runner.stop()
+        assert [f"the service could not be stopped: service of {BUNDLE}"] == bench.ended
+        gate.set()
+        await settled()
+
+    asyncio.run(story())
+
+
+async def _until(gate: asyncio.Event) -> None:
+    await gate.wait()

@@ -16,7 +16,7 @@ from channel.errors import SnapshotDamaged
 from channel.propose import Author
 from channel.snapshot import from_bytes, to_bytes
 from channel.view import View
-from tests.folding import NAMESPACE, Channel, channel_in, joined
+from tests.folding import NAMESPACE, Channel, channel_in, joined, raise_level
 from tests.twin import facts_of
 
 # All that a snapshot must bring back, spelled out so that a field that is forgotten on both ways is missed here.
@@ -140,5 +140,5 @@ def test_a_view_before_its_genesis_comes_back() -> None:
     channel = Channel()
     channel.put_bytes(b"garbage", offset=7)
     channel.put(joined("a", channel.view, nonce="n"))
-    channel.put(propose.raise_level(Author(publisher="admin:x", as_of=0), channel.view, level=2))
+    channel.put(raise_level(Author(publisher="admin:x", as_of=0), channel.view, level=2))
     assert 9 == from_bytes(to_bytes(channel.view)).offset

@@ -93,7 +93,7 @@ def test_a_system_without_shared_memory_is_refused(path: Path, monkeypatch: pyte
         connection.text_factory = bytes
         return connection
 
-    monkeypatch.setattr(sqlite_log, "_connect", connect_without_shared_memory)
+    monkeypatch.setattr(sqlite_log, "connect", connect_without_shared_memory)
     with pytest.raises(LogDamaged, match="SQLite cannot use a WAL"):
         open_at(path)
 

@@ -24,7 +24,7 @@ from channel.reader import Folded, Reader
 from channel.records import ADMIN_WINDOW_OFFSETS, LevelRecord, Reason
 from channel.story import Names, as_document, concerns, describe, ending_of, explain, standing, story_of
 from channel.view import View
-from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined
+from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined, raise_level
 from tests.walk import Walk
 
 TOLD = Path(__file__).resolve().parent / "told"
@@ -79,7 +79,7 @@ def names() -> Channel:
     channel.die("a:1")
     channel.put(propose.remove_broker(channel.author("b:1"), channel.broker("a:1")))
     channel.put(replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), digest=1))
-    channel.put(propose.raise_level(channel.admin(), channel.view, level=2))
+    channel.put(raise_level(channel.admin(), channel.view, level=2))
     return channel
 
 
@@ -94,7 +94,7 @@ def rejections() -> Channel:
     channel.join("a:1", "b:1", "c:1")
     signed = channel.author("a:1")
     channel.put_bytes(orjson.dumps({"kind": "?", "publisher": "a:1", "incarnation": signed.incarnation, "sequence": signed.sequence}))
-    channel.put(replace(propose.raise_level(channel.admin(), channel.view, level=2), as_of=10**6))
+    channel.put(replace(raise_level(channel.admin(), channel.view, level=2), as_of=10**6))
     channel.create((0, QUARTER, MIDDLE, HASH_MAX))
     channel.own("a:1")
     channel.own("b:1", MIDDLE)
@@ -146,9 +146,9 @@ def _reject_others(channel: Channel) -> None:
     channel.put(replace(propose.delete_namespace(admin(), view, name=NAMESPACE), key="tenant/other", based_on=view.removed_at))
     channel.put(propose.remove_policy(admin(), view, name="limit"))
     channel.put(replace(propose.remove_policy(admin(), view, name="limit"), based_on=0))
-    channel.put(propose.raise_level(admin(), view, level=1))
-    channel.put(propose.raise_level(admin(), view, level=2))
-    channel.put(replace(propose.raise_level(admin(), view, level=2), based_on=0))
+    channel.put(raise_level(admin(), view, level=1))
+    channel.put(raise_level(admin(), view, level=2))
+    channel.put(replace(raise_level(admin(), view, level=2), based_on=0))
     channel.put(replace(propose.set_policy(admin(), view, name="limit", document={}), level=2))
 
 

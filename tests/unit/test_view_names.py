@@ -16,7 +16,7 @@ from channel.propose import Author
 from channel.ranges import HASH_MAX, even_boundaries
 from channel.records import NamespaceRecord, PolicyRecord, Reason
 from channel.view import View, apply
-from tests.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined
+from tests.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined, raise_level
 
 FOUNDER = Author(publisher="admin:ops")
 
@@ -27,7 +27,7 @@ def test_before_the_genesis_nothing_is_accepted() -> None:
     """Every other record, readable or not, waits for a genesis, and leaves an empty view."""
     channel = Channel()
     empty = channel.view.digest()
-    for data in b"", b"{}", encode(joined("a", channel.view, nonce="n")), encode(propose.raise_level(channel.admin(), View(), level=2)):
+    for data in b"", b"{}", encode(joined("a", channel.view, nonce="n")), encode(raise_level(channel.admin(), View(), level=2)):
         assert Reason.NO_GENESIS == channel.put_bytes(data).reason
     assert empty == channel.view.digest()
     channel.genesis()
@@ -57,10 +57,10 @@ def test_the_level_rises_once_every_live_broker_supports_it() -> None:
     """One live broker without support refuses it; one that is dead does not count."""
     channel = channel_with("old")
     channel.accept(joined("new", channel.view, nonce="n", supports=2))
-    verdict = channel.put(propose.raise_level(channel.author("new"), channel.view, level=2))
+    verdict = channel.put(raise_level(channel.author("new"), channel.view, level=2))
     assert (Reason.LEVEL, "not supported by old") == (verdict.reason, verdict.problem)
     channel.die("old")
-    assert (LevelChanged(before=1, after=2),) == channel.put(propose.raise_level(channel.admin(), channel.view, level=2)).changes
+    assert (LevelChanged(before=1, after=2),) == channel.put(raise_level(channel.admin(), channel.view, level=2)).changes
     assert (2, channel.view.offset) == (channel.view.level, channel.view.level_last)
     channel.check()
 
@@ -70,7 +70,7 @@ def test_a_broker_that_supports_less_than_the_level_does_not_join() -> None:
     channel = Channel()
     channel.genesis()
     assert Reason.LEVEL == channel.put(replace(joined("a", channel.view, nonce="n", supports=2), level=2)).reason
-    channel.accept(propose.raise_level(channel.admin(), channel.view, level=2))
+    channel.accept(raise_level(channel.admin(), channel.view, level=2))
     assert Reason.LEVEL == channel.put(joined("a", channel.view, nonce="n", supports=1)).reason
     channel.accept(replace(joined("a", channel.view, nonce="n", supports=2), level=2))
     channel.check()
@@ -80,11 +80,11 @@ def test_the_level_only_rises() -> None:
     """The active level, a lower one, and a proposal made before the last rise are refused."""
     channel = Channel()
     channel.genesis()
-    before = propose.raise_level(channel.admin(), channel.view, level=3)
-    channel.accept(propose.raise_level(channel.admin(), channel.view, level=2))
+    before = raise_level(channel.admin(), channel.view, level=3)
+    channel.accept(raise_level(channel.admin(), channel.view, level=2))
     assert Reason.STALE == channel.put(before).reason
     for level in (0, 1, 2):
-        assert Reason.ILLEGAL_TRANSITION == channel.put(propose.raise_level(channel.admin(), channel.view, level=level)).reason
+        assert Reason.ILLEGAL_TRANSITION == channel.put(raise_level(channel.admin(), channel.view, level=level)).reason
 
 
 # --- namespaces ---

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import pytest
 
+from brokers.loop_thread import NotRunning
 from brokers.service import Bundle, Ownership, OwnershipLost, Peer, Service
-from brokers.virtual_cluster import Cluster, LoopIsRunning, NobodyRuns, NoRest, NotServed
-from channel.errors import DeadlineExceeded, Rejected, UnknownNamespace
+from brokers.virtual_cluster import AlreadyRuns, Cluster, LoopIsRunning, NobodyRuns, NoRest, NotInCluster, NotServed, NotSplit
+from channel.deadline import Deadline
+from channel.errors import CallerError, DeadlineExceeded, InvalidBoundaries, InvalidName, InvalidRequest, Rejected, UnknownNamespace
 
 NAMESPACE = "shop/orders"
 FAILOVER_MS = 4_000
@@ -44,7 +46,7 @@ class Diary(Service):
         if self.fails:
             raise RuntimeError("cannot open")
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         self.told.append(f"close, to {moved_to.broker if moved_to else 'nobody'}")
         if self.hangs:
             await asyncio.Event().wait()
@@ -164,14 +166,116 @@ def test_a_service_that_cannot_open_is_told(cluster: Cluster[Diary]) -> None:
 
 
 def test_what_the_channel_rejects_is_told(cluster: Cluster[Diary]) -> None:
-    """An unknown broker and an unknown namespace are refused with the reason, and nothing moves."""
-    with pytest.raises(Rejected, match="unknown_broker"):
-        cluster.give(whole(cluster), "nobody")
+    """An unknown namespace, and one that is there already, are refused with the reason, and nothing moves."""
     with pytest.raises(UnknownNamespace):
         cluster.ownership("shop/returns", "key")
     with pytest.raises(Rejected):
         cluster.create(NAMESPACE)
     assert cluster.owner(whole(cluster)) == "a"
+
+
+UNKNOWN: dict[str, Callable[[Cluster[Diary]], object]] = {
+    "service": lambda cluster: cluster.service("nobody"),
+    "host": lambda cluster: cluster.host("nobody"),
+    "kill": lambda cluster: cluster.kill("nobody"),
+    "give to nobody": lambda cluster: cluster.give(whole(cluster), "nobody"),
+    "owner": lambda cluster: cluster.owner("nothing"),
+    "give": lambda cluster: cluster.give("nothing", "a"),
+    "take": lambda cluster: cluster.take("nothing"),
+    "split": lambda cluster: cluster.split("nothing"),
+    "merge": lambda cluster: cluster.merge("nothing"),
+}
+
+
+@pytest.mark.parametrize("case", UNKNOWN)
+def test_what_a_cluster_does_not_have_is_told_with_what_it_has(case: str, cluster: Cluster[Diary]) -> None:
+    """A broker or a bundle that there is not is the caller's mistake, and the error names those that there are."""
+    with pytest.raises(NotInCluster, match=r"'(nobody|nothing)'; it has (a, b|shop/orders/0x00000000_0xffffffff)") as caught:
+        UNKNOWN[case](cluster)
+    assert isinstance(caught.value, CallerError)
+    assert caught.value.known in {("a", "b"), (whole(cluster),)}
+
+
+def test_of_very_many_bundles_some_are_named(cluster: Cluster[Diary]) -> None:
+    """An error stays readable however many bundles there are."""
+    cluster.create("shop/returns", bundles=64)
+    with pytest.raises(NotInCluster, match="and 45 more") as caught:
+        cluster.owner("nothing")
+    assert 65 == len(caught.value.known)
+
+
+def test_a_namespace_that_is_not_there_has_no_bundles(cluster: Cluster[Diary]) -> None:
+    """To ask for the bundles of an unknown namespace is as wrong as to ask for one of its keys, and so are bad names and sizes."""
+    with pytest.raises(UnknownNamespace):
+        cluster.bundles("shop/returns")
+    with pytest.raises(InvalidName, match="nonsense"):
+        cluster.create("nonsense")
+    with pytest.raises(InvalidBoundaries, match="1 to 4096 bundles, not 4097"):
+        cluster.create("shop/returns", bundles=4_097)
+
+
+def test_a_killed_broker_is_known_until_its_lease_has_run_out(cluster: Cluster[Diary]) -> None:
+    """A bundle may be given to a broker that has just died, as in production; it then comes to nothing."""
+    cluster.kill("b")
+    with pytest.raises(NotServed, match="not served by b"):
+        cluster.give(whole(cluster), "b")
+
+
+def test_a_broker_runs_once(cluster: Cluster[Diary]) -> None:
+    """To start a broker that runs is an error that says so, and so is a name that no broker can have."""
+    with pytest.raises(AlreadyRuns, match="'a' runs already"):
+        cluster.start("a")
+    with pytest.raises(InvalidName):
+        cluster.start("a b\n")
+
+
+def test_brokers_are_named_or_counted() -> None:
+    """Numbers below zero, names given twice and names that cannot be are refused before anything runs."""
+    with pytest.raises(InvalidRequest, match="there are not -1 of them"):
+        Cluster(Diary, brokers=-1)
+    with pytest.raises(InvalidRequest, match="a name stands twice in a, b, a"):
+        Cluster(Diary, brokers=("a", "b", "a"))
+    with pytest.raises(InvalidName):
+        Cluster(Diary, brokers=("a b\n",))
+
+
+def test_a_cluster_may_begin_with_no_broker() -> None:
+    """With no broker there is nobody to ask, until the test starts one."""
+    with Cluster(Diary, brokers=0) as cluster:
+        with pytest.raises(NobodyRuns):
+            cluster.create(NAMESPACE)
+        cluster.start("first")
+        assert ["first"] * 4 == [cluster.owner(bundle) for bundle in cluster.create(NAMESPACE)]
+
+
+def test_a_namespace_made_after_the_death_of_the_leader_waits_for_its_lease(cluster: Cluster[Diary]) -> None:
+    """While the dead leader still leads, nobody places bundles; then the next one does."""
+    cluster.kill("a")
+    bundles = cluster.create("shop/returns", bundles=2)
+    assert [None, None] == [cluster.owner(bundle) for bundle in bundles]
+    cluster.advance(FAILOVER_MS)
+    assert ["b", "b"] == [cluster.owner(bundle) for bundle in bundles]
+
+
+def test_a_split_that_comes_to_nothing_is_told(cluster: Cluster[Diary]) -> None:
+    """An algorithm that the service does not know, or positions for one that takes none, cut nothing and are errors."""
+    with pytest.raises(NotSplit, match="was not split: it is owned, served by a"):
+        cluster.split(whole(cluster), algorithm="by_the_moon")
+    with pytest.raises(InvalidRequest, match="range_equally_divide cuts in the middle"):
+        cluster.split(whole(cluster), positions=(7,))
+    assert 1 == len(cluster.bundles(NAMESPACE))
+
+
+def test_a_cluster_is_used_inside_its_context() -> None:
+    """Before it and after it there is nothing to ask, and it does not begin twice."""
+    cluster = Cluster(Diary, brokers=1)
+    with pytest.raises(NotRunning, match="it has not been started"):
+        cluster.advance(1)
+    with cluster, pytest.raises(NotRunning, match="it was started before"), cluster:
+        pass
+    for call in (lambda: cluster.create(NAMESPACE), lambda: cluster.start("b"), lambda: cluster.advance(1)):
+        with pytest.raises((NotRunning, NobodyRuns)):
+            call()
 
 
 def test_a_service_that_hangs_is_ended_by_its_deadline(cluster: Cluster[Diary]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from brokers.agent.effects import Effect
 from brokers.agent.events import Instant
 from brokers.simulation.checkers.agreement import Agreement, Settlement
+from brokers.simulation.checkers.answers import Answers
 from brokers.simulation.checkers.coverage import Coverage, Tokens
 from brokers.simulation.checkers.handover import Handovers
 from brokers.simulation.checkers.membership import Membership
@@ -34,6 +35,7 @@ class Panel:
         self._coverage = Coverage()
         self._tokens = Tokens()
         self._agreement = Agreement()
+        self._answers = Answers()
         self._handovers = Handovers()
         self._settlement = Settlement()
 
@@ -42,6 +44,7 @@ class Panel:
         self._count(folded)
         self._agreement.folded(folded, view)
         self._settlement.folded(folded, view)
+        self._answers.folded(folded)
         if folded.verdict.changes:
             self._coverage.folded(folded, view)
             self._tokens.folded(folded)
@@ -54,6 +57,10 @@ class Panel:
         self._handovers.stepped(process, effects)
         self.ownership.stepped(process, effects, now)
         self.membership.stepped(process, effects, now)
+
+    def disowned(self, incarnation: int, attempt: int) -> None:
+        """A broker has answered with an error the request that an attempt of this incarnation served."""
+        self._answers.disowned(incarnation, attempt)
 
     def stopped(self, process: Process, error: EquipoiseError | None) -> None:
         """A broker's process ends because its agent wants it to."""

@@ -10,7 +10,7 @@ from tests.scenarios.language import perform
 from tests.scenarios.stage import Stage
 from tests.scenarios.words import full_name
 
-NO_LEASE = "a answers: broker a has no lease at this moment; ask another broker, or this one again later"
+NO_LEASE = "a answers: broker a did nothing: it has no lease at this moment; ask it again later, or ask another broker"
 
 
 def play(*commands: str) -> Stage:
@@ -44,6 +44,36 @@ def test_who_is_buried_while_it_leaves_has_left() -> None:
     stage = play("cluster a b with 1 bundle", "service b hangs prepare", "leave a", "bury a")
     assert stage.hosts["a"].process is None
     assert ["b"] == [broker.broker for broker in stage.view.live_brokers()]
+
+
+def test_who_is_buried_while_it_leaves_waits_for_its_closes() -> None:
+    """Its service is still closing: the process ends when that is done, and does not join anew meanwhile."""
+    stage = play("cluster a b with 1 bundle", "service a waits close", "transfer 00_ff to b by admin", "leave a")
+    lines = perform(stage, "bury a") + perform(stage, "advance 1s")
+    assert [] == [line for line in lines if line.startswith("a ")]
+    assert ["b"] == [broker.broker for broker in stage.view.live_brokers()]
+    assert "a stops: it has left" in perform(stage, "service a answers")
+
+
+def test_who_is_buried_while_it_leaves_waits_no_longer_than_the_deadline() -> None:
+    """A service that hangs in close is abandoned, and the process ends."""
+    stage = play(
+        "cluster a b with 1 bundle", "service a hangs close", "transfer 00_ff to b by admin", "leave a", "bury a", "advance 4999ms"
+    )
+    assert stage.hosts["a"].process is not None
+    assert "a stops: it has left" in perform(stage, "advance 101ms")
+
+
+def test_who_leaves_while_the_log_is_out_is_in_no_hurry() -> None:
+    """The failure of its word is not answered by the next attempt at once: it tries some ten times a second, until it is heard."""
+    stage = play("cluster a b with 1 bundle", "outage")
+    before = stage.view.brokers["a"].sequence
+    perform(stage, "drain a")
+    perform(stage, "advance 1s")
+    perform(stage, "outage over")
+    perform(stage, "advance 100ms")
+    assert "draining" == stage.view.brokers["a"].status
+    assert 10 <= stage.view.brokers["a"].sequence - before <= 40
 
 
 def test_who_is_buried_while_it_drains_drains_on() -> None:

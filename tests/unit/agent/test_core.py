@@ -5,9 +5,13 @@ May live here: `brokers.agent.core.Core` with a log that tests write by hand.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from brokers.agent import core as cores
 from brokers.agent.core import Core, Profile
@@ -17,10 +21,11 @@ from brokers.agent.timing import Timing
 from channel import propose
 from channel.codec import decode, encode
 from channel.entries import BundleEntry
+from channel.errors import InvalidConfig, LogStorageFull, LogUnavailable, NotProposed, Overloaded
 from channel.log import Entry
 from channel.propose import Author
 from channel.reader import Reader
-from channel.records import AnyRecord
+from channel.records import DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, AnyRecord
 from tests.folding import CLUSTER, NAMESPACE, channel_with
 
 
@@ -58,6 +63,11 @@ def appended(core: Core) -> list[AnyRecord]:
     return [record for effect in core.effects if isinstance(effect, Append) and isinstance(record := decode(effect.data), AnyRecord)]
 
 
+def answers(core: Core) -> list[Answered]:
+    """What this step has answered so far."""
+    return [effect for effect in core.effects if isinstance(effect, Answered)]
+
+
 def read_back(core: Core, append: Append) -> None:
     """The record comes to stand on the log, and is read."""
     folded = core.reader.feed(Entry(core.reader.position, append.data))
@@ -85,12 +95,36 @@ def test_every_attempt_has_a_number_of_its_own() -> None:
     assert sorted(set(sequences)) == sequences
 
 
-def test_a_failed_append_may_be_tried_again_at_once() -> None:
-    """The host has said that it is not on the log."""
+@pytest.mark.parametrize("in_doubt", [False, True])
+def test_a_failed_append_may_be_tried_again_at_once(in_doubt: bool) -> None:
+    """Certain or in doubt, the same is proposed again, as another attempt: the number of the failed one stays used."""
     core = core_of("a")
     assign(core, 0)
-    core.append_failed(next(effect.attempt for effect in core.effects if isinstance(effect, Append)))
+    core.append_failed(1, LogUnavailable(log="test", problem="away", in_doubt=in_doubt), in_doubt=in_doubt)
     assert assign(core, 0)
+    assert [1, 2] == [record.sequence for record in appended(core)]
+
+
+def test_a_certain_failure_is_answered_at_once() -> None:
+    """Whoever asked gets the error of the log itself, and the attempt is settled: nothing answers it a second time."""
+    core = core_of("a")
+    assign(core, 0, ticket=7)
+    full = LogStorageFull(log="test")
+    core.append_failed(1, full, in_doubt=False)
+    assert [Answered(ticket=7, error=full)] == answers(core)
+    core.append_failed(1, full, in_doubt=False)
+    core.lose_all()
+    assert 1 == len(answers(core))
+
+
+def test_a_failure_in_doubt_answers_nothing() -> None:
+    """The record may still come to stand on the log: then its verdict is the answer."""
+    core = core_of("a")
+    assign(core, 0, ticket=7)
+    core.append_failed(1, LogUnavailable(log="test", problem="no answer"), in_doubt=True)
+    assert [] == answers(core)
+    read_back(core, next(effect for effect in core.effects if isinstance(effect, Append)))
+    assert [(7, True)] == [(answer.ticket, answer.verdict is not None and answer.verdict.accepted) for answer in answers(core)]
 
 
 def test_a_changed_state_makes_another_proposal() -> None:
@@ -111,8 +145,9 @@ def test_reading_any_own_record_settles_all_before_it() -> None:
     appends = [effect for effect in core.effects if isinstance(effect, Append)]
     core.effects = []
     read_back(core, appends[1])
-    first, second = [effect for effect in core.effects if isinstance(effect, Answered)]
-    assert (0, None, "the proposal did not reach the log; nothing was done") == (first.ticket, first.verdict, first.problem)
+    first, second = answers(core)
+    assert (0, None) == (first.ticket, first.verdict)
+    assert isinstance(first.error, NotProposed)
     assert (1, core.view.offset) == (second.ticket, second.offset)
     assert second.verdict is not None
     assert second.verdict.accepted
@@ -124,7 +159,7 @@ def test_the_end_of_an_incarnation_settles_everything() -> None:
     assign(core, 0, ticket=7)
     core.effects = []
     core.lose_all()
-    assert [7] == [effect.ticket for effect in core.effects if isinstance(effect, Answered)]
+    assert [7] == [answer.ticket for answer in answers(core)]
     assert assign(core, 0)
 
 
@@ -134,9 +169,9 @@ def test_attempts_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     core = core_of("a")
     assert [True, True, False] == [assign(core, index) for index in range(3)]
     assert not assign(core, 3, ticket=9)
-    assert [(9, "2 proposals are unsettled already; nothing was done")] == [
-        (effect.ticket, effect.problem) for effect in core.effects if isinstance(effect, Answered)
-    ]
+    (answer,) = answers(core)
+    assert isinstance(answer.error, Overloaded)
+    assert (9, 2) == (answer.ticket, answer.error.limit)
     assert renew(core)
 
 
@@ -151,3 +186,47 @@ def test_renewals_go_on_through_any_outage(monkeypatch: pytest.MonkeyPatch) -> N
     assert core.is_crowded()
     read_back(core, [effect for effect in core.effects if isinstance(effect, Append)][-1])
     assert not core.is_crowded()
+
+
+LONG = "x" * (TEXT_CHARACTERS_MAX + 1)
+MISFITS: dict[str, tuple[dict[str, Any], str]] = {
+    "an endless address": ({"addresses": {"http": LONG}}, "addresses"),
+    "an endless protocol": ({"addresses": {LONG: "http://a"}}, "addresses"),
+    "an address that is no text": ({"addresses": {"http": 80}}, "addresses"),
+    "a protocol that is no text": ({"addresses": {80: "http"}}, "JSON"),
+    "what no encoding knows": ({"addresses": {"http": "http://\udcff"}}, "JSON"),
+    "too many addresses": ({"addresses": {str(number): "a" for number in range(DOCUMENT_ENTRIES_MAX + 1)}}, "addresses"),
+    "a label that is no text": ({"labels": {"zone": True}}, "labels"),
+    "no capacity": ({"capacity": 0}, "capacity"),
+    "more than a record holds": (
+        {"labels": {f"{number}{LONG[8:]}": "a" for number in range(DOCUMENT_ENTRIES_MAX)}}
+        | {"addresses": {f"{number}{LONG[8:]}": "\U0001f600" * TEXT_CHARACTERS_MAX for number in range(DOCUMENT_ENTRIES_MAX)}},
+        "bytes",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MISFITS)
+def test_what_no_record_can_carry_is_no_profile(name: str) -> None:
+    """What a broker would be told to say of itself, and every channel would reject for ever, is refused at the start."""
+    told, problem = MISFITS[name]
+    with pytest.raises(InvalidConfig, match=problem):
+        Profile(**told)
+
+
+@given(
+    addresses=st.dictionaries(st.text(), st.text()),
+    capacity=st.integers(min_value=0),
+    failure_domain=st.none() | st.text(),
+    labels=st.dictionaries(st.text(), st.text()),
+)
+def test_a_profile_is_what_can_be_read_back(
+    addresses: dict[str, str], capacity: int, failure_domain: str | None, labels: dict[str, str]
+) -> None:
+    """Whatever is told of a broker is either refused or read from its record as it was told."""
+    try:
+        profile = Profile(addresses=addresses, capacity=capacity, failure_domain=failure_domain, labels=labels)
+    except InvalidConfig:
+        return
+    joined = profile.joined(key="a", based_on=0, nonce="n", timestamp_ms=0, timing=Timing())
+    assert replace(joined, failure_domain=failure_domain or None) == decode(encode(joined))

@@ -5,10 +5,15 @@ May live here: what the stories of tests/scenarios do not tell, of `brokers.agen
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import pytest
 
+from brokers.placement import FewestBundles
 from channel.codec import decode
+from channel.entries import BundleEntry
 from channel.records import BrokerRecord, BundleTransition
+from channel.view import View
 from tests.scenarios.language import perform
 from tests.scenarios.stage import Stage
 from tests.scenarios.words import full_name
@@ -74,13 +79,34 @@ def test_many_lookups_are_one_proposal() -> None:
 
 
 def test_lookups_do_not_hurry_those_that_refuse() -> None:
-    """However often a bundle is looked up that everybody refuses, each broker is asked for it once in 750 ms."""
+    """However often a bundle is looked up that everybody refuses, each broker is asked for it no sooner than 750 ms later."""
     stage = play("brokers a b", "service a refuses prepare", "service b refuses prepare", "namespace t/n with 1 bundle by admin")
     asked = len(stage.told)
     for _ in range(20):
         perform(stage, "lookup 00_ff at a")
         perform(stage, "lookup 00_ff at b")
     assert asked == len(stage.told)
+
+
+def test_who_unloads_for_an_operator_may_have_it_back() -> None:
+    """An operator's unload that its owner itself has written is no refusal: a lone broker places the bundle again at once."""
+    stage = play("cluster a with 1 bundle")
+    perform(stage, "unload 00_ff by a")
+    assert ("owned", True) == (stage.view.bundles[full_name("00_ff")].phase, stage.process("a").agent.handles[full_name("00_ff")].is_open)
+
+
+def test_the_plug_is_not_asked_about_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all is owned, or nothing is left to move, placement has no work, however often the leader looks."""
+    asked: list[int] = []
+    place = FewestBundles.place
+
+    def noting(self: FewestBundles, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]]) -> dict[str, int]:
+        asked.append(len(bundles))
+        return place(self, view, bundles, avoid=avoid)
+
+    monkeypatch.setattr(FewestBundles, "place", noting)
+    play("cluster a b with 2 bundles", "advance 5s", "drain b", "advance 5s")
+    assert [2, 1] == asked
 
 
 def test_the_long_gone_are_removed_after_a_day() -> None:

@@ -13,7 +13,7 @@ from brokers.agent.effects import Append, Effect, ForgetNonces, Stop, WriteNonce
 from brokers.agent.events import AppendFailed, DrainRequested, Instant, NonceWritten, Read, Tick
 from brokers.agent.timing import Timing
 from channel.codec import decode
-from channel.errors import InvalidTiming
+from channel.errors import InvalidTiming, LogStorageFull
 from channel.log import Entry
 from channel.reader import Reader
 from channel.records import BrokerRecord, Genesis, Joined, Renewed
@@ -153,7 +153,7 @@ def test_a_renewal_that_failed_is_tried_again_soon() -> None:
     lone.land(*lone.step(NonceWritten(nonce=lone.begin())))
     lone.now_ms += 1_000
     (append,) = [effect for effect in lone.step(Tick()) if isinstance(effect, Append)]
-    lone.step(AppendFailed(attempt=append.attempt))
+    lone.step(AppendFailed(attempt=append.attempt, error=LogStorageFull(log="test"), in_doubt=False))
     assert lone.now_ms + 250 == lone.agent.wake_at_ms
     lone.now_ms += 250
     assert [Renewed] == [type(record) for record in records(lone.step(Tick()))]

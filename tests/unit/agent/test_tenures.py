@@ -44,8 +44,8 @@ def test_an_answer_that_nobody_waits_for_changes_nothing(bundle: str, host: str)
         Opened(bundle=bundle),
         Opened(bundle=bundle, problem="no"),
         Closed(bundle=bundle, handover=b"state"),
-        CutsFound(bundle=bundle, cuts=(1 << 31,)),
-        CutsFound(bundle=bundle, problem="no"),
+        CutsFound(bundle=bundle, asked_at=6, cuts=(1 << 31,)),
+        CutsFound(bundle=bundle, asked_at=6, problem="no"),
     ):
         assert [] == say(stage, host, event)
     assert stage.process("a").agent.handles[WHOLE].is_open
@@ -110,7 +110,7 @@ NONSENSE = {
 def test_cuts_that_are_none_call_the_split_off(name: str) -> None:
     """The owner does not write what the fold would refuse: it calls the split off, and says why."""
     stage = play("cluster a b with 1 bundle", "service a hangs cut", "split 00_ff by admin")
-    (line,) = say(stage, "a", CutsFound(bundle=WHOLE, cuts=NONSENSE[name]))
+    (line,) = say(stage, "a", CutsFound(bundle=WHOLE, asked_at=stage.view.offset, cuts=NONSENSE[name]))
     assert "calls off the split of 00_ff" in line
     assert line.endswith("accepted, splitting(a#2) -> owned(a#2)")
 
@@ -118,8 +118,19 @@ def test_cuts_that_are_none_call_the_split_off(name: str) -> None:
 def test_as_many_cuts_as_fit_are_made() -> None:
     """Sixty-four parts are one record."""
     stage = play("cluster a b with 1 bundle", "service a hangs cut", "split 00_ff by admin")
-    say(stage, "a", CutsFound(bundle=WHOLE, cuts=tuple(range(1, CUTS_MAX + 1))))
+    say(stage, "a", CutsFound(bundle=WHOLE, asked_at=stage.view.offset, cuts=tuple(range(1, CUTS_MAX + 1))))
     assert CUTS_MAX + 1 == len(stage.view.bundles) == len(stage.process("a").agent.handles)
+
+
+def test_an_answer_to_an_older_question_cuts_nothing() -> None:
+    """A split is called off and asked for anew, elsewhere: where the first was to cut is no answer to the second."""
+    stage = play("cluster a b with 1 bundle", "service a waits cut", "split 00_ff at 40 by admin")
+    older = stage.process("a").service.waiting.popleft()
+    for command in ("call off 00_ff by admin", "split 00_ff at 80 by admin"):
+        perform(stage, command)
+    assert [] == say(stage, "a", older)
+    perform(stage, "service a answers")
+    assert list(HALVES) == sorted(stage.process("a").agent.handles)
 
 
 @pytest.mark.parametrize("problem", ["", "x" * 5_000, "caf\u00e9\n\u001b[31m", "file \udcff is gone"])

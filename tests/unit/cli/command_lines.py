@@ -19,7 +19,17 @@ if TYPE_CHECKING:
 LINES: Final[Mapping[str, tuple[str, ...]]] = {
     "broker": (
         *("--log", "{log}", "--data", "{folder}/data", "--id", "b-1", "--cluster", "test", "--host", "127.0.0.1", "--http-port", "0"),
-        *("--advertised-host", "localhost", "--insecure", "--service", "shop/*=equipoise.examples.counter:Counter", "--capacity", "50"),
+        *(
+            "--pulsar-port",
+            "0",
+            "--advertised-host",
+            "localhost",
+            "--insecure",
+            "--service",
+            "shop/*=equipoise.examples.counter:Counter",
+            "--capacity",
+            "50",
+        ),
         *("--failure-domain", "rack-1", "--label", "zone=a", "--evidence", "{folder}/accepts", "--set", "lookup_ms=5000", "--stop-on-eof"),
     ),
     "up": (
@@ -50,8 +60,8 @@ LINES: Final[Mapping[str, tuple[str, ...]]] = {
     "channel show": ("7", "--log", "{log}", "--timeout", "5", "--json"),
     "channel why": (LEFT, "--log", "{log}", "--timeout", "5", "--json"),
     "channel at": ("7", "--log", "{log}", "--timeout", "5", "--json"),
-    "channel verify": ("--log", "{log}", "--cluster", "test", "--json"),
-    "channel export": ("--log", "{log}", "--format", "jsonl", "--from", "3", "--timeout", "5"),
+    "channel verify": ("--log", "{log}", "--cluster", "test", "--timeout", "5", "--json"),
+    "channel export": ("--log", "{log}", "--format", "jsonl", "--from", "3", "--timeout", "5", "--json"),
 }
 
 

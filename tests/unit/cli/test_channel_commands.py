@@ -308,5 +308,5 @@ def test_reading_makes_no_log(command: tuple[str, ...], tmp_path: Path) -> None:
     """A log that is not there is refused in one line, and is not made."""
     result = run("channel", *command, log=f"sqlite:{tmp_path}/channel.db")
     assert 2 == result.exit_code
-    assert f"error: cannot open a log at 'sqlite:{tmp_path}/channel.db': there is no file" in result.stderr
+    assert f"error: the log sqlite:{tmp_path}/channel.db has not begun: there is no file" in result.stderr
     assert [] == list(tmp_path.iterdir())

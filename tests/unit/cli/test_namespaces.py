@@ -67,7 +67,7 @@ def test_create_cuts_where_it_is_told(log: str) -> None:
         ("0,0x,0xffffffff", "is not a list of points"),
         ("", "is not a list of points"),
         ("0," * 700_000, "is not a list of points"),
-        (",".join(str(point) for point in (*range(65_537), 0xFFFFFFFF)), "a namespace starts with 1 to 65536 bundles"),
+        (",".join(str(point) for point in (*range(4_097), 0xFFFFFFFF)), "a namespace is created with 1 to 4096 bundles, not 4097"),
     ],
     ids=lambda value: value[:24],
 )
@@ -79,11 +79,17 @@ def test_boundaries_that_cut_nothing_are_refused(boundaries: str, problem: str, 
     assert 9 == view_of(log).offset
 
 
-def test_the_greatest_namespace_fits_into_a_record(log: str) -> None:
-    """A namespace of 65,536 bundles, given by its boundaries, is accepted."""
-    boundaries = ",".join(f"0x{point:08x}" for point in even_boundaries(65_536))
+def test_a_namespace_is_as_large_as_brokers_can_serve(log: str) -> None:
+    """4,096 bundles are accepted, as a number or by their boundaries; more or none are refused in words, and nothing is proposed."""
+    boundaries = ",".join(f"0x{point:08x}" for point in even_boundaries(4_096))
     assert 0 == run("namespaces", "create", "shop/orders", "--boundaries", boundaries, log=log).exit_code
-    assert 65_536 == len(view_of(log).bundles_of("shop/orders"))
+    assert 0 == run("namespaces", "create", "shop/returns", "--bundles", "4096", log=log).exit_code
+    assert [4_096, 4_096] == [len(view_of(log).bundles_of(name)) for name in ("shop/orders", "shop/returns")]
+    for count in ("4097", "65536", "0", "-1"):
+        refused = run("namespaces", "create", "shop/stock", "--bundles", count, log=log)
+        told = f"the boundaries of shop/stock cannot be used: a namespace is created with 1 to 4096 bundles, not {count}"
+        assert (2, True) == (refused.exit_code, told in refused.stderr), refused.stderr
+    assert "shop/stock" not in view_of(log).namespaces
 
 
 def test_a_namespace_is_created_once(log: str) -> None:
@@ -100,11 +106,12 @@ def test_create_takes_one_way_to_cut(log: str) -> None:
 
 
 def test_nothing_is_proposed_before_a_log_has_begun(tmp_path: Path) -> None:
-    """On a log without a first record a proposal is not made, since its rejection is certain."""
+    """On a log without a first record a proposal is not made, since its rejection is certain, and the error says why."""
     url = f"sqlite:{tmp_path}/channel.db"
     open_log(url).close()
     result = run("namespaces", "create", "shop/orders", log=url)
-    assert (1, True) == (result.exit_code, "no_genesis (no broker has ever started on this log" in result.stderr)
+    told = f"error: the log {url} has not begun: no broker has started on it yet; start a broker on it, or check the URL\n"
+    assert (2, told) == (result.exit_code, result.stderr)
     assert -1 == view_of(url).offset
 
 

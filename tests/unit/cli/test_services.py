@@ -19,7 +19,7 @@ from brokers.service import Service
 
 class Good(Service):
     async def open(self, ownership, handover): ...
-    async def close(self, bundle, moved_to): ...
+    async def close(self, bundle, moved_to, deadline): ...
 
 class Abstract(Service):
     pass
@@ -71,7 +71,7 @@ MISTAKES = {
     "services_here:Missing": "the module services_here has no Missing",
     "services_here:good": "good is no class that descends from equipoise.Service",
     "services_here:Stranger": "Stranger is no class that descends from equipoise.Service",
-    "services_here:Abstract": "making one failed with TypeError: Can't instantiate abstract class Abstract",
+    "services_here:Abstract": "Abstract leaves out close, open;",
     "services_here:Greedy": "making one failed with TypeError: ",
     "services_here:Failing": "making one failed with ValueError: no store",
     "broken_here:Good": "importing broken_here failed with SyntaxError: ",

@@ -15,9 +15,9 @@ import pytest
 from brokers.client import client as client_module
 from brokers.client.client import Client, InvalidSource
 from channel import propose
-from channel.errors import DeadlineExceeded, InvalidLogUrl, InvalidName, LevelTooNew, Overloaded, UnknownNamespace
+from channel.errors import DeadlineExceeded, InvalidName, LevelTooNew, LogNotBegun, Overloaded, UnknownNamespace
 from channel.memory_log import MemoryLog
-from tests.folding import NAMESPACE, Channel, channel_in, joined
+from tests.folding import NAMESPACE, Channel, channel_in, joined, raise_level
 
 DEADLINE_S = 60.0
 TIMEOUT_MS = 20_000
@@ -227,7 +227,7 @@ def test_a_client_has_one_kind_of_source(sources: tuple[str, ...]) -> None:
 
 def test_a_log_that_is_not_there_is_told_at_the_start(tmp_path: object) -> None:
     """A client does not make the log that it is to follow, and ends its thread when it cannot start."""
-    with pytest.raises(InvalidLogUrl, match="there is no file"), Client(f"sqlite:{tmp_path}/log.db").in_thread():
+    with pytest.raises(LogNotBegun, match="there is no file"), Client(f"sqlite:{tmp_path}/log.db").in_thread():
         pass
 
 
@@ -242,7 +242,7 @@ def test_what_ends_the_following_is_told_to_every_caller() -> None:
         log = shown(channel)
         async with Client(log.url) as client:
             waiting = asyncio.ensure_future(client.owner(NAMESPACE, "key", timeout_ms=TIMEOUT_MS))
-            channel.accept(propose.raise_level(channel.admin(), channel.view, level=2))
+            channel.accept(raise_level(channel.admin(), channel.view, level=2))
             log.show()
             with pytest.raises(LevelTooNew):
                 await waiting

@@ -3,25 +3,38 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
 
-from brokers.demo.screen import BrokerRow, BundleRow, LiveScreen, Picture, PlainScreen, draw, open_screen
+from brokers.demo.screen import BrokerRow, BundleRow, LiveScreen, MessagesShown, Picture, PlainScreen, draw, open_screen
 
+MESSAGES = MessagesShown(
+    per_second=319.6,
+    receipted=2_000,
+    delivered=1_999,
+    recent_pause_ms=4.4,
+    longest_pause_ms=27.2,
+    longest_pause_in_kills_ms=0.0,
+    lost=0,
+    lost_in_kills=0,
+    out_of_order=0,
+)
 PICTURE = Picture(
     elapsed_s=12.3,
     brokers=[
-        BrokerRow(broker="a:1", status="up", leads=True, incarnation=2, bundles=2, calls_per_second=120.4),
-        BrokerRow(broker="b:1", status="down", leads=False, incarnation=3, bundles=0, calls_per_second=None),
+        BrokerRow(broker="a:1", status="up", leads=True, incarnation=2, bundles=2, work_per_second=120.4),
+        BrokerRow(broker="b:1", status="down", leads=False, incarnation=3, bundles=0, work_per_second=0.0),
     ],
-    bundles=[BundleRow(bundle="t/n/0x00000000_0x80000000", phase="transferring", owner="a:1", token=17, calls_per_second=99.6)],
+    bundles=[BundleRow(bundle="t/n/0x00000000_0x80000000", phase="transferring", owner="a:1", token=17, work_per_second=99.6)],
     bundles_count=2,
     newest=["23 a:1#2 [bold]does[/bold] something"],
     calls_per_second=120.4,
     calls=1234,
     recent_pause_ms=3.2,
     longest_pause_ms=81.7,
+    messages=MESSAGES,
 )
 
 
@@ -32,7 +45,8 @@ def test_the_live_screen_shows_everything() -> None:
         console.print(draw(PICTURE, ["   1.0 s  kill -9 of b:1"]))
     text = captured.get()
     for shown in (
-        "1 brokers up, 2 bundles, 120 calls/s, 1234 calls; pause now 3 ms, longest 82 ms",
+        "1 brokers up, 2 bundles; counter: 120 calls/s, 1234 calls; pause now 3 ms, longest 82 ms",
+        "Pulsar: 320 messages/s, 2000 receipted, 1999 delivered; pause now 4 ms, longest 27 ms; lost 0, out of order 0",
         "up, leads",
         "down",
         "transferring",
@@ -49,7 +63,17 @@ def test_plain_lines_sum_up_now_and_then(capsys: pytest.CaptureFixture[str]) -> 
         screen.show(PICTURE)
         screen.show(PICTURE)
         screen.say(13.0, "something happens")
-    assert [f"  12.3 s    {PICTURE.headline}", "  13.0 s  something happens"] == capsys.readouterr().out.splitlines()
+    whole = [f"  12.3 s    {line}" for line in PICTURE.headlines]
+    assert [*whole, "  13.0 s  something happens"] == capsys.readouterr().out.splitlines()
+
+
+def test_what_kills_did_is_told_apart() -> None:
+    """After a kill there is a line about it; without Pulsar clients there is none about messages at all."""
+    killed = replace(MESSAGES, longest_pause_in_kills_ms=375.4, lost_in_kills=21)
+    assert "  in kill -9: lost 21, longest pause 375 ms" == killed.headlines[-1]
+    assert "lost 0, out of order 0" in killed.headlines[0]
+    assert 2 == len(PICTURE.headlines)
+    assert 1 == len(replace(PICTURE, messages=None).headlines)
 
 
 def test_the_live_screen_keeps_what_was_said_last(capsys: pytest.CaptureFixture[str]) -> None:

@@ -23,9 +23,12 @@ from yarl import URL
 from brokers.agent.intents import CreateNamespace
 from brokers.config import WorkerConfig
 from brokers.http.app import make_app
+from brokers.http.errors import unmatched
 from brokers.load import BundleLoad
+from brokers.lookups import Lookups
 from brokers.service import Bundle, Ownership, Peer, Service
 from brokers.worker import Worker
+from channel.deadline import Deadline
 from channel.ranges import even_boundaries
 from channel.view import View
 
@@ -56,7 +59,7 @@ class Gate(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         """Nothing is left to do."""
 
-    async def close(self, bundle: Bundle, moved_to: Peer | None) -> bytes | None:
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         await self.closing.wait()
         return None
 
@@ -69,7 +72,7 @@ class Gate(Service):
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """An answer over HTTP, read to its end."""
+    """An answer over HTTP, read to its end. The names of its headers are found in any case."""
 
     status: int
     body: bytes
@@ -109,7 +112,7 @@ class Broker:
         async with self.session.request(
             method, url, data=None if data is None else io.BytesIO(data), headers=headers, allow_redirects=False
         ) as response:
-            return Answer(status=response.status, body=await response.read(), headers=dict(response.headers))
+            return Answer(status=response.status, body=await response.read(), headers=response.headers)
 
     async def get(self, path: str) -> Answer:
         """One GET."""
@@ -174,7 +177,8 @@ async def started(folder: Path, log_url: str, settings: Mapping[str, object]) ->
         )
         worker = Worker(config, {"*": service}, addresses={"http": config.http_url})
         await worker.start()
-        app = make_app(worker)
+        app = make_app(worker, Lookups(worker))
+        app.add_routes([unmatched()])
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
         parts.push_async_callback(runner.cleanup)

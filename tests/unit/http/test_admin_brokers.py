@@ -182,7 +182,11 @@ def test_readiness_ends_with_the_lease_and_with_the_log(tmp_path: Path, monkeypa
             broker.worker.agent.lease.lose()
             answer = await broker.get("/ready")
             assert (503, True) == (answer.status, b"its lease has run out" in answer.body)
-            assert 503 == (await broker.get("/admin/v2/brokers/health")).status
+            answer = await broker.get("/admin/v2/brokers/health")
+            assert (503, f"broker {broker.id} is not ready: its lease has run out; ask again soon, or ask another") == (
+                answer.status,
+                answer.reason,
+            )
             assert 200 == (await broker.get("/health")).status
 
     run(story)

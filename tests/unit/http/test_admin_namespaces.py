@@ -6,13 +6,18 @@ May live here: each path with what it answers, and what it did to the channel.
 from __future__ import annotations
 
 import asyncio
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from brokers.admin import moving as admin
+from brokers.admin.access import Access, opened
 from brokers.http import moving
+from channel.errors import CalledOff, Rejected
 from channel.ranges import even_boundaries
-from tests.unit.http.cluster import NAMESPACE, Cluster, cluster, path_of, run, until
+from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Cluster, cluster, path_of, run, until
 
 pytestmark = pytest.mark.integration
 
@@ -29,7 +34,11 @@ def test_a_tenant_exists_by_its_namespaces(tmp_path: Path) -> None:
             assert 204 == (await broker.put(f"{TENANTS}/other", {"allowedClusters": ["equipoise"]})).status
             assert ["acme"] == (await broker.get(TENANTS)).json()
             assert {"adminRoles": [], "allowedClusters": ["equipoise"]} == (await broker.get(f"{TENANTS}/acme")).json()
-            assert 404 == (await broker.get(f"{TENANTS}/other")).status
+            unknown = await broker.get(f"{TENANTS}/other")
+            told = (
+                "there is no tenant 'other': a tenant is there by its namespaces; create one: equipoise namespaces create other/NAMESPACE"
+            )
+            assert (404, {"reason": told, "error": "UnknownTenant"}) == (unknown.status, unknown.json())
             assert 204 == (await broker.ask("DELETE", f"{TENANTS}/other")).status
             refused = await broker.ask("DELETE", f"{TENANTS}/acme")
             assert 409 == refused.status
@@ -83,8 +92,10 @@ def test_a_namespace_is_created_as_it_was_asked_for(tmp_path: Path) -> None:
         (b'{"bundles": {"numBundles": "16"}}', 400, "bundles.numBundles"),
         (b'{"bundles": {"numBundles": true}}', 400, "bundles.numBundles"),
         (b'{"bundles": {"boundaries": [1, 2]}}', 400, "bundles.boundaries.0"),
-        (b'{"bundles": {"numBundles": -1}}', 412, "1 to 65536"),
-        (b'{"bundles": {"numBundles": 65537}}', 412, "1 to 65536"),
+        (b'{"bundles": {"numBundles": -1}}', 412, "1 to 4096 bundles, not -1"),
+        (b'{"bundles": {"numBundles": 4097}}', 412, "1 to 4096 bundles, not 4097"),
+        (b'{"bundles": {"boundaries": ["0x00000000"%s]}}' % (b', "0x1"' * 4097), 412, "1 to 4096 bundles, not 4097"),
+        (b'{"bundles": {"boundaries": ["0x00000000"]}}', 412, "1 to 4096 bundles, not 0"),
         (b'{"bundles": {"boundaries": ["0x00000000", "0x80000000"]}}', 412, "end with 0xffffffff"),
         (b'{"bundles": {"boundaries": ["0x00000000", "0x2", "0x1", "0xffffffff"]}}', 412, "0x00000001 does not come after"),
         (b'{"bundles": {"boundaries": ["0x00000000", "eight", "0xffffffff"]}}', 412, "'eight' is no boundary"),
@@ -113,7 +124,7 @@ def test_a_namespace_is_created_once(tmp_path: Path) -> None:
         async with cluster(tmp_path, brokers=2) as brokers:
             one, other = brokers.brokers
             answer = await one.put(f"{NAMESPACES}/{NAMESPACE}")
-            assert (409, True) == (answer.status, "already exists" in answer.reason)
+            assert (409, True) == (answer.status, "illegal_transition (it exists already, with 4 bundles)" in answer.reason)
             answers = await asyncio.gather(one.put(f"{NAMESPACES}/acme/new"), other.put(f"{NAMESPACES}/acme/new"))
             assert [204, 409] == sorted(answer.status for answer in answers)
 
@@ -202,7 +213,7 @@ def test_an_unload_of_what_nobody_owns_is_done(tmp_path: Path) -> None:
             (broker,), bundle = brokers.brokers, brokers.bundles()[0]
             broker.service.refuses.add(bundle)
             assert 204 == (await broker.put(f"{path_of(bundle)}/unload")).status
-            assert "free" == brokers.view.bundles[bundle].phase
+            await until(lambda: brokers.view.bundles[bundle].phase == "free")  # Once it has been refused.
             assert 204 == (await broker.put(f"{path_of(bundle)}/unload")).status
             refused = await broker.put(f"{path_of(bundle)}/unload?destinationBroker={broker.id}")
             assert (409, True) == (refused.status, "is free, not owned" in refused.reason)
@@ -230,11 +241,12 @@ def test_a_move_that_cannot_be_is_refused_with_the_reason(tmp_path: Path) -> Non
             await dead.worker.stop()
             await until(lambda: not one.worker.view.brokers[dead.id].live and one.worker.view.brokers[draining.id].status == "draining")
             for query, status, told in (
-                (f"destinationBroker={dead.id}", 412, "dead_target"),
-                (f"destinationBroker={draining.id}", 412, "draining_target"),
-                (f"destinationBroker={one.id}", 409, "illegal_transition"),
-                ("destinationBroker=nobody:8080", 404, "unknown_broker"),
+                (f"destinationBroker={dead.id}", 412, f"dead_target ({dead.id}#"),
+                (f"destinationBroker={draining.id}", 412, "drains and takes nothing new)"),
+                (f"destinationBroker={one.id}", 409, f"illegal_transition (it is owned({one.id}#"),
+                ("destinationBroker=nobody:8080", 404, "unknown_broker (no broker 'nobody:8080' has ever joined)"),
                 ("destinationBroker=a%20b", 412, "is not a broker id"),
+                (f"destinationBroker={one.id}&destinationBroker={dead.id}", 400, "it is given 2 times, and which one counts is not clear"),
             ):
                 refused = await refusal(brokers, query)
                 assert (status, True) == (refused[0], told in refused[1]), refused
@@ -257,7 +269,48 @@ def test_a_move_that_is_called_off_says_why(tmp_path: Path) -> None:
             answer = await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
             assert (409, "CalledOff") == (answer.status, answer.body and answer.json()["error"])  # type: ignore[index]
             assert "no room here" in answer.reason
+            assert f"; now {bundle} is owned({source.id}#" in answer.reason
             assert source is brokers.owner_of(bundle)
+
+    run(story)
+
+
+def on_the_channel(log_url: str, act: Callable[[Access], object]) -> str:
+    """How an admin's act straight on the channel, as a command line does it, is refused or comes to nothing."""
+    with opened(log_url, timeout_ms=PATIENCE_MS, publisher="admin:erin") as access, pytest.raises((Rejected, CalledOff)) as caught:
+        act(access)
+    return str(caught.value)
+
+
+def without_offsets(text: str) -> str:
+    """A refusal without what differs from one attempt to the next."""
+    return re.sub(r"(?<= )\d+", "N", text)
+
+
+def test_refusals_are_told_as_a_command_line_tells_them(tmp_path: Path) -> None:
+    """Whoever is asked, a broker or the channel itself, the reason is told in the same words."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            one, other = brokers.brokers
+            log_url = one.worker.config.log_url
+            first, second, *_ = brokers.bundles()
+            for bundle, target in ((first, one), (second, other)):
+                if brokers.owner_of(bundle) is not target:
+                    await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
+            other.service.refuses.add(first)
+            to_other = f"{path_of(first)}/unload?destinationBroker={other.id}"
+            asked: list[tuple[str, Callable[[Access], object]]] = [
+                (f"{path_of(first)}/unload?destinationBroker={one.id}", lambda access: admin.transfer(access, first, one.id)),
+                (f"{path_of(first)}/merge", lambda access: admin.merge(access, first)),
+                (f"{NAMESPACES}/{NAMESPACE}", lambda access: admin.create_namespace(access, NAMESPACE, even_boundaries(1))),
+                (to_other, lambda access: admin.await_end(access, admin.transfer(access, first, other.id))),
+            ]
+            for path, act in asked:
+                answer = await one.put(path)
+                assert 409 == answer.status
+                told = await asyncio.to_thread(on_the_channel, log_url, act)
+                assert without_offsets(told) == without_offsets(answer.reason)
 
     run(story)
 
@@ -272,7 +325,7 @@ def test_a_move_that_takes_too_long_is_answered_504(tmp_path: Path) -> None:
             target = brokers.other_than(source)
             target.service.taking.clear()
             answer = await source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
-            assert (504, True) == (answer.status, f"the transfer of {bundle}" in answer.reason)
+            assert (504, True) == (answer.status, f"the transfer of {bundle} to {target.id} did not happen within 150 ms" in answer.reason)
             target.service.taking.set()
             await until(lambda: brokers.view.bundles[bundle].phase == "owned")
             assert target is brokers.owner_of(bundle)
@@ -341,7 +394,7 @@ def test_a_merge_needs_a_neighbour_of_the_same_owner(tmp_path: Path) -> None:
                 if brokers.owner_of(bundle) is not target:
                     await one.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}")
             answer = await one.put(f"{path_of(first)}/merge")
-            assert (409, True) == (answer.status, "illegal_transition" in answer.reason)
+            assert (409, True) == (answer.status, f"they belong to {one.id} and {other.id}; transfer one of them first" in answer.reason)
             assert len(even_boundaries(4)) - 1 == len(brokers.bundles())
 
     run(story)

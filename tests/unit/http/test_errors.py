@@ -26,6 +26,7 @@ from channel.errors import (
     InvalidName,
     InvalidRequest,
     LogDamaged,
+    LogStorageFull,
     LogUnavailable,
     NotReady,
     OutcomeUnknown,
@@ -34,6 +35,7 @@ from channel.errors import (
     UnknownBundle,
     UnknownCluster,
     UnknownNamespace,
+    UnknownTopic,
     UnsupportedAlgorithm,
 )
 from channel.records import Reason
@@ -58,6 +60,8 @@ CASES = (
     Case(status=412, error=UnsupportedAlgorithm(algorithm="a", supported=("b",))),
     Case(status=409, error=CalledOff(bundle="a", move="transfer", problem="b")),
     Case(status=504, error=DeadlineExceeded(what="a", waited_ms=1)),
+    Case(status=503, error=LogStorageFull(log="sqlite:a.db")),
+    Case(status=404, error=UnknownTopic(topic="non-persistent://a/b/c")),
     Case(status=504, error=OutcomeUnknown(log="a", subject="b", problem="c")),
     Case(status=503, error=LogUnavailable(log="a", problem="b")),
     Case(status=503, error=Overloaded(what="a", limit=1)),

@@ -6,6 +6,7 @@ That a checker catches a broken rule of the product is shown by the mutants; her
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import cast
 
 import pytest
@@ -15,6 +16,7 @@ from brokers.agent.events import Instant
 from brokers.agent.handle import Handle, Lease
 from brokers.agent.timing import Timing
 from brokers.simulation.checkers.agreement import Agreement, Settlement
+from brokers.simulation.checkers.answers import Answers
 from brokers.simulation.checkers.coverage import Coverage, Tokens
 from brokers.simulation.checkers.handover import Handovers
 from brokers.simulation.checkers.membership import Membership
@@ -434,6 +436,21 @@ def test_a_death_that_forgets_a_bundle() -> None:
 
 
 # --- section 9, 5 ---
+
+
+@pytest.mark.parametrize("accepted_first", [False, True])
+def test_an_error_for_what_is_accepted(accepted_first: bool) -> None:
+    """Whoever was told that nothing came of it, finds it on the log, be it before or after."""
+    history, answers = History(), Answers()
+    incarnation = history.join("a")
+    renewed = [history.add(propose.renewed(history.author("a", sequence), history.view.brokers["a"])) for sequence in (1, 2)]
+    late = history.add(propose.renewed(history.author("a", 2), history.view.brokers["a"]))
+    answers.folded(renewed[0])
+    answers.disowned(incarnation, 2)
+    answers.folded(late)
+    lie = partial(answers.disowned, incarnation, 1) if accepted_first else partial(answers.folded, renewed[1])
+    with pytest.raises(InvariantViolated, match="nothing was done"):
+        lie()
 
 
 def test_a_handover_of_another_tenure() -> None:

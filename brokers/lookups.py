@@ -1,0 +1,96 @@
+"""Lookups that may have to wait: which broker serves a point of the hash space, asked over whatever protocol.
+
+May live here: the row of those who wait, and its bounds. How an answer is spelled is the business of each protocol.
+
+A lookup that cannot be answered yet is held, because to Pulsar's C++ and Python clients any error over HTTP is final, and
+because every client that is refused backs off for longer than a failover takes. Those that wait for one bundle share one
+wait in the worker: each change of the view is then looked at once per bundle, not once per client, and a herd that comes
+after a death costs little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Final
+
+from brokers.whereabouts import Located
+from brokers.worker import Worker
+from channel.deadline import Deadline
+from channel.errors import DeadlineExceeded, Overloaded, UnknownNamespace
+
+HELD_MAX: Final = 10_000
+"""Lookups that are held at a time, over all protocols: each is a socket and some 10 KiB, so 100 MB in all."""
+
+
+class Lookups:
+    """The lookups of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        """`worker` answers what can be answered now, and tells when that changes."""
+        self._worker = worker
+        self._held = 0
+        self._waits: dict[str, asyncio.Task[object]] = {}
+
+    async def at_once(self, namespace: str, point: int) -> Located | None:
+        """The answer if it can be given now, without a task or a timer; None if it has to be waited for.
+
+        Raises `UnknownNamespace`.
+        """
+        try:
+            return await self._worker.locate(namespace, point, timeout_ms=0)
+        except DeadlineExceeded:
+            return None
+        except UnknownNamespace:
+            if self._worker.agent.is_ready:
+                raise
+            return None  # It may stand in what has not been read yet.
+
+    async def hold(self, namespace: str, point: int) -> Located:
+        """Wait until the bundle at `point` is served, for `lookup_ms` at most.
+
+        Raises `UnknownNamespace`, `DeadlineExceeded`, and `Overloaded` if too many wait.
+        """
+        if self._held >= HELD_MAX:
+            raise Overloaded(what=f"the row of lookups held at broker {self._worker.broker_id}", limit=HELD_MAX)
+        deadline = Deadline.after(timeout_ms=self._worker.config.lookup_ms)
+        self._held += 1
+        try:
+            while True:
+                if self._worker.agent.is_ready:
+                    with suppress(DeadlineExceeded):
+                        return await self._worker.locate(namespace, point, timeout_ms=0)
+                wait = self._wait(namespace, point)
+                # The shared wait may have begun earlier, and end before this one's deadline.
+                with suppress(DeadlineExceeded):
+                    await deadline.wait(asyncio.shield(wait), what=wait.get_name())
+                deadline.check(wait.get_name())
+        finally:
+            self._held -= 1
+
+    def _wait(self, namespace: str, point: int) -> asyncio.Task[object]:
+        """The one wait for the bundle at `point`, or for this broker to be ready; its name says what is waited for.
+
+        The bundle may be split meanwhile, so that each who waited looks again for itself.
+        """
+        worker, timeout_ms = self._worker, self._worker.config.lookup_ms
+        if not worker.agent.is_ready:
+            return self._shared(f"broker {worker.broker_id} becoming ready", lambda: worker.ready(timeout_ms=timeout_ms))
+        bundle = worker.view.bundle_at(namespace, point)
+        if bundle is None:
+            raise UnknownNamespace(namespace=namespace)
+        return self._shared(f"an owner for {bundle.name}", lambda: worker.locate(namespace, point, timeout_ms=timeout_ms))
+
+    def _shared(self, what: str, begin: Callable[[], Coroutine[None, None, object]]) -> asyncio.Task[object]:
+        wait = self._waits.get(what)
+        if wait is None or wait.done():
+            wait = self._waits[what] = asyncio.get_running_loop().create_task(begin(), name=what)
+            wait.add_done_callback(self._ended)
+        return wait
+
+    def _ended(self, wait: asyncio.Task[object]) -> None:
+        if self._waits.get(wait.get_name()) is wait:
+            del self._waits[wait.get_name()]
+        if not wait.cancelled():
+            wait.exception()  # Whoever still waits gets it; nobody has to.

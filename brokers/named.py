@@ -1,0 +1,28 @@
+"""Namespaces and bundles of a view by the names that people give them.
+
+May live here: the entry that is meant, or the error that says that it is not there and what to do.
+"""
+
+from __future__ import annotations
+
+from channel.entries import BundleEntry, NamespaceEntry
+from channel.errors import UnknownBundle, UnknownNamespace
+from channel.ranges import check_namespace, parse_bundle
+from channel.view import View
+
+
+def namespace_named(view: View, name: str) -> NamespaceEntry:
+    """The namespace of this name. Raises `InvalidName`, `UnknownNamespace`."""
+    namespace = view.namespaces.get(check_namespace(name))
+    if namespace is None:
+        raise UnknownNamespace(namespace=name)
+    return namespace
+
+
+def bundle_named(view: View, name: str) -> BundleEntry:
+    """The bundle of this name. Raises `InvalidName`, `UnknownNamespace`, `UnknownBundle`."""
+    namespace_named(view, parse_bundle(name).namespace)
+    bundle = view.bundles.get(name)
+    if bundle is None:
+        raise UnknownBundle(bundle=name)
+    return bundle

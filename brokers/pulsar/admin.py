@@ -1,0 +1,222 @@
+"""Topics over HTTP, as Pulsar's REST interface spells it: lists, partitions and stats.
+
+May live here: these paths: decode, call, encode. A path about one topic, or one bundle, is answered by the broker that serves
+it; the others send the caller there (307), as Pulsar does. `docs/reference/http.md` tells what Pulsar answers, and we.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+from pydantic import TypeAdapter
+
+from brokers.agent.intents import SetPolicy
+from brokers.http.answers import done, json_answer
+from brokers.http.bodies import Integer, body_of, bundle_of, namespace_of, parameter_of
+from brokers.http.readiness import ready_view
+from brokers.named import bundle_named, namespace_named
+from brokers.pulsar.names import NON_PERSISTENT, partitioned_name
+from brokers.pulsar.partitions import PARTITIONS_MAX, partitions_in, policy_of
+from brokers.pulsar.requests import TopicsMode
+from brokers.pulsar.stats import Stats, partitioned_stats, topic_stats
+from brokers.whereabouts import Located
+from brokers.worker import Worker
+from channel.errors import InvalidRequest, Rejected, UnknownTopic
+from channel.ranges import TopicName, parse_topic, topic_hash
+from channel.records import Reason
+
+if TYPE_CHECKING:
+    from brokers.pulsar.server import Server
+
+_NAMESPACE: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
+_BUNDLE: Final = _NAMESPACE + "/{bundle:0x[0-9a-f]{8}_0x[0-9a-f]{8}}"
+_TOPIC: Final = _NAMESPACE + "/{topic}"
+
+_PARTITIONS_BODY: Final = TypeAdapter[int | None](Integer | None)
+
+
+class Topics:
+    """The paths about topics of one broker."""
+
+    def __init__(self, worker: Worker, server: Server) -> None:
+        """`server` knows what is served here, and asks other brokers."""
+        self._worker = worker
+        self._server = server
+        self._hosting = server.service.hosting
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """The paths."""
+        return (
+            web.get("/admin/v2/namespaces/{tenant}/{namespace}/topics", self.of_namespace),
+            web.get(_NAMESPACE, self.of_domain),
+            web.get(f"{_NAMESPACE}/partitioned", self.partitioned),
+            web.get(_BUNDLE, self.of_bundle),
+            web.get(f"{_TOPIC}/partitions", self.partitions),
+            web.put(f"{_TOPIC}/partitions", self.create_partitions),
+            web.post(f"{_TOPIC}/partitions", self.add_partitions),
+            web.delete(f"{_TOPIC}/partitions", self.delete_partitions),
+            web.get(f"{_TOPIC}/partitioned-stats", self.partitioned_stats),
+            web.get(f"{_TOPIC}/stats", self.stats),
+            web.get(f"{_TOPIC}/subscriptions", self.subscriptions),
+        )
+
+    # --- lists ---
+
+    async def of_namespace(self, request: web.Request) -> web.Response:
+        """The topics of a namespace, wherever they are served; `mode` chooses the domain, as in Pulsar."""
+        return json_answer(await self._topics_of(namespace_of(request), _mode_of(request)))
+
+    async def of_domain(self, request: web.Request) -> web.Response:
+        """The topics of a namespace in one domain; with `local=true` only those served here, which is what brokers ask each other."""
+        namespace = namespace_named(ready_view(self._worker), namespace_of(request)).name
+        mode = TopicsMode.NON_PERSISTENT if request.match_info["domain"] == NON_PERSISTENT else TopicsMode.PERSISTENT
+        if mode is TopicsMode.NON_PERSISTENT and parameter_of(request, "local") == "true":
+            return json_answer(list(self._hosting.of_namespace(namespace)))
+        return json_answer(await self._topics_of(namespace, mode))
+
+    async def of_bundle(self, request: web.Request) -> web.Response:
+        """The topics of one bundle."""
+        bundle = bundle_named(ready_view(self._worker), bundle_of(request))
+        await self._here(request, await self._worker.locate(bundle.namespace, bundle.low, timeout_ms=self._worker.config.lookup_ms))
+        hosted = self._hosting.bundles.get(bundle.name)
+        is_served = hosted is not None and request.match_info["domain"] == NON_PERSISTENT
+        return json_answer(sorted(hosted.topics) if hosted is not None and is_served else [])
+
+    async def partitioned(self, request: web.Request) -> web.Response:
+        """The partitioned topics of a namespace in one domain."""
+        namespace = namespace_named(ready_view(self._worker), namespace_of(request))
+        domain = f"{request.match_info['domain']}://"
+        return json_answer(sorted(topic for topic in partitions_in(namespace.policies) if topic.startswith(domain)))
+
+    async def _topics_of(self, namespace: str, mode: TopicsMode) -> Sequence[str]:
+        return await self._server.topics_of(namespace_named(ready_view(self._worker), namespace).name, mode)
+
+    # --- partitions ---
+
+    async def partitions(self, request: web.Request) -> web.Response:
+        """How many partitions a topic has; 0 if it is not partitioned, whether or not anybody uses it."""
+        topic = _topic_of(request)
+        return json_answer({"partitions": await self._server.partitions_of(topic), "deleted": False, "properties": {}})
+
+    async def create_partitions(self, request: web.Request) -> web.Response:
+        """Make a topic a partitioned one."""
+        topic = _partitionable(request)
+        count = await _count_of(request)
+        if self._partitions(topic):
+            raise Rejected(key=topic.full, reason=Reason.ILLEGAL_TRANSITION, problem="this topic already exists", offset=None)
+        await self._set_partitions(topic, count)
+        return done()
+
+    async def add_partitions(self, request: web.Request) -> web.Response:
+        """Give a partitioned topic more partitions; never fewer, for somebody may be using those."""
+        topic = _partitionable(request)
+        count = await _count_of(request)
+        before = self._partitions(topic)
+        if not before:
+            raise UnknownTopic(topic=topic.full)
+        if count <= before:
+            raise InvalidRequest(what="the number of partitions", problem=f"{count} is not more than the {before} that there are")
+        await self._set_partitions(topic, count)
+        return done()
+
+    async def delete_partitions(self, request: web.Request) -> web.Response:
+        """A partitioned topic is one no more. What its partitions hold goes when nobody uses them."""
+        topic = _partitionable(request)
+        if not self._partitions(topic):
+            raise UnknownTopic(topic=topic.full)
+        await self._set_partitions(topic, None)
+        return done()
+
+    def _partitions(self, topic: TopicName) -> int:
+        namespace = namespace_named(ready_view(self._worker), topic.namespace)
+        return partitions_in(namespace.policies).get(topic.full, 0)
+
+    async def _set_partitions(self, topic: TopicName, count: int | None) -> None:
+        intent = SetPolicy(name=topic.namespace, policy=policy_of(topic.full), value=count)
+        await self._worker.request(intent, timeout_ms=self._worker.config.admin_ms)
+
+    # --- stats ---
+
+    async def stats(self, request: web.Request) -> web.Response:
+        """The stats of one topic. A topic that nobody uses is not there: 404."""
+        topic = await self._served(request)
+        served = self._hosting.find(topic.full)
+        if served is None:
+            raise UnknownTopic(topic=topic.full)
+        return json_answer(topic_stats(served.topic, owner_broker=self._worker.broker_id))
+
+    async def partitioned_stats(self, request: web.Request) -> web.Response:
+        """The stats of a partitioned topic: those of all its partitions together, and, unless `perPartition=false`, of each.
+
+        With `local=true` only those of each partition that is served here, by name, which is what brokers ask each other.
+        """
+        topic = _partitionable(request)
+        partitions = self._partitions(topic)
+        stats = self._local_stats(topic)
+        if parameter_of(request, "local") == "true":
+            return json_answer(stats)
+        if not partitions:
+            raise UnknownTopic(topic=topic.full)
+        for told in await self._server.peers.ask_all(topic.namespace, request.rel_url.raw_path):
+            stats |= told if isinstance(told, dict) else {}
+        is_each_wanted = parameter_of(request, "perPartition") != "false"
+        return json_answer(partitioned_stats(stats, partitions=partitions, is_each_wanted=is_each_wanted))
+
+    def _local_stats(self, topic: TopicName) -> dict[str, Stats]:
+        names = (f"{topic.full}-partition-{index}" for index in range(self._partitions(topic)))
+        found = {name: served for name in names if (served := self._hosting.find(name)) is not None}
+        return {name: topic_stats(served.topic, owner_broker=self._worker.broker_id) for name, served in found.items()}
+
+    async def subscriptions(self, request: web.Request) -> web.Response:
+        """The subscriptions of one topic, by name."""
+        topic = await self._served(request)
+        served = self._hosting.find(topic.full)
+        if served is None:
+            raise UnknownTopic(topic=topic.full)
+        return json_answer(sorted(served.topic.subscriptions))
+
+    async def _served(self, request: web.Request) -> TopicName:
+        """The topic that a path names, if this broker serves it; else the caller is sent to who does."""
+        topic = _topic_of(request)
+        point = topic_hash(topic.full)
+        await self._here(request, await self._worker.locate(topic.namespace, point, timeout_ms=self._worker.config.lookup_ms))
+        return topic
+
+    async def _here(self, request: web.Request, located: Located) -> None:
+        if located.broker.broker != self._worker.broker_id:
+            address = located.broker.joined.addresses.get("http", "")
+            raise web.HTTPTemporaryRedirect(location=address + request.path_qs)
+
+
+def _topic_of(request: web.Request) -> TopicName:
+    """The topic that a path names; raises `InvalidName`."""
+    named = request.match_info
+    return parse_topic(f"{named['domain']}://{named['tenant']}/{named['namespace']}/{named['topic']}")
+
+
+def _partitionable(request: web.Request) -> TopicName:
+    """As `_topic_of`, of a topic that may have partitions; raises `InvalidRequest`."""
+    topic = _topic_of(request)
+    if topic.domain != NON_PERSISTENT:
+        raise InvalidRequest(what=f"the topic {topic.full}", problem=f"this broker stores nothing; only {NON_PERSISTENT}:// is served")
+    if partitioned_name(topic.full) != topic.full:
+        raise InvalidRequest(what=f"the topic {topic.full}", problem="it is a partition itself; name the topic without -partition-N")
+    return topic
+
+
+async def _count_of(request: web.Request) -> int:
+    """The number that is the body; raises `InvalidRequest`."""
+    count = await body_of(request, _PARTITIONS_BODY)
+    if count is None or not 0 < count <= PARTITIONS_MAX:
+        raise InvalidRequest(what="the body", problem=f"it is a number of partitions from 1 to {PARTITIONS_MAX}, such as 4")
+    return count
+
+
+def _mode_of(request: web.Request) -> TopicsMode:
+    """The parameter `mode`; raises `InvalidRequest`."""
+    text = parameter_of(request, "mode") or TopicsMode.ALL.name
+    if text not in TopicsMode.__members__:
+        raise InvalidRequest(what="the parameter mode", problem=f"{text[:64]!r} is none of {', '.join(TopicsMode.__members__)}")
+    return TopicsMode[text]

@@ -1,0 +1,371 @@
+"""What one client asks, carried out and answered.
+
+May live here: `Answers`, from each request of a connection to the service or the server, and back. What a topic does is the
+topics' business, where a bundle is the worker's; a request that has to wait for either does so in a task of its own, so that
+PINGs and messages behind it are not kept. A task that is cancelled has changed nothing: the steps that change something come
+behind its last wait, all in one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Final, TypeVar, cast
+
+from brokers.pulsar.dispatch import Consumer, Refusal
+from brokers.pulsar.errors import NotServed, ServedElsewhere, ServerError
+from brokers.pulsar.hosting import Consuming, Publishing, Served
+from brokers.pulsar.names import PULSAR, served_topic
+from brokers.pulsar.rates import Meter
+from brokers.pulsar.replies import ConsumerStats
+from brokers.pulsar.requests import (
+    Acked,
+    Connected,
+    ConsumerClosed,
+    ConsumerStatsAsked,
+    CreationCancelled,
+    Damaged,
+    Flowed,
+    Kind,
+    LookupAsked,
+    PartitionsAsked,
+    ProducerAsked,
+    ProducerClosed,
+    Published,
+    Request,
+    SchemaAsked,
+    SchemaOffered,
+    SubscribeAsked,
+    TopicsAsked,
+    TurnedAway,
+    Unsubscribed,
+)
+from brokers.pulsar.service import tell_active
+from brokers.pulsar.stats import kind_name
+from brokers.pulsar.topic import Producer, Replaced, Subscribed, Topic
+from brokers.service import Peer
+from channel.errors import DeadlineExceeded, EquipoiseError, UnknownNamespace
+
+if TYPE_CHECKING:
+    from brokers.pulsar.server import Server
+    from brokers.pulsar.session import Session
+
+_logger: Final = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Answers:
+    """The requests of one session, and the tasks of those that wait."""
+
+    __slots__ = ("_connection", "_creations", "_server", "_service", "_session", "_tasks")
+
+    def __init__(self, session: Session, server: Server) -> None:
+        """For one session of a server."""
+        self._session = session
+        self._connection = session.connection
+        self._server = server
+        self._service = server.service
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._creations: dict[tuple[Kind, int], asyncio.Task[None]] = {}
+
+    def answer(self, request: Request) -> None:
+        """Carry out one request, or begin to."""
+        self._HANDLERS[type(request)](self, request)
+
+    def end(self) -> None:
+        """The connection is over: nobody waits for an answer any more."""
+        for task in tuple(self._tasks):
+            task.cancel()
+
+    # --- messages ---
+
+    def _on_published(self, request: Published) -> None:
+        assert isinstance(request.producer, Publishing), "what was attached here"
+        self._service.publish(request.producer.served, request.producer.producer, request)
+
+    def _on_damaged(self, request: Damaged) -> None:
+        assert isinstance(request.producer, Publishing), "what was attached here"
+        self._server.counts.damaged += 1
+        # Clients match answers with the head of their queue, so that this one may not overtake a receipt.
+        self._service.release_receipts(request.producer.served)
+        producer_id = request.producer.producer.producer_id
+        self._connection.send_error(producer_id, request.sequence_id, ServerError.CHECKSUM_ERROR, "The checksum does not fit the message")
+
+    def _on_flowed(self, request: Flowed) -> None:
+        assert isinstance(request.consumer, Consuming), "what was attached here"
+        consuming = request.consumer
+        outcome = consuming.served.topic.flow(consuming.consumer, request.permits, self._server.now_ms())
+        self._service.carry_out(consuming.served, outcome)
+
+    def _on_acked(self, _request: Acked) -> None:
+        self._server.counts.acknowledgements += 1
+
+    # --- what can be answered at once ---
+
+    def _on_connected(self, request: Connected) -> None:
+        self._session.client_version = request.client_version
+
+    def _on_turned_away(self, request: TurnedAway) -> None:
+        self._server.counts.turned_away[request.what] += 1
+
+    def _on_creation_cancelled(self, request: CreationCancelled) -> None:
+        task = self._creations.pop((request.kind, request.id), None)
+        if task is not None:
+            task.cancel()
+
+    def _on_producer_closed(self, request: ProducerClosed) -> None:
+        assert isinstance(request.producer, Publishing), "what was attached here"
+        self._session.drop_producer(request.producer.producer, request.producer.served)
+        self._connection.succeed(request.request_id)
+
+    def _on_consumer_closed(self, request: ConsumerClosed) -> None:
+        assert isinstance(request.consumer, Consuming), "what was attached here"
+        self._session.drop_consumer(request.consumer.consumer, request.consumer.served)
+        self._connection.succeed(request.request_id)
+
+    def _on_unsubscribed(self, request: Unsubscribed) -> None:
+        assert isinstance(request.consumer, Consuming), "what was attached here"
+        consumer, served = request.consumer.consumer, request.consumer.served
+        refusal = served.topic.unsubscribe(consumer)
+        if refusal is not None:
+            self._connection.fail(request.request_id, refusal.error, refusal.message)
+            return
+        self._session.drop_consumer(consumer, served)
+        self._connection.succeed(request.request_id)
+
+    def _on_consumer_stats_asked(self, request: ConsumerStatsAsked) -> None:
+        assert isinstance(request.consumer, Consuming), "what was attached here"
+        consumer = request.consumer.consumer
+        stats = ConsumerStats(
+            name=consumer.name,
+            kind=kind_name(request.consumer.served.topic.kind_of(consumer)),
+            address=consumer.address,
+            connected_since=consumer.connected_since,
+            message_rate=consumer.delivered.message_rate,
+            byte_rate=consumer.delivered.byte_rate,
+            permits=max(consumer.permits, 0),
+        )
+        self._connection.consumer_stats(request.request_id, stats)
+
+    def _on_schema_asked(self, request: SchemaAsked) -> None:
+        found = self._service.schemas.find(request.topic, request.version)
+        if found is None:
+            self._connection.schema_missing(request.request_id, ServerError.TOPIC_NOT_FOUND, f"No schema of {request.topic} is known")
+        else:
+            version, schema = found
+            self._connection.schema_found(request.request_id, schema, version)
+
+    def _on_schema_offered(self, request: SchemaOffered) -> None:
+        try:
+            topic = served_topic(request.topic)
+        except NotServed as refusal:
+            self._connection.schema_refused(request.request_id, refusal.error, refusal.problem)
+        else:
+            self._connection.schema_accepted(request.request_id, self._service.schemas.add(topic.full, request.schema))
+
+    # --- what has to be waited for ---
+
+    def _on_partitions_asked(self, request: PartitionsAsked) -> None:
+        self._ask(
+            lambda: self._server.partitions_of(served_topic(request.topic)),
+            partial(self._connection.partitions, request.request_id),
+            partial(self._connection.partitions_failed, request.request_id),
+        )
+
+    def _on_lookup_asked(self, request: LookupAsked) -> None:
+        self._ask(
+            lambda: self._server.locate(served_topic(request.topic)),
+            partial(self._connection.located, request.request_id),
+            partial(self._connection.lookup_failed, request.request_id),
+        )
+
+    def _on_topics_asked(self, request: TopicsAsked) -> None:
+        self._ask(
+            lambda: self._server.topics_of(request.namespace, request.mode),
+            partial(self._connection.topics, request.request_id),
+            partial(self._connection.topics_failed, request.request_id),
+        )
+
+    def _ask(self, question: Callable[[], Awaitable[T]], tell: Callable[[T], object], refuse: Callable[[ServerError, str], object]) -> None:
+        """Pass the answer to a question on, or what kept it from being answered."""
+
+        async def ask() -> None:
+            try:
+                answer = await question()
+            except EquipoiseError as error:
+                refuse(*_refusal_of(error))
+            else:
+                tell(answer)
+
+        self._begin(ask)
+
+    def _on_producer_asked(self, request: ProducerAsked) -> None:
+        self._create((Kind.PRODUCER, request.producer_id), partial(self._open_producer, request))
+
+    def _on_subscribe_asked(self, request: SubscribeAsked) -> None:
+        self._create((Kind.CONSUMER, request.consumer_id), partial(self._open_consumer, request))
+
+    async def _open_producer(self, request: ProducerAsked) -> None:
+        session, connection = self._session, self._connection
+        name = request.name or self._server.new_producer_name()
+
+        def enter(topic: Topic) -> Refusal | tuple[Producer, Replaced | None]:
+            producer = Producer(
+                name=name,
+                link=session,
+                producer_id=request.producer_id,
+                published=Meter(now_ms=self._server.now_ms()),
+                epoch=request.epoch,
+                is_name_users=request.is_name_users,
+                access_mode=request.access_mode,
+                properties=request.properties,
+                address=session.address,
+                client_version=session.client_version,
+                connected_since=_printed_now(),
+            )
+            answer = topic.add_producer(producer)
+            return answer if isinstance(answer, Refusal) else (producer, answer)
+
+        try:
+            served, (producer, replaced) = await self._let_in(request.topic, enter)
+        except EquipoiseError as error:
+            connection.producer_refused(request.producer_id, request.request_id, *_refusal_of(error))
+            return
+        if replaced is not None:
+            session.producers.pop(replaced.former, None)
+        if connection.producer_opened(request.producer_id, request.request_id, name, Publishing(producer=producer, served=served)):
+            session.producers[producer] = served
+        else:
+            session.drop_producer(producer, served)
+
+    async def _open_consumer(self, request: SubscribeAsked) -> None:
+        session, connection = self._session, self._connection
+        name = request.name or self._server.new_consumer_name()
+
+        def enter(topic: Topic) -> Refusal | tuple[Consumer, Subscribed]:
+            now_ms = self._server.now_ms()
+            consumer = Consumer(
+                name=name,
+                link=session,
+                consumer_id=request.consumer_id,
+                delivered=Meter(now_ms=now_ms),
+                priority=request.priority,
+                key_shared=request.key_shared,
+                properties=request.properties,
+                address=session.address,
+                client_version=session.client_version,
+                connected_since=_printed_now(),
+                is_writable=session.is_writable,
+            )
+            answer = topic.subscribe(consumer, request.subscription, request.kind, is_durable=request.durable, now_ms=now_ms)
+            return answer if isinstance(answer, Refusal) else (consumer, answer)
+
+        try:
+            if request.read_compacted:
+                raise NotServed(error=ServerError.NOT_ALLOWED, problem="only a stored topic can be read compacted, and none is stored here")
+            served, (consumer, subscribed) = await self._let_in(request.topic, enter)
+        except EquipoiseError as error:
+            url = error.url if isinstance(error, ServedElsewhere) else None
+            connection.consumer_refused(request.consumer_id, request.request_id, *_refusal_of(error), url)
+            return
+        if connection.consumer_opened(request.consumer_id, request.request_id, Consuming(consumer=consumer, served=served)):
+            session.consumers[consumer] = served
+            tell_active(subscribed.changes)
+        else:
+            session.drop_consumer(consumer, served)
+
+    async def _let_in(self, topic: str, enter: Callable[[Topic], Refusal | T]) -> tuple[Served, T]:
+        """The topic, and what `enter` gives there. If another holds the place, and is dead, `enter` is called again.
+
+        Raises `NotServed` with the refusal, `ServedElsewhere`, and what keeps the topic from being served at all.
+        """
+        served = await self._served(topic)
+        answer = enter(served.topic)
+        if isinstance(answer, Refusal) and await self._buried(answer.holder):
+            # Asked for anew: it may have moved meanwhile, or have ended with the one that held the place.
+            served = await self._served(topic)
+            answer = enter(served.topic)
+        if isinstance(answer, Refusal):
+            self._service.hosting.forget_if_idle(served)
+            raise NotServed(error=answer.error, problem=answer.message)
+        return served, answer
+
+    async def _served(self, topic: str) -> Served:
+        """The topic, once it is served here; waits for as long as that is being decided."""
+        name = served_topic(topic)
+        served = self._service.served_now(name) or await self._service.serve(name)
+        if isinstance(served, Peer):
+            raise ServedElsewhere(topic=topic, broker=served.broker, url=served.addresses.get(PULSAR))
+        return served
+
+    async def _buried(self, holder: object) -> bool:
+        """Whether what held a place was of a dead connection, and is gone now."""
+        if not isinstance(holder, Producer | Consumer):
+            return False
+        session = cast("Session", holder.link)
+        if session is self._session or await session.is_alive():
+            return False
+        session.abort()
+        return True
+
+    # --- tasks ---
+
+    def _create(self, key: tuple[Kind, int], operation: Callable[[], Awaitable[None]]) -> None:
+        task = self._creations[key] = self._begin(operation)
+        task.add_done_callback(lambda done: self._creations.pop(key) if self._creations.get(key) is done else None)
+
+    def _begin(self, operation: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
+        task = asyncio.get_running_loop().create_task(self._run(operation))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def _run(self, operation: Callable[[], Awaitable[None]]) -> None:
+        try:
+            await operation()
+        except Exception:
+            _logger.exception("a request of a Pulsar client failed", extra={"client": self._session.address})
+            self._session.abort()
+        if self._connection.outgoing_bytes:
+            self._session.soil()
+
+    _HANDLERS: Final[Mapping[type, Callable[..., None]]] = {
+        Published: _on_published,
+        Damaged: _on_damaged,
+        Flowed: _on_flowed,
+        Acked: _on_acked,
+        Connected: _on_connected,
+        TurnedAway: _on_turned_away,
+        CreationCancelled: _on_creation_cancelled,
+        ProducerClosed: _on_producer_closed,
+        ConsumerClosed: _on_consumer_closed,
+        Unsubscribed: _on_unsubscribed,
+        ConsumerStatsAsked: _on_consumer_stats_asked,
+        SchemaAsked: _on_schema_asked,
+        SchemaOffered: _on_schema_offered,
+        PartitionsAsked: _on_partitions_asked,
+        LookupAsked: _on_lookup_asked,
+        TopicsAsked: _on_topics_asked,
+        ProducerAsked: _on_producer_asked,
+        SubscribeAsked: _on_subscribe_asked,
+    }
+
+
+def _refusal_of(error: EquipoiseError) -> tuple[ServerError, str]:
+    """What a client is told of an error. Codes after which it would close a connection that others use are avoided."""
+    if isinstance(error, NotServed):
+        return error.error, error.problem
+    if isinstance(error, UnknownNamespace):
+        return ServerError.TOPIC_NOT_FOUND, str(error)
+    if isinstance(error, DeadlineExceeded):
+        return ServerError.METADATA_ERROR, str(error)
+    return ServerError.UNKNOWN_ERROR, str(error)
+
+
+def _printed_now() -> str:
+    """The time of day as Pulsar prints it."""
+    return datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

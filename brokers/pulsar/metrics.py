@@ -1,0 +1,77 @@
+"""What the Pulsar service and its server tell Prometheus.
+
+May live here: the names and texts of the metrics. They are read from plain counters when somebody asks, so that a message
+costs none of prometheus-client's locks. `docs/reference/metrics.md` says what each one means to an operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from brokers.pulsar.errors import Violation
+
+if TYPE_CHECKING:
+    from brokers.pulsar.server import Server
+
+
+class PulsarMetrics(Collector):
+    """The metrics of one server, and of the service behind it. To be collected on the worker's loop."""
+
+    def __init__(self, server: Server, *, broker: str) -> None:
+        """`broker` is the broker's id, which every metric bears as a label."""
+        self._server = server
+        self._broker = broker
+
+    def collect(self) -> Iterator[Metric]:
+        """All metrics, as they stand."""
+        yield from self._gauges()
+        yield from self._counters()
+        counts = self._server.counts
+        text = "Clients disconnected for what they did, or did not do."
+        broken_off = CounterMetricFamily("equipoise_pulsar_disconnections", text, labels=("broker", "reason"))
+        for violation in Violation:  # All from the start: a series that appears with its first event has no rate.
+            broken_off.add_metric((self._broker, violation.value), counts.violations[violation])
+        yield broken_off
+        turned_away = CounterMetricFamily(
+            "equipoise_pulsar_requests_refused", "Requests that a connection refused by itself.", labels=("broker", "command")
+        )
+        for command, count in sorted(counts.turned_away.items()):
+            turned_away.add_metric((self._broker, command), count)
+        yield turned_away
+
+    def _gauges(self) -> Iterator[Metric]:
+        service = self._server.service
+        topics = service.hosting.topics.values()
+        for name, text, value in (
+            ("connections", "Clients connected.", self._server.connections),
+            ("topics", "Topics that somebody uses.", len(topics)),
+            ("producers", "Producers connected.", sum(len(served.topic.producers) for served in topics)),
+            ("consumers", "Consumers connected.", sum(len(served.topic.consumers) for served in topics)),
+            ("topics_waiting", "Topics that moved here, and wait for clients that were there before.", service.topics_waiting),
+        ):
+            family = GaugeMetricFamily(f"equipoise_pulsar_{name}", text, labels=("broker",))
+            family.add_metric((self._broker,), value)
+            yield family
+
+    def _counters(self) -> Iterator[Metric]:
+        server, service = self._server.counts, self._server.service.counts
+        for name, text, value in (
+            ("connections_accepted", "Connections accepted.", server.accepted),
+            ("connections_refused", "Connections refused, because there were too many.", server.refused),
+            ("messages_published", "Messages taken from producers.", service.published),
+            ("published_bytes", "Bytes of the entries taken from producers.", service.published_bytes),
+            ("messages_delivered", "Messages written to consumers.", service.delivered),
+            ("delivered_bytes", "Bytes of the entries written to consumers.", service.delivered_bytes),
+            ("messages_dropped", "Messages that a subscription's consumers were not ready for.", service.dropped),
+            ("messages_damaged", "Entries whose checksum did not fit.", server.damaged),
+            ("receipts_withheld", "Messages without a receipt, because the right to their bundle had gone.", service.receipts_withheld),
+            ("handovers_damaged", "Bundles that came without what their former owner knew.", service.handovers_damaged),
+            ("acknowledgements", "Acknowledgements, of which nothing comes here.", server.acknowledgements),
+        ):
+            family = CounterMetricFamily(f"equipoise_pulsar_{name}", text, labels=("broker",))
+            family.add_metric((self._broker,), value)
+            yield family

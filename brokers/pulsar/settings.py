@@ -1,0 +1,46 @@
+"""How the Pulsar service behaves: its bounds and its patience, with the arithmetic of each.
+
+May live here: `Settings`, whose values are the product's and not an operator's to turn; what he may turn is in
+`brokers.config`. The bounds of one connection are in `brokers.pulsar.limits`, those of a topic with the topic.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from brokers.pulsar.topic import TopicLimits
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Durations in milliseconds, sizes in bytes."""
+
+    topics: TopicLimits = field(default_factory=TopicLimits)
+    # An idle topic with one producer and one consumer takes 6 KiB: 600 MB in all.
+    topics_max: int = 100_000
+    # Clients give up a request after 30 s, and one that is answered before that asks again by itself.
+    hold_ms: int = 25_000
+    # A source closes within its own deadline of 5 s, or it is abandoned.
+    warming_hold_ms: int = 5_000
+    # How long a move waits for clients to take what they were sent. One that is slower loses what it has not taken, as in Pulsar.
+    drain_wait_ms: int = 50
+    # How long a client's program has, after its library took a message, to take it out before its consumer connects anew.
+    settle_ms: int = 2
+    # States of bundles that were closed here, kept for their next owners: those of a drain of 64 bundles at 1 MiB each, twice.
+    parted_bytes_max: int = 128 * 1024 * 1024
+    # The next owner asks while it opens, for which it has 10 s by default; and after it, if it fails at that, perhaps one more.
+    parted_ms: int = 60_000
+    # What a client may be behind with what is written to it, in the process: 50 ms at 20 MB/s. More is dropped, and counted.
+    write_buffer_bytes: int = 1024 * 1024
+    # The same for what waited for a client after a move (8 MiB of a subscription), and for an entry of the largest size on top.
+    messages_behind_bytes_max: int = 16 * 1024 * 1024
+    # The same for all: beyond are only answers to one who asks on and on, and never reads. It is disconnected.
+    behind_bytes_max: int = 24 * 1024 * 1024
+    # A name that is taken may be held by a connection that died unheard. It has this long to show that it lives.
+    probe_ms: int = 2_000
+    # How often connections are looked at for silence: a keep-alive of 30 s is then off by 3 % at most.
+    tick_ms: int = 1_000
+    # Of what is done for each connection, or each topic, at a tick: so many at a time, which is a millisecond.
+    tick_batch: int = 500
+    # How long another broker may take to say which topics it has.
+    peer_ms: int = 5_000

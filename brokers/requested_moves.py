@@ -1,0 +1,149 @@
+"""What somebody requested of bundles and namespaces: what is refused, what follows next, and when and how it has ended.
+
+May live here: the decisions that every driver of a request takes alike, whether it works straight on the channel
+(`brokers.admin`) or in a broker (`brokers.http`), and the words in which both tell a refusal. Pure: records come in, and the
+waiting is the drivers' business. How moves are told apart for statistics, whoever began them, is in `brokers.moves`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+from brokers.agent.intents import CreateNamespace, DeleteNamespace, Intent, MergeBundles, StartDeletingNamespace, Unload
+from brokers.moves import KIND_OF_PHASE, MoveKind
+from channel.entries import BundleChanged, BundleEntry
+from channel.errors import CalledOff, Rejected
+from channel.lifecycle import PHASE_OF_SHAPE
+from channel.reader import Folded
+from channel.records import BundleTransition, Reason, Record
+from channel.story import Names, describe, explain, standing
+from channel.view import View
+
+RACES_MAX: Final = 5
+"""A proposal that loses a race is made again against the new state, this often: each time somebody else made progress."""
+
+BY_OPERATOR: Final = "asked for by an admin"
+"""The reason that a move bears on the channel when an operator asked for it."""
+
+_OVERTAKEN: Final = frozenset({Reason.STALE, Reason.ILLEGAL_TRANSITION, Reason.UNKNOWN_BUNDLE})
+
+# On its way to the destination of a transfer, also if the source has died meanwhile.
+_ON_ITS_WAY: Final = frozenset({"assigning", "transferring", "handing_over"})
+_MOVING: Final = _ON_ITS_WAY | {"unloading", "splitting"}
+
+
+# --- proposing ---
+
+
+def may_run_again(reason: Reason, race: int) -> bool:
+    """Whether the proposal that was rejected as `reason` is to be made again; `race` counts the attempts, from 1."""
+    return reason is Reason.STALE and race < RACES_MAX
+
+
+@contextmanager
+def unless_overtaken() -> Iterator[None]:
+    """Pass over the refusal of one step of many because somebody else was quicker: how things are now, the next look will tell."""
+    try:
+        yield
+    except Rejected as error:
+        if error.reason not in _OVERTAKEN:
+            raise
+
+
+def refuse_in_vain(view: View, intent: Intent) -> None:
+    """Raise `Rejected` for what the channel would surely reject, where more can be told of it than the fold does."""
+    if isinstance(intent, CreateNamespace) and intent.name in view.namespaces:
+        problem = f"it exists already, with {len(view.bundles_of(intent.name))} bundles"
+        raise Rejected(key=intent.name, reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
+    left = view.bundles.get(intent.left) if isinstance(intent, MergeBundles) else None
+    right = None if left is None else view.right_neighbour(left)
+    if left is not None and right is not None and left.phase == right.phase == "owned" and left.owner != right.owner:
+        problem = f"they belong to {owner_of(view, left)} and {owner_of(view, right)}; transfer one of them first"
+        raise Rejected(key=f"{left.name} and {right.name}", reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
+
+
+def rejection(folded: Folded, view: View) -> Rejected:
+    """The refusal of a record that has been folded and rejected, in the words of its story."""
+    record, reason = folded.record, folded.verdict.reason
+    assert isinstance(record, Record), "what was encoded can be read"
+    assert reason is not None, "an accepted record is not refused"
+    problem = explain(folded, view, Names(view)).removeprefix(f"rejected as {reason}: ")
+    return Rejected(key=record.key, reason=reason, problem=problem, offset=folded.offset)
+
+
+def owner_of(view: View, bundle: BundleEntry) -> str:
+    """The id of the broker that `bundle` names as its owner."""
+    return "nobody" if bundle.owner is None else view.live[bundle.owner].broker
+
+
+# --- moves ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedMove:
+    """A transfer, an unload or a split that the channel accepted at `offset`; `destination` is the incarnation that is to own."""
+
+    bundle: str
+    kind: MoveKind
+    offset: int
+    destination: int | None
+
+
+def begun_by(accepted: Folded) -> RequestedMove:
+    """The move that an accepted record began; no other record may be asked about."""
+    record = accepted.record
+    assert isinstance(record, BundleTransition), "a move begins with a transition"
+    kind = KIND_OF_PHASE[PHASE_OF_SHAPE[record.state, record.owner is not None, record.source is not None]]
+    return RequestedMove(bundle=record.key, kind=kind, offset=accepted.offset, destination=record.owner)
+
+
+def made_by(move: RequestedMove, folded: Folded, view: View) -> tuple[BundleEntry, ...] | None:
+    """What a move has made, once `folded` has ended it; None while it is under way, and for what was folded before it began.
+
+    Of a transfer that is the bundle, owned by its destination; of a split, the children; of an unload, which whatever comes
+    next for the bundle ends, nothing. `view` and all records after `move.offset` are to be given in their order.
+
+    Raises `CalledOff` if it came to nothing, with the record that ended it and where the bundle is in `view`.
+    """
+    change = next((change for change in folded.verdict.changes if isinstance(change, BundleChanged) and change.name == move.bundle), None)
+    if change is None or folded.offset <= move.offset:
+        return None
+    after = change.after
+    if move.kind is MoveKind.UNLOAD:
+        return ()
+    if move.kind is MoveKind.SPLIT and after is None:
+        return tuple(other.after for other in folded.verdict.changes if isinstance(other, BundleChanged) and other.after is not None)
+    if move.kind is MoveKind.TRANSFER and after is not None and after.owner == move.destination:
+        if after.phase == "owned":
+            return (after,)
+        if after.phase in _ON_ITS_WAY:
+            return None
+    raise CalledOff(bundle=move.bundle, move=move.kind.value, problem=_told(folded, view, move.bundle))
+
+
+def _told(folded: Folded, view: View, name: str) -> str:
+    names, bundle = Names(view), view.bundles.get(name)
+    return f"{describe(folded, view, names)}; {'it is gone' if bundle is None else f'now {standing(bundle, names)}'}"
+
+
+# --- the deletion of a namespace ---
+
+
+def next_of_deletion(view: View, name: str) -> tuple[Intent, ...] | None:
+    """What is to be requested next to delete the namespace `name`; None while its bundles must be waited for.
+
+    First that nothing of it is assigned any more; then the unloads of what is owned, also of what was on the move before and
+    is owned now; and once all its bundles are free, its deletion. What was begun before, by whomever, is gone on with;
+    that the namespace is not there any more, the refusal of its deletion will say.
+    """
+    namespace = view.namespaces.get(name)
+    if namespace is not None and namespace.status != "deleting":
+        return (StartDeletingNamespace(name=name),)
+    bundles = view.bundles_of(name)
+    unloads = tuple(Unload(bundle=bundle.name, reason=BY_OPERATOR) for bundle in bundles if bundle.phase == "owned")
+    if unloads:
+        return unloads
+    return None if any(bundle.phase in _MOVING for bundle in bundles) else (DeleteNamespace(name=name),)

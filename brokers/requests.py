@@ -1,0 +1,75 @@
+"""Requests: what somebody at this broker wants proposed to the channel, until it is known what came of it.
+
+May live here: the tickets under which the agent answers, and proposing anew after a lost race. How an intent is spelled as a
+record is the agent's business.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from collections.abc import Callable
+from typing import Final
+
+from brokers.agent.core import ATTEMPTS_MAX
+from brokers.agent.effects import Answered
+from brokers.agent.events import Requested
+from brokers.agent.intents import Intent, subject_of
+from brokers.requested_moves import may_run_again
+from channel.deadline import Deadline
+from channel.errors import OutcomeUnknown, Overloaded, Rejected
+
+REQUESTS_MAX: Final = ATTEMPTS_MAX // 2
+"""Requests that are waited for at a time: half of what the agent keeps unsettled, so that callers never crowd out the broker's own
+proposals, by which it opens, closes and hands over."""
+
+
+class Requests:
+    """The requests under way at one broker."""
+
+    def __init__(self, step: Callable[[Requested], None], *, broker: str, log: str) -> None:
+        """`step` gives the agent an event; `log` names the log, for messages."""
+        self._step = step
+        self._broker = broker
+        self._log = log
+        self._tickets: dict[int, asyncio.Future[Answered]] = {}
+        self._numbers = itertools.count(1)
+
+    def answer(self, answered: Answered) -> None:
+        """What came of a request; whoever asked may have gone."""
+        future = self._tickets.pop(answered.ticket, None)
+        if future is not None and not future.done():
+            future.set_result(answered)
+
+    async def request(self, intent: Intent, *, timeout_ms: int) -> int:
+        """See `brokers.worker.Worker.request`."""
+        deadline = Deadline.after(timeout_ms=timeout_ms)
+        race = 1
+        while True:
+            answered = await self._ask(intent, deadline)
+            if answered.error is not None:
+                raise answered.error.with_traceback(None)  # All attempts of one batch share it.
+            verdict = answered.verdict
+            assert verdict is not None, "what is answered has an error or a verdict"
+            if verdict.reason is None:
+                assert answered.offset is not None, "what was accepted stands on the log"
+                return answered.offset
+            if not may_run_again(verdict.reason, race):
+                raise Rejected(key=subject_of(intent), reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
+            race += 1
+
+    async def _ask(self, intent: Intent, deadline: Deadline) -> Answered:
+        if len(self._tickets) >= REQUESTS_MAX:
+            raise Overloaded(what=f"the row of requests at broker {self._broker}", limit=REQUESTS_MAX)
+        ticket = next(self._numbers)
+        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        self._tickets[ticket] = future
+        try:
+            self._step(Requested(ticket=ticket, intent=intent))
+            async with asyncio.timeout(deadline.remaining_ms() / 1_000):
+                return await future
+        except TimeoutError:
+            problem = f"it was not read back within {deadline.timeout_ms} ms"
+            raise OutcomeUnknown(log=self._log, subject=subject_of(intent), problem=problem) from None
+        finally:
+            self._tickets.pop(ticket, None)

@@ -1,0 +1,40 @@
+"""Section 1: what is told to those who ask is true. An error means that nothing was done, and nothing will be.
+
+May live here: what is asked of the answers to requests, against the truth of the log.
+"""
+
+from __future__ import annotations
+
+from brokers.simulation.checkers.violation import InvariantViolated
+from channel.reader import Folded
+
+
+class Answers:
+    """Keeps each accepted attempt, and each that its broker has disowned, by incarnation and sequence."""
+
+    def __init__(self) -> None:
+        self._accepted: dict[tuple[int, int], None] = {}
+        self._disowned: dict[tuple[int, int], None] = {}
+
+    def folded(self, folded: Folded) -> None:
+        """An accepted record must not be one of which somebody was told that nothing will come of it."""
+        record = folded.record
+        if folded.verdict.accepted and record.incarnation is not None and record.sequence is not None:
+            attempt = record.incarnation, record.sequence
+            self._accepted[attempt] = None
+            if attempt in self._disowned:
+                _lied(attempt)
+
+    def disowned(self, incarnation: int, sequence: int) -> None:
+        """A broker has answered the request that this attempt served with an error."""
+        attempt = incarnation, sequence
+        self._disowned[attempt] = None
+        if attempt in self._accepted:
+            _lied(attempt)
+
+
+def _lied(attempt: tuple[int, int]) -> None:
+    raise InvariantViolated(
+        invariant="section 1: after an error nothing was done",
+        what=f"attempt {attempt[1]} of #{attempt[0]} was answered with an error, and is accepted",
+    )

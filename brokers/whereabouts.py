@@ -1,0 +1,90 @@
+"""Whereabouts: who serves a key as far as this broker knows, and by which of its ownerships if that is this broker itself.
+
+May live here: what is answered from the view at a moment, and when it had better be held back. The row of those whose lookup is
+held is `brokers.lookups`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from brokers.agent.agent import Agent
+from brokers.agent.events import Wanted
+from brokers.clock import Clock
+from brokers.routing import server_of
+from brokers.service import Ownership, Peer
+from brokers.service_runner import peer_of
+from brokers.waiting import Waiting
+from channel.entries import BrokerEntry, BundleEntry
+from channel.errors import UnknownNamespace
+from channel.ranges import key_hash
+from channel.view import View
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """The answer to a lookup: the bundle, and the broker that serves it."""
+
+    bundle: BundleEntry
+    broker: BrokerEntry
+
+
+class Whereabouts:
+    """What one broker knows of who serves what. Its methods are told of at `brokers.worker.Worker`."""
+
+    def __init__(
+        self, agent: Agent, *, ownerships: Mapping[str, Ownership], clock: Clock, waiting: Waiting, step: Callable[[Wanted], None]
+    ) -> None:
+        """`ownerships` are what is open here, by name of bundle; `step` gives the agent an event."""
+        self._agent = agent
+        self._ownerships = ownerships
+        self._clock = clock
+        self._waiting = waiting
+        self._step = step
+
+    def ownership(self, namespace: str, key: str) -> Ownership | None:
+        """The right to work on `key` of `namespace`, if this broker has it at this moment."""
+        bundle = self._agent.view.bundle_at(namespace, key_hash(key))
+        ownership = None if bundle is None else self._ownerships.get(bundle.name)
+        return ownership if ownership is not None and ownership.is_good else None
+
+    async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
+        """Who serves `key`: this broker's ownership, or another broker. Waits while nobody does."""
+        ownership = self.ownership(namespace, key)
+        if ownership is not None:
+            return ownership
+        point = key_hash(key)
+
+        def look(_: View) -> Ownership | Peer | None:
+            ours = self.ownership(namespace, key)
+            if ours is not None:
+                return ours
+            located = self._located(namespace, point)
+            return None if located is None or located.broker.broker == self._agent.broker else peer_of(located.broker)
+
+        return await self._waiting.until(look, timeout_ms=timeout_ms, what=f"an owner for {namespace}/{key}")
+
+    async def locate(self, namespace: str, point: int, *, timeout_ms: int) -> Located:
+        """The bundle of a hash point and the broker that serves it; held while that is being decided."""
+        located = self._located(namespace, point)
+        if located is not None:
+            return located
+        what = f"an owner for point 0x{point:08x} of {namespace}"
+        return await self._waiting.until(lambda _: self._located(namespace, point), timeout_ms=timeout_ms, what=what)
+
+    def _located(self, namespace: str, point: int) -> Located | None:
+        view = self._agent.view
+        bundle = view.bundle_at(namespace, point)
+        if bundle is None and not self._agent.is_ready:
+            return None  # It may stand in what has not been read yet.
+        if bundle is None:
+            raise UnknownNamespace(namespace=namespace)
+        if bundle.phase == "free":
+            self._step(Wanted(bundle=bundle.name))
+        if not self._agent.lease.good(self._clock.now()):
+            return None  # A broker without a lease may be cut off: its view is not to be trusted.
+        server = server_of(view, bundle)
+        if server is None or self._agent.is_suspect(server):
+            return None
+        return Located(bundle=bundle, broker=server)

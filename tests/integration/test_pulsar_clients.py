@@ -1,0 +1,235 @@
+"""Real Pulsar clients against real brokers: transfers, and a `kill -9`, while messages flow; the judge of messages has the last word.
+
+May live here: what applications see of a move. The size of it all is small; `make stress-pulsar` is the large one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import defaultdict
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from brokers.demo import operator
+from brokers.demo.operator import Deed, Move
+from brokers.local_cluster import ClusterSettings, LocalCluster
+from channel.entries import BundleEntry
+from channel.ranges import topic_hash
+from channel.table_view import TableView
+from tests.load.cluster import SETTLED_MS, running
+from tests.pulsar.clients import Consuming, Producing, Type
+from tests.pulsar.fleet import Crew, Fleet
+from tests.pulsar.judging import MessagesVerdict
+from tests.pulsar.programs import Language, is_required, lacking
+
+# A program may have to be built first, which takes minutes.
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
+
+NAMESPACE = "public/default"
+BROKERS, BUNDLES = 3, 4
+RATE = 20.0
+KEYS = 8  # Of each producer; see tests/pulsar/README.md.
+PLAIN = tuple(f"non-persistent://{NAMESPACE}/plain-{number}" for number in range(8))
+PARTITIONED, PARTITIONS = f"non-persistent://{NAMESPACE}/partitioned", 4
+
+
+def required(*languages: Language) -> None:
+    """Skip the test where this machine cannot run a client of these, or fail it in CI."""
+    for problem in filter(None, map(lacking, languages)):
+        (pytest.fail if is_required() else pytest.skip)(problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """A cluster, its channel, and an operator's HTTP session."""
+
+    cluster: LocalCluster
+    table: TableView
+    http: aiohttp.ClientSession
+
+    def bundles(self) -> Sequence[BundleEntry]:
+        """The bundles of the namespace, as they are now."""
+        return self.table.view.bundles_of(NAMESPACE)
+
+    def owner(self, bundle: BundleEntry) -> str:
+        """The id of the broker that owns a bundle."""
+        assert bundle.owner is not None, f"{bundle.name} has an owner while nothing moves"
+        return self.table.view.live[bundle.owner].broker
+
+    async def transfer(self, bundle: BundleEntry, turn: int) -> None:
+        """Move a bundle to a broker that has it not: another one each turn."""
+        others = [broker.broker for broker in self.table.view.live_brokers() if broker.incarnation != bundle.owner]
+        await self.make(Move(deed=Deed.TRANSFER, bundle=bundle.name, to=others[turn % len(others)]))
+
+    async def make(self, move: Move) -> None:
+        """Have the first broker that lives make a move."""
+        address = f"http://{self.table.view.live_brokers()[0].broker}"
+        problem = await operator.make(self.http, address, move)
+        assert problem is None, f"{move.text}: {problem}"
+        await operator.settled(self.table, NAMESPACE, timeout_ms=SETTLED_MS)
+
+    async def move_everything(self, fleet: Fleet, rounds: int) -> None:
+        """Transfer each bundle `rounds` times; after each transfer all clients must get on."""
+        for turn in range(rounds):
+            for bundle in self.bundles():
+                await self.transfer(bundle, turn)
+                await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
+
+    def evidence(self) -> list[Path]:
+        """What the brokers wrote down."""
+        return sorted(path for folder in self.cluster.directories for path in folder.glob("accepts-*.jsonl"))
+
+    async def finish(self, fleet: Fleet) -> MessagesVerdict:
+        """Stop the clients, and have the judge judge."""
+        verdict = await asyncio.to_thread(fleet.finish, evidence=self.evidence)
+        assert verdict.problem is None
+        return verdict
+
+
+@asynccontextmanager
+async def stage(folder: Path) -> AsyncIterator[Stage]:
+    """Brokers that take Pulsar's clients, and write down what they accept; nobody moves anything but the test."""
+    settings = ClusterSettings(
+        directory=folder / "cluster", brokers=BROKERS, services=("pulsar",), pulsar_port=0, settings={"balance": "false"}, evidence=True
+    )
+    cluster = LocalCluster(settings)
+    async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
+        yield Stage(cluster=cluster, table=table, http=http)
+
+
+@asynccontextmanager
+async def flowing(folder: Path, crew: Crew) -> AsyncIterator[Fleet]:
+    """Clients whose messages flow; none is left at the end."""
+    fleet = Fleet(folder, crew)
+    try:
+        await asyncio.to_thread(fleet.start)
+        yield fleet
+    finally:
+        await asyncio.to_thread(fleet.kill)
+
+
+@pytest.mark.parametrize("language", Language)
+def test_a_client_hardly_notices(language: Language, tmp_path: Path) -> None:
+    """Through transfers, unloads and a death a client gets on, loses nothing but to the death, and meets one owner at a time."""
+    required(language)
+
+    async def play() -> None:
+        async with stage(tmp_path) as on:
+            url = on.cluster.pulsar_url
+            async with flowing(tmp_path, everyday_crew(language, url)) as fleet:
+                await on.move_everything(fleet, 2)
+                await give_up(on, fleet)
+                await die(on, fleet)
+                await on.move_everything(fleet, 1)
+                verdict = await on.finish(fleet)
+            assert {} == verdict.violations
+            assert verdict.totals["pieces_of_work_in_evidence"] > 0
+            assert 0 == verdict.totals["never_settled"]
+
+    asyncio.run(play())
+
+
+def everyday_crew(language: Language, url: str) -> Crew:
+    """One producer; one consumer that has its subscription alone, and two that share one."""
+    return [
+        (language, Consuming(url=url, name="alone", subscription="exclusive", topics=PLAIN)),
+        (language, Consuming(url=url, name="shared-0", subscription="shared", topics=PLAIN, type=Type.SHARED)),
+        (language, Consuming(url=url, name="shared-1", subscription="shared", topics=PLAIN, type=Type.SHARED)),
+        (language, Producing(url=url, name="producer", topics=PLAIN, rate=RATE)),
+    ]
+
+
+async def give_up(on: Stage, fleet: Fleet) -> None:
+    """A bundle is unloaded to nobody in particular: its next owner knows nothing of consumers, and drops what comes before they do."""
+    loop = asyncio.get_running_loop()
+    move = Move(deed=Deed.TRANSFER, bundle=on.bundles()[0].name)
+
+    def unload() -> None:
+        with fleet.excused():
+            asyncio.run_coroutine_threadsafe(on.make(move), loop).result()
+
+    await asyncio.to_thread(unload)
+
+
+async def die(on: Stage, fleet: Fleet) -> None:
+    """The owner of the first topic is killed, and started again when all clients have got over it."""
+    bundle = next(bundle for bundle in on.bundles() if bundle.low <= topic_hash(PLAIN[0]) < bundle.high)
+    number = on.cluster.broker_ids.index(on.owner(bundle))
+
+    def kill() -> None:
+        with fleet.excused():
+            on.cluster.kill(number)
+
+    await asyncio.to_thread(kill)
+    await operator.settled(on.table, NAMESPACE, timeout_ms=SETTLED_MS)
+    await asyncio.to_thread(on.cluster.restart, number)
+
+
+def test_every_kind_of_consumer_goes_through_transfers(tmp_path: Path) -> None:
+    """Through transfers a partitioned topic, a pattern, Failover and Key_Shared work on as they should, and nothing is lost."""
+    required(Language.JAVA, Language.GO)
+
+    async def play() -> None:
+        async with stage(tmp_path) as on:
+            url = on.cluster.pulsar_url
+            await make_partitions(on)
+            async with flowing(tmp_path, every_kind(url)) as fleet:
+                await on.move_everything(fleet, 3)
+                still_ns = time.monotonic_ns()
+                await asyncio.to_thread(fleet.wait_receipts, 2 * KEYS * (1 + len(PLAIN)))
+                verdict = await on.finish(fleet)
+            assert {} == verdict.violations
+            assert (0, 0, 0) == tuple(verdict.totals[name] for name in ("lost", "doubled", "never_settled"))
+            by_key = consumers(fleet, "keys", still_ns, lambda said: (said["topic"], said["producer"], said["n"] % KEYS))
+            assert ({1}, {"keys-0", "keys-1"}) == (set(map(len, by_key.values())), set().union(*by_key.values()))
+            assert {"plain": {"failover-0"}} == consumers(fleet, "failover", 0, lambda _: "plain")
+            assert set(PLAIN) == consumers(fleet, "pattern", 0, lambda said: said["topic"]).keys()
+            partitions = {f"{PARTITIONED}-partition-{number}" for number in range(PARTITIONS)}
+            assert partitions == consumers(fleet, "partitions", 0, lambda said: said["topic"]).keys()
+
+    asyncio.run(play())
+
+
+async def make_partitions(on: Stage) -> None:
+    """Make the partitioned topic, as an administrator does."""
+    path = f"{on.cluster.addresses[0]}/admin/v2/{PARTITIONED.replace('://', '/')}/partitions"
+    async with on.http.put(path, data=str(PARTITIONS), headers={"Content-Type": "application/json"}) as answer:
+        assert answer.ok, await answer.text()
+
+
+def every_kind(url: str) -> Crew:
+    """Producers of all languages, and each kind of subscription by two languages where it can have two consumers."""
+    pattern = f"non-persistent://{NAMESPACE}/plain-.*"
+    consumers: list[tuple[Language, str, str, dict[str, Any]]] = [
+        (Language.PYTHON, "failover-0", "failover", {"topics": PLAIN, "type": Type.FAILOVER}),
+        (Language.JAVA, "failover-1", "failover", {"topics": PLAIN, "type": Type.FAILOVER}),
+        (Language.GO, "keys-0", "keys", {"topics": PLAIN, "type": Type.KEY_SHARED}),
+        (Language.JAVA, "keys-1", "keys", {"topics": PLAIN, "type": Type.KEY_SHARED}),
+        (Language.PYTHON, "pattern", "pattern", {"pattern": pattern}),
+        (Language.GO, "partitions", "partitions", {"topics": (PARTITIONED,)}),
+        (Language.PYTHON, "both", "both", {"topics": (PARTITIONED, *PLAIN[:2])}),
+    ]
+    return [
+        *((language, Consuming(url=url, name=name, subscription=of, **how)) for language, name, of, how in consumers),
+        (Language.PYTHON, Producing(url=url, name="python", topics=(PARTITIONED, *PLAIN), rate=RATE / 2)),
+        (Language.GO, Producing(url=url, name="go", topics=(PARTITIONED, *PLAIN), rate=RATE / 2)),
+    ]
+
+
+def consumers(fleet: Fleet, subscription: str, since_ns: int, by: Callable[[dict[str, Any]], object]) -> dict[object, set[str]]:
+    """The consumers of a subscription that received something after `since_ns`, grouped by something of what they received."""
+    found: defaultdict[object, set[str]] = defaultdict(set)
+    for client in fleet.consumers:
+        for line in client.history.read_bytes().splitlines():
+            said = orjson.loads(line)
+            if said["event"] == "received" and said["subscription"] == subscription and said["at_ns"] > since_ns:
+                found[by(said)].add(said["consumer"])
+    return dict(found)

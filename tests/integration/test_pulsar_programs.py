@@ -1,0 +1,131 @@
+"""The driver of real Pulsar clients, and what each client's program says without any broker.
+
+May live here: what the harness itself has to keep to, so that a test with brokers fails for the brokers' sake.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.pulsar.clients import Client, ClientFailedError, Consuming, Event, Producing
+from tests.pulsar.judging import judged
+from tests.pulsar.programs import Language, command, is_required, lacking
+
+# Building them for the first time takes minutes.
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
+
+NOBODY = "pulsar://127.0.0.1:9"
+TOPIC = "non-persistent://public/default/t"
+PRODUCING = Producing(url=NOBODY, name="p0", topics=(TOPIC,), rate=10.0)
+CONSUMING = Consuming(url=NOBODY, name="c0", subscription="s", topics=(TOPIC,))
+PATIENCE_S = 30.0
+
+# Says what its standard input will end; the arguments of a real program follow it, and are not read.
+FAKE = """
+import sys
+for line in {lines!r}:
+    print(line, flush=True)
+sys.stdin.read()
+{end}
+"""
+
+
+def said(event: str, at_ns: int, n: int) -> str:
+    """A line of a producer."""
+    return f'{{"event": "{event}", "topic": "{TOPIC}", "producer": "p0", "n": {n}, "at_ns": {at_ns}}}'
+
+
+def fake(folder: Path, *lines: str, end: str = "", end_s: float = PATIENCE_S) -> Client:
+    """A producer that says `lines`, and does `end` when it is told to end."""
+    program = (sys.executable, "-c", FAKE.format(lines=lines, end=end))
+    return Client(Language.PYTHON, PRODUCING, folder, program=program, end_s=end_s)
+
+
+READY = f'{{"event": "ready", "producer": "p0", "topics": ["{TOPIC}"], "at_ns": 1}}'
+
+
+def test_a_client_is_heard_out(tmp_path: Path) -> None:
+    """What it says is counted, its pauses are measured, and every line is kept, those after its end too."""
+    lines = (READY, *(said("receipted", at_ns, n) for n, at_ns in enumerate((1_000_000, 2_000_000, 7_000_000, 9_000_000))))
+    with fake(tmp_path, *lines, end=f"print('''{said('sent', 5, 4)}''')") as client:
+        client.wait_ready()
+        client.wait_count(Event.RECEIPTED, 4, topic=TOPIC, timeout_s=PATIENCE_S)
+        client.wait_after(Event.RECEIPTED, 8_999_999, topics=[TOPIC], timeout_s=PATIENCE_S)
+        assert {TOPIC: 5.0} == client.longest_pauses_ms(Event.RECEIPTED)
+        client.forget_pauses()
+        assert {} == client.longest_pauses_ms(Event.RECEIPTED)
+        assert {TOPIC: 9_000_000} == client.last_ns(Event.RECEIPTED)
+    assert (4, 1) == (client.count(Event.RECEIPTED), client.count(Event.SENT))
+    assert [*lines, said("sent", 5, 4)] == client.history.read_text().splitlines()
+
+
+def test_a_client_that_ends_early_is_no_wait(tmp_path: Path) -> None:
+    """Whoever waits for a client that has ended is told so at once, with its last words."""
+    client = Client(Language.PYTHON, PRODUCING, tmp_path, program=(sys.executable, "-c", "raise SystemExit('no luck')")).start()
+    with pytest.raises(ClientFailedError, match=r"p0 .*it ended before being ready.*no luck"):
+        client.wait_ready(timeout_s=1_000.0)
+    client.kill()
+
+
+def test_a_wait_has_an_end(tmp_path: Path) -> None:
+    """What does not come is a failure after the time that was given, and says what did come."""
+    with fake(tmp_path, READY, said("sent", 1, 0)) as client:
+        client.wait_count(Event.SENT, 1, timeout_s=PATIENCE_S)
+        with pytest.raises(ClientFailedError, match=r"passed before received 1 times.*sent non-persistent"):
+            client.wait_count(Event.RECEIVED, 1, timeout_s=0.01)
+
+
+@pytest.mark.parametrize(
+    ("lines", "end", "match"),
+    [
+        ((READY, "no json"), "", "no json"),
+        ((READY, '{"event": "unheard of", "at_ns": 1}'), "", "unheard of"),
+        ((READY,), "sys.exit(3)", "ended with 3"),
+        ((READY,), "import time; time.sleep(1_000)", "did not end within"),
+    ],
+)
+def test_a_client_that_misbehaves_is_found_out(lines: tuple[str, ...], end: str, match: str, tmp_path: Path) -> None:
+    """Lines that are none, an exit code, and an end that does not come are failures when it is stopped."""
+    client = fake(tmp_path, *lines, end=end, end_s=2.0 if "sleep" in end else PATIENCE_S).start()
+    client.wait_ready()
+    with pytest.raises(ClientFailedError, match=match):
+        client.stop()
+
+
+def required(language: Language) -> Language:
+    """The language, if this machine can run its client; else the test is skipped, or fails in CI."""
+    problem = lacking(language)
+    if problem is not None:
+        (pytest.fail if is_required() else pytest.skip)(problem)
+    return language
+
+
+@pytest.mark.parametrize("language", Language)
+@pytest.mark.parametrize("task", [PRODUCING, CONSUMING], ids=["produce", "consume"])
+def test_a_program_ends_with_its_input(language: Language, task: Producing | Consuming, tmp_path: Path) -> None:
+    """Each client ends when its standard input does, although it waits for a broker that is not there."""
+    client = Client(required(language), task, tmp_path).start()
+    with pytest.raises(ClientFailedError, match=r"ended with 1; .*told to end before it was ready"):
+        client.stop()
+
+
+def test_the_judge_is_asked(tmp_path: Path) -> None:
+    """The way to the judge and back: a clean run, a loss, a loss that is excused, and no verdict."""
+    history = tmp_path / "history.jsonl"
+    ready = f'{{"event": "ready", "subscription": "s", "consumer": "c", "topics": ["{TOPIC}"], "at_ns": 1}}'
+    history.write_text("\n".join([ready, said("sent", 10, 0), said("receipted", 12, 0)]) + "\n")
+    assert (1, ["receipted_messages_are_delivered"]) == ((found := judged([history])).totals["lost"], list(found.violations))
+    assert judged([history], windows=[(11, 20)]).is_clean
+    history.write_text(ready)
+    assert "nothing to judge" in (judged([history]).problem or "")
+
+
+def test_a_program_is_built_once() -> None:
+    """A second request for a program's command builds nothing."""
+    language = required(Language.GO)
+    built_ns = Path(command(language)[0]).stat().st_mtime_ns
+    command.cache_clear()
+    assert built_ns == Path(command(language)[0]).stat().st_mtime_ns

@@ -1,0 +1,151 @@
+"""The rules of the judge: each is a function from a case to the messages that tell how the case breaks it.
+
+May live here: the rules, and nothing that reads, counts or prints. This module, with the shapes in `case.py`, is all that a
+sceptic must believe. README.md beside it says what a clean verdict proves, and what it cannot.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain, groupby
+from operator import attrgetter
+
+from case import Case, Operation, Work, Write, outcome
+
+Rule = Callable[[Case], Iterator[str]]
+
+
+def told(what: Write | Operation) -> str:
+    """How a message names a write or an acknowledged request."""
+    return f"request {what.request!r} (broker {what.broker!r}, token {what.token}, value {what.value})"
+
+
+def acknowledged_writes_are_stored(case: Case) -> Iterator[str]:
+    """Each answered increment is in the store with the key, broker, token and value that the caller was told."""
+    for request, tries in case.attempts.items():
+        rows = case.stored.get(request, [])
+        for call in tries:
+            if call.status == 200 and call[:5] not in rows:  # A Call begins with the fields of a Write.
+                yield f"key {call.key!r}: request {request!r} was acknowledged as {call[2:5]}, but the store has {rows or 'no such write'}"
+
+
+def requests_are_applied_once(case: Case) -> Iterator[str]:
+    """No request, whatever its outcome and however often it was tried, stands in the store more than once."""
+    for request, rows in case.stored.items():
+        if len(rows) > 1:
+            yield f"key {rows[0].key!r}: request {request!r} was applied {len(rows)} times: {rows}"
+
+
+def refused_calls_left_nothing(case: Case) -> Iterator[str]:
+    """A request whose every answer promised that nothing was applied is not in the store; a redirect promises nothing."""
+    for request, tries in case.attempts.items():
+        if request in case.stored and {outcome(call.status) for call in tries} - {"redirected"} == {"refused"}:
+            yield f"key {tries[0].key!r}: request {request!r} was refused with {tries[-1].status}, but is in the store"
+
+
+def values_count_up(case: Case) -> Iterator[str]:
+    """In the store the values of a key are 1, 2, 3, ...: no update was lost, none invented."""
+    last: dict[str, int] = {}
+    for row in case.writes:
+        if row.value != last.get(row.key, 0) + 1:
+            yield f"key {row.key!r}: in the store {told(row)} follows value {last.get(row.key, 0)}"
+        last[row.key] = row.value
+
+
+def stored_tokens_never_fall(case: Case) -> Iterator[str]:
+    """The store took no write with a token older than one that it had taken for the key."""
+    highest: dict[str, Write] = {}
+    for row in case.writes:
+        if row.token < highest.setdefault(row.key, row).token:
+            yield f"key {row.key!r}: the store took {told(row)} after {told(highest[row.key])}"
+        else:
+            highest[row.key] = row
+
+
+def refusals_were_stale(case: Case) -> Iterator[str]:
+    """The store refused only what was older than the highest token that it had seen."""
+    for row in case.refusals:
+        if row.token >= row.highest:
+            yield f"key {row.key!r}: request {row.request!r} was refused with token {row.token}, not older than {row.highest}"
+
+
+def tokens_have_one_broker(case: Case) -> Iterator[str]:
+    """A token of a key belongs to one broker, in the store and in the answers."""
+    holders: dict[tuple[str, int], Write | Operation] = {}
+    served: Iterable[Write | Operation] = chain(case.writes, *case.operations.values())
+    for what in served:
+        first = holders.setdefault((what.key, what.token), what)
+        if first.broker != what.broker:
+            yield f"key {what.key!r}: one token, two brokers: {told(first)} and {told(what)}"
+
+
+def out_of_order(operations: Iterable[Operation]) -> Iterator[tuple[Operation, Operation]]:
+    """Yield (earlier, later): `earlier` had returned before `later` was called, yet its (token, value) is not lower.
+
+    One sweep over the operations of a key in the order of their calls, beside the highest that had returned by then.
+    """
+    by_call = sorted(operations, key=attrgetter("call_ns"))
+    by_return = sorted(by_call, key=attrgetter("return_ns"))
+    highest, returned = by_return[0], 0
+    for later in by_call:
+        while by_return[returned].return_ns < later.call_ns:  # It ends: `later` itself returns no earlier than its call.
+            highest = max(highest, by_return[returned], key=attrgetter("token", "value"))
+            returned += 1
+        if returned and (highest.token, highest.value) >= (later.token, later.value):
+            yield highest, later
+
+
+def one_owner_at_a_time(case: Case) -> Iterator[str]:
+    """Once a call was answered under a token, no later call of the key is answered under an older one."""
+    for earlier, later in chain.from_iterable(map(out_of_order, case.operations.values())):
+        if earlier.token > later.token:
+            yield f"key {later.key!r}: two owners: {told(later)} was called after {told(earlier)} had returned"
+
+
+def values_follow_real_time(case: Case) -> Iterator[str]:
+    """Under one token, a call made after another had returned gets the higher value (the store's rules order the rest)."""
+    for earlier, later in chain.from_iterable(map(out_of_order, case.operations.values())):
+        if earlier.token == later.token:
+            yield f"key {later.key!r}: {told(later)} was called after {told(earlier)} had returned, yet has no higher value"
+
+
+def work_ends_within_its_lease(case: Case) -> Iterator[str]:
+    """No broker started or answered work past the deadline of its lease."""
+    for work in case.works:
+        if max(work.started_ns, work.answered_ns) > work.lease_deadline_ns:
+            yield f"key {work.key!r}: worked past the lease: {work}"
+
+
+def work_of_two_tokens_never_overlaps(case: Case) -> Iterator[str]:
+    """By the brokers' own clocks all work under a token of a key was answered before any under a newer one started."""
+    for key, of_key in groupby(sorted(case.works, key=attrgetter("key", "token")), key=attrgetter("key")):
+        latest: Work | None = None  # The last that was answered under the older tokens.
+        for _, of_token in groupby(of_key, key=attrgetter("token")):
+            works = list(of_token)
+            first = min(works, key=attrgetter("started_ns"))
+            if latest is not None and latest.answered_ns > first.started_ns:
+                yield f"key {key!r}: two owners: {first} started before the end of {latest}"
+            latest = max([latest, *works] if latest else works, key=attrgetter("answered_ns"))
+
+
+RULES: dict[str, Rule] = {
+    rule.__name__: rule
+    for rule in (
+        acknowledged_writes_are_stored,
+        requests_are_applied_once,
+        refused_calls_left_nothing,
+        values_count_up,
+        stored_tokens_never_fall,
+        refusals_were_stale,
+        tokens_have_one_broker,
+        one_owner_at_a_time,
+        values_follow_real_time,
+        work_ends_within_its_lease,
+        work_of_two_tokens_never_overlaps,
+    )
+}
+DOUBLE_OWNER_RULES = ("tokens_have_one_broker", "one_owner_at_a_time", "work_of_two_tokens_never_overlaps")
+
+
+def violations(case: Case) -> dict[str, list[str]]:
+    """The messages of each rule that was broken, by the rule's name."""
+    found = {name: list(rule(case)) for name, rule in RULES.items()}
+    return {name: messages for name, messages in found.items() if messages}

@@ -1,0 +1,303 @@
+"""Each rule of the judge of messages: an honest run passes, and the fault that the rule is there for does not.
+
+Faults are edits of the lines that an honest run leaves behind: two producers, a topic and a partitioned one, a transfer, two subscriptions.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import messages
+from case import Work
+
+TOPIC = "non-persistent://t/n/plain"
+PARTED = "non-persistent://t/n/parted"
+MOVED_AT = 40
+Line = dict[str, object]
+
+
+@dataclass(slots=True, kw_only=True)
+class Leavings:
+    """The lines of clients and of brokers."""
+
+    history: list[Line] = field(default_factory=list)
+    evidence: list[Line] = field(default_factory=list)
+
+    def find(self, event: str, producer: str, n: int, *, topic: str = TOPIC, consumer: str | None = None) -> Line:
+        """The line of an event."""
+        wanted = {"event": event, "producer": producer, "n": n, "topic": topic}
+        wanted |= {} if consumer is None else {"consumer": consumer}
+        return next(line for line in self.history if wanted.items() <= line.items())
+
+    def lose(self, event: str, producer: str, n: int, **of: str) -> None:
+        """Take a line away."""
+        self.history.remove(self.find(event, producer, n, **of))
+
+
+def honest_run() -> Leavings:
+    """Messages 0 to 7 of each producer and topic, one each 10 ns; the plain topic moves from b0 to b1 at `MOVED_AT`."""
+    left = Leavings()
+    for subscription, consumer, topics in (("all", "c0", [TOPIC, PARTED]), ("some", "c1", None)):
+        left.history.append({"event": "ready", "subscription": subscription, "consumer": consumer, "topics": topics, "at_ns": -1})
+    for producer in ("p0", "p1"):
+        left.history.append({"event": "ready", "producer": producer, "topics": [TOPIC, PARTED], "at_ns": -1})
+        for topic in (TOPIC, PARTED):
+            for n in range(8):
+                tell(left, topic, producer, n)
+    return left
+
+
+def tell(left: Leavings, topic: str, producer: str, n: int) -> None:
+    """All that is said of one message."""
+    at_ns = n * 10
+    what: Line = {"topic": topic, "producer": producer, "n": n}
+    full = topic if topic == TOPIC else f"{topic}-partition-{n % 2}"
+    left.history += [{"event": "sent", **what, "at_ns": at_ns}, {"event": "receipted", **what, "at_ns": at_ns + 5}]
+    for subscription, consumer in (("all", "c0"), ("some", "c1")):
+        seen: Line = {"subscription": subscription, "consumer": consumer}
+        left.history.append({"event": "received", **what, "topic": full, **seen, "at_ns": at_ns + 6})
+    broker, token = ("b0", 7) if at_ns < MOVED_AT else ("b1", 9)
+    times: Line = {"started_ns": at_ns + 1, "answered_ns": at_ns + 2, "lease_deadline_ns": 1_000}
+    left.evidence.append({"broker": broker, "bundle": "t/n/0x0_0x1", "key": full, "token": token, **times, "message": f"{producer}:{n}"})
+
+
+def judged(left: Leavings, *windows: tuple[int, int]) -> dict[str, int]:
+    """The rules that were broken, and how often."""
+    run = messages.Run()
+    run.windows += windows
+    for line in left.history:
+        messages.note(run, line)
+    run.works += [Work(*(line[name] for name in Work._fields)) for line in left.evidence]  # type: ignore[arg-type]
+    return {rule: len(found) for rule, found in messages.violations(run).items()}
+
+
+def test_an_honest_run_is_clean() -> None:
+    """No rule is broken, although a topic moved, another is partitioned, and one subscription goes by pattern."""
+    assert {} == judged(honest_run())
+
+
+def repeat(left: Leavings) -> None:
+    """A message is delivered again, after others."""
+    left.history.append(left.find("received", "p0", 5, consumer="c0") | {"at_ns": 99})
+
+
+def swap(left: Leavings) -> None:
+    """Two messages of a producer change places on their way to one consumer."""
+    one, other = (left.history.index(left.find("received", "p0", n, consumer="c0")) for n in (5, 6))
+    left.history[one], left.history[other] = left.history[other], left.history[one]
+
+
+def swap_in_a_partition(left: Leavings) -> None:
+    """The same within a partition, whose messages are every other one."""
+    partition = f"{PARTED}-partition-1"
+    one, other = (left.history.index(left.find("received", "p0", n, topic=partition, consumer="c0")) for n in (5, 7))
+    left.history[one], left.history[other] = left.history[other], left.history[one]
+
+
+def invent(left: Leavings) -> None:
+    """A consumer receives what nobody sent."""
+    left.history.append(left.find("received", "p0", 7, consumer="c0") | {"n": 8})
+
+
+def old_owner_goes_on(left: Leavings) -> None:
+    """The old owner accepts once more after the new one has begun."""
+    left.evidence.append(left.evidence[0] | {"started_ns": 60, "answered_ns": 61})
+
+
+def old_owner_answers_late(left: Leavings) -> None:
+    """What the old owner began in time, it answers when the new one is at work; its lease is good."""
+    left.evidence[0]["answered_ns"] = 55
+
+
+def new_owner_works_twice(left: Leavings) -> None:
+    """Another broker accepts under the token of the new owner."""
+    left.evidence.append(left.evidence[7] | {"broker": "b2", "started_ns": 90, "answered_ns": 91})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    name: str
+    rule: str
+    plant: Callable[[Leavings], object]
+
+
+FAULTS = (
+    Fault(
+        name="a receipted message is lost",
+        rule="receipted_messages_are_delivered",
+        plant=lambda left: left.lose("received", "p0", 5, consumer="c0"),
+    ),
+    Fault(
+        name="a receipted message is lost to a pattern",
+        rule="receipted_messages_are_delivered",
+        plant=lambda left: left.lose("received", "p1", 7, consumer="c1"),
+    ),
+    Fault(
+        name="a receipted message of a partition is lost",
+        rule="receipted_messages_are_delivered",
+        plant=lambda left: left.lose("received", "p0", 6, topic=f"{PARTED}-partition-0", consumer="c0"),
+    ),
+    Fault(name="a message comes twice", rule="messages_are_delivered_once", plant=repeat),
+    Fault(name="two messages change places", rule="messages_keep_their_order", plant=swap),
+    Fault(name="two messages of a partition change places", rule="messages_keep_their_order", plant=swap_in_a_partition),
+    Fault(name="a message is invented", rule="deliveries_were_sent", plant=invent),
+    Fault(name="the token falls", rule="work_of_two_tokens_never_overlaps", plant=old_owner_goes_on),
+    Fault(name="two tokens at once", rule="work_of_two_tokens_never_overlaps", plant=old_owner_answers_late),
+    Fault(name="one token, two brokers", rule="tokens_have_one_broker", plant=new_owner_works_twice),
+    Fault(
+        name="work past the lease",
+        rule="work_ends_within_its_lease",
+        plant=lambda left: left.evidence[-1].update(lease_deadline_ns=50),
+    ),
+)
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+def test_a_fault_breaks_its_rule_alone(fault: Fault) -> None:
+    """Each planted fault is found by the rule that is there for it, once, and by no other."""
+    left = honest_run()
+    fault.plant(left)
+    assert {fault.rule: 1} == judged(left)
+
+
+@pytest.mark.parametrize("fault", FAULTS[:4], ids=lambda fault: fault.name)
+def test_a_death_excuses_losses_and_repetitions(fault: Fault) -> None:
+    """What a window touches may be lost or doubled; a window elsewhere excuses nothing."""
+    left = honest_run()
+    fault.plant(left)
+    assert {} == judged(left, (48, 99))
+    assert [fault.rule] == list(judged(left, (-9, -5)))
+
+
+def test_a_death_excuses_no_disorder_and_no_double_owner() -> None:
+    """A window excuses nothing else."""
+    for fault in FAULTS[4:]:
+        left = honest_run()
+        fault.plant(left)
+        assert [fault.rule] == list(judged(left, (-9, 999))), fault
+
+
+def test_what_is_sent_again_in_order_is_no_disorder() -> None:
+    """After a death a producer sends again what was delivered and not receipted: doubled, and in order."""
+    left = honest_run()
+    for n in (5, 6, 7):
+        left.history.append(left.find("received", "p0", n, consumer="c0") | {"at_ns": 99})
+    assert {"messages_are_delivered_once": 3} == judged(left)
+
+
+def test_what_was_not_receipted_may_be_lost() -> None:
+    """Without a receipt, or given up by the client, a message is owed to nobody."""
+    left = honest_run()
+    left.lose("receipted", "p0", 5)
+    left.find("receipted", "p0", 6)["event"] = "failed"
+    for n in (5, 6):
+        left.lose("received", "p0", n, consumer="c0")
+    assert {} == judged(left)
+
+
+def test_what_was_sent_before_the_subscription_is_not_owed() -> None:
+    """A consumer that came late did not lose what went before."""
+    left = honest_run()
+    left.history[0]["at_ns"] = 15
+    for n in (0, 1):
+        left.lose("received", "p0", n, consumer="c0")
+    assert {} == judged(left)
+    left.lose("received", "p0", 2, consumer="c0")
+    assert ["receipted_messages_are_delivered"] == list(judged(left))
+
+
+def test_a_subscription_that_gets_nothing_at_all_is_found() -> None:
+    """To have received nothing is no way out of being judged."""
+    left = honest_run()
+    left.history = [line for line in left.history if line.get("consumer") != "c0" or line["event"] == "ready"]
+    assert {"receipted_messages_are_delivered": 32} == judged(left)
+
+
+def save(left: Leavings, folder: Path) -> list[str]:
+    """Write the lines to files; the arguments that name them."""
+    for name in ("history", "evidence"):
+        lines = getattr(left, name)
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return [str(folder / "history.jsonl"), "--evidence", str(folder / "evidence.jsonl")]
+
+
+def alone(arguments: list[str]) -> subprocess.CompletedProcess[str]:
+    """Run a copy of the judge's files as a process that sees nothing else but the standard library."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("case.py", "rules.py", "judge.py", "messages.py"):
+            shutil.copy(Path(__file__).with_name(name), folder)
+        command = [sys.executable, "-E", "-s", "-S", f"{folder}/messages.py", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_judge_runs_alone(tmp_path: Path) -> None:
+    """Clean, excused and broken runs have their exit codes, and the totals say on how much the verdict stands."""
+    left = honest_run()
+    assert (0, "verdict: clean, no violation") == ((ended := alone(save(left, tmp_path))).returncode, ended.stdout.splitlines()[-1])
+    left.lose("received", "p0", 5, consumer="c0")
+    ended = alone([*save(left, tmp_path), "--json"])
+    answer = json.loads(ended.stdout)
+    assert (1, 1) == (ended.returncode, answer["violations"]["receipted_messages_are_delivered"]["count"])
+    assert {
+        "sent": 32,
+        "receipted": 32,
+        "failed": 0,
+        "never_settled": 0,
+        "subscriptions": 2,
+        "deliveries": 63,
+        "deliveries_owed": 60,  # Who goes by pattern is owed nothing before its first message of a topic.
+        "lost": 1,
+        "doubled": 0,
+        "pieces_of_work_in_evidence": 32,
+        "tokens_of_topics_in_evidence": 6,
+    } == answer["totals"]
+    assert 0 == alone([*save(left, tmp_path), "--excused", "48", "99"]).returncode
+
+
+UNUSABLE = {
+    "no receipt": lambda left: left.history.clear(),
+    "sent twice": lambda left: left.history.append(left.find("sent", "p0", 0)),
+    "receipted, not sent": lambda left: left.lose("sent", "p0", 0),
+    "unknown event": lambda left: left.history.append({"event": "x", "topic": "t", "producer": "p", "n": 0, "at_ns": 0}),
+    "a number is text": lambda left: left.history[-1].update(n="1"),
+    "a truth value is no number": lambda left: left.evidence[0].update(token=True),
+    "topics are no list": lambda left: left.history[0].update(topics="t"),
+}
+
+
+@pytest.mark.parametrize("spoil", UNUSABLE.values(), ids=UNUSABLE.keys())
+def test_what_cannot_be_judged_is_no_clean_run(
+    spoil: Callable[[Leavings], object], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Lines that contradict themselves, or prove nothing, end with exit code 2."""
+    left = honest_run()
+    spoil(left)
+    assert 2 == messages.main([*save(left, tmp_path), "--json"])
+    assert "unusable" == json.loads(capsys.readouterr().out)["verdict"]
+
+
+@given(garbage=st.binary(max_size=200))
+def test_garbage_is_unusable_and_never_a_traceback(garbage: bytes) -> None:
+    """Any bytes in a history or in evidence are refused with exit code 2."""
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = save(honest_run(), Path(folder))
+        spoilt = Path(folder) / "garbage"
+        spoilt.write_bytes(garbage + b"\n{}\n")
+        assert [2, 2] == [messages.main([str(spoilt), *arguments]), messages.main([*arguments, str(spoilt)])]
+
+
+def test_a_half_written_last_line_is_passed_over(tmp_path: Path) -> None:
+    """A broker that was killed leaves half a line of evidence."""
+    arguments = save(honest_run(), tmp_path)
+    with (tmp_path / "evidence.jsonl").open("a") as evidence:
+        evidence.write('{"broker": "b')
+    assert 0 == messages.main(arguments)

@@ -1,0 +1,143 @@
+"""Real Pulsar clients of all languages at once, while their bundles are moved, cut and joined and their brokers killed; then judged.
+
+May live here: the run, its size as a value, and its result. The full size is `python -m tests.stress_pulsar`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import cycle, islice
+from pathlib import Path
+from random import Random
+from typing import Final
+
+from brokers.demo.operator import Deed
+from brokers.local_cluster import ClusterSettings, LocalCluster
+from channel.verify import Findings
+from channel.view import View
+from tests.load.cluster import running
+from tests.load.stress import BUNDLES, NAMESPACE, Run, Size, verified
+from tests.pulsar.clients import Consuming, Producing, Type
+from tests.pulsar.fleet import Crew, Fleet
+from tests.pulsar.judging import MessagesVerdict
+from tests.pulsar.programs import Language
+
+TOPICS: Final = tuple(f"non-persistent://{NAMESPACE}/topic-{number}" for number in range(12))
+# Of each producer to each topic: all in all some 200 messages a second, each of which goes to four subscriptions.
+RATE: Final = 5.0
+FULL: Final = Size(transfers=100, splits=10, merges=10, kills=5, stops=0, outages=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Result:
+    """What came of a run. `made` counts all moves, also those made while losses were excused; `pauses_ms` are of each producer."""
+
+    made: dict[str, int]
+    refused: int
+    seconds: float
+    excused_s: float
+    pauses_ms: dict[str, float]
+    findings: Findings
+    verdict: MessagesVerdict
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether neither the judge nor the audit of the channel found anything."""
+        return self.verdict.is_clean and self.findings.in_order
+
+
+def crew(url: str, languages: Sequence[Language]) -> Crew:
+    """A producer of each language, and consumers: one alone, one alone on standby, two that share, two that share keys."""
+    first, second, third = islice(cycle(languages), len(Language))
+    consumers = [
+        (first, "alone", "exclusive", Type.EXCLUSIVE),
+        (second, "shared-0", "shared", Type.SHARED),
+        (third, "shared-1", "shared", Type.SHARED),
+        (third, "keys-0", "keys", Type.KEY_SHARED),
+        (first, "keys-1", "keys", Type.KEY_SHARED),
+        (third, "failover-0", "failover", Type.FAILOVER),
+        (first, "failover-1", "failover", Type.FAILOVER),
+    ]
+    return [
+        *((language, Consuming(url=url, name=name, subscription=of, topics=TOPICS, type=kind)) for language, name, of, kind in consumers),
+        *((language, Producing(url=url, name=language, topics=TOPICS, rate=RATE)) for language in languages),
+    ]
+
+
+async def pulsar_stress(size: Size, directory: Path, *, seed: int, languages: Sequence[Language], say: Callable[[str], None]) -> Result:
+    """Run all of it in `directory`, a new one, and have it judged. Raises what keeps the cluster or a client from getting on again."""
+    settings = ClusterSettings(
+        directory=directory / "cluster", brokers=size.brokers, services=("pulsar",), pulsar_port=0, bury=seed % 2 == 0, evidence=True
+    )
+    cluster = LocalCluster(settings)
+    began_s = asyncio.get_running_loop().time()
+    fleet = Fleet(directory, crew(cluster.pulsar_url, languages))
+    async with asyncio.timeout(size.seconds_max), running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
+        run = Run(size=size, cluster=cluster, table=table, http=http, random=Random(seed), say=say)
+        try:
+            await asyncio.to_thread(fleet.start)
+            say("messages flow")
+            counted: Counter[Deed] = Counter()
+            await asyncio.gather(make_all_moves(run, fleet, counted), have_all_deaths(run, fleet, counted))
+            await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
+            verdict = await asyncio.to_thread(fleet.finish, evidence=lambda: evidence(cluster))
+        finally:
+            await asyncio.to_thread(fleet.kill)
+    return Result(
+        made=dict(run.made),
+        refused=run.refused,
+        seconds=asyncio.get_running_loop().time() - began_s,
+        excused_s=sum(end - start for start, end in fleet.windows) / 1e9,
+        pauses_ms=fleet.longest_pauses_ms(),
+        findings=await asyncio.to_thread(verified, cluster.log_url),
+        verdict=verdict,
+    )
+
+
+def evidence(cluster: LocalCluster) -> Sequence[Path]:
+    """What the brokers wrote down."""
+    return sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
+
+
+async def make_all_moves(run: Run, fleet: Fleet, counted: Counter[Deed]) -> None:
+    """Make every move of the size, in a random order, each until it was made, and counted, while no loss was excused."""
+    deeds = [Deed.TRANSFER] * run.size.transfers + [Deed.SPLIT] * run.size.splits + [Deed.MERGE] * run.size.merges
+    run.random.shuffle(deeds)
+    for deed in deeds:
+        wanted = counted[deed] + 1
+        while counted[deed] < wanted:
+            before, is_excused = run.made[deed], fleet.is_excused
+            await run.move(deed)
+            counted[deed] += run.made[deed] > before and not is_excused and not fleet.is_excused
+
+
+async def have_all_deaths(run: Run, fleet: Fleet, counted: Counter[Deed]) -> None:
+    """Kill a broker now and then, spread over the moves that count; each time all clients must get over it."""
+    loop = asyncio.get_running_loop()
+    moves = run.size.transfers + run.size.splits + run.size.merges
+
+    for death in range(run.size.kills):
+        wanted = moves * (death + 1) // (run.size.kills + 1)
+        await run.until(partial(have_moved, counted, wanted), f"{wanted} moves")
+        number = run.random.randrange(run.size.brokers)
+        run.out[number] = None
+        await asyncio.to_thread(kill, run, fleet, number, loop)
+        del run.out[number]
+        await run.settled()
+        run.made["kill"] += 1
+
+
+def have_moved(counted: Counter[Deed], wanted: int, _: View) -> bool:
+    """Whether so many moves count."""
+    return counted.total() >= wanted
+
+
+def kill(run: Run, fleet: Fleet, number: int, loop: asyncio.AbstractEventLoop) -> None:
+    """Kill a broker, and have it started again; losses are excused until all clients get on."""
+    with fleet.excused():
+        asyncio.run_coroutine_threadsafe(run.kill(number), loop).result()

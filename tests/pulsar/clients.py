@@ -1,0 +1,278 @@
+"""Real Pulsar clients as processes: started, read as they speak, and stopped.
+
+May live here: what a client is told, what it has said, and waiting for it. How the programs are built is in programs.py.
+
+Threads: one for each process reads its lines, keeps them in a file for the judge, and counts. Whoever asks waits on one condition.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Final, Self
+
+import orjson
+
+from tests.pulsar.programs import ROOT, Language, command
+
+# A lookup may be held until a dead broker's lease has run out, and a JVM starts on a machine that is busy.
+READY_S: Final = 60.0
+# A program needs 15 s at most for its end; see README.md.
+_END_S: Final = 30.0
+_KILL_S: Final = 5.0
+_LAST_WORDS_BYTES: Final = 2_000
+
+
+class Type(StrEnum):
+    """Of a subscription."""
+
+    EXCLUSIVE = "Exclusive"
+    SHARED = "Shared"
+    FAILOVER = "Failover"
+    KEY_SHARED = "Key_Shared"
+
+
+class Event(StrEnum):
+    """What clients tell."""
+
+    READY = "ready"
+    SENT = "sent"
+    RECEIPTED = "receipted"
+    FAILED = "failed"
+    RECEIVED = "received"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Producing:
+    """Send to each of `topics` so many messages a second; batched, `batch` at a time, if it is not 0."""
+
+    url: str
+    name: str
+    topics: tuple[str, ...]
+    rate: float
+    batch: int = 0
+
+    def words(self) -> list[str]:
+        """The command line."""
+        words = ["produce", "--url", self.url, "--name", self.name, "--topics", ",".join(self.topics), "--rate", str(self.rate)]
+        return [*words, "--batch", str(self.batch)] if self.batch else words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Consuming:
+    """Receive from `topics`, or from those whose names match `pattern`."""
+
+    url: str
+    name: str
+    subscription: str
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+    type: Type = Type.EXCLUSIVE
+
+    def words(self) -> list[str]:
+        """The command line."""
+        what = ["--topics", ",".join(self.topics)] if self.pattern is None else ["--pattern", self.pattern]
+        return ["consume", "--url", self.url, "--name", self.name, *what, "--subscription", self.subscription, "--type", self.type]
+
+
+class ClientFailedError(AssertionError):
+    """A client ended before its time, or did not do in time what was waited for; the message has its last words."""
+
+
+class Tally:
+    """What one client has said, in numbers: bounded by the number of its topics. Not safe for several threads by itself."""
+
+    def __init__(self) -> None:
+        self.ready: dict[str, object] | None = None
+        self.counts: defaultdict[tuple[Event, str], int] = defaultdict(int)
+        self.last_ns: dict[tuple[Event, str], int] = {}
+        self.longest_ns: dict[tuple[Event, str], int] = {}
+        self.last_problem: str | None = None
+
+    def note(self, line: dict[str, object]) -> None:
+        """Count one line."""
+        event, at_ns = Event(str(line["event"])), line["at_ns"]
+        assert isinstance(at_ns, int), line
+        if event is Event.READY:
+            self.ready = line
+            return
+        if event is Event.FAILED:
+            self.last_problem = str(line["why"])
+        what = event, str(line["topic"])
+        self.counts[what] += 1
+        if what in self.last_ns:
+            self.longest_ns[what] = max(self.longest_ns.get(what, 0), at_ns - self.last_ns[what])
+        self.last_ns[what] = at_ns
+
+    def count(self, event: Event, topic: str | None = None) -> int:
+        """How many of an event; of one topic, or of all."""
+        return sum(number for (one, of), number in self.counts.items() if one is event and topic in (None, of))
+
+
+class Client:
+    """A client process, from `start` to `stop`; also a context, which does both, and kills it where the body raised.
+
+    `history` is the file with its lines, and `complaints` the one with its standard error, in `folder`.
+    """
+
+    def __init__(
+        self, language: Language, task: Producing | Consuming, folder: Path, *, program: Sequence[str] | None = None, end_s: float = _END_S
+    ) -> None:
+        """Nothing is started yet. `program` stands for that of the language."""
+        self.language = language
+        self.task = task
+        self.history = folder / f"{task.name}.jsonl"
+        self.complaints = folder / f"{task.name}.log"
+        self._end_s = end_s
+        self._program = program
+        self._tally = Tally()
+        self._changed = threading.Condition()
+        self._over = False  # Its output has ended.
+        self._problem: str | None = None
+        self._process: subprocess.Popen[bytes] | None = None
+        self._reader: threading.Thread | None = None
+
+    @property
+    def name(self) -> str:
+        """Of its producer or consumer."""
+        return self.task.name
+
+    # --- what it has said ---
+
+    def count(self, event: Event, topic: str | None = None) -> int:
+        """How many of an event; of one topic, or of all."""
+        with self._changed:
+            return self._tally.count(event, topic)
+
+    def last_ns(self, event: Event) -> dict[str, int]:
+        """When each topic had its last event of a kind."""
+        with self._changed:
+            return {topic: at_ns for (one, topic), at_ns in self._tally.last_ns.items() if one is event}
+
+    def longest_pauses_ms(self, event: Event) -> dict[str, float]:
+        """The longest time between two successive events of a kind, by topic, since `forget_pauses`."""
+        with self._changed:
+            return {topic: pause_ns / 1e6 for (one, topic), pause_ns in self._tally.longest_ns.items() if one is event}
+
+    def forget_pauses(self) -> None:
+        """Begin to look for the longest pauses anew; one that goes on counts in full."""
+        with self._changed:
+            self._tally.longest_ns.clear()
+
+    def check(self) -> None:
+        """Raise `ClientFailedError` if it has ended."""
+        with self._changed:
+            if self._over:
+                raise ClientFailedError(f"{self.name} ({self.language}) has ended; {self._last_words()}")
+
+    # --- waiting; each raises `ClientFailedError` ---
+
+    def wait_ready(self, *, timeout_s: float = READY_S) -> None:
+        """Wait until it produces or consumes."""
+        self._wait(lambda tally: tally.ready is not None, "being ready", timeout_s)
+
+    def wait_count(self, event: Event, count: int, *, topic: str | None = None, timeout_s: float) -> None:
+        """Wait until an event has been told so often."""
+        self._wait(lambda tally: tally.count(event, topic) >= count, f"{event} {count} times", timeout_s)
+
+    def wait_after(self, event: Event, since_ns: int, *, topics: Sequence[str], timeout_s: float) -> None:
+        """Wait until each of the topics had the event after `since_ns`, of CLOCK_MONOTONIC."""
+
+        def holds(tally: Tally) -> bool:
+            return all(tally.last_ns.get((event, topic), 0) > since_ns for topic in topics)
+
+        self._wait(holds, f"{event} anew for each of {len(topics)} topics", timeout_s)
+
+    def _wait(self, condition: Callable[[Tally], bool], what: str, timeout_s: float) -> None:
+        with self._changed:
+            self._changed.wait_for(lambda: condition(self._tally) or self._over, timeout_s)
+            if not condition(self._tally):
+                problem = "it ended" if self._over else f"{timeout_s:.0f} s passed"
+                counted = {f"{event} {topic}": number for (event, topic), number in self._tally.counts.items()}
+                raise ClientFailedError(f"{self.name} ({self.language}): {problem} before {what}; {counted}; {self._last_words()}")
+
+    # --- life ---
+
+    def start(self) -> Self:
+        """Start it; `wait_ready` waits until it has begun. Raises `BuildFailedError`."""
+        program = command(self.language) if self._program is None else self._program
+        with self.complaints.open("ab") as complaints:
+            self._process = subprocess.Popen(
+                [*program, *self.task.words()],
+                stdin=subprocess.PIPE,  # We hold its other end: a client does not outlive us, however we end.
+                stdout=subprocess.PIPE,
+                stderr=complaints,
+                cwd=ROOT,
+                start_new_session=True,
+            )
+        assert self._process.stdout is not None, "it was started with one"
+        self._reader = threading.Thread(target=self._read, args=(self._process.stdout,), name=f"reads {self.name}", daemon=True)
+        self._reader.start()
+        return self
+
+    def end(self) -> None:
+        """Tell it to end, and do not wait for that."""
+        assert self._process is not None, "it was started"
+        assert self._process.stdin is not None, "it was started with one"
+        self._process.stdin.close()
+
+    def stop(self) -> None:
+        """Tell it to end, and wait for its last line. Raises `ClientFailedError` if it has to be killed, or ended with an error."""
+        self.end()
+        assert self._process is not None, "it was started"
+        try:
+            code = self._process.wait(self._end_s)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise ClientFailedError(f"{self.name} ({self.language}) did not end within {self._end_s:.0f} s; {self._last_words()}") from None
+        self._join()
+        if code or self._problem:
+            raise ClientFailedError(f"{self.name} ({self.language}) ended with {code}; {self._last_words()}")
+
+    def kill(self) -> None:
+        """End it at once, whatever it does."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(_KILL_S)
+            self.end()
+            self._join()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None:
+            self.stop()
+        else:
+            self.kill()
+
+    def _join(self) -> None:
+        assert self._reader is not None, "it was started"
+        self._reader.join(_KILL_S)
+
+    def _read(self, output: IO[bytes]) -> None:
+        with output, self.history.open("wb") as history:
+            for line in output:
+                try:
+                    said = orjson.loads(line)
+                    with self._changed:
+                        self._tally.note(said)
+                        self._changed.notify_all()
+                except (ValueError, KeyError, AssertionError) as error:
+                    self._problem = f"it said {line!r:.200}: {error!r}"
+                    break
+                history.write(line)
+        with self._changed:
+            self._over = True
+            self._changed.notify_all()
+
+    def _last_words(self) -> str:
+        words = self.complaints.read_bytes()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip() if self.complaints.exists() else ""
+        told = [self._problem, self._tally.last_problem, words]
+        return "its last words: " + (" | ".join(word for word in told if word) or "none")

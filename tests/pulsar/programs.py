@@ -1,0 +1,105 @@
+"""The programs with real Pulsar clients, one for each language: which this machine can run, and how they are built.
+
+May live here: what knows of Maven, Java and Go. What the programs are told and say is in clients.py.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+HERE: Final = Path(__file__).resolve().parent
+ROOT: Final = HERE.parent.parent
+
+# On a new machine Maven fetches some 60 MB, and Go compiles a client with all that it drags in for three minutes on two slow cores.
+_BUILD_S: Final = 900.0
+
+_JAVA: Final = HERE / "java"
+_GO: Final = HERE / "go"
+# Small clients on a machine that is busy with brokers: little memory, and no second compilation of what is hot.
+_JAVA_OPTIONS: Final = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
+
+
+class Language(StrEnum):
+    """Whose client: Python's stands on the C++ core."""
+
+    PYTHON = "python"
+    JAVA = "java"
+    GO = "go"
+
+
+_TOOLS: Final = {Language.PYTHON: (), Language.JAVA: ("javac", "java", "mvn"), Language.GO: ("go",)}
+
+
+class BuildFailedError(Exception):
+    """A program could not be built; the message is what its tool said."""
+
+
+def lacking(language: Language) -> str | None:
+    """What this machine lacks for the client of a language; None if it has all."""
+    missing = [tool for tool in _TOOLS[language] if shutil.which(tool) is None]
+    return f"the {language} client needs {' and '.join(missing)}" if missing else None
+
+
+def is_required() -> bool:
+    """Whether a missing tool is a failure, as in CI, and no reason to skip."""
+    return os.environ.get("CI", "").lower() == "true"
+
+
+@cache
+def command(language: Language) -> tuple[str, ...]:
+    """The words that start the program of a language, which is built if it has to be. Raises `BuildFailedError`."""
+    if language is Language.PYTHON:
+        return (sys.executable, "-m", "tests.pulsar.python_client")
+    if language is Language.GO:
+        program = _GO / "build" / "client"
+        # Without cgo it needs no C compiler, and half the time.
+        _build(_GO, ["go", "build", "-o", str(program), "."], {"CGO_ENABLED": "0"})
+        return (str(program),)
+    classpath = _JAVA / "build" / "classpath.txt"
+    _build(_JAVA, ["mvn", "--quiet", "--batch-mode", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={classpath}"], {})
+    classes = f"{_JAVA / 'build' / 'classes'}:{classpath.read_text().strip()}"
+    return ("java", *_JAVA_OPTIONS, "-cp", classes, "equipoise.harness.Client")
+
+
+def _build(project: Path, words: Sequence[str], environment: dict[str, str]) -> None:
+    """Build a project, unless what was built last came from the same sources."""
+    with _locked(project):
+        stamp, digest = project / "build" / "sources.sha256", _digest(project)
+        if stamp.exists() and stamp.read_text() == digest:
+            return
+        try:
+            built = subprocess.run(
+                words, cwd=project, env={**os.environ, **environment}, capture_output=True, text=True, check=False, timeout=_BUILD_S
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BuildFailedError(f"{' '.join(words)} took longer than {_BUILD_S:.0f} s") from error
+        if built.returncode:
+            raise BuildFailedError(f"{' '.join(words)} ended with {built.returncode}:\n{built.stdout}{built.stderr}")
+        stamp.write_text(digest)
+
+
+@contextmanager
+def _locked(project: Path) -> Iterator[None]:
+    """One build of a project at a time; two runs of the tests share it."""
+    (project / "build").mkdir(exist_ok=True)
+    with (project / "build" / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _digest(project: Path) -> str:
+    """Changes when a source, a list of dependencies, or the folder does: what is built names places."""
+    sources = sorted(path for path in project.rglob("*") if path.is_file() and (project / "build") not in path.parents)
+    content = b"".join(f"{path}\n".encode() + path.read_bytes() for path in sources)
+    return hashlib.sha256(content).hexdigest()

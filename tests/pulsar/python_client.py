@@ -1,0 +1,220 @@
+"""The Python client: `python -m tests.pulsar.python_client produce|consume ...`; README.md beside this file has the contract.
+
+May live here: what touches the `pulsar` package, which is untyped, blocks, and has threads of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import re
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Final
+
+import orjson
+import pulsar  # type: ignore[import-untyped] # It ships no types.
+
+KEYS: Final = 8
+UNRECEIPTED_MAX: Final = 10_000
+RECEIPTS_S: Final = 10.0
+CLOSE_S: Final = 5.0
+# The longest that a line waits before it is written; receipts come in callbacks, which are not to wait for a pipe.
+FLUSH_S: Final = 0.01
+TYPES: Final = {
+    "Exclusive": pulsar.ConsumerType.Exclusive,
+    "Shared": pulsar.ConsumerType.Shared,
+    "Failover": pulsar.ConsumerType.Failover,
+    "Key_Shared": pulsar.ConsumerType.KeyShared,
+}
+
+
+def now_ns() -> int:
+    """CLOCK_MONOTONIC, as in the programs of the other languages."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+
+
+class Lines:
+    """Events on their way to standard output, from several threads; `flush` writes them."""
+
+    def __init__(self) -> None:
+        # The library may print: what is standard output for it goes to standard error from here on.
+        self._file = os.fdopen(os.dup(sys.stdout.fileno()), "wb", buffering=0)
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        self._waiting: list[bytes] = []
+        self._changing = threading.Lock()
+        self._writing = threading.Lock()
+        self.is_ready = False
+
+    def add(self, event: str, *, at_ns: int, **fields: object) -> None:
+        """Note an event."""
+        line = orjson.dumps({"event": event, **fields, "at_ns": at_ns}, option=orjson.OPT_APPEND_NEWLINE)
+        with self._changing:
+            self._waiting.append(line)
+            self.is_ready |= event == "ready"
+
+    def flush(self) -> None:
+        """Write what waits, in the order of `add`."""
+        with self._writing:
+            with self._changing:
+                data, self._waiting = b"".join(self._waiting), []
+            while data:
+                data = data[self._file.write(data) :]
+
+
+class Receipts:
+    """How many messages wait for their receipts, which come in the library's threads."""
+
+    def __init__(self, lines: Lines, name: str) -> None:
+        self._lines = lines
+        self._name = name
+        self._changed = threading.Condition()
+        self._waiting = 0
+
+    def expect(self) -> None:
+        """One more was sent."""
+        with self._changed:
+            self._waiting += 1
+
+    def settle(self, topic: str, n: int, result: object, _: object) -> None:
+        """The receipt of a message has come, or the client has given it up."""
+        at_ns = now_ns()
+        if result == pulsar.Result.Ok:
+            self._lines.add("receipted", topic=topic, producer=self._name, n=n, at_ns=at_ns)
+        else:
+            self._lines.add("failed", topic=topic, producer=self._name, n=n, why=str(result), at_ns=at_ns)
+        with self._changed:
+            self._waiting -= 1
+            self._changed.notify_all()
+
+    def wait(self) -> None:
+        """Wait until none is missing, and no longer than `RECEIPTS_S`."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._waiting, RECEIPTS_S)
+
+
+def produce(client: pulsar.Client, options: argparse.Namespace, lines: Lines, ended: threading.Event) -> None:
+    """Send by the clock until `ended`."""
+    topics = options.topics.split(",")
+    batching = {"batching_enabled": True, "batching_max_messages": options.batch} if options.batch else {}
+    producers = [
+        client.create_producer(topic, producer_name=options.name, max_pending_messages=UNRECEIPTED_MAX, **batching) for topic in topics
+    ]
+    lines.add("ready", producer=options.name, topics=topics, at_ns=now_ns())
+    receipts = Receipts(lines, options.name)
+    interval_ns = 1e9 / (options.rate * len(topics))
+    began_ns = now_ns()
+    for number in itertools.count():
+        due_ns = began_ns + int(number * interval_ns)
+        if ended.wait(max(0, due_ns - now_ns()) / 1e9):
+            break
+        n, turn = divmod(number, len(topics))
+        lines.add("sent", topic=topics[turn], producer=options.name, n=n, at_ns=now_ns())
+        receipts.expect()
+        key = None if options.batch else f"{options.name}/{n % KEYS}"
+        settle = partial(receipts.settle, topics[turn], n)
+        producers[turn].send_async(f"{options.name} {n}".encode(), settle, partition_key=key)
+    receipts.wait()
+
+
+def consume(client: pulsar.Client, options: argparse.Namespace, lines: Lines, ended: threading.Event) -> None:
+    """Receive until `ended`."""
+    topics = None if options.pattern else options.topics.split(",")
+    consumer = client.subscribe(
+        # A list even of one: it has a queue that the library does not empty when it connects anew.
+        re.compile(options.pattern) if topics is None else topics,
+        options.subscription,
+        consumer_type=TYPES[options.type],
+        consumer_name=options.name,
+        pattern_auto_discovery_period=1,
+        regex_subscription_mode=pulsar.RegexSubscriptionMode.NonPersistentOnly,
+    )
+    who = {"subscription": options.subscription, "consumer": options.name}
+    lines.add("ready", **who, type=options.type, topics=topics, at_ns=now_ns())
+    while not ended.is_set():
+        try:
+            message = consumer.receive(timeout_millis=50)
+        except pulsar.Timeout:
+            continue
+        at_ns = now_ns()
+        producer, _, n = message.data().decode().rpartition(" ")
+        lines.add("received", topic=message.topic_name(), **who, producer=producer, n=int(n), at_ns=at_ns)
+        consumer.acknowledge(message)
+
+
+def flush_for_ever(lines: Lines) -> None:
+    """Write events soon after they were noted; whoever no longer reads them ends this process."""
+    try:
+        while True:
+            time.sleep(FLUSH_S)
+            lines.flush()
+    except OSError:
+        os._exit(1)
+
+
+def wait_for_the_end(ended: threading.Event) -> None:
+    """Read standard input to its end."""
+    while os.read(sys.stdin.fileno(), 4_096):
+        pass
+    ended.set()
+
+
+def end_with_the_input(lines: Lines, ended: threading.Event) -> None:
+    """Note the end of standard input; if the library is still at its beginning, which cannot be called off, end the process."""
+    wait_for_the_end(ended)
+    if not lines.is_ready:
+        sys.stderr.write("error: told to end before it was ready\n")
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def in_a_thread(work: Callable[[], object]) -> threading.Thread:
+    """Start a thread that does not outlive the process."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
+
+
+def options_of(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.pulsar.python_client")
+    commands = parser.add_subparsers(dest="command", required=True)
+    for command in (producing := commands.add_parser("produce"), consuming := commands.add_parser("consume")):
+        command.add_argument("--url", required=True)
+        command.add_argument("--name", required=True)
+    producing.add_argument("--topics", required=True)
+    producing.add_argument("--rate", type=float, required=True)
+    producing.add_argument("--batch", type=int, default=0)
+    what = consuming.add_mutually_exclusive_group(required=True)
+    what.add_argument("--topics")
+    what.add_argument("--pattern")
+    consuming.add_argument("--subscription", required=True)
+    consuming.add_argument("--type", choices=sorted(TYPES), required=True)
+    return parser.parse_args(arguments)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Do as the command line says until standard input ends; never returns."""
+    options = options_of(arguments)
+    lines, ended = Lines(), threading.Event()
+    in_a_thread(partial(end_with_the_input, lines, ended))
+    in_a_thread(partial(flush_for_ever, lines))
+    client = pulsar.Client(options.url, logger=pulsar.FileLogger(pulsar.LoggerLevel.Warn, "/dev/stderr"))
+    code = 0
+    try:
+        (produce if options.command == "produce" else consume)(client, options, lines, ended)
+    except pulsar.PulsarException as error:
+        sys.stderr.write(f"error: {type(error).__name__}: {error}\n")
+        code = 1
+    in_a_thread(client.close).join(CLOSE_S)
+    lines.flush()
+    sys.stderr.flush()
+    os._exit(code)  # The library may still be at its closing, and waits for brokers that are gone.
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,55 @@
+"""Refusals: how long a broker that does not take a bundle is left in peace.
+
+May live here: the arithmetic of the back-off, without an agent around it.
+"""
+
+from __future__ import annotations
+
+from brokers.agent.refusals import ASK_AGAIN_MS, ASK_AGAIN_MS_MAX, Refusals
+
+BUNDLE = "t/n/0x00000000_0xffffffff"
+
+
+def rest_ms(refusals: Refusals, now_ms: int) -> int:
+    """How long from `now_ms` on broker 7 is not asked for the bundle, to the millisecond."""
+    return next(ms for ms in range(0, 2 * ASK_AGAIN_MS_MAX, 50) if BUNDLE not in refusals.to_avoid([BUNDLE], now_ms + ms))
+
+
+def test_each_refusal_in_a_row_doubles_the_rest() -> None:
+    """A broker that refuses again and again is asked after 0.75 s, 1.5 s, 3 s and so on, up to a minute."""
+    refusals = Refusals()
+    now_ms, rests = 0, []
+    for _ in range(9):
+        refusals.note(BUNDLE, 7, now_ms)
+        rests.append(rest_ms(refusals, now_ms))
+        now_ms += rests[-1]
+    assert [750, 1_500, 3_000, 6_000, 12_000, 24_000, 48_000, 60_000, 60_000] == rests
+
+
+def test_a_slow_failure_counts_on() -> None:
+    """A service that takes ten seconds to fail is backed off from as one that fails at once."""
+    refusals = Refusals()
+    refusals.note(BUNDLE, 7, 0)
+    refusals.note(BUNDLE, 7, ASK_AGAIN_MS + 10_000)
+    assert 2 * ASK_AGAIN_MS == rest_ms(refusals, ASK_AGAIN_MS + 10_000)
+
+
+def test_a_refusal_long_ago_is_forgotten() -> None:
+    """Who held the bundle for a minute, or was not asked, begins anew, and nothing is remembered of it."""
+    refusals = Refusals()
+    for at_ms in (0, 750, 2_250):
+        refusals.note(BUNDLE, 7, at_ms)
+    much_later_ms = 2_250 + 3_000 + ASK_AGAIN_MS_MAX
+    refusals.note(BUNDLE, 7, much_later_ms)
+    assert ASK_AGAIN_MS == rest_ms(refusals, much_later_ms)
+    assert {} == refusals.to_avoid([BUNDLE], much_later_ms + 10 * ASK_AGAIN_MS_MAX)
+    assert {} == refusals._refusals  # noqa: SLF001 - that nothing is kept cannot be seen from outside
+
+
+def test_others_may_be_asked_meanwhile() -> None:
+    """A refusal says something of its broker and its bundle, of no other."""
+    refusals = Refusals()
+    refusals.note(BUNDLE, 7, 0)
+    assert {BUNDLE: frozenset({7})} == refusals.to_avoid([BUNDLE, "t/n/0x00000000_0x80000000"], 1)
+    refusals.forget(BUNDLE)
+    assert {} == refusals.to_avoid([BUNDLE], 1)

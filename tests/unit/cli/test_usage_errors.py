@@ -1,0 +1,96 @@
+"""What is wrong with a command line is said once, for people or for programs, before anything is opened, made or started.
+
+May live here: usage errors of the parser and of the commands' own checks, with and without `--json`.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from channel.deadline import Deadline
+from tests.folding import NAMESPACE
+from tests.unit.cli.fabricated import LEFT_RANGE, owned_channel, run, write
+
+# What follows `equipoise`; what `--json` names as the error; and what the message says, in either form.
+USAGE_ERRORS = {
+    "no command": (("bogus",), "UsageError", "No such command 'bogus'"),
+    "no option": (("namespaces", "list", "--bogus"), "NoSuchOption", "No such option: --bogus"),
+    "no argument": (("namespaces", "create"), "MissingParameter", "Missing argument 'TENANT/NAMESPACE'"),
+    "no log": (("namespaces", "list"), "MissingParameter", "Missing option '--log'"),
+    "no number": (("channel", "show", "1.5", "--log", "{log}"), "BadParameter", "Input should be a valid integer"),
+    "a number below zero": (("channel", "at", "-1", "--log", "{log}"), "NoSuchOption", "-1 (and no number here is negative)"),
+    "too great a number": (("channel", "at", "9" * 20, "--log", "{log}"), "BadParameter", "less than or equal to 9223372036854775807"),
+    "too much": (("brokers", "leader-broker", "x", "--log", "{log}"), "UsageError", "Got unexpected extra argument(s) (x)"),
+    "a check of a command": (("up", "--data", "x", "--http-port", "65534"), "BadParameter", "there are not 3 ports from there on"),
+    "a file for a folder": (("up", "--data", "{file}"), "BadParameter", "is a file"),
+    "an empty log": (("brokers", "list", "--log", "sqlite:"), "InvalidLogUrl", "it has no path"),
+    "a log in memory": (("brokers", "list", "--log", "memory:x"), "InvalidLogUrl", "known only to the process that made it"),
+    "an empty file": (("brokers", "list", "--log", "sqlite:{file}"), "LogNotBegun", "is empty; start a broker on it"),
+    "no service": (("up", "--data", "x", "--service", "nowhere:Nothing"), "InvalidService", "there is no module nowhere"),
+    "an unknown setting": (("up", "--data", "x", "--set", "bogus=1"), "InvalidConfig", "bogus: there is no such setting"),
+    "a setting of another": (("up", "--data", "x", "--set", "http_port=1"), "InvalidConfig", "it is each broker's own in a local cluster"),
+    "unsafe settings": (("up", "--data", "x", "--set", "lease_ms=1"), "InvalidTiming", "lease_ms is 1 ms, which is not safe"),
+    "positions nobody takes": (
+        ("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, "-san", "range_equally_divide", "-sb", "5", "--log", "{log}"),
+        "BadParameter",
+        "range_equally_divide cuts in the middle, and --positions are for specified_positions_divide",
+    ),
+}
+
+
+@pytest.fixture
+def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A log, and a working folder in which nothing may be made but an empty file."""
+    url = write(owned_channel().entries, tmp_path)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "work" / "empty").touch()
+    monkeypatch.chdir(tmp_path / "work")
+    return url
+
+
+@pytest.mark.parametrize("case", USAGE_ERRORS)
+def test_a_usage_error_is_said_once(case: str, log: str) -> None:
+    """People read one error, programs one JSON object on the standard error; both get exit code 2, and nothing is made."""
+    line, kind, message = USAGE_ERRORS[case]
+    arguments = [word.replace("{log}", log).replace("{file}", "empty") for word in line]
+    told = run(*arguments)
+    assert (2, "", 1) == (told.exit_code, told.stdout, told.stderr.lower().count("error:")), told.stderr
+    assert message in told.stderr
+
+    told = run(*arguments, "--json")
+    document = json.loads(told.stderr)
+    assert (2, "", kind) == (told.exit_code, told.stdout, document["error"])
+    assert message in document["message"]
+    assert ["empty"] == [path.name for path in Path.cwd().iterdir()]
+    assert 0 == Path("empty").stat().st_size
+
+
+def test_json_is_wanted_only_before_the_words_begin(log: str) -> None:
+    """A `--json` after `--` is a word like any other."""
+    told = run("bundles", "owner", "--log", log, "--bogus", "--", NAMESPACE, "--json")
+    assert (2, True) == (told.exit_code, told.stderr.startswith("Usage: equipoise bundles owner"))
+    assert 0 == run("bundles", "owner", "--log", log, "--", NAMESPACE, "--json").exit_code
+
+
+def test_usage_comes_with_the_error(log: str) -> None:
+    """Programs that show an error to people can show how the command is used."""
+    document = json.loads(run("channel", "show", "--json", "--log", log).stderr)
+    assert ("equipoise channel show [OPTIONS] {OFFSET}", "Missing argument 'OFFSET'.") == (document["usage"], document["message"])
+
+
+@pytest.mark.parametrize("command", [("verify",), ("export",), ("tail",), ("show", "1")])
+def test_reading_is_bounded(command: tuple[str, ...], log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a log is, a command that reads it ends at its deadline, and says so as it is asked to."""
+    monkeypatch.setattr(Deadline, "remaining_ms", lambda _: 0)
+    told = run("channel", *command, "--timeout", "7", "--json", log=log)
+    document = json.loads(told.stderr)
+    assert (3, "DeadlineExceeded", 7_000) == (told.exit_code, document["error"], document["waited_ms"])
+
+
+def test_a_log_without_records_has_none_to_show(tmp_path: Path) -> None:
+    """Where there is no record at all, the error does not speak of a last one."""
+    told = run("channel", "show", "1", log=write((), tmp_path))
+    assert (2, True) == (told.exit_code, "has no record at offset 1; it has none at all yet" in told.stderr)

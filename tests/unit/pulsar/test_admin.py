@@ -1,0 +1,269 @@
+"""Topics over HTTP and on the command line: lists, partitions, stats, loads.
+
+May live here: the paths of `brokers.pulsar.admin` and the group `equipoise topics`, on running brokers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from typer.testing import Result
+
+from tests.unit.cli.fabricated import run as command
+from tests.unit.http.cluster import run
+from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, WireClient, brokers
+
+TOPICS = f"/admin/v2/non-persistent/{NAMESPACE}"
+PATH = f"{TOPICS}/orders"
+
+
+async def refused(member: Member, method: str, path: str, body: object = None) -> tuple[int, str]:
+    """The status and the reason of an error."""
+    status, answer = await member.ask(method, path, body)
+    assert isinstance(answer, dict), (status, answer)
+    return status, str(answer["reason"])
+
+
+def field(document: object, *path: str) -> object:
+    """A field within a document."""
+    for name in path:
+        assert isinstance(document, dict)
+        document = document[name]
+    return document
+
+
+async def used(running: Brokers, topic: str, *, producer_id: int = 1) -> WireClient:
+    """A client with a producer on a topic, wherever that is."""
+    client = await running.owner_of(topic).client()
+    await client.producer(producer_id, topic)
+    return client
+
+
+def test_partitions_are_made_added_to_and_taken_away(tmp_path: Path) -> None:
+    """Their number stands in the namespace's policies, is told over HTTP and to clients, and only ever grows until it goes."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2) as running:
+            one, other = running.members
+            client = await other.client()
+            assert {"partitions": 0, "deleted": False, "properties": {}} == await one.get(f"{PATH}/partitions")
+            assert 404 == (await refused(one, "DELETE", f"{PATH}/partitions"))[0]
+            assert 404 == (await refused(one, "POST", f"{PATH}/partitions", 3))[0]
+            assert 204 == (await one.ask("PUT", f"{PATH}/partitions", 3))[0]
+            assert 409 == (await refused(one, "PUT", f"{PATH}/partitions", 3))[0]
+            assert 400 == (await refused(one, "POST", f"{PATH}/partitions", 2))[0]
+            assert 204 == (await one.ask("POST", f"{PATH}/partitions", 5))[0]
+            await running.settled()
+            assert 5 == await client.partitions(TOPIC)
+            assert 0 == await client.partitions(f"{TOPIC}-partition-2")
+            assert [TOPIC] == await other.get(f"{TOPICS}/partitioned")
+            assert 204 == (await one.ask("DELETE", f"{PATH}/partitions"))[0]
+            await running.settled()
+            assert 0 == await client.partitions(TOPIC)
+            assert [] == await other.get(f"{TOPICS}/partitioned")
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (f"{PATH}/partitions", 0),
+        (f"{PATH}/partitions", 10_000),
+        (f"{PATH}/partitions", "four"),
+        (f"{PATH}-partition-1/partitions", 4),
+        (f"/admin/v2/persistent/{NAMESPACE}/orders/partitions", 4),
+    ],
+)
+def test_partitions_that_cannot_be_are_refused(path: str, body: object, tmp_path: Path) -> None:
+    """A number out of bounds, a topic that is a partition, a topic that would have to be stored: 400, and nothing is changed."""
+
+    async def story() -> None:
+        async with brokers(tmp_path) as running:
+            (member,) = running.members
+            assert 400 == (await refused(member, "PUT", path, body))[0]
+            assert [] == await member.get(f"{TOPICS}/partitioned")
+
+    run(story)
+
+
+def test_topics_are_listed_wherever_they_are_served(tmp_path: Path) -> None:
+    """Any broker lists those of all, by namespace, domain or bundle."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2) as running:
+            one, other = running.members
+            names = [f"{TOPIC}-{number}" for number in range(8)]
+            for name in names:
+                await used(running, name)
+            assert {one, other} == {running.owner_of(name) for name in names}, "the names must lie at both brokers"
+            for member in (one, other):
+                assert names == await member.get(TOPICS)
+                assert names == await member.get(f"/admin/v2/namespaces/{NAMESPACE}/topics?mode=ALL")
+                assert [] == await member.get(f"/admin/v2/persistent/{NAMESPACE}")
+                bundle = running.bundle_of(names[0])
+                expected = [name for name in names if running.bundle_of(name) == bundle]
+                assert expected == await member.get(f"{TOPICS}/{bundle.rpartition('/')[2]}")
+            assert 400 == (await refused(one, "GET", f"/admin/v2/namespaces/{NAMESPACE}/topics?mode=SOME"))[0]
+            assert 404 == (await refused(one, "GET", "/admin/v2/non-persistent/no/where"))[0]
+            client = await one.client()
+            client.ask_topics()
+            answer = await client.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
+            assert names == list(answer.get_topics_of_namespace_response.topics)
+
+    run(story)
+
+
+def test_a_list_without_a_broker_is_no_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If one of the brokers does not answer, clients are told to ask again: a short list would make them drop topics."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2) as running:
+            one, other = running.members
+            monkeypatch.setattr(other.service.hosting, "of_namespace", None)
+            client = await one.client()
+            client.ask_topics()
+            error = (await client.hear(T.ERROR)).error
+            assert "does not answer for its topics: it answers 500" in error.message
+
+    run(story)
+
+
+def test_stats_are_told_by_the_broker_that_serves_the_topic(tmp_path: Path) -> None:
+    """Any broker may be asked, and sends the caller there; a topic that nobody uses is not found."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2) as running:
+            owner = running.owner_of()
+            other = running.other_than(owner)
+            client = await owner.client()
+            await client.consumer(1, name="me")
+            await client.producer(1, name="mine")
+            client.publish(1, 0, "x")
+            await client.receipt(1, 0)
+            for member in (owner, other):
+                stats = await member.get(f"{PATH}/stats")
+                assert ("mine", 1, 1) == (
+                    field(stats, "publishers")[0]["producerName"],  # type: ignore[index]  # a document is what it is
+                    field(stats, "msgInCounter"),
+                    field(stats, "subscriptions", "s", "msgOutCounter"),
+                )
+                assert ["s"] == await member.get(f"{PATH}/subscriptions")
+            assert 404 == (await refused(owner, "GET", f"{PATH}-nobody/stats"))[0]
+            assert 404 == (await refused(owner, "GET", f"{PATH}-nobody/subscriptions"))[0]
+
+    run(story)
+
+
+def test_stats_of_all_partitions_are_one(tmp_path: Path) -> None:
+    """They are gathered from all brokers: sums, one row for a producer of the same name, and each partition by itself."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2) as running:
+            one, other = running.members
+            assert 404 == (await refused(one, "GET", f"{PATH}/partitioned-stats"))[0]
+            await one.ask("PUT", f"{PATH}/partitions", 6)
+            await running.settled()
+            names = [f"{TOPIC}-partition-{index}" for index in range(5)]
+            assert {one, other} == {running.owner_of(name) for name in names}, "the partitions must lie at both brokers"
+            for name in names:
+                client = await running.owner_of(name).client()
+                await client.consumer(1, name, name="me")
+                await client.producer(1, name, name="mine")
+                for number in range(2):
+                    client.publish(1, number, "x")
+                    await client.receipt(1, number)
+            for member in (one, other):
+                stats = await member.get(f"{PATH}/partitioned-stats")
+                assert isinstance(stats, dict)
+                assert (10, 10, 6) == (stats["msgInCounter"], stats["msgOutCounter"], stats["metadata"]["partitions"])
+                assert ["mine"] == [each["producerName"] for each in stats["publishers"]]
+                assert 10 == stats["subscriptions"]["s"]["msgOutCounter"]
+                assert ["me"] == [each["consumerName"] for each in stats["subscriptions"]["s"]["consumers"]]
+                assert names == sorted(stats["partitions"])
+                assert {} == field(await member.get(f"{PATH}/partitioned-stats?perPartition=false"), "partitions")
+
+    run(story)
+
+
+def test_the_load_report_says_what_pulsar_says(tmp_path: Path) -> None:
+    """Each bundle's stats bear Pulsar's names beside ours, and count messages in and out, producers, consumers and topics."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, config={"balance_interval_ms": 4}) as running:
+            (member,) = running.members
+            client = await member.client()
+            for number in (1, 2):
+                await client.consumer(number, subscription=f"s{number}")
+            await client.producer(1)
+            bundle = running.bundle_of()
+            rates: Mapping[str, float] = {}
+            while not rates.get("msgRateIn"):
+                client.publish(1, 0, "x")
+                await client.receipt(1, 0)
+                report = await member.get("/admin/v2/broker-stats/load-report")
+                stats = field(report, "lastStats", bundle)
+                assert isinstance(stats, dict)
+                rates = stats
+            assert (1, 2, 1) == (rates["producerCount"], rates["consumerCount"], rates["topics"])
+            assert rates["msgRateOut"] == pytest.approx(2 * rates["msgRateIn"])
+            assert rates["msgThroughputOut"] == pytest.approx(2 * rates["msgThroughputIn"])
+            assert rates["calls_per_second"] == pytest.approx(3 * rates["msgRateIn"])
+            assert 3 == rates["sessions"]
+
+    run(story)
+
+
+def test_a_name_is_decoded_once(tmp_path: Path) -> None:
+    """A topic may have spaces and percent signs in its name, even what looks like an encoded character."""
+
+    async def story() -> None:
+        topic = f"{TOPIC} a b%25c"
+        async with brokers(tmp_path) as running:
+            await used(running, topic)
+            stats = await running.members[0].get(f"{TOPICS}/{quote('orders a b%25c', safe='')}/stats")
+            assert 1 == len(field(stats, "publishers"))  # type: ignore[arg-type]  # as above
+
+    run(story)
+
+
+def test_the_command_line_asks_a_broker(tmp_path: Path) -> None:
+    """Every command of the group, with the words of pulsar-admin; what a broker refuses is told in its words."""
+    log_url = f"sqlite:{tmp_path / 'channel.db'}"
+
+    async def ask(*words: str) -> Result:
+        return await asyncio.to_thread(command, "topics", *words, log=log_url)
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, log_url=log_url) as running:
+            await used(running, f"{TOPIC}-partition-1")
+            parts = f"{TOPIC} has 2 partitions\n"
+            assert parts == (await ask("create-partitioned-topic", TOPIC, "-p", "2")).stdout
+            again = await ask("create-partitioned-topic", TOPIC, "-p", "2")
+            assert (2, True) == (again.exit_code, "already exists" in again.stderr)
+            assert parts.replace("2", "3") == (await ask("update-partitioned-topic", TOPIC, "--partitions", "3")).stdout
+            await running.settled()
+            assert 3 == json.loads((await ask("get-partitioned-topic-metadata", TOPIC)).stdout)["partitions"]
+            assert [TOPIC] == json.loads((await ask("list-partitioned-topics", NAMESPACE, "--json")).stdout)
+            assert f"{TOPIC}-partition-1\n" == (await ask("list", NAMESPACE)).stdout
+            bundle = running.bundle_of(f"{TOPIC}-partition-1").rpartition("/")[2]
+            assert f"{TOPIC}-partition-1\n" == (await ask("list", NAMESPACE, "--bundle", bundle)).stdout
+            assert 1 == len(json.loads((await ask("stats", f"{TOPIC}-partition-1")).stdout)["publishers"])
+            stats = json.loads((await ask("partitioned-stats", TOPIC, "--per-partition", "--json")).stdout)
+            assert [f"{TOPIC}-partition-1"] == list(stats["partitions"])
+            gone = await ask("stats", f"{TOPIC}-nobody")
+            assert (2, True) == (gone.exit_code, "refuses" in gone.stderr)
+            assert 0 == (await ask("delete-partitioned-topic", TOPIC)).exit_code
+            await running.settled()
+            assert "there is no topic\n" == (await ask("list-partitioned-topics", NAMESPACE)).stdout
+            await running.members[0].worker.stop()
+            assert "there is no topic\n" == (await ask("list-partitioned-topics", NAMESPACE)).stdout
+        nobody = await ask("list", NAMESPACE)
+        assert (3, True) == (nobody.exit_code, "no broker is alive" in nobody.stderr)
+
+    run(story)

@@ -1,0 +1,383 @@
+"""A client of Pulsar's protocol that says what a test wants it to say, and brokers of one loop to say it to.
+
+May live here: `WireClient`, which knows frames and nothing else; `Brokers`, real workers with real ports over a log in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+import uuid
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import aiohttp
+from yarl import URL
+
+from brokers.agent.intents import CreateNamespace, Transfer
+from brokers.config import WorkerConfig
+from brokers.main import Broker
+from brokers.pulsar.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandConsumerStats,
+    CommandFlow,
+    CommandGetTopicsOfNamespace,
+    CommandPartitionedTopicMetadata,
+    CommandPong,
+    CommandProducer,
+    CommandSubscribe,
+)
+from brokers.pulsar.service import PulsarService
+from brokers.pulsar.settings import Settings
+from brokers.worker import Worker
+from channel.ranges import even_boundaries, topic_hash
+from channel.view import View
+from tests.pulsar_speech import connect, entry, framed, lookup, send
+
+NAMESPACE = "public/default"
+TOPIC = f"non-persistent://{NAMESPACE}/orders"
+PATIENCE_MS = 20_000
+PAYLOAD_HEAD = b"hello "
+
+T = BaseCommand.Type
+
+
+class WireClient:
+    """One connection. It answers no PING unless told to, and reads all that it is sent, unless told not to."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.inbox: list[tuple[BaseCommand, bytes]] = []
+        self.is_closed = False
+        self.answers_pings = True
+        self._news = asyncio.Event()
+        self._request_ids = iter(range(1_000_000))
+        self._reading: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def connected(cls, url: str, *, handshake: bool = True) -> Self:
+        """A connection to `pulsar://host:port`, behind its handshake unless told otherwise."""
+        host, _, port = url.removeprefix("pulsar://").rpartition(":")
+        client = cls(*await asyncio.open_connection(host, int(port)))
+        client.read()
+        if handshake:
+            client.say(connect())
+            await client.hear(T.CONNECTED)
+        return client
+
+    def say(self, data: bytes) -> None:
+        """Write bytes, whatever they are."""
+        self._writer.write(data)
+
+    async def drained(self) -> None:
+        """Wait until what was said has gone out."""
+        await self._writer.drain()
+
+    def read(self) -> None:
+        """Begin to read."""
+        self._reading = asyncio.ensure_future(self._read())
+
+    async def stop_reading(self) -> None:
+        """Read nothing from now on, so that the broker's writes pile up."""
+        assert self._reading is not None
+        self._reading.cancel()
+        await asyncio.wait([self._reading])
+
+    def half_close(self) -> None:
+        """Say that nothing more will be said."""
+        self._writer.write_eof()
+
+    def vanish(self) -> None:
+        """Be gone without a word."""
+        if self._reading is not None:
+            self._reading.cancel()
+        self._writer.transport.abort()
+
+    async def close(self) -> None:
+        """Close the connection."""
+        self.vanish()
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+
+    async def outlive(self) -> None:
+        """Hear the last words of a broker that has ended, and close the connection."""
+        if self._reading is not None:
+            await asyncio.wait([self._reading])
+        self.vanish()
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                total, size = struct.unpack(">II", await self._reader.readexactly(8))
+                body = await self._reader.readexactly(total - 4)
+                command = BaseCommand.FromString(body[:size])
+                assert command.IsInitialized()
+                if command.type == T.PING and self.answers_pings:
+                    self.say(framed(BaseCommand(type=T.PONG, pong=CommandPong())))
+                self.inbox.append((command, body[size:]))
+                self._news.set()
+        except (asyncio.IncompleteReadError, ConnectionError):
+            self.is_closed = True
+            self._news.set()
+
+    async def hear(self, kind: BaseCommand.Type, matches: Callable[[BaseCommand], bool] = lambda _: True) -> BaseCommand:
+        """The next command of a type, taken from the inbox; waits for it. Fails if the connection is closed instead."""
+        return (await self._hear(kind, matches))[0]
+
+    async def hear_message(self) -> tuple[int, int, str]:
+        """The next MESSAGE: its consumer, its entry id, and the text that `publish` was given."""
+        command, block = await self._hear(T.MESSAGE, lambda _: True)
+        text = block[block.index(PAYLOAD_HEAD) + len(PAYLOAD_HEAD) :]
+        return command.message.consumer_id, command.message.message_id.entryId, text.decode()
+
+    async def _hear(self, kind: BaseCommand.Type, matches: Callable[[BaseCommand], bool]) -> tuple[BaseCommand, bytes]:
+        while True:
+            for place, (command, block) in enumerate(self.inbox):
+                if command.type == kind and matches(command):
+                    del self.inbox[place]
+                    return command, block
+            assert not self.is_closed, f"closed before {T.Name(kind)}: {self.names()}"
+            self._news.clear()
+            await self._news.wait()
+
+    async def closed(self) -> None:
+        """Wait until the broker has closed the connection."""
+        while not self.is_closed:
+            self._news.clear()
+            await self._news.wait()
+
+    def names(self) -> list[str]:
+        """The types of the commands in the inbox."""
+        return [T.Name(command.type) for command, _ in self.inbox]
+
+    def request_id(self) -> int:
+        """An id that was not used yet."""
+        return next(self._request_ids)
+
+    # --- conversations ---
+
+    async def located(self, topic: str = TOPIC) -> str:
+        """Where a lookup sends the client."""
+        request_id = self.request_id()
+        self.say(lookup(request_id, topic))
+        return (await self.hear(T.LOOKUP_RESPONSE)).lookup_response.brokerServiceUrl
+
+    def ask_producer(self, producer_id: int, topic: str = TOPIC, *, name: str | None = None, epoch: int = 0, access_mode: int = 0) -> int:
+        """Say PRODUCER; returns the request's id."""
+        request_id = self.request_id()
+        body = CommandProducer(
+            topic=topic, producer_id=producer_id, request_id=request_id, epoch=epoch, producer_access_mode=access_mode, producer_name=name
+        )
+        self.say(framed(BaseCommand(type=T.PRODUCER, producer=body)))
+        return request_id
+
+    async def producer(self, producer_id: int, topic: str = TOPIC, *, name: str | None = None, epoch: int = 0) -> str:
+        """Open a producer; returns its name."""
+        request_id = self.ask_producer(producer_id, topic, name=name, epoch=epoch)
+        answer = await self.hear(T.PRODUCER_SUCCESS, lambda said: said.producer_success.request_id == request_id)
+        return answer.producer_success.producer_name
+
+    def ask_consumer(
+        self,
+        consumer_id: int,
+        topic: str = TOPIC,
+        *,
+        subscription: str = "s",
+        kind: CommandSubscribe.SubType = CommandSubscribe.Exclusive,
+        name: str = "",
+        read_compacted: bool = False,
+    ) -> int:
+        """Say SUBSCRIBE; returns the request's id."""
+        request_id = self.request_id()
+        body = CommandSubscribe(
+            topic=topic,
+            subscription=subscription,
+            subType=kind,
+            consumer_id=consumer_id,
+            request_id=request_id,
+            consumer_name=name,
+            read_compacted=read_compacted,
+        )
+        self.say(framed(BaseCommand(type=T.SUBSCRIBE, subscribe=body)))
+        return request_id
+
+    async def consumer(
+        self,
+        consumer_id: int,
+        topic: str = TOPIC,
+        *,
+        subscription: str = "s",
+        kind: CommandSubscribe.SubType = CommandSubscribe.Exclusive,
+        name: str = "",
+        permits: int = 1_000,
+    ) -> None:
+        """Subscribe, and grant permits."""
+        request_id = self.ask_consumer(consumer_id, topic, subscription=subscription, kind=kind, name=name)
+        await self.hear(T.SUCCESS, lambda said: said.success.request_id == request_id)
+        if permits:
+            self.flow(consumer_id, permits)
+
+    def flow(self, consumer_id: int, permits: int) -> None:
+        """Grant permits."""
+        self.say(framed(BaseCommand(type=T.FLOW, flow=CommandFlow(consumer_id=consumer_id, messagePermits=permits))))
+
+    def publish(self, producer_id: int, sequence_id: int, text: str, *, padding: int = 0) -> None:
+        """Send one message of this text, and do not wait for its receipt."""
+        self.say(send(producer_id, sequence_id, entry(b" " * padding + PAYLOAD_HEAD + text.encode())))
+
+    async def receipt(self, producer_id: int, sequence_id: int) -> None:
+        """Wait for the next receipt of a producer, which must be this one: they come in the order of the messages."""
+        receipt = (await self.hear(T.SEND_RECEIPT, lambda said: said.send_receipt.producer_id == producer_id)).send_receipt
+        assert sequence_id == receipt.sequence_id
+
+    def ask_topics(self, namespace: str = NAMESPACE) -> None:
+        """Say GET_TOPICS_OF_NAMESPACE."""
+        body = CommandGetTopicsOfNamespace(request_id=self.request_id(), namespace=namespace, mode=CommandGetTopicsOfNamespace.ALL)
+        self.say(framed(BaseCommand(type=T.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace=body)))
+
+    async def partitions(self, topic: str) -> int:
+        """What PARTITIONED_METADATA tells of a topic."""
+        body = CommandPartitionedTopicMetadata(topic=topic, request_id=self.request_id())
+        self.say(framed(BaseCommand(type=T.PARTITIONED_METADATA, partitioned_metadata=body)))
+        answer = await self.hear(T.PARTITIONED_METADATA_RESPONSE)
+        return answer.partitioned_metadata_response.partitions
+
+    def ask_stats(self, consumer_id: int) -> None:
+        """Say CONSUMER_STATS."""
+        body = CommandConsumerStats(request_id=self.request_id(), consumer_id=consumer_id)
+        self.say(framed(BaseCommand(type=T.CONSUMER_STATS, consumer_stats=body)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Member:
+    """One broker."""
+
+    worker: Worker
+    service: PulsarService
+    http: aiohttp.ClientSession
+    clients: list[WireClient]
+
+    @property
+    def url(self) -> str:
+        """Where Pulsar's clients find it."""
+        return self._address("pulsar")
+
+    def _address(self, protocol: str) -> str:
+        entry_ = self.worker.agent.entry
+        assert entry_ is not None
+        return entry_.joined.addresses[protocol]
+
+    async def ask(self, method: str, path: str, body: object = None) -> tuple[int, object]:
+        """An answer over HTTP: its status, and what its JSON says; redirects are followed."""
+        url = URL(self._address("http") + path, encoded=True)
+        async with self.http.request(method, url, json=body) as response:
+            text = await response.text()
+            return response.status, await response.json() if response.content_type == "application/json" and text else text
+
+    async def get(self, path: str) -> object:
+        """What a GET gives, which must succeed."""
+        status, answer = await self.ask("GET", path)
+        assert 200 == status, answer
+        return answer
+
+    async def metric(self, name: str, **labels: str) -> float:
+        """One metric, as Prometheus reads it; 0 if it is not there."""
+        text = str(await self.get("/metrics"))
+        wanted = {f'{label}="{value}"' for label, value in labels.items()}
+        for line in text.splitlines():
+            if line.startswith(f"equipoise_pulsar_{name}{{") and all(each in line for each in wanted):
+                return float(line.rpartition(" ")[2])
+        return 0.0
+
+    async def client(self, *, handshake: bool = True) -> WireClient:
+        """A new connection to it."""
+        client = await WireClient.connected(self.url, handshake=handshake)
+        self.clients.append(client)
+        return client
+
+
+@dataclass(frozen=True, kw_only=True)
+class Brokers:
+    """Brokers with the namespace public/default, all of whose bundles are owned."""
+
+    members: Sequence[Member]
+
+    @property
+    def view(self) -> View:
+        """The view of the first broker."""
+        return self.members[0].worker.view
+
+    def bundle_of(self, topic: str = TOPIC) -> str:
+        """The bundle of a topic."""
+        bundle = self.view.bundle_at(NAMESPACE, topic_hash(topic))
+        assert bundle is not None
+        return bundle.name
+
+    def owner_of(self, topic: str = TOPIC) -> Member:
+        """The broker that owns a topic's bundle."""
+        owner = self.view.bundles[self.bundle_of(topic)].owner
+        return next(member for member in self.members if member.worker.agent.incarnation == owner)
+
+    def other_than(self, *those: Member) -> Member:
+        """Another broker."""
+        return next(member for member in self.members if member not in those)
+
+    async def transfer(self, destination: Member, topic: str = TOPIC) -> None:
+        """Have a topic's bundle moved, and wait until that is done everywhere."""
+        bundle = self.bundle_of(topic)
+        worker = self.members[0].worker
+        await worker.request(Transfer(bundle=bundle, destination=destination.worker.broker_id, reason="a test"), timeout_ms=PATIENCE_MS)
+        await self.settled()
+        assert destination is self.owner_of(topic)
+
+    async def settled(self) -> None:
+        """Wait until all bundles are owned, in every view."""
+        for member in self.members:
+            await member.worker.until(_all_owned, timeout_ms=PATIENCE_MS, what="all bundles being owned")
+        offset = max(member.worker.view.offset for member in self.members)
+        for member in self.members:
+            await member.worker.reached(offset, timeout_ms=PATIENCE_MS)
+
+
+def _all_owned(view: View) -> bool | None:
+    return all(bundle.phase == "owned" for bundle in view.bundles.values()) or None
+
+
+async def _outlive(clients: Sequence[WireClient]) -> None:
+    for client in clients:
+        await client.outlive()
+
+
+@asynccontextmanager
+async def brokers(
+    folder: Path,
+    *,
+    count: int = 1,
+    bundles: int = 4,
+    settings: Settings | None = None,
+    config: Mapping[str, object] | None = None,
+    log_url: str | None = None,
+) -> AsyncIterator[Brokers]:
+    """So many brokers on one loop, over a log in memory unless told otherwise. `config` is added to each one's configuration."""
+    log_url = log_url or f"memory:{uuid.uuid4()}"
+    async with AsyncExitStack() as parts:
+        http = await parts.enter_async_context(aiohttp.ClientSession())
+        clients: list[WireClient] = []
+        parts.push_async_callback(_outlive, clients)
+        members = []
+        for number in range(count):
+            service = PulsarService(settings)
+            values = {"log_url": log_url, "data_dir": folder / f"b{number}", "http_port": 0, "pulsar_port": 0, "drain_ms": 2_000}
+            made = WorkerConfig.model_validate({**values, "balance": False, **(config or {})})
+            worker = await parts.enter_async_context(Broker(made, {"*": service}))
+            await worker.ready(timeout_ms=PATIENCE_MS)
+            members.append(Member(worker=worker, service=service, http=http, clients=clients))
+        intent = CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(bundles))
+        await members[0].worker.request(intent, timeout_ms=PATIENCE_MS)
+        running = Brokers(members=members)
+        await running.settled()
+        yield running

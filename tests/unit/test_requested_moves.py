@@ -1,0 +1,215 @@
+"""Requests followed to their end: one story for each way in which a move, or the deletion of a namespace, comes out.
+
+May live here: stories told to a channel in memory. That both drivers tell them alike is tested where they are driven.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from brokers.agent.intents import CreateNamespace, DeleteNamespace, MergeBundles, StartDeletingNamespace, Unload
+from brokers.requested_moves import (
+    BY_OPERATOR,
+    RACES_MAX,
+    RequestedMove,
+    begun_by,
+    made_by,
+    may_run_again,
+    next_of_deletion,
+    refuse_in_vain,
+    rejection,
+    unless_overtaken,
+)
+from channel import propose
+from channel.entries import BundleEntry
+from channel.errors import CalledOff, Rejected
+from channel.propose import Author
+from channel.ranges import even_boundaries
+from channel.reader import Folded
+from channel.records import AnyRecord, Reason
+from tests.folding import MIDDLE, NAMESPACE, channel_in, channel_with
+
+Proposal = Callable[[Author, BundleEntry], AnyRecord]
+CUT: Proposal = lambda author, bundle: propose.split(author, bundle, cuts=(MIDDLE,))  # noqa: E731 - one of a row of proposals
+CALL_OFF: Proposal = lambda author, bundle: propose.call_off(author, bundle, reason="no room")  # noqa: E731 - as above
+
+
+class Story:
+    """A channel on which `owner` owns the only bundle, and one move of it that is followed."""
+
+    def __init__(self, begin: Proposal) -> None:
+        self.channel = channel_in("owned", "target", "third")
+        self.move = begun_by(self.fold(begin(self.channel.admin(), self.channel.bundle())))
+
+    def fold(self, record: AnyRecord) -> Folded:
+        """Append a record, which may be rejected."""
+        verdict = self.channel.put(record)
+        return Folded(offset=self.channel.view.offset, record=record, verdict=verdict)
+
+    def tell(self, record: AnyRecord) -> tuple[BundleEntry, ...] | None:
+        """Append a record; what the move has made by it."""
+        return made_by(self.move, self.fold(record), self.channel.view)
+
+    def about(self, broker: str, make: Proposal) -> tuple[BundleEntry, ...] | None:
+        """Let a broker propose something about the bundle; what the move has made by it."""
+        return self.tell(make(self.channel.author(broker), self.channel.bundle()))
+
+    def die(self, broker: str) -> tuple[BundleEntry, ...] | None:
+        """An admin proves that a broker is dead; what the move has made by it."""
+        entry = self.channel.broker(broker)
+        return self.tell(propose.down(self.channel.admin(), entry, nonce=entry.joined.nonce))
+
+
+def transferred() -> Story:
+    """A transfer to `target`, the third broker that joined."""
+    return Story(lambda author, bundle: propose.transfer(author, bundle, destination=4))
+
+
+def split() -> Story:
+    """A split in the middle."""
+    return Story(lambda author, bundle: propose.start_split(author, bundle, algorithm="range_equally_divide"))
+
+
+def test_a_transfer_ends_when_its_destination_owns() -> None:
+    """A transfer is under way, whatever else is folded, until the destination owns the bundle, and that is what it made."""
+    story = transferred()
+    whole = story.channel.bundle().name
+    assert RequestedMove(bundle=whole, kind=story.move.kind, offset=9, destination=4) == story.move
+    assert story.tell(propose.renewed(story.channel.author("third"), story.channel.broker("third"))) is None
+    assert story.about("third", propose.opened) is None  # Rejected.
+    assert story.about("target", propose.let_go) is None
+    made = story.about("owner", propose.hand_over)
+    assert (story.channel.bundle(),) == made
+    assert (4, "owned") == (story.channel.bundle().owner, story.channel.bundle().phase)
+
+
+def test_what_was_folded_before_a_move_began_ends_nothing() -> None:
+    """Who follows a bundle from before the request on gives records that are older than the move, and its own."""
+    story = transferred()
+    channel = channel_in("owned", "target", "third")
+    begin = propose.transfer(channel.admin(), channel.bundle(), destination=4)
+    accepted = Folded(offset=9, record=begin, verdict=channel.put(begin))
+    assert made_by(story.move, accepted, channel.view) is None
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_a_transfer_outlives_its_source(*, warm: bool) -> None:
+    """A source that dies on the way ends nothing: the destination owns the bundle at once, or when it has opened it."""
+    story = transferred()
+    if warm:
+        story.about("target", propose.let_go)
+        made = story.die("owner")
+    else:
+        assert story.die("owner") is None
+        made = story.about("target", propose.opened)
+    assert (story.channel.bundle(),) == made
+
+
+@pytest.mark.parametrize(
+    ("last", "told"),
+    [
+        (lambda story: story.about("target", CALL_OFF), 'calls off the transfer of tenant/ns/0x00000000_0xffffffff ("no room")'),
+        (lambda story: story.die("target"), "declares target down"),
+        (lambda story: (story.die("owner"), story.about("target", lambda a, b: propose.refuse(a, b, reason="full"))), '("full")'),
+        (
+            lambda story: (story.die("owner"), story.tell(propose.assign(story.channel.admin(), story.channel.bundle(), owner=5))),
+            "to third#5 instead",
+        ),
+    ],
+    ids=["called off", "destination dies", "refused after a death", "given to another after a death"],
+)
+def test_a_transfer_that_comes_to_nothing_says_why(last: Callable[[Story], object], told: str) -> None:
+    """A transfer ends as soon as its destination will not own the bundle, with the record that did it and where the bundle is."""
+    story = transferred()
+    with pytest.raises(CalledOff) as caught:
+        last(story)
+    assert ("transfer", True) == (caught.value.move, told in caught.value.problem)
+    assert caught.value.problem.endswith(f"token {story.channel.bundle().token}, last changed at {story.channel.view.offset}")
+
+
+@pytest.mark.parametrize("last", [lambda story: story.about("owner", propose.released), lambda story: story.die("owner")])
+def test_an_unload_ends_with_whatever_comes_next(last: Callable[[Story], object]) -> None:
+    """A bundle is let go of by its owner, or by the death of its owner."""
+    story = Story(propose.unload)
+    assert () == last(story)
+
+
+def test_a_split_ends_with_its_children() -> None:
+    """What a split made are the children, in order."""
+    story = split()
+    assert story.about("target", CUT) is None  # Rejected: only the owner may.
+    assert [(0, MIDDLE), (MIDDLE, 0xFFFFFFFF)] == [(child.low, child.high) for child in story.about("owner", CUT) or ()]
+
+
+@pytest.mark.parametrize("last", [lambda story: story.about("owner", CALL_OFF), lambda story: story.die("owner")])
+def test_a_split_that_comes_to_nothing_says_why(last: Callable[[Story], object]) -> None:
+    """A split ends without children when it is called off, or when its owner dies."""
+    story = split()
+    with pytest.raises(CalledOff, match="the split of tenant/ns/0x00000000_0xffffffff was called off: 10 "):
+        last(story)
+
+
+def test_a_race_is_run_again_so_often() -> None:
+    """Only a race lost is worth another attempt, and only so many."""
+    assert [True, False] == [may_run_again(Reason.STALE, race) for race in (RACES_MAX - 1, RACES_MAX)]
+    assert not any(may_run_again(reason, 1) for reason in Reason if reason is not Reason.STALE)
+
+
+def test_one_of_many_steps_may_be_overtaken() -> None:
+    """That somebody else was quicker is no reason to stop, all else is."""
+
+    def refused(reason: Reason) -> None:
+        raise Rejected(key="k", reason=reason, problem=None, offset=None)
+
+    for reason in (Reason.STALE, Reason.ILLEGAL_TRANSITION, Reason.UNKNOWN_BUNDLE):
+        with unless_overtaken():
+            refused(reason)
+    with pytest.raises(Rejected), unless_overtaken():
+        refused(Reason.DEAD_PUBLISHER)
+
+
+def test_what_is_refused_in_vain_is_told_better() -> None:
+    """A namespace that is there, and neighbours of two owners, are refused with more than the fold could say."""
+    channel = channel_with("a", "b", bundles=2)
+    refuse_in_vain(channel.view, CreateNamespace(name="tenant/other", boundaries=even_boundaries(1)))
+    with pytest.raises(Rejected, match="it exists already, with 2 bundles"):
+        refuse_in_vain(channel.view, CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(1)))
+    left = channel.bundle()
+    merge = MergeBundles(left=left.name, reason=BY_OPERATOR)
+    refuse_in_vain(channel.view, merge)
+    channel.own("a")
+    channel.own("b", MIDDLE)
+    with pytest.raises(Rejected, match="they belong to a and b; transfer one of them first"):
+        refuse_in_vain(channel.view, merge)
+    refuse_in_vain(channel.view, MergeBundles(left=channel.bundle(MIDDLE).name, reason=BY_OPERATOR))
+
+
+def test_a_refusal_is_told_in_the_words_of_its_story() -> None:
+    """The fold's reason comes with what it means, and with where the record stands."""
+    channel = channel_in("owned", "target")
+    channel.die("target")
+    record = propose.transfer(channel.admin(), channel.bundle(), destination=4)
+    verdict = channel.put(record)
+    refused = rejection(Folded(offset=channel.view.offset, record=record, verdict=verdict), channel.view)
+    assert (Reason.DEAD_TARGET, "target#4 is not alive", channel.view.offset) == (refused.reason, refused.problem, refused.offset)
+
+
+def test_a_deletion_goes_on_where_it_is() -> None:
+    """First nothing is assigned any more, then what is owned is unloaded, what is on the move is waited for, and then it goes."""
+    channel = channel_with("a", bundles=2)
+    channel.own("a")
+    channel.accept(propose.assign(channel.admin(), channel.bundle(MIDDLE), owner=channel.incarnation("a")))
+    assert (StartDeletingNamespace(name=NAMESPACE),) == next_of_deletion(channel.view, NAMESPACE)
+    channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE))
+    assert (Unload(bundle=channel.bundle().name, reason=BY_OPERATOR),) == next_of_deletion(channel.view, NAMESPACE)
+    channel.accept(propose.unload(channel.admin(), channel.bundle()))
+    assert next_of_deletion(channel.view, NAMESPACE) is None
+    channel.accept(propose.opened(channel.author("a"), channel.bundle(MIDDLE)))
+    assert (Unload(bundle=channel.bundle(MIDDLE).name, reason=BY_OPERATOR),) == next_of_deletion(channel.view, NAMESPACE)
+    channel.die("a")
+    assert (DeleteNamespace(name=NAMESPACE),) == next_of_deletion(channel.view, NAMESPACE)
+    channel.accept(propose.delete_namespace(channel.admin(), channel.view, name=NAMESPACE))
+    # Somebody else was quicker: the refusal of the deletion will say that it is not there.
+    assert (DeleteNamespace(name=NAMESPACE),) == next_of_deletion(channel.view, NAMESPACE)

@@ -1,0 +1,68 @@
+"""Requests at one broker: what the agent's answers become for those who asked."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from brokers import requests as module
+from brokers.agent.effects import Answered
+from brokers.agent.events import Requested
+from brokers.agent.intents import DeleteNamespace
+from brokers.requests import Requests
+from channel.entries import Verdict
+from channel.errors import OutcomeUnknown, Overloaded, Rejected
+from channel.records import Reason
+
+INTENT = DeleteNamespace(name="t/n")
+LONG_MS = 60_000
+
+
+class Agent:
+    """Gives the answers that it was told to give, in their order, and then none."""
+
+    def __init__(self, *reasons: Reason | None) -> None:
+        self.asked: list[Requested] = []
+        self._reasons = list(reasons)
+        self.requests = Requests(self.step, broker="b", log="memory:x")
+
+    def step(self, requested: Requested) -> None:
+        self.asked.append(requested)
+        if self._reasons:
+            verdict = Verdict(reason=self._reasons.pop(0))
+            self.requests.answer(Answered(ticket=requested.ticket, offset=10 + len(self.asked), verdict=verdict))
+
+
+def test_a_lost_race_is_run_again_a_few_times() -> None:
+    """A stale proposal is made anew until it is accepted, but not for ever; any other rejection is final."""
+
+    async def story() -> None:
+        agent = Agent(Reason.STALE, Reason.STALE, None)
+        assert 13 == await agent.requests.request(INTENT, timeout_ms=LONG_MS)
+        for reasons in ([Reason.STALE] * 6, [Reason.NOT_ADJACENT]):
+            agent = Agent(*reasons)
+            with pytest.raises(Rejected) as caught:
+                await agent.requests.request(INTENT, timeout_ms=LONG_MS)
+            assert (reasons[0], min(len(reasons), 5)) == (caught.value.reason, len(agent.asked))
+
+    asyncio.run(story())
+
+
+def test_one_too_many_is_refused_and_one_too_old_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests that nobody answers are bounded in number, and end at their deadline, which makes room."""
+    monkeypatch.setattr(module, "REQUESTS_MAX", 1)
+
+    async def story() -> None:
+        agent = Agent()
+        waiting = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=20))
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="the row of requests at broker b already holds 1"):
+            await agent.requests.request(INTENT, timeout_ms=LONG_MS)
+        assert 1 == len(agent.asked)
+        for unanswered in (waiting, agent.requests.request(INTENT, timeout_ms=1)):
+            with pytest.raises(OutcomeUnknown, match="not read back"):
+                await unanswered
+        agent.requests.answer(Answered(ticket=agent.asked[0].ticket, verdict=Verdict(reason=None)))
+
+    asyncio.run(story())

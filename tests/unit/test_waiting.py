@@ -1,0 +1,74 @@
+"""Those who wait for a view: what wakes them, what ends their wait, and how many there may be."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from brokers import waiting as module
+from brokers.waiting import Waiting
+from channel.errors import DeadlineExceeded, LogUnavailable, Overloaded
+from channel.view import View
+
+LONG_MS = 60_000
+
+
+def offset_of(view: View) -> int | None:
+    """A condition: the view has folded something."""
+    return view.offset if view.offset >= 0 else None
+
+
+def test_who_waits_is_woken_by_a_change() -> None:
+    """A condition that comes true is noticed when a change is told of, and its result returned."""
+
+    async def story() -> None:
+        view = View()
+        waiting = Waiting(lambda: view, broker="b")
+        waiter = asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="something"))
+        await asyncio.sleep(0)
+        view.offset = 7
+        waiting.changed()
+        assert 7 == await waiter
+        assert 7 == await waiting.until(offset_of, timeout_ms=0, what="something")
+
+    asyncio.run(story())
+
+
+def test_a_wait_ends_at_its_deadline_or_with_the_broker() -> None:
+    """Who waits too long is told what for, and who waits at a broker that ends, by what it ended."""
+
+    async def story() -> None:
+        waiting = Waiting(View, broker="b")
+        with pytest.raises(DeadlineExceeded, match="something did not happen"):
+            await waiting.until(offset_of, timeout_ms=1, what="something")
+        waiter = asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="something"))
+        await asyncio.sleep(0)
+        waiting.end(LogUnavailable(log="memory:x", problem="broker b has left", in_doubt=False))
+        for late in (waiter, waiting.until(offset_of, timeout_ms=LONG_MS, what="something")):
+            with pytest.raises(LogUnavailable, match="has left"):
+                await late
+
+    asyncio.run(story())
+
+
+def test_one_too_many_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The row of those who wait has an end; who leaves it makes room, and what is true already needs no place in it."""
+    monkeypatch.setattr(module, "WAITERS_MAX", 2)
+
+    async def story() -> None:
+        view = View()
+        waiting = Waiting(lambda: view, broker="b")
+        waiters = [asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="it")) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Overloaded, match="those who wait at broker b already holds 2"):
+            await waiting.until(offset_of, timeout_ms=LONG_MS, what="it")
+        assert 1 == await waiting.until(lambda _: 1, timeout_ms=LONG_MS, what="it")
+        waiters[0].cancel()
+        await asyncio.wait([waiters[0]])
+        with pytest.raises(DeadlineExceeded):
+            await waiting.until(offset_of, timeout_ms=1, what="it")
+        waiters[1].cancel()
+        await asyncio.wait([waiters[1]])
+
+    asyncio.run(story())
