@@ -15,7 +15,7 @@ PURE_TESTS := $(wildcard tests/unit tests/property tests/scenarios)
 
 help: ## Say what each target does
 	@echo "Equipoise: make TARGET, where TARGET is one of"
-	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-14s %s\n", $$1, $$2 }'
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)$$/  \1|\2/p' Makefile | awk -F'|' '{ printf "%-16s %s\n", $$1, $$2 }'
 
 setup: $(STAMP) ## Make .venv with all that the product, its checks and its tests need
 
@@ -63,7 +63,7 @@ bench: setup ## Run one benchmark and print one JSON line: make bench BENCH=name
 	@$(BIN)/python -m "tests.benchmarks.$(BENCH)"
 
 simulate: setup ## Replay one simulated run and print its story: make simulate SEED=number
-	@test -n "$(SEED)" || { echo "which seed? make simulate SEED=number"; exit 2; }
+	@case "$(SEED)" in '' | *[!0-9]*) echo "which seed? make simulate SEED=number"; exit 2;; esac
 	@echo "== simulate: seed $(SEED)"
 	@$(BIN)/python -m brokers.simulation --seed "$(SEED)"
 

@@ -26,6 +26,11 @@ _TIMING: Final = Timing()
 _PROMISE_MS_MAX: Final = 3_600_000
 _DEADLINE_MS_MAX: Final = 86_400_000
 
+ENDING_MS: Final = 25_000
+"""What a graceful stop may take beyond draining and the last close, if all of it is held up: last words 2 s, what is still open 2 s,
+services that swallow their cancellation 2 s, the log 2 s, the evidence 2 s, the data directory 2 s, answers under way and their
+cancellation 4 s, Pulsar's clients 2 s; and the rest for the end of the loop and of the process."""
+
 # A broker's id may be its host, a colon and its port: together at most 255 characters.
 _match_host_name: Final = re.compile(
     r"(?=.{1,240}\Z)(?!\d+(\.\d+){3}\Z)[A-Za-z0-9]([-A-Za-z0-9_]*)(\.[A-Za-z0-9][-A-Za-z0-9_]*)*\.?"
@@ -169,6 +174,11 @@ class WorkerConfig(BaseModel):
             open_ms=self.open_ms,
             close_ms=self.close_ms,
         )
+
+    @property
+    def stop_ms(self) -> int:
+        """The longest that a graceful stop takes from the first signal to the end of the process, whatever holds it up."""
+        return self.drain_ms + self.close_ms + ENDING_MS
 
     @property
     def authority(self) -> str:

@@ -75,7 +75,7 @@ class Worker:
 
     def in_thread(self) -> WorkerInThread:
         """The same in a thread of its own, as a plain context, for a program that has no event loop."""
-        return WorkerInThread(self)
+        return WorkerInThread(self, stop_ms=self._config.stop_ms + CROSSING_MS)
 
     async def __aenter__(self) -> Self:
         """Start, and wait until the broker is a member. Raises what makes that impossible, and `DeadlineExceeded`."""
@@ -152,9 +152,9 @@ class WorkerInThread(InThread):
     Entering and its calls raise what `Worker` raises, and `NotRunning` outside the context.
     """
 
-    def __init__(self, worker: Worker) -> None:
+    def __init__(self, worker: Worker, *, stop_ms: int) -> None:
         """Made by `Worker.in_thread`."""
-        super().__init__(worker, what="the worker", start_ms=READY_MS_MAX + CROSSING_MS, stop_ms=READY_MS_MAX)
+        super().__init__(worker, what="the worker", start_ms=READY_MS_MAX + CROSSING_MS, stop_ms=stop_ms)
         self._worker = worker
 
     @property

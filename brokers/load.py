@@ -54,10 +54,9 @@ class BundleLoad:
 
 
 def _check(load: BundleLoad | Messaging) -> None:
-    for field_ in fields(load):
-        value = getattr(load, field_.name)
-        if not isinstance(value, Messaging | None) and not 0 <= value < math.inf:  # What is not a number fails this, too.
-            raise InvalidLoad(subject="bundle", field=field_.name, value=value)
+    for number in fields(load):
+        if number.name != "messaging" and not 0 <= getattr(load, number.name) < math.inf:  # What is not a number fails this, too.
+            raise InvalidLoad(subject="bundle", field=number.name, value=getattr(load, number.name))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """One broker process of a local cluster: how it is started, signalled and known.
 
-May live here: `LocalBroker`. What follows from its end is `local_cluster`'s business, which also guards it against threads.
+May live here: `LocalBroker`, and at which ports a row of them listens. What follows from the end of one is `local_cluster`'s
+business, which also guards it against threads.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -57,25 +60,25 @@ class LocalBroker:
         """Whether it neither runs nor will be started again by itself."""
         return self.ended and not self.will_restart
 
-    def check(self, *, log_url: str, settings: Mapping[str, str | int]) -> None:
-        """Raise `InvalidConfig` or `InvalidTiming` for settings with which its process would end at once."""
+    def config(self, *, log_url: str, settings: Mapping[str, str | int]) -> WorkerConfig:
+        """What its process will run with. Raises `InvalidConfig` or `InvalidTiming` where that would end at once."""
         own = {"log_url": log_url, "data_dir": self.directory, "broker_id": self.id, "host": HOST, "http_port": self.port}
         if self.pulsar_port is not None:
             own["pulsar_port"] = self.pulsar_port
         if taken := sorted(own.keys() & settings.keys()):
             raise InvalidConfig(problems=tuple(f"{setting}: it is each broker's own in a local cluster" for setting in taken))
-        WorkerConfig.model_validate({**settings, **own})
+        return WorkerConfig.model_validate({**settings, **own})
 
     def check_port(self) -> None:
         """Raise `AddressInUse` if one of its ports is taken."""
-        for port in (self.port, self.pulsar_port):
+        for setting, port in (("http_port", self.port), ("pulsar_port", self.pulsar_port)):
             if port is None:
                 continue
             try:
                 socket.create_server((HOST, port)).close()
             except OSError as error:
                 problem = str(error) if error.errno is None else os.strerror(error.errno)
-                raise AddressInUse(address=f"{HOST}:{port}", problem=problem) from error
+                raise AddressInUse(address=f"{HOST}:{port}", problem=problem, setting=setting) from error
 
     def start(
         self,
@@ -131,6 +134,28 @@ class LocalBroker:
         data = self.log_file.read_bytes()[-_LAST_WORDS_BYTES:] if self.log_file.exists() else b""
         lines = data.decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else "it said nothing"
+
+
+def ports_of(http_port: int, pulsar_port: int | None, count: int) -> Sequence[tuple[int, int | None]]:
+    """The ports of `count` brokers: rising from those given, any that are free where 0 is given, and none for Pulsar where None is.
+
+    No port is given twice. Raises `InvalidConfig` if the rows from the two ports overlap.
+    """
+    firsts = [http_port] if pulsar_port is None else [http_port, pulsar_port]
+    named = [port for first in firsts if first for port in range(first, first + count)]
+    if len(set(named)) < len(named):
+        problem = f"pulsar_port: the ports of {count} brokers from {pulsar_port} on overlap with those from http_port={http_port} on"
+        raise InvalidConfig(problems=(problem,))
+    free = iter(_free_ports(count * firsts.count(0), besides=named))
+    rows: list[list[int]] = [list(range(first, first + count) if first else islice(free, count)) for first in firsts]
+    return list(zip(rows[0], rows[1] if len(rows) > 1 else [None] * count, strict=True))
+
+
+def _free_ports(count: int, *, besides: Sequence[int]) -> Sequence[int]:
+    """Ports that are free now and not among others; all are held until the last is found, so that none is found twice."""
+    with ExitStack() as holding:
+        held = [holding.enter_context(socket.create_server((HOST, 0))) for _ in range(count + len(besides) if count else 0)]
+        return [port for one in held if (port := one.getsockname()[1]) not in besides][:count]
 
 
 def ending_of(code: int) -> str:

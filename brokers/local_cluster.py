@@ -11,11 +11,10 @@ The caller's thread only asks. All that is shared is guarded by one condition, w
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -24,7 +23,7 @@ from typing import Final, Self
 
 from brokers.admin.access import Access
 from brokers.admin.burial import bury
-from brokers.local_broker import HOST, LocalBroker, ending_of
+from brokers.local_broker import HOST, LocalBroker, ending_of, ports_of
 from channel.blocking_view import RETRY_MS, read_on
 from channel.deadline import Deadline
 from channel.errors import (
@@ -104,7 +103,7 @@ class ClusterSettings:
     at `pulsar_port + i` (any if it is 0; nowhere if it is None), and has the directory `directory/broker-i`. `log_url` is by
     default `sqlite:DIRECTORY/channel.db`. `services` and `settings` are passed on as `--service` and `--set`. With `bury`, a
     broker that dies is declared dead at once; with `restart`, it is started again after that. With `evidence`, each process
-    writes `accepts-N.jsonl` to its directory. A broker that is told to stop is killed after `stop_ms`.
+    writes `accepts-N.jsonl` to its directory. A broker that is told to stop is killed when it takes longer than its settings allow.
     """
 
     directory: Path
@@ -119,7 +118,6 @@ class ClusterSettings:
     restart: bool = False
     evidence: bool = False
     ready_ms: int = 30_000
-    stop_ms: int = 40_000
 
 
 class LocalCluster:
@@ -132,20 +130,16 @@ class LocalCluster:
         """Nothing is started yet.
 
         Raises `InvalidLogUrl` for a log that processes cannot share, `InvalidConfig` and `InvalidTiming` for settings that no
-        broker would take.
+        broker would take, and for ports that overlap.
         """
         self.settings = settings
         self.log_url = settings.log_url or f"sqlite:{settings.directory}/channel.db"
         if is_in_memory(self.log_url):
             raise InvalidLogUrl(url=self.log_url, problem="the processes of a cluster cannot share memory")
-        http_ports = _ports(settings.http_port, settings.brokers)
-        pulsar_ports = [None] * settings.brokers if settings.pulsar_port is None else _ports(settings.pulsar_port, settings.brokers)
-        self._members = tuple(
-            LocalBroker(settings.directory / f"broker-{number}", http_port, pulsar_port)
-            for number, (http_port, pulsar_port) in enumerate(zip(http_ports, pulsar_ports, strict=True))
-        )
-        for member in self._members:
-            member.check(log_url=self.log_url, settings=settings.settings)
+        ports = ports_of(settings.http_port, settings.pulsar_port, settings.brokers)
+        self._members = tuple(LocalBroker(settings.directory / f"broker-{number}", *pair) for number, pair in enumerate(ports))
+        self.stop_ms = max(member.config(log_url=self.log_url, settings=settings.settings).stop_ms for member in self._members)
+        """How long a broker that is told to stop is waited for before it is killed."""
         self._listener = tell
         self._telling = threading.Lock()
         self._changed = threading.Condition()
@@ -171,7 +165,7 @@ class LocalCluster:
 
     @property
     def pulsar_url(self) -> str:
-        """The service URL of Pulsar's clients: `pulsar://127.0.0.1:PORT,127.0.0.1:PORT`, all brokers that take them."""
+        """The service URL of Pulsar's clients, if the brokers take any: `pulsar://127.0.0.1:PORT,127.0.0.1:PORT`, all of them."""
         hosts = [f"{HOST}:{member.pulsar_port}" for member in self._members if member.pulsar_port is not None]
         return f"pulsar://{','.join(hosts)}"
 
@@ -214,8 +208,9 @@ class LocalCluster:
         read_on(access.log, access.reader, deadline=Deadline.after(timeout_ms=self.settings.ready_ms))
         self._offset = access.view.offset
         self._follows = True
-        self._follower = threading.Thread(target=self._follow, args=(access,), name="follower", daemon=True)
-        self._follower.start()
+        follower = threading.Thread(target=self._follow, args=(access,), name="follower", daemon=True)
+        follower.start()
+        self._follower = follower
         for member in self._members:
             self._spawn(member)
         self._await_ready(self._members)
@@ -240,6 +235,8 @@ class LocalCluster:
                 self._closing = True
             self._wake()
             self._follower.join()
+        elif self._log is not None:  # It could be opened, and not be read.
+            self._log.close()
 
     def kill_all(self) -> None:
         """Kill all brokers at once, and return without waiting for their end: for one who does not want to wait."""
@@ -288,10 +285,11 @@ class LocalCluster:
 
     # --- processes ---
 
-    def _spawn(self, member: LocalBroker) -> None:
+    def _spawn(self, member: LocalBroker, *, again: bool = False) -> None:
+        """Start a process; one that is to be started `again` only if nobody has wanted its end meanwhile."""
         settings = self.settings
         with self._changed:
-            if self._stopping:
+            if self._stopping or (again and member.end_expected):
                 return
             process = member.start(
                 log_url=self.log_url,
@@ -327,10 +325,9 @@ class LocalCluster:
         pause_ms = member.next_pause_ms()
         self._tell(What.STARTS_AGAIN, member, f"starts again in {pause_ms} ms", pause_ms=pause_ms)
         with self._changed:
-            is_unwanted = self._changed.wait_for(lambda: self._stopping or member.end_expected, pause_ms / 1_000)
+            self._changed.wait_for(lambda: self._stopping or member.end_expected, pause_ms / 1_000)
         try:
-            if not is_unwanted:
-                self._spawn(member)
+            self._spawn(member, again=True)
         except OSError as error:
             self._tell(What.ENDED, member, f"could not be started again: {error}")
         finally:
@@ -350,7 +347,7 @@ class LocalCluster:
             member.signal(signal.SIGCONT)  # A paused one would not hear.
             member.signal(signal.SIGTERM)
         try:
-            self._await_ended(members, timeout_ms=self.settings.stop_ms)
+            self._await_ended(members, timeout_ms=self.stop_ms)
         except DeadlineExceeded:
             for member in members:
                 member.signal(signal.SIGKILL)
@@ -393,7 +390,9 @@ class LocalCluster:
         failure: EquipoiseError | None = None
         try:
             while not self._closing:
-                self._read_on(access)
+                # What woke the log while a burial waited for its own record is forgotten by now: whoever died meanwhile is looked for.
+                is_wanted = any(member.burial_wanted for member in self._members)
+                self._read_on(access, timeout_ms=0 if is_wanted else _FOLLOW_MS)
                 for member in self._members:
                     self._note_ready(access, member)
                     if member.burial_wanted:
@@ -415,9 +414,9 @@ class LocalCluster:
                 What.UNWATCHED, None, f"from now on nobody who dies is declared dead at once: {failure}", error=type(failure).__name__
             )
 
-    def _read_on(self, access: Access) -> None:
+    def _read_on(self, access: Access, *, timeout_ms: int) -> None:
         try:
-            if access.log.wait(access.reader.position, timeout_ms=_FOLLOW_MS):
+            if access.log.wait(access.reader.position, timeout_ms=timeout_ms):
                 for entry in access.log.read(access.reader.position, limit=READ_ENTRIES_MAX):
                     access.reader.feed(entry)
         except (LogUnavailable, LogStorageFull):  # Both pass, and the brokers wait for that as well.
@@ -471,17 +470,3 @@ class LocalCluster:
         if self._listener is not None:
             with self._telling:
                 self._listener(Happening(what=what, broker=None if member is None else member.id, text=text, details=details))
-
-
-def _ports(first: int, count: int) -> Sequence[int]:
-    """So many ports from `first` on; any that are free if it is 0."""
-    return range(first, first + count) if first else _free_ports(count)
-
-
-def _free_ports(count: int) -> list[int]:
-    """Ports that are free now; all are held until the last is found, so that none is found twice."""
-    held = [socket.create_server((HOST, 0)) for _ in range(count)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
-        one.close()
-    return ports

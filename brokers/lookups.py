@@ -33,6 +33,11 @@ class Lookups:
         self._held = 0
         self._waits: dict[str, asyncio.Task[object]] = {}
 
+    @property
+    def held(self) -> int:
+        """How many wait."""
+        return self._held
+
     async def at_once(self, namespace: str, point: int) -> Located | None:
         """The answer if it can be given now, without a task or a timer; None if it has to be waited for.
 
@@ -42,10 +47,6 @@ class Lookups:
             return await self._worker.locate(namespace, point, timeout_ms=0)
         except DeadlineExceeded:
             return None
-        except UnknownNamespace:
-            if self._worker.agent.is_ready:
-                raise
-            return None  # It may stand in what has not been read yet.
 
     async def hold(self, namespace: str, point: int) -> Located:
         """Wait until the bundle at `point` is served, for `lookup_ms` at most.

@@ -25,13 +25,14 @@ from brokers.load_bus import open_load_bus
 from brokers.lookups import Lookups
 from brokers.service import Service
 from brokers.worker import Worker
-from channel.errors import AddressInUse, EquipoiseError, InvalidConfig, InvalidService
+from channel.errors import AddressInUse, DeadlineExceeded, EquipoiseError, InvalidConfig, InvalidService
 
 _logger: Final = logging.getLogger(__name__)
 
 # Accepted connections that wait for the loop: a stampede of clients after a death of their broker.
 _BACKLOG: Final = 1_024
 
+# A broker that is not ready says so this often, for as long as it is not.
 _READY_MS: Final = 60_000
 
 # Answers to callers that are under way when the broker stops get this long after it has left.
@@ -70,13 +71,13 @@ class Broker:
             for name in ("http_port", "pulsar_port"):
                 port = getattr(config, name)
                 if port is not None:
-                    listening[name] = parts.enter_context(closing(bind(config.host, port)))
+                    listening[name] = parts.enter_context(closing(bind(config.host, port, setting=name)))
                     config = config.model_copy(update={name: listening[name].getsockname()[1]})
             addresses = {"http": config.http_url} | ({"pulsar": config.pulsar_url} if "pulsar_port" in listening else {})
         worker = Worker(config, self._services, addresses=addresses)
         lookups = Lookups(worker)
-        await worker.start()
         try:
+            await worker.start()
             routes: Sequence[web.RouteDef] = ()
             if "pulsar_port" in listening:
                 routes = await parts.enter_async_context(_serving_pulsar(worker, lookups, listening["pulsar_port"]))
@@ -112,11 +113,15 @@ async def run_broker(config: WorkerConfig, services: Mapping[str, Service]) -> N
 
 
 async def _announce(worker: Worker) -> None:
-    try:
-        await worker.ready(timeout_ms=_READY_MS)
-    except EquipoiseError as error:
-        _logger.warning("not ready yet: %s", error, extra={"broker": worker.broker_id})
-        return
+    """Tell when the worker is ready, however late, and meanwhile that it is not. One that ends tells so itself."""
+    while True:
+        try:
+            await worker.ready(timeout_ms=_READY_MS)
+            break
+        except DeadlineExceeded as error:
+            _logger.warning("not ready yet: %s", error, extra={"broker": worker.broker_id})
+        except EquipoiseError:
+            return
     _logger.info(
         "ready",
         extra={"broker": worker.broker_id, "incarnation": worker.agent.incarnation, "address": worker.config.http_url},
@@ -187,8 +192,8 @@ def _is_taken(app: web.Application, route: web.RouteDef) -> bool:
     return any(known.resource is not None and (known.method, known.resource.canonical) == (route.method, route.path) for known in routes)
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening TCP socket; raises `AddressInUse` if that is not possible."""
+def bind(host: str, port: int, *, setting: str = "http_port") -> socket.socket:
+    """A listening TCP socket; raises `AddressInUse`, which names the `setting` of the port, if that is not possible."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listening = socket.socket(family, socket.SOCK_STREAM)
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -197,6 +202,6 @@ def bind(host: str, port: int) -> socket.socket:
         listening.listen(_BACKLOG)
     except OSError as error:
         listening.close()
-        raise AddressInUse(address=f"{host}:{port}", problem=error.strerror or str(error)) from error
+        raise AddressInUse(address=f"{host}:{port}", problem=error.strerror or str(error), setting=setting) from error
     listening.setblocking(False)  # noqa: FBT003 - the standard library takes it by position only
     return listening

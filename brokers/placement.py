@@ -6,20 +6,23 @@ May live here: pure choices over a view. The choice is policy, never safety: the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Final, Protocol
 
 from channel.entries import BrokerEntry, BundleEntry
 from channel.view import View
+
+_NOBODY: Final[frozenset[int]] = frozenset()
 
 
 class Placement(Protocol):
     """A plug that places bundles."""
 
-    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]]) -> dict[str, int]:
-        """An incarnation for each of `bundles`, by name; a bundle for which there is none is left out.
+    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
+        """An incarnation for each of the first `at_most` of `bundles` for which there is one, by name.
 
-        The batch is weighed whole: what is placed first counts when the next is placed. `avoid` names, per bundle, the
-        incarnations that are not to have it. Ties break by broker id.
+        A bundle for which there is none is left out, and takes nobody's place: any number of them may stand before one that
+        can be placed. The batch is weighed whole: what is placed first counts when the next is placed. `avoid` names, per
+        bundle, the incarnations that are not to have it. Ties break by broker id.
         """
         ...
 
@@ -31,16 +34,19 @@ class FewestBundles:
     is no ceiling, because a bundle that nobody has is worse off than one at a broker that has many.
     """
 
-    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]]) -> dict[str, int]:
+    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
         """See `Placement.place`."""
         candidates = [broker for broker in view.live_brokers() if broker.status == "up"]
         counts = {broker.incarnation: view.held_count(broker.incarnation) for broker in candidates}
+        everybody = frozenset(counts)
         placed: dict[str, int] = {}
         for bundle in bundles:
-            unwanted = avoid.get(bundle.name, frozenset())
+            if len(placed) == at_most:
+                break
+            unwanted = avoid.get(bundle.name, _NOBODY)
+            if everybody <= unwanted:
+                continue  # Seen at one glance, because there may be thousands that nobody takes.
             fit = [broker for broker in candidates if broker.incarnation not in unwanted]
-            if not fit:
-                continue
             chosen = min(fit, key=lambda broker: _fullness(broker, counts[broker.incarnation]))
             counts[chosen.incarnation] += 1
             placed[bundle.name] = chosen.incarnation

@@ -41,12 +41,15 @@ class Refolding:
             self._task.cancel()
 
     async def _compare(self, offset: int, digest: int) -> None:
+        other = None
         try:
             other = await asyncio.to_thread(self._snapshots.refold, self._log_url, offset)
         except EquipoiseError as error:
             _logger.warning("the log could not be folded again: %s", error, extra={"broker": self._broker})
-            other = None
-        self._task = None
+        except Exception:
+            _logger.exception("the log could not be folded again", extra={"broker": self._broker})
+        finally:
+            self._task = None  # Whatever came of it, the next alarm is looked into again.
         if other is not None and other != digest:
             problem = f"the view of broker {self._broker} at offset {offset} is not what the log folds to"
             self._fail(Bug(f"{problem}; it stops serving, start it again, and report this with the log"))

@@ -7,12 +7,13 @@ waiting is the drivers' business. How moves are told apart for statistics, whoev
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import islice
 from typing import Final
 
-from brokers.agent.intents import CreateNamespace, DeleteNamespace, Intent, MergeBundles, StartDeletingNamespace, Unload
+from brokers.agent.intents import CreateNamespace, DeleteNamespace, Intent, MergeBundles, MoveAway, StartDeletingNamespace, Unload
 from brokers.moves import KIND_OF_PHASE, MoveKind
 from channel.entries import BundleChanged, BundleEntry
 from channel.errors import CalledOff, Rejected
@@ -24,6 +25,10 @@ from channel.view import View
 
 RACES_MAX: Final = 5
 """A proposal that loses a race is made again against the new state, this often: each time somebody else made progress."""
+
+UNLOADS_AT_ONCE: Final = 64
+"""Bundles of a namespace that are unloaded at a time: enough to keep the log's group commit busy, few enough that the
+clients of all of them do not come back at once."""
 
 BY_OPERATOR: Final = "asked for by an admin"
 """The reason that a move bears on the channel when an operator asked for it."""
@@ -129,21 +134,30 @@ def _told(folded: Folded, view: View, name: str) -> str:
     return f"{describe(folded, view, names)}; {'it is gone' if bundle is None else f'now {standing(bundle, names)}'}"
 
 
-# --- the deletion of a namespace ---
+# --- all bundles of a namespace ---
+
+
+def unloads_of(bundles: Iterable[BundleEntry], *, kind: type[MoveAway | Unload]) -> Iterator[tuple[MoveAway | Unload, ...]]:
+    """The unloads of those of `bundles` that are owned, some at a time: the owners are to have let go of one batch before the next.
+
+    By `MoveAway` they go from hand to hand; `Unload` leaves them free, for their namespace is to go.
+    """
+    unloads = (kind(bundle=bundle.name, reason=BY_OPERATOR) for bundle in bundles if bundle.phase == "owned")
+    while batch := tuple(islice(unloads, UNLOADS_AT_ONCE)):
+        yield batch
 
 
 def next_of_deletion(view: View, name: str) -> tuple[Intent, ...] | None:
     """What is to be requested next to delete the namespace `name`; None while its bundles must be waited for.
 
     First that nothing of it is assigned any more; then the unloads of what is owned, also of what was on the move before and
-    is owned now; and once all its bundles are free, its deletion. What was begun before, by whomever, is gone on with;
-    that the namespace is not there any more, the refusal of its deletion will say.
+    is owned now, a batch of `unloads_of` at a time; and once all its bundles are free, its deletion. What was begun before, by
+    whomever, is gone on with; that the namespace is not there any more, the refusal of its deletion will say.
     """
     namespace = view.namespaces.get(name)
     if namespace is not None and namespace.status != "deleting":
         return (StartDeletingNamespace(name=name),)
     bundles = view.bundles_of(name)
-    unloads = tuple(Unload(bundle=bundle.name, reason=BY_OPERATOR) for bundle in bundles if bundle.phase == "owned")
-    if unloads:
+    for unloads in unloads_of(bundles, kind=Unload):
         return unloads
     return None if any(bundle.phase in _MOVING for bundle in bundles) else (DeleteNamespace(name=name),)

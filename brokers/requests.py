@@ -1,7 +1,7 @@
 """Requests: what somebody at this broker wants proposed to the channel, until it is known what came of it.
 
-May live here: the tickets under which the agent answers, and proposing anew after a lost race. How an intent is spelled as a
-record is the agent's business.
+May live here: the tickets under which the agent answers, proposing anew after a lost race, and what becomes of all that when
+the broker ends. How an intent is spelled as a record is the agent's business.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from brokers.agent.events import Requested
 from brokers.agent.intents import Intent, subject_of
 from brokers.requested_moves import may_run_again
 from channel.deadline import Deadline
-from channel.errors import OutcomeUnknown, Overloaded, Rejected
+from channel.errors import EquipoiseError, OutcomeUnknown, Overloaded, Rejected
 
 REQUESTS_MAX: Final = ATTEMPTS_MAX // 2
 """Requests that are waited for at a time: half of what the agent keeps unsettled, so that callers never crowd out the broker's own
@@ -32,14 +32,23 @@ class Requests:
         self._step = step
         self._broker = broker
         self._log = log
-        self._tickets: dict[int, asyncio.Future[Answered]] = {}
+        # What came of each; None if the broker ended before anybody could tell.
+        self._tickets: dict[int, asyncio.Future[Answered | None]] = {}
         self._numbers = itertools.count(1)
+        self._end: EquipoiseError | None = None
 
     def answer(self, answered: Answered) -> None:
         """What came of a request; whoever asked may have gone."""
         future = self._tickets.pop(answered.ticket, None)
         if future is not None and not future.done():
             future.set_result(answered)
+
+    def end(self, error: EquipoiseError) -> None:
+        """The broker has ended of `error`: nobody reads on, so that what is pending stays unknown; who comes later is told `error`."""
+        self._end = error
+        for future in self._tickets.values():
+            if not future.done():
+                future.set_result(None)
 
     async def request(self, intent: Intent, *, timeout_ms: int) -> int:
         """See `brokers.worker.Worker.request`."""
@@ -54,22 +63,30 @@ class Requests:
             if verdict.reason is None:
                 assert answered.offset is not None, "what was accepted stands on the log"
                 return answered.offset
-            if not may_run_again(verdict.reason, race):
+            # Once the deadline has come nobody waits for another attempt, and what this one met is known.
+            if not may_run_again(verdict.reason, race) or not deadline.remaining_ms():
                 raise Rejected(key=subject_of(intent), reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
             race += 1
 
     async def _ask(self, intent: Intent, deadline: Deadline) -> Answered:
+        if self._end is not None:
+            raise self._end.with_traceback(None)  # All who ask share it.
         if len(self._tickets) >= REQUESTS_MAX:
             raise Overloaded(what=f"the row of requests at broker {self._broker}", limit=REQUESTS_MAX)
         ticket = next(self._numbers)
-        future: asyncio.Future[Answered] = asyncio.get_running_loop().create_future()
+        future: asyncio.Future[Answered | None] = asyncio.get_running_loop().create_future()
         self._tickets[ticket] = future
         try:
             self._step(Requested(ticket=ticket, intent=intent))
             async with asyncio.timeout(deadline.remaining_ms() / 1_000):
-                return await future
+                answered = await future
         except TimeoutError:
-            problem = f"it was not read back within {deadline.timeout_ms} ms"
-            raise OutcomeUnknown(log=self._log, subject=subject_of(intent), problem=problem) from None
+            raise self._unknown(intent, f"it was not read back within {deadline.timeout_ms} ms") from None
         finally:
             self._tickets.pop(ticket, None)
+        if answered is None:
+            raise self._unknown(intent, f"broker {self._broker} ended before it was read back: {self._end}") from self._end
+        return answered
+
+    def _unknown(self, intent: Intent, problem: str) -> OutcomeUnknown:
+        return OutcomeUnknown(log=self._log, subject=subject_of(intent), problem=problem)

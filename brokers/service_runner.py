@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
@@ -21,7 +22,7 @@ from brokers.clock import Clock
 from brokers.service import Bundle, Ownership, Peer, Service
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry, BundleEntry
-from channel.errors import InvalidService
+from channel.errors import EquipoiseError, InvalidService, OperatorError
 from channel.ranges import parse_bundle
 from channel.records import HANDOVER_BYTES_MAX
 
@@ -32,13 +33,16 @@ _logger: Final = logging.getLogger(__name__)
 _ABANDON_MS: Final = 2_000
 
 # How long a service may take over what no deadline of the agent bounds: where to cut, discarding, handing over its state.
-_QUESTION_S: Final = 10.0
+_QUESTION_MS: Final = 10_000
 
 # Bundles parted with whose state a next owner may still ask for. It asks while it opens, within seconds of the close.
 _PARTED_MAX: Final = 1_024
 
 _ASYNC_METHODS: Final = ("prepare", "open", "close", "discard", "fetch", "split_points")
 _PLAIN_METHODS: Final = ("split", "merge", "routes", "load")
+
+# Letters of a namespace, and what fnmatch gives a meaning to; a bracket that nothing closes would stand for itself.
+_match_pattern: Final = re.compile(r"(?:[-=:.\w/*?]|\[!?[-=:.\w]+\])+", re.ASCII).fullmatch
 
 OwnershipMaker = Callable[[Handle, BrokerEntry | None], Ownership]
 ServiceEffect = Prepare | Open | Close | Discard | Abandon | FindCuts | Reshaped
@@ -63,7 +67,8 @@ class ServiceRunner:
 
         `end_process` is the last resort against code that cannot be stopped.
         """
-        for service in services.values():
+        for pattern, service in services.items():
+            check_pattern(pattern)
             _check(service)
         self._services = dict(services)
         self._clock = clock
@@ -74,6 +79,7 @@ class ServiceRunner:
         self._closings: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._parted: dict[str, int] = {}
+        self._last_deadline: Deadline | None = None
         self.ownerships: dict[str, Ownership] = {}
 
     def service_of(self, namespace: str) -> Service | None:
@@ -106,42 +112,55 @@ class ServiceRunner:
             bundle = _bundle_named(effect.bundle)
             service = self.service_of(bundle.namespace)
             if service is not None:
-                self._in_background(asyncio.wait_for(service.discard(bundle), _QUESTION_S), f"discarding {bundle.name}")
+                self._in_background(asyncio.wait_for(service.discard(bundle), _QUESTION_MS / 1_000), f"discarding {bundle.name}")
 
     async def fetch_parted(self, bundle: str) -> bytes | None:
-        """What its service still holds of a bundle that was closed here; None if nothing, or if it is not known here."""
+        """What its service still holds of a bundle that was closed here; None if nothing, or if it is not known here.
+
+        Raises `DeadlineExceeded` if the service takes too long over it, and whatever it raises.
+        """
         token = self._parted.get(bundle)
         if token is None:
             return None
         parted = _bundle_named(bundle)
-        async with asyncio.timeout(_QUESTION_S):
-            return await self._service(parted.namespace).fetch(parted, token)
+        fetching = self._service(parted.namespace).fetch(parted, token)
+        return await Deadline.after(timeout_ms=_QUESTION_MS).wait(fetching, what=f"the service giving the state of {bundle}")
 
     async def close_all(self, *, timeout_ms: int) -> None:
         """Close all that is open, side by side, and let closings under way come to their end; no longer than `timeout_ms`.
 
-        Whatever else is under way is of no use any more, and is cancelled. To be followed by `stop`.
+        Whatever else is under way is of no use any more, and is cancelled; an opening that ends well all the same is closed
+        in its turn. To be followed by `stop`.
         """
-        deadline = Deadline.after(timeout_ms=timeout_ms)
+        deadline = self._last_deadline = Deadline.after(timeout_ms=timeout_ms)
         self._cancel([task for task in self._running.values() if task not in self._closings])
         for ownership in list(self.ownerships.values()):
             self._begin_closing(ownership.bundle, ownership.token, None, deadline)
         self.ownerships.clear()
-        if self._closings:
-            await asyncio.wait(self._closings, timeout=timeout_ms / 1_000)
+        await self._ended(lambda: (*self._running.values(), *self._closings), deadline)
 
     async def stop(self) -> None:
         """Cancel whatever is still running. What does not end is told; one that works on a bundle ends the process."""
-        operations, questions = [*self._running.values()], [*self._background]
-        self._cancel([*operations, *questions])
-        if operations or questions:
-            await asyncio.wait([*operations, *questions], timeout=_ABANDON_MS / 1_000)
-        for task in (*operations, *questions):
+        self._cancel([*self._running.values(), *self._background])
+        await self._ended(lambda: (*self._running.values(), *self._background), Deadline.after(timeout_ms=_ABANDON_MS))
+        for task in (*self._running.values(), *self._background):
             if not task.done():
                 _logger.error("a service could not be stopped", extra={"doing": task.get_name()})
-        unstoppable = [task.get_name() for task in operations if not task.done()]
+        unstoppable = [task.get_name() for task in self._running.values() if not task.done()]
         if unstoppable:
             self._end_process(f"the service could not be stopped: {', '.join(unstoppable)}")
+
+    @staticmethod
+    async def _ended(under_way: Callable[[], Sequence[asyncio.Task[None]]], deadline: Deadline) -> None:
+        """Wait until nothing is under way any more, what the end of one may have begun included; or for the deadline.
+
+        Even if that has come, what was just begun gets a turn of the loop, so that a service hears of its closing.
+        """
+        is_over = False
+        while (tasks := under_way()) and not is_over:
+            left_ms = deadline.remaining_ms()
+            await asyncio.wait(tasks, timeout=left_ms / 1_000)
+            is_over = not left_ms
 
     @staticmethod
     def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
@@ -155,8 +174,8 @@ class ServiceRunner:
         problem = None
         try:
             await self._service(bundle.namespace).prepare(bundle, _peer(effect.source))
-        except Exception as error:  # Whatever a service raises is its refusal.
-            _logger.exception("a service refuses a bundle", extra={"bundle": bundle.name})
+        except Exception as error:  # noqa: BLE001 - whatever a service raises is its refusal
+            _tell("a service refuses a bundle", error, {"bundle": bundle.name})
             problem = _told(error)
         if self._is_current(bundle.name):
             self._step(Prepared(bundle=bundle.name, problem=problem))
@@ -167,10 +186,13 @@ class ServiceRunner:
         problem = None
         try:
             await self._service(handle.namespace).open(ownership, effect.handover)
-        except Exception as error:  # As above.
-            _logger.exception("a service failed to open a bundle", extra={"bundle": handle.bundle, "token": handle.token})
+        except Exception as error:  # noqa: BLE001 - as above
+            _tell("a service failed to open a bundle", error, {"bundle": handle.bundle, "token": handle.token})
             problem = _told(error)
         if not self._is_current(handle.bundle):
+            return
+        if problem is None and self._last_deadline is not None:
+            self._begin_closing(ownership.bundle, ownership.token, None, self._last_deadline)
             return
         if problem is None:
             self._parted.pop(handle.bundle, None)
@@ -195,11 +217,11 @@ class ServiceRunner:
         cuts: tuple[int, ...] = ()
         problem = None
         try:
-            async with asyncio.timeout(_QUESTION_S):
+            async with asyncio.timeout(_QUESTION_MS / 1_000):
                 service = self._service(entry.namespace)
                 cuts = tuple(int(cut) for cut in await service.split_points(bundle_of(entry), entry.algorithm or "", entry.positions))
-        except Exception as error:  # As above.
-            _logger.exception("a service cannot tell where to cut a bundle", extra={"bundle": entry.name})
+        except Exception as error:  # noqa: BLE001 - as above
+            _tell("a service cannot tell where to cut a bundle", error, {"bundle": entry.name})
             problem = _told(error)
         self._step(CutsFound(bundle=entry.name, asked_at=entry.last, cuts=cuts, problem=problem))
 
@@ -222,7 +244,7 @@ class ServiceRunner:
     def _service(self, namespace: str) -> Service:
         service = self.service_of(namespace)
         if service is None:
-            raise LookupError(f"no service of this broker serves namespace {namespace}")
+            raise NotServedHere(namespace=namespace)
         return service
 
     # --- tasks ---
@@ -287,8 +309,33 @@ def peer_of(broker: BrokerEntry) -> Peer:
     return Peer(broker=broker.broker, addresses=broker.joined.addresses)
 
 
+class NotServedHere(OperatorError):
+    """A bundle came of a namespace for which this broker has no service; others of its cluster may have one."""
+
+    def __init__(self, *, namespace: str) -> None:
+        """`namespace` matches no pattern of this broker's services."""
+        self.namespace = namespace
+        super().__init__(f"no service of this broker serves namespace {namespace}; give it one, or have another broker take the bundle")
+
+
 def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}"
+    """What goes on record: our own errors say all by themselves."""
+    return str(error) if isinstance(error, EquipoiseError) else f"{type(error).__name__}: {error}"
+
+
+def _tell(what: str, error: Exception, fields: Mapping[str, object]) -> None:
+    """Log what a service raised: where it came from is of use only if it was not meant."""
+    if isinstance(error, EquipoiseError):
+        _logger.warning("%s: %s", what, error, extra=fields)
+    else:
+        _logger.error(what, exc_info=error, extra=fields)
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise `InvalidService` for a pattern that no namespace can match: whoever wrote it meant another."""
+    if not _match_pattern(pattern):
+        problem = f"no namespace is like {pattern!r}; a pattern is TENANT/NAMESPACE, in which * stands for any characters, or * alone"
+        raise InvalidService(service=pattern, problem=problem)
 
 
 def _check(service: object) -> None:

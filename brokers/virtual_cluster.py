@@ -233,8 +233,8 @@ class Cluster(Generic[S]):
         """The right to work on a key, at the broker that has it now. Raises `NotServed` while none has, `UnknownNamespace`."""
         bundle = self._entry(namespace, key)
         for member in self._world.members.values():
-            found = member.look(namespace, key)
-            if isinstance(found, Ownership):
+            found = member.whereabouts.ownership(namespace, key)
+            if found is not None:
                 return found
         raise NotServed(bundle=bundle.name, broker=None, problem=self._told(bundle.name))
 
@@ -430,11 +430,10 @@ class _PlacementByHand:
         self.taken: set[str] = set()
         self._others = FewestBundles()
 
-    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]]) -> dict[str, int]:
+    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
         """See `brokers.placement.Placement`. A wish for a broker that is away does not hold."""
         up = {broker.broker: broker.incarnation for broker in view.live_brokers() if broker.status == "up"}
         wished = {bundle.name: up[wish] for bundle in bundles if (wish := self.wishes.get(bundle.name)) in up}
         others = [bundle for bundle in bundles if bundle.name not in wished and bundle.name not in self.taken]
-        placed = self._others.place(view, others, avoid=avoid)
-        placed.update({name: owner for name, owner in wished.items() if owner not in avoid.get(name, frozenset())})
-        return placed
+        granted = [(name, owner) for name, owner in wished.items() if owner not in avoid.get(name, frozenset())][:at_most]
+        return dict(granted) | self._others.place(view, others, avoid=avoid, at_most=at_most - len(granted))

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from brokers.agent.agent import Agent
 from brokers.agent.core import Profile
@@ -21,14 +21,16 @@ from brokers.agent.handle import Handle
 from brokers.agent.intents import Intent
 from brokers.agent.timing import Timing
 from brokers.placement import Placement
-from brokers.routing import server_of
 from brokers.service import Ownership, Peer, Service
-from brokers.service_runner import ServiceEffect, ServiceRunner, peer_of
+from brokers.service_runner import ServiceEffect, ServiceRunner
+from brokers.whereabouts import Whereabouts
 from channel.entries import BrokerEntry
-from channel.errors import DeadlineExceeded, UnknownNamespace
+from channel.errors import DeadlineExceeded
 from channel.log import READ_ENTRIES_MAX, Log
-from channel.ranges import key_hash
 from channel.reader import Folded, Reader
+from channel.view import View
+
+T = TypeVar("T")
 
 CLUSTER: Final = "virtual"
 
@@ -114,6 +116,7 @@ class Member:
             predecessor_nonces=world.nonces.get(broker, frozenset()),
             placement=world.placement,
         )
+        self.whereabouts = Whereabouts(self.agent, ownerships=self.runner.ownerships, clock=world.clock, waiting=self, step=self.step)
 
     # --- what makes it act ---
 
@@ -155,11 +158,15 @@ class Member:
         self._stepping = True
         try:
             while self._events and self._world.members.get(self.broker_id) is self:
-                for effect in self.agent.step(self._events.popleft(), self._world.clock.now()):
+                taken = self._events.popleft()
+                effects = self.agent.step(taken, self._world.clock.now())
+                for effect in effects:
                     self._carry_out(effect)
+                # What only a look brought about must not make everybody look again.
+                if effects or not isinstance(taken, Wanted):
+                    self._world.changed()
         finally:
             self._stepping = False
-        self._world.changed()
 
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Append):
@@ -184,30 +191,19 @@ class Member:
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """See `brokers.service.ServiceHost.route`; `timeout_ms` is counted on the cluster's clock."""
+        return await self.whereabouts.route(namespace, key, timeout_ms=timeout_ms)
+
+    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+        """See `brokers.whereabouts.Waiting`; it is waited on the cluster's clock."""
         clock = self._world.clock
         deadline_ms = clock.boot_ms + timeout_ms
         while True:
-            found = self.look(namespace, key)
-            if found is not None:
-                return found
+            result = condition(self.agent.view)
+            if result is not None:
+                return result
             if clock.boot_ms >= deadline_ms:
-                raise DeadlineExceeded(what=f"an owner for {namespace}/{key}", waited_ms=timeout_ms)
+                raise DeadlineExceeded(what=what, waited_ms=timeout_ms)
             await self._world.change()
-
-    def look(self, namespace: str, key: str) -> Ownership | Peer | None:
-        """Who serves `key` by what this broker knows now. Raises `UnknownNamespace`."""
-        bundle = self.agent.view.bundle_at(namespace, key_hash(key))
-        if bundle is None:
-            raise UnknownNamespace(namespace=namespace)
-        ownership = self.runner.ownerships.get(bundle.name)
-        if ownership is not None and ownership.is_good:
-            return ownership
-        if bundle.phase == "free":
-            self.want(bundle.name)
-        server = server_of(self.agent.view, bundle)
-        if server is None or server.broker == self.broker_id or self.agent.is_suspect(server):
-            return None
-        return peer_of(server)
 
     def _own(self, handle: Handle, source: BrokerEntry | None) -> Ownership:
         fetch = None if source is None else partial(self._fetch, source.broker, handle.bundle)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 from brokers.agent.agent import Agent
 from brokers.agent.events import Wanted
@@ -15,11 +16,12 @@ from brokers.clock import Clock
 from brokers.routing import server_of
 from brokers.service import Ownership, Peer
 from brokers.service_runner import peer_of
-from brokers.waiting import Waiting
 from channel.entries import BrokerEntry, BundleEntry
 from channel.errors import UnknownNamespace
 from channel.ranges import key_hash
 from channel.view import View
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,6 +30,14 @@ class Located:
 
     bundle: BundleEntry
     broker: BrokerEntry
+
+
+class Waiting(Protocol):
+    """Where it is waited for the view to change: by the clock of this world, or by that of a test."""
+
+    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+        """See `brokers.worker.Worker.until`."""
+        ...
 
 
 class Whereabouts:

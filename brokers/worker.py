@@ -16,8 +16,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
-import orjson
-
 from brokers.agent.agent import Agent
 from brokers.agent.core import Profile
 from brokers.agent.effects import (
@@ -39,6 +37,7 @@ from brokers.config import WorkerConfig, installed_version
 from brokers.data_directory import DataDirectory
 from brokers.directory_thread import DirectoryThread
 from brokers.evidence import EvidenceFile
+from brokers.failed_appends import FailedAppends
 from brokers.handover import fetch_from
 from brokers.load_sampler import LoadSampler
 from brokers.metrics import Metrics
@@ -53,7 +52,7 @@ from channel.append_queue import Appended, AppendOutcome, InDoubt
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry
 from channel.errors import Bug, DeadlineExceeded, EquipoiseError, LogUnavailable, Overloaded
-from channel.log import Entry
+from channel.log import Entry, Log
 from channel.log_seat import LogSeat
 from channel.log_sharing import sit_down
 from channel.open_log import open_log
@@ -110,6 +109,7 @@ class Worker:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting = Waiting(lambda: self.agent.view, broker=self.broker_id)
         self._requests = Requests(self._step, broker=self.broker_id, log=config.log_url)
+        self._failed_appends = FailedAppends(broker=self.broker_id)
         self._lines = BundleLines(self.metrics.moves, broker=self.broker_id)
         self.loads = LoadSampler(
             self._runner.services,
@@ -122,7 +122,7 @@ class Worker:
         self._finished: asyncio.Future[None] | None = None
         self._letting_go: asyncio.Task[None] | None = None
         self._caught_up = False
-        self._evidence = None if config.evidence is None else EvidenceFile(config.evidence, broker=self.broker_id)
+        self._evidence: EvidenceFile | None = None
 
     # --- life ---
 
@@ -130,12 +130,12 @@ class Worker:
         """Lock the data directory, open the log, and begin to read it; joining follows by itself.
 
         Raises what makes a start impossible: a locked directory, an unsafe timing, a log that cannot be used or is another
-        cluster's.
+        cluster's, a file of evidence that cannot be written.
         """
         directory = DataDirectory(self.config.data_dir)
         handle = None
         try:
-            handle = await asyncio.to_thread(open_log, self.config.log_url)
+            handle = await _opened(self.config.log_url)
             self._snapshots = Snapshots(directory, log=handle.identity, cluster=self.config.cluster)
             reader = await asyncio.to_thread(self._snapshots.reader, handle)
             self.agent = Agent(
@@ -147,6 +147,8 @@ class Worker:
                 make_nonce=lambda: secrets.token_hex(16),
                 predecessor_nonces=directory.nonces,
             )
+            if self.config.evidence is not None:
+                self._evidence = EvidenceFile(self.config.evidence, broker=self.broker_id)
         except BaseException:
             if handle is not None:
                 handle.close()
@@ -335,10 +337,10 @@ class Worker:
                 _logger.exception("a listener failed", extra={"broker": self.broker_id, "offset": folded.offset})
 
     def _appended(self, append: Append, outcome: AppendOutcome) -> None:
-        if not isinstance(outcome, Appended):
-            record = orjson.loads(append.data)
-            about = {name: record[name] for name in ("kind", "key")}
-            _logger.warning("append failed: %s", outcome.error, extra={"broker": self.broker_id, **about})
+        if isinstance(outcome, Appended):
+            self._failed_appends.appended()
+        else:
+            self._failed_appends.failed(append.data, outcome.error, self.clock.now().boot_ms)
             self._step(AppendFailed(attempt=append.attempt, error=outcome.error, in_doubt=isinstance(outcome, InDoubt)))
 
     def _fail(self, error: EquipoiseError) -> None:
@@ -360,6 +362,7 @@ class Worker:
             self._finished.exception()  # Whoever waits for it gets it; nobody has to.
         over = LogUnavailable(log=self.config.log_url, problem=f"broker {self.broker_id} has left", in_doubt=False)
         self._waiting.end(error or over)
+        self._requests.end(error or over)
         self._letting_go = asyncio.get_running_loop().create_task(
             self._let_go(abruptly=abruptly, is_sound=error is None), name=f"the end of broker {self.broker_id}"
         )
@@ -424,8 +427,9 @@ class Worker:
         """Have something done, and return the offset of the accepted record.
 
         A proposal that loses a race is made again against the new state. Raises `Rejected` with the reason,
-        `OutcomeUnknown` if nobody can tell, `NotProposed` or `Overloaded` if this broker cannot propose now, and as soon as
-        it is certain that the record was not appended, what `Log.append` says of that, such as `LogStorageFull`.
+        `OutcomeUnknown` if nobody can tell, `NotProposed` or `Overloaded` if this broker cannot propose now, as soon as it is
+        certain that the record was not appended, what `Log.append` says of that, such as `LogStorageFull`, and the error
+        that ended the broker, if it has ended before anything was proposed.
         """
         return await self._requests.request(intent, timeout_ms=timeout_ms)
 
@@ -458,6 +462,16 @@ class Worker:
     def services(self) -> Sequence[Service]:
         """The services of this worker."""
         return self._runner.services
+
+
+async def _opened(log_url: str) -> Log:
+    """Open a log in a thread, which goes on if the caller is cancelled: then nobody wants the handle, and it is closed."""
+    opening = asyncio.get_running_loop().run_in_executor(None, open_log, log_url)
+    try:
+        return await asyncio.shield(opening)
+    except asyncio.CancelledError:
+        opening.add_done_callback(lambda done: None if done.cancelled() or done.exception() else done.result().close())
+        raise
 
 
 def _end_process(problem: str) -> None:

@@ -80,8 +80,10 @@ class AppendQueue:
             check_batch(self._log, [data])
         except AppendTooLarge as error:
             return error
-        if len(self._attempts) >= APPENDS_QUEUED_MAX or self._bytes + len(data) > APPENDS_QUEUED_BYTES_MAX:
-            return Overloaded(what=f"the queue of appends to {self._log}", limit=len(self._attempts))
+        if len(self._attempts) >= APPENDS_QUEUED_MAX:
+            return Overloaded(what=f"the queue of appends to {self._log}", limit=APPENDS_QUEUED_MAX)
+        if self._bytes + len(data) > APPENDS_QUEUED_BYTES_MAX:
+            return Overloaded(what=f"the queue of bytes to append to {self._log}", limit=APPENDS_QUEUED_BYTES_MAX)
         return None
 
     def put(self, attempt: Attempt) -> None:

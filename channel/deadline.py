@@ -42,9 +42,15 @@ class Deadline:
             raise self.exceeded(what)
 
     async def wait(self, awaited: Awaitable[Result], *, what: str) -> Result:
-        """The result of `awaited`, which is cancelled if the deadline comes first; then `what` is in the `DeadlineExceeded`."""
+        """The result of `awaited`, which is cancelled if the deadline comes first; then `what` is in the `DeadlineExceeded`.
+
+        Raises what `awaited` raises, a `TimeoutError` of its own too: such as a socket's, which has nothing to do with this deadline.
+        """
+        limit = asyncio.timeout(self.remaining_ms() / 1_000)
         try:
-            async with asyncio.timeout(self.remaining_ms() / 1_000):
+            async with limit:
                 return await awaited
         except TimeoutError:
+            if not limit.expired():
+                raise
             raise self.exceeded(what) from None

@@ -326,11 +326,10 @@ class InvalidConfig(OperatorError):
 class AddressInUse(OperatorError):
     """A broker cannot listen where it was told to."""
 
-    def __init__(self, *, address: str, problem: str) -> None:
-        """`address` is host:port, `problem` what the operating system says."""
-        self.address = address
-        self.problem = problem
-        super().__init__(f"cannot listen on {address}: {problem}; free the port, or choose another with --http-port")
+    def __init__(self, *, address: str, problem: str, setting: str = "http_port") -> None:
+        """`address` is host:port, as `setting` has it, and `problem` what the operating system says."""
+        self.address, self.problem, self.setting = address, problem, setting
+        super().__init__(f"cannot listen on {address}: {problem}; free the port, or choose another with --{setting.replace('_', '-')}")
 
 
 class InvalidLoad(CallerError):
@@ -387,11 +386,12 @@ class CalledOff(PeerError):
 class BrokerUnreachable(PeerError):
     """A broker does not answer at the address that it advertises, or answers something else than was asked for."""
 
-    def __init__(self, *, broker: str, address: str, problem: str) -> None:
-        """`problem` is what happened when `broker` was asked at `address`."""
+    def __init__(self, *, broker: str, address: str, problem: str, in_doubt: bool = False) -> None:
+        """`problem` is what happened when `broker` was asked at `address`; `in_doubt` is true where it may have done it all the same."""
         self.broker = broker
         self.address = address
         self.problem = problem
+        self.in_doubt = in_doubt
         super().__init__(f"the broker {broker} cannot be asked at {address}: {problem}; see whether it runs, and ask again")
 
 
@@ -400,8 +400,7 @@ class BrokerRefuses(CallerError):
 
     def __init__(self, *, broker: str, problem: str) -> None:
         """`problem` is what `broker` says against it."""
-        self.broker = broker
-        self.problem = problem
+        self.broker, self.problem = broker, problem
         super().__init__(f"the broker {broker} refuses: {problem}")
 
 

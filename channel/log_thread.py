@@ -18,6 +18,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
@@ -48,7 +49,8 @@ BACK_OFF_MS_MAX: Final = 500
 is struggling back to its feet."""
 
 WAIT_MS_MAX: Final = 1_000
-"""How long the thread waits for the log in one call; a bound for its own sake, since what happens ends the wait."""
+"""How long the thread waits for the log in one call. What happens ends the wait, but for the end of a loop that was closed while
+somebody still followed: that is found out so much later."""
 
 Argument = TypeVar("Argument")
 
@@ -234,9 +236,14 @@ class LogThread:
                 self._back_off_ms = min(2 * self._back_off_ms, BACK_OFF_MS_MAX)
 
     def _staying(self) -> tuple[Place, ...]:
-        """Let go of those who leave; who stays. If nobody does, the thread is closed in the same breath, and they are told later."""
+        """Let go of those who leave; who stays. If nobody does, the thread is closed in the same breath, and they are told later.
+
+        A loop that was closed takes all along. It tells nobody, so that it is looked at here, between two waits.
+        """
+        assert self._loop is not None
+        is_over = self._loop.is_closed()
         with self._changed:
-            leaving = tuple(place for place in self._places if place.is_leaving)
+            leaving = tuple(place for place in self._places if place.is_leaving or is_over)
             if len(leaving) == len(self._places):
                 self._closed = True
                 return ()
@@ -322,9 +329,17 @@ class LogThread:
             drawn = next_batch(self._waiting)
         settled = [_Settled(attempt, NotAppended(error=self._too_old())) for attempt in drawn if attempt.queued_ns < oldest_ns]
         batch = [attempt for attempt in drawn if attempt.queued_ns >= oldest_ns]
-        if batch:
-            settled += map(_Settled, batch, self._outcomes(log, batch))
-        return settled
+        if not batch:
+            return settled
+        try:
+            outcomes = self._outcomes(log, batch)
+        except Exception as error:
+            # It ends the thread, but not before those who asked know that nobody can tell them more.
+            problem = f"appending to it met {type(error).__name__}: {error}"
+            in_doubt = InDoubt(error=LogUnavailable(log=self.name, problem=problem))
+            self._hand_over([*settled, *(_Settled(attempt, in_doubt) for attempt in batch)], ())
+            raise
+        return [*settled, *map(_Settled, batch, outcomes)]
 
     def _outcomes(self, log: Log, batch: Sequence[Attempt]) -> Sequence[AppendOutcome]:
         try:
@@ -399,14 +414,10 @@ class LogThread:
             self._changed.wait_for(lambda: self._is_wanted() or self._has_room(), WAIT_MS_MAX / 1_000)
 
     def _post(self, call: Callable[..., None], *arguments: object) -> None:
-        """Call on the loop. A loop that has ended without stopping this thread takes it along."""
+        """Call on the loop. One that was closed hears nothing any more, and nothing is owed to it."""
         assert self._loop is not None
-        try:
+        with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *arguments)
-        except RuntimeError:
-            with self._changed:
-                for place in self._places:
-                    place.is_leaving = True
 
 
 def _is_there(log: Log, position: int, *, timeout_ms: int) -> bool:

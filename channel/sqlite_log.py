@@ -263,7 +263,7 @@ class SqliteLog:
         live in the connection and the file. 3. Make the tables, or skip ahead, if that is due: looked up again once the write
         lock is held, since another process may do the same. An open of a log that is in order takes no lock.
         """
-        is_new = self._is_new()  # 1.
+        is_new = self._found_new()  # 1.
         if is_new and not create:
             raise LogNotBegun(log=self.name, problem=f"{self._path} is empty")
         [(journal_mode,)] = self._connection.execute("PRAGMA journal_mode = WAL").fetchall()  # 2.
@@ -284,6 +284,15 @@ class SqliteLog:
         if type(identity) is not bytes:
             raise LogDamaged(log=self.name, problem=f"its identity says {identity!r}")
         return identity.decode("ascii", "replace")
+
+    def _found_new(self) -> bool:
+        """As `_is_new`, of one instant: another process may be making the log between two looks."""
+        self._connection.execute("BEGIN")
+        try:
+            return self._is_new()
+        finally:
+            if self._connection.in_transaction:
+                self._connection.execute("ROLLBACK")
 
     def _is_new(self) -> bool:
         """Whether the file holds nothing at all; raises `LogDamaged` if it holds something that is no log of ours."""

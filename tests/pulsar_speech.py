@@ -37,9 +37,9 @@ def framed(command: BaseCommand, block: bytes = b"") -> bytes:
     return struct.pack(">II", 4 + len(spelled) + len(block), len(spelled)) + spelled + block
 
 
-def connect(version: int = 20) -> bytes:
-    """CONNECT of a client that speaks this version."""
-    return framed(BaseCommand(type=BaseCommand.CONNECT, connect=CommandConnect(client_version="a test", protocol_version=version)))
+def connect(version: int = 20, client_version: str = "a test") -> bytes:
+    """CONNECT of a client that speaks this version, and calls itself so."""
+    return framed(BaseCommand(type=BaseCommand.CONNECT, connect=CommandConnect(client_version=client_version, protocol_version=version)))
 
 
 def ping() -> bytes:

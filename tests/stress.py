@@ -11,6 +11,7 @@ import dataclasses
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 from tests.load.stress import Result, Size, stress
@@ -39,9 +40,9 @@ def main() -> int:
 
 def print_result(result: Result) -> None:
     """Print what came of a run."""
-    print(f"made: {result.made}, refused and replaced: {result.refused}, in {result.seconds:.0f} s")
-    print(f"callers: {result.tally}")
-    print(f"judged: {dict(result.verdict.totals)}")
+    print(f"made: {in_words(result.made)}; refused and replaced: {result.refused}, in {result.seconds:.0f} s")
+    print(f"callers: {in_words(dataclasses.asdict(result.tally))}")
+    print(f"judged: {in_words(result.verdict.totals)}")
     for rule, messages in result.verdict.violations.items():
         print(*(f"VIOLATION {rule}: {message}" for message in messages), sep="\n")
     for finding in result.findings.findings:
@@ -49,6 +50,11 @@ def print_result(result: Result) -> None:
     print(f"channel: {result.findings.records} records, {result.findings.agreements} digests agree")
     print(f"double owners: {result.verdict.double_owners}")
     print(f"verdict: {result.verdict.text}")
+
+
+def in_words(numbers: Mapping[str, object]) -> str:
+    """Numbers with their names, as people read them."""
+    return ", ".join(f"{name.replace('_', ' ')} {f'{value:.0f}' if isinstance(value, float) else value}" for name, value in numbers.items())
 
 
 if __name__ == "__main__":

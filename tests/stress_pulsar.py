@@ -14,6 +14,7 @@ from pathlib import Path
 
 from tests.load.pulsar_stress import FULL, Result, pulsar_stress
 from tests.pulsar.programs import Language, command, is_required, lacking
+from tests.stress import in_words
 
 
 def main() -> int:
@@ -50,11 +51,10 @@ def runnable() -> list[Language]:
 
 def print_result(result: Result) -> None:
     """Print what came of a run."""
-    print(
-        f"made: {result.made}, refused and replaced: {result.refused}, in {result.seconds:.0f} s, of which {result.excused_s:.1f} s excused"
-    )
+    print(f"made: {in_words(result.made)}; refused and replaced: {result.refused}")
+    print(f"in {result.seconds:.0f} s, of which {result.excused_s:.1f} s excused")
     print("longest pause on a topic outside of deaths: " + ", ".join(f"{name} {pause:.0f} ms" for name, pause in result.pauses_ms.items()))
-    print(f"judged: {dict(result.verdict.totals)}")
+    print(f"judged: {in_words(result.verdict.totals)}")
     for rule, messages in result.verdict.violations.items():
         print(*(f"VIOLATION {rule}: {message}" for message in messages), sep="\n")
     for finding in result.findings.findings:

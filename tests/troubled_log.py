@@ -25,7 +25,7 @@ class TroubledLog(MemoryLog):
     def __init__(self, *, name: str) -> None:
         super().__init__(name=name)
         self.read_error: EquipoiseError | None = None
-        self.append_error: EquipoiseError | None = None
+        self.append_error: Exception | None = None
         self.keeps_what_is_in_doubt = True
         self.gate = threading.Event()
         self.gate.set()

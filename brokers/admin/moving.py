@@ -7,7 +7,7 @@ had not ended in time; it may still end then. What has ended how is decided in `
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from brokers.admin.access import Access, submit, until
@@ -16,15 +16,15 @@ from brokers.agent.intents import (
     DeleteNamespace,
     Intent,
     MergeBundles,
+    MoveAway,
     SplitBundle,
     StartDeletingNamespace,
     Transfer,
-    Unload,
     subject_of,
 )
 from brokers.agent.requests import record_of
-from brokers.requested_moves import BY_OPERATOR, begun_by, made_by, next_of_deletion, refuse_in_vain, unless_overtaken
-from channel.entries import BundleChanged, BundleEntry, Verdict
+from brokers.requested_moves import BY_OPERATOR, begun_by, made_by, next_of_deletion, refuse_in_vain, unless_overtaken, unloads_of
+from channel.entries import BundleEntry, Verdict
 from channel.errors import Rejected
 from channel.propose import Author
 from channel.reader import Folded
@@ -52,8 +52,8 @@ def transfer(access: Access, bundle: str, destination: str) -> Folded:
 
 
 def unload(access: Access, bundle: str) -> Folded:
-    """Begin to take `bundle` from its owner; the record that the channel accepted."""
-    return request(access, Unload(bundle=bundle, reason=BY_OPERATOR))
+    """Begin to move `bundle` away from its owner, to whichever other broker; the record that the channel accepted."""
+    return request(access, MoveAway(bundle=bundle, reason=BY_OPERATOR))
 
 
 def split(access: Access, bundle: str, algorithm: str, positions: tuple[int, ...] | None) -> Folded:
@@ -71,18 +71,46 @@ def await_end(access: Access, accepted: Folded) -> tuple[BundleEntry, ...]:
     return until(access, made, what=f"the {move.kind} of {move.bundle}")
 
 
-def await_released(access: Access, unloads: Mapping[str, int]) -> None:
-    """Wait until each bundle has been let go of by its owner. `unloads` maps its name to the offset of its unload."""
-    waiting = {
-        name: None for name, offset in unloads.items() if (bundle := access.view.bundles.get(name)) is not None and bundle.last == offset
-    }
+def unload_all(access: Access, bundles: Iterable[BundleEntry], *, what: str, wait: bool = True) -> Mapping[str, int]:
+    """Unload these bundles as far as they are owned, but for those that somebody else moves at the same moment.
 
-    def all_released(_: View, folded: Folded | None) -> bool | None:
-        for change in () if folded is None else folded.verdict.changes:
-            waiting.pop(change.name if isinstance(change, BundleChanged) else "", None)
+    They are let go of some at a time (`unloads_of`), or are all begun at once if nobody is to `wait` for `what`. The result maps
+    the name of each that was unloaded to the offset of the record.
+    """
+    all_begun: dict[str, int] = {}
+    for batch in unloads_of(bundles, kind=MoveAway):
+        begun = _begin_unloads(access, batch)
+        if wait:
+            await_released(access, begun, what=what)
+        all_begun |= begun
+    return all_begun
+
+
+def _begin_unloads(access: Access, unloads: Sequence[Intent]) -> Mapping[str, int]:
+    begun = {}
+    for unload_of_one in unloads:
+        access.deadline.check(f"the unload of {subject_of(unload_of_one)}")
+        with unless_overtaken():
+            begun[subject_of(unload_of_one)] = request(access, unload_of_one).offset
+    return begun
+
+
+def await_released(access: Access, unloads: Mapping[str, int], *, what: str) -> None:
+    """Wait for `what`: that each unload has come to its end. `unloads` maps the name of a bundle to the offset of its unload."""
+    waiting = dict(unloads)
+
+    def all_released(view: View, _: Folded | None) -> bool | None:
+        for name, offset in list(waiting.items()):
+            if not _is_leaving(view.bundles.get(name), offset):
+                del waiting[name]
         return None if waiting else True
 
-    until(access, all_released, what=f"the release of {len(unloads)} bundles")
+    until(access, all_released, what=what)
+
+
+def _is_leaving(bundle: BundleEntry | None, since: int) -> bool:
+    """Whether a bundle is still on its way from the owner that it had before the unload at offset `since`."""
+    return bundle is not None and (bundle.last == since or bundle.phase in ("transferring", "handing_over", "unloading"))
 
 
 def merge(access: Access, left: str) -> Folded:
@@ -100,10 +128,13 @@ def delete_namespace(access: Access, name: str, *, progress: Callable[[str], Non
     while True:
         what = f"the release of all bundles of {name}"
         access.deadline.check(what)
-        for intent in until(access, lambda view, _: next_of_deletion(view, name), what=what):
-            if isinstance(intent, DeleteNamespace):
-                return request(access, intent)
-            with unless_overtaken():
-                accepted = request(access, intent)
-                if isinstance(intent, StartDeletingNamespace):
+        steps = until(access, lambda view, _: next_of_deletion(view, name), what=what)
+        match steps[0]:
+            case DeleteNamespace() as deletion:
+                return request(access, deletion)
+            case StartDeletingNamespace() as start:
+                with unless_overtaken():
+                    accepted = request(access, start)
                     progress(f"{name} is being deleted since offset {accepted.offset}; its bundles are unloaded")
+            case _:
+                await_released(access, _begin_unloads(access, steps), what=what)

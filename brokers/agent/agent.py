@@ -30,7 +30,7 @@ from brokers.agent.events import (
     Wanted,
 )
 from brokers.agent.handle import Handle, Lease
-from brokers.agent.leading import Leading
+from brokers.agent.leading import Batches, Leading
 from brokers.agent.membership import NEVER_MS, Membership
 from brokers.agent.requests import record_of
 from brokers.agent.tenures import Tenures
@@ -58,6 +58,7 @@ class Agent:
         make_nonce: Callable[[], str],
         predecessor_nonces: frozenset[str] = frozenset(),
         placement: Placement | None = None,
+        batches: Batches | None = None,
     ) -> None:
         """A broker that has done nothing yet. `reader` may start from a snapshot; nobody else may feed it.
 
@@ -69,7 +70,7 @@ class Agent:
         self._core = core
         self._membership = Membership(core, make_nonce=make_nonce, predecessor_nonces=predecessor_nonces)
         self._tenures = Tenures(core)
-        self._leading = Leading(core, self._membership, placement or FewestBundles())
+        self._leading = Leading(core, self._membership, placement or FewestBundles(), batches or Batches())
         self._drain: DrainRequested | None = None
 
     # --- what the host may read between steps ---
@@ -167,6 +168,8 @@ class Agent:
         record = folded.record
         own = record.publisher == core.broker and record.incarnation is not None and record.incarnation == core.incarnation
         attempt = core.settle(folded, record.sequence or 0) if own else None
+        if own:
+            self._tenures.append_succeeded()
         if self._ends_me(folded):
             self._lose_incarnation(folded)
         before = core.incarnation
@@ -203,6 +206,7 @@ class Agent:
     def _append_failed(self, event: AppendFailed) -> None:
         self._core.append_failed(event.attempt, event.error, in_doubt=event.in_doubt)
         self._membership.append_failed()
+        self._tenures.append_failed()
 
     def _requested(self, event: Requested) -> None:
         core = self._core

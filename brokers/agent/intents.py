@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 
 from channel.records import Document, Scalar
 
@@ -22,8 +23,19 @@ class Transfer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MoveAway:
+    """Have another broker than its owner serve `bundle`, whichever: a transfer, which clients notice least.
+
+    Where no other broker takes bundles, it is an `Unload`.
+    """
+
+    bundle: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Unload:
-    """Take `bundle` from its owner; it is placed anew."""
+    """Take `bundle` from its owner, with nobody to take it over; it is placed anew."""
 
     bundle: str
     reason: str
@@ -70,20 +82,30 @@ class DeleteNamespace:
     name: str
 
 
+class Anything(Enum):
+    """What stands for any value, none included."""
+
+    ANYTHING = "anything"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetPolicy:
-    """Set one of the policies of namespace `name`, or, with None, take it away; the others stay as they are."""
+    """Set one of the policies of namespace `name`, or, with None, take it away; the others stay as they are.
+
+    With `expected` only if that is its value, None standing for no such policy: what somebody else has set meanwhile is not undone.
+    """
 
     name: str
     policy: str
     value: Scalar | None
+    expected: Scalar | Anything | None = Anything.ANYTHING
 
 
-Intent = Transfer | Unload | SplitBundle | MergeBundles | CreateNamespace | StartDeletingNamespace | DeleteNamespace | SetPolicy
+Intent = Transfer | MoveAway | Unload | SplitBundle | MergeBundles | CreateNamespace | StartDeletingNamespace | DeleteNamespace | SetPolicy
 
 
 def subject_of(intent: Intent) -> str:
     """The key that an intent is about: a bundle (of a merge, the left one) or a namespace."""
     if isinstance(intent, MergeBundles):
         return intent.left
-    return intent.bundle if isinstance(intent, Transfer | Unload | SplitBundle) else intent.name
+    return intent.bundle if isinstance(intent, Transfer | MoveAway | Unload | SplitBundle) else intent.name

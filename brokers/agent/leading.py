@@ -7,6 +7,7 @@ it is done twice does not matter, because `based_on` lets one proposal win.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -20,14 +21,6 @@ from channel.propose import is_given_up
 from channel.reader import Folded
 from channel.records import AnyRecord, Unreadable
 
-# Assignments in one step: 256 records of 250 bytes are one group commit of a few milliseconds, and a broker that dies with
-# more bundles has them placed in the next step, one round trip later.
-_PLACEMENTS_MAX: Final = 256
-
-# Transfers away from a draining broker that are under way at once: enough to hide the log's round trip, few enough that
-# the destinations' services open them within each other's time.
-_TRANSFERS_MAX: Final = 64
-
 # How often the leader looks at what is unsettled when nothing is read; the others look as often and wait longer.
 _ROUND_MS: Final = 250
 
@@ -35,17 +28,34 @@ _ROUND_MS: Final = 250
 _STEP_IN_MS: Final = 1_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batches:
+    """How much is begun at once, of what can be begun at all: what nobody takes is passed over, and holds up nothing.
+
+    `placements_max` bounds the assignments of one step: 256 records of 250 bytes are one group commit of a few milliseconds,
+    and a broker that dies with more bundles has them placed in the next step, one round trip later. `transfers_max` bounds
+    the transfers away from a draining broker that are under way: enough to hide the log's round trip, few enough that the
+    destinations' services open them within each other's time.
+    """
+
+    placements_max: int = 256
+    transfers_max: int = 64
+
+
 class Leading:
     """The leader's tasks, and those of every other broker after longer deadlines."""
 
-    def __init__(self, core: Core, membership: Membership, placement: Placement) -> None:
+    def __init__(self, core: Core, membership: Membership, placement: Placement, batches: Batches) -> None:
         self._core = core
         self._membership = membership
         self._placement = placement
+        self._batches = batches
         # Since when this broker has seen each unsettled bundle as it is: (last, boot time). And what a death has freed.
         self._since: dict[str, tuple[int, int]] = {}
         self._freed_by_death: dict[str, int] = {}
         self._refusals = Refusals()
+        # When a broker that comes before this one was last seen placing: it is at it, be there ever so much to place.
+        self._elder_placed_ms = -NEVER_MS
         self._gone_since_ms: dict[str, int] = {}
         self._knows_the_gone = False
         self._has_news = False
@@ -62,8 +72,11 @@ class Leading:
                 self._note_broker(change)
             elif isinstance(change, BundleChanged):
                 self._note_bundle(change, folded.offset, freed_by_death_ms=now_ms if died else None)
+                if _is_placed(change) and self._is_elder(folded.record.incarnation):
+                    self._elder_placed_ms = now_ms
                 refuser = _refuser(change, folded.record)
-                if refuser is not None:
+                # What is replayed happened nobody knows when: a broker's refusals of last week must not keep it waiting now.
+                if refuser is not None and self._membership.caught_up:
                     self._refusals.note(change.name, refuser, now_ms)
 
     def _note_broker(self, change: BrokerChanged) -> None:
@@ -110,8 +123,7 @@ class Leading:
                 free.append(bundle)
             else:
                 self._unstick(bundle, standing)
-        due = [bundle for bundle in free if self._waited_ms(bundle) >= standing * _STEP_IN_MS]
-        self._place(due[:_PLACEMENTS_MAX])
+        self._place([bundle for bundle in free if self._is_due(bundle, standing)])
         self._drain()
         if self._core.view.unsettled() or self._is_draining():
             self.wake_at_ms = self._core.now.boot_ms + _ROUND_MS
@@ -129,6 +141,9 @@ class Leading:
         fit = [broker for broker in brokers if broker.status == "up"] or brokers
         return sum(1 for broker in fit if broker.incarnation < (core.incarnation or 0))
 
+    def _is_elder(self, incarnation: int | None) -> bool:
+        return incarnation is not None and incarnation < (self._core.incarnation or 0)
+
     def _waited_ms(self, bundle: BundleEntry) -> int:
         last, since_ms = self._since.get(bundle.name, (-1, 0))
         if last != bundle.last:
@@ -136,20 +151,28 @@ class Leading:
             self._since[bundle.name] = (bundle.last, since_ms)
         return self._core.now.boot_ms - since_ms
 
-    def _place(self, bundles: list[BundleEntry]) -> None:
-        namespaces = self._core.view.namespaces
-        fit = [bundle for bundle in bundles if namespaces[bundle.namespace].status == "created"]
-        placed = self._destinations(fit)
-        for bundle in fit:
-            if bundle.name in placed:
-                self._core.propose(partial(propose.assign, bundle=bundle, owner=placed[bundle.name]))
+    def _is_due(self, bundle: BundleEntry, standing: int) -> bool:
+        """Whether it is for this broker to place a free bundle: nobody before it has, and none of them is at placing others.
 
-    def _destinations(self, bundles: Sequence[BundleEntry]) -> dict[str, int]:
-        """Where the plug wants each of `bundles`, but for those that have refused them; it is not asked about nothing."""
+        An elder that places on and on, and never this one, is not waited for longer than a bundle in flight is.
+        """
+        waited_ms, deadline_ms = self._waited_ms(bundle), standing * _STEP_IN_MS
+        idle_ms = self._core.now.boot_ms - self._elder_placed_ms
+        return min(waited_ms, idle_ms) >= deadline_ms or waited_ms >= self._core.timing.patience_ms + deadline_ms
+
+    def _place(self, bundles: list[BundleEntry]) -> None:
+        """Assign a batch: the first of `bundles` that can be placed, for the first by name may never be."""
+        view = self._core.view
+        fit = [bundle for bundle in bundles if view.namespaces[bundle.namespace].status == "created"]
+        for name, owner in self._destinations(fit, at_most=self._batches.placements_max).items():
+            self._core.propose(partial(propose.assign, bundle=view.bundles[name], owner=owner))
+
+    def _destinations(self, bundles: Sequence[BundleEntry], *, at_most: int) -> dict[str, int]:
+        """Where the plug wants the first of `bundles`, but for those that have refused them; it is not asked about nothing."""
         if not bundles:
             return {}
         avoid = self._refusals.to_avoid([bundle.name for bundle in bundles], self._core.now.boot_ms)
-        return self._placement.place(self._core.view, bundles, avoid=avoid)
+        return self._placement.place(self._core.view, bundles, avoid=avoid, at_most=at_most)
 
     def _unstick(self, bundle: BundleEntry, standing: int) -> None:
         """Call off what takes too long, or assign it to another: only where the log allows it without its actor."""
@@ -161,9 +184,8 @@ class Leading:
         if bundle.phase in ("transferring", "splitting"):
             core.propose(partial(propose.call_off, bundle=bundle, reason=reason))
         elif bundle.phase == "assigning" and bundle.owner is not None:
-            placed = self._placement.place(core.view, [bundle], avoid={bundle.name: frozenset({bundle.owner})})
-            if bundle.name in placed:
-                owner = placed[bundle.name]
+            avoid = {bundle.name: frozenset({bundle.owner})}
+            for owner in self._placement.place(core.view, [bundle], avoid=avoid, at_most=1).values():
                 core.propose(partial(propose.assign, bundle=bundle, owner=owner, reason=reason))
 
     # --- a broker that drains ---
@@ -178,12 +200,12 @@ class Leading:
         if not self._is_draining() or core.serving is None:
             return
         held = core.view.held_by(core.serving)
-        room = _TRANSFERS_MAX - sum(1 for bundle in held if bundle.phase != "owned")
-        movable = [bundle for bundle in held if bundle.phase == "owned"][: max(room, 0)]
-        placed = self._destinations(movable)
-        for bundle in movable:
-            if bundle.name in placed:
-                core.propose(partial(propose.transfer, bundle=bundle, destination=placed[bundle.name], reason="drain"))
+        movable = [bundle for bundle in held if bundle.phase == "owned"]
+        room = self._batches.transfers_max - (len(held) - len(movable))
+        if room > 0:
+            for name, destination in self._destinations(movable, at_most=room).items():
+                bundle = core.view.bundles[name]
+                core.propose(partial(propose.transfer, bundle=bundle, destination=destination, reason="drain"))
 
     # --- brokers long gone ---
 
@@ -203,6 +225,11 @@ class Leading:
                 core.propose(partial(propose.remove_broker, broker=core.view.brokers[name]))
                 due_ms = core.now.boot_ms + _ROUND_MS
             self.wake_at_ms = min(self.wake_at_ms, due_ms)
+
+
+def _is_placed(change: BundleChanged) -> bool:
+    before, after = change.before, change.after
+    return before is not None and after is not None and (before.phase, after.phase) == ("free", "assigning")
 
 
 def _refuser(change: BundleChanged, record: AnyRecord | Unreadable) -> int | None:

@@ -9,20 +9,23 @@ from collections.abc import Callable
 from functools import partial
 
 from brokers.agent.intents import (
+    Anything,
     CreateNamespace,
     DeleteNamespace,
     Intent,
     MergeBundles,
+    MoveAway,
     SetPolicy,
     SplitBundle,
     StartDeletingNamespace,
     Transfer,
     Unload,
 )
+from brokers.placement import FewestBundles
 from channel import propose
 from channel.entries import BundleEntry, Verdict
 from channel.propose import Author
-from channel.records import DOCUMENT_ENTRIES_MAX, AnyRecord, Reason
+from channel.records import DOCUMENT_ENTRIES_MAX, AnyRecord, Reason, Scalar
 from channel.view import View
 
 Make = Callable[[Author], AnyRecord]
@@ -32,9 +35,10 @@ def record_of(view: View, intent: Intent) -> Make | Verdict:
     """How to spell `intent`, or the rejection that the fold would answer.
 
     A transfer to a broker that is dead or drains IS spelled, and rejected by the log: so the refusal is on record, and
-    `channel why` can tell of it. Only what cannot be spelled (an unknown bundle, a bundle nobody owns) is refused here.
+    `channel why` can tell of it. Only what cannot be spelled (an unknown bundle, a bundle nobody owns), or would move nothing,
+    is refused here.
     """
-    if isinstance(intent, Transfer | Unload | SplitBundle | MergeBundles):
+    if isinstance(intent, Transfer | MoveAway | Unload | SplitBundle | MergeBundles):
         name = intent.left if isinstance(intent, MergeBundles) else intent.bundle
         bundle = view.bundles.get(name)
         if bundle is None:
@@ -54,8 +58,23 @@ def record_of(view: View, intent: Intent) -> Make | Verdict:
     return partial(propose.delete_namespace, view=view, name=intent.name)
 
 
+def _away(view: View, bundle: BundleEntry, reason: str) -> Make:
+    """A transfer to the broker that has the fewest for its capacity; an unload if there is none beside the owner."""
+    assert bundle.owner is not None, "an owned bundle has an owner"
+    placed = FewestBundles().place(view, [bundle], avoid={bundle.name: frozenset({bundle.owner})}, at_most=1)
+    if bundle.name not in placed:
+        return partial(propose.unload, bundle=bundle, reason=reason)
+    return partial(propose.transfer, bundle=bundle, destination=placed[bundle.name], reason=reason)
+
+
 def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
-    policies = {policy: value for policy, value in view.namespaces[intent.name].policies.items() if policy != intent.policy}
+    before = view.namespaces[intent.name].policies
+    now = before.get(intent.policy)
+    # Looked at again in each attempt, so that of two who change one value at once the second learns of the first.
+    if not isinstance(intent.expected, Anything) and now != intent.expected:
+        problem = f"{intent.policy} of {intent.name} is {_told(now)} now, not {_told(intent.expected)}; look at it, and ask again"
+        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
+    policies = {policy: value for policy, value in before.items() if policy != intent.policy}
     if intent.value is not None:
         policies[intent.policy] = intent.value
     if len(policies) > DOCUMENT_ENTRIES_MAX:
@@ -64,12 +83,20 @@ def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
     return partial(propose.set_namespace_policies, view=view, name=intent.name, policies=policies)
 
 
-def _about_bundle(view: View, bundle: BundleEntry, intent: Transfer | Unload | SplitBundle | MergeBundles) -> Make | Verdict:
+def _told(value: Scalar | None) -> str:
+    return "not set" if value is None else repr(value)
+
+
+def _about_bundle(view: View, bundle: BundleEntry, intent: Transfer | MoveAway | Unload | SplitBundle | MergeBundles) -> Make | Verdict:
     if isinstance(intent, Transfer):
         broker = view.brokers.get(intent.destination)
         if broker is None:
             return Verdict(reason=Reason.UNKNOWN_BROKER, problem=f"no broker {intent.destination!r} has ever joined")
+        if broker.incarnation == bundle.owner:
+            return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{intent.destination} owns it already, so there is nothing to move")
         return partial(propose.transfer, bundle=bundle, destination=broker.incarnation, reason=intent.reason)
+    if isinstance(intent, MoveAway):
+        return _away(view, bundle, intent.reason)
     if isinstance(intent, Unload):
         return partial(propose.unload, bundle=bundle, reason=intent.reason)
     if isinstance(intent, SplitBundle):

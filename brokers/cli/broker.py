@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from brokers.cli.options import LogOption
+from brokers.cli.options import ErrorsAsJsonOption, LogOption
 from brokers.cli.outcome import group
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ ServiceOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="NAME=VALUE", help="Any other setting of a broker, such as lease_ms=6000; may be repeated.", show_default=False
+        "--set", metavar="NAME=VALUE", help="Any other setting of a broker, such as lookup_ms=5000; may be repeated.", show_default=False
     ),
 ]
 
@@ -92,11 +92,13 @@ def run(
     ] = None,
     settings: SetOption = None,
     stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", help="Stop when the standard input ends.", hidden=True)] = False,
+    as_json: ErrorsAsJsonOption = False,
 ) -> None:
     """Run one broker in the foreground.
 
     SIGTERM or Ctrl-C make it move its bundles away and leave.
     """
+    del as_json  # Its log is JSON without it.
     from brokers.cli.services import default_service, load_services, speaks_pulsar
     from brokers.config import WorkerConfig
 
@@ -110,14 +112,13 @@ def run(
         "capacity": capacity,
         "failure_domain": failure_domain,
         "evidence": evidence,
+        "insecure": insecure,
+        "labels": pairs("--label", label or ()),
     }
     given = {name: value for name, value in named.items() if value is not None}
-    labels = pairs("--label", label or ())
     services = load_services(service or (default_service(),))
     defaults = {"pulsar_port": PULSAR_PORT} if speaks_pulsar(map(type, services.values())) else {}
-    config = WorkerConfig.model_validate(
-        {**defaults, **pairs("--set", settings or ()), **given, "log_url": log, "data_dir": data, "insecure": insecure, "labels": labels}
-    )
+    config = WorkerConfig.model_validate({**defaults, **pairs("--set", settings or ()), **given, "log_url": log, "data_dir": data})
     _serve(config, services, stop_on_eof=stop_on_eof)
 
 

@@ -17,6 +17,7 @@ from brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, Time
 from brokers.cli.outcome import ExitCode, group
 from brokers.cli.output import counted, print_fact, print_json, print_line, print_rows
 from brokers.cli.rows import BROKER_COLUMNS, broker_row
+from channel.deadline import Deadline
 from channel.entries import BrokerEntry
 from channel.errors import BrokerUnreachable, Rejected
 from channel.records import Reason
@@ -83,7 +84,7 @@ def drain(
     with reading(log, timeout) as access:
         entry = _alive(access, broker)
         incarnation, bundles = entry.incarnation, access.view.held_count(entry.incarnation)
-        _ask_to_drain(entry, timeout_s=access.deadline.remaining_ms() / 1_000)
+        _ask_to_drain(entry, access.deadline)
         if wait:
             until(access, lambda view, _: _is_empty(view, incarnation), what=f"the draining of {broker}")
     sentence = f"{broker} {'is drained' if wait else 'drains'}: it had {counted(bundles, 'bundle')}"
@@ -134,9 +135,9 @@ def _is_empty(view: View, incarnation: int) -> bool | None:
     return True if broker is None or (broker.status == "draining" and not view.held_count(incarnation)) else None
 
 
-def _ask_to_drain(broker: BrokerEntry, *, timeout_s: float) -> None:
+def _ask_to_drain(broker: BrokerEntry, deadline: Deadline) -> None:
     """Raises `BrokerUnreachable`."""
-    answer = ask(broker, "POST", _DRAIN_PATH, timeout_s=timeout_s)
+    answer = ask(broker, "POST", _DRAIN_PATH, deadline=deadline)
     if answer.status not in _ACCEPTED:
         problem = f"it answers {answer.status} {answer.text.strip()[:_SHOWN_CHARACTERS_MAX]}"
         raise BrokerUnreachable(broker=broker.broker, address=broker.joined.addresses.get("http", ""), problem=problem)

@@ -100,9 +100,9 @@ def show(offset: OffsetArgument, *, log: LogOption, timeout: TimeoutOption = TIM
             if folded.offset >= offset:
                 break
         else:
-            raise UnknownOffset(log=log, offset=offset, end=access.view.offset)
+            raise _unknown_offset(access, log, offset)
         if folded.offset != offset:
-            raise UnknownOffset(log=log, offset=offset, end=access.view.offset)
+            raise _unknown_offset(access, log, offset)
         line = _Line(folded=folded, lines=(describe(folded, access.view, names), *_changes(folded, names)))
     if as_json:
         line.show(as_json=True)
@@ -153,7 +153,7 @@ def at(offset: OffsetArgument, *, log: LogOption, timeout: TimeoutOption = TIMEO
                 break
             access.reader.feed(entry)
         if view.offset > offset or not (reaches or view.offset == offset):
-            raise UnknownOffset(log=log, offset=offset, end=view.offset)
+            raise _unknown_offset(access, log, offset)
         document = view_document(view)
     if as_json:
         print_json(document)
@@ -234,6 +234,13 @@ class _Line:
 
 def _entries(access: Access) -> Iterator[Entry]:
     return entries_to_end(access.log, access.reader.position, deadline=access.deadline)
+
+
+def _unknown_offset(access: Access, log: str, offset: int) -> UnknownOffset:
+    """The error for an offset without a record; where the log ends, only reading on tells."""
+    for entry in _entries(access):
+        access.reader.feed(entry)
+    return UnknownOffset(log=log, offset=offset, end=access.view.offset)
 
 
 def _is_quiet_renewal(folded: Folded) -> bool:

@@ -22,7 +22,8 @@ from brokers.requested_moves import owner_of
 from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from channel.errors import InvalidBoundaries, InvalidName
 from channel.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
-from channel.records import CUTS_MAX, TEXT_CHARACTERS_MAX
+from channel.reader import Folded
+from channel.records import CUTS_MAX, TEXT_CHARACTERS_MAX, BundleTransition
 
 app = group("Make namespaces; move, cut and join their bundles.")
 
@@ -142,8 +143,10 @@ def unload(
 ) -> None:
     """Move one bundle, or all, away from their owners.
 
-    Without --destinationBroker a bundle is let go of, and placed anew by the brokers. With it, it is transferred: its owner
-    serves until that broker is ready, and callers wait for one hop of the log. A dead or draining broker is refused.
+    A bundle is transferred: its owner serves until the other broker is ready, and callers wait for one hop of the log. Without
+    --destinationBroker that is the broker with the fewest bundles for its capacity; where there is no other, the bundle is let
+    go of, and placed anew. Of a whole namespace 64 go at a time, or with --no-wait all at once. A dead or draining broker is
+    refused.
     """
     if destination is not None and bundle is None:
         raise typer.BadParameter("--destinationBroker moves one bundle; say which with --bundle")
@@ -154,11 +157,13 @@ def unload(
         elif destination is None:
             _unload_one(access, _named(access, namespace, bundle), wait=wait, as_json=as_json)
         else:
-            _transfer(access, _named(access, namespace, bundle), destination, wait=wait, as_json=as_json)
+            accepted = moving.transfer(access, _named(access, namespace, bundle), destination)
+            _follow_transfer(access, accepted, destination, wait=wait, as_json=as_json)
 
 
-def _transfer(access: Access, name: str, destination: str, *, wait: bool, as_json: bool) -> None:
-    accepted = moving.transfer(access, name, destination)
+def _follow_transfer(access: Access, accepted: Folded, destination: str, *, wait: bool, as_json: bool) -> None:
+    assert isinstance(accepted.record, BundleTransition), "a transfer begins with a transition"
+    name = accepted.record.key
     if not wait:
         sentence = f"accepted at offset {accepted.offset}: {name} is on its way to {destination}"
         print_fact(sentence, {"offset": accepted.offset, "bundle": name, "destination": destination, "done": False}, as_json=as_json)
@@ -172,19 +177,21 @@ def _transfer(access: Access, name: str, destination: str, *, wait: bool, as_jso
 def _unload_one(access: Access, name: str, *, wait: bool, as_json: bool) -> None:
     source = owner_of(access.view, access.view.bundles[name])
     accepted = moving.unload(access, name)
+    destination = access.view.bundles[name].owner
+    if destination is not None:
+        _follow_transfer(access, accepted, access.view.live[destination].broker, wait=wait, as_json=as_json)
+        return
     if wait:
-        moving.await_released(access, {name: accepted.offset})
+        moving.await_released(access, {name: accepted.offset}, what=f"the release of {name}")
     sentence = f"accepted at offset {accepted.offset}: {source} {'has let' if wait else 'lets'} go of {name}"
     print_fact(sentence, {"offset": accepted.offset, "bundle": name, "source": source, "done": wait}, as_json=as_json)
 
 
 def _unload_all(access: Access, namespace: str, *, wait: bool, as_json: bool) -> None:
-    owned = [bundle.name for bundle in access.view.bundles_of(namespace) if bundle.phase == "owned"]
-    skipped = len(access.view.bundles_of(namespace)) - len(owned)
-    unloads = {name: moving.unload(access, name).offset for name in owned}
-    if wait:
-        moving.await_released(access, unloads)
-    done = "are released" if wait else "are being released"
+    bundles = access.view.bundles_of(namespace)
+    unloads = moving.unload_all(access, bundles, what=f"the unload of all bundles of {namespace}", wait=wait)
+    skipped = len(bundles) - len(unloads)
+    done = "are unloaded" if wait else "are being unloaded"
     sentence = f"{counted(len(unloads), 'bundle')} of {namespace} {done}; {skipped} had no owner, or were on the move already"
     print_fact(sentence, {"namespace": namespace, "offsets": unloads, "skipped": skipped, "done": wait}, as_json=as_json)
 

@@ -16,6 +16,7 @@ from types import ModuleType
 from typing import Final
 
 from brokers.service import Service
+from brokers.service_runner import check_pattern
 from channel.errors import InvalidService
 
 ALL_NAMESPACES: Final = "*"
@@ -74,6 +75,7 @@ def service_classes(named: Iterable[str]) -> Mapping[str, type[Service]]:
         if match is None:
             raise InvalidService(service=service, problem="it has another form")
         pattern = match["pattern"] or ALL_NAMESPACES
+        check_pattern(pattern)
         if pattern in classes:
             raise InvalidService(service=service, problem=f"namespaces of the form {pattern!r} have a service already")
         classes[pattern] = _class(service, module=match["module"], name=match["name"])

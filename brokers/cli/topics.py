@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import typer
 
-from brokers.cli.asking import ask_any
+from brokers.cli.asking import ask_any, tell_any
 from brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, reading
 from brokers.cli.outcome import group
 from brokers.cli.output import print_fact, print_json, print_line
@@ -38,7 +38,7 @@ def list_topics(
     """List the topics that somebody uses at this moment."""
     with reading(log, timeout) as access:
         path = f"/admin/v2/{_DOMAIN}/{access.namespace(namespace)}"
-        names = ask_any(access, "GET", path if bundle is None else f"{path}/{quote(bundle, safe='')}")
+        names = ask_any(access, path if bundle is None else f"{path}/{quote(bundle, safe='')}")
     _print_names(names, as_json=as_json)
 
 
@@ -46,7 +46,7 @@ def list_topics(
 def stats(topic: TopicArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
     """Print the stats of a topic, as Pulsar spells them."""
     with reading(log, timeout) as access:
-        document = ask_any(access, "GET", f"{_path(parse_topic(topic))}/stats")
+        document = ask_any(access, f"{_path(parse_topic(topic))}/stats")
     _print_stats(document, as_json=as_json)
 
 
@@ -62,7 +62,7 @@ def partitioned_stats(
     """Print the stats of a partitioned topic: of all its partitions together."""
     with reading(log, timeout) as access:
         path = f"{_path(parse_topic(topic))}/partitioned-stats?perPartition={'true' if per_partition else 'false'}"
-        document = ask_any(access, "GET", path)
+        document = ask_any(access, path)
     _print_stats(document, as_json=as_json)
 
 
@@ -92,7 +92,7 @@ def delete_partitioned_topic(
     """
     name = parse_topic(topic)
     with reading(log, timeout) as access:
-        ask_any(access, "DELETE", f"{_path(name)}/partitions")
+        tell_any(access, "DELETE", f"{_path(name)}/partitions", subject=name.full)
     print_fact(f"{name.full} has no partitions any more", {"topic": name.full, "partitions": 0}, as_json=as_json)
 
 
@@ -102,7 +102,7 @@ def get_partitioned_topic_metadata(
 ) -> None:
     """Say how many partitions a topic has; 0 if it is not partitioned."""
     with reading(log, timeout) as access:
-        document = ask_any(access, "GET", f"{_path(parse_topic(topic))}/partitions")
+        document = ask_any(access, f"{_path(parse_topic(topic))}/partitions")
     _print_stats(document, as_json=as_json)
 
 
@@ -112,14 +112,14 @@ def list_partitioned_topics(
 ) -> None:
     """List the partitioned topics of a namespace, whether or not anybody uses them."""
     with reading(log, timeout) as access:
-        names = ask_any(access, "GET", f"/admin/v2/{_DOMAIN}/{access.namespace(namespace)}/partitioned")
+        names = ask_any(access, f"/admin/v2/{_DOMAIN}/{access.namespace(namespace)}/partitioned")
     _print_names(names, as_json=as_json)
 
 
 def _set_partitions(method: str, topic: str, partitions: int, *, log: str, timeout: int, as_json: bool) -> None:
     name = parse_topic(topic)
     with reading(log, timeout) as access:
-        ask_any(access, method, f"{_path(name)}/partitions", body=partitions)
+        tell_any(access, method, f"{_path(name)}/partitions", subject=name.full, body=partitions)
     print_fact(f"{name.full} has {partitions} partitions", {"topic": name.full, "partitions": partitions}, as_json=as_json)
 
 

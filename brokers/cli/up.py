@@ -143,8 +143,10 @@ def _is_same_log(first: str, second: str) -> bool:
 
 def _say_ready(cluster: LocalCluster, *, as_json: bool) -> None:
     example = f"EQUIPOISE_LOG={cluster.log_url} equipoise brokers list"
-    ready = {"what": "cluster_ready", "log": cluster.log_url, "addresses": list(cluster.addresses)}
-    _say(f"ready: {len(cluster.addresses)} brokers on {cluster.log_url}; try: {example}", ready, as_json=as_json)
+    url = None if cluster.settings.pulsar_port is None else cluster.pulsar_url
+    ready = {"what": "cluster_ready", "log": cluster.log_url, "addresses": list(cluster.addresses), "pulsar": url}
+    clients = "" if url is None else f"; Pulsar's clients connect to {url}"
+    _say(f"ready: {len(cluster.addresses)} brokers on {cluster.log_url}{clients}; try: {example}", ready, as_json=as_json)
 
 
 def _say(text: str, document: Row, *, as_json: bool) -> None:

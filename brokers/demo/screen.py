@@ -52,14 +52,14 @@ class BundleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesShown:
-    """What the screen shows of Pulsar clients. A pause is the time that a producer waited for a receipt, in milliseconds.
+    """What the screen shows of Pulsar clients: of messages, those that were receipted, and what became of them.
 
-    What a kill touches is counted apart: non-persistent topics promise nothing there.
+    A pause is the time that a producer waited for a receipt, in milliseconds. What a kill touches is counted apart:
+    non-persistent topics promise nothing there.
     """
 
     per_second: float
     receipted: int
-    delivered: int
     recent_pause_ms: float
     longest_pause_ms: float
     longest_pause_in_kills_ms: float
@@ -71,13 +71,12 @@ class MessagesShown:
     def headlines(self) -> Sequence[str]:
         """The whole in a line, and what kills did in another."""
         whole = (
-            f"Pulsar: {self.per_second:.0f} messages/s, {self.receipted} receipted, {self.delivered} delivered; "
-            f"pause now {self.recent_pause_ms:.0f} ms, longest {self.longest_pause_ms:.0f} ms; "
-            f"lost {self.lost}, out of order {self.out_of_order}"
+            f"Pulsar: {self.per_second:.0f} messages/s, {self.receipted} messages, {self.lost} lost, {self.out_of_order} out of order; "
+            f"pause now {self.recent_pause_ms:.0f} ms, longest {self.longest_pause_ms:.0f} ms"
         )
         if not self.longest_pause_in_kills_ms:
             return [whole]
-        return [whole, f"  in kill -9: lost {self.lost_in_kills}, longest pause {self.longest_pause_in_kills_ms:.0f} ms"]
+        return [whole, f"  in kill -9: {self.lost_in_kills} lost; longest pause {self.longest_pause_in_kills_ms:.0f} ms"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,7 +176,7 @@ class LiveScreen:
 def draw(picture: Picture, said: Sequence[str]) -> Group:
     """The live screen as rich draws it."""
     return Group(
-        Panel(_lines(picture.headlines, style="bold"), title=f"equipoise, {picture.elapsed_s:.1f} s"),
+        Panel(Text("\n".join(picture.headlines), style="bold"), title=f"equipoise, {picture.elapsed_s:.1f} s"),
         # A small terminal shows only the beginning.
         Panel(_lines(said), title="what is done", title_align="left"),
         _brokers(picture),
@@ -186,8 +185,8 @@ def draw(picture: Picture, said: Sequence[str]) -> Group:
     )
 
 
-def _lines(lines: Sequence[str], *, style: str = "") -> Text:
-    return Text("\n".join(lines), no_wrap=True, overflow="ellipsis", style=style)
+def _lines(lines: Sequence[str]) -> Text:
+    return Text("\n".join(lines), no_wrap=True, overflow="ellipsis")
 
 
 def _brokers(picture: Picture) -> Table:

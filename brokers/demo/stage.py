@@ -171,7 +171,6 @@ def _messages(tally: MessageTally, before: int, seconds: float) -> MessagesShown
     shown = MessagesShown(
         per_second=(tally.receipted - before) / seconds,
         receipted=tally.receipted,
-        delivered=tally.delivered,
         recent_pause_ms=tally.recent_pause_ms,
         longest_pause_ms=tally.longest_pause_ms,
         longest_pause_in_kills_ms=tally.longest_pause_in_kills_ms,

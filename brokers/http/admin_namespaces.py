@@ -122,8 +122,7 @@ class Namespaces:
         """Take every bundle of a namespace from its owner."""
         view = ready_view(self._worker)
         namespace = namespace_named(view, namespace_of(request))
-        owned = [bundle.name for bundle in view.bundles_of(namespace.name) if bundle.phase == "owned"]
-        await self._moving.unload_all(owned, self._deadline())
+        await self._moving.unload_all(view.bundles_of(namespace.name), self._deadline())
         return done()
 
     # --- bundles ---

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
 from typing import Final, TypeVar
 
 from brokers.agent.intents import (
@@ -18,24 +17,29 @@ from brokers.agent.intents import (
     DeleteNamespace,
     Intent,
     MergeBundles,
+    MoveAway,
     SplitBundle,
     StartDeletingNamespace,
     Transfer,
-    Unload,
     subject_of,
 )
-from brokers.requested_moves import BY_OPERATOR, begun_by, made_by, next_of_deletion, refuse_in_vain, rejection, unless_overtaken
+from brokers.requested_moves import (
+    BY_OPERATOR,
+    begun_by,
+    made_by,
+    next_of_deletion,
+    refuse_in_vain,
+    rejection,
+    unless_overtaken,
+    unloads_of,
+)
 from brokers.worker import Worker
 from channel.deadline import Deadline
-from channel.entries import BundleChanged
+from channel.entries import BundleChanged, BundleEntry
 from channel.errors import DeadlineExceeded, Overloaded, Rejected
 from channel.reader import Folded
 from channel.records import Unreadable
 from channel.view import View
-
-UNLOADS_AT_ONCE: Final = 64
-"""Bundles of a namespace that are unloaded at a time: enough to keep the log's group commit busy, few enough that the
-clients of all of them do not come back at once."""
 
 MOVES_MAX: Final = 1_024
 """Moves that are waited for at a time: each looks at every change of the view, 15 ms for all of them."""
@@ -61,18 +65,13 @@ class Moving:
         await self._move(wish, deadline, f"the transfer of {bundle} to {destination}")
 
     async def unload(self, bundle: str, deadline: Deadline) -> None:
-        """Take `bundle` from its owner, until that one has let go of it."""
-        await self._move(Unload(bundle=bundle, reason=BY_OPERATOR), deadline, f"the release of {bundle}")
+        """Move `bundle` away from its owner, until another owns it; where there is no other, until it has been let go of."""
+        await self._move(MoveAway(bundle=bundle, reason=BY_OPERATOR), deadline, f"the unload of {bundle}")
 
-    async def unload_all(self, bundles: Sequence[str], deadline: Deadline) -> None:
-        """Unload these bundles, some at a time, but for those that somebody else moves at the same moment."""
-        waiting = iter(bundles)
-        while batch := tuple(islice(waiting, UNLOADS_AT_ONCE)):
-            unloads = (self._unload_unless_overtaken(bundle, deadline) for bundle in batch)
-            outcomes = await asyncio.gather(*unloads, return_exceptions=True)
-            for outcome in outcomes:
-                if isinstance(outcome, BaseException):
-                    raise outcome
+    async def unload_all(self, bundles: Iterable[BundleEntry], deadline: Deadline) -> None:
+        """Unload these bundles as far as they are owned, but for those that somebody else moves at the same moment."""
+        for batch in unloads_of(bundles, kind=MoveAway):
+            await self._unload_batch(batch, deadline)
 
     async def split(self, bundle: str, algorithm: str, positions: Sequence[int] | None, deadline: Deadline) -> None:
         """Have the owner of `bundle` cut it, until its children are there."""
@@ -101,11 +100,18 @@ class Moving:
                     with unless_overtaken():
                         await self._settle(start, deadline)
                 case _:
-                    await self.unload_all([subject_of(unload) for unload in steps], deadline)
+                    await self._unload_batch(steps, deadline)
 
-    async def _unload_unless_overtaken(self, bundle: str, deadline: Deadline) -> None:
+    async def _unload_batch(self, unloads: Sequence[Intent], deadline: Deadline) -> None:
+        """Request these unloads side by side, and follow each to its end."""
+        ends = (self._unload_unless_overtaken(unload, deadline) for unload in unloads)
+        for outcome in await asyncio.gather(*ends, return_exceptions=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+
+    async def _unload_unless_overtaken(self, unload: Intent, deadline: Deadline) -> None:
         with unless_overtaken():
-            await self.unload(bundle, deadline)
+            await self._move(unload, deadline, f"the unload of {subject_of(unload)}")
 
     async def _move(self, intent: Intent, deadline: Deadline, what: str) -> None:
         """Request a move, and follow it to its end."""

@@ -25,7 +25,7 @@ from brokers.whereabouts import Located
 from brokers.worker import Worker
 from channel.errors import InvalidRequest, Rejected, UnknownTopic
 from channel.ranges import TopicName, parse_topic, topic_hash
-from channel.records import Reason
+from channel.records import TEXT_CHARACTERS_MAX, Reason
 
 if TYPE_CHECKING:
     from brokers.pulsar.server import Server
@@ -203,6 +203,10 @@ def _partitionable(request: web.Request) -> TopicName:
         raise InvalidRequest(what=f"the topic {topic.full}", problem=f"this broker stores nothing; only {NON_PERSISTENT}:// is served")
     if partitioned_name(topic.full) != topic.full:
         raise InvalidRequest(what=f"the topic {topic.full}", problem="it is a partition itself; name the topic without -partition-N")
+    if len(policy_of(topic.full)) > TEXT_CHARACTERS_MAX:
+        raise InvalidRequest(
+            what="the name of a partitioned topic", problem=f"it would make a policy of more than {TEXT_CHARACTERS_MAX} characters"
+        )
     return topic
 
 

@@ -328,7 +328,8 @@ class Answers:
         try:
             await operation()
         except Exception:
-            _logger.exception("a request of a Pulsar client failed", extra={"client": self._session.address})
+            about = {"broker": self._server.broker_id, "client": self._session.address}
+            _logger.exception("a request of a Pulsar client failed", extra=about)
             self._session.abort()
         if self._connection.outgoing_bytes:
             self._session.soil()

@@ -1,7 +1,7 @@
 """The topics of the bundles that are open here: which there are, under which ownership, and where each is filed.
 
-May live here: the tables of the service, and what keeps them in step when bundles open, close, split and merge. Pure: no
-topic is delivered from here, and nobody waits here.
+May live here: the tables of the service, and what keeps them in step when bundles open, close, split and merge. Nothing is
+written from here, and nobody waits here.
 """
 
 from __future__ import annotations

@@ -29,7 +29,8 @@ class Peers:
         self._worker = worker
         self._timeout_ms = timeout_ms
         self._http: aiohttp.ClientSession | None = None
-        self._asked: dict[str, asyncio.Task[Sequence[object]]] = {}
+        self._running: dict[str, asyncio.Task[Sequence[object]]] = {}
+        self._next: dict[str, asyncio.Task[Sequence[object]]] = {}
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
@@ -47,17 +48,35 @@ class Peers:
         return await self._ask_all(namespace, path)
 
     async def _shared(self, what: str, ask: Callable[[], Coroutine[None, None, Sequence[object]]]) -> Sequence[object]:
-        """One answer for all who ask at the same time: clients that follow a pattern do so, and all at once after a move."""
-        asked = self._asked.get(what)
-        if asked is None:
-            asked = self._asked[what] = asyncio.get_running_loop().create_task(ask(), name=f"the topics of {what}")
-            asked.add_done_callback(partial(self._told, what))
-        return await asyncio.shield(asked)
+        """One answer for all who ask while another question is under way: clients that follow a pattern do so, and all at once.
 
-    def _told(self, what: str, asked: asyncio.Task[Sequence[object]]) -> None:
-        del self._asked[what]
-        if not asked.cancelled():
-            asked.exception()  # Whoever still waits gets it; nobody has to.
+        That other answer is not for them: it may be of a time before they asked, and lack a topic that they have just made.
+        """
+        running = self._running.get(what)
+        if running is None:
+            task = self._running[what] = self._task(what, ask())
+        else:
+            task = self._next.get(what) or self._task(what, self._behind(what, running, ask))
+            self._next.setdefault(what, task)
+        return await asyncio.shield(task)
+
+    async def _behind(
+        self, what: str, running: asyncio.Task[Sequence[object]], ask: Callable[[], Coroutine[None, None, Sequence[object]]]
+    ) -> Sequence[object]:
+        await asyncio.wait([running])
+        self._running[what] = self._next.pop(what)
+        return await ask()
+
+    def _task(self, what: str, asking: Coroutine[None, None, Sequence[object]]) -> asyncio.Task[Sequence[object]]:
+        task = asyncio.get_running_loop().create_task(asking, name=f"the topics of {what}")
+        task.add_done_callback(partial(self._told, what))
+        return task
+
+    def _told(self, what: str, task: asyncio.Task[Sequence[object]]) -> None:
+        if self._running.get(what) is task:
+            del self._running[what]
+        if not task.cancelled():
+            task.exception()  # Whoever still waits gets it; nobody has to.
 
     async def _ask_all(self, namespace: str, path: str) -> Sequence[object]:
         view = self._worker.view

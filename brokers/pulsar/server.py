@@ -11,6 +11,7 @@ import itertools
 import logging
 import secrets
 import socket
+import time
 from collections import Counter as Tally
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from brokers.lookups import Lookups
+from brokers.metrics import LookupOutcome
 from brokers.pulsar.errors import NotServed, ServerError, Violation
 from brokers.pulsar.limits import Limits
 from brokers.pulsar.metrics import PulsarMetrics
@@ -27,9 +29,10 @@ from brokers.pulsar.peers import Peers
 from brokers.pulsar.requests import TopicsMode
 from brokers.pulsar.service import PulsarService, now_ms
 from brokers.pulsar.session import Session
+from brokers.whereabouts import Located
 from brokers.worker import Worker
 from channel.entries import NamespaceEntry
-from channel.errors import UnknownNamespace
+from channel.errors import Overloaded, UnknownNamespace
 from channel.ranges import TopicName, topic_hash
 
 _logger: Final = logging.getLogger(__name__)
@@ -65,6 +68,7 @@ class Server:
         """`worker` runs `service`, and `lookups` answers for it."""
         self.service = service
         self.settings = service.settings
+        self.broker_id = worker.broker_id
         self.counts = Counts()
         config = worker.config
         self.limits = Limits(message_bytes_max=config.pulsar_message_bytes_max, keep_alive_ms=config.pulsar_keep_alive_ms)
@@ -85,7 +89,7 @@ class Server:
     async def serving(self, listening: socket.socket) -> AsyncIterator[None]:
         """Serve on a bound socket; at the end clients are disconnected, after what was written to them."""
         loop = asyncio.get_running_loop()
-        metrics = PulsarMetrics(self, broker=self._worker.broker_id)
+        metrics = PulsarMetrics(self, broker=self.broker_id)
         self._worker.metrics.register(metrics)
         server = await loop.create_server(lambda: Session(self), sock=listening, backlog=_BACKLOG)
         sweeping = loop.create_task(self._sweep(), name="the sweep of Pulsar's clients")
@@ -150,7 +154,7 @@ class Server:
     def _tell(self, event: str, session: Session, **about: str) -> None:
         self._lines += 1
         if self._lines <= _LINES_PER_TICK_MAX:
-            _logger.info(event, extra={"broker": self._worker.broker_id, "client": session.address, **about})
+            _logger.info(event, extra={"broker": self.broker_id, "client": session.address, **about})
 
     async def _sweep(self) -> None:
         rolled_ms = now_ms()
@@ -159,14 +163,14 @@ class Server:
             try:
                 if self._lines > _LINES_PER_TICK_MAX:
                     untold = self._lines - _LINES_PER_TICK_MAX
-                    _logger.warning("more Pulsar clients went than are told", extra={"broker": self._worker.broker_id, "untold": untold})
+                    _logger.warning("more Pulsar clients went than are told", extra={"broker": self.broker_id, "untold": untold})
                 self._lines = 0
                 await self._for_each(list(self._sessions), lambda session: session.tick(now_ms()))
                 if now_ms() - rolled_ms >= self._stats_ms:
                     rolled_ms = now_ms()
                     await self._for_each(list(self.service.hosting.topics.values()), lambda served: served.topic.roll(now_ms()))
             except Exception:  # Keep-alive goes on whatever one connection or topic has come to.
-                _logger.exception("a sweep of Pulsar's clients failed", extra={"broker": self._worker.broker_id})
+                _logger.exception("a sweep of Pulsar's clients failed", extra={"broker": self.broker_id})
 
     async def _for_each(self, things: Sequence[T], do: Callable[[T], None]) -> None:
         """Do something for each of many, letting others have the loop in between."""
@@ -177,7 +181,7 @@ class Server:
 
     def new_producer_name(self) -> str:
         """A name that no other producer of the cluster has, in this life of the broker or another."""
-        return f"{self._worker.config.cluster}-{self._worker.broker_id}-{self._life}-{next(self._names)}"
+        return f"{self._worker.config.cluster}-{self.broker_id}-{self._life}-{next(self._names)}"
 
     def new_consumer_name(self) -> str:
         """As `new_producer_name`."""
@@ -190,13 +194,30 @@ class Server:
 
         Raises `UnknownNamespace`, `DeadlineExceeded`, `Overloaded`, and `NotServed` if that broker takes no clients of Pulsar.
         """
-        point = topic_hash(topic.full)
-        located = await self._lookups.at_once(topic.namespace, point) or await self._lookups.hold(topic.namespace, point)
+        located = await self._located(topic)
         url = located.broker.joined.addresses.get(PULSAR)
         if url is None:
             problem = f"broker {located.broker.broker}, which serves {topic.full}, takes no clients of Pulsar"
             raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
         return url
+
+    async def _located(self, topic: TopicName) -> Located:
+        started_ns, outcome = time.monotonic_ns(), LookupOutcome.REFUSED
+        point = topic_hash(topic.full)
+        try:
+            located = await self._lookups.at_once(topic.namespace, point)
+            outcome = LookupOutcome.ANSWERED
+            if located is None:
+                outcome = LookupOutcome.TIMED_OUT
+                located = await self._lookups.hold(topic.namespace, point)
+                outcome = LookupOutcome.HELD
+        except (UnknownNamespace, Overloaded):
+            outcome = LookupOutcome.REFUSED
+            raise
+        else:
+            return located
+        finally:
+            self._worker.metrics.lookup(outcome, started_ns=started_ns)
 
     async def partitions_of(self, topic: TopicName) -> int:
         """How many partitions a topic has; 0 if it is not partitioned, or is a partition itself. Raises `UnknownNamespace`."""

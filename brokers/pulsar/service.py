@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 _logger: Final = logging.getLogger(__name__)
 
+# How Pulsar's client for Java says what it is.
+_JAVA: Final = "Pulsar-Java"
+
 
 @dataclass(slots=True)
 class Counts:
@@ -264,18 +267,25 @@ class PulsarService(Service):
             return handovers.decode(handover, fetched)
         except EquipoiseError as error:
             self.counts.handovers_damaged += 1
-            _logger.warning("topics begin anew: %s", error, extra={"bundle": ownership.bundle.name})
+            about = {"broker": self.host.broker_id, "bundle": ownership.bundle.name, "token": ownership.token}
+            _logger.warning("topics begin anew: %s", error, extra=about)
         try:
             return handovers.decode(handover, None)
         except EquipoiseError:
             return {}
 
     async def _part_consumers(self, session: Session, consumers: Sequence[Consumer], url: str | None) -> None:
-        """Wait until a client has taken what it was sent, and a moment longer for its program to take it out; then send it on."""
+        """Wait until a client has taken what it was sent, and a moment longer for its program to take it out; then send it on.
+
+        A client that was slow to answer is short of CPU, and its program will be as slow: so it gets as long again.
+        """
+        began, settle_ms = time.monotonic(), self.settings.settle_ms
         taken = session.taken()
         if taken is not None:
             await asyncio.wait([taken], timeout=self.settings.drain_wait_ms / 1_000)
-        await asyncio.sleep(self.settings.settle_ms / 1_000)
+            if session.client_version.startswith(_JAVA):
+                settle_ms = self.settings.settle_java_ms
+        await asyncio.sleep(max(settle_ms / 1_000, time.monotonic() - began))
         for consumer in consumers:
             session.part_consumer(consumer, url)
 

@@ -236,7 +236,8 @@ class Session(asyncio.Protocol):
                     self._answers.answer(request)
             except Exception:
                 # One client's request must neither end the broker nor leave its connection in the midst of something.
-                _logger.exception("a request of a Pulsar client failed", extra={"client": self.address, "request": type(request).__name__})
+                about = {"broker": self._server.broker_id, "client": self.address, "request": type(request).__name__}
+                _logger.exception("a request of a Pulsar client failed", extra=about)
                 self.abort()
                 return
 

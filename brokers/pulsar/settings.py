@@ -24,8 +24,10 @@ class Settings:
     warming_hold_ms: int = 5_000
     # How long a move waits for clients to take what they were sent. One that is slower loses what it has not taken, as in Pulsar.
     drain_wait_ms: int = 50
-    # How long a client's program has, after its library took a message, to take it out before its consumer connects anew.
+    # How long a client's program has at least, after its library took a message, to take it out before its consumer connects anew.
     settle_ms: int = 2
+    # The same for clients in Java: their PONG overtakes messages on the way from one thread to the next.
+    settle_java_ms: int = 25
     # States of bundles that were closed here, kept for their next owners: those of a drain of 64 bundles at 1 MiB each, twice.
     parted_bytes_max: int = 128 * 1024 * 1024
     # The next owner asks while it opens, for which it has 10 s by default; and after it, if it fails at that, perhaps one more.

@@ -5,14 +5,17 @@ clock that does not go back, what must be written comes out as an `Outcome`, and
 
 The life of a topic that moves: the source calls `fence`, writes the receipts that come of it, takes `state`, and forgets the
 topic. The destination makes a new one with that state as `expected`. Each subscription of it waits for the consumers that
-were there, and holds what is published meanwhile behind what the source had not delivered. Until all are back, but for at
-most `receipt_wait_ms`, receipts wait, too: a producer that is not told "received" sends again if this broker dies. After
-`reconnect_wait_ms` nobody is waited for any more.
+were there, and holds what is published meanwhile behind what the source had not delivered. After `reconnect_wait_ms` nobody is
+waited for any more.
+
+Until all are back, but for at most `receipt_wait_ms`, the topic is *holding*: receipts wait, too, because a producer that is not
+told "received" sends again if this broker dies, or if the bundle moves on. So that nobody gets twice what is then sent again,
+nothing at all is delivered meanwhile: a message has its receipt by the time that anybody has it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import NamedTuple
@@ -120,6 +123,7 @@ class Topic:
 
     __slots__ = (
         "_held",
+        "_holding",
         "_homes",
         "_limits",
         "_producers",
@@ -150,6 +154,7 @@ class Topic:
         self._subscriptions: dict[str, Subscription] = {}
         self._homes: dict[Consumer, Subscription] = {}
         self._held: list[Receipt] = []
+        self._holding = False
         self._receipt_deadline_ms = now_ms + limits.receipt_wait_ms
         # None: nobody is waited for, and that is for ever.
         self._reconnect_deadline_ms: int | None = None
@@ -184,7 +189,7 @@ class Topic:
     @property
     def wake_at_ms(self) -> int | None:
         """When `tick` has something to do; None: never, as it stands."""
-        return self._receipt_deadline_ms if self._held else self._reconnect_deadline_ms
+        return self._receipt_deadline_ms if self._holding else self._reconnect_deadline_ms
 
     def add_producer(self, producer: Producer) -> Refusal | Replaced | None:
         """Let a producer in. Refused with a `holder`: probe the link of that one, remove it if it is dead, and ask again."""
@@ -228,6 +233,8 @@ class Topic:
                 )
             is_sticky = wants_stripes(consumer, kind)
             home = self._subscription(subscription, kind, is_sticky=is_sticky, is_durable=is_durable, now_ms=now_ms)
+            if self._holding:
+                home.expect(self._arrivals(()))
         changes = home.add(consumer, kind, is_durable=is_durable)
         if isinstance(changes, Refusal):
             return changes
@@ -265,10 +272,8 @@ class Topic:
         outcome = Outcome()
         if self.is_fenced:
             return outcome
-        is_waiting = self._reconnect_deadline_ms is not None
-        if is_waiting:
+        if self._reconnect_deadline_ms is not None:
             self._pass_deadlines(now_ms, outcome)
-            is_waiting = self._reconnect_deadline_ms is not None and now_ms < self._receipt_deadline_ms
         self.last_entry_id = entry_id = self.last_entry_id + 1
         size = len(block)
         # Spelled out twice: a loop over the two meters would cost each publish a twentieth more.
@@ -282,10 +287,10 @@ class Topic:
         deliveries = outcome.deliveries
         for subscription in self._subscriptions.values():
             outcome.dropped += subscription.take(entry, deliveries)
-        receipts = self._held if is_waiting else outcome.receipts
+        receipts = self._held if self._holding else outcome.receipts
         receipts.append(Receipt(producer, sequence_id, highest_sequence_id, entry_id))
-        if is_waiting and len(self._held) > self._limits.waiting_entries_max:
-            self._release_receipts(outcome)
+        if self._holding and len(self._held) > self._limits.waiting_entries_max:
+            self._let_go(outcome)
         return outcome
 
     def flow(self, consumer: Consumer, permits: int, now_ms: int) -> Outcome:
@@ -309,10 +314,10 @@ class Topic:
             home.take_back(consumer, entry)
 
     def release_receipts(self) -> Outcome:
-        """The receipts that are held, ahead of their time: an answer that comes after them cannot wait."""
+        """Hold no longer, ahead of time: an answer that must come behind the receipts cannot wait."""
         outcome = Outcome()
-        if not self.is_fenced:
-            self._release_receipts(outcome)
+        if self._holding:
+            self._let_go(outcome)
         return outcome
 
     def tick(self, now_ms: int) -> Outcome:
@@ -326,7 +331,8 @@ class Topic:
         """Stop for good, since the bundle moves away; the outcome has the receipts of what is handed over undelivered."""
         outcome = Outcome()
         if not self.is_fenced:
-            self._release_receipts(outcome)
+            outcome.receipts, self._held = self._held, []
+            self._holding = False
             self.is_fenced = True
         return outcome
 
@@ -370,13 +376,16 @@ class Topic:
             if not each.expected and not each.waiting:
                 continue
             home = self._subscription(each.name, each.kind, is_sticky=each.is_sticky, is_durable=each.is_durable, now_ms=now_ms)
-            arrivals = Arrivals(each.expected, entries_max=self._limits.waiting_entries_max, bytes_max=self._limits.waiting_bytes_max)
-            home.expect(arrivals)
+            home.expect(self._arrivals(each.expected))
             for entry_id in each.waiting:
                 if entry_id in by_id:
                     home.take(by_id[entry_id], [])
             self._subscriptions[each.name] = home
             self._reconnect_deadline_ms = now_ms + self._limits.reconnect_wait_ms
+            self._holding = True
+
+    def _arrivals(self, names: Sequence[str]) -> Arrivals:
+        return Arrivals(names, entries_max=self._limits.waiting_entries_max, bytes_max=self._limits.waiting_bytes_max)
 
     def _subscription(self, name: str, kind: SubscriptionKind, *, is_sticky: bool, is_durable: bool, now_ms: int) -> Subscription:
         return Subscription(
@@ -413,28 +422,37 @@ class Topic:
         outcome = Outcome()
         if home is not None and self._reconnect_deadline_ms is not None and not self.is_fenced:
             self._pass_deadlines(now_ms, outcome)
-            outcome.dropped += home.release(outcome.deliveries)
-            self._settle(outcome)
+            if not self._holding:
+                outcome.dropped += home.release(outcome.deliveries)
+                self._settle()
+            elif all(each.arrivals is None or each.arrivals.is_complete for each in self._subscriptions.values()):
+                self._let_go(outcome)
         return outcome
 
     def _pass_deadlines(self, now_ms: int, outcome: Outcome) -> None:
-        """Give out receipts that were held long enough, and wait no more for who was waited for long enough."""
-        if now_ms >= self._receipt_deadline_ms:
-            self._release_receipts(outcome)
+        """Hold no longer than receipts may wait, and wait no more for who was waited for long enough."""
+        if self._holding and now_ms >= self._receipt_deadline_ms:
+            self._let_go(outcome)
         if self._reconnect_deadline_ms is None or now_ms < self._reconnect_deadline_ms:
             return
         for subscription in [*self._subscriptions.values()]:
             outcome.dropped += subscription.give_up_waiting(outcome.deliveries)
             if subscription.is_over:
                 del self._subscriptions[subscription.name]
-        self._settle(outcome)
+        self._settle()
 
-    def _settle(self, outcome: Outcome) -> None:
-        """Once no subscription waits any more: what was held for their sake is free, and the topic is like any other."""
-        if all(subscription.arrivals is None for subscription in self._subscriptions.values()):
-            self._release_receipts(outcome)
-            self._reconnect_deadline_ms = None
-
-    def _release_receipts(self, outcome: Outcome) -> None:
+    def _let_go(self, outcome: Outcome) -> None:
+        """Hold no more: those who are back get what waited for them, and every receipt goes out."""
+        self._holding = False
+        for subscription in [*self._subscriptions.values()]:
+            outcome.dropped += subscription.release(outcome.deliveries)
+            if subscription.is_over:
+                del self._subscriptions[subscription.name]
         outcome.receipts += self._held
         self._held = []
+        self._settle()
+
+    def _settle(self) -> None:
+        """Once no subscription waits any more the topic is like any other."""
+        if all(subscription.arrivals is None for subscription in self._subscriptions.values()):
+            self._reconnect_deadline_ms = None

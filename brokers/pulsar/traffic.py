@@ -1,6 +1,6 @@
 """What topics carried between two looks at their counters, as the load of the bundle that they lie in.
 
-May live here: pure arithmetic over counters. When to look is the service's business.
+May live here: arithmetic over counters. When to look is the service's business.
 """
 
 from __future__ import annotations

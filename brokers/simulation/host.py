@@ -70,7 +70,7 @@ class Process:
         self.tick_at_us: int | None = None
         self.ticks = 0
         self.asked: dict[int, tuple[int, int] | None] = {}
-        self.service = SimulatedService(host.stage, answer=partial(host.deliver, self), die=partial(host.die, self))
+        self.service = SimulatedService(host.stage, broker=host.broker, answer=partial(host.deliver, self), die=partial(host.die, self))
 
     @property
     def alive(self) -> bool:
@@ -157,6 +157,7 @@ class Host:
             cluster=CLUSTER,
             reader=Reader(log="simulated", cluster=CLUSTER, view=view),
             timing=self.stage.scenario.timing,
+            batches=self.stage.scenario.batches,
             profile=Profile(addresses={"http": f"{self.name}:8080"}),
             make_nonce=self._make_nonce,
             predecessor_nonces=frozenset(self.nonces),

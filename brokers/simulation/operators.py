@@ -77,7 +77,7 @@ class Operators:
     def begin(self) -> None:
         """Create the scenario's namespaces until they are there, then go on with whatever comes to mind."""
         stage, view = self._stage, self._log.view
-        names = [f"tenant/namespace-{index}" for index in range(len(stage.scenario.bundles))]
+        names = stage.scenario.namespaces
         missing = [index for index, name in enumerate(names) if name not in view.namespaces]
         for index in missing if view.genesis is not None else ():
             boundaries = even_boundaries(stage.scenario.bundles[index])

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from brokers.agent.leading import Batches
 from brokers.agent.timing import Timing
 from brokers.simulation.faults import NEVER, Faults, Span
 
@@ -49,6 +50,7 @@ class Scenario:
     `twins` is how many brokers have a second process with the same id, on another machine and with a directory of its own.
     `bundles` is how many bundles each namespace starts with. One caller calls every `call_every_ms` on average, and works
     for `call_ms`. `nobody_dies` says that nothing in it can excuse a broker's being declared dead while it lives.
+    The first `picky` of the namespaces are taken by the services of broker-0 alone, in the calm, too: all others refuse them.
     """
 
     name: str
@@ -56,6 +58,8 @@ class Scenario:
     twins: int = 0
     seconds: int = 40
     timing: Timing = SIMULATED_TIMING
+    batches: Batches = field(default_factory=Batches)
+    picky: int = 0
     bundles: tuple[int, ...] = (32, 8)
     operations: Operations = field(default_factory=Operations)
     faults: Faults = field(default_factory=Faults)
@@ -63,6 +67,15 @@ class Scenario:
     call_ms: Span = (0, 600)
     snapshot_every_ms: int = 10_000
     nobody_dies: bool = False
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """The names of the namespaces that are there from the beginning."""
+        return tuple(f"tenant/namespace-{index}" for index in range(len(self.bundles)))
+
+    def takes(self, broker: str, namespace: str) -> bool:
+        """Whether the service of a broker takes the bundles of a namespace, if nothing goes wrong."""
+        return broker == "broker-0" or namespace not in self.namespaces[: self.picky]
 
 
 _ORDINARY: Final = Faults(
@@ -173,6 +186,18 @@ _CATALOGUE: Final = (
         bundles=(16,),
         operations=Operations(every_ms=60),
         faults=Faults(refuses_permille=250, hangs_permille=80, dies_permille=2, service_ms=(1, 400)),
+    ),
+    Scenario(
+        # More than one batch of bundles is never to be placed, or moved away, and stands before those that are: their names
+        # come first. Nobody looks up much, because a lookup places past all batches.
+        name="narrow",
+        brokers=4,
+        batches=Batches(placements_max=2, transfers_max=2),
+        picky=1,
+        bundles=(6, 24),
+        operations=replace(_QUIET_OPERATIONS, every_ms=100, unload=20, namespace=15, drain=8, bury=3),
+        faults=Faults(lost_permille=10, late_permille=10, trouble_every_ms=15_000, back_after_ms=(100, 2_000)),
+        call_every_ms=2_000,
     ),
     Scenario(
         name="drains",

@@ -34,17 +34,23 @@ class SimulatedService:
     `left` is what it has left behind on closing, by bundle and token.
     """
 
-    def __init__(self, stage: Stage, *, answer: Callable[[Event], None], die: Callable[[str], None]) -> None:
+    def __init__(self, stage: Stage, *, broker: str, answer: Callable[[Event], None], die: Callable[[str], None]) -> None:
         self._stage = stage
+        self._broker = broker
         self.left: dict[tuple[str, int], bytes] = {}
         self._answer = answer
         self._die = die
+
+    def takes(self, namespace: str) -> bool:
+        """Whether it takes the bundles of a namespace, if nothing goes wrong."""
+        return self._stage.scenario.takes(self._broker, namespace)
 
     def carry_out(self, effect: ServiceEffect) -> None:
         """Begin what the agent wants of the service."""
         match effect:
             case Prepare(bundle=bundle):
-                self._do("prepares", bundle.name, lambda problem: Prepared(bundle=bundle.name, problem=problem))
+                unwilling = None if self.takes(bundle.namespace) else "there is no service for it here"
+                self._do("prepares", bundle.name, lambda problem: Prepared(bundle=bundle.name, problem=problem or unwilling))
             case Open(handle=handle):
                 self._do("opens", handle.bundle, lambda problem: Opened(bundle=handle.bundle, problem=problem))
             case Close(handle=handle):

@@ -8,13 +8,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 
 import aiohttp
 import pytest
 
+from brokers.config import ENDING_MS
 from brokers.embedded import Worker
+from brokers.loop_thread import CROSSING_MS, InThread
 from brokers.service import Bundle, Ownership, Peer, Service
 from channel.deadline import Deadline
 from channel.errors import DataDirectoryInUse, DeadlineExceeded, InvalidBoundaries, InvalidConfig, InvalidName, UnknownNamespace
@@ -141,6 +143,21 @@ def test_a_worker_without_a_loop(tmp_path: Path) -> None:
         assert worker.broker_id == "one"
         assert (tmp_path / "channel.db.brokers" / "broker-one").is_dir()
     assert before == threading.active_count()
+
+
+def test_its_end_may_take_as_long_as_its_settings_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever leaves the context waits for the drain that was configured, and not for some time that has nothing to do with it."""
+    waits: dict[str, int] = {}
+    run_in_loop = InThread.run
+
+    def noted(door: InThread, coroutine: Coroutine[None, None, object], *, timeout_ms: int, what: str) -> object:
+        waits[what] = timeout_ms
+        return run_in_loop(door, coroutine, timeout_ms=timeout_ms, what=what)
+
+    monkeypatch.setattr(InThread, "run", noted)
+    with Worker(memory(), Keeper(), drain_ms=3_600_000, close_ms=60_000).in_thread():
+        pass
+    assert 3_600_000 + 60_000 + ENDING_MS + CROSSING_MS == waits["the end of the worker"]
 
 
 def test_a_name_is_taken_once(tmp_path: Path) -> None:

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from brokers.admin.access import opened, until
+from brokers.admin.access import Access, opened, until
+from brokers.admin.burial import Burial, bury
+from brokers.local_broker import LocalBroker
 from brokers.local_cluster import ClusterSettings, Happening, LocalCluster, What
 from channel.errors import BrokerFailed, Bug, InvalidConfig, InvalidTiming, LogStorageFull
 from channel.view import View
@@ -113,6 +115,48 @@ def test_a_broker_that_is_stopped_is_not_started_again(tmp_path: Path) -> None:
         cluster.stop(0)
         assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
         assert What.STARTED not in diary.told()
+
+
+def test_an_end_that_is_wanted_at_the_last_moment_is_not_overlooked(tmp_path: Path) -> None:
+    """Who stops a broker just as it is about to be started again finds it ended afterwards, and so it stays."""
+
+    class Overtaken(LocalCluster):
+        """Somebody wants the end of a broker after its pause is over, and before it is started."""
+
+        def _spawn(self, member: LocalBroker, *, again: bool = False) -> None:
+            if again:
+                self._expect_end(0)
+            super()._spawn(member, again=again)
+
+    diary = Diary()
+    with Overtaken(ClusterSettings(directory=tmp_path, brokers=1, restart=True), tell=diary) as cluster:
+        pid = cluster.pid(0)
+        assert pid is not None
+        diary.forget()
+        os.kill(pid, signal.SIGKILL)
+        diary.wait_for(What.STARTS_AGAIN)
+        assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
+        assert (None, False) == (cluster.pid(0), What.STARTED in diary.told())
+
+
+def test_who_dies_during_a_burial_is_buried_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A death is noticed although the burial of another one took up the call that told of it."""
+    diary = Diary()
+    monkeypatch.setattr("brokers.local_cluster._FOLLOW_MS", PATIENCE_MS + 5_000)
+    cluster = LocalCluster(ClusterSettings(directory=tmp_path, brokers=2), tell=diary)
+    directories: list[Path] = []
+
+    def bury_both(access: Access, directory: Path) -> tuple[Burial, ...]:
+        directories.append(directory)
+        if len(directories) == 1:
+            cluster.kill(0)
+        return bury(access, directory)
+
+    monkeypatch.setattr("brokers.local_cluster.bury", bury_both)
+    with cluster:
+        cluster.kill(1)
+        diary.wait_for(What.ENDED, What.BURIED, What.BURIED)
+    assert [cluster.directories[1], cluster.directories[0]] == directories
 
 
 def test_a_broker_that_dies_is_not_buried_if_that_is_not_wanted(tmp_path: Path) -> None:

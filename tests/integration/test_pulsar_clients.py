@@ -118,7 +118,7 @@ async def flowing(folder: Path, crew: Crew) -> AsyncIterator[Fleet]:
 
 @pytest.mark.parametrize("language", Language)
 def test_a_client_hardly_notices(language: Language, tmp_path: Path) -> None:
-    """Through transfers, unloads and a death a client gets on, loses nothing but to the death, and meets one owner at a time."""
+    """Transfers and a graceful stop cost a client nothing, an unload and a death hardly anything, and it meets one owner at a time."""
     required(language)
 
     async def play() -> None:
@@ -126,6 +126,7 @@ def test_a_client_hardly_notices(language: Language, tmp_path: Path) -> None:
             url = on.cluster.pulsar_url
             async with flowing(tmp_path, everyday_crew(language, url)) as fleet:
                 await on.move_everything(fleet, 2)
+                await retire(on, fleet)
                 await give_up(on, fleet)
                 await die(on, fleet)
                 await on.move_everything(fleet, 1)
@@ -145,6 +146,14 @@ def everyday_crew(language: Language, url: str) -> Crew:
         (language, Consuming(url=url, name="shared-1", subscription="shared", topics=PLAIN, type=Type.SHARED)),
         (language, Producing(url=url, name="producer", topics=PLAIN, rate=RATE)),
     ]
+
+
+async def retire(on: Stage, fleet: Fleet) -> None:
+    """A broker is stopped gracefully, and started again: all that it has moves away first, as in a transfer."""
+    await asyncio.to_thread(on.cluster.stop, BROKERS - 1)
+    await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
+    await operator.settled(on.table, NAMESPACE, timeout_ms=SETTLED_MS)
+    await asyncio.to_thread(on.cluster.restart, BROKERS - 1)
 
 
 async def give_up(on: Stage, fleet: Fleet) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.pulsar.clients import Client, ClientFailedError, Consuming, Event, Producing
+from tests.pulsar.fleet import Fleet
 from tests.pulsar.judging import judged
 from tests.pulsar.programs import Language, command, is_required, lacking
 
@@ -93,6 +94,32 @@ def test_a_client_that_misbehaves_is_found_out(lines: tuple[str, ...], end: str,
     client.wait_ready()
     with pytest.raises(ClientFailedError, match=match):
         client.stop()
+
+
+def test_a_fleet_knows_who_is_stalled(tmp_path: Path) -> None:
+    """Whoever has had nothing since a moment is named, with the topic, and waiting for all to get on has an end."""
+    consumer = f'{{"event": "received", "topic": "{TOPIC}", "subscription": "s", "consumer": "c0", "producer": "p0", "n": 0, "at_ns": 7}}'
+    program = (sys.executable, "-c", FAKE.format(lines=(consumer,), end=""))
+    fleet = Fleet(tmp_path, [])
+    with fake(tmp_path, READY, said("receipted", 5, 0)) as sender, Client(Language.PYTHON, CONSUMING, tmp_path, program=program) as taker:
+        fleet.producers.append(sender)
+        fleet.consumers.append(taker)
+        fleet.wait_flowing(4, timeout_s=PATIENCE_S)
+        assert [f"receipts of p0 of {TOPIC}"] == fleet.stalled(5)
+        with pytest.raises(ClientFailedError, match=rf"receipts of p0 of {TOPIC}; messages for c0 of {TOPIC} \(2 in all\)"):
+            fleet.wait_flowing(7, timeout_s=0.01)
+
+
+def test_a_pause_in_a_death_is_not_counted(tmp_path: Path) -> None:
+    """The longest pause of a producer is that which no excused time touches."""
+    fleet = Fleet(tmp_path, [])
+    times_ns = (0, 1_000_000, 9_000_000, 12_000_000)
+    with fake(tmp_path, READY, *(said("receipted", at_ns, n) for n, at_ns in enumerate(times_ns))) as sender:
+        sender.wait_count(Event.RECEIPTED, len(times_ns), timeout_s=PATIENCE_S)
+    fleet.producers.append(sender)
+    assert {"p0": 8.0} == fleet.longest_pauses_ms()
+    fleet.windows.append((2_000_000, 3_000_000))
+    assert {"p0": 3.0} == fleet.longest_pauses_ms()
 
 
 def required(language: Language) -> Language:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import messages
@@ -285,6 +285,7 @@ def test_what_cannot_be_judged_is_no_clean_run(
     assert "unusable" == json.loads(capsys.readouterr().out)["verdict"]
 
 
+@settings(deadline=None)  # It writes files, on a machine that may be busy.
 @given(garbage=st.binary(max_size=200))
 def test_garbage_is_unusable_and_never_a_traceback(garbage: bytes) -> None:
     """Any bytes in a history or in evidence are refused with exit code 2."""

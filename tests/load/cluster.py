@@ -15,11 +15,14 @@ import aiohttp
 
 from brokers.demo import operator
 from brokers.local_cluster import ClusterSettings, LocalCluster
+from channel.deadline import Deadline
 from channel.open_log import open_log
 from channel.table_view import TableView
 
 SETTLED_MS: Final = 60_000
 """A lease and its margin, 3.5 s, several times over, on a machine that is busy with all this."""
+
+_LOOK_S: Final = 0.02
 
 
 def counters(directory: Path, *, brokers: int, bury: bool = True, evidence: bool = False, **settings: str | int) -> ClusterSettings:
@@ -44,7 +47,15 @@ async def running(cluster: LocalCluster, namespace: str, *, bundles: int) -> Asy
         await asyncio.to_thread(cluster.start)
         table = await parts.enter_async_context(TableView(lambda: open_log(cluster.log_url), name=cluster.log_url))
         http = await parts.enter_async_context(aiohttp.ClientSession())
-        problem = await operator.create_namespace(http, cluster.addresses[0], namespace, bundles=bundles)
-        assert problem is None, problem
+        await _create_namespace(http, cluster.addresses[0], namespace, bundles=bundles)
         await operator.settled(table, namespace, timeout_ms=SETTLED_MS)
         yield table, http
+
+
+async def _create_namespace(http: aiohttp.ClientSession, broker: str, namespace: str, *, bundles: int) -> None:
+    """Create it as soon as the broker takes it: the channel may say that it is a member before it has read so itself."""
+    deadline = Deadline.after(timeout_ms=SETTLED_MS)
+    while (problem := await operator.create_namespace(http, broker, namespace, bundles=bundles)) is not None:
+        assert "NotReady" in problem, problem
+        deadline.check(f"{broker} being ready")
+        await asyncio.sleep(_LOOK_S)

@@ -118,15 +118,14 @@ async def make_all_moves(run: Run, fleet: Fleet, counted: Counter[Deed]) -> None
 
 async def have_all_deaths(run: Run, fleet: Fleet, counted: Counter[Deed]) -> None:
     """Kill a broker now and then, spread over the moves that count; each time all clients must get over it."""
-    loop = asyncio.get_running_loop()
     moves = run.size.transfers + run.size.splits + run.size.merges
-
     for death in range(run.size.kills):
         wanted = moves * (death + 1) // (run.size.kills + 1)
         await run.until(partial(have_moved, counted, wanted), f"{wanted} moves")
-        number = run.random.randrange(run.size.brokers)
+        number, at_once = run.random.randrange(run.size.brokers), run.random.random() < 0.5
+        run.say(f"kill -9 of broker {number}, started again {'at once' if at_once else 'when all clients have got over it'}")
         run.out[number] = None
-        await asyncio.to_thread(kill, run, fleet, number, loop)
+        await asyncio.to_thread(kill, run, fleet, number, at_once=at_once)
         del run.out[number]
         await run.settled()
         run.made["kill"] += 1
@@ -137,7 +136,11 @@ def have_moved(counted: Counter[Deed], wanted: int, _: View) -> bool:
     return counted.total() >= wanted
 
 
-def kill(run: Run, fleet: Fleet, number: int, loop: asyncio.AbstractEventLoop) -> None:
-    """Kill a broker, and have it started again; losses are excused until all clients get on."""
+def kill(run: Run, fleet: Fleet, number: int, *, at_once: bool) -> None:
+    """Kill a broker, and start it again; losses are excused until all clients get on."""
     with fleet.excused():
-        asyncio.run_coroutine_threadsafe(run.kill(number), loop).result()
+        run.cluster.kill(number)
+        if at_once:
+            run.cluster.restart(number)
+    if not at_once:
+        run.cluster.restart(number)

@@ -48,6 +48,7 @@ class Twin:
     """What a topic should do, said slowly."""
 
     opened_ms: int = 0
+    is_holding: bool = False
     subscriptions: dict[str, TwinSubscription] = field(default_factory=dict)
     permits: dict[Consumer, int] = field(default_factory=dict)
     blocked: list[Consumer] = field(default_factory=list)
@@ -93,25 +94,41 @@ class Twin:
                 continue
             self.dropped += entry.messages
         self.held.append((producer, entry.entry_id))
-        if not self.anybody_waits() or now_ms >= self.opened_ms + LIMITS.receipt_wait_ms or len(self.held) > LIMITS.waiting_entries_max:
+        if not self.is_holding:
             self.give_receipts()
+        elif len(self.held) > LIMITS.waiting_entries_max:
+            self.let_go()
 
     def readier(self, name: str, now_ms: int) -> None:
         """A consumer of this subscription has more permits, or more room."""
         waited = self.anybody_waits()
         if waited:
             self.pass_time(now_ms)
-        subscription = self.subscriptions[name]
+        if self.is_holding:
+            if all(not each.missing and not each.coming for each in self.subscriptions.values()):
+                self.let_go()
+        elif name in self.subscriptions:
+            self.release(self.subscriptions[name])
+
+    def release(self, subscription: TwinSubscription) -> None:
+        """Once all are back: what waited, as far as those are ready who should have it."""
         if subscription.is_waiting and not subscription.missing and not subscription.coming:
             while subscription.backlog and self.deliver(subscription, subscription.backlog[0]):
                 subscription.backlog.pop(0)
             subscription.is_waiting = bool(subscription.backlog)
-        if not self.anybody_waits():
-            self.give_receipts()
+
+    def let_go(self) -> None:
+        """Hold no more."""
+        self.is_holding = False
+        for name, subscription in list(self.subscriptions.items()):
+            self.release(subscription)
+            if not subscription.consumers and not subscription.is_waiting:
+                del self.subscriptions[name]
+        self.give_receipts()
 
     def pass_time(self, now_ms: int) -> None:
-        if now_ms >= self.opened_ms + LIMITS.receipt_wait_ms:
-            self.give_receipts()
+        if self.is_holding and now_ms >= self.opened_ms + LIMITS.receipt_wait_ms:
+            self.let_go()
         if not self.anybody_waits() or now_ms < self.opened_ms + LIMITS.reconnect_wait_ms:
             return
         for name, subscription in list(self.subscriptions.items()):
@@ -131,7 +148,7 @@ class Twin:
         self.held = []
 
     def join(self, name: str, consumer: Consumer) -> None:
-        subscription = self.subscriptions.setdefault(name, TwinSubscription(KINDS[name]))
+        subscription = self.subscriptions.setdefault(name, TwinSubscription(KINDS[name], is_waiting=self.is_holding))
         subscription.consumers.append(consumer)
         self.permits[consumer] = 0
         if consumer.name in subscription.missing:
@@ -155,6 +172,7 @@ class Twin:
             subscription.is_waiting = bool(subscription.missing or subscription.backlog)
         self.subscriptions = {name: each for name, each in self.subscriptions.items() if each.is_waiting}
         self.opened_ms = now_ms
+        self.is_holding = self.anybody_waits()
         self.blocked, self.flowed = [], []
 
 
@@ -273,6 +291,8 @@ class Pair:
 
     def move(self) -> None:
         outcome = self.topic.fence()
+        delivered = {entry_id for told in self.delivered.values() for _, entry_id in told}
+        assert not delivered & {receipt.entry_id for receipt in outcome.receipts}, "what is sent again was delivered already"
         self.twin.give_receipts()
         self.compare(outcome)
         encoded = encode({NAME: self.topic.state()})

@@ -47,6 +47,7 @@ SEEDS = {
     "many-brokers": 1,
     "lost-directories": 4,
     "service-trouble": 2,
+    "narrow": 3,
     "drains": 2,
     "reshaping": 2,
     "wild-clocks": 6,

@@ -14,9 +14,9 @@ import pytest
 
 from brokers.admin.access import Access, follow, submit, until
 from brokers.admin.burial import bury
-from brokers.admin.moving import delete_namespace
+from brokers.admin.moving import delete_namespace, unload_all
 from brokers.data_directory import DataDirectory
-from brokers.requested_moves import RACES_MAX
+from brokers.requested_moves import RACES_MAX, UNLOADS_AT_ONCE
 from channel import propose
 from channel.blocking_view import read_view
 from channel.codec import encode
@@ -24,6 +24,7 @@ from channel.deadline import Deadline
 from channel.errors import DeadlineExceeded, LogUnavailable, Rejected
 from channel.log import Entry
 from channel.memory_log import MemoryLog
+from channel.ranges import even_boundaries
 from channel.records import Genesis, PolicyRecord, Reason
 from channel.view import View
 from tests.folding import NAMESPACE, Channel, joined
@@ -136,6 +137,69 @@ def test_a_deletion_takes_account_of_what_others_do() -> None:
     # Deleting stands at 6, the others' records at 7 and 8, our late unload at 9.
     assert 10 == delete_namespace(access, NAMESPACE, progress=told.append).offset
     assert ({}, 1) == (access.view.namespaces, len(told))
+
+
+class Owner(MemoryLog):
+    """A log on which the broker a lets go of all that it is to release, but only when the admin has read all and waits."""
+
+    channel: Channel
+    releasing_max = 0
+
+    def wait(self, position: int, *, timeout_ms: int) -> bool:
+        if position <= self.end():
+            return True
+        for entry in self.read(self.channel.view.offset + 1, limit=10_000):
+            self.channel.put_bytes(entry.data)
+        releasing = [bundle for bundle in self.channel.view.bundles_of(NAMESPACE) if bundle.phase == "unloading"]
+        self.releasing_max = max(self.releasing_max, len(releasing))
+        for bundle in releasing:
+            self.channel.accept(propose.released(self.channel.author("a"), bundle))
+        if releasing:
+            self.append([data for _, data in self.channel.entries[-len(releasing) :]], timeout_ms=0)
+        return super().wait(position, timeout_ms=timeout_ms)
+
+
+def owned_by_a(log: MemoryLog, *, bundles: int) -> tuple[Access, Channel]:
+    """A channel on which a owns so many bundles, written to `log`, and an admin's access to it."""
+    channel = begun()
+    channel.join("a")
+    channel.create(even_boundaries(bundles))
+    for bundle in channel.view.bundles_of(NAMESPACE):
+        channel.own("a", bundle.low)
+    log.append([data for _, data in channel.entries], timeout_ms=0)
+    deadline = Deadline.after(timeout_ms=10_000)
+    return Access(log=log, reader=read_view(log, deadline=deadline), publisher="admin:erin", deadline=deadline), channel
+
+
+@pytest.mark.parametrize("is_deletion", [False, True])
+def test_the_bundles_of_a_namespace_are_let_go_of_some_at_a_time(*, is_deletion: bool) -> None:
+    """Neither an unload of a whole namespace nor its deletion has more bundles under way at a time than the same over HTTP."""
+    log = Owner(name=f"memory:owner-{next(numbers)}")
+    access, log.channel = owned_by_a(log, bundles=UNLOADS_AT_ONCE + 6)
+    if is_deletion:
+        delete_namespace(access, NAMESPACE, progress=lambda _: None)
+        assert {} == access.view.namespaces
+    else:
+        assert UNLOADS_AT_ONCE + 6 == len(unload_all(access, access.view.bundles_of(NAMESPACE), what="the release"))
+        assert {"free"} == {bundle.phase for bundle in access.view.bundles_of(NAMESPACE)}
+    assert log.releasing_max == UNLOADS_AT_ONCE
+
+
+def test_an_unload_of_all_passes_over_what_others_move() -> None:
+    """A bundle that somebody else unloads at the same moment does not end the unload of a namespace, and is not counted."""
+    log = Crowded(name=f"memory:crowded-{next(numbers)}")
+    access, channel = owned_by_a(log, bundles=3)
+    first, second, third = access.view.bundles_of(NAMESPACE)
+
+    def unload_second() -> None:
+        for entry in MemoryLog.read(log, channel.view.offset + 1, limit=100):
+            channel.put_bytes(entry.data)
+        channel.accept(propose.unload(channel.admin(), channel.view.bundles[second.name]))
+        MemoryLog.append(log, [channel.entries[-1][1]], timeout_ms=0)
+
+    log.before_append = [lambda: None, unload_second]
+    assert [first.name, third.name] == list(unload_all(access, (first, second, third), what="the release", wait=False))
+    assert {"unloading"} == {bundle.phase for bundle in access.view.bundles_of(NAMESPACE)}
 
 
 def test_an_outage_is_told_once_and_waited_out() -> None:

@@ -65,7 +65,9 @@ def test_the_bound_in_bytes_is_free_again_when_records_are_taken() -> None:
     """Giants fill a queue by their bytes; what is taken or drained makes room for as much."""
     giant = bytes(RECORD_BYTES_MAX)
     queue = filled(*[giant] * (APPENDS_QUEUED_BYTES_MAX // RECORD_BYTES_MAX))
-    assert isinstance(queue.refusal(b"a"), Overloaded)
+    refusal = queue.refusal(b"a")
+    assert isinstance(refusal, Overloaded)
+    assert (f"the queue of bytes to append to {NAME}", APPENDS_QUEUED_BYTES_MAX) == (refusal.what, refusal.limit)
     queue.take()
     assert queue.refusal(giant) is None
     assert APPENDS_QUEUED_BYTES_MAX // RECORD_BYTES_MAX - 1 == len(queue.drain())

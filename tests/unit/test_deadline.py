@@ -51,6 +51,19 @@ def test_a_wait_that_ends_in_time_has_its_result() -> None:
     assert (1, 2) == asyncio.run(scenario())
 
 
+def test_a_timeout_of_what_is_awaited_is_its_own() -> None:
+    """A socket's timeout within a minute's wait is no minute that has passed: it is raised as it is."""
+
+    async def flush() -> None:
+        raise TimeoutError(110, "Connection timed out")
+
+    async def scenario() -> None:
+        await Deadline.after(timeout_ms=60_000).wait(flush(), what="the flush")
+
+    with pytest.raises(TimeoutError, match="Connection timed out"):
+        asyncio.run(scenario())
+
+
 def test_a_wait_that_does_not_end_is_cancelled() -> None:
     """At the deadline what is awaited is cancelled, and the error says what it was."""
 

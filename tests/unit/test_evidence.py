@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,17 @@ def test_all_that_was_queued_is_in_the_file_at_the_end(tmp_path: Path) -> None:
     file.close()
     lines = [json.loads(line) for line in (tmp_path / "evidence").read_bytes().splitlines()]
     assert [("b", "t/n/x", 7), ("b", "t/n/y", 7)] == [(line["broker"], line["key"], line["token"]) for line in lines]
+
+
+def test_evidence_of_a_message_names_it(tmp_path: Path) -> None:
+    """Where the key stands for many things, the line says which it was; where it does not, there is no such field."""
+    file = EvidenceFile(tmp_path / "evidence", broker="b")
+    file.write(replace(piece("x"), message="p:7"))
+    file.write(piece("x"))
+    file.close()
+    named, plain = (json.loads(line) for line in (tmp_path / "evidence").read_bytes().splitlines())
+    assert "p:7" == named["message"]
+    assert "message" not in plain
 
 
 def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:

@@ -9,7 +9,7 @@ import math
 
 import pytest
 
-from brokers.load import Averages, BundleLoad, Report
+from brokers.load import Averages, BundleLoad, Messaging, Report
 from channel.errors import InvalidLoad
 
 HALF_LIFE_MS = 10_000
@@ -27,6 +27,13 @@ def test_no_bundle_weighs_less_than_nothing_or_more_than_any_number(field: str, 
     with pytest.raises(InvalidLoad, match=field) as caught:
         BundleLoad(**{field: value})  # type: ignore[arg-type]
     assert field == caught.value.field
+
+
+@pytest.mark.parametrize("field", ["messages_in_per_second", "bytes_out_per_second", "topics"])
+def test_messaging_is_checked_in_the_same_way(field: str) -> None:
+    """What more is said of a bundle of topics must be numbers, too."""
+    with pytest.raises(InvalidLoad, match=field):
+        Messaging(**{field: math.nan})  # type: ignore[arg-type]
 
 
 def test_a_broker_has_a_capacity() -> None:
@@ -69,3 +76,23 @@ def test_what_is_not_in_the_sample_is_forgotten() -> None:
     averages.update(calls(100), elapsed_ms=0)
     assert {} == averages.update({}, elapsed_ms=1_000)
     assert calls(3) == averages.update(calls(3), elapsed_ms=1_000)
+
+
+def test_the_rates_of_messages_decay_and_what_is_connected_is_counted() -> None:
+    """They are averaged as all rates are; a bundle that says nothing of messages has nothing averaged."""
+    averages = Averages(half_life_ms=HALF_LIFE_MS)
+    old = Messaging(messages_in_per_second=8, bytes_in_per_second=80, messages_out_per_second=16, bytes_out_per_second=160, producers=3)
+    averages.update({"b": BundleLoad(messaging=old)}, elapsed_ms=0)
+    new = Messaging(producers=1, consumers=2, topics=3)
+    after = averages.update({"b": BundleLoad(messaging=new)}, elapsed_ms=HALF_LIFE_MS)
+    expected = Messaging(
+        messages_in_per_second=4,
+        bytes_in_per_second=40,
+        messages_out_per_second=8,
+        bytes_out_per_second=80,
+        producers=1,
+        consumers=2,
+        topics=3,
+    )
+    assert {"b": BundleLoad(messaging=expected)} == after
+    assert {"b": BundleLoad()} == averages.update({"b": BundleLoad()}, elapsed_ms=HALF_LIFE_MS)

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Self
 
 import pytest
 
-from brokers.local_broker import RESTART_MS_MAX, RESTART_MS_MIN, STEADY_MS, LocalBroker, ending_of
+from brokers.local_broker import RESTART_MS_MAX, RESTART_MS_MIN, STEADY_MS, LocalBroker, ending_of, ports_of
+from channel.errors import InvalidConfig
 
 
 @pytest.mark.parametrize(
@@ -38,3 +40,46 @@ def test_the_last_words_are_the_last_line(tmp_path: Path) -> None:
     assert "it said nothing" == broker.last_words()
     broker.log_file.write_bytes(b"{}\n" * 10_000 + b"\xfferror: no room\n\n")
     assert "�error: no room" == broker.last_words()
+
+
+def test_brokers_listen_in_rows() -> None:
+    """Broker i has the port that is given plus i, of each kind; without Pulsar it has but one."""
+    assert [(8080, 6650), (8081, 6651), (8082, 6652)] == ports_of(8080, 6650, 3)
+    assert [(8080, None), (8081, None)] == ports_of(8080, None, 2)
+    assert [(8080, 8082), (8081, 8083)] == ports_of(8080, 8082, 2)
+
+
+@pytest.mark.parametrize("pulsar_port", [8078, 8080, 8081, 8082])
+def test_rows_that_overlap_are_refused(pulsar_port: int) -> None:
+    """Two brokers, or a broker's two protocols, cannot be at one port, and the refusal says which rows clash."""
+    told = f"pulsar_port: the ports of 3 brokers from {pulsar_port} on overlap with those from http_port=8080 on"
+    with pytest.raises(InvalidConfig, match=told):
+        ports_of(8080, pulsar_port, 3)
+
+
+def test_no_free_port_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ports that are free are drawn for both protocols at once, all held meanwhile, and past those that are named."""
+
+    class Kernel:
+        """One that gives the lowest port that nobody holds."""
+
+        held: set[int] = set()  # noqa: RUF012 - one for the one test
+
+        def __init__(self, _: object) -> None:
+            self.port = next(port for port in range(40_000, 50_000) if port not in self.held)
+            self.held.add(self.port)
+
+        def __enter__(self) -> Self:
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            self.held.remove(self.port)
+
+        def getsockname(self) -> tuple[str, int]:
+            return ("127.0.0.1", self.port)
+
+    monkeypatch.setattr("brokers.local_broker.socket", SimpleNamespace(create_server=Kernel))
+    assert [(40_000, 40_002), (40_001, 40_003)] == ports_of(0, 0, 2)
+    assert [(40_002, 40_000), (40_003, 40_001)] == ports_of(0, 40_000, 2)
+    assert [(40_000, None)] == ports_of(0, None, 1)
+    assert set() == Kernel.held

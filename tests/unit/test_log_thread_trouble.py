@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import pytest
 
 from channel import log_thread
-from channel.append_queue import Appended, NotAppended
+from channel.append_queue import Appended, InDoubt, NotAppended
 from channel.deadline import Deadline
 from channel.errors import (
     Bug,
@@ -25,7 +25,6 @@ from channel.errors import (
 )
 from channel.log import FIRST_OFFSET, Entry, Log
 from channel.log_thread import LogThread
-from channel.memory_log import MemoryLog
 from tests.log_host import DAMAGED, LOG_NAMES, NAME, UNAVAILABLE, Host, run
 from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
 
@@ -290,8 +289,23 @@ def test_a_thread_that_never_started_stops() -> None:
     asyncio.run(scenario())
 
 
-def test_a_loop_that_ends_takes_the_thread_along() -> None:
-    """A loop that is closed without a stop leaves no thread behind once the log has something to tell."""
+def test_what_nobody_foresaw_in_an_append_is_in_doubt() -> None:
+    """It ends the seat as a bug; but before that, who waits for an outcome of that batch is told that nobody knows."""
+
+    async def scenario(host: Host) -> None:
+        await host.until(lambda: ("caught up", 0) in host.told)
+        host.log.append_error = MemoryError("surprise")
+        host.seat.append(b"a", host.tell)
+        await host.until(lambda: isinstance(host.told[-1], Bug))
+
+    _, outcome, _ = run(scenario).told
+    assert isinstance(outcome, InDoubt)
+    assert "MemoryError: surprise" in str(outcome.error)
+
+
+def test_a_loop_that_ends_takes_the_thread_along(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop that is closed without a stop leaves no thread and no handle behind, even if the log never has more to tell."""
+    monkeypatch.setattr(log_thread, "WAIT_MS_MAX", 20)
     log = TroubledLog(name=next(LOG_NAMES))
 
     async def scenario() -> None:
@@ -300,6 +314,5 @@ def test_a_loop_that_ends_takes_the_thread_along() -> None:
         await host.until(lambda: ("caught up", 0) in host.told)
 
     asyncio.run(scenario())
-    MemoryLog(name=log.name).append([b"a"], timeout_ms=0)
     assert log.closed.wait(DEADLINE_SECONDS)
     gc.collect()

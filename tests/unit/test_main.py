@@ -1,4 +1,4 @@
-"""The composition root: what it refuses to serve."""
+"""The composition root: what it refuses to serve, what it tells, and that it lets go of a start that fails."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
+from brokers import main as module
+from brokers import worker as workers
 from brokers.config import WorkerConfig
+from brokers.data_directory import DataDirectory
 from brokers.main import Broker
 from brokers.service import Bundle, Ownership, Peer, Service
+from brokers.worker import Worker
 from channel.deadline import Deadline
-from channel.errors import InvalidService
+from channel.errors import InvalidService, LogDamaged, LogUnavailable
+from tests.troubled_log import TroubledLog
 
 pytestmark = pytest.mark.integration
 
@@ -69,3 +74,61 @@ def test_routes_that_cannot_be_served_are_refused(make: Callable[[], object], pr
     with pytest.raises(InvalidService, match=problem):
         asyncio.run(start(Routed(make)))
     asyncio.run(start(Routed(lambda: [web.get("/mine", handler)])))
+
+
+def test_a_start_that_fails_at_its_end_lets_go_of_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker whose thread cannot be started is aborted, so that its directory is free for the next start."""
+
+    def fail_to_sit_down(*_: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(workers, "sit_down", fail_to_sit_down)
+
+    async def start() -> None:
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            async with Broker(WorkerConfig(log_url=f"memory:{uuid.uuid4()}", data_dir=tmp_path, http_port=0), {}):
+                pass
+        DataDirectory(tmp_path).close()
+
+    asyncio.run(start())
+
+
+def announced(folder: Path, monkeypatch: pytest.MonkeyPatch, log: TroubledLog, after: Callable[[], bool]) -> None:
+    """Start a worker whose log takes nothing, let the log mend itself once `after` holds, and wait for the announcement."""
+    monkeypatch.setattr(module, "_READY_MS", 10)
+    monkeypatch.setattr(workers, "open_log", lambda _url: log)
+
+    async def story() -> None:
+        worker = Worker(WorkerConfig(log_url=log.name, data_dir=folder, broker_id="a"), {}, addresses={})
+        await worker.start()
+        async with asyncio.timeout(60):
+            announcing = asyncio.ensure_future(module._announce(worker))  # noqa: SLF001 - the rest of a process is not wanted here
+            while not after():  # noqa: ASYNC110 - what is logged has no event
+                await asyncio.sleep(0.001)
+            log.append_error = None
+            await announcing
+        await worker.abort()
+
+    asyncio.run(story())
+
+
+def test_a_broker_that_is_late_is_announced_when_it_is_ready(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever waits for the word `ready` gets it, however long it took, and is told meanwhile that it is not yet so."""
+    log = TroubledLog(name="memory:late")
+    log.append_error = LogUnavailable(log=log.name, problem="it is locked", in_doubt=False)
+    with caplog.at_level("INFO", logger="brokers.main"):
+        announced(tmp_path, monkeypatch, log, lambda: caplog.text.count("not ready yet") > 2)
+    assert "ready" == caplog.records[-1].message
+
+
+def test_a_broker_that_ends_before_it_is_ready_is_announced_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The announcement ends with the broker, which tells of its end itself."""
+    log = TroubledLog(name="memory:never")
+    log.read_error = LogDamaged(log=log.name, problem="rust")
+    with caplog.at_level("INFO", logger="brokers.main"):
+        announced(tmp_path, monkeypatch, log, lambda: True)
+    assert "ready" not in [record.message for record in caplog.records]

@@ -13,6 +13,7 @@ from brokers.agent.intents import CreateNamespace, DeleteNamespace, MergeBundles
 from brokers.requested_moves import (
     BY_OPERATOR,
     RACES_MAX,
+    UNLOADS_AT_ONCE,
     RequestedMove,
     begun_by,
     made_by,
@@ -21,6 +22,7 @@ from brokers.requested_moves import (
     refuse_in_vain,
     rejection,
     unless_overtaken,
+    unloads_of,
 )
 from channel import propose
 from channel.entries import BundleEntry
@@ -213,3 +215,17 @@ def test_a_deletion_goes_on_where_it_is() -> None:
     channel.accept(propose.delete_namespace(channel.admin(), channel.view, name=NAMESPACE))
     # Somebody else was quicker: the refusal of the deletion will say that it is not there.
     assert (DeleteNamespace(name=NAMESPACE),) == next_of_deletion(channel.view, NAMESPACE)
+
+
+def test_the_bundles_of_a_namespace_are_unloaded_some_at_a_time() -> None:
+    """What is owned is cut into batches in the order of the hash space, and a deletion begins with the first of them."""
+    count = 2 * UNLOADS_AT_ONCE + 3
+    channel = channel_with("a", bundles=count)
+    for bundle in channel.view.bundles_of(NAMESPACE)[1:]:
+        channel.own("a", bundle.low)
+    owned = [Unload(bundle=bundle.name, reason=BY_OPERATOR) for bundle in channel.view.bundles_of(NAMESPACE)[1:]]
+    batches = list(unloads_of(channel.view.bundles_of(NAMESPACE), kind=Unload))
+    assert [UNLOADS_AT_ONCE, UNLOADS_AT_ONCE, 2] == [len(batch) for batch in batches]
+    assert owned == [unload for batch in batches for unload in batch]
+    channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE))
+    assert batches[0] == next_of_deletion(channel.view, NAMESPACE)

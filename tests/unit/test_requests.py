@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -12,7 +13,7 @@ from brokers.agent.events import Requested
 from brokers.agent.intents import DeleteNamespace
 from brokers.requests import Requests
 from channel.entries import Verdict
-from channel.errors import OutcomeUnknown, Overloaded, Rejected
+from channel.errors import LogDamaged, OutcomeUnknown, Overloaded, Rejected
 from channel.records import Reason
 
 INTENT = DeleteNamespace(name="t/n")
@@ -45,6 +46,56 @@ def test_a_lost_race_is_run_again_a_few_times() -> None:
             with pytest.raises(Rejected) as caught:
                 await agent.requests.request(INTENT, timeout_ms=LONG_MS)
             assert (reasons[0], min(len(reasons), 5)) == (caught.value.reason, len(agent.asked))
+
+    asyncio.run(story())
+
+
+def test_the_end_of_a_broker_is_told_at_once() -> None:
+    """What is pending is unknown, with the broker's end as its cause; who comes later is told that end, and nothing is proposed."""
+    end = LogDamaged(log="memory:x", problem="rust")
+
+    async def story() -> None:
+        agent = Agent()
+        pending = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=LONG_MS))
+        await asyncio.sleep(0)
+        agent.requests.end(end)
+        with pytest.raises(OutcomeUnknown, match=r"broker b ended before it was read back: .*rust") as unknown:
+            await pending
+        assert ("t/n", end) == (unknown.value.subject, unknown.value.__cause__)
+        with pytest.raises(LogDamaged) as told:
+            await agent.requests.request(INTENT, timeout_ms=LONG_MS)
+        assert (end, 1) == (told.value, len(agent.asked))
+
+    asyncio.run(story())
+
+
+def test_what_was_answered_before_the_end_counts() -> None:
+    """A verdict that came in the turn in which the broker ended is told, not that nobody knows."""
+
+    async def story() -> None:
+        agent = Agent()
+        pending = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=LONG_MS))
+        await asyncio.sleep(0)
+        agent.requests.answer(Answered(ticket=agent.asked[0].ticket, offset=7, verdict=Verdict(reason=None)))
+        agent.requests.end(LogDamaged(log="memory:x", problem="rust"))
+        assert 7 == await pending
+
+    asyncio.run(story())
+
+
+def test_a_lost_race_is_not_run_again_after_the_deadline() -> None:
+    """Where a loop was held up until the deadline had come, too, nobody waits for another attempt: the loser is told."""
+
+    async def story() -> None:
+        agent = Agent()
+        pending = asyncio.ensure_future(agent.requests.request(INTENT, timeout_ms=50))
+        await asyncio.sleep(0)
+        lost = Answered(ticket=agent.asked[0].ticket, offset=11, verdict=Verdict(reason=Reason.STALE))
+        agent.requests.answer(lost)
+        time.sleep(0.06)  # noqa: ASYNC251 - the loop is held up, which is what this is about
+        with pytest.raises(Rejected) as caught:
+            await pending
+        assert (Reason.STALE, 11, 1) == (caught.value.reason, caught.value.offset, len(agent.asked))
 
     asyncio.run(story())
 

@@ -18,7 +18,7 @@ from brokers.service import Bundle, Ownership, Peer, Service
 from brokers.service_runner import ServiceRunner
 from channel.deadline import Deadline
 from channel.entries import bundle_entry
-from channel.errors import InvalidService
+from channel.errors import DeadlineExceeded, InvalidService
 from channel.ranges import HASH_MAX, bundle_name
 
 NAMESPACE = "t/n"
@@ -34,6 +34,7 @@ class Odd(Service):
         self.closing: Callable[[], Coroutine[None, None, None]] = self._nothing
         self.closed: list[tuple[str, Peer | None, int]] = []
         self.cuts: object = ()
+        self.fetching: Callable[[], Coroutine[None, None, None]] = self._nothing
 
     async def _nothing(self) -> None:
         return
@@ -46,6 +47,10 @@ class Odd(Service):
         await self.closing()
         return self.leaves  # type: ignore[return-value]  # what a user's code may do all the same
 
+    async def fetch(self, bundle: Bundle, token: int) -> bytes | None:
+        await self.fetching()
+        return None
+
     async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
         return self.cuts  # type: ignore[return-value]  # as above
 
@@ -53,12 +58,12 @@ class Odd(Service):
 class Bench:
     """A runner with one odd service, the events that came of it, and why it ended the process."""
 
-    def __init__(self) -> None:
+    def __init__(self, pattern: str = "*") -> None:
         self.ended: list[str] = []
         self.events: list[Event] = []
         self.service = Odd()
         self.runner = ServiceRunner(
-            {"*": self.service},
+            {pattern: self.service},
             clock=SystemClock(),
             make_ownership=lambda handle, _source: Ownership(handle, clock=SystemClock()),
             step=self.events.append,
@@ -156,6 +161,35 @@ def test_what_is_no_service_is_refused_at_once(service: object) -> None:
         )
 
 
+@pytest.mark.parametrize("pattern", ["", " ", "a b", "[*", "[]", "acme/ord&rs", "acme/\u00fc"])
+def test_a_pattern_that_no_namespace_matches_is_refused_at_once(pattern: str) -> None:
+    """Whoever gives a service to no namespace meant another pattern, and is told before the broker joins."""
+    with pytest.raises(InvalidService, match="no namespace is like"):
+        Bench(pattern)
+
+
+@pytest.mark.parametrize("pattern", ["*", "t/n", "t/*", "[a-z]/n", "t/[!x]", "?/n"])
+def test_a_pattern_that_a_namespace_may_match_is_taken(pattern: str) -> None:
+    """All that fnmatch understands may stand in a pattern."""
+    assert Bench(pattern).runner.service_of(NAMESPACE) is not None
+
+
+def test_a_bundle_of_nobodys_namespace_is_refused_in_one_line(caplog: pytest.LogCaptureFixture) -> None:
+    """That a broker has no service for a namespace is told as a refusal and a warning, without a traceback: nobody's code failed."""
+
+    async def story() -> list[Event]:
+        bench = Bench("other/*")
+        bench.open(1)
+        await settled()
+        return bench.events
+
+    (event,) = asyncio.run(story())
+    assert isinstance(event, Opened)
+    assert (event.problem or "").startswith("no service of this broker serves namespace t/n; ")
+    (record,) = [record for record in caplog.records if record.name == module.__name__]
+    assert ("WARNING", None) == (record.levelname, record.exc_info)
+
+
 def test_a_service_that_takes_less_than_it_is_given_is_refused_at_once() -> None:
     """A `close` without a deadline, or a `load` that is async, would only fail when its time comes."""
 
@@ -238,6 +272,51 @@ def test_at_the_end_a_closing_that_overruns_is_cancelled() -> None:
         await bench.runner.close_all(timeout_ms=1)
         await bench.runner.stop()
         assert ([Opened(bundle=bundle_name(NAMESPACE, 0, half))], []) == (bench.events, bench.ended)
+
+    asyncio.run(story())
+
+
+def test_at_the_end_what_is_opened_all_the_same_is_closed() -> None:
+    """An opening that swallows its cancellation and ends well is no more open than any other: it is closed within the same time."""
+
+    async def story() -> None:
+        bench, gate = Bench(), asyncio.Event()
+
+        async def stubborn() -> None:
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                await gate.wait()
+
+        bench.service.opening = stubborn
+        bench.open(1)
+        await settled()
+        ending = asyncio.ensure_future(bench.runner.close_all(timeout_ms=60_000))
+        await settled()
+        assert ([], False) == (bench.service.closed, ending.done())
+        gate.set()
+        await ending
+        await bench.runner.stop()
+        ((bundle, moved_to, left_ms),) = bench.service.closed
+        assert (BUNDLE, None, True) == (bundle, moved_to, left_ms > 0)
+        assert ({}, [], [Closed(bundle=BUNDLE)]) == (bench.runner.ownerships, bench.ended, bench.events)
+
+    asyncio.run(story())
+
+
+def test_state_that_is_long_in_coming_has_a_typed_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that does not give what it holds of a bundle is not waited for, and who asked is told of what."""
+    monkeypatch.setattr(module, "_QUESTION_MS", 1)
+
+    async def story() -> None:
+        bench = Bench()
+        handle = bench.open(1)
+        await settled()
+        bench.runner.carry_out(Close(handle=handle, moved_to=None, deadline_ms=0))
+        await settled()
+        bench.service.fetching = lambda: _until(asyncio.Event())
+        with pytest.raises(DeadlineExceeded, match=f"the service giving the state of {BUNDLE} did not happen within 1 ms"):
+            await bench.runner.fetch_parted(BUNDLE)
 
     asyncio.run(story())
 

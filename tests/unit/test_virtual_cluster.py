@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 
 import pytest
 
+from brokers.agent.agent import Agent
+from brokers.agent.effects import Effect
+from brokers.agent.events import Event, Instant, Wanted
 from brokers.loop_thread import NotRunning
 from brokers.service import Bundle, Ownership, OwnershipLost, Peer, Service
 from brokers.virtual_cluster import AlreadyRuns, Cluster, LoopIsRunning, NobodyRuns, NoRest, NotInCluster, NotServed, NotSplit
@@ -318,6 +321,26 @@ def test_a_lookup_has_a_deadline_on_the_cluster_s_clock(cluster: Cluster[Diary])
     with pytest.raises(DeadlineExceeded, match="an owner for shop/orders/key"):
         cluster.call(cluster.host("b").route(NAMESPACE, "key", timeout_ms=1_500), within_ms=10_000)
     assert 1_500 <= cluster.now_ms - begun_ms <= 2_000
+
+
+def test_those_who_wait_for_one_bundle_do_not_wake_each_other(cluster: Cluster[Diary], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lookups of a bundle that nobody gets look again when something has changed, and not because another has looked."""
+    wanted: list[Event] = []
+    step = Agent.step
+
+    def noting(self: Agent, event: Event, now: Instant) -> list[Effect]:
+        if isinstance(event, Wanted):
+            wanted.append(event)
+        return step(self, event, now)
+
+    async def two_lookups() -> None:
+        await asyncio.gather(*(cluster.host("a").route(NAMESPACE, "key", timeout_ms=1_000) for _ in range(2)))
+
+    cluster.take(whole(cluster))
+    monkeypatch.setattr(Agent, "step", noting)
+    with pytest.raises(DeadlineExceeded, match=f"an owner for {NAMESPACE}/key"):
+        cluster.call(two_lookups(), within_ms=2_000)
+    assert 0 < len(wanted) < 200
 
 
 def test_errors_of_a_call_reach_the_test(cluster: Cluster[Diary]) -> None:

@@ -23,7 +23,7 @@ from brokers.worker import Worker
 from channel import propose
 from channel.codec import encode
 from channel.deadline import Deadline
-from channel.errors import LogReplaced, LogStorageFull, LogUnavailable, Overloaded
+from channel.errors import DataDirectoryInUse, LogReplaced, LogStorageFull, LogUnavailable, Overloaded
 from channel.propose import Author
 from channel.ranges import even_boundaries
 from channel.view import View
@@ -242,15 +242,49 @@ def test_alarms_and_failed_appends_name_their_record(stand: Run, caplog: pytest.
         stand.log.append([encode(propose.down(admin, former, nonce=former.joined.nonce))], timeout_ms=1_000)
         await stand.until(lambda view: view.brokers["a"].incarnation != former.incarnation or None, "its coming back")
 
-    stand(story)
-    (failed,) = {
-        (record.__dict__["broker"], record.__dict__["kind"], record.__dict__["key"])
-        for record in caplog.records
-        if record.message.startswith("append failed") and record.__dict__["key"] == "t/other"
-    }
-    assert ("a", "namespace", "t/other") == failed
+    with caplog.at_level(logging.INFO, logger="brokers.failed_appends"):
+        stand(story)
+    (failed,) = (record.__dict__ for record in caplog.records if record.message.startswith("append failed"))
+    assert ("a", "namespace", "t/other") == (failed["broker"], failed["kind"], failed["key"])
+    assert "appends succeed again" in caplog.messages
     (death,) = _alarms(caplog, "own_death")
     assert ("a", True) == (death.__dict__["key"], death.__dict__["offset"] > 0)
+
+
+def test_a_start_that_is_cancelled_closes_the_log_that_it_was_opening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread that opens a log cannot be stopped: the handle is closed when it comes, and the directory is free at once."""
+    may_open = threading.Event()
+    log = TroubledLog(name="memory:troubled")
+
+    def slowly(_url: str) -> TroubledLog:
+        assert may_open.wait(PATIENCE_MS / 1_000)
+        return log
+
+    async def story() -> None:
+        stand = Stand(tmp_path)
+        monkeypatch.setattr(workers, "open_log", slowly)
+        starting = asyncio.ensure_future(stand.worker.start())
+        await asyncio.sleep(0.01)
+        starting.cancel()
+        await asyncio.wait([starting])
+        DataDirectory(tmp_path).close()
+        assert not log.closed.is_set()
+        may_open.set()
+        assert await asyncio.to_thread(log.closed.wait, PATIENCE_MS / 1_000)
+
+    asyncio.run(story())
+
+
+def test_a_start_that_fails_leaves_no_thread_of_evidence(tmp_path: Path) -> None:
+    """A worker whose directory is another's has opened no file, and left no thread, when that is found out."""
+    held = DataDirectory(tmp_path / "a")
+    config = WorkerConfig(log_url="memory:troubled", data_dir=tmp_path / "a", broker_id="a", evidence=tmp_path / "evidence")
+    worker = Worker(config, {}, addresses={})
+    with pytest.raises(DataDirectoryInUse):
+        asyncio.run(worker.start())
+    held.close()
+    assert not (tmp_path / "evidence").exists()
+    assert "evidence" not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_broker_tells_of_its_openings_and_closings(stand: Run, caplog: pytest.LogCaptureFixture) -> None:

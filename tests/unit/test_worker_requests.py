@@ -16,7 +16,7 @@ from brokers import worker as workers
 from brokers.agent.intents import CreateNamespace
 from brokers.config import WorkerConfig
 from brokers.worker import Worker
-from channel.errors import EquipoiseError, InvalidConfig, LogStorageFull, LogUnavailable, OutcomeUnknown
+from channel.errors import EquipoiseError, InvalidConfig, LogReplaced, LogStorageFull, LogUnavailable, OutcomeUnknown
 from channel.ranges import even_boundaries
 from channel.records import TEXT_CHARACTERS_MAX
 from tests.troubled_log import TroubledLog
@@ -27,6 +27,7 @@ PATIENCE_MS = 600_000
 INTENT = CreateNamespace(name="tenant/ns", boundaries=even_boundaries(1))
 FULL = LogStorageFull(log="memory:troubled")
 AWAY = LogUnavailable(log="memory:troubled", problem="it is locked", in_doubt=False)
+LOST = LogReplaced(log="memory:troubled", path="troubled")
 SILENT = LogUnavailable(log="memory:troubled", problem="it gave no answer")
 
 
@@ -76,6 +77,25 @@ def test_what_is_in_doubt_stays_so(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         log.append_error = SILENT
         with pytest.raises(OutcomeUnknown):
             await worker.request(INTENT, timeout_ms=200)
+
+    with_worker(tmp_path, monkeypatch, test)
+
+
+def test_the_end_of_a_broker_is_told_to_who_asks_and_who_has_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request under way when the log is lost is unknown at once, long before its deadline; a later one gets what ended the broker."""
+
+    async def test(worker: Worker, log: TroubledLog) -> None:
+        log.keeps_what_is_in_doubt = False
+        log.append_error = SILENT
+        pending = asyncio.ensure_future(worker.request(INTENT, timeout_ms=PATIENCE_MS))
+        await asyncio.sleep(0)
+        log.read_error = LOST
+        log.wake()
+        with pytest.raises(OutcomeUnknown) as unknown:
+            await pending
+        assert unknown.value.__cause__ is LOST
+        with pytest.raises(LogReplaced):
+            await worker.request(INTENT, timeout_ms=PATIENCE_MS)
 
     with_worker(tmp_path, monkeypatch, test)
 

@@ -1,7 +1,7 @@
 """Invariant 5: once faults stop, every bundle is owned by a live broker within a bound.
 
 May live here: the bound, with its arithmetic, and the question whether a cluster has recovered. Every request is answered within
-it, too (section 8: every waiter has an end).
+it, too (section 8: every waiter has an end), and who drains has given away all that others take.
 """
 
 from __future__ import annotations
@@ -29,16 +29,24 @@ def recovery_bound_ms(timing: Timing, *, brokers: int, late_ms: int) -> int:
 
 
 def not_recovered(view: View, processes: Iterable[Process], process_of: Callable[[int], Process | None]) -> str | None:
-    """The first bundle that is not served, or request that is not answered; None if the cluster has recovered."""
-    for bundle in view.bundles.values():
-        if view.namespaces[bundle.namespace].status == "created":
-            problem = _not_served(bundle, process_of)
-            if problem is not None:
-                return f"{bundle.name} (offset {bundle.last}) {problem}"
+    """The first bundle that is not where it should be, or request that is not answered; None if the cluster has recovered."""
+    processes = list(processes)
+    for namespace in view.namespaces.values():
+        if namespace.status == "created" and not _is_excused(namespace.name, processes):
+            for bundle in view.bundles_of(namespace.name):
+                problem = _not_served(bundle, process_of) or _not_moved(bundle, process_of)
+                if problem is not None:
+                    return f"{bundle.name} (offset {bundle.last}) {problem}"
     for process in processes:
         if process.asked:
             return f"{process.host.name} has not answered {len(process.asked)} requests"
     return None
+
+
+def _is_excused(namespace: str, processes: Iterable[Process]) -> bool:
+    """Whether all who take the bundles of a namespace drain: what is free then stays so, and what they have stays theirs."""
+    takers = [process for process in processes if process.service.takes(namespace)]
+    return bool(takers) and all(_is_draining(process) for process in takers)
 
 
 def _not_served(bundle: BundleEntry, process_of: Callable[[int], Process | None]) -> str | None:
@@ -51,3 +59,15 @@ def _not_served(bundle: BundleEntry, process_of: Callable[[int], Process | None]
     if handle is None or handle.token != bundle.token or not handle.passes(process.host.now()):
         return f"is owned by #{bundle.owner} at {process.host.name}, which does not serve it"
     return None
+
+
+def _not_moved(bundle: BundleEntry, process_of: Callable[[int], Process | None]) -> str | None:
+    process = None if bundle.owner is None else process_of(bundle.owner)
+    if process is not None and _is_draining(process):
+        return f"is still owned by #{bundle.owner} at {process.host.name}, which drains"
+    return None
+
+
+def _is_draining(process: Process) -> bool:
+    entry = process.agent.entry
+    return entry is not None and entry.status == "draining"

@@ -66,6 +66,90 @@ def test_each_broker_steps_in_a_second_after_its_elder(silenced: str, waits_ms: 
     assert [full_name("t/m/00_ff")] == [record.key for record in in_flight(stage, next_by_age)]
 
 
+def test_what_is_being_deleted_holds_up_nothing() -> None:
+    """However many free bundles of a namespace that is being deleted come first by name, those of another are placed."""
+    stage = play("brokers a b", "hold a", f"namespace t/d with {PLACEMENTS_MAX + 1} bundles by admin", "deleting t/d by admin", "release a")
+    assert {"free"} == {bundle.phase for bundle in stage.view.bundles_of("t/d")}
+    perform(stage, "namespace t/n with 2 bundles by admin")
+    assert ["owned", "owned"] == [bundle.phase for bundle in stage.view.bundles_of("t/n")]
+
+
+def test_what_everybody_refuses_holds_up_nothing() -> None:
+    """However many bundles wait to be offered again, one that nobody has refused is placed at once."""
+    stage = play(
+        "brokers a b",
+        "service a refuses prepare",
+        "service b refuses prepare",
+        f"namespace t/d with {PLACEMENTS_MAX + 1} bundles by admin",
+        "service a is well",
+        "service b is well",
+        "namespace t/n with 2 bundles by admin",
+    )
+    assert {"free"} == {bundle.phase for bundle in stage.view.bundles_of("t/d")}
+    assert ["owned", "owned"] == [bundle.phase for bundle in stage.view.bundles_of("t/n")]
+
+
+def test_what_nobody_takes_holds_up_no_drain() -> None:
+    """However many of its bundles the others have refused, a draining broker offers them the rest at once."""
+    bundles = TRANSFERS_MAX + 6
+    stage = play("brokers a", f"namespace t/n with {bundles} bundles by admin", "brokers b", "service b refuses prepare", "drain a")
+    offered = {
+        record.key
+        for entry in stage.entries
+        if isinstance(record := decode(entry.data), BundleTransition) and record.reason == "drain" and record.owner is not None
+    }
+    assert bundles == len(offered)
+
+
+def test_refusals_of_long_ago_are_not_held_against_anybody() -> None:
+    """Who replays a log in which a broker refused a bundle many times may give it that bundle at once."""
+    stage = play("brokers a", "service a refuses prepare", "namespace t/n with 1 bundle by admin", "advance 60s")
+    for command in ("service a is well", "advance 60s", "brokers b", "transfer 00_ff to b by admin", "drain b"):
+        perform(stage, command)
+    assert stage.view.brokers["a"].incarnation == stage.view.bundles[full_name("00_ff")].owner
+
+
+def test_nobody_steps_in_while_an_elder_is_at_it() -> None:
+    """A leader that has much to place is left alone: the others count from the last placement that they read of it."""
+    stage = play("cluster a b c with 2 bundles", "hold c", "hold b", "hold a", "namespace t/m with 9 bundles by admin", "advance 900ms")
+    perform(stage, "deliver 1 of a")
+    perform(stage, "advance 999ms")
+    assert [] == in_flight(stage, "b")
+    perform(stage, "advance 1ms")
+    assert ["assigning"] * 8 == [record.state for record in in_flight(stage, "b")]
+    assert "assigning" not in {record.state for record in in_flight(stage, "c")}
+
+
+def test_an_elder_that_never_places_a_bundle_is_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A leader that places others on and on, and one bundle never, is left alone with it for its patience and no longer."""
+    stage = play("cluster a b with 2 bundles")
+    place, view = FewestBundles.place, stage.process("a").agent.view
+
+    def blind(
+        self: FewestBundles, of: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int
+    ) -> dict[str, int]:
+        seen = [bundle for bundle in bundles if of is not view or bundle.namespace != "t/m"]
+        return place(self, of, seen, avoid=avoid, at_most=at_most)
+
+    monkeypatch.setattr(FewestBundles, "place", blind)
+    perform(stage, "namespace t/m with 1 bundle by admin")
+    phases = []
+    for _ in range(63):
+        perform(stage, "unload 00_80 by admin")
+        perform(stage, "advance 500ms")
+        phases.append(stage.view.bundles[full_name("t/m/00_ff")].phase)
+    assert ["free"] * 61 == phases[:61]
+    assert "owned" == phases[-1]
+
+
+def test_an_operator_is_no_elder() -> None:
+    """What an operator places himself says nothing of a leader that does nothing."""
+    stage = play("cluster a b with 2 bundles", "hold b", "hold a", "namespace t/m with 2 bundles by admin", "advance 900ms")
+    perform(stage, "assign t/m/00_80 to b by admin")
+    perform(stage, "advance 250ms")
+    assert [full_name("t/m/80_ff")] == [record.key for record in in_flight(stage, "b") if record.state == "assigning"]
+
+
 def test_a_lookup_without_a_lease_assigns_nothing() -> None:
     """A broker that may be cut off does not decide what others should have."""
     stage = play("cluster a b with 2 bundles", "hold b", "deafen b", "advance 3s", "lookup 00_80 at b")
@@ -100,9 +184,11 @@ def test_the_plug_is_not_asked_about_nothing(monkeypatch: pytest.MonkeyPatch) ->
     asked: list[int] = []
     place = FewestBundles.place
 
-    def noting(self: FewestBundles, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]]) -> dict[str, int]:
+    def noting(
+        self: FewestBundles, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int
+    ) -> dict[str, int]:
         asked.append(len(bundles))
-        return place(self, view, bundles, avoid=avoid)
+        return place(self, view, bundles, avoid=avoid, at_most=at_most)
 
     monkeypatch.setattr(FewestBundles, "place", noting)
     play("cluster a b with 2 bundles", "advance 5s", "drain b", "advance 5s")

@@ -31,7 +31,7 @@ def channel_of(capacities: Mapping[str, int], *, bundles: int) -> Channel:
     return channel
 
 
-def twin_of(view: View, bundles: list[BundleEntry], avoid: Mapping[str, frozenset[int]]) -> dict[str, int]:
+def twin_of(view: View, bundles: list[BundleEntry], avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
     """One bundle after the other, to whoever has the smallest share after taking it, counting bundles one by one."""
     placed: dict[str, int] = {}
     for bundle in bundles:
@@ -44,14 +44,14 @@ def twin_of(view: View, bundles: list[BundleEntry], avoid: Mapping[str, frozense
             share = (held + sum(1 for owner in placed.values() if owner == me) + 1) / broker.joined.capacity
             if best is None or share < best[0]:
                 best = (share, me)
-        if best is not None:
+        if best is not None and len(placed) < at_most:
             placed[bundle.name] = best[1]
     return placed
 
 
 @given(data=st.data())
 def test_the_choice_is_that_of_the_twin(data: st.DataObject) -> None:
-    """For any capacities, any bundles held, drained brokers and refusals, both place the same."""
+    """For any capacities, any bundles held, drained brokers and refusals, both place the same, of any number at most."""
     names = data.draw(st.permutations(["a", "b", "c", "d"]))
     capacities = {name: data.draw(st.sampled_from([1, 50, 100, 300])) for name in names}
     channel = channel_of(capacities, bundles=8)
@@ -62,27 +62,28 @@ def test_the_choice_is_that_of_the_twin(data: st.DataObject) -> None:
     free = [bundle for bundle in channel.view.bundles_of(NAMESPACE) if bundle.phase == "free"]
     refusers = st.frozensets(st.sampled_from([channel.incarnation(name) for name in names]))
     avoid = {bundle.name: data.draw(refusers) for bundle in free[::2]}
-    assert twin_of(channel.view, free, avoid) == FewestBundles().place(channel.view, free, avoid=avoid)
+    at_most = data.draw(st.integers(0, len(free) + 1))
+    assert twin_of(channel.view, free, avoid, at_most) == FewestBundles().place(channel.view, free, avoid=avoid, at_most=at_most)
 
 
 def test_a_batch_is_weighed_whole() -> None:
     """What is placed first counts when the next is placed: eight bundles go evenly, by capacity."""
     channel = channel_of({"small": 100, "large": 300}, bundles=8)
-    placed = FewestBundles().place(channel.view, channel.view.bundles_of(NAMESPACE), avoid=NOBODY_AVOIDED)
+    placed = FewestBundles().place(channel.view, channel.view.bundles_of(NAMESPACE), avoid=NOBODY_AVOIDED, at_most=8)
     assert {"small": 2, "large": 6} == {name: list(placed.values()).count(channel.incarnation(name)) for name in ("small", "large")}
 
 
 def test_ties_break_by_name_and_not_by_age() -> None:
     """Of equals the first by name takes it, though another joined before."""
     channel = channel_of({"b": 100, "a": 100}, bundles=1)
-    placed = FewestBundles().place(channel.view, channel.view.bundles_of(NAMESPACE), avoid=NOBODY_AVOIDED)
+    placed = FewestBundles().place(channel.view, channel.view.bundles_of(NAMESPACE), avoid=NOBODY_AVOIDED, at_most=8)
     assert [channel.incarnation("a")] == list(placed.values())
 
 
 def test_where_nobody_is_fit_nothing_is_placed() -> None:
-    """Draining brokers and those that are avoided take nothing, and a bundle without a candidate is left out."""
+    """Draining brokers and those that are avoided take nothing, and a bundle without a candidate takes nobody's place."""
     channel = channel_of({"a": 100, "b": 100}, bundles=2)
     channel.accept(propose.draining(channel.author("a"), channel.broker("a")))
     first, second = channel.view.bundles_of(NAMESPACE)
     avoid = {first.name: frozenset({channel.incarnation("b")})}
-    assert {second.name: channel.incarnation("b")} == FewestBundles().place(channel.view, [first, second], avoid=avoid)
+    assert {second.name: channel.incarnation("b")} == FewestBundles().place(channel.view, [first, second], avoid=avoid, at_most=1)

@@ -43,7 +43,18 @@ def test_a_refusal_long_ago_is_forgotten() -> None:
     refusals.note(BUNDLE, 7, much_later_ms)
     assert ASK_AGAIN_MS == rest_ms(refusals, much_later_ms)
     assert {} == refusals.to_avoid([BUNDLE], much_later_ms + 10 * ASK_AGAIN_MS_MAX)
-    assert {} == refusals._refusals  # noqa: SLF001 - that nothing is kept cannot be seen from outside
+    assert {} == refusals._refused  # noqa: SLF001 - that nothing is kept cannot be seen from outside
+
+
+def test_each_rests_for_its_own_time() -> None:
+    """Of several that have refused a bundle each may be asked again when its own rest is over."""
+    refusals = Refusals()
+    refusals.note(BUNDLE, 7, 0)
+    refusals.note(BUNDLE, 8, 500)
+    resting = {at_ms: refusals.to_avoid([BUNDLE], at_ms).get(BUNDLE) for at_ms in (500, 749, 750, 1_249, 1_250)}
+    assert {500: {7, 8}, 749: {7, 8}, 750: {8}, 1_249: {8}, 1_250: None} == resting
+    refusals.note(BUNDLE, 7, 1_250)
+    assert {BUNDLE: frozenset({7})} == refusals.to_avoid([BUNDLE], 1_250)
 
 
 def test_others_may_be_asked_meanwhile() -> None:

@@ -14,6 +14,7 @@ from brokers.agent.intents import (
     DeleteNamespace,
     Intent,
     MergeBundles,
+    SetPolicy,
     SplitBundle,
     StartDeletingNamespace,
     Transfer,
@@ -22,7 +23,7 @@ from brokers.agent.intents import (
 from brokers.agent.requests import record_of
 from channel.entries import Verdict
 from channel.ranges import HASH_MAX, bundle_name, even_boundaries
-from channel.records import Reason
+from channel.records import DOCUMENT_ENTRIES_MAX, Reason
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_with
 
 LEFT, RIGHT = bundle_name(NAMESPACE, 0, MIDDLE), bundle_name(NAMESPACE, MIDDLE, HASH_MAX)
@@ -81,6 +82,33 @@ def test_the_wishes_of_the_intent_are_in_the_record() -> None:
     assert [0, 7] == [bundle.low for bundle in channel.view.bundles_of("tenant/new")]
 
 
+def set_policy(channel: Channel, policy: str, value: int | None) -> None:
+    """Set one policy, against the view as it is."""
+    make = record_of(channel.view, SetPolicy(name=NAMESPACE, policy=policy, value=value))
+    assert not isinstance(make, Verdict)
+    channel.accept(make(channel.author("a")))
+
+
+def test_a_policy_is_set_and_taken_away_alone() -> None:
+    """The other policies of the namespace stay as they are; one that is not there can be taken away all the same."""
+    channel = owned_pair()
+    for policy, value in (("x", 1), ("y", 2), ("x", 3), ("z", None), ("y", None)):
+        set_policy(channel, policy, value)
+    assert {"x": 3} == channel.view.namespaces[NAMESPACE].policies
+
+
+def test_a_namespace_has_a_bounded_number_of_policies() -> None:
+    """One too many is refused by a sentence that says how many there may be; what is there can still be changed."""
+    channel = owned_pair()
+    for number in range(DOCUMENT_ENTRIES_MAX):
+        set_policy(channel, f"p{number}", number)
+    verdict = record_of(channel.view, SetPolicy(name=NAMESPACE, policy="one more", value=1))
+    assert isinstance(verdict, Verdict)
+    assert (Reason.ILLEGAL_TRANSITION, True) == (verdict.reason, str(DOCUMENT_ENTRIES_MAX) in (verdict.problem or ""))
+    set_policy(channel, "p0", 7)
+    assert 7 == channel.view.namespaces[NAMESPACE].policies["p0"]
+
+
 def test_a_deleting_namespace_can_be_deleted() -> None:
     """The second step of a deletion is spelled against the first."""
     channel = channel_with("a")
@@ -106,6 +134,7 @@ REFUSED = (
     Refused(intent=Transfer(bundle=LEFT, destination="nobody", reason="x"), reason=Reason.UNKNOWN_BROKER),
     Refused(intent=StartDeletingNamespace(name="tenant/none"), reason=Reason.UNKNOWN_NAMESPACE),
     Refused(intent=DeleteNamespace(name="tenant/none"), reason=Reason.UNKNOWN_NAMESPACE),
+    Refused(intent=SetPolicy(name="tenant/none", policy="p", value=1), reason=Reason.UNKNOWN_NAMESPACE),
 )
 
 
@@ -131,3 +160,9 @@ def test_a_move_to_the_dead_is_left_to_the_log() -> None:
     make = record_of(channel.view, Transfer(bundle=LEFT, destination="b", reason="x"))
     assert not isinstance(make, Verdict)
     assert Reason.DEAD_TARGET == channel.put(make(channel.author("c"))).reason
+
+
+def test_a_move_to_where_it_is_moves_nothing() -> None:
+    """A transfer to the owner itself is refused with words that say so, and puts nothing on the log."""
+    verdict = record_of(owned_pair().view, Transfer(bundle=LEFT, destination="a", reason="x"))
+    assert Verdict(reason=Reason.ILLEGAL_TRANSITION, problem="a owns it already, so there is nothing to move") == verdict

@@ -9,6 +9,7 @@ import pytest
 
 from brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
 from channel.records import CUTS_MAX, TEXT_CHARACTERS_MAX
+from tests.scenarios.host import Link
 from tests.scenarios.language import perform
 from tests.scenarios.stage import Stage
 from tests.scenarios.words import full_name
@@ -143,6 +144,36 @@ def test_whatever_a_service_says_is_put_on_record(problem: str) -> None:
         assert any("a#2 refuses 00_ff" in line for line in lines)
         assert ("owned", 3) == (stage.view.bundles[WHOLE].phase, stage.view.bundles[WHOLE].owner)
     assert all(len(line) <= TEXT_CHARACTERS_MAX + 200 for line in lines)
+
+
+class FullStage(Stage):
+    """A stage that counts the records that a log does not take while it is out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refused: list[bytes] = []
+
+    def send(self, link: Link, data: bytes, *, attempt: int | None = None) -> None:
+        if self.log_is_out:
+            self.refused.append(data)
+        super().send(link, data, attempt=attempt)
+
+
+def test_what_a_full_disk_refuses_is_said_again_seldom_and_at_once_when_it_has_room() -> None:
+    """Renewals try the log; what waits for it is proposed a few times in half a minute, and all together with the end of the outage."""
+    stage = FullStage()
+    halves = ("00_80", "80_ff")
+    for command in ("cluster a with 2 bundles", "service a waits close", *(f"unload {half} by admin" for half in halves), "outage"):
+        perform(stage, command)
+    for _ in halves:
+        perform(stage, "service a answers")
+    stage.refused.clear()
+    perform(stage, "advance 30s")
+    releases = [data for data in stage.refused if b'"bundle"' in data]
+    assert 2 * len(halves) <= len(releases) <= 5 * len(halves)
+    perform(stage, "outage over")
+    lines = perform(stage, "advance 250ms")
+    assert len(halves) == sum("lets go of" in line for line in lines)
 
 
 def test_a_split_of_what_is_not_open_waits() -> None:

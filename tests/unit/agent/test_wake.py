@@ -83,6 +83,19 @@ STORIES = {
         outage over
         advance 1500ms
     """,
+    "an outage in the midst of moves": """
+        cluster a b with 4 bundles
+        service a waits close
+        unload 00_40 by admin
+        unload 40_80 by admin
+        advance 700ms
+        outage
+        service a answers
+        service a answers
+        advance 2s
+        outage over
+        advance 1500ms
+    """,
     "what nobody takes": """
         brokers a b
         service a refuses prepare

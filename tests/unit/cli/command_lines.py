@@ -15,6 +15,8 @@ from tests.unit.cli.fabricated import LEFT, LEFT_RANGE
 if TYPE_CHECKING:
     from typer._click import Command
 
+TOPIC: Final = f"non-persistent://{NAMESPACE}/orders"
+
 # What follows the name of a command; `{log}` and `{folder}` are filled in by whoever runs it. `-f`, which has no end, is left out.
 LINES: Final[Mapping[str, tuple[str, ...]]] = {
     "broker": (
@@ -31,6 +33,7 @@ LINES: Final[Mapping[str, tuple[str, ...]]] = {
             "50",
         ),
         *("--failure-domain", "rack-1", "--label", "zone=a", "--evidence", "{folder}/accepts", "--set", "lookup_ms=5000", "--stop-on-eof"),
+        "--json",
     ),
     "up": (
         *("--data", "{folder}/up", "--brokers", "2", "--http-port", "18080", "--pulsar-port", "16650", "--log", "{log}", "--restart"),
@@ -49,6 +52,14 @@ LINES: Final[Mapping[str, tuple[str, ...]]] = {
         *("--positions", "0x10,0x20", "--no-wait", "--as", "erin", "--timeout", "5", "--json"),
     ),
     "namespaces merge-bundle": (NAMESPACE, "--log", "{log}", "--bundle", LEFT_RANGE, "--as", "erin", "--timeout", "5", "--json"),
+    "topics list": (NAMESPACE, "--log", "{log}", "--bundle", LEFT_RANGE, "--timeout", "5", "--json"),
+    "topics stats": (TOPIC, "--log", "{log}", "--timeout", "5", "--json"),
+    "topics partitioned-stats": (TOPIC, "--log", "{log}", "--per-partition", "--timeout", "5", "--json"),
+    "topics create-partitioned-topic": (TOPIC, "--log", "{log}", "--partitions", "4", "--timeout", "5", "--json"),
+    "topics update-partitioned-topic": (TOPIC, "--log", "{log}", "--partitions", "8", "--timeout", "5", "--json"),
+    "topics delete-partitioned-topic": (TOPIC, "--log", "{log}", "--timeout", "5", "--json"),
+    "topics get-partitioned-topic-metadata": (TOPIC, "--log", "{log}", "--timeout", "5", "--json"),
+    "topics list-partitioned-topics": (NAMESPACE, "--log", "{log}", "--timeout", "5", "--json"),
     "bundles list": (NAMESPACE, "--log", "{log}", "--timeout", "5", "--json"),
     "bundles show": (LEFT, "--log", "{log}", "--timeout", "5", "--json"),
     "bundles owner": (NAMESPACE, "a key", "--log", "{log}", "--timeout", "5", "--json"),

@@ -147,11 +147,12 @@ def test_show_bounds_what_people_see(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["show", "at"])
-def test_an_offset_beyond_the_end_is_the_callers_mistake(command: str, log: str) -> None:
-    """Where there is no record, the error says where the log ends."""
-    result = run("channel", command, "17", log=log)
-    told = f"error: the log {log} has no record at offset 17; its last is at 16, and gaps are normal\n"
-    assert ("", told, 2) == (result.stdout, result.stderr, result.exit_code)
+def test_an_offset_without_a_record_is_the_callers_mistake(command: str, log: str) -> None:
+    """Where there is no record, before the first or after the last, the error says where the log ends."""
+    for offset in (0, 17):
+        result = run("channel", command, str(offset), log=log)
+        told = f"error: the log {log} has no record at offset {offset}; its last is at 16, and gaps are normal\n"
+        assert ("", told, 2) == (result.stdout, result.stderr, result.exit_code)
 
 
 WHY = f"""\

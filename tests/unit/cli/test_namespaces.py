@@ -228,7 +228,7 @@ def refusals() -> dict[str, tuple[Callable[[Channel], object], str, str]]:
             "rejected at offset 11: draining_target (c#4 drains and takes nothing new)",
         ),
         "unknown": (lambda channel: channel.die("c"), "d", "rejected: unknown_broker (no broker 'd' has ever joined)"),
-        "owner": (lambda channel: channel.die("c"), "a", "rejected at offset 11: illegal_transition (it is owned(a#2))"),
+        "owner": (lambda channel: channel.die("c"), "a", "rejected: illegal_transition (a owns it already, so there is nothing to move)"),
     }
 
 
@@ -246,11 +246,13 @@ def test_a_transfer_to_an_unfit_broker_is_refused_with_the_reason(case: str, tmp
     assert is_on_record == (f"transfers {LEFT} from a#2" in run("channel", "why", LEFT, log=url).stdout)
 
 
-def test_a_refusal_is_told_to_programs(log: str) -> None:
+def test_a_refusal_is_told_to_programs(tmp_path: Path) -> None:
     """As JSON a refusal comes with its reason, its problem and the offset of the rejected record."""
-    out, error, code = unload(log, "--bundle", LEFT_RANGE, "-d", "a", "--json")
+    channel = owned_channel()
+    channel.die("c")
+    out, error, code = unload(write(channel.entries, tmp_path), "--bundle", LEFT_RANGE, "-d", "c", "--json")
     document = json.loads(error)
-    assert ("", 1, "Rejected", "illegal_transition", "it is owned(a#2)", 10) == (
+    assert ("", 1, "Rejected", "dead_target", "c#4 is not alive", 11) == (
         out,
         code,
         *(document[name] for name in ("error", "reason", "problem", "offset")),
@@ -266,12 +268,24 @@ def test_a_bundle_on_the_move_is_not_unloaded(tmp_path: Path) -> None:
     assert (1, True) == (code, f"rejected: illegal_transition ({LEFT} is releasing, not owned)" in error)
 
 
-def test_an_unload_waits_until_its_owner_has_let_go(log: str) -> None:
-    """A bundle without destination is free, or already another's, when the command returns."""
+def test_an_unload_goes_to_who_has_fewest(log: str) -> None:
+    """Without a destination a bundle is another's, who has the fewest, when the command returns."""
     with Actors(log):
         told = unload(log, "--bundle", LEFT_RANGE)
-    assert (f"accepted at offset 10: a has let go of {LEFT}\n", "", 0) == told
-    assert "free" == view_of(log).bundles[LEFT].phase
+    assert (f"accepted at offset 10, done at 12: {LEFT} is owned by c, token 12\n", "", 0) == told
+    assert view_of(log).brokers["c"].incarnation == view_of(log).bundles[LEFT].owner
+
+
+def test_an_unload_without_anybody_else_waits_until_its_owner_has_let_go(tmp_path: Path) -> None:
+    """A lone broker's bundle is free, or already its again, when the command returns."""
+    channel = owned_channel()
+    for other in "bc":
+        channel.die(other)
+    url = write(channel.entries, tmp_path)
+    with Actors(url):
+        told = unload(url, "--bundle", LEFT_RANGE)
+    assert (f"accepted at offset 12: a has let go of {LEFT}\n", "", 0) == told
+    assert "free" == view_of(url).bundles[LEFT].phase
 
 
 def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
@@ -286,9 +300,11 @@ def test_all_bundles_of_a_namespace_are_unloaded(tmp_path: Path) -> None:
     url = write(channel.entries, tmp_path)
     with Actors(url):
         result = run("namespaces", "unload", "shop/orders", log=url)
-    told = "7 bundles of shop/orders are released; 1 had no owner, or were on the move already\n"
+    told = "7 bundles of shop/orders are unloaded; 1 had no owner, or were on the move already\n"
     assert (told, "", 0) == (result.stdout, result.stderr, result.exit_code)
-    assert {"free"} == {bundle.phase for bundle in view_of(url).bundles_of("shop/orders")}
+    view = view_of(url)
+    assert ["free", *["owned"] * 7] == [bundle.phase for bundle in view.bundles_of("shop/orders")]
+    assert view.brokers["c"].incarnation not in {bundle.owner for bundle in view.bundles_of("shop/orders")}
     out, _, code = unload(url, "--no-wait", "--json")
     document = json.loads(out)
     assert ([LEFT, RIGHT], 0, False, 0) == (list(document["offsets"]), document["skipped"], document["done"], code)

@@ -194,7 +194,7 @@ def test_help_names_every_group() -> None:
     *lines, loaded = result.stdout.splitlines()
     assert len(lines) < 25
     begin = lines.index("Commands:") + 1
-    assert ["broker", "up", "namespaces", "bundles", "brokers", "channel"] == [
+    assert ["broker", "up", "namespaces", "topics", "bundles", "brokers", "channel"] == [
         line.split()[0] for line in lines[begin : lines.index("", begin)]
     ]
     assert [] == [name for name in ("aiohttp", "pydantic", "rich", "sqlite3", "channel.view") if f"'{name}'" in loaded]

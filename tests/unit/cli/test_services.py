@@ -59,6 +59,7 @@ def test_services_are_loaded_by_pattern() -> None:
 
 
 MISTAKES = {
+    "[*=services_here:Good": "no namespace is like '[*'",
     "services_here": "it has another form",
     "services_here:": "it has another form",
     ":Good": "it has another form",

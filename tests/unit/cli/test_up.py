@@ -1,6 +1,6 @@
-"""Which log `equipoise up` takes, and what it says when the environment names another one.
+"""What `equipoise up` says before any process is started, and of a cluster that is ready.
 
-May live here: what is settled before any process is started. Running clusters are in tests/integration/test_up.py.
+May live here: its log, its ports and its words. Running clusters are in tests/integration/test_up.py.
 """
 
 from __future__ import annotations
@@ -48,3 +48,26 @@ def test_nothing_is_said_where_nothing_is_overridden(named: str | None, options:
     """An environment that names the same file, or a log that is named on the command line, is nothing to speak of."""
     log = None if named is None else named.replace("{folder}", str(tmp_path))
     assert "no broker is left\n" == run("up", "--data", "cluster", *options, log=log).stdout
+
+
+def test_ports_that_overlap_are_an_error_of_usage(tmp_path: Path) -> None:
+    """Two rows of ports that overlap are told in one line, and nothing is made; without Pulsar's clients there is but one row."""
+    options = ("up", "--data", str(tmp_path / "cluster"), "--http-port", "8080", "--pulsar-port", "8081")
+    refused = run(*options, "--service", "pulsar")
+    told = "pulsar_port: the ports of 3 brokers from 8081 on overlap with those from http_port=8080 on"
+    assert (2, "", 1, True) == (refused.exit_code, refused.stdout, refused.stderr.count("\n"), told in refused.stderr)
+    assert not (tmp_path / "cluster").exists()
+    assert "no broker is left\n" == run(*options, "--service", "counter").stdout
+
+
+@pytest.mark.parametrize(("service", "url"), [("pulsar", "pulsar://127.0.0.1:7000,127.0.0.1:7001"), ("counter", None)])
+def test_the_line_that_it_is_ready_has_all_urls(service: str, url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads it knows the log, what to try, and where Pulsar's clients connect, if any are taken; programs, the same."""
+    monkeypatch.setattr(LocalCluster, "start", lambda _: None)
+    options = ("up", "--data", "cluster", "--brokers", "2", "--http-port", "8000", "--pulsar-port", "7000", "--service", service)
+    clients = "" if url is None else f"; Pulsar's clients connect to {url}"
+    told = f"ready: 2 brokers on sqlite:cluster/channel.db{clients}; try: EQUIPOISE_LOG=sqlite:cluster/channel.db equipoise brokers list"
+    assert told == run(*options).stdout.splitlines()[0]
+    ready = json.loads(run(*options, "--json").stdout.splitlines()[0])
+    addresses = ["http://127.0.0.1:8000", "http://127.0.0.1:8001"]
+    assert {"what": "cluster_ready", "log": "sqlite:cluster/channel.db", "addresses": addresses, "pulsar": url} == ready

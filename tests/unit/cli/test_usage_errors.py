@@ -32,6 +32,11 @@ USAGE_ERRORS = {
     "no service": (("up", "--data", "x", "--service", "nowhere:Nothing"), "InvalidService", "there is no module nowhere"),
     "an unknown setting": (("up", "--data", "x", "--set", "bogus=1"), "InvalidConfig", "bogus: there is no such setting"),
     "a setting of another": (("up", "--data", "x", "--set", "http_port=1"), "InvalidConfig", "it is each broker's own in a local cluster"),
+    "a broker's settings": (
+        ("broker", "--data", "x", "--log", "{log}", "--set", "lease_ms=1"),
+        "InvalidTiming",
+        "lease_ms is 1 ms, which is not safe",
+    ),
     "unsafe settings": (("up", "--data", "x", "--set", "lease_ms=1"), "InvalidTiming", "lease_ms is 1 ms, which is not safe"),
     "positions nobody takes": (
         ("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, "-san", "range_equally_divide", "-sb", "5", "--log", "{log}"),

@@ -13,7 +13,6 @@ from brokers.demo.screen import BrokerRow, BundleRow, LiveScreen, MessagesShown,
 MESSAGES = MessagesShown(
     per_second=319.6,
     receipted=2_000,
-    delivered=1_999,
     recent_pause_ms=4.4,
     longest_pause_ms=27.2,
     longest_pause_in_kills_ms=0.0,
@@ -46,7 +45,7 @@ def test_the_live_screen_shows_everything() -> None:
     text = captured.get()
     for shown in (
         "1 brokers up, 2 bundles; counter: 120 calls/s, 1234 calls; pause now 3 ms, longest 82 ms",
-        "Pulsar: 320 messages/s, 2000 receipted, 1999 delivered; pause now 4 ms, longest 27 ms; lost 0, out of order 0",
+        "Pulsar: 320 messages/s, 2000 messages, 0 lost, 0 out of order; pause now 4 ms, longest 27 ms",
         "up, leads",
         "down",
         "transferring",
@@ -70,8 +69,8 @@ def test_plain_lines_sum_up_now_and_then(capsys: pytest.CaptureFixture[str]) -> 
 def test_what_kills_did_is_told_apart() -> None:
     """After a kill there is a line about it; without Pulsar clients there is none about messages at all."""
     killed = replace(MESSAGES, longest_pause_in_kills_ms=375.4, lost_in_kills=21)
-    assert "  in kill -9: lost 21, longest pause 375 ms" == killed.headlines[-1]
-    assert "lost 0, out of order 0" in killed.headlines[0]
+    assert "  in kill -9: 21 lost; longest pause 375 ms" == killed.headlines[-1]
+    assert "0 lost, 0 out of order" in killed.headlines[0]
     assert 2 == len(PICTURE.headlines)
     assert 1 == len(replace(PICTURE, messages=None).headlines)
 

@@ -39,10 +39,11 @@ DEADLINE_S = 60.0
 
 @dataclass(eq=False)
 class Gate(Service):
-    """A service that takes and closes bundles as long as its gates stand open, and refuses those that it is told to refuse."""
+    """A service that takes, closes and hands over bundles as long as its gates stand open, and refuses those that it is told to refuse."""
 
     taking: asyncio.Event = field(default_factory=asyncio.Event)
     closing: asyncio.Event = field(default_factory=asyncio.Event)
+    giving: asyncio.Event = field(default_factory=asyncio.Event)
     refuses: set[str] = field(default_factory=set)
     parted: dict[str, bytes] = field(default_factory=dict)
     loads: dict[str, BundleLoad] = field(default_factory=dict)
@@ -50,6 +51,7 @@ class Gate(Service):
     def __post_init__(self) -> None:
         self.taking.set()
         self.closing.set()
+        self.giving.set()
 
     async def prepare(self, bundle: Bundle, source: Peer | None) -> None:
         if bundle.name in self.refuses:
@@ -64,6 +66,7 @@ class Gate(Service):
         return None
 
     async def fetch(self, bundle: Bundle, token: int) -> bytes | None:
+        await self.giving.wait()
         return self.parted.get(bundle.name)
 
     def load(self) -> Mapping[str, BundleLoad]:
@@ -99,6 +102,7 @@ class Broker:
     url: str
     session: aiohttp.ClientSession
     app: web.Application
+    lookups: Lookups
     shut: Callable[[], Awaitable[None]]
 
     @property
@@ -177,7 +181,8 @@ async def started(folder: Path, log_url: str, settings: Mapping[str, object]) ->
         )
         worker = Worker(config, {"*": service}, addresses={"http": config.http_url})
         await worker.start()
-        app = make_app(worker, Lookups(worker))
+        lookups = Lookups(worker)
+        app = make_app(worker, lookups)
         app.add_routes([unmatched()])
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
         await runner.setup()
@@ -185,7 +190,7 @@ async def started(folder: Path, log_url: str, settings: Mapping[str, object]) ->
         await web.SockSite(runner, listening).start()
         # The last to be entered is the first to be left: HTTP answers while the broker drains.
         parts.push_async_callback(worker.stop)
-        yield Broker(worker=worker, service=service, url=config.http_url, session=session, app=app, shut=runner.cleanup)
+        yield Broker(worker=worker, service=service, url=config.http_url, session=session, app=app, lookups=lookups, shut=runner.cleanup)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from brokers import service_runner
 from brokers.load import BundleLoad
 from channel.errors import LogUnavailable
 from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, cluster, path_of, run, started, until
@@ -121,6 +122,22 @@ def test_what_was_parted_with_is_handed_over(tmp_path: Path) -> None:
             assert (200, b"\x00state\xff") == (answer.status, answer.body)
             assert 204 == (await target.get(f"/v1/handover/{bundle}")).status
             assert 412 == (await source.get(f"/v1/handover/{NAMESPACE}/x")).status
+
+    run(story)
+
+
+def test_state_that_is_long_in_coming_is_answered_504(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next owner of a bundle is told that the service here takes too long, and not that something broke."""
+    monkeypatch.setattr(service_runner, "_QUESTION_MS", 10)
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            bundle = brokers.bundles()[0]
+            source = brokers.owner_of(bundle)
+            await source.put(f"{path_of(bundle)}/unload?destinationBroker={brokers.other_than(source).id}")
+            source.service.giving.clear()
+            answer = await source.get(f"/v1/handover/{bundle}")
+            assert (504, True) == (answer.status, f"giving the state of {bundle}" in answer.reason)
 
     run(story)
 

@@ -172,11 +172,25 @@ def test_a_bundle_is_moved_to_where_it_is_wanted(tmp_path: Path) -> None:
     run(story)
 
 
-def test_an_unload_is_answered_when_the_owner_has_let_go(tmp_path: Path) -> None:
-    """An unload without destination waits for the close, and then somebody takes the bundle anew."""
+def test_an_unload_goes_to_another_broker(tmp_path: Path) -> None:
+    """An unload without destination is a transfer to another broker, and is answered when that one owns the bundle."""
 
     async def story() -> None:
         async with cluster(tmp_path, brokers=2) as brokers:
+            bundle = brokers.bundles()[0]
+            owner, token = brokers.owner_of(bundle), brokers.view.bundles[bundle].token
+            assert 204 == (await owner.put(f"{path_of(bundle)}/unload")).status
+            assert brokers.other_than(owner) is brokers.owner_of(bundle)
+            assert token < brokers.view.bundles[bundle].token
+
+    run(story)
+
+
+def test_an_unload_without_anybody_else_is_answered_when_the_owner_has_let_go(tmp_path: Path) -> None:
+    """At a lone broker an unload waits for the close, and then the same broker takes the bundle anew."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=1) as brokers:
             bundle = brokers.bundles()[0]
             owner, token = brokers.owner_of(bundle), brokers.view.bundles[bundle].token
             owner.service.closing.clear()
@@ -243,7 +257,7 @@ def test_a_move_that_cannot_be_is_refused_with_the_reason(tmp_path: Path) -> Non
             for query, status, told in (
                 (f"destinationBroker={dead.id}", 412, f"dead_target ({dead.id}#"),
                 (f"destinationBroker={draining.id}", 412, "drains and takes nothing new)"),
-                (f"destinationBroker={one.id}", 409, f"illegal_transition (it is owned({one.id}#"),
+                (f"destinationBroker={one.id}", 409, f"illegal_transition ({one.id} owns it already, so there is nothing to move)"),
                 ("destinationBroker=nobody:8080", 404, "unknown_broker (no broker 'nobody:8080' has ever joined)"),
                 ("destinationBroker=a%20b", 412, "is not a broker id"),
                 (f"destinationBroker={one.id}&destinationBroker={dead.id}", 400, "it is given 2 times, and which one counts is not clear"),
@@ -424,7 +438,7 @@ def test_the_row_of_moves_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyP
             owner = brokers.owner_of(first)
             owner.service.closing.clear()
             asked = asyncio.ensure_future(one.put(f"{path_of(first)}/unload"))
-            await until(lambda: brokers.view.bundles[first].phase == "unloading")
+            await until(lambda: brokers.view.bundles[first].phase == "handing_over")
             answer = await one.put(f"{path_of(second)}/unload")
             assert (503, "1", True) == (answer.status, answer.headers["Retry-After"], "row of moves" in answer.reason)
             assert "owned" == brokers.view.bundles[second].phase

@@ -97,7 +97,7 @@ def test_a_lookup_is_held_until_somebody_serves(tmp_path: Path) -> None:
 
             def all_wait() -> bool:
                 waits[:] = [task for task in asyncio.all_tasks() if task.get_name() == f"an owner for {bundle}"]
-                return bool(waits) and brokers.view.bundles[bundle].phase == "assigning"
+                return broker.lookups.held == len(asked) and brokers.view.bundles[bundle].phase == "assigning"
 
             await until(all_wait)
             assert 1 == len(waits)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import quote
@@ -14,6 +15,10 @@ from urllib.parse import quote
 import pytest
 from typer.testing import Result
 
+from brokers.lookups import Lookups
+from brokers.pulsar.admin import Topics
+from brokers.pulsar.server import Server
+from tests.house_rules import ROOT
 from tests.unit.cli.fabricated import run as command
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, WireClient, brokers
@@ -78,6 +83,7 @@ def test_partitions_are_made_added_to_and_taken_away(tmp_path: Path) -> None:
         (f"{PATH}/partitions", "four"),
         (f"{PATH}-partition-1/partitions", 4),
         (f"/admin/v2/persistent/{NAMESPACE}/orders/partitions", 4),
+        (f"{PATH}{'x' * 1_000}/partitions", 4),
     ],
 )
 def test_partitions_that_cannot_be_are_refused(path: str, body: object, tmp_path: Path) -> None:
@@ -265,5 +271,25 @@ def test_the_command_line_asks_a_broker(tmp_path: Path) -> None:
             assert "there is no topic\n" == (await ask("list-partitioned-topics", NAMESPACE)).stdout
         nobody = await ask("list", NAMESPACE)
         assert (3, True) == (nobody.exit_code, "no broker is alive" in nobody.stderr)
+
+    run(story)
+
+
+def bare(path: str) -> str:
+    """A path without the patterns of its variables."""
+    return re.sub(r"{(\w+):[^{}]*(?:{[^{}]*}[^{}]*)*}", r"{\1}", path)
+
+
+def test_every_path_is_documented(tmp_path: Path) -> None:
+    """The section about topics has a row for each path and method, and for none that is not there."""
+    page = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"^## Topics$.*?(?=^## )", page, flags=re.MULTILINE | re.DOTALL)
+
+    async def story() -> None:
+        async with brokers(tmp_path) as running:
+            (member,) = running.members
+            routes = Topics(member.worker, Server(member.service, member.worker, Lookups(member.worker))).routes()
+            served = {f"{route.method} {bare(route.path)}" for route in routes}
+            assert served == set(re.findall(r"^\| `([A-Z]+ /[^`?]+)`", section, flags=re.MULTILINE))
 
     run(story)

@@ -82,8 +82,9 @@ def test_entries_of_the_former_owner_come_first() -> None:
     topic, producer = make_topic(state), make_producer()
     topic.add_producer(producer)
     send(topic, producer, now_ms=1)
-    assert [("b", 40), ("b", 41)] == told(topic.flow(joined(topic, "b", "one", SHARED, permits=0), 10, 2))
-    assert [("a", 38), ("a", 40), ("a", 41)] == told(topic.flow(joined(topic, "a", "both", SHARED, permits=0), 10, 3))
+    assert [] == told(topic.flow(joined(topic, "b", "one", SHARED, permits=0), 10, 2))
+    outcome = topic.flow(joined(topic, "a", "both", SHARED, permits=0), 10, 3)
+    assert [("a", 38), ("a", 40), ("a", 41), ("b", 40), ("b", 41)] == told(outcome)
 
 
 def test_undelivered_entries_wait_even_if_nobody_is_expected() -> None:
@@ -92,13 +93,37 @@ def test_undelivered_entries_wait_even_if_nobody_is_expected() -> None:
     assert [("new", 40)] == told(topic.flow(joined(topic, "new", kind=EXCLUSIVE, permits=0), 1, 5))
 
 
-def test_new_subscriptions_are_not_waited_for() -> None:
-    """A subscription that was not there before gets everything at once, while the receipts wait for the others."""
+def test_nobody_gets_what_has_no_receipt_yet() -> None:
+    """Not even those who are back, or were not there before: if the bundle moves on, it is sent again, and would come twice."""
     topic, producer = make_topic(left(there("a"))), make_producer()
     topic.add_producer(producer)
     joined(topic, "x", "new", EXCLUSIVE)
     outcome = send(topic, producer, now_ms=1)
-    assert ([("x", 41)], []) == (told(outcome), receipted(outcome))
+    assert ([], []) == (told(outcome), receipted(outcome))
+    outcome = topic.tick(100)
+    assert ([("x", 41)], [41]) == (told(outcome), receipted(outcome))
+    outcome = send(topic, producer, now_ms=101)
+    assert ([("x", 42)], [42]) == (told(outcome), receipted(outcome))
+
+
+def test_a_new_subscription_that_is_left_at_once_is_not_kept() -> None:
+    """It ends with the holding, if nothing was published for it."""
+    topic = make_topic(left(there("a")))
+    topic.remove_consumer(joined(topic, "x", "new", EXCLUSIVE))
+    topic.tick(100)
+    assert ["s"] == list(topic.subscriptions)
+
+
+def test_an_answer_that_cannot_wait_ends_the_holding() -> None:
+    """The receipts before it go out first, and with them what waits for those who are back."""
+    topic, producer = make_topic(left(there("a"), there("b", subscription="t"))), make_producer()
+    topic.add_producer(producer)
+    joined(topic, "b", "t", SHARED)
+    send(topic, producer, now_ms=1)
+    outcome = topic.release_receipts()
+    assert ([("b", 41)], [41]) == (told(outcome), receipted(outcome))
+    assert [] == receipted(topic.release_receipts())
+    assert 10_000 == topic.wake_at_ms
 
 
 def test_what_waited_flows_no_faster_than_permits_and_keeps_its_order() -> None:
@@ -109,13 +134,14 @@ def test_what_waited_flows_no_faster_than_permits_and_keeps_its_order() -> None:
         send(topic, producer, now_ms=1)
     a = joined(topic, "a", permits=0)
     first = topic.flow(a, 2, 2)
-    assert ([("a", 41), ("a", 42)], []) == (told(first), receipted(first))
-    assert [] == told(send(topic, producer, now_ms=3))
+    assert ([("a", 41), ("a", 42)], [41, 42, 43, 44]) == (told(first), receipted(first))
+    next_ = send(topic, producer, now_ms=3)
+    assert ([], [45]) == (told(next_), receipted(next_))
     topic.writable(a, is_writable=False, now_ms=4)
     assert [] == told(topic.flow(a, 2, 4))
     assert [("a", 43), ("a", 44)] == told(topic.writable(a, is_writable=True, now_ms=5))
     last = topic.flow(a, 9, 6)
-    assert ([("a", 45)], [41, 42, 43, 44, 45]) == (told(last), receipted(last))
+    assert ([("a", 45)], []) == (told(last), receipted(last))
 
 
 def test_waiting_is_bounded_in_entries_and_in_bytes() -> None:
@@ -132,10 +158,10 @@ def test_waiting_is_bounded_in_entries_and_in_bytes() -> None:
 
 
 def test_held_receipts_are_bounded_and_stay_in_order() -> None:
-    """One more than may wait, and all come out, the newest last."""
+    """One more than may wait, and all come out, the newest last; from then on none is held."""
     topic, producer = make_topic(left(there("a")), limits=TopicLimits(waiting_entries_max=2)), make_producer()
     topic.add_producer(producer)
-    assert [[], [], [41, 42, 43], []] == [receipted(send(topic, producer, now_ms=1)) for _ in range(4)]
+    assert [[], [], [41, 42, 43], [44]] == [receipted(send(topic, producer, now_ms=1)) for _ in range(4)]
 
 
 def test_a_producer_that_has_gone_gets_no_receipt() -> None:

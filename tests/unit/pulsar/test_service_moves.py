@@ -1,4 +1,4 @@
-"""Bundles that move, split, merge and lose their broker, with producers and consumers on them.
+"""Bundles that move, with producers and consumers on them.
 
 May live here: several brokers on one loop, and raw clients that come back at once, late, in another order, or never.
 """
@@ -6,20 +6,20 @@ May live here: several brokers on one loop, and raw clients that come back at on
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
 
-from brokers.agent.intents import MergeBundles, SplitBundle
 from brokers.pulsar import handover as handovers
 from brokers.pulsar.pulsar_api_pb2 import CommandSubscribe, ServerError
 from brokers.pulsar.settings import Settings
 from brokers.pulsar.topic import TopicLimits
+from brokers.service import Bundle
 from channel.ranges import topic_hash
+from tests.pulsar_speech import connect
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.test_session import metric_becomes
-from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers
+from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, WireClient, brokers
 
 PATIENT = Settings(topics=TopicLimits(receipt_wait_ms=60_000, reconnect_wait_ms=120_000))
 """Receipts and messages wait until whoever was there is back."""
@@ -89,6 +89,30 @@ def test_messages_wait_for_a_consumer_that_is_late(tmp_path: Path) -> None:
             await there.consumer(1, name="me")
             assert ["1", "2", "3"] == [(await there.hear_message())[2] for _ in range(3)]
             assert (0, 0) == (await destination.metric("topics_waiting"), await destination.metric("messages_dropped_total"))
+
+    run(story)
+
+
+def test_receipts_of_one_topic_do_not_wait_for_another_one(tmp_path: Path) -> None:
+    """While a topic waits long for a consumer, the time of one that comes later is not overlooked."""
+    other = next(name for n in range(999) if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 != topic_hash(TOPIC) >> 30)
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=HASTY) as running:
+            source, destination, client = await busy(running)
+            if running.owner_of(other) is destination:
+                await running.transfer(source, other)
+            await client.consumer(2, other, name="me")
+            await running.transfer(destination)
+            there = await destination.client()
+            await there.producer(1, name="mine", epoch=1)
+            there.publish(1, 1, "1")
+            await there.receipt(1, 1)
+            await running.transfer(destination, other)
+            await there.producer(2, other)
+            there.publish(2, 0, "x")
+            await there.receipt(2, 0)
+            assert 2 == await destination.metric("topics_waiting")
 
     run(story)
 
@@ -197,6 +221,34 @@ def test_two_moves_at_once_lose_and_double_nothing(tmp_path: Path) -> None:
     run(story)
 
 
+def test_a_quick_subscription_gets_nothing_twice_when_the_bundle_moves_on(tmp_path: Path) -> None:
+    """A consumer that is back gets nothing of what has no receipt yet: its producer sends that again to the next owner."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
+            source, destination, client = await busy(running)
+            await client.consumer(2, subscription="slow", name="slow")
+            client.publish(1, 1, "1")
+            assert {(1, "1"), (2, "1")} == {(consumer, text) for consumer, _, text in [await client.hear_message() for _ in range(2)]}
+            await running.transfer(destination)
+            there = await destination.client()
+            await there.consumer(1, name="me")
+            await there.producer(1, name="mine", epoch=1)
+            there.publish(1, 2, "2")
+            await there.located()
+            await running.transfer(source)
+            assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
+            back = await source.client()
+            await back.producer(1, name="mine", epoch=2)
+            back.publish(1, 2, "2")
+            await back.consumer(1, name="me")
+            await back.consumer(2, subscription="slow", name="slow")
+            await back.receipt(1, 2)
+            assert {(1, "2"), (2, "2")} == {(consumer, text) for consumer, _, text in [await back.hear_message() for _ in range(2)]}
+
+    run(story)
+
+
 def test_all_consumers_of_a_subscription_are_waited_for(tmp_path: Path) -> None:
     """They may come back in another order; what is published meanwhile goes to both, and none of it to the first alone."""
 
@@ -241,6 +293,55 @@ def test_a_client_at_the_wrong_broker_is_sent_to_the_right_one(tmp_path: Path) -
     run(story)
 
 
+@pytest.mark.parametrize("comes", [True, False])
+def test_who_comes_before_the_bundle_is_held(comes: bool, tmp_path: Path) -> None:
+    """A destination that is told to prepare answers nobody until the bundle comes, or until it is told that it does not."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2) as running:
+            source = running.owner_of()
+            destination = running.other_than(source)
+            entry = running.view.bundles[running.bundle_of()]
+            bundle = Bundle(name=entry.name, namespace=entry.namespace, low=entry.low, high=entry.high)
+            await destination.service.prepare(bundle, None)
+            early = await destination.client()
+            early.ask_producer(1)
+            early.ask_consumer(1)
+            await early.located()
+            assert [] == early.names()
+            if comes:
+                await running.transfer(destination)
+                await early.hear(T.PRODUCER_SUCCESS)
+                await early.hear(T.SUCCESS)
+            else:
+                await destination.service.discard(bundle)
+                await early.hear(T.ERROR)
+                await early.hear(T.ERROR)
+                assert source.url == (await early.hear(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
+
+    run(story)
+
+
+def test_a_client_in_java_has_longer_to_take_its_messages(tmp_path: Path) -> None:
+    """Its PONG does not show that its program has them; others are sent on meanwhile."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=Settings(settle_java_ms=500)) as running:
+            source, destination, client = await busy(running)
+            java = await source.client(handshake=False)
+            java.say(connect(client_version="Pulsar-Java-v4.0.8"))
+            await java.consumer(1, subscription="java")
+            client.publish(1, 1, "1")
+            await java.hear_message()
+            moving = asyncio.ensure_future(running.transfer(destination))
+            assert (destination.url, destination.url) == await sent_away(client)
+            assert "CLOSE_CONSUMER" not in java.names()
+            assert destination.url == (await java.hear(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
+            await moving
+
+    run(story)
+
+
 def test_a_client_that_does_not_answer_keeps_no_move(tmp_path: Path) -> None:
     """Who does not say that it has taken what it was sent is told where to go all the same, a moment later."""
 
@@ -268,129 +369,5 @@ def test_a_handover_that_cannot_be_read_costs_no_bundle(tmp_path: Path, monkeypa
             await there.producer(1, name="mine", epoch=1)
             there.publish(1, 1, "1")
             await there.receipt(1, 1)
-
-    run(story)
-
-
-def test_splits_and_merges_touch_no_session(tmp_path: Path) -> None:
-    """Under traffic, a bundle is cut and joined again: nobody is sent away, and every message arrives, with its receipt."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, bundles=1) as running:
-            (member,) = running.members
-            client = await member.client()
-            await client.consumer(1)
-            await client.producer(1)
-            sent = 0
-
-            async def exchange() -> None:
-                nonlocal sent
-                client.publish(1, sent, str(sent))
-                assert str(sent) == (await client.hear_message())[2]
-                await client.receipt(1, sent)
-                sent += 1
-
-            await exchange()
-            for _ in range(3):
-                whole = running.bundle_of()
-                intent = SplitBundle(bundle=whole, algorithm="range_equally_divide", reason="a test")
-                offset = await member.worker.request(intent, timeout_ms=PATIENCE_MS)
-                client.publish(1, sent, "meanwhile")
-                await member.worker.reached(offset, timeout_ms=PATIENCE_MS)
-                await running.settled()
-                assert "meanwhile" == (await client.hear_message())[2]
-                await client.receipt(1, sent)
-                sent += 1
-                await exchange()
-                left = running.view.bundles_of(NAMESPACE)[0].name
-                await member.worker.request(MergeBundles(left=left, reason="a test"), timeout_ms=PATIENCE_MS)
-                await running.settled()
-                await exchange()
-            assert 1 == len(running.view.bundles_of(NAMESPACE))
-            assert [] == client.names()
-            assert 0 == await member.metric("receipts_withheld_total")
-
-    run(story)
-
-
-def test_a_receipt_that_waits_survives_a_merge(tmp_path: Path) -> None:
-    """Though one of the two tokens ends, what was taken before is receipted after, under the token of the union."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2, bundles=2, settings=PATIENT) as running:
-            _, destination, client = await busy(running)
-            lone = next(name for name in [f"{TOPIC}{n}" for n in range(99)] if running.bundle_of(name) != running.bundle_of())
-            if running.owner_of(lone) is not destination:
-                await running.transfer(destination, lone)
-            await running.transfer(destination)
-            there = await destination.client()
-            await there.producer(1, name="mine", epoch=1)
-            there.publish(1, 1, "1")
-            await there.located()
-            left = running.view.bundles_of(NAMESPACE)[0].name
-            await destination.worker.request(MergeBundles(left=left, reason="a test"), timeout_ms=PATIENCE_MS)
-            await running.settled()
-            assert 1 == len(running.view.bundles_of(NAMESPACE))
-            await there.consumer(1, name="me")
-            await there.receipt(1, 1)
-            assert "1" == (await there.hear_message())[2]
-            assert 0 == await destination.metric("receipts_withheld_total")
-            assert not client.is_closed
-
-    run(story)
-
-
-def test_evidence_names_the_message(tmp_path: Path) -> None:
-    """Each receipt leaves a line with the topic, the token, and which message of which producer it was."""
-    path = tmp_path / "evidence"
-
-    async def story() -> None:
-        async with brokers(tmp_path, config={"evidence": path}) as running:
-            client = await running.members[0].client()
-            await client.producer(1, name="mine")
-            for number in (4, 5):
-                client.publish(1, number, "x")
-                await client.receipt(1, number)
-
-    run(story)
-    lines = [json.loads(line) for line in path.read_bytes().splitlines()]
-    assert ["mine:4", "mine:5"] == [line["message"] for line in lines]
-    assert all(line["key"] == f"{NAMESPACE}/{TOPIC}" for line in lines)
-
-
-def test_without_the_right_to_serve_there_is_no_receipt(tmp_path: Path) -> None:
-    """A broker whose lease has run out takes no message; the producer has to connect anew, so that it does not wait in vain."""
-
-    async def story() -> None:
-        async with brokers(tmp_path) as running:
-            (member,) = running.members
-            client = await member.client()
-            await client.consumer(1)
-            await client.producer(1)
-            member.worker.agent.lease.lose()
-            client.publish(1, 0, "unheard")
-            closed = (await client.hear(T.CLOSE_PRODUCER)).close_producer
-            assert (1, "") == (closed.producer_id, closed.assignedBrokerServiceUrl)
-            assert [] == [name for name in client.names() if name in {"SEND_RECEIPT", "MESSAGE"}]
-            assert 1 == await member.metric("receipts_withheld_total")
-
-    run(story)
-
-
-def test_clients_of_a_dead_broker_are_held_until_there_is_an_owner(tmp_path: Path) -> None:
-    """A lookup at a living broker is answered once the bundle has a new owner, and producers and consumers find all in order there."""
-
-    async def story() -> None:
-        async with brokers(tmp_path, count=2) as running:
-            source, survivor, _ = await busy(running)
-            waiting = await survivor.client()
-            await source.worker.abort()
-            # The dead broker is named until its lease has run out; then lookups are held.
-            while survivor.url != await waiting.located():  # noqa: ASYNC110 - it is to be asked again and again
-                await asyncio.sleep(0.02)
-            await waiting.consumer(1, name="me")
-            await waiting.producer(1, name="mine", epoch=1)
-            waiting.publish(1, 1, "1")
-            assert "1" == (await waiting.hear_message())[2]
 
     run(story)

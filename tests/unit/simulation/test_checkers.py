@@ -14,79 +14,26 @@ import pytest
 from brokers.agent.effects import Append, Open, Reshaped
 from brokers.agent.events import Instant
 from brokers.agent.handle import Handle, Lease
-from brokers.agent.timing import Timing
 from brokers.simulation.checkers.agreement import Agreement, Settlement
 from brokers.simulation.checkers.answers import Answers
 from brokers.simulation.checkers.coverage import Coverage, Tokens
 from brokers.simulation.checkers.handover import Handovers
 from brokers.simulation.checkers.membership import Membership
 from brokers.simulation.checkers.ownership import Ownership, Work, heir_of
-from brokers.simulation.checkers.recovery import not_recovered, recovery_bound_ms
 from brokers.simulation.checkers.violation import InvariantViolated
 from brokers.simulation.host import Process
 from channel import propose
 from channel.codec import encode
 from channel.entries import BrokerEntry, BundleChanged, BundleEntry, Verdict, bundle_entry
 from channel.errors import BrokerIdTaken, SnapshotDamaged
-from channel.log import Entry
 from channel.propose import Author
 from channel.ranges import HASH_MAX
-from channel.reader import Folded, Reader
-from channel.records import AnyRecord, BundleTransition, Joined, Reason
+from channel.reader import Folded
+from channel.records import BundleTransition, Reason
 from channel.view import View
+from tests.unit.simulation.history import MIDDLE, NAMESPACE, Fake, History
 
-NAMESPACE = "tenant/ns"
-MIDDLE = 0x80000000
 NOW = Instant(1_000, 1_000)
-
-
-class History:
-    """A log of records, and what a reader made of each."""
-
-    def __init__(self) -> None:
-        self.reader = Reader(log="test")
-        self.folded: list[Folded] = []
-        self.add(propose.genesis(Author(publisher="admin:test"), cluster="test"))
-
-    @property
-    def view(self) -> View:
-        return self.reader.view
-
-    def add(self, record: AnyRecord) -> Folded:
-        self.folded.append(self.reader.feed(Entry(self.reader.position, encode(record))))
-        return self.folded[-1]
-
-    def join(self, broker: str) -> int:
-        last = self.view.last_of_broker(broker)
-        joined = Joined(
-            key=broker,
-            based_on=last,
-            publisher=broker,
-            nonce=f"{broker}:1",
-            lease_ms=3_000,
-            margin_ms=500,
-            renew_ms=1_000,
-            addresses={},
-            labels={},
-        )
-        return self.add(joined).offset
-
-    def create(self) -> BundleEntry:
-        author = Author(publisher="admin:test", as_of=self.view.offset)
-        self.add(propose.create_namespace(author, self.view, name=NAMESPACE, boundaries=(0, MIDDLE, HASH_MAX)))
-        return self.view.bundles_of(NAMESPACE)[0]
-
-    def author(self, broker: str, sequence: int) -> Author:
-        return Author(publisher=broker, incarnation=self.view.brokers[broker].incarnation, sequence=sequence)
-
-
-class Fake:
-    """Whatever a checker looks at, and no more; told apart by identity, as processes are."""
-
-    alive: bool
-
-    def __init__(self, **attributes: object) -> None:
-        self.__dict__.update(attributes)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -466,22 +413,3 @@ def test_a_handover_of_another_tenure() -> None:
     handovers.stepped(owner.process, [replace(effect, handover=b"my own")])
     with pytest.raises(InvariantViolated, match=r"section 9: .* opens a bundle under token 50 with b'older'"):
         handovers.stepped(owner.process, [replace(effect, handover=b"older")])
-
-
-def test_what_recovery_waits_for() -> None:
-    """A bundle that is not served, and a request that is not answered, keep a cluster from having recovered."""
-    history = History()
-    history.create()
-    problem = not_recovered(history.view, [], lambda _incarnation: None)
-    assert problem is not None
-    assert problem.endswith("(offset 2) is free")
-    waiting = cast("Process", Fake(asked={3: None}, host=Fake(name="a")))
-    assert not_recovered(View(), [waiting], lambda _incarnation: None) == "a has not answered 1 requests"
-
-
-def test_the_bound_of_recovery_grows_with_what_must_be_waited_for() -> None:
-    """More brokers, and slower clocks, take longer."""
-    timing = Timing()
-    bound_ms = recovery_bound_ms(timing, brokers=3, late_ms=0)
-    assert bound_ms < recovery_bound_ms(timing, brokers=4, late_ms=0)
-    assert bound_ms < recovery_bound_ms(replace(timing, clock_rate_error_ppm=30_000), brokers=3, late_ms=0)

@@ -1,0 +1,118 @@
+"""What idle connections of Pulsar's clients cost a broker: `make bench BENCH=pulsar_connections` prints one JSON line, in two minutes.
+
+May live here: the measurement that docs/benchmarks.md quotes of idle connections. All have shaken hands, and answer the PINGs that
+the broker sends to the silent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from pathlib import Path
+from typing import Final
+
+from brokers.local_cluster import ClusterSettings, LocalCluster
+from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.processes import cpu_s, resident_bytes
+from tests.benchmarks.pulsar_wire import CONNECT, PING, PONG
+from tests.load.cluster import running
+
+NAMESPACE: Final = "bench/connections"
+CONNECTIONS: Final = 5_000
+AT_ONCE: Final = 50
+# Twice the broker's keep-alive, and a little: each connection is asked for a sign of life twice.
+IDLE_S: Final = 65.0
+SAMPLES: Final = 13
+_ANSWER_S: Final = 30.0
+
+
+class Client(asyncio.Protocol):
+    """One connection: it says CONNECT, and then PONG to each PING."""
+
+    def __init__(self) -> None:
+        self.connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.is_lost = False
+        self.pings = 0
+        self._transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Say CONNECT."""
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        transport.write(CONNECT)
+
+    def data_received(self, data: bytes) -> None:
+        """The answer to CONNECT, or a PING, each of which is one small segment."""
+        if not self.connected.done():
+            self.connected.set_result(None)
+            return
+        assert data == PING, data
+        assert self._transport is not None
+        self.pings += 1
+        self._transport.write(PONG)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """The broker gave it up."""
+        self.is_lost = True
+
+
+async def connect(host: str, port: int) -> Client:
+    """A connection whose handshake is done."""
+    _, client = await asyncio.get_running_loop().create_connection(Client, host, port)
+    await asyncio.wait_for(client.connected, _ANSWER_S)
+    return client
+
+
+async def connect_all(host: str, port: int) -> list[Client]:
+    """All connections, some at a time."""
+    clients: list[Client] = []
+    while len(clients) < CONNECTIONS:
+        clients += await asyncio.gather(*(connect(host, port) for _ in range(min(AT_ONCE, CONNECTIONS - len(clients)))))
+    return clients
+
+
+async def measure(directory: Path) -> dict[str, object]:
+    """Connect, wait, and look at the broker now and then."""
+    settings = ClusterSettings(directory=directory, brokers=1, services=("pulsar",), pulsar_port=0)
+    cluster = LocalCluster(settings)
+    async with running(cluster, NAMESPACE, bundles=4):
+        host, _, port = cluster.pulsar_url.removeprefix("pulsar://").rpartition(":")
+        pid = cluster.pid(0)
+        assert pid is not None, "it runs"
+        without_mb, began, used_s = resident_bytes(pid) / 1e6, time.monotonic(), cpu_s(pid)
+        clients = await connect_all(host, int(port))
+        connecting_s, connecting_cpu_s = time.monotonic() - began, cpu_s(pid) - used_s
+        sizes, shares = [resident_bytes(pid) / 1e6], list[float]()
+        for _ in range(SAMPLES):
+            began, used_s = time.monotonic(), cpu_s(pid)
+            await asyncio.sleep(IDLE_S / SAMPLES)
+            shares.append((cpu_s(pid) - used_s) / (time.monotonic() - began) * 100)
+            sizes.append(resident_bytes(pid) / 1e6)
+        assert not any(client.is_lost for client in clients), "the broker gave connections up"
+        pings = [client.pings for client in clients]
+    return {
+        "rss_without": {"unit": "MB", "median": round(without_mb, 1)},
+        "rss": summary(sizes, "MB"),
+        "of_each": {"unit": "KB", "median": round((max(sizes) - without_mb) / CONNECTIONS * 1e3, 2)},
+        "cpu": summary(shares, "% of a core"),
+        "connecting": {
+            "unit": "connections/s",
+            "median": round(CONNECTIONS / connecting_s),
+            "cpu_share": round(connecting_cpu_s / connecting_s, 2),
+        },
+        "pings_answered_by_each": {"unit": "PINGs", "median": sorted(pings)[len(pings) // 2], "least": min(pings)},
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    before = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        results = asyncio.run(measure(Path(folder)))
+    conditions = f"{before}, one broker, {CONNECTIONS} connections from one process, {IDLE_S:.0f} s without a word but PING and PONG"
+    print_line("pulsar_connections", results, conditions)
+
+
+if __name__ == "__main__":
+    main()

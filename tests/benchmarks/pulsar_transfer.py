@@ -1,0 +1,177 @@
+"""How long a transfer holds up Pulsar's producers, and what it loses: `make bench BENCH=pulsar_transfer`, in four minutes.
+
+May live here: the measurement that docs/benchmarks.md quotes of transfers under the load of real Pulsar clients. They are processes
+of their own, and write down each message; transfers take turns with windows in which nothing is moved, which are the control.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import cycle, islice
+from pathlib import Path
+from typing import Final
+
+import aiohttp
+
+from brokers.demo import operator
+from brokers.demo.operator import Deed, Move
+from brokers.local_cluster import ClusterSettings, LocalCluster
+from channel.entries import BundleEntry
+from channel.ranges import topic_hash
+from channel.table_view import TableView
+from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.processes import resident_bytes
+from tests.benchmarks.pulsar_load import clients, counted, longest_gap, receipts, spread
+from tests.load.cluster import running
+from tests.pulsar.clients import Consuming, Producing, Type
+
+NAMESPACE: Final = "bench/pulsar"
+BROKERS, BUNDLES = 3, 4
+TOPICS, RATE = 32, 20.0
+HOT_RATE: Final = 500.0
+# A transfer and what follows from it, as clients see it; and then things settle.
+WINDOW_S: Final = 0.25
+SETTLE_S: Final = 0.15
+WARM_UP_S: Final = 2.0
+_NS_PER_S: Final = 1_000_000_000
+_NS_PER_MS: Final = 1_000_000
+
+
+class Kind(StrEnum):
+    """What is done to a bundle: nothing, a transfer to a named broker, or an unload, after which it gets some owner."""
+
+    CONTROL = "control"
+    TRANSFER = "transfer"
+    UNLOAD = "unload"
+
+
+MOVES: Final = {Kind.TRANSFER: 100, Kind.UNLOAD: 40}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A stretch of time, by the clients' clock, the topics looked at, and what was done to their bundle at its beginning."""
+
+    kind: Kind
+    topics: tuple[str, ...]
+    began_ns: int
+    took_ns: int
+
+    @property
+    def ended_ns(self) -> int:
+        """When it is over."""
+        return self.began_ns + int(WINDOW_S * _NS_PER_S)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bench:
+    """What the measurement works on."""
+
+    cluster: LocalCluster
+    table: TableView
+    http: aiohttp.ClientSession
+
+    async def window(self, topics: Iterable[str], bundle: BundleEntry, kind: Kind) -> Window:
+        """Move a bundle, to the broker with the next higher number if it is a transfer, or do nothing; and let some time pass."""
+        began_ns = time.monotonic_ns()
+        if kind is not Kind.CONTROL:
+            to = self._next(bundle.name) if kind is Kind.TRANSFER else None
+            problem = await operator.make(self.http, self.cluster.addresses[0], Move(deed=Deed.TRANSFER, bundle=bundle.name, to=to))
+            assert problem is None, problem
+        took_ns = time.monotonic_ns() - began_ns
+        await asyncio.sleep(max(WINDOW_S - took_ns / _NS_PER_S, 0.0) + SETTLE_S)
+        within = tuple(topic for topic in topics if bundle.low <= topic_hash(topic) < bundle.high)
+        return Window(kind=kind, topics=within, began_ns=began_ns, took_ns=took_ns)
+
+    def _next(self, name: str) -> str:
+        bundle = self.table.view.bundles[name]
+        ids = sorted(self.cluster.broker_ids)
+        owner = next(broker.broker for broker in self.table.view.live_brokers() if broker.incarnation == bundle.owner)
+        return ids[(ids.index(owner) + 1) % len(ids)]
+
+    async def windows(self, topics: Sequence[str], bundles: Iterable[BundleEntry], kind: Kind) -> list[Window]:
+        """Every window, those of the control among the others; `bundles` are moved in turn."""
+        done: list[Window] = []
+        for bundle in islice(cycle(bundles), MOVES[kind]):
+            done.append(await self.window(topics, bundle, Kind.CONTROL))
+            done.append(await self.window(topics, bundle, kind))
+        return done
+
+
+def pauses(windows: Sequence[Window], came: dict[str, list[int]], rate: float) -> dict[str, object]:
+    """The pauses of producers above their period: of each in each window, and of the one in each window that paused longest."""
+    period_ns = int(_NS_PER_S / rate)
+    results: dict[str, object] = {}
+    for kind in sorted({window.kind for window in windows}):
+        gaps = [
+            [longest_gap(came[topic], began_ns=window.began_ns, ended_ns=window.ended_ns) for topic in window.topics if topic in came]
+            for window in windows
+            if window.kind is kind
+        ]
+        by_window = [[(gap.length_ns - period_ns) / _NS_PER_MS for gap in of_window] for of_window in gaps]
+        results[f"{kind}_pause_of_each"] = spread([pause for of_window in by_window for pause in of_window])
+        results[f"{kind}_pause_of_the_slowest"] = spread([max(of_window) for of_window in by_window])
+    results["move_request"] = spread([window.took_ns / _NS_PER_MS for window in windows if window.kind is not Kind.CONTROL])
+    return results
+
+
+async def measured(directory: Path, kind: Kind, *, has_hot_topic: bool) -> dict[str, object]:
+    """Move bundles under load, or one bundle, if there is a hot topic in it; and have the judge look at what became of all messages."""
+    # The balancer is switched off: it would move bundles in windows of the control.
+    settings = ClusterSettings(directory=directory, brokers=BROKERS, services=("pulsar",), pulsar_port=0, settings={"balance": "false"})
+    cluster = LocalCluster(settings)
+    topics = tuple(f"non-persistent://{NAMESPACE}/topic-{number}" for number in range(TOPICS))
+    hot = f"non-persistent://{NAMESPACE}/hot"
+    async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
+        url = cluster.pulsar_url
+        half = TOPICS // 2  # Of the topics, each with one consumer, have an Exclusive subscription, the others a Shared one.
+        tasks: list[Producing | Consuming] = [
+            Consuming(url=url, name="one", topics=topics[:half], subscription="exclusive", type=Type.EXCLUSIVE),
+            Consuming(url=url, name="other", topics=topics[half:], subscription="shared", type=Type.SHARED),
+            Producing(url=url, name="steady", topics=topics, rate=RATE),
+        ]
+        bundles: Sequence[BundleEntry] = table.view.bundles_of(NAMESPACE)
+        if has_hot_topic:
+            tasks.insert(0, Consuming(url=url, name="hot-one", topics=(hot,), subscription="hot", type=Type.EXCLUSIVE))
+            tasks.append(Producing(url=url, name="hot", topics=(hot,), rate=HOT_RATE))
+            bundles = [bundle for bundle in bundles if bundle.low <= topic_hash(hot) < bundle.high]
+        async with clients(directory, tasks) as histories:
+            await asyncio.sleep(WARM_UP_S)
+            windows = await Bench(cluster=cluster, table=table, http=http).windows((*topics, hot), bundles, kind)
+            sizes = [resident_bytes(pid) / 2**20 for number in range(BROKERS) if (pid := cluster.pid(number)) is not None]
+    came = {task.name: receipts(history) for task, history in zip(tasks, histories, strict=True) if isinstance(task, Producing)}
+    results: dict[str, object] = {"steady": pauses(windows, came["steady"], RATE), "broker_rss": summary(sizes, "MiB")}
+    if has_hot_topic:
+        results["hot"] = pauses(windows, came["hot"], HOT_RATE)
+    return {**results, **await counted(histories)}
+
+
+async def measure(folder: Path) -> dict[str, object]:
+    """Transfers without a hot topic and with one, and unloads."""
+    return {
+        "transfers": await measured(folder / "steady", Kind.TRANSFER, has_hot_topic=False),
+        "transfers_with_hot_topic": await measured(folder / "hot", Kind.TRANSFER, has_hot_topic=True),
+        "unloads": await measured(folder / "unloads", Kind.UNLOAD, has_hot_topic=False),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    before = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        results = asyncio.run(measure(Path(folder)))
+    conditions = (
+        f"{before}, {BROKERS} brokers, {BUNDLES} bundles and all clients on the same CPUs, {TOPICS} topics at {RATE:.0f} messages/s "
+        f"of Python's client, half with an Exclusive subscription and half with a Shared one; hot: one more topic at {HOT_RATE:.0f} "
+        f"messages/s in the bundle that is moved; pauses between receipts above the period, in windows of {WINDOW_S} s"
+    )
+    print_line("pulsar_transfer", results, conditions)
+
+
+if __name__ == "__main__":
+    main()

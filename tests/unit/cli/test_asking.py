@@ -1,0 +1,232 @@
+"""What commands ask of brokers over HTTP: whoever answers is enough, nobody is told twice, and the deadline bounds it all.
+
+May live here: brokers of a few lines, on real sockets. What real brokers answer is in tests/integration/test_pulsar_clients.py.
+"""
+
+from __future__ import annotations
+
+import itertools
+import socket
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import pytest
+
+from brokers.admin.access import Access
+from brokers.cli.asking import Answer, ask, ask_any, tell_any
+from channel.blocking_view import read_view
+from channel.deadline import Deadline
+from channel.errors import BrokerRefuses, BrokerUnreachable, DeadlineExceeded, NobodyToAsk, OutcomeUnknown
+from channel.memory_log import MemoryLog
+from tests.folding import Channel, joined
+from tests.unit.cli.test_broker_commands import closed_port
+
+PATIENCE_MS = 10_000
+TOPIC = "non-persistent://shop/orders/new"
+
+Script = Callable[[socket.socket, threading.Event], None]
+numbers = itertools.count()
+
+
+class Broker:
+    """A broker's port, where every connection gets what the script has for it, until `over` is set."""
+
+    def __init__(self, script: Script) -> None:
+        self._script = script
+        self.asked: list[str] = []
+        self.over = threading.Event()
+        self._listening = socket.create_server(("127.0.0.1", 0))
+        self.url = f"http://127.0.0.1:{self._listening.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            connection, _ = self._listening.accept()
+            with connection:
+                if self.over.is_set():
+                    return
+                asked = connection.recv(65_536)
+                self.asked.append(asked.decode().split("\r\n", 1)[0].removesuffix(" HTTP/1.1"))
+                self._script(connection, self.over)
+
+    def close(self) -> None:
+        """End it, whatever it is at."""
+        self.over.set()
+        socket.create_connection(self._listening.getsockname()).close()
+        self._thread.join()
+        self._listening.close()
+
+
+def answering(status: int, body: str = "", headers: str = "") -> Script:
+    """A broker that answers everything so."""
+    text = f"HTTP/1.1 {status} Said\r\n{headers}Content-Length: {len(body)}\r\n\r\n{body}"
+    return lambda connection, _: connection.sendall(text.encode())
+
+
+def silent(_: socket.socket, over: threading.Event) -> None:
+    """A broker whose process is stopped: its kernel takes the connection, and nobody answers."""
+    over.wait(PATIENCE_MS / 1_000)
+
+
+def gone(connection: socket.socket, _: threading.Event) -> None:
+    """A broker that dies when it has been told."""
+    connection.close()
+
+
+def trickling(head: bytes) -> Script:
+    """A broker whose answer comes to an end, if anybody waits for it: 100 bytes after `head`, one each 20 ms."""
+
+    def script(connection: socket.socket, over: threading.Event) -> None:
+        try:
+            connection.sendall(head)
+            for _ in range(100):
+                if over.wait(0.02):
+                    return
+                connection.sendall(b"x")
+            connection.sendall(b"\r\n\r\n")
+        except OSError:  # Whoever asked has gone.
+            return
+
+    return script
+
+
+@contextmanager
+def cluster(*scripts: Script | None, timeout_ms: int = PATIENCE_MS) -> Iterator[tuple[Access, Sequence[Broker]]]:
+    """An access to a log with these brokers on it, the leader first; None is one whose port is closed."""
+    channel = Channel()
+    channel.genesis()
+    with ExitStack() as ending:
+        brokers = []
+        for number, script in enumerate(scripts):
+            url = f"http://127.0.0.1:{closed_port()}"
+            if script is not None:
+                broker = Broker(script)
+                ending.callback(broker.close)
+                brokers.append(broker)
+                url = broker.url
+            record = replace(joined(f"b{number}", channel.view, nonce=f"nonce {number}"), addresses={"http": url})
+            channel.accept(record)
+        log = MemoryLog(name=f"memory:asking-{next(numbers)}")
+        log.append([data for _, data in channel.entries], timeout_ms=0)
+        reader = read_view(log, deadline=Deadline.after(timeout_ms=PATIENCE_MS))
+        yield Access(log=log, reader=reader, publisher="admin:erin", deadline=Deadline.after(timeout_ms=timeout_ms)), brokers
+
+
+def tell(access: Access) -> object:
+    """The order of all tests here."""
+    return tell_any(access, "PUT", "/partitions", subject=TOPIC, body=4)
+
+
+# --- questions ---
+
+
+@pytest.mark.parametrize("first", [silent, gone, None, answering(503), answering(504), answering(500), answering(302)])
+def test_whoever_answers_is_enough(first: Script | None) -> None:
+    """A question goes on from a leader that is stopped, dies, is away or cannot answer, to one that can."""
+    with cluster(first, answering(200, '{"ok": 1}'), timeout_ms=2_000) as (access, brokers):
+        assert {"ok": 1} == ask_any(access, "/stats")
+        assert ["GET /stats"] == brokers[-1].asked
+
+
+def test_a_refusal_is_an_answer() -> None:
+    """What one broker says against a question is final, in its words."""
+    with cluster(answering(404, '{"reason": "no such topic"}'), answering(200)) as (access, brokers):
+        with pytest.raises(BrokerRefuses, match="the broker b0 refuses: no such topic"):
+            ask_any(access, "/stats")
+        assert [] == brokers[1].asked
+
+
+def test_a_question_has_an_end() -> None:
+    """Where nobody answers the last who was asked is named; with nobody alive, or without time, that is the error."""
+    with cluster(silent, silent, timeout_ms=200) as (access, brokers):
+        with pytest.raises(BrokerUnreachable, match=r"the broker b1 cannot be asked at http://127.0.0.1:.*: it does not answer in time"):
+            ask_any(access, "/stats")
+        assert [1, 1] == [len(broker.asked) for broker in brokers]
+        with pytest.raises(DeadlineExceeded, match="an answer of any broker did not happen within 200 ms"):
+            ask_any(access, "/stats")
+    with cluster() as (access, _), pytest.raises(NobodyToAsk):
+        ask_any(access, "/stats")
+
+
+@pytest.mark.parametrize("head", [b"HTTP/1.1 200 OK\r\nX-Long: ", b"HTTP/1.1 200 OK\r\nContent-Length: 104\r\n\r\n"], ids=["head", "body"])
+def test_the_deadline_bounds_the_whole_answer(head: bytes) -> None:
+    """An answer that comes a byte at a time is given up, in its head or in its body, although each byte is in time."""
+    with cluster(trickling(head)) as (access, _):
+        (broker,) = access.view.live_brokers()
+        with pytest.raises(BrokerUnreachable, match="it does not answer in time"):
+            ask(broker, "GET", "/stats", deadline=Deadline.after(timeout_ms=200))
+
+
+def test_the_deadline_bounds_the_redirects() -> None:
+    """Who is sent on and on, each time in time, comes to an end by the same deadline."""
+
+    def sends_on(connection: socket.socket, over: threading.Event) -> None:
+        over.wait(0.15)
+        answering(307, headers="Location: /elsewhere\r\n")(connection, over)
+
+    with cluster(sends_on) as (access, brokers):
+        (broker,) = access.view.live_brokers()
+        with pytest.raises(BrokerUnreachable, match="it does not answer in time"):
+            ask(broker, "GET", "/stats", deadline=Deadline.after(timeout_ms=250))
+        with pytest.raises(BrokerUnreachable, match=r"sends the caller on and on, at last to http://127.0.0.1:.*/elsewhere"):
+            ask(broker, "GET", "/stats", deadline=access.deadline)
+        assert ["GET /stats", "GET /elsewhere"] == brokers[0].asked[:2]
+
+
+def test_a_redirect_is_followed() -> None:
+    """A broker sends the caller on to the one that serves the topic, order and all."""
+    with cluster(answering(200, "2")) as (there, _):
+        (target,) = there.view.live_brokers()
+        location = f"Location: {target.joined.addresses['http']}/partitions?n=1\r\n"
+        with cluster(answering(307, headers=location)) as (access, _):
+            (broker,) = access.view.live_brokers()
+            assert Answer(status=200, text="2") == ask(broker, "GET", "/partitions", deadline=access.deadline)
+
+
+# --- orders ---
+
+
+@pytest.mark.parametrize("first", [None, answering(503, '{"reason": "not ready"}')])
+def test_an_order_goes_on_where_nothing_was_begun(first: Script | None) -> None:
+    """A broker that was never reached, or says that it cannot, has done nothing, and the next is told."""
+    with cluster(first, answering(204)) as (access, brokers):
+        assert tell(access) is None
+        assert ["PUT /partitions"] == brokers[-1].asked
+
+
+@pytest.mark.parametrize(
+    "first", [gone, silent, answering(504, '{"reason": "begun"}'), answering(500)], ids=["gone", "silent", "504", "500"]
+)
+def test_nobody_is_told_after_one_who_may_have_done_it(first: Script) -> None:
+    """Once a broker was told, no other one is; what came of it is not known unless it says so."""
+    with cluster(first, answering(409, '{"reason": "it is partitioned already"}'), timeout_ms=600) as (access, brokers):
+        with pytest.raises(OutcomeUnknown, match="the broker b0 was told to do it, and then: ") as caught:
+            tell(access)
+        assert (TOPIC, access.log.name) == (caught.value.subject, caught.value.log)
+        assert (["PUT /partitions"], []) == (brokers[0].asked, brokers[1].asked)
+
+
+def test_who_was_told_is_waited_for_to_the_end() -> None:
+    """A broker that takes longer over an order than its share of the time is not given up, since nobody else may be told."""
+
+    def takes_its_time(connection: socket.socket, over: threading.Event) -> None:
+        over.wait(0.8)
+        answering(204)(connection, over)
+
+    # Of 2,400 ms a question would have 600 for the first of four.
+    with cluster(takes_its_time, silent, silent, silent, timeout_ms=2_400) as (access, brokers):
+        assert tell(access) is None
+        assert [1, 0, 0, 0] == [len(broker.asked) for broker in brokers]
+
+
+def test_an_order_that_nobody_takes_says_so() -> None:
+    """Where no broker can be told nothing was done, and the last one's words are the error; a refusal is final."""
+    with cluster(None, answering(503, '{"reason": "not ready"}')) as (access, _), pytest.raises(BrokerUnreachable, match=r"b1 .*not ready"):
+        tell(access)
+    with cluster(answering(409, '{"reason": "there are 8 already"}')) as (access, _), pytest.raises(BrokerRefuses, match="8 already"):
+        tell(access)
+    with cluster() as (access, _), pytest.raises(NobodyToAsk):
+        tell(access)

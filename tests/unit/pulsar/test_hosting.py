@@ -1,0 +1,110 @@
+"""The tables of what is served here, through openings, closings, splits and merges.
+
+May live here: `brokers.pulsar.hosting` with handles that tests make.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from brokers.agent.handle import Handle
+from brokers.pulsar.hosting import Hosting
+from brokers.pulsar.requests import SubscriptionKind
+from brokers.pulsar.topic import SubscriptionState, TopicLimits, TopicState
+from brokers.service import Ownership
+from channel.errors import Overloaded
+from channel.ranges import HASH_MAX, bundle_name, topic_hash
+from tests.unit.agent.test_ownership import HandClock, good_lease
+from tests.unit.pulsar.topics import make_producer
+
+NAMESPACE = "public/default"
+MIDDLE = 0x80000000
+NAMES = [f"non-persistent://{NAMESPACE}/{number}" for number in range(8)]
+LOW, HIGH = [name for name in NAMES if topic_hash(name) < MIDDLE], [name for name in NAMES if topic_hash(name) >= MIDDLE]
+
+
+def ownership(low: int = 0, high: int = HASH_MAX) -> Ownership:
+    """The right to a range of the namespace."""
+    name = bundle_name(NAMESPACE, low, high)
+    handle = Handle(bundle=name, namespace=NAMESPACE, low=low, high=high, token=9, lease=good_lease(), is_open=True)
+    return Ownership(handle, clock=HandClock())
+
+
+def hosting(topics_max: int = 100) -> Hosting:
+    """Nothing is open."""
+    return Hosting(limits=TopicLimits(), topics_max=topics_max)
+
+
+def filed(tables: Hosting) -> dict[str, list[str]]:
+    """The topics of each bundle."""
+    return {bundle: sorted(hosted.topics) for bundle, hosted in tables.bundles.items()}
+
+
+def test_the_names_lie_in_both_halves() -> None:
+    """As these tests need it."""
+    assert LOW
+    assert HIGH
+
+
+def test_topics_follow_their_bundles_through_splits_and_merges() -> None:
+    """Each is filed where its point lies, and under the ownership of that bundle."""
+    tables, whole, left, right = hosting(), ownership(), ownership(0, MIDDLE), ownership(MIDDLE, HASH_MAX)
+    assert () == tables.open(whole, {}, now_ms=0)
+    made = [tables.topic(whole.bundle.name, name, now_ms=0) for name in NAMES]
+    tables.reshape([whole.bundle], [left, right])
+    assert {left.bundle.name: LOW, right.bundle.name: HIGH} == filed(tables)
+    assert all(served is not None and served.ownership is (left if served.point < MIDDLE else right) for served in made)
+    tables.reshape([left.bundle, right.bundle], [whole])
+    assert {whole.bundle.name: NAMES} == filed(tables)
+    assert NAMES == sorted(tables.topics)
+
+
+def test_a_closed_bundle_takes_its_topics_along() -> None:
+    """They are handed out, and neither they nor the bundle are found any more; the other bundle is not touched."""
+    tables, left, right = hosting(), ownership(0, MIDDLE), ownership(MIDDLE, HASH_MAX)
+    for half, names in ((left, LOW), (right, HIGH)):
+        tables.open(half, {}, now_ms=0)
+        for name in names:
+            tables.topic(half.bundle.name, name, now_ms=0)
+    assert LOW == sorted(served.name for served in tables.close(left.bundle.name))
+    assert () == tables.close(left.bundle.name)
+    assert tables.find(LOW[0]) is None
+    assert tables.topic(left.bundle.name, LOW[0], now_ms=0) is None
+    assert HIGH == list(tables.of_namespace(NAMESPACE))
+
+
+def test_a_bundle_opens_with_the_topics_that_were_told_of() -> None:
+    """Those that do not lie in it are left out, whoever told of them."""
+    waiting = TopicState(last_entry_id=7, subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=("c",)),))
+    tables, left = hosting(), ownership(0, MIDDLE)
+    opened = tables.open(left, {LOW[0]: waiting, HIGH[0]: waiting}, now_ms=0)
+    assert [LOW[0]] == [served.name for served in opened]
+    assert (7, False) == (opened[0].topic.last_entry_id, opened[0].topic.is_idle)
+
+
+def test_there_is_a_bound_on_topics() -> None:
+    """One too many is refused; one that is there already is not one too many."""
+    tables, whole = hosting(topics_max=2), ownership()
+    tables.open(whole, {}, now_ms=0)
+    served = [tables.topic(whole.bundle.name, name, now_ms=0) for name in NAMES[:2]]
+    assert served[0] is tables.topic(whole.bundle.name, NAMES[0], now_ms=0)
+    with pytest.raises(Overloaded):
+        tables.topic(whole.bundle.name, NAMES[2], now_ms=0)
+
+
+def test_a_topic_is_forgotten_when_nobody_uses_it() -> None:
+    """Not while somebody does; nor is another topic of the same name forgotten in its place."""
+    tables, whole = hosting(), ownership()
+    tables.open(whole, {}, now_ms=0)
+    served = tables.topic(whole.bundle.name, NAMES[0], now_ms=0)
+    assert served is not None
+    producer = make_producer()
+    served.topic.add_producer(producer)
+    tables.forget_if_idle(served)
+    assert served is tables.find(NAMES[0])
+    served.topic.remove_producer(producer)
+    tables.forget_if_idle(served)
+    assert tables.find(NAMES[0]) is None
+    again = tables.topic(whole.bundle.name, NAMES[0], now_ms=0)
+    tables.forget_if_idle(served)
+    assert again is tables.find(NAMES[0])

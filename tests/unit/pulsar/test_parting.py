@@ -1,0 +1,121 @@
+"""How the consumers of a bundle that has moved are told where to go: after their client has taken what it was sent.
+
+May live here: raw clients that answer PINGs late, and the order of what they are told.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from brokers.agent.intents import Transfer
+from brokers.pulsar.pulsar_api_pb2 import BaseCommand, CommandPong
+from brokers.pulsar.service import now_ms
+from brokers.pulsar.settings import Settings
+from channel.ranges import topic_hash
+from tests.pulsar_speech import framed
+from tests.unit.http.cluster import run
+from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Member, T, WireClient, brokers
+
+PATIENT = Settings(drain_wait_ms=60_000)
+"""A client has longer than any test to take what it was sent."""
+
+SLOW_S = 0.1
+TICK_MS = 2
+"""What timers are off by."""
+
+PONG = framed(BaseCommand(type=T.PONG, pong=CommandPong()))
+ELSEWHERE = next(name for n in range(999) if topic_hash(name := f"non-persistent://{NAMESPACE}/{n}") >> 30 != topic_hash(TOPIC) >> 30)
+"""A topic of another bundle."""
+
+
+async def behind(source: Member, client: WireClient, *topics: str) -> None:
+    """Have a client, from now on silent, sent a message of each of these topics of `source`; its consumers are numbered from 0."""
+    client.answers_pings = False
+    publisher = await source.client()
+    for number, topic in enumerate(topics):
+        await client.consumer(number, topic)
+        await publisher.producer(number, topic)
+        publisher.publish(number, 0, "x")
+        await publisher.receipt(number, 0)
+        await client.hear_message()
+
+
+def test_a_bundle_moves_before_its_consumers_do(tmp_path: Path) -> None:
+    """The new owner serves while a client still takes what the old one sent; only then is its consumer told to go."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
+            source = running.owner_of()
+            destination = running.other_than(source)
+            client = await source.client()
+            await behind(source, client, TOPIC)
+            await running.transfer(destination)
+            await client.hear(T.PING)
+            assert destination.url == await client.located()
+            assert [] == client.names()
+            client.say(PONG)
+            assert destination.url == (await client.hear(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
+
+    run(story)
+
+
+def test_each_of_two_bundles_waits_for_their_client(tmp_path: Path) -> None:
+    """Of two bundles that move at once, none tells a client to go before it has taken the messages of both."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
+            source = running.owner_of()
+            destination = running.other_than(source)
+            if source is not running.owner_of(ELSEWHERE):
+                await running.transfer(source, ELSEWHERE)
+            client = await source.client()
+            await behind(source, client, TOPIC, ELSEWHERE)
+            intents = [
+                Transfer(bundle=running.bundle_of(topic), destination=destination.worker.broker_id, reason="a test")
+                for topic in (TOPIC, ELSEWHERE)
+            ]
+            await asyncio.gather(*(source.worker.request(intent, timeout_ms=PATIENCE_MS) for intent in intents))
+            await running.settled()
+            assert (destination, destination) == (running.owner_of(), running.owner_of(ELSEWHERE))
+            await client.hear(T.PING)
+            assert destination.url == await client.located()
+            assert "CLOSE_CONSUMER" not in client.names()
+            for _ in range(1 + client.names().count("PING")):
+                client.say(PONG)
+            assert {0, 1} == {(await client.hear(T.CLOSE_CONSUMER)).close_consumer.consumer_id for _ in range(2)}
+
+    run(story)
+
+
+def test_a_slow_client_gets_as_long_again(tmp_path: Path) -> None:
+    """Whose library was slow to take messages has a program that will be slow to take them out, and is given the time."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
+            source = running.owner_of()
+            client = await source.client()
+            await behind(source, client, TOPIC)
+            await running.transfer(running.other_than(source))
+            await client.hear(T.PING)
+            asked_ms = now_ms()
+            await asyncio.sleep(SLOW_S)
+            client.say(PONG)
+            answered_ms = now_ms()
+            await client.hear(T.CLOSE_CONSUMER)
+            assert now_ms() - answered_ms >= answered_ms - asked_ms - TICK_MS
+
+    run(story)
+
+
+def test_a_broker_that_stops_waits_until_its_consumers_are_told(tmp_path: Path) -> None:
+    """It does not end while a client still takes what it was sent: the connection is closed behind CLOSE_CONSUMER."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, settings=Settings(drain_wait_ms=50)) as running:
+            (member,) = running.members
+            client = await member.client()
+            await behind(member, client, TOPIC)
+        assert "CLOSE_CONSUMER" in client.names()
+
+    run(story)

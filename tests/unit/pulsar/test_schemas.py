@@ -1,0 +1,47 @@
+"""The schemas that a broker remembers."""
+
+from __future__ import annotations
+
+import pytest
+
+from brokers.pulsar import schemas as module
+from brokers.pulsar.requests import Schema
+from brokers.pulsar.schemas import Schemas
+
+
+def schema(definition: bytes, kind: int = 2) -> Schema:
+    """A schema with this definition."""
+    return Schema(name="s", kind=kind, definition=definition, properties=())
+
+
+def test_the_newest_schema_is_found_and_older_ones_by_version() -> None:
+    """A schema that is told again is the newest again."""
+    schemas = Schemas()
+    first, second = schemas.add("t", schema(b"1")), schemas.add("t", schema(b"2"))
+    assert (second, schema(b"2")) == schemas.find("t", None)
+    assert (first, schema(b"1")) == schemas.find("t", first)
+    assert first == schemas.add("t", schema(b"1"))
+    assert (first, schema(b"1")) == schemas.find("t", None)
+    assert schemas.find("other", None) is None
+    assert schemas.find("t", b"12345678") is None
+
+
+def test_a_version_says_what_the_schema_is() -> None:
+    """It is the same at every broker, differs by type and definition, and is a positive number for Java."""
+    one, other = Schemas(), Schemas()
+    version = one.add("t", schema(b"x"))
+    assert version == other.add("u", schema(b"x"))
+    assert version != one.add("t", schema(b"x", kind=3))
+    assert all(one.add("t", schema(bytes((n,))))[0] < 128 for n in range(64))
+    assert 8 == len(version)
+
+
+def test_of_too_many_the_one_unused_for_longest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A look counts as use."""
+    monkeypatch.setattr(module, "SCHEMAS_MAX", 2)
+    schemas = Schemas()
+    version = schemas.add("a", schema(b"a"))
+    schemas.add("b", schema(b"b"))
+    assert schemas.find("a", version) is not None
+    schemas.add("c", schema(b"c"))
+    assert [True, False, True] == [schemas.find(topic, None) is not None for topic in "abc"]

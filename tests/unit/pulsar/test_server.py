@@ -1,0 +1,95 @@
+"""The server: its names, its metrics, its log lines and its end.
+
+May live here: what is not the business of one session.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+
+import pytest
+
+from brokers.pulsar import server as module
+from brokers.pulsar.errors import Violation
+from tests.house_rules import ROOT
+from tests.pulsar_speech import entry as entry_of
+from tests.pulsar_speech import send
+from tests.unit.http.cluster import run
+from tests.unit.pulsar.test_session import metric_becomes
+from tests.unit.pulsar.wire_client import Member, brokers
+
+
+async def breach(member: Member) -> None:
+    """Connect, break the protocol, and be disconnected."""
+    client = await member.client(handshake=False)
+    client.say(send(1, 0, entry_of()))
+    await client.closed()
+
+
+def test_names_are_given_once(tmp_path: Path) -> None:
+    """Two producers without a name get two, also at two brokers."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2) as running:
+            names = [await (await running.owner_of().client()).producer(number) for number in range(3)]
+            assert 3 == len(set(names))
+            assert all(running.owner_of().worker.broker_id in name for name in names)
+
+    run(story)
+
+
+def test_every_metric_is_on_the_page_and_there_from_the_start(tmp_path: Path) -> None:
+    """A series that appears with its first event has no rate; one that is on no page means nothing to anybody."""
+    page = (ROOT / "docs" / "reference" / "metrics.md").read_text(encoding="utf-8")
+
+    async def story() -> None:
+        async with brokers(tmp_path) as running:
+            text = str(await running.members[0].get("/metrics"))
+            told = {line.split()[2] for line in text.splitlines() if line.startswith("# TYPE equipoise_pulsar_")}
+            assert told == set(re.findall(r"`(equipoise_pulsar_\w+)`", page))
+            reasons = [
+                violation.value
+                for violation in Violation
+                if f'disconnections_total{{broker="{running.members[0].worker.broker_id}",reason="{violation.value}"}} 0.0' in text
+            ]
+            assert [violation.value for violation in Violation] == reasons
+
+    run(story)
+
+
+def test_what_clients_do_is_told_with_its_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A line names the client, the broker and the reason, as fields."""
+    caplog.set_level(logging.INFO, module.__name__)
+
+    async def story() -> None:
+        async with brokers(tmp_path) as running:
+            await breach(running.members[0])
+
+    run(story)
+    (line,) = [record for record in caplog.records if record.name == module.__name__]
+    assert ("a Pulsar client is disconnected", "unexpected_command") == (line.message, line.__dict__["reason"])
+    assert line.__dict__["client"].startswith("127.0.0.1:")
+
+
+def test_clients_cannot_fill_a_disk_with_log_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of many lines in one tick only some are told, and then how many more there were."""
+    monkeypatch.setattr(module, "_LINES_PER_TICK_MAX", 3)
+    caplog.set_level(logging.INFO, module.__name__)
+
+    async def story() -> None:
+        async with brokers(tmp_path) as running:
+            for _ in range(10):
+                await breach(running.members[0])
+            while not [record for record in caplog.records if "more Pulsar clients" in record.message]:
+                await running.members[0].metric("connections")
+            await metric_becomes(running.members[0], "connections", 0)
+
+    run(story)
+    lines = [record.message for record in caplog.records if record.name == module.__name__]
+    assert lines.count("a Pulsar client is disconnected") < 10
+    untold = sum(record.__dict__.get("untold", 0) for record in caplog.records)
+    assert 10 == untold + lines.count("a Pulsar client is disconnected")

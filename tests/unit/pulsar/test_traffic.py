@@ -1,0 +1,48 @@
+"""Counters of topics as the load of their bundle."""
+
+from __future__ import annotations
+
+from brokers.load import BundleLoad, Messaging
+from brokers.pulsar.hosting import Served
+from brokers.pulsar.traffic import Totals, load_of, totals_of
+from tests.unit.pulsar.test_hosting import NAMES, hosting, ownership
+from tests.unit.pulsar.topics import joined, make_producer, send
+
+
+def served(number: int) -> Served:
+    """A topic with one producer and two subscriptions, on which one message of 5 bytes was published."""
+    tables, whole = hosting(), ownership()
+    tables.open(whole, {}, now_ms=0)
+    made = tables.topic(whole.bundle.name, NAMES[number], now_ms=0)
+    assert made is not None
+    producer = make_producer()
+    made.topic.add_producer(producer)
+    for subscription in ("s", "t"):
+        joined(made.topic, "c", subscription)
+    send(made.topic, producer)
+    return made
+
+
+def test_a_bundle_carries_what_its_topics_do() -> None:
+    """Messages count as they come in, and for each subscription that they go out to; sessions are who is connected."""
+    topics = [served(0), served(1)]
+    now = {each.name: totals_of(each.topic) for each in topics}
+    messaging = Messaging(
+        messages_in_per_second=1,
+        bytes_in_per_second=5,
+        messages_out_per_second=2,
+        bytes_out_per_second=10,
+        producers=2,
+        consumers=4,
+        topics=2,
+    )
+    assert BundleLoad(calls_per_second=3, bytes_per_second=15, sessions=6, messaging=messaging) == load_of(topics, {}, now, 2.0)
+
+
+def test_only_what_was_counted_since_the_last_look_is_load() -> None:
+    """A topic that went away and came again, so that it has counted less than before, has carried nothing."""
+    quiet, anew = served(0), served(1)
+    now = {each.name: totals_of(each.topic) for each in (quiet, anew)}
+    before = {quiet.name: now[quiet.name], anew.name: Totals(9, 99, 9, 99)}
+    load = load_of([quiet, anew], before, now, 1.0)
+    assert (0.0, 0.0, 6) == (load.calls_per_second, load.bytes_per_second, load.sessions)
