@@ -31,6 +31,9 @@ ENDING_MS: Final = 25_000
 services that swallow their cancellation 2 s, the log 2 s, the evidence 2 s, the data directory 2 s, answers under way and their
 cancellation 4 s, Pulsar's clients 2 s; and the rest for the end of the loop and of the process."""
 
+SETTLE_MS_MAX: Final = 1_000
+"""A move must not be held up for longer, and a broker that ends waits for it too: so it is part of `ENDING_MS`."""
+
 # A broker's id may be its host, a colon and its port: together at most 255 characters.
 _match_host_name: Final = re.compile(
     r"(?=.{1,240}\Z)(?!\d+(\.\d+){3}\Z)[A-Za-z0-9]([-A-Za-z0-9_]*)(\.[A-Za-z0-9][-A-Za-z0-9_]*)*\.?"
@@ -83,10 +86,13 @@ class WorkerConfig(BaseModel):
         default=None, ge=0, le=65_535, description="The port for clients of Apache Pulsar, 0 for any that is free; none without it."
     )
     pulsar_connections_max: int = Field(
-        default=20_000, ge=1, le=1_000_000, description="Connections of Pulsar's clients; an idle one costs about 20 KiB."
+        default=10_000,
+        ge=1,
+        le=1_000_000,
+        description="Connections of Pulsar's clients. An idle one costs 4 KiB, and one of the files that the system lets a process open.",
     )
     pulsar_connections_per_address_max: int = Field(
-        default=10_000, ge=1, le=1_000_000, description="The same from one address, so that one host cannot shut out the others."
+        default=6_000, ge=1, le=1_000_000, description="The same from one address, so that one host cannot shut out the others."
     )
     pulsar_message_bytes_max: int = Field(
         default=5 * 1024 * 1024,
@@ -97,6 +103,13 @@ class WorkerConfig(BaseModel):
     pulsar_keep_alive_ms: DeadlineMs = Field(
         default=30_000,
         description="A client of Pulsar that is silent for so long is asked for a sign of life; after as long again it is given up.",
+    )
+    pulsar_settle_ms: int = Field(
+        default=2,
+        ge=0,
+        le=SETTLE_MS_MAX,
+        description="How long a program has, when a topic moves, to take out what its library holds for it and then throws away; in Java "
+        "at least 25. As long as it takes to work off the longest burst loses nothing, and deliveries pause for as much longer.",
     )
     pulsar_stats_ms: DeadlineMs = Field(default=10_000, description="The window of the rates in the stats of Pulsar's topics.")
 

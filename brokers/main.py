@@ -23,6 +23,7 @@ from brokers.http.app import make_app
 from brokers.http.errors import typed, unmatched
 from brokers.load_bus import open_load_bus
 from brokers.lookups import Lookups
+from brokers.open_files import room_for_files
 from brokers.service import Service
 from brokers.worker import Worker
 from channel.errors import AddressInUse, DeadlineExceeded, EquipoiseError, InvalidConfig, InvalidService
@@ -34,6 +35,9 @@ _BACKLOG: Final = 1_024
 
 # A broker that is not ready says so this often, for as long as it is not.
 _READY_MS: Final = 60_000
+
+# What a broker has open beside connections of Pulsar's clients: its log, its disk, callers and other brokers over HTTP.
+_OTHER_FILES: Final = 256
 
 # Answers to callers that are under way when the broker stops get this long after it has left.
 _SHUTDOWN_S: Final = 2.0
@@ -158,12 +162,31 @@ async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.so
     from brokers.pulsar.server import Server  # noqa: PLC0415
     from brokers.pulsar.service import PulsarService  # noqa: PLC0415
 
-    service = next((service for service in worker.services if isinstance(service, PulsarService)), None)
-    if service is None:
+    speaking = [service for service in worker.services if isinstance(service, PulsarService)]
+    if not speaking:
         raise InvalidConfig(problems=("pulsar_port: no service of this broker speaks Pulsar's protocol; name `pulsar` as one of them",))
+    if len(speaking) > 1:
+        problem = f"pulsar_port: {len(speaking)} services of this broker speak Pulsar's protocol, and clients would reach only one of them"
+        raise InvalidConfig(problems=(f"{problem}; give the same one to all patterns of namespaces",))
+    (service,) = speaking
+    _make_room(worker)
     server = Server(service, worker, lookups)
     async with server.serving(listening):
         yield Topics(worker, server).routes()
+
+
+def _make_room(worker: Worker) -> None:
+    """Let the process have as many connections as it is configured for, or tell that it cannot."""
+    connections_max = worker.config.pulsar_connections_max
+    room = room_for_files(connections_max + _OTHER_FILES)
+    if room < connections_max + _OTHER_FILES:
+        _logger.warning(
+            "pulsar_connections_max is %d, but this process may have only %d files open: raise that limit (ulimit -n) to %d, or set less",
+            connections_max,
+            room,
+            connections_max + _OTHER_FILES,
+            extra={"broker": worker.broker_id},
+        )
 
 
 def _add_routes(app: web.Application, service: Service) -> None:

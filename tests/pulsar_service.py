@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from brokers.pulsar.connection import Connection
 from brokers.pulsar.errors import ServerError
-from brokers.pulsar.replies import ConsumerStats
+from brokers.pulsar.replies import ConsumerStats, topics_told
 from brokers.pulsar.requests import (
     ConsumerClosed,
     ConsumerStatsAsked,
@@ -70,7 +70,7 @@ class DumbService:
             case LookupAsked():
                 connection.located(request.request_id, "pulsar://broker:6650")
             case TopicsAsked():
-                connection.topics(request.request_id, ["a", "b"])
+                connection.topics(request.request_id, topics_told(["a", "b"]))
             case SchemaAsked():
                 connection.schema_missing(request.request_id, ServerError.TOPIC_NOT_FOUND, "none")
             case SchemaOffered():

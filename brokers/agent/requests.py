@@ -72,7 +72,7 @@ def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
     now = before.get(intent.policy)
     # Looked at again in each attempt, so that of two who change one value at once the second learns of the first.
     if not isinstance(intent.expected, Anything) and now != intent.expected:
-        problem = f"{intent.policy} of {intent.name} is {_told(now)} now, not {_told(intent.expected)}; look at it, and ask again"
+        problem = f"{intent.policy} is {_told(now)} now, and the change was meant for one that is {_told(intent.expected)}"
         return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
     policies = {policy: value for policy, value in before.items() if policy != intent.policy}
     if intent.value is not None:

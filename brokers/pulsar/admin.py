@@ -69,11 +69,14 @@ class Topics:
         return json_answer(await self._topics_of(namespace_of(request), _mode_of(request)))
 
     async def of_domain(self, request: web.Request) -> web.Response:
-        """The topics of a namespace in one domain; with `local=true` only those served here, which is what brokers ask each other."""
+        """The topics of a namespace in one domain.
+
+        With `local=true` only those served here, and the bundles that they are of, which is what brokers ask each other.
+        """
         namespace = namespace_named(ready_view(self._worker), namespace_of(request)).name
         mode = TopicsMode.NON_PERSISTENT if request.match_info["domain"] == NON_PERSISTENT else TopicsMode.PERSISTENT
         if mode is TopicsMode.NON_PERSISTENT and parameter_of(request, "local") == "true":
-            return json_answer(list(self._hosting.of_namespace(namespace)))
+            return json_answer(self._server.peers.here(namespace).document())
         return json_answer(await self._topics_of(namespace, mode))
 
     async def of_bundle(self, request: web.Request) -> web.Response:
@@ -106,7 +109,7 @@ class Topics:
         count = await _count_of(request)
         if self._partitions(topic):
             raise Rejected(key=topic.full, reason=Reason.ILLEGAL_TRANSITION, problem="this topic already exists", offset=None)
-        await self._set_partitions(topic, count)
+        await self._set_partitions(topic, count, before=None)
         return done()
 
     async def add_partitions(self, request: web.Request) -> web.Response:
@@ -118,23 +121,25 @@ class Topics:
             raise UnknownTopic(topic=topic.full)
         if count <= before:
             raise InvalidRequest(what="the number of partitions", problem=f"{count} is not more than the {before} that there are")
-        await self._set_partitions(topic, count)
+        await self._set_partitions(topic, count, before=before)
         return done()
 
     async def delete_partitions(self, request: web.Request) -> web.Response:
         """A partitioned topic is one no more. What its partitions hold goes when nobody uses them."""
         topic = _partitionable(request)
-        if not self._partitions(topic):
+        before = self._partitions(topic)
+        if not before:
             raise UnknownTopic(topic=topic.full)
-        await self._set_partitions(topic, None)
+        await self._set_partitions(topic, None, before=before)
         return done()
 
     def _partitions(self, topic: TopicName) -> int:
         namespace = namespace_named(ready_view(self._worker), topic.namespace)
         return partitions_in(namespace.policies).get(topic.full, 0)
 
-    async def _set_partitions(self, topic: TopicName, count: int | None) -> None:
-        intent = SetPolicy(name=topic.namespace, policy=policy_of(topic.full), value=count)
+    async def _set_partitions(self, topic: TopicName, count: int | None, *, before: int | None) -> None:
+        """Raises `Rejected` if they are no longer as many as `before`: of two changes at once one is refused."""
+        intent = SetPolicy(name=topic.namespace, policy=policy_of(topic.full), value=count, expected=before)
         await self._worker.request(intent, timeout_ms=self._worker.config.admin_ms)
 
     # --- stats ---

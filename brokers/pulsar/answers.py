@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -19,6 +20,7 @@ from brokers.pulsar.dispatch import Consumer, Refusal
 from brokers.pulsar.errors import NotServed, ServedElsewhere, ServerError
 from brokers.pulsar.hosting import Consuming, Publishing, Served
 from brokers.pulsar.names import PULSAR, served_topic
+from brokers.pulsar.outcomes import Producer, Replaced, Subscribed
 from brokers.pulsar.rates import Meter
 from brokers.pulsar.replies import ConsumerStats
 from brokers.pulsar.requests import (
@@ -45,7 +47,7 @@ from brokers.pulsar.requests import (
 )
 from brokers.pulsar.service import tell_active
 from brokers.pulsar.stats import kind_name
-from brokers.pulsar.topic import Producer, Replaced, Subscribed, Topic
+from brokers.pulsar.topic import Topic
 from brokers.service import Peer
 from channel.errors import DeadlineExceeded, EquipoiseError, UnknownNamespace
 
@@ -61,7 +63,7 @@ T = TypeVar("T")
 class Answers:
     """The requests of one session, and the tasks of those that wait."""
 
-    __slots__ = ("_connection", "_creations", "_server", "_service", "_session", "_tasks")
+    __slots__ = ("_connection", "_creations", "_server", "_service", "_session", "_tasks", "_topics_asked")
 
     def __init__(self, session: Session, server: Server) -> None:
         """For one session of a server."""
@@ -71,6 +73,7 @@ class Answers:
         self._service = server.service
         self._tasks: set[asyncio.Task[None]] = set()
         self._creations: dict[tuple[Kind, int], asyncio.Task[None]] = {}
+        self._topics_asked = deque[TopicsAsked]()
 
     def answer(self, request: Request) -> None:
         """Carry out one request, or begin to."""
@@ -91,15 +94,14 @@ class Answers:
         assert isinstance(request.producer, Publishing), "what was attached here"
         self._server.counts.damaged += 1
         # Clients match answers with the head of their queue, so that this one may not overtake a receipt.
-        self._service.release_receipts(request.producer.served)
+        if not self._service.release_receipts(request.producer.served, request.producer.producer):
+            return
         producer_id = request.producer.producer.producer_id
         self._connection.send_error(producer_id, request.sequence_id, ServerError.CHECKSUM_ERROR, "The checksum does not fit the message")
 
     def _on_flowed(self, request: Flowed) -> None:
         assert isinstance(request.consumer, Consuming), "what was attached here"
-        consuming = request.consumer
-        outcome = consuming.served.topic.flow(consuming.consumer, request.permits, self._server.now_ms())
-        self._service.carry_out(consuming.served, outcome)
+        self._service.flow(request.consumer.served, request.consumer.consumer, request.permits)
 
     def _on_acked(self, _request: Acked) -> None:
         self._server.counts.acknowledgements += 1
@@ -184,11 +186,23 @@ class Answers:
         )
 
     def _on_topics_asked(self, request: TopicsAsked) -> None:
-        self._ask(
-            lambda: self._server.topics_of(request.namespace, request.mode),
-            partial(self._connection.topics, request.request_id),
-            partial(self._connection.topics_failed, request.request_id),
-        )
+        self._topics_asked.append(request)
+        if len(self._topics_asked) == 1:
+            self._begin(self._answer_topics)
+
+    async def _answer_topics(self) -> None:
+        """One question at a time: an answer may be megabytes, and the next one is not made before it is on its way."""
+        while self._topics_asked:
+            request = self._topics_asked[0]
+            try:
+                told = await self._server.topics_told(request.namespace, request.mode)
+            except EquipoiseError as error:
+                self._connection.topics_failed(request.request_id, *_refusal_of(error))
+            else:
+                self._connection.topics(request.request_id, told)
+            self._session.write_soon()
+            self._topics_asked.popleft()
+            await asyncio.sleep(0)
 
     def _ask(self, question: Callable[[], Awaitable[T]], tell: Callable[[T], object], refuse: Callable[[ServerError, str], object]) -> None:
         """Pass the answer to a question on, or what kept it from being answered."""
@@ -237,6 +251,7 @@ class Answers:
             return
         if replaced is not None:
             session.producers.pop(replaced.former, None)
+            served.forget_works(replaced.forgotten)
         if connection.producer_opened(request.producer_id, request.request_id, name, Publishing(producer=producer, served=served)):
             session.producers[producer] = served
         else:
@@ -253,6 +268,7 @@ class Answers:
                 link=session,
                 consumer_id=request.consumer_id,
                 delivered=Meter(now_ms=now_ms),
+                is_name_users=bool(request.name),
                 priority=request.priority,
                 key_shared=request.key_shared,
                 properties=request.properties,
@@ -331,8 +347,7 @@ class Answers:
             about = {"broker": self._server.broker_id, "client": self._session.address}
             _logger.exception("a request of a Pulsar client failed", extra=about)
             self._session.abort()
-        if self._connection.outgoing_bytes:
-            self._session.soil()
+        self._session.write_soon()
 
     _HANDLERS: Final[Mapping[type, Callable[..., None]]] = {
         Published: _on_published,

@@ -7,10 +7,13 @@ decided in `brokers.pulsar.topic`, and who gets what in `brokers.pulsar.subscrip
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
-from typing import NamedTuple
+from collections.abc import Collection, Iterable
+from typing import Final, NamedTuple
 
 from brokers.pulsar.dispatch import Consumer
+
+# The name under which one is expected whose name was chosen by its broker: the next one chooses another.
+NAMELESS: Final = ""
 
 
 class Entry(NamedTuple):
@@ -27,24 +30,28 @@ class Arrivals:
     A consumer is back once it has subscribed under its former name AND granted permits. From then on it is like any other:
     if it leaves again, nobody waits for it. One that leaves before it granted permits is expected again, since a client
     whose connection breaks in the middle of coming back tries once more.
+
+    Who left the choice of its name to the broker comes back without one: it is expected, and recognised, as `NAMELESS`.
     """
 
-    __slots__ = ("_bytes_max", "_coming", "_entries", "_entries_max", "_missing", "bytes", "messages")
+    __slots__ = ("_bytes_max", "_coming", "_entries", "_entries_max", "_missing", "_ready", "bytes", "messages", "needs_one")
 
     def __init__(self, names: Iterable[str], *, entries_max: int, bytes_max: int) -> None:
         """Wait for one consumer for each of `names`, which may hold a name twice; hold at most so many entries and bytes."""
         self._missing = Counter(names)
         self._coming: dict[Consumer, None] = {}
+        self._ready: set[Consumer] = set()
         self._entries: deque[Entry] = deque()
         self.bytes = 0
         self.messages = 0
+        self.needs_one = False
         self._entries_max = entries_max
         self._bytes_max = bytes_max
 
     @property
     def is_complete(self) -> bool:
-        """Whether all are back."""
-        return not self._missing and not self._coming
+        """Whether all are back, or, where that is enough (`needs_one`), anybody is here who has granted permits."""
+        return (not self._missing and not self._coming) or (self.needs_one and bool(self._ready))
 
     @property
     def missing(self) -> tuple[str, ...]:
@@ -57,19 +64,24 @@ class Arrivals:
 
     def subscribed(self, consumer: Consumer) -> None:
         """A consumer has come; if it is one of the missing, only its permits are waited for now."""
-        if consumer.name in self._missing:
-            self._missing -= Counter((consumer.name,))
+        name = name_to_expect(consumer)
+        if name in self._missing:
+            self._missing[name] -= 1
+            if not self._missing[name]:
+                del self._missing[name]
             self._coming[consumer] = None
 
     def flowed(self, consumer: Consumer) -> None:
         """A consumer has granted permits."""
         self._coming.pop(consumer, None)
+        self._ready.add(consumer)
 
     def left(self, consumer: Consumer) -> None:
         """A consumer has gone again."""
+        self._ready.discard(consumer)
         if consumer in self._coming:
             del self._coming[consumer]
-            self._missing[consumer.name] += 1
+            self._missing[name_to_expect(consumer)] += 1
 
     def hold(self, entry: Entry) -> bool:
         """Keep an entry behind all that wait already; False if there is no room for it."""
@@ -80,6 +92,12 @@ class Arrivals:
         self.bytes += size
         self.messages += entry.messages
         return True
+
+    def forget(self, entry_ids: Collection[int]) -> None:
+        """Give up entries, wherever they stand; ids of others are passed over."""
+        self._entries = deque(entry for entry in self._entries if entry.entry_id not in entry_ids)
+        self.bytes = sum(len(entry.block) for entry in self._entries)
+        self.messages = sum(entry.messages for entry in self._entries)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
@@ -97,3 +115,8 @@ class Arrivals:
         self.bytes -= len(entry.block)
         self.messages -= entry.messages
         return entry
+
+
+def name_to_expect(consumer: Consumer) -> str:
+    """The name by which a consumer is recognised when it comes back after a move."""
+    return consumer.name if consumer.is_name_users else NAMELESS

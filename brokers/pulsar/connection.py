@@ -10,20 +10,12 @@ answers its requests, and attaches an object to each id, which later requests ca
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import ClassVar, Final
 
-from brokers.pulsar import commands, replies
+from brokers.pulsar import commands, errors, replies
 from brokers.pulsar.attachments import Attached, Attachments, Creation
-from brokers.pulsar.errors import (
-    MalformedFrame,
-    NotServed,
-    PulsarProtocolError,
-    ServerError,
-    UnexpectedCommand,
-    UnknownProducer,
-    UnsupportedVersion,
-)
+from brokers.pulsar.errors import MalformedFrame, NotServed, PulsarProtocolError, ServerError, UnexpectedCommand
 from brokers.pulsar.frames import Frame, FrameReader, checksum_is_good
 from brokers.pulsar.keep_alive import KeepAlive
 from brokers.pulsar.limits import Limits
@@ -75,16 +67,17 @@ class Connection:
         "_pongs",
         "_producers",
         "_protocol_version",
-        "_reader",
         "_requests",
         "_unsubscribing",
         "_waiting",
+        "reader",
     )
 
     def __init__(self, *, limits: Limits, now_ms: int) -> None:
         """A connection that was just accepted."""
         self._limits = limits
-        self._reader = FrameReader(frame_bytes_max=limits.frame_bytes_max, command_bytes_max=limits.command_bytes_max)
+        # Who has not even said CONNECT has nothing to say that is as large as an entry.
+        self.reader = FrameReader(frame_bytes_max=limits.command_bytes_max, command_bytes_max=limits.command_bytes_max)
         self._producers = Attachments(kind=Kind.PRODUCER, asked=Asked.PRODUCER, limits=limits, count_max=limits.producers_max)
         self._consumers = Attachments(kind=Kind.CONSUMER, asked=Asked.CONSUMER, limits=limits, count_max=limits.consumers_max)
         self._waiting = Waiting(limits=limits)
@@ -115,16 +108,25 @@ class Connection:
         return self._outgoing.waiting_bytes
 
     def receive(self, data: bytes, now_ms: int) -> list[Request]:
-        """What the client asks with these bytes, in its order. Raises nothing: what breaks the protocol is answered by `Ended`."""
+        """What the client asks with these bytes, in its order. Raises nothing: what breaks the protocol is answered by `Ended`.
+
+        Of very much it is only the beginning: while `reader.has_more`, this is to be called again, with or without more bytes.
+        """
         if self._is_ended:
             return []
         self._now_ms = now_ms
         self._keep_alive.heard(now_ms)
         try:
-            for frame in self._reader.feed(data):
-                self._take(frame)
-            if self._reader.problem is not None:
-                self._end(self._reader.problem)
+            if not self._is_connected:
+                # Only the first frame, because it decides how large the next may be.
+                for frame in self.reader.feed(data, cost_max=1):
+                    self._take(frame)
+                data = b""
+            if self._is_connected:
+                for frame in self.reader.feed(data, cost_max=self._limits.turn_cost_max):
+                    self._take(frame)
+            if self.reader.problem is not None:
+                self._end(self.reader.problem)
         except PulsarProtocolError as problem:
             self._end(problem)
         return self._take_requests()
@@ -152,6 +154,7 @@ class Connection:
     def end(self) -> None:
         """The stream is over, or the edge closes it: late answers go nowhere, and nothing is attached any more."""
         self._is_ended = True
+        self.reader.clear()
         self._outgoing.close()
         self._producers.clear()
         self._consumers.clear()
@@ -178,9 +181,9 @@ class Connection:
         """`LookupAsked`: refused. `SERVICE_NOT_READY` would make clients close the whole connection; say `METADATA_ERROR` for "not now"."""
         self._answer(Asked.LOOKUP, request_id, replies.lookup_failed(request_id, error, message))
 
-    def topics(self, request_id: int, names: Sequence[str]) -> None:
-        """`TopicsAsked`: the full names of the topics."""
-        self._answer(Asked.TOPICS, request_id, replies.topics(request_id, names))
+    def topics(self, request_id: int, told: bytes) -> None:
+        """`TopicsAsked`: the full names of the topics, as `replies.topics_told` spells them."""
+        self._answer(Asked.TOPICS, request_id, replies.topics(request_id, told))
 
     def topics_failed(self, request_id: int, error: ServerError, message: str) -> None:
         """`TopicsAsked`: refused."""
@@ -300,9 +303,10 @@ class Connection:
         if version < PROTOCOL_VERSION_MIN:
             problem = f"a client of protocol version {version}; at least {PROTOCOL_VERSION_MIN} is needed"
             self._outgoing.say(replies.error(replies.MINUS_ONE, ServerError.UNSUPPORTED_VERSION, problem))
-            raise UnsupportedVersion(problem=problem)
+            raise errors.UnsupportedVersion(problem=problem)
         client_version = commands.client_version(command.connect, self._limits)
         self._is_connected = True
+        self.reader.frame_bytes_max = self._limits.frame_bytes_max
         self._protocol_version = version
         # Before all else: clients take nothing but this for an answer to CONNECT, not even a PONG.
         self._outgoing.say_first(replies.connected(version, self._limits.message_bytes_max))
@@ -344,7 +348,7 @@ class Connection:
     def _check_stray(self, producer_id: int) -> None:
         """A message for no live producer: of one that this side closed, it was under way; of one not yet open, it is too early."""
         if producer_id not in self._producers.creations and not self._producers.was_closed(producer_id, self._now_ms):
-            raise UnknownProducer(problem=f"a message for producer {producer_id}, which this connection does not have")
+            raise errors.UnknownProducer(problem=f"a message for producer {producer_id}, which this connection does not have")
 
     def _on_flow(self, command: BaseCommand, _frame: Frame) -> None:
         consumer = self._consumers.live.get(command.flow.consumer_id)

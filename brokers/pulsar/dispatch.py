@@ -6,11 +6,13 @@ here, and nobody knows of connections: what a consumer hangs on is its `link`, w
 
 from __future__ import annotations
 
+from bisect import bisect_left, insort
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
 from brokers.pulsar.errors import ServerError
-from brokers.pulsar.keys import Ring, Stripes, slot_of
+from brokers.pulsar.keys import Holder, Ring, Stripes
 from brokers.pulsar.rates import Meter
 from brokers.pulsar.requests import KeyShared, SubscriptionKind
 
@@ -23,13 +25,15 @@ class Consumer:
     """One consumer, as its topic sees it; compared by identity. The service makes it, and may set nothing in it afterwards.
 
     `permits` are the messages that it has granted and not yet got; a batch may take them below 0. `connected_since` is
-    already in the form that Pulsar prints, because pure code has no calendar.
+    already in the form that Pulsar prints, because pure code has no calendar. `is_name_users`: the client chose the name, and
+    so will come back under it after a move.
     """
 
     name: str
     link: object
     consumer_id: int
     delivered: Meter
+    is_name_users: bool = True
     priority: int = 0
     key_shared: KeyShared | None = None
     properties: tuple[tuple[str, str], ...] = ()
@@ -40,6 +44,9 @@ class Consumer:
     is_writable: bool = True
     has_flowed: bool = False
 
+
+# To look for one point of a ring takes as long as to pass by so many.
+_DEARER_SINGLY: Final = 10
 
 ActiveChange = tuple[Consumer, bool]
 
@@ -54,22 +61,25 @@ class Refusal:
 
 
 class Dispatcher(Protocol):
-    """One way of choosing. A consumer is ready if it has permits and can be written to; only a ready one is ever chosen."""
+    """One way of choosing. A consumer is ready if it has permits and can be written to; only a ready one is ever chosen.
+
+    `slot` is that of the entry; only Key_Shared looks at it, and for the others it may be any number.
+    """
 
     def add(self, consumer: Consumer) -> Refusal | list[ActiveChange]:
         """Let a consumer in, and say to whom what about being active must be told; or why it cannot come in."""
         ...
 
-    def remove(self, consumer: Consumer) -> list[ActiveChange]:
-        """Let a consumer go that is in, and say to whom what about being active must be told."""
+    def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:
+        """Let consumers go that are in, all in one step, and say to whom what about being active must be told."""
         ...
 
-    def choose(self, block: bytes) -> Consumer | None:
-        """The consumer that gets this entry; None if the one that should, or all that could, are not ready."""
+    def choose(self, slot: int) -> Consumer | None:
+        """The consumer that gets an entry; None if the one that should, or all that could, are not ready."""
         ...
 
-    def serves(self, block: bytes) -> bool:
-        """Whether there is a consumer that would get this entry if all were ready."""
+    def serves(self, slot: int) -> bool:
+        """Whether there is a consumer that would get an entry if all were ready."""
         ...
 
     @property
@@ -112,17 +122,17 @@ class Exclusive:
         self._consumer = consumer
         return []
 
-    def remove(self, consumer: Consumer) -> list[ActiveChange]:  # noqa: ARG002 - it is the only one
+    def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:  # noqa: ARG002 - it is the only one
         """See `Dispatcher`."""
         self._consumer = None
         return []
 
-    def choose(self, block: bytes) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
+    def choose(self, slot: int) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
         """See `Dispatcher`."""
         consumer = self._consumer
         return consumer if consumer is not None and consumer.permits > 0 and consumer.is_writable else None
 
-    def serves(self, block: bytes) -> bool:  # noqa: ARG002 - as the protocol asks
+    def serves(self, slot: int) -> bool:  # noqa: ARG002 - as the protocol asks
         """See `Dispatcher`."""
         return self._consumer is not None
 
@@ -133,8 +143,10 @@ class Exclusive:
 
 
 class Failover:
-    """One active consumer; the others stand by. Everybody is told whenever another one becomes active.
+    """One active consumer; the others stand by. Told are those for whom something is new: who comes, who is active, who was.
 
+    Pulsar tells everybody whenever another one becomes active; who stands by learns nothing from that, and hundreds who come
+    or go at once would have to be told hundreds of times each.
     Only those of the best (lowest) priority can be active. Of them, sorted by name, the partition's index chooses one, so
     that the partitions of a topic spread over the same consumers. Source: AbstractDispatcherSingleActiveConsumer.
     """
@@ -149,31 +161,36 @@ class Failover:
 
     def add(self, consumer: Consumer) -> Refusal | list[ActiveChange]:
         """See `Dispatcher`."""
-        self._consumers.append(consumer)
-        self._consumers.sort(key=lambda each: (each.priority, each.name))
-        return self._chosen_anew() or [(consumer, False)]
+        insort(self._consumers, consumer, key=_rank)
+        changes = self._chosen_anew()
+        if all(told is not consumer for told, _ in changes):
+            changes.append((consumer, False))
+        return changes
 
-    def remove(self, consumer: Consumer) -> list[ActiveChange]:
+    def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:
         """See `Dispatcher`."""
-        self._consumers.remove(consumer)
-        return self._chosen_anew()
+        gone = set(consumers)
+        self._consumers = [each for each in self._consumers if each not in gone]
+        return [(told, is_active) for told, is_active in self._chosen_anew() if told not in gone]
 
     def _chosen_anew(self) -> list[ActiveChange]:
-        """Choose the active one again; what everybody must be told if it is another than before."""
-        consumers = self._consumers
-        best = [each for each in consumers if each.priority == consumers[0].priority]
-        active = best[self._index % len(best)] if best else None
-        if active is self._active:
+        """Choose the active one again; what that one and the former one must be told if they are not the same."""
+        consumers, former = self._consumers, self._active
+        active = None
+        if consumers:
+            best = bisect_left(consumers, (consumers[0].priority + 1, ""), key=_rank)
+            active = consumers[self._index % best]
+        if active is former:
             return []
         self._active = active
-        return [(each, each is active) for each in consumers]
+        return [(each, each is active) for each in (active, former) if each is not None]
 
-    def choose(self, block: bytes) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
+    def choose(self, slot: int) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
         """See `Dispatcher`."""
         consumer = self._active
         return consumer if consumer is not None and consumer.permits > 0 and consumer.is_writable else None
 
-    def serves(self, block: bytes) -> bool:  # noqa: ARG002 - as the protocol asks
+    def serves(self, slot: int) -> bool:  # noqa: ARG002 - as the protocol asks
         """See `Dispatcher`."""
         return self._active is not None
 
@@ -199,18 +216,18 @@ class Shared:
         self._consumers = dict(sorted(self._consumers.items()))
         return []
 
-    def remove(self, consumer: Consumer) -> list[ActiveChange]:
+    def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:
         """See `Dispatcher`."""
-        level = self._consumers[consumer.priority]
-        place = level.index(consumer)
-        del level[place]
-        if place < self._turns[consumer.priority]:
-            self._turns[consumer.priority] -= 1
-        if not level:
-            del self._consumers[consumer.priority], self._turns[consumer.priority]
+        gone = set(consumers)
+        for priority in sorted({each.priority for each in gone}):
+            level = self._consumers[priority]
+            self._turns[priority] -= sum(1 for each in level[: self._turns[priority]] if each in gone)
+            self._consumers[priority] = [each for each in level if each not in gone]
+            if not self._consumers[priority]:
+                del self._consumers[priority], self._turns[priority]
         return []
 
-    def choose(self, block: bytes) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
+    def choose(self, slot: int) -> Consumer | None:  # noqa: ARG002 - as the protocol asks
         """See `Dispatcher`."""
         for priority, level in self._consumers.items():
             turn = self._turns[priority]
@@ -221,7 +238,7 @@ class Shared:
                     return consumer
         return None
 
-    def serves(self, block: bytes) -> bool:  # noqa: ARG002 - as the protocol asks
+    def serves(self, slot: int) -> bool:  # noqa: ARG002 - as the protocol asks
         """See `Dispatcher`."""
         return bool(self._consumers)
 
@@ -234,14 +251,15 @@ class Shared:
 class KeySharing:
     """Key_Shared: all entries of a key go to one consumer. If that one is not ready, no other gets them."""
 
-    __slots__ = ("_holders", "_is_sticky", "_ring", "_stripes")
+    __slots__ = ("_holders", "_is_sticky", "_ring", "_seats", "_stripes")
 
     def __init__(self, *, is_sticky: bool) -> None:
         """STICKY: the consumers say which slots they take; else (AUTO_SPLIT) the slots are spread over them."""
         self._is_sticky = is_sticky
         self._ring = Ring()
         self._stripes = Stripes()
-        self._holders: dict[tuple[str, int], Consumer] = {}
+        self._holders: dict[Holder, Consumer] = {}
+        self._seats: dict[Consumer, Holder] = {}
 
     def add(self, consumer: Consumer) -> Refusal | list[ActiveChange]:
         """See `Dispatcher`. Two consumers may have the same name: the number tells them apart."""
@@ -249,39 +267,58 @@ class KeySharing:
         while (consumer.name, number) in self._holders:
             number += 1
         if self._is_sticky:
-            ranges = consumer.key_shared.ranges if consumer.key_shared is not None else ()
+            ranges = _ranges_of(consumer)
             conflict = self._stripes.conflict(ranges)
             if conflict is not None:
                 return Refusal(error=ServerError.CONSUMER_ASSIGN_ERROR, message=conflict)
             self._stripes.add(consumer.name, number, ranges)
         else:
             self._ring.add(consumer.name, number)
-        self._holders[consumer.name, number] = consumer
+        self._seats[consumer] = seat = (consumer.name, number)
+        self._holders[seat] = consumer
         return []
 
-    def remove(self, consumer: Consumer) -> list[ActiveChange]:
+    def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:
         """See `Dispatcher`."""
-        holder = next(holder for holder, each in self._holders.items() if each is consumer)
-        del self._holders[holder]
-        self._ring.remove(*holder)
-        self._stripes.remove(*holder)
+        is_many = len(consumers) * _DEARER_SINGLY >= len(self._seats)
+        gone = {self._seats.pop(consumer): consumer for consumer in consumers}
+        for seat in gone:
+            del self._holders[seat]
+        if is_many:
+            self._ring.remove_many(gone)
+            self._stripes.remove_many(gone)
+            return []
+        for seat, consumer in gone.items():
+            if self._is_sticky:
+                self._stripes.remove(*seat, _ranges_of(consumer))
+            else:
+                self._ring.remove(*seat)
         return []
 
-    def _consumer_of(self, block: bytes) -> Consumer | None:
-        slot = slot_of(block)
+    def _consumer_of(self, slot: int) -> Consumer | None:
         holder = self._stripes.holder(slot) if self._is_sticky else self._ring.holder(slot)
         return None if holder is None else self._holders[holder]
 
-    def choose(self, block: bytes) -> Consumer | None:
+    def choose(self, slot: int) -> Consumer | None:
         """See `Dispatcher`."""
-        consumer = self._consumer_of(block)
+        consumer = self._consumer_of(slot)
         return consumer if consumer is not None and consumer.permits > 0 and consumer.is_writable else None
 
-    def serves(self, block: bytes) -> bool:
+    def serves(self, slot: int) -> bool:
         """See `Dispatcher`."""
-        return self._consumer_of(block) is not None
+        return self._consumer_of(slot) is not None
 
     @property
     def active(self) -> Consumer | None:
         """See `Dispatcher`."""
         return None
+
+
+def _rank(consumer: Consumer) -> tuple[int, str]:
+    """By what consumers of a Failover subscription are sorted."""
+    return consumer.priority, consumer.name
+
+
+def _ranges_of(consumer: Consumer) -> Sequence[tuple[int, int]]:
+    """The ranges of slots that a STICKY consumer asked for."""
+    return consumer.key_shared.ranges if consumer.key_shared is not None else ()

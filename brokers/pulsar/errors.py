@@ -25,6 +25,7 @@ class Violation(StrEnum):
     NO_HANDSHAKE = "no_handshake"
     NO_ANSWER = "no_answer"
     NEVER_READS = "never_reads"
+    NO_ROOM = "no_room"
 
 
 class ServerError(IntEnum):

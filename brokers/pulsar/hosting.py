@@ -6,12 +6,13 @@ written from here, and nobody waits here.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from brokers.pulsar.dispatch import Consumer
 from brokers.pulsar.names import partition_of
-from brokers.pulsar.topic import Producer, Topic, TopicLimits, TopicState
+from brokers.pulsar.outcomes import Producer
+from brokers.pulsar.topic import Topic, TopicLimits, TopicState
 from brokers.service import Bundle, Ownership, Work
 from channel.errors import Overloaded
 from channel.ranges import topic_hash
@@ -33,6 +34,11 @@ class Served:
     def name(self) -> str:
         """The full name of the topic, the key under which it is hashed."""
         return self.topic.name
+
+    def forget_works(self, entry_ids: Iterable[int]) -> None:
+        """These entries get no receipt any more."""
+        for entry_id in entry_ids:
+            self.works.pop(entry_id, None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

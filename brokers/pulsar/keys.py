@@ -9,18 +9,30 @@ what it is damaged by is the business of whoever reads it whole.
 from __future__ import annotations
 
 import binascii
-from bisect import bisect_left, bisect_right, insort
-from collections.abc import Sequence
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterator, Sequence
+from hashlib import blake2b, shake_128
 from itertools import pairwise
-from struct import unpack_from
+from struct import unpack, unpack_from
 from typing import Final
 
 # Pulsar's range of slots, and the points that each consumer has on the ring of them (its consistent hashing).
 SLOTS: Final = 65_536
 POINTS_PER_CONSUMER: Final = 100
 
-# What a STICKY consumer may name: 1,000 consumers of 100 ranges each are kept and sorted in tens of milliseconds.
+# What a STICKY consumer may name: as many ranges as another one has points.
 RANGES_PER_CONSUMER_MAX: Final = 100
+
+# Longer keys are hashed by way of a digest: Murmur3 here costs 0.1 us a byte, which one key of 5 MiB would turn into seconds.
+MURMUR_BYTES_MAX: Final = 256
+_DIGEST_BYTES: Final = 16
+
+# Metadata with more fields has no key: each costs 0.1 us, and a block has room for millions of them. Pulsar's own are 33, beside
+# one for each property.
+METADATA_FIELDS_MAX: Final = 1_000
+
+# Slots are kept in buckets, so that to come or go costs a consumer the same among 500 as alone.
+_SLOTS_PER_BUCKET: Final = 1_024
 
 # The key of all entries that have none: Pulsar's own text, so that they stay together, and in order, on one consumer.
 NO_KEY: Final = b"NONE_KEY"
@@ -78,7 +90,9 @@ def _key_of_metadata(data: bytes, position: int, end: int) -> bytes:
     """The key in the MessageMetadata that lies in `data` from `position` to `end`; raises `_Damaged`, or IndexError."""
     partition_key: bytes | None = None
     is_base64 = False
-    while position < end:
+    fields = 0
+    while position < end and fields < METADATA_FIELDS_MAX:
+        fields += 1
         # Nearly all tags and lengths are one byte; a call for each of them would be most of the work.
         tag = data[position]
         position += 1
@@ -152,8 +166,45 @@ def murmur3(data: bytes) -> int:
 
 
 def slot_of(block: bytes) -> int:
-    """The slot of an entry, from 0 to `SLOTS` - 1."""
-    return murmur3(sticky_key(block)) % SLOTS
+    """The slot of an entry, from 0 to `SLOTS` - 1: Pulsar's for keys of at most `MURMUR_BYTES_MAX`, a stable one for longer ones."""
+    key = sticky_key(block)
+    return murmur3(key if len(key) <= MURMUR_BYTES_MAX else blake2b(key, digest_size=_DIGEST_BYTES).digest()) % SLOTS
+
+
+# A name, and a number that tells holders of one name apart. What ends at a slot: that slot, the one at which it begins, and who
+# holds what lies between.
+Holder = tuple[str, int]
+_Span = tuple[int, int, Holder]
+
+
+class _Spans:
+    """Spans of slots in order of their ends, and then of their holders, whatever the order in which they came."""
+
+    __slots__ = ("_buckets",)
+
+    def __init__(self) -> None:
+        self._buckets: list[list[_Span]] = [[] for _ in range(0, SLOTS, _SLOTS_PER_BUCKET)]
+
+    def add(self, span: _Span) -> None:
+        insort(self._buckets[span[0] // _SLOTS_PER_BUCKET], span)
+
+    def remove(self, span: _Span) -> None:
+        """Take a span away that is there."""
+        bucket = self._buckets[span[0] // _SLOTS_PER_BUCKET]
+        del bucket[bisect_left(bucket, span)]
+
+    def remove_of(self, holders: Collection[Holder]) -> None:
+        """Take away what these have; looks at everything once."""
+        self._buckets = [[span for span in bucket if span[2] not in holders] for bucket in self._buckets]
+
+    def from_slot(self, slot: int) -> _Span | None:
+        """The first span that ends at `slot` or behind it."""
+        first = slot // _SLOTS_PER_BUCKET
+        bucket = self._buckets[first]
+        place = bisect_left(bucket, (slot, -1, ("", -1)))
+        if place < len(bucket):
+            return bucket[place]
+        return next((bucket[0] for bucket in self._buckets[first + 1 :] if bucket), None)
 
 
 class Ring:
@@ -167,31 +218,33 @@ class Ring:
     __slots__ = ("_points",)
 
     def __init__(self) -> None:
-        self._points: list[tuple[int, str, int]] = []
+        self._points = _Spans()
 
     def add(self, name: str, number: int) -> None:
-        """Give a new holder its points; costs one Murmur3 for each."""
+        """Give a new holder its points."""
         for point in _points_of(name, number):
-            insort(self._points, point)
+            self._points.add(point)
 
     def remove(self, name: str, number: int) -> None:
-        """Take the points of a holder away; its slots fall to those whose points come next."""
-        self._points = [point for point in self._points if point[1:] != (name, number)]
+        """Take the points of a holder away that has them; its slots fall to those whose points come next."""
+        for point in _points_of(name, number):
+            self._points.remove(point)
 
-    def holder(self, slot: int) -> tuple[str, int] | None:
+    def remove_many(self, holders: Collection[Holder]) -> None:
+        """As `remove`, of many at once."""
+        self._points.remove_of(holders)
+
+    def holder(self, slot: int) -> Holder | None:
         """The holder of the first point at or after `slot`, once around; None if nobody is there."""
-        points = self._points
-        if not points:
-            return None
-        index = bisect_left(points, (slot, "", -1))
-        return points[index if index < len(points) else 0][1:]
+        point = self._points.from_slot(slot) or self._points.from_slot(0)
+        return None if point is None else point[2]
 
 
-def _points_of(name: str, number: int) -> Sequence[tuple[int, str, int]]:
-    """The points of a holder on the ring, none twice."""
-    return sorted(
-        {(murmur3(f"{name}\0{number}\0{index}".encode("utf-8", "replace")) % SLOTS, name, number) for index in range(POINTS_PER_CONSUMER)}
-    )
+def _points_of(name: str, number: int) -> Iterator[_Span]:
+    """The points of a holder on the ring, none twice. One digest makes them all: a name may have 1,024 characters."""
+    digest = shake_128(f"{name}\0{number}".encode("utf-8", "replace")).digest(2 * POINTS_PER_CONSUMER)
+    holder = (name, number)
+    return ((slot, slot, holder) for slot in dict.fromkeys(unpack(f">{POINTS_PER_CONSUMER}H", digest)))
 
 
 class Stripes:
@@ -200,7 +253,7 @@ class Stripes:
     __slots__ = ("_stripes",)
 
     def __init__(self) -> None:
-        self._stripes: list[tuple[int, int, tuple[str, int]]] = []
+        self._stripes = _Spans()
 
     def conflict(self, ranges: Sequence[tuple[int, int]]) -> str | None:
         """Why these ranges cannot be added, or None if they can."""
@@ -209,28 +262,28 @@ class Stripes:
         for start, end in ranges:
             if not 0 <= start <= end < SLOTS:
                 return f"{start} to {end} is no range within 0 to {SLOTS - 1}"
-        in_order = sorted([*ranges, *((start, end) for start, end, _ in self._stripes)])
-        for (_, end), (start, _) in pairwise(in_order):
-            if start <= end:
-                return f"two ranges take hash {start}; each hash is taken by one consumer"
-        return None
+        taken = [start for (_, end), (start, _) in pairwise(sorted(ranges)) if start <= end]
+        for start, end in ranges:
+            stripe = self._stripes.from_slot(start)
+            if stripe is not None and stripe[1] <= end:
+                taken.append(max(start, stripe[1]))
+        return f"two ranges take hash {min(taken)}; each hash is taken by one consumer" if taken else None
 
     def add(self, name: str, number: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Give a holder ranges that have no `conflict`."""
-        self._stripes = sorted([*self._stripes, *((start, end, (name, number)) for start, end in ranges)])
+        for start, end in ranges:
+            self._stripes.add((end, start, (name, number)))
 
-    def remove(self, name: str, number: int) -> None:
-        """Take the ranges of a holder away; nobody has their slots then."""
-        self._stripes = [stripe for stripe in self._stripes if stripe[2] != (name, number)]
+    def remove(self, name: str, number: int, ranges: Sequence[tuple[int, int]]) -> None:
+        """Take the ranges of a holder away that has them; nobody has their slots then."""
+        for start, end in ranges:
+            self._stripes.remove((end, start, (name, number)))
 
-    def holder(self, slot: int) -> tuple[str, int] | None:
+    def remove_many(self, holders: Collection[Holder]) -> None:
+        """As `remove`, of many at once."""
+        self._stripes.remove_of(holders)
+
+    def holder(self, slot: int) -> Holder | None:
         """Who asked for `slot`; None if nobody did."""
-        index = bisect_right(self._stripes, slot, key=_start) - 1
-        if index < 0:
-            return None
-        _, end, holder = self._stripes[index]
-        return holder if slot <= end else None
-
-
-def _start(stripe: tuple[int, int, tuple[str, int]]) -> int:
-    return stripe[0]
+        stripe = self._stripes.from_slot(slot)
+        return stripe[2] if stripe is not None and stripe[1] <= slot else None

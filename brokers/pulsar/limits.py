@@ -17,8 +17,9 @@ class Limits:
     """The bounds of one connection; alike on all brokers of a cluster, because clients keep the last `message_bytes_max` they heard.
 
     Memory of a connection that does its worst, beside what the service keeps for it: one unfinished frame (`frame_bytes_max`,
-    5 MiB), the requests that wait (`pending_bytes_max` of commands, 4 MiB, some four times that as objects), and its ids (two
-    kinds, 10,000 in use and 10,000 closed of each: 10 MB, or 45 MB if every name is as long as it may be). An idle one has 1.4 KB.
+    5 MiB; before CONNECT `command_bytes_max`), the requests that wait (`pending_bytes_max` of commands, 4 MiB, some four times that as
+    objects), and its ids (two kinds, 10,000 in use and 10,000 closed of each: 10 MB, or 45 MB if every name is as long as it may be).
+    An idle one has 1.4 KB. What all connections have together is bounded in `brokers.pulsar.settings`.
     """
 
     # Of one entry, whole: metadata and payload. Announced to the client, which then refuses larger ones by itself.
@@ -39,6 +40,8 @@ class Limits:
     # What is still under way for a producer that this side closed is ignored for this long, and for this many producers.
     closed_for_ms: int = 30_000
     closed_ids_max: int = 10_000
+    # What is done for one connection before others get their turn: 512 entries, or 64 of whatever else it asks; some 20 ms.
+    turn_cost_max: int = 512
     # A client has this long to say CONNECT.
     handshake_ms: int = 30_000
     # After this long without a byte a PING goes out; after as long again the connection is over.

@@ -50,7 +50,9 @@ class PulsarMetrics(Collector):
             ("connections", "Clients connected.", self._server.connections),
             ("topics", "Topics that somebody uses.", len(topics)),
             ("producers", "Producers connected.", sum(len(served.topic.producers) for served in topics)),
-            ("consumers", "Consumers connected.", sum(len(served.topic.consumers) for served in topics)),
+            ("consumers", "Consumers connected.", sum(served.topic.consumer_count for served in topics)),
+            ("behind_bytes", "Bytes that wait for clients to take them.", self._server.behind.bytes),
+            ("unfinished_bytes", "Bytes that clients have begun to say something with.", self._server.unfinished.bytes),
             ("topics_waiting", "Topics that moved here, and wait for clients that were there before.", service.topics_waiting),
         ):
             family = GaugeMetricFamily(f"equipoise_pulsar_{name}", text, labels=("broker",))
@@ -70,6 +72,7 @@ class PulsarMetrics(Collector):
             ("messages_damaged", "Entries whose checksum did not fit.", server.damaged),
             ("receipts_withheld", "Messages without a receipt, because the right to their bundle had gone.", service.receipts_withheld),
             ("handovers_damaged", "Bundles that came without what their former owner knew.", service.handovers_damaged),
+            ("consumers_forgotten", "Consumers whose names had no room in the handover of their bundle.", service.consumers_forgotten),
             ("acknowledgements", "Acknowledgements, of which nothing comes here.", server.acknowledgements),
         ):
             family = CounterMetricFamily(f"equipoise_pulsar_{name}", text, labels=("broker",))

@@ -1,36 +1,84 @@
 """What the other brokers of the cluster say of their topics, asked over HTTP.
 
-May live here: the questions, and who is asked. What is said of the topics here is the service's, and the paths that answer
-stand in `brokers.pulsar.admin`.
+May live here: the questions, who is asked, and whether the answers tell of all bundles. The paths that answer stand in
+`brokers.pulsar.admin`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from http import HTTPStatus
+from typing import Final, Self
 
 import aiohttp
 from yarl import URL
 
 from brokers.pulsar.errors import NotServed, ServerError
+from brokers.pulsar.hosting import Hosting
 from brokers.pulsar.names import NON_PERSISTENT
 from brokers.worker import Worker
+from channel.deadline import Deadline
 from channel.entries import BrokerEntry
+from channel.errors import InvalidName
+from channel.ranges import HASH_MAX, parse_bundle
+
+# Bundles that move are nowhere for some milliseconds.
+_AGAIN_S: Final = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listing:
+    """What one broker has of a namespace at one moment: the bundles that are open there, by name, and all their topics, by full name."""
+
+    bundles: Sequence[str]
+    topics: Sequence[str]
+
+    @classmethod
+    def read(cls, answer: object) -> Self:
+        """From the JSON that `document` is; raises `NotServed`."""
+        try:
+            bundles, topics = (tuple(map(str, answer[name])) for name in ("bundles", "topics"))  # type: ignore[index]
+            for name in bundles:
+                parse_bundle(name)
+        except (TypeError, KeyError, InvalidName) as error:
+            problem = f"a broker answers {answer!r:.80}, which lists no bundles and topics; ask again when all brokers are of one release"
+            raise NotServed(error=ServerError.METADATA_ERROR, problem=problem) from error
+        return cls(bundles=bundles, topics=topics)
+
+    def document(self) -> dict[str, list[str]]:
+        """As JSON can say it."""
+        return {"bundles": list(self.bundles), "topics": list(self.topics)}
+
+
+def are_whole(listings: Iterable[Listing]) -> bool:
+    """Whether together they tell of every bundle of their namespace, whichever way it is cut."""
+    reached = 0
+    for bundle in sorted((parse_bundle(name) for listing in listings for name in listing.bundles), key=lambda bundle: bundle.low):
+        if bundle.low > reached:
+            return False
+        reached = max(reached, bundle.high)
+    return reached == HASH_MAX
 
 
 class Peers:
     """The brokers beside this one that serve some bundle of a namespace. To be used within `asking`."""
 
-    def __init__(self, worker: Worker, *, timeout_ms: int) -> None:
-        """`worker` knows who they are; each answers within `timeout_ms`, or is taken for one that does not."""
+    def __init__(self, worker: Worker, hosting: Hosting, *, timeout_ms: int, moving_ms: int) -> None:
+        """`worker` knows who they are; each answers within `timeout_ms`, or is taken for one that does not.
+
+        `hosting` knows what is here. Bundles that move are waited for, `moving_ms` at most.
+        """
         self._worker = worker
+        self._hosting = hosting
         self._timeout_ms = timeout_ms
+        self._moving_ms = moving_ms
         self._http: aiohttp.ClientSession | None = None
-        self._running: dict[str, asyncio.Task[Sequence[object]]] = {}
-        self._next: dict[str, asyncio.Task[Sequence[object]]] = {}
+        self._running: dict[str, asyncio.Task[Sequence[str]]] = {}
+        self._next: dict[str, asyncio.Task[Sequence[str]]] = {}
 
     @asynccontextmanager
     async def asking(self) -> AsyncIterator[None]:
@@ -39,15 +87,41 @@ class Peers:
             yield
 
     async def topics_of(self, namespace: str) -> Sequence[str]:
-        """The full names of the namespace's topics that they serve. Raises `NotServed` if one of them does not say."""
-        told = await self._shared(namespace, lambda: self._ask_all(namespace, f"/admin/v2/{NON_PERSISTENT}/{namespace}"))
-        return [str(name) for names in told if isinstance(names, list) for name in names]
+        """The full names of the namespace's topics, here and at them, sorted.
+
+        Raises `NotServed` if one of them does not say, or if some bundle was on its way all the time.
+        """
+        return await self._shared(namespace, lambda: self._list_all(namespace))
+
+    def here(self, namespace: str) -> Listing:
+        """What this broker has of a namespace. A bundle that another service of it has tells of no topics."""
+        hosted = self._hosting.bundles
+        names = [name for name in self._worker.open_bundles if name.rpartition("/")[0] == namespace]
+        bundles = [name for name in names if name not in hosted or hosted[name].ownership.is_good]
+        return Listing(bundles=bundles, topics=tuple(self._hosting.of_namespace(namespace)))
 
     async def ask_all(self, namespace: str, path: str) -> Sequence[object]:
         """What each of them answers, as JSON, to a GET of a path that is already encoded, with `local=true`. Raises `NotServed`."""
         return await self._ask_all(namespace, path)
 
-    async def _shared(self, what: str, ask: Callable[[], Coroutine[None, None, Sequence[object]]]) -> Sequence[object]:
+    async def _list_all(self, namespace: str) -> Sequence[str]:
+        """Ask until all answers together tell of every bundle.
+
+        One that moves meanwhile may be missing in them, and its topics with it: it was asked for where it was not yet, or no more.
+        """
+        deadline = Deadline.after(timeout_ms=self._moving_ms)
+        while True:
+            if all(bundle.server is not None for bundle in self._worker.view.bundles_of(namespace)):
+                told = await self._ask_all(namespace, f"/admin/v2/{NON_PERSISTENT}/{namespace}")
+                listings = [*map(Listing.read, told), self.here(namespace)]
+                if are_whole(listings):
+                    return sorted({topic for listing in listings for topic in listing.topics})
+            if not deadline.remaining_ms():
+                problem = f"some bundle of namespace {namespace} was served nowhere for {self._moving_ms} ms; ask for its topics again"
+                raise NotServed(error=ServerError.METADATA_ERROR, problem=problem)
+            await asyncio.sleep(_AGAIN_S)
+
+    async def _shared(self, what: str, ask: Callable[[], Coroutine[None, None, Sequence[str]]]) -> Sequence[str]:
         """One answer for all who ask while another question is under way: clients that follow a pattern do so, and all at once.
 
         That other answer is not for them: it may be of a time before they asked, and lack a topic that they have just made.
@@ -61,18 +135,18 @@ class Peers:
         return await asyncio.shield(task)
 
     async def _behind(
-        self, what: str, running: asyncio.Task[Sequence[object]], ask: Callable[[], Coroutine[None, None, Sequence[object]]]
-    ) -> Sequence[object]:
+        self, what: str, running: asyncio.Task[Sequence[str]], ask: Callable[[], Coroutine[None, None, Sequence[str]]]
+    ) -> Sequence[str]:
         await asyncio.wait([running])
         self._running[what] = self._next.pop(what)
         return await ask()
 
-    def _task(self, what: str, asking: Coroutine[None, None, Sequence[object]]) -> asyncio.Task[Sequence[object]]:
+    def _task(self, what: str, asking: Coroutine[None, None, Sequence[str]]) -> asyncio.Task[Sequence[str]]:
         task = asyncio.get_running_loop().create_task(asking, name=f"the topics of {what}")
         task.add_done_callback(partial(self._told, what))
         return task
 
-    def _told(self, what: str, task: asyncio.Task[Sequence[object]]) -> None:
+    def _told(self, what: str, task: asyncio.Task[Sequence[str]]) -> None:
         if self._running.get(what) is task:
             del self._running[what]
         if not task.cancelled():

@@ -1,7 +1,8 @@
 """What clients are told: each reply as the bytes of its frame.
 
 May live here: writing. Every field that some client reads without asking whether it is there is set, and none by whose mere
-presence a client tells success from failure. The two replies that go out for each message are made by hand, byte by byte.
+presence a client tells success from failure. The two replies that go out for each message are made by hand, byte by byte, and
+so is the one that many are told alike.
 """
 
 from __future__ import annotations
@@ -176,12 +177,6 @@ def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
     return _framed(BaseCommand(type=BaseCommand.ACTIVE_CONSUMER_CHANGE, active_consumer_change=body))
 
 
-def topics(request_id: int, names: Sequence[str]) -> bytes:
-    """GET_TOPICS_OF_NAMESPACE_RESPONSE: full names, which the client filters by itself."""
-    body = CommandGetTopicsOfNamespaceResponse(request_id=request_id, topics=names, filtered=False, changed=True)
-    return _framed(BaseCommand(type=BaseCommand.GET_TOPICS_OF_NAMESPACE_RESPONSE, get_topics_of_namespace_response=body))
-
-
 def ack_response(consumer_id: int, request_id: int) -> bytes:
     """ACK_RESPONSE: done; an error field would mean failure by its presence."""
     body = CommandAckResponse(consumer_id=consumer_id, request_id=request_id)
@@ -288,6 +283,17 @@ _SHORT: Final = tuple(_spell(number) for number in range(1 << 14))
 
 def _varint(number: int) -> bytes:
     return _SHORT[number] if number < len(_SHORT) else _spell(number)
+
+
+def topics_told(names: Sequence[str]) -> bytes:
+    """What all who ask for the same topics are told: full names, which clients filter by themselves."""
+    return CommandGetTopicsOfNamespaceResponse(topics=names, filtered=False, changed=True).SerializePartialToString()
+
+
+def topics(request_id: int, told: bytes) -> bytes:
+    """GET_TOPICS_OF_NAMESPACE_RESPONSE, with what `topics_told` gave: that may be megabytes, and is encoded once for many."""
+    body = b"".join((b"\x08", _varint(request_id), told))
+    return frame(b"".join((b"\x08\x21\x8a\x02", _varint(len(body)), body)))
 
 
 def receipt(producer_id: int, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> bytes:

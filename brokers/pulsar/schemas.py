@@ -24,23 +24,26 @@ class Schemas:
     def __init__(self) -> None:
         """None are known."""
         self._schemas: OrderedDict[tuple[str, bytes], Schema] = OrderedDict()
-        self._newest: dict[str, bytes] = {}
+        self._versions: dict[str, OrderedDict[bytes, None]] = {}
 
     def add(self, topic: str, schema: Schema) -> bytes:
         """Know a schema, and return its version: 8 bytes, which clients read as a number."""
         version = _version(schema)
         self._schemas[topic, version] = schema
         self._schemas.move_to_end((topic, version))
-        self._newest[topic] = version
+        versions = self._versions.setdefault(topic, OrderedDict())
+        versions[version] = None
+        versions.move_to_end(version)
         if len(self._schemas) > SCHEMAS_MAX:
             (gone, gone_version), _ = self._schemas.popitem(last=False)
-            if self._newest.get(gone) == gone_version:
-                del self._newest[gone]
+            del self._versions[gone][gone_version]
+            if not self._versions[gone]:
+                del self._versions[gone]
         return version
 
     def find(self, topic: str, version: bytes | None) -> tuple[bytes, Schema] | None:
         """A topic's schema of this version, or, with None, the newest; with its version."""
-        wanted = self._newest.get(topic) if version is None else version
+        wanted = next(reversed(self._versions.get(topic, ())), None) if version is None else version
         schema = None if wanted is None else self._schemas.get((topic, wanted))
         if wanted is None or schema is None:
             return None

@@ -20,8 +20,11 @@ from typing import Final, TypeVar
 
 from brokers.lookups import Lookups
 from brokers.metrics import LookupOutcome
+from brokers.pulsar import replies
 from brokers.pulsar.errors import NotServed, ServerError, Violation
+from brokers.pulsar.hosting import Served
 from brokers.pulsar.limits import Limits
+from brokers.pulsar.memory import Pool
 from brokers.pulsar.metrics import PulsarMetrics
 from brokers.pulsar.names import PULSAR, partitioned_name
 from brokers.pulsar.partitions import partitions_in
@@ -72,10 +75,13 @@ class Server:
         self.counts = Counts()
         config = worker.config
         self.limits = Limits(message_bytes_max=config.pulsar_message_bytes_max, keep_alive_ms=config.pulsar_keep_alive_ms)
-        self.peers = Peers(worker, timeout_ms=self.settings.peer_ms)
+        self.peers = Peers(worker, service.hosting, timeout_ms=self.settings.peer_ms, moving_ms=self.settings.moving_ms)
+        self.behind = Pool[Session](bytes_max=self.settings.all_messages_behind_bytes_max)
+        self.unfinished = Pool[Session](bytes_max=self.settings.all_unfinished_bytes_max)
         self._connections_max = config.pulsar_connections_max
         self._connections_per_address_max = config.pulsar_connections_per_address_max
         self._stats_ms = config.pulsar_stats_ms
+        service.settle_ms = config.pulsar_settle_ms
         self._worker = worker
         self._lookups = lookups
         self._sessions: dict[Session, None] = {}
@@ -83,6 +89,7 @@ class Server:
         self._names = itertools.count(1)
         self._life = secrets.token_hex(4)
         self._lines = 0
+        self._told: tuple[Sequence[str], bytes] | None = None
         self._emptied: asyncio.Future[None] | None = None
 
     @asynccontextmanager
@@ -136,6 +143,8 @@ class Server:
 
     def left(self, session: Session) -> None:
         """A client is gone; one that was not admitted was never counted."""
+        self.behind.hold(session, 0)
+        self.unfinished.hold(session, 0)
         if session not in self._sessions:
             return
         del self._sessions[session]
@@ -145,6 +154,28 @@ class Server:
             del self._addresses[host]
         if not self._sessions and self._emptied is not None and not self._emptied.done():
             self._emptied.set_result(None)
+
+    def keeps_unfinished(self, session: Session, bytes_: int, *, came_bytes: int) -> None:
+        """So much is kept of what a client said, after `came_bytes` more came; if that is too much, who began longest ago has to go."""
+        held_bytes = self.unfinished.held_by(session)
+        if not bytes_ and not held_bytes:
+            return
+        if bytes_ != held_bytes + came_bytes:
+            self.unfinished.hold(session, 0)  # It finished a frame: what is kept now, it began just now.
+        self.unfinished.hold(session, bytes_)
+        while self.unfinished.is_exceeded and (oldest := self.unfinished.oldest) is not None:
+            problem = f"it is slow to finish a frame of which {self.unfinished.held_by(oldest)} bytes are here, and others need the room"
+            self.unfinished.hold(oldest, 0)
+            self.broke_off(oldest, Violation.NO_ROOM, problem)
+            oldest.abort()
+
+    def is_behind(self, session: Session, bytes_: int) -> Violation | None:
+        """So much waits for a client; why that is too much, if it is."""
+        self.behind.hold(session, bytes_)
+        if bytes_ > self.settings.behind_bytes_max:
+            return Violation.NEVER_READS
+        is_full = self.behind.bytes > self.settings.all_behind_bytes_max
+        return Violation.NO_ROOM if is_full and bytes_ > self.behind.share_bytes else None
 
     def broke_off(self, session: Session, violation: Violation, problem: str) -> None:
         """A client is disconnected for what it did, or did not do."""
@@ -165,12 +196,35 @@ class Server:
                     untold = self._lines - _LINES_PER_TICK_MAX
                     _logger.warning("more Pulsar clients went than are told", extra={"broker": self.broker_id, "untold": untold})
                 self._lines = 0
-                await self._for_each(list(self._sessions), lambda session: session.tick(now_ms()))
+                await self._for_each(list(self._sessions), self._tick)
+                self._relieve()
                 if now_ms() - rolled_ms >= self._stats_ms:
                     rolled_ms = now_ms()
                     await self._for_each(list(self.service.hosting.topics.values()), lambda served: served.topic.roll(now_ms()))
-            except Exception:  # Keep-alive goes on whatever one connection or topic has come to.
+            except Exception:  # Keep-alive goes on whatever one topic has come to.
                 _logger.exception("a sweep of Pulsar's clients failed", extra={"broker": self.broker_id})
+
+    def _relieve(self) -> None:
+        """Where more waits after moves than there is room for: the topics in which most does wait no longer for who was there."""
+        waiting = [
+            (_waiting_bytes(served), served) for served in self.service.hosting.topics.values() if served.topic.wake_at_ms is not None
+        ]
+        too_much_bytes = sum(bytes_ for bytes_, _ in waiting) - self.settings.all_waiting_bytes_max
+        limits = self.settings.topics
+        for bytes_, served in sorted(waiting, key=lambda each: (-each[0], each[1].name)):
+            if too_much_bytes <= 0:
+                break
+            if served.ownership.is_good:
+                too_much_bytes -= bytes_
+                self.service.carry_out(served, served.topic.tick(now_ms() + limits.receipt_wait_ms + limits.reconnect_wait_ms))
+
+    def _tick(self, session: Session) -> None:
+        """Time has passed for one client, which is given up if that fails: the others are not to wait behind it for ever."""
+        try:
+            session.tick(now_ms())
+        except Exception:
+            _logger.exception("the sweep of a Pulsar client failed", extra={"broker": self.broker_id, "client": session.address})
+            session.abort()
 
     async def _for_each(self, things: Sequence[T], do: Callable[[T], None]) -> None:
         """Do something for each of many, letting others have the loop in between."""
@@ -229,14 +283,32 @@ class Server:
     async def topics_of(self, namespace: str, mode: TopicsMode) -> Sequence[str]:
         """The full names of a namespace's topics, at whichever broker.
 
-        Raises `UnknownNamespace`, and `NotServed` if a broker does not answer: a list without its topics would make clients
-        that follow a pattern drop them.
+        Raises `UnknownNamespace`, and `NotServed` if a broker does not answer, or if a bundle moves for too long: a list without
+        its topics would make clients that follow a pattern drop them.
         """
         await self._namespace(namespace)
         if mode is TopicsMode.PERSISTENT:
             return ()
-        told = await self.peers.topics_of(namespace)
-        return sorted({*self.service.hosting.of_namespace(namespace), *told})
+        return await self.peers.topics_of(namespace)
+
+    async def topics_told(self, namespace: str, mode: TopicsMode) -> bytes:
+        """The same as a client is told it. Raises as `topics_of`, and `NotServed` if it is more than a client takes."""
+        names = await self.topics_of(namespace, mode)
+        if self._told is None or self._told[0] is not names:
+            self._told = names, replies.topics_told(names)
+            # It is for those who share this list, all of whom go on in this very turn.
+            asyncio.get_running_loop().call_soon(self._forget_told)
+        told = self._told[1]
+        if len(told) > self.limits.message_bytes_max:
+            problem = (
+                f"the names of the {len(names)} topics of namespace {namespace} are {len(told)} bytes, and clients take no more than "
+                f"{self.limits.message_bytes_max}; ask over HTTP, or spread the topics over more namespaces"
+            )
+            raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
+        return told
+
+    def _forget_told(self) -> None:
+        self._told = None
 
     async def _namespace(self, name: str) -> NamespaceEntry:
         """A namespace; raises `UnknownNamespace`."""
@@ -248,6 +320,11 @@ class Server:
         if namespace is None:
             raise UnknownNamespace(namespace=name)
         return namespace
+
+
+def _waiting_bytes(served: Served) -> int:
+    """What waits in a topic: subscriptions that wait hold the same entries, and one of them all of them."""
+    return max((each.arrivals.bytes for each in served.topic.subscriptions.values() if each.arrivals is not None), default=0)
 
 
 def _host_of(session: Session) -> str:

@@ -22,7 +22,7 @@ import time
 from collections import defaultdict
 from collections.abc import Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, cast
 
 from brokers.load import BundleLoad
@@ -32,11 +32,13 @@ from brokers.pulsar.dispatch import ActiveChange, Consumer
 from brokers.pulsar.errors import NotServed, ServerError
 from brokers.pulsar.hosting import Hosting, Served
 from brokers.pulsar.names import PULSAR
-from brokers.pulsar.parted import Parted
+from brokers.pulsar.outcomes import Outcome, Producer, Receipt
+from brokers.pulsar.parted import Left, Parted
 from brokers.pulsar.requests import Published
 from brokers.pulsar.schemas import Schemas
 from brokers.pulsar.settings import Settings
-from brokers.pulsar.topic import Outcome, Producer, Receipt, TopicState
+from brokers.pulsar.subscription import Delivery
+from brokers.pulsar.topic import TopicState
 from brokers.pulsar.traffic import Totals, load_of, totals_of
 from brokers.service import Bundle, Ownership, OwnershipLost, Peer, Service
 from channel.deadline import Deadline
@@ -62,6 +64,7 @@ class Counts:
     delivered_bytes: int = 0
     dropped: int = 0
     handovers_damaged: int = 0
+    consumers_forgotten: int = 0
     receipts_withheld: int = 0
 
 
@@ -71,6 +74,9 @@ class PulsarService(Service):
     def __init__(self, settings: Settings | None = None) -> None:
         """With the default settings unless others are given."""
         self.settings = settings or Settings()
+        # How long a client's program has at least, after its library took a message, to take it out before its consumer connects
+        # anew: an operator's setting, which the server brings.
+        self.settle_ms = 0
         self.hosting = Hosting(limits=self.settings.topics, topics_max=self.settings.topics_max)
         self.schemas = Schemas()
         self.counts = Counts()
@@ -99,8 +105,8 @@ class PulsarService(Service):
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         """Make the topics that the former owner told of."""
         try:
-            self._parted.forget(ownership.bundle.name)
             states = await self._states(ownership, handover)
+            self._parted.forget(ownership.bundle)
             opened = self.hosting.open(ownership, states, now_ms=now_ms())
             for served in opened:
                 self._deadlines.watch(served)
@@ -113,6 +119,7 @@ class PulsarService(Service):
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:  # noqa: ARG002 - waits for nobody
         """As the head of this module tells it; consumers are told where to go after this has returned."""
         url = None if moved_to is None else moved_to.addresses.get(PULSAR)
+        hosted = self.hosting.bundles.get(bundle.name)
         parted = self.hosting.close(bundle.name)
         states = {served.name: _fenced(served) for served in parted}  # 1.
         producers = [producer for served in parted for producer in served.topic.producers.values()]
@@ -124,17 +131,26 @@ class PulsarService(Service):
             session_of(producer).part_producer(producer, url)  # 2.
         for session, of_session in consumers.items():
             self._in_background(self._part_consumers(session, of_session, url))  # 4.
-        if not any(state.subscriptions for state in states.values()):
-            return None
-        encoded = handovers.encode(states)  # 3.
-        self.counts.dropped += encoded.dropped
-        if encoded.fetched is not None:
-            self._parted.keep(bundle.name, encoded.fetched)
-        return encoded.handover
+        return None if hosted is None else self._left(hosted.ownership, states, is_moving=moved_to is not None)  # 3.
 
     async def fetch(self, bundle: Bundle, token: int) -> bytes | None:  # noqa: ARG002 - one state is kept for each bundle
         """What did not fit into the handover, and the messages that were not delivered."""
         return self._parted.get(bundle.name)
+
+    def _left(self, ownership: Ownership, states: Mapping[str, TopicState], *, is_moving: bool) -> bytes | None:
+        """The handover of a bundle that is closed here. What is to be fetched is kept, and all if the bundle is not on its way.
+
+        It may be this broker that opens these points next: a merge that finds one of the two just being opened closes both.
+        """
+        handover = fetched = None
+        if any(state.subscriptions for state in states.values()):
+            encoded = handovers.encode(states)
+            handover, fetched = encoded.handover, encoded.fetched
+            self.counts.dropped += encoded.dropped
+            self.counts.consumers_forgotten += encoded.forgotten
+        if fetched is not None or not is_moving:
+            self._parted.keep(Left(bundle=ownership.bundle, token=ownership.token, handover=handover, fetched=fetched))
+        return handover
 
     def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:
         """The topics of `parent` are filed under the children; nobody notices."""
@@ -188,7 +204,7 @@ class PulsarService(Service):
         try:
             work = served.ownership.begin(served.name)
         except OwnershipLost as lost:
-            self._withhold(served, producer, lost)
+            self._withhold(served, producer, is_closed=lost.is_closed)
             return
         outcome = topic.publish(
             producer,
@@ -203,10 +219,35 @@ class PulsarService(Service):
         self.counts.published_bytes += len(request.block)
         self.carry_out(served, outcome)
 
+    def flow(self, served: Served, consumer: Consumer, permits: int) -> None:
+        """A consumer takes so many messages more. Without the right to the bundle that is noted, and nothing is delivered."""
+        if served.ownership.is_good:
+            self.carry_out(served, served.topic.flow(consumer, permits, now_ms()))
+        else:
+            served.topic.note(consumer, permits=permits)
+            self._deadlines.put_off(served)
+
+    def resume(self, served: Served, consumer: Consumer) -> None:
+        """A consumer's client takes again what is written to it; as `flow`."""
+        if served.ownership.is_good:
+            self.carry_out(served, served.topic.writable(consumer, is_writable=True, now_ms=now_ms()))
+        else:
+            served.topic.note(consumer)
+            self._deadlines.put_off(served)
+
     def carry_out(self, served: Served, outcome: Outcome) -> None:
-        """Write what a step of a topic came to: messages first, then the receipts that promise them."""
+        """Write what a step of a topic came to: messages first, then the receipts that promise them.
+
+        Second checks come before all of it. What does not pass is delivered to nobody, and writing may lead back to this topic.
+        """
         topic, counts = served.topic, self.counts
-        for consumer, entry in outcome.deliveries:
+        deliveries: Sequence[Delivery] = outcome.deliveries
+        receipts: Sequence[Receipt] = outcome.receipts
+        if receipts:
+            refused = self._refused(served, receipts)
+            if refused:
+                deliveries, receipts = self._without(served, outcome, refused)
+        for consumer, entry in deliveries:
             entry_id, block, messages = entry
             if session_of(consumer).deliver(consumer, entry_id, topic.partition, block):
                 counts.delivered += messages
@@ -215,39 +256,67 @@ class PulsarService(Service):
                 topic.take_back(consumer, entry)
                 counts.dropped += messages
         counts.dropped += outcome.dropped
-        for receipt in outcome.receipts:
-            self._confirm(served, receipt)
-        if served.works and not topic.holds_receipts:
-            # Those whose producer has left: nobody is owed a receipt for them any more.
-            served.works.clear()
+        for receipt in receipts:
+            session_of(receipt.producer).confirm(receipt)
         if topic.wake_at_ms is not None:
             self._deadlines.watch(served)
 
-    def release_receipts(self, served: Served) -> None:
-        """Give the receipts that are held ahead of their time, for the sake of what must come behind them."""
+    def release_receipts(self, served: Served, producer: Producer) -> bool:
+        """Give the receipts that are held ahead of their time, for the sake of an answer to `producer` that must come behind them.
+
+        False: the right to give them is lost, and the producer has to connect anew, without that answer.
+        """
+        try:
+            served.ownership.begin(served.name)
+        except OwnershipLost as lost:
+            self._withhold(served, producer, is_closed=lost.is_closed)
+            return False
         self.carry_out(served, served.topic.release_receipts())
+        return True
 
-    def _confirm(self, served: Served, receipt: Receipt) -> None:
-        work = served.works.pop(receipt.entry_id, None)
-        producer = receipt.producer
-        if work is not None:
+    def forget_producer(self, served: Served, producer: Producer) -> None:
+        """A producer is gone, and its entries without a receipt with it; its topic is not kept for nobody."""
+        served.forget_works(served.topic.remove_producer(producer))
+        self.hosting.forget_if_idle(served)
+
+    @staticmethod
+    def _refused(served: Served, receipts: Sequence[Receipt]) -> Mapping[Receipt, bool]:
+        """Let the works of receipts pass their second check. Which do not, and whether their bundle is closed here already."""
+        refused: dict[Receipt, bool] = {}
+        for receipt in receipts:
+            work = served.works.pop(receipt.entry_id, None)
+            if work is None:
+                refused[receipt] = False
+                continue
             try:
-                work.finish(message=f"{producer.name}:{receipt.sequence_id}" if work.is_witnessed else None)
+                work.finish(message=f"{receipt.producer.name}:{receipt.sequence_id}" if work.is_witnessed else None)
             except OwnershipLost as lost:
-                self._withhold(served, producer, lost)
-                return
-        session_of(producer).confirm(receipt)
+                refused[receipt] = lost.is_closed
+        return refused
 
-    def _withhold(self, served: Served, producer: Producer, lost: OwnershipLost) -> None:
+    def _without(self, served: Served, outcome: Outcome, refused: Mapping[Receipt, bool]) -> tuple[Sequence[Delivery], Sequence[Receipt]]:
+        """What may still be written of an outcome, some of whose receipts were refused: the entries whose receipts were not."""
+        topic = served.topic
+        receipts = [receipt for receipt in outcome.receipts if receipt not in refused]
+        passed = {receipt.entry_id for receipt in receipts}
+        for consumer, entry in outcome.deliveries:
+            if entry.entry_id not in passed:
+                topic.take_back(consumer, entry)
+                self.counts.dropped += entry.messages
+        topic.forget({receipt.entry_id for receipt in refused})
+        for receipt, is_closed in refused.items():
+            self._withhold(served, receipt.producer, is_closed=is_closed)
+        return [delivery for delivery in outcome.deliveries if delivery[1].entry_id in passed], receipts
+
+    def _withhold(self, served: Served, producer: Producer, *, is_closed: bool) -> None:
         """A message gets no receipt. Nor may a later one of its producer, who has to connect anew and send it again.
 
         If the bundle is closed here already, its `close` sends the producer to where it goes.
         """
         self.counts.receipts_withheld += 1
-        if not lost.is_closed:
+        if not is_closed:
             session_of(producer).part_producer(producer, None)
-            served.topic.remove_producer(producer)
-            self.hosting.forget_if_idle(served)
+            self.forget_producer(served, producer)
 
     async def all_parted(self) -> None:
         """Wait until all consumers of bundles that were closed here have been told where to go; that is bounded."""
@@ -259,10 +328,12 @@ class PulsarService(Service):
     async def _states(self, ownership: Ownership, handover: bytes | None) -> Mapping[str, TopicState]:
         """What the former owner told of the topics. What cannot be had or read costs messages, never the bundle."""
         if handover is None:
-            return {}
+            return self._states_left_here(ownership)
         fetched = None
         try:
-            if ownership.fetch is not None and not handovers.is_complete(handover):
+            if ownership.fetch is None:  # It comes back to this broker, perhaps, because its destination died.
+                fetched = self._parted.belonging_to(ownership.bundle.name, handover)
+            elif not handovers.is_complete(handover):
                 fetched = await ownership.fetch()
             return handovers.decode(handover, fetched)
         except EquipoiseError as error:
@@ -274,17 +345,25 @@ class PulsarService(Service):
         except EquipoiseError:
             return {}
 
+    def _states_left_here(self, ownership: Ownership) -> Mapping[str, TopicState]:
+        """What this broker knows itself of topics that nobody told of: it closed them a moment ago, and nobody had them since."""
+        states: dict[str, TopicState] = {}
+        for left in self._parted.of_tenure(ownership.bundle, ownership.token):
+            if left.handover is not None:
+                states |= handovers.decode(left.handover, left.fetched)
+        return states
+
     async def _part_consumers(self, session: Session, consumers: Sequence[Consumer], url: str | None) -> None:
         """Wait until a client has taken what it was sent, and a moment longer for its program to take it out; then send it on.
 
         A client that was slow to answer is short of CPU, and its program will be as slow: so it gets as long again.
         """
-        began, settle_ms = time.monotonic(), self.settings.settle_ms
+        began, settle_ms = time.monotonic(), self.settle_ms
         taken = session.taken()
         if taken is not None:
             await asyncio.wait([taken], timeout=self.settings.drain_wait_ms / 1_000)
             if session.client_version.startswith(_JAVA):
-                settle_ms = self.settings.settle_java_ms
+                settle_ms = max(settle_ms, self.settings.settle_java_ms)
         await asyncio.sleep(max(settle_ms / 1_000, time.monotonic() - began))
         for consumer in consumers:
             session.part_consumer(consumer, url)
@@ -307,6 +386,9 @@ class PulsarService(Service):
             warming[1].set_result(None)
 
     def _pass_deadline(self, served: Served) -> None:
+        if not served.ownership.is_good:
+            self._deadlines.put_off(served)
+            return
         self.carry_out(served, served.topic.tick(now_ms()))
         self.hosting.forget_if_idle(served)
 
@@ -339,12 +421,6 @@ def _fenced(served: Served) -> TopicState:
 
     The ownership is void, so that what has no receipt yet gets none: its producer sends it again, and it is not handed on.
     """
-    unsettled = {receipt.entry_id for receipt in served.topic.fence().receipts}
+    served.topic.forget({receipt.entry_id for receipt in served.topic.fence().receipts})
     served.works.clear()
-    state = served.topic.state()
-    if not unsettled:
-        return state
-    subscriptions = tuple(
-        replace(each, waiting=tuple(entry_id for entry_id in each.waiting if entry_id not in unsettled)) for each in state.subscriptions
-    )
-    return replace(state, subscriptions=subscriptions, entries=tuple(e for e in state.entries if e.entry_id not in unsettled))
+    return served.topic.state()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final, cast
 
 from brokers.pulsar.answers import Answers
@@ -15,9 +16,9 @@ from brokers.pulsar.connection import Connection
 from brokers.pulsar.dispatch import Consumer
 from brokers.pulsar.errors import Violation
 from brokers.pulsar.hosting import Served
+from brokers.pulsar.outcomes import Producer, Receipt
 from brokers.pulsar.requests import Ended, Request
 from brokers.pulsar.service import tell_active
-from brokers.pulsar.topic import Producer, Receipt
 
 if TYPE_CHECKING:
     from brokers.pulsar.server import Server
@@ -35,6 +36,7 @@ class Session(asyncio.Protocol):
         "_answers",
         "_has_delivered",
         "_has_left",
+        "_is_busy",
         "_is_soiled",
         "_probes",
         "_server",
@@ -53,6 +55,7 @@ class Session(asyncio.Protocol):
         self._server = server
         self._service = server.service
         self._transport: asyncio.Transport | None = None
+        self._is_busy = False
         self._is_soiled = False
         self._has_left = False
         self._has_delivered = False
@@ -78,20 +81,44 @@ class Session(asyncio.Protocol):
             self.abort()
 
     def data_received(self, data: bytes) -> None:
-        """Bytes came: take every whole frame in them, in order."""
+        """Bytes came: take the whole frames in them, in order; of very many only some, so that others get their turn."""
         self._take(self.connection.receive(data, self._server.now_ms()))
         if self._probes:
             self._answer_probes()
-        if self.connection.outgoing_bytes:
-            self.soil()
+        self.write_soon()
+        reader = self.connection.reader
+        self._server.keeps_unfinished(self, reader.pending_bytes, came_bytes=len(data))
+        if reader.has_more and not self._is_busy:
+            self._set_busy(is_busy=True)
+
+    def _go_on(self) -> None:
+        """The next turn: take some more of what was read."""
+        self._is_busy = False
+        self.data_received(b"")
+        if not self._is_busy:
+            self._set_busy(is_busy=False)
+
+    def _set_busy(self, *, is_busy: bool) -> None:
+        """Nothing more is read while what was read is not yet taken, so that no more than one chunk of the transport piles up."""
+        self._is_busy = is_busy
+        if is_busy:
+            asyncio.get_running_loop().call_soon(self._go_on)
+        if self._transport is not None and not self._transport.is_closing():
+            (self._transport.pause_reading if is_busy else self._transport.resume_reading)()
 
     def pause_writing(self) -> None:
         """The client takes nothing more for now: what is published meanwhile is dropped for its consumers, and counted."""
-        self._set_writable(is_writable=False)
+        # Only noted: this is called in the midst of writing.
+        self.is_writable = False
+        for consumer, served in self.consumers.items():
+            served.topic.writable(consumer, is_writable=False, now_ms=self._server.now_ms())
 
     def resume_writing(self) -> None:
         """The client takes again."""
-        self._set_writable(is_writable=True)
+        self._count_behind()
+        self.is_writable = True
+        for consumer, served in list(self.consumers.items()):
+            self._service.resume(served, consumer)
 
     def eof_received(self) -> None:
         """The client says no more. It may take no more either, which must not keep its socket open for ever."""
@@ -110,6 +137,13 @@ class Session(asyncio.Protocol):
             self._is_soiled = True
             asyncio.get_running_loop().call_soon(self.flush)
 
+    def write_soon(self) -> None:
+        """What was answered goes out at the end of this turn; or at once, if it is much: many answers could make too much of it."""
+        if self.connection.outgoing_bytes > self._server.settings.write_buffer_bytes:
+            self.flush()
+        elif self.connection.outgoing_bytes:
+            self.soil()
+
     def flush(self) -> None:
         """Write what waits. A client that only ever asks, and takes none of the answers, is given up."""
         self._is_soiled = False
@@ -118,16 +152,17 @@ class Session(asyncio.Protocol):
         if not outgoing or transport is None or transport.is_closing():
             return
         transport.write(outgoing)
-        if not self.is_writable and transport.get_write_buffer_size() > self._server.settings.behind_bytes_max:
-            problem = f"it takes nothing: {transport.get_write_buffer_size()} bytes wait for it"
-            self._server.broke_off(self, Violation.NEVER_READS, problem)
+        behind_bytes = transport.get_write_buffer_size()
+        violation = self._server.is_behind(self, behind_bytes)
+        if violation is not None:
+            self._server.broke_off(self, violation, f"it takes nothing: {behind_bytes} bytes wait for it")
             self.abort()
 
     def tick(self, now_ms: int) -> None:
         """Time has passed: keep the connection alive, or give it up."""
         self._take(self.connection.tick(now_ms))
-        if self.connection.outgoing_bytes:
-            self.soil()
+        self.write_soon()
+        self._count_behind()
 
     def close(self) -> None:
         """Write what waits, and end the connection; one that takes nothing is cut off soon."""
@@ -146,7 +181,9 @@ class Session(asyncio.Protocol):
     def deliver(self, consumer: Consumer, entry_id: int, partition: int, block: bytes) -> bool:
         """Write one message to a consumer; False if too much waits for its client already."""
         connection, settings = self.connection, self._server.settings
-        if not self.is_writable and self._behind_bytes() + len(block) > settings.messages_behind_bytes_max:
+        if not self.is_writable and self.behind_bytes + len(block) > settings.messages_behind_bytes_max:
+            return False
+        if self._server.behind.is_exceeded and self.behind_bytes > self._server.behind.share_bytes:
             return False
         self._has_delivered = True
         connection.message(consumer.consumer_id, entry_id, partition, block)
@@ -178,8 +215,7 @@ class Session(asyncio.Protocol):
     def drop_producer(self, producer: Producer, served: Served) -> None:
         """A producer is gone from its topic, which is not kept for nobody."""
         self.producers.pop(producer, None)
-        served.topic.remove_producer(producer)
-        self._service.hosting.forget_if_idle(served)
+        self._service.forget_producer(served, producer)
 
     def drop_consumer(self, consumer: Consumer, served: Served) -> None:
         """As `drop_producer`, of a consumer; others may come in for it."""
@@ -217,15 +253,14 @@ class Session(asyncio.Protocol):
             if not answered.done():
                 answered.set_result(None)
 
-    def _behind_bytes(self) -> int:
+    @property
+    def behind_bytes(self) -> int:
         """What waits for the client in this process."""
         return self.connection.outgoing_bytes + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
-    def _set_writable(self, *, is_writable: bool) -> None:
-        now_ms = self._server.now_ms()
-        self.is_writable = is_writable
-        for consumer, served in list(self.consumers.items()):
-            self._service.carry_out(served, served.topic.writable(consumer, is_writable, now_ms))
+    def _count_behind(self) -> None:
+        if self._transport is not None and not self._transport.is_closing():
+            self._server.behind.hold(self, self._transport.get_write_buffer_size())
 
     def _take(self, requests: list[Request]) -> None:
         for request in requests:
@@ -234,11 +269,13 @@ class Session(asyncio.Protocol):
                     self._end(request)
                 else:
                     self._answers.answer(request)
+                    self.write_soon()
             except Exception:
                 # One client's request must neither end the broker nor leave its connection in the midst of something.
                 about = {"broker": self._server.broker_id, "client": self.address, "request": type(request).__name__}
                 _logger.exception("a request of a Pulsar client failed", extra=about)
                 self.abort()
+            if self._has_left:
                 return
 
     def _end(self, ended: Ended) -> None:
@@ -259,5 +296,11 @@ class Session(asyncio.Protocol):
             probe.cancel()
         for producer, served in list(self.producers.items()):
             self.drop_producer(producer, served)
-        for consumer, served in list(self.consumers.items()):
-            self.drop_consumer(consumer, served)
+        # Topic by topic: hundreds of one subscription leave it in one step, and one that is active after it is told once.
+        leaving: defaultdict[Served, list[Consumer]] = defaultdict(list)
+        for consumer, served in self.consumers.items():
+            leaving[served].append(consumer)
+        self.consumers.clear()
+        for served, consumers in leaving.items():
+            tell_active(served.topic.remove_consumers(consumers))
+            self._service.hosting.forget_if_idle(served)

@@ -24,9 +24,8 @@ class Settings:
     warming_hold_ms: int = 5_000
     # How long a move waits for clients to take what they were sent. One that is slower loses what it has not taken, as in Pulsar.
     drain_wait_ms: int = 50
-    # How long a client's program has at least, after its library took a message, to take it out before its consumer connects anew.
-    settle_ms: int = 2
-    # The same for clients in Java: their PONG overtakes messages on the way from one thread to the next.
+    # What clients in Java have at least of what `brokers.config` says of `pulsar_settle_ms`: their PONG overtakes messages on the
+    # way from one thread to the next.
     settle_java_ms: int = 25
     # States of bundles that were closed here, kept for their next owners: those of a drain of 64 bundles at 1 MiB each, twice.
     parted_bytes_max: int = 128 * 1024 * 1024
@@ -38,6 +37,15 @@ class Settings:
     messages_behind_bytes_max: int = 16 * 1024 * 1024
     # The same for all: beyond are only answers to one who asks on and on, and never reads. It is disconnected.
     behind_bytes_max: int = 24 * 1024 * 1024
+    # The same of all clients of a broker together. Beyond the first, messages for those who are behind by more than their share are
+    # dropped; beyond the second, who is, and still asks, is disconnected. 24 clients at their worst, or 5,000 with 100 KiB each.
+    all_messages_behind_bytes_max: int = 384 * 1024 * 1024
+    all_behind_bytes_max: int = 512 * 1024 * 1024
+    # What all clients of a broker have begun to say and not finished: 50 entries of the largest size. Beyond, the slowest has to go.
+    all_unfinished_bytes_max: int = 256 * 1024 * 1024
+    # What waits in all topics for clients that are to come back after a move, looked at each tick: 64 busy topics at their worst.
+    # Beyond, those topics wait no longer in which most does.
+    all_waiting_bytes_max: int = 512 * 1024 * 1024
     # A name that is taken may be held by a connection that died unheard. It has this long to show that it lives.
     probe_ms: int = 2_000
     # How often connections are looked at for silence: a keep-alive of 30 s is then off by 3 % at most.
@@ -46,3 +54,6 @@ class Settings:
     tick_batch: int = 500
     # How long another broker may take to say which topics it has.
     peer_ms: int = 5_000
+    # How long they are asked again, because a bundle is on its way between them. Who shares the next answer may wait for two, each
+    # as long as this and one more question: 26 s in all, of the 30 that clients have.
+    moving_ms: int = 8_000

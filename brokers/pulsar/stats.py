@@ -12,9 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Final, TypeAlias, TypeGuard
 
 from brokers.pulsar.dispatch import Consumer
+from brokers.pulsar.outcomes import Producer
 from brokers.pulsar.requests import SubscriptionKind
 from brokers.pulsar.subscription import Subscription
-from brokers.pulsar.topic import Producer, Topic
+from brokers.pulsar.topic import Topic
 
 Value: TypeAlias = "float | str | bool | Stats | Sequence[Stats] | None"
 Stats: TypeAlias = Mapping[str, Value]

@@ -5,11 +5,12 @@ May live here: the state of one subscription, and the steps that deliver, hold o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
-from brokers.pulsar.arrivals import Arrivals, Entry
+from brokers.pulsar.arrivals import Arrivals, Entry, name_to_expect
 from brokers.pulsar.dispatch import ActiveChange, Consumer, Dispatcher, Refusal, dispatcher, wants_stripes
 from brokers.pulsar.errors import ServerError
+from brokers.pulsar.keys import slot_of
 from brokers.pulsar.rates import Meter
 from brokers.pulsar.requests import SubscriptionKind
 
@@ -24,6 +25,7 @@ class Subscription:
 
     __slots__ = (
         "_dispatcher",
+        "_first",
         "_partition",
         "_topic_delivered",
         "arrivals",
@@ -31,6 +33,7 @@ class Subscription:
         "delivered",
         "dropped",
         "is_durable",
+        "is_keyed",
         "is_sticky",
         "kind",
         "name",
@@ -42,14 +45,16 @@ class Subscription:
         """`partition` is the topic's index or -1; `topic_delivered` counts what all subscriptions of the topic deliver."""
         self.name = name
         self.kind = kind
+        self.is_keyed = kind is SubscriptionKind.KEY_SHARED
         self.is_sticky = is_sticky
         self.is_durable = is_durable
-        self.consumers: list[Consumer] = []
+        self.consumers: dict[Consumer, None] = {}  # In the order in which they came.
         self.arrivals: Arrivals | None = None
         self.delivered = Meter(now_ms=now_ms)
         self.dropped = Meter(now_ms=now_ms)
         self._topic_delivered = topic_delivered
         self._partition = partition
+        self._first: tuple[Entry, int] | None = None  # What waits longest, and its slot.
         self._dispatcher: Dispatcher = dispatcher(kind, is_sticky=is_sticky, partition=partition)
 
     @property
@@ -63,8 +68,17 @@ class Subscription:
         return not self.consumers and self.arrivals is None
 
     def expect(self, arrivals: Arrivals) -> None:
-        """Begin to wait for those who were here before a move."""
+        """Begin to wait for those who were here before a move. Of an Exclusive subscription nobody else can be here beside one."""
         self.arrivals = arrivals
+        arrivals.needs_one = self.kind is SubscriptionKind.EXCLUSIVE
+
+    def settle_for_one(self) -> None:
+        """From now on nobody is waited for as long as anybody is here: the others may never come back.
+
+        STICKY consumers are waited for all the same: what lies in the slots of one that is missing goes to no other.
+        """
+        if self.arrivals is not None and not self.is_sticky:
+            self.arrivals.needs_one = True
 
     def add(self, consumer: Consumer, kind: SubscriptionKind, *, is_durable: bool) -> Refusal | list[ActiveChange]:
         """Let a consumer in; see `Dispatcher.add`. Who is only expected holds no place: it may have died on the way."""
@@ -74,34 +88,39 @@ class Subscription:
                 message = f"Subscription is of different type: {self.name} is {_spelled(self.kind, is_sticky=self.is_sticky)}"
                 return Refusal(error=ServerError.CONSUMER_BUSY, message=message)
             self.kind, self.is_sticky, self.is_durable = kind, is_sticky, is_durable
+            self.is_keyed = kind is SubscriptionKind.KEY_SHARED
+            self._first = None
             self._dispatcher = dispatcher(kind, is_sticky=is_sticky, partition=self._partition)
+            if self.arrivals is not None:
+                self.arrivals.needs_one = True  # Those of the other kind cannot come in beside this one.
         changes = self._dispatcher.add(consumer)
         if isinstance(changes, Refusal):
             return changes
-        self.consumers.append(consumer)
+        self.consumers[consumer] = None
         if self.arrivals is not None:
             self.arrivals.subscribed(consumer)
         return changes
 
-    def remove(self, consumer: Consumer) -> list[ActiveChange]:
-        """Let a consumer go that is in; see `Dispatcher.remove`."""
-        self.consumers.remove(consumer)
-        if self.arrivals is not None:
-            self.arrivals.left(consumer)
-        return self._dispatcher.remove(consumer)
+    def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:
+        """Let consumers go that are in; see `Dispatcher.remove`."""
+        for consumer in consumers:
+            del self.consumers[consumer]
+            if self.arrivals is not None:
+                self.arrivals.left(consumer)
+        return self._dispatcher.remove(consumers)
 
-    def take(self, entry: Entry, deliveries: list[Delivery]) -> int:
-        """Deliver a new entry, hold it, or drop it; returns the messages dropped."""
+    def take(self, entry: Entry, slot: int, deliveries: list[Delivery]) -> int:
+        """Deliver a new entry, hold it, or drop it; returns the messages dropped. `slot` is its own if this is `is_keyed`."""
         if self.arrivals is not None:
             return 0 if self.arrivals.hold(entry) else self._drop(entry)
-        consumer = self._dispatcher.choose(entry.block)
+        consumer = self._dispatcher.choose(slot)
         if consumer is None:
             return self._drop(entry)
         self._deliver(consumer, entry, deliveries)
         return 0
 
     def release(self, deliveries: list[Delivery]) -> int:
-        """Once all are back: hand out what waited, as long as its consumers are ready; returns the messages dropped.
+        """Once nobody need be waited for: hand out what waited, as long as its consumers are ready; returns the messages dropped.
 
         Strictly in order: what comes behind an entry whose consumer is not ready waits with it. Dropped is only what nobody
         would get anyway: an entry whose hash no STICKY consumer takes. When nothing is left, waiting is over.
@@ -111,21 +130,29 @@ class Subscription:
             return 0
         dropped = 0
         while (entry := arrivals.first) is not None:
-            consumer = self._dispatcher.choose(entry.block)
+            slot = self._slot_of_first(entry)
+            consumer = self._dispatcher.choose(slot)
             if consumer is not None:
                 self._deliver(consumer, entry, deliveries)
-            elif not self.consumers or self._dispatcher.serves(entry.block):
+            elif not self.consumers or self._dispatcher.serves(slot):
                 return dropped
             else:
                 dropped += self._drop(entry)
             arrivals.take_first()
-        self.arrivals = None
+        self.arrivals = self._first = None
         return dropped
 
     def give_up_waiting(self, deliveries: list[Delivery]) -> int:
         """The time is up: what waited goes to whoever is here and ready, or is dropped; returns the messages dropped."""
         arrivals, self.arrivals = self.arrivals, None
-        return sum(self.take(entry, deliveries) for entry in arrivals.entries) if arrivals is not None else 0
+        if arrivals is None:
+            return 0
+        return sum(self.take(entry, slot_of(entry.block) if self.is_keyed else 0, deliveries) for entry in arrivals.entries)
+
+    def forget(self, entry_ids: Collection[int]) -> None:
+        """Let entries wait for nobody any more, as if they had never come."""
+        if self.arrivals is not None:
+            self.arrivals.forget(entry_ids)
 
     def names_to_expect(self) -> Sequence[str]:
         """Whom the next owner should wait for, after one more move: a name for each, sorted.
@@ -134,8 +161,14 @@ class Subscription:
         never do so, and would keep the others waiting.
         """
         arrivals = self.arrivals
-        here = [each.name for each in self.consumers if each.has_flowed or (arrivals is not None and arrivals.is_awaited(each))]
+        here = [name_to_expect(each) for each in self.consumers if each.has_flowed or (arrivals is not None and arrivals.is_awaited(each))]
         return sorted([*here, *(arrivals.missing if arrivals is not None else ())])
+
+    def _slot_of_first(self, entry: Entry) -> int:
+        """The slot of what waits longest, made out once: every FLOW asks for it until its consumer is ready."""
+        if self._first is None or self._first[0] is not entry:
+            self._first = entry, slot_of(entry.block) if self.is_keyed else 0
+        return self._first[1]
 
     def _deliver(self, consumer: Consumer, entry: Entry, deliveries: list[Delivery]) -> None:
         _, block, messages = entry

@@ -40,7 +40,7 @@ def load_of(topics: Iterable[Served], before: Mapping[str, Totals], now: Mapping
     for served in topics:
         count += 1
         producers += len(served.topic.producers)
-        consumers += len(served.topic.consumers)
+        consumers += served.topic.consumer_count
         earlier = before.get(served.name, _NOTHING)
         for place, total in enumerate(now[served.name]):
             # Less than before: it was here, went away, and came again.

@@ -6,6 +6,7 @@ May live here: their table and its bounds.
 from __future__ import annotations
 
 from enum import Enum
+from typing import Final
 
 from brokers.pulsar.errors import NothingAsked, NotServed, ServerError, UnexpectedCommand
 from brokers.pulsar.limits import Limits
@@ -25,6 +26,11 @@ class Asked(Enum):
     CHANGE = "CLOSE or UNSUBSCRIBE"
 
 
+# They are answered before anything else is read, so that they cannot pile up. A CLOSE that were refused would leave its client
+# convinced that the thing is gone, while it goes on getting messages.
+_ANSWERED_AT_ONCE: Final = frozenset({Asked.SCHEMA, Asked.NEW_SCHEMA, Asked.STATS, Asked.CHANGE})
+
+
 class Waiting:
     """Which requests wait, and how large they are together, since the service keeps them for as long."""
 
@@ -41,7 +47,8 @@ class Waiting:
         """A request begins to wait; raises `NotServed` if too much does, `UnexpectedCommand` if its id already does."""
         if (kind, request_id) in self._requests:
             raise UnexpectedCommand(problem=f"a second {kind.value} {request_id} before the first was answered")
-        if len(self._requests) >= self._requests_max or self._bytes + request_bytes > self._bytes_max:
+        is_full = len(self._requests) >= self._requests_max or self._bytes + request_bytes > self._bytes_max
+        if is_full and kind not in _ANSWERED_AT_ONCE:
             # A new producer or consumer then tries again, where a lookup would end it for good; so do the clients' own reconnections.
             is_creation = kind in {Asked.PRODUCER, Asked.CONSUMER}
             raise NotServed(

@@ -50,7 +50,10 @@ class Refusal(NamedTuple):
 
 
 class Work(NamedTuple):
-    """One line of a broker's evidence: the clock at the two ownership checks of a piece of answered work."""
+    """One line of a broker's evidence: the clock at the two ownership checks of a piece of answered work.
+
+    `message` is what a producer sent, PRODUCER:SEQUENCE, if the work was to take it.
+    """
 
     broker: str
     key: str
@@ -58,6 +61,7 @@ class Work(NamedTuple):
     started_ns: int
     answered_ns: int
     lease_deadline_ns: int
+    message: str | None = None
 
 
 class Operation(NamedTuple):

@@ -42,12 +42,15 @@ def checked(shape: type[Shape], values: Sequence[object], where: str) -> Shape:
 
 def read_lines(path: str, shape: type[Shape]) -> Iterator[Shape]:
     """Read JSON lines. Only a last line without its end, as a killed writer leaves it, may be damaged: it is passed over."""
-    in_order = itemgetter(*shape._fields)
+    in_order, absent = itemgetter(*shape._fields), shape._field_defaults
     with Path(path).open("rb") as lines:
         for number, line in enumerate(lines, 1):
             where = f"{path!r} line {number}"
             try:
-                values = in_order(json.loads(line.decode()))
+                said = json.loads(line.decode())
+                if shape is Work and "dropped" in said:
+                    raise UnusableInputError(where, f"the broker says that pieces of its evidence are missing: {said!r:.120}")
+                values = in_order(absent | said if absent else said)
             except (KeyError, TypeError) as error:
                 raise UnusableInputError(where, f"not an object with the fields {', '.join(shape._fields)}") from error
             except (ValueError, RecursionError) as error:

@@ -23,6 +23,8 @@ from rules import work_ends_within_its_lease, work_of_two_tokens_never_overlaps
 
 PARTITION = re.compile(r"-partition-(?:0|[1-9][0-9]*)$")
 NEVER_NS = 1 << 63
+# Evidence names a topic behind the namespace of its bundle.
+TOPIC = re.compile(r"[a-z-]+://.*", re.DOTALL)
 
 
 class Message(NamedTuple):
@@ -45,7 +47,8 @@ class Delivery(NamedTuple):
 class Run:
     """All that is judged. `deliveries` are by subscription, those to one consumer in the order in which it received them.
 
-    `owed_from_ns` is by subscription and topic; `windows` are the times, from and to, in which brokers died.
+    `is_witnessed` says whether brokers gave evidence. `owed_from_ns` is by subscription and topic; `windows` are the times, from
+    and to, in which brokers died.
     """
 
     def __init__(self) -> None:
@@ -56,6 +59,7 @@ class Run:
         self.owed_from_ns: dict[tuple[str, str], int] = {}
         self.by_pattern: set[str] = set()
         self.works: list[Work] = []
+        self.is_witnessed = False
         self.windows: list[tuple[int, int]] = []
 
     def is_excused(self, message: Message, until_ns: int) -> bool:
@@ -72,6 +76,15 @@ class Run:
         """What was owed to a subscription and never delivered, excused or not."""
         got = {delivery.message for delivery in self.deliveries[subscription]}
         return [message for message in self.owed(subscription) if message not in got]
+
+    def accepted(self) -> dict[tuple[str, str], set[tuple[str, int]]]:
+        """What brokers say that they took, by topic without partition and producer: the partition and the sequence number of each."""
+        found: defaultdict[tuple[str, str], set[tuple[str, int]]] = defaultdict(set)
+        for work in self.works:
+            topic, (producer, _, sequence) = TOPIC.search(work.key), (work.message or "").rpartition(":")
+            if topic and sequence.isdecimal():
+                found[PARTITION.sub("", topic[0]), producer].add((topic[0], int(sequence)))
+        return found
 
     def doubled(self, subscription: str) -> dict[Message, list[Delivery]]:
         """The deliveries of each message that came more than once, excused or not."""
@@ -127,12 +140,35 @@ def tokens_have_one_broker(run: Run) -> Iterator[str]:
             yield f"key {work.key!r}: one token, two brokers: {first} and {work}"
 
 
+def receipts_have_evidence(run: Run) -> Iterator[str]:
+    """Some broker says that it took each message that was receipted, but for what a death excuses: its last lines went with it.
+
+    A client numbers what it sends to a topic from 0, as a history does. Over partitions it counts in each, and what it gives up it
+    may not have numbered; then brokers must have taken at least as many as were receipted.
+    """
+    if not run.is_witnessed:
+        return
+    accepted = run.accepted()
+    counted = {message[:2] for message in run.failed} | {of for of, taken in accepted.items() if any(topic != of[0] for topic, _ in taken)}
+    receipted: defaultdict[tuple[str, str], list[Message]] = defaultdict(list)
+    for message, at_ns in run.receipted_ns.items():
+        if not run.is_excused(message, at_ns):
+            receipted[message[:2]].append(message)
+    for of, messages in receipted.items():
+        taken = accepted.get(of, set())
+        if of not in counted:
+            yield from (f"no broker says that it took {message}" for message in messages if (of[0], message.n) not in taken)
+        elif len(taken) < len(messages):
+            yield f"{len(messages)} messages of {of} were receipted, but brokers say that they took {len(taken)}"
+
+
 RULES = (
     receipted_messages_are_delivered,
     deliveries_were_sent,
     messages_are_delivered_once,
     messages_keep_their_order,
     tokens_have_one_broker,
+    receipts_have_evidence,
 )
 EVIDENCE_RULES = (work_ends_within_its_lease, work_of_two_tokens_never_overlaps)
 
@@ -220,6 +256,7 @@ def read_run(histories: Sequence[str], evidence: Sequence[str], windows: Iterabl
     for path in histories:
         for said in history_lines(path):
             note(run, said)
+    run.is_witnessed = bool(evidence)
     run.works += [work for path in evidence for work in read_lines(path, Work)]
     if not run.receipted_ns or not run.deliveries:
         raise UnusableInputError("histories", "no message was receipted, or nobody subscribed, so there is nothing to judge")

@@ -67,7 +67,9 @@ def tell(left: Leavings, topic: str, producer: str, n: int) -> None:
         left.history.append({"event": "received", **what, "topic": full, **seen, "at_ns": at_ns + 6})
     broker, token = ("b0", 7) if at_ns < MOVED_AT else ("b1", 9)
     times: Line = {"started_ns": at_ns + 1, "answered_ns": at_ns + 2, "lease_deadline_ns": 1_000}
-    left.evidence.append({"broker": broker, "bundle": "t/n/0x0_0x1", "key": full, "token": token, **times, "message": f"{producer}:{n}"})
+    # A client counts in each partition by itself.
+    message = f"{producer}:{n if topic == TOPIC else n // 2}"
+    left.evidence.append({"broker": broker, "bundle": "t/n/0x0_0x1", "key": f"t/n/{full}", "token": token, **times, "message": message})
 
 
 def judged(left: Leavings, *windows: tuple[int, int]) -> dict[str, int]:
@@ -76,6 +78,7 @@ def judged(left: Leavings, *windows: tuple[int, int]) -> dict[str, int]:
     run.windows += windows
     for line in left.history:
         messages.note(run, line)
+    run.is_witnessed = True
     run.works += [Work(*(line[name] for name in Work._fields)) for line in left.evidence]  # type: ignore[arg-type]
     return {rule: len(found) for rule, found in messages.violations(run).items()}
 
@@ -118,6 +121,12 @@ def old_owner_answers_late(left: Leavings) -> None:
     left.evidence[0]["answered_ns"] = 55
 
 
+def forget(left: Leavings, topic: str, sequence: int) -> None:
+    """The broker that took a message of p0 has no evidence of it."""
+    message = {"key": f"t/n/{topic}", "message": f"p0:{sequence}"}
+    left.evidence.remove(next(line for line in left.evidence if message.items() <= line.items()))
+
+
 def new_owner_works_twice(left: Leavings) -> None:
     """Another broker accepts under the token of the new owner."""
     left.evidence.append(left.evidence[7] | {"broker": "b2", "started_ns": 90, "answered_ns": 91})
@@ -146,6 +155,12 @@ FAULTS = (
         rule="receipted_messages_are_delivered",
         plant=lambda left: left.lose("received", "p0", 6, topic=f"{PARTED}-partition-0", consumer="c0"),
     ),
+    Fault(name="a receipt without evidence", rule="receipts_have_evidence", plant=lambda left: forget(left, TOPIC, 6)),
+    Fault(
+        name="a receipt without evidence in a partition",
+        rule="receipts_have_evidence",
+        plant=lambda left: forget(left, f"{PARTED}-partition-1", 3),
+    ),
     Fault(name="a message comes twice", rule="messages_are_delivered_once", plant=repeat),
     Fault(name="two messages change places", rule="messages_keep_their_order", plant=swap),
     Fault(name="two messages of a partition change places", rule="messages_keep_their_order", plant=swap_in_a_partition),
@@ -169,7 +184,7 @@ def test_a_fault_breaks_its_rule_alone(fault: Fault) -> None:
     assert {fault.rule: 1} == judged(left)
 
 
-@pytest.mark.parametrize("fault", FAULTS[:4], ids=lambda fault: fault.name)
+@pytest.mark.parametrize("fault", FAULTS[:6], ids=lambda fault: fault.name)
 def test_a_death_excuses_losses_and_repetitions(fault: Fault) -> None:
     """What a window touches may be lost or doubled; a window elsewhere excuses nothing."""
     left = honest_run()
@@ -180,7 +195,7 @@ def test_a_death_excuses_losses_and_repetitions(fault: Fault) -> None:
 
 def test_a_death_excuses_no_disorder_and_no_double_owner() -> None:
     """A window excuses nothing else."""
-    for fault in FAULTS[4:]:
+    for fault in FAULTS[6:]:
         left = honest_run()
         fault.plant(left)
         assert [fault.rule] == list(judged(left, (-9, 999))), fault
@@ -202,6 +217,26 @@ def test_what_was_not_receipted_may_be_lost() -> None:
     for n in (5, 6):
         left.lose("received", "p0", n, consumer="c0")
     assert {} == judged(left)
+
+
+def test_what_a_client_gave_up_may_have_cost_it_no_number() -> None:
+    """Behind what has failed sequence numbers may be lower than a history's: brokers owe as many as were receipted, and no fewer."""
+    left = honest_run()
+    left.find("receipted", "p0", 6)["event"] = "failed"
+    left.lose("received", "p0", 6, consumer="c0")
+    forget(left, TOPIC, 7)
+    assert {} == judged(left)
+    forget(left, TOPIC, 5)
+    assert {"receipts_have_evidence": 1} == judged(left)
+
+
+def test_work_that_is_no_message_is_no_evidence_of_one() -> None:
+    """Other services of a broker write to the same file."""
+    left = honest_run()
+    left.evidence.append(left.evidence[0] | {"key": "t/n/counter", "message": None})
+    assert {} == judged(left)
+    left.evidence[0]["message"] = None
+    assert {"receipts_have_evidence": 1} == judged(left)
 
 
 def test_what_was_sent_before_the_subscription_is_not_owed() -> None:
@@ -270,6 +305,7 @@ UNUSABLE = {
     "unknown event": lambda left: left.history.append({"event": "x", "topic": "t", "producer": "p", "n": 0, "at_ns": 0}),
     "a number is text": lambda left: left.history[-1].update(n="1"),
     "a truth value is no number": lambda left: left.evidence[0].update(token=True),
+    "evidence is missing": lambda left: left.evidence.append({"broker": "b0", "dropped": 3}),
     "topics are no list": lambda left: left.history[0].update(topics="t"),
 }
 

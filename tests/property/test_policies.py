@@ -1,5 +1,7 @@
 """Policies of a namespace under races: whoever sets one changes that one, however stale the view it was proposed against.
 
+Whoever says what he expects changes nothing else: he is told what it is now.
+
 May live here: properties of `SetPolicy`, with brokers that propose at once and try again when they lose.
 """
 
@@ -10,7 +12,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.agent.intents import SetPolicy
+from brokers.agent.intents import Anything, SetPolicy
 from brokers.agent.requests import record_of
 from channel.entries import Verdict
 from channel.records import AnyRecord, Reason
@@ -18,18 +20,26 @@ from tests.folding import NAMESPACE, Channel, channel_with
 
 BROKERS = ("a", "b", "c")
 
+values = st.one_of(st.none(), st.integers(min_value=0, max_value=2))
 intents = st.builds(
     SetPolicy,
     name=st.just(NAMESPACE),
     policy=st.sampled_from(["x", "y", "z"]),
-    value=st.one_of(st.none(), st.integers(min_value=0, max_value=9)),
+    value=values,
+    expected=st.one_of(st.just(Anything.ANYTHING), values),
 )
 
 
-def proposed(channel: Channel, broker: str, intent: SetPolicy) -> AnyRecord:
-    """The record that a broker makes of an intent, against the view as it is."""
+def proposed(channel: Channel, broker: str, intent: SetPolicy, expected: dict[str, object]) -> AnyRecord | None:
+    """The record that a broker makes of an intent, against the view as it is; None if it is told that something else is set."""
     make = record_of(channel.view, intent)
-    assert not isinstance(make, Verdict)
+    if isinstance(make, Verdict):
+        now = expected.get(intent.policy)
+        assert intent.expected not in (Anything.ANYTHING, now)
+        assert Reason.ILLEGAL_TRANSITION == make.reason
+        assert f"is {'not set' if now is None else now} now" in (make.problem or "")
+        return None
+    assert intent.expected in (Anything.ANYTHING, expected.get(intent.policy))
     return make(channel.author(broker))
 
 
@@ -39,13 +49,16 @@ def test_policies_survive_races(rounds: list[list[SetPolicy]]) -> None:
     channel = channel_with(*BROKERS)
     expected: dict[str, object] = {}
     for together in rounds:
-        waiting = deque((broker, intent, proposed(channel, broker, intent)) for broker, intent in zip(BROKERS, together, strict=False))
+        pairs = zip(BROKERS, together, strict=False)
+        waiting = deque((broker, intent, proposed(channel, broker, intent, expected)) for broker, intent in pairs)
         while waiting:
             broker, intent, record = waiting.popleft()
+            if record is None:
+                continue
             verdict = channel.put(record)
             if verdict.reason is not None:
                 assert Reason.STALE == verdict.reason
-                waiting.append((broker, intent, proposed(channel, broker, intent)))
+                waiting.append((broker, intent, proposed(channel, broker, intent, expected)))
                 continue
             expected.pop(intent.policy, None)
             if intent.value is not None:

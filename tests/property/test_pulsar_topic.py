@@ -7,6 +7,7 @@ subscription has a choice, the twin takes the real one's word for it, after chec
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from hashlib import shake_128
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,13 +15,21 @@ from hypothesis import strategies as st
 from brokers.pulsar.arrivals import Entry
 from brokers.pulsar.dispatch import Consumer, Refusal
 from brokers.pulsar.handover import decode, encode
-from brokers.pulsar.keys import POINTS_PER_CONSUMER, SLOTS, murmur3, slot_of
+from brokers.pulsar.keys import POINTS_PER_CONSUMER, SLOTS, slot_of
+from brokers.pulsar.outcomes import Outcome, Producer
 from brokers.pulsar.requests import SubscriptionKind
-from brokers.pulsar.topic import Outcome, Producer, Topic, TopicLimits
+from brokers.pulsar.topic import Topic, TopicLimits
 from tests.unit.pulsar.topics import NAME, keyed, make_consumer, make_producer
 
 LIMITS = TopicLimits(
-    subscriptions_max=3, consumers_max=6, waiting_entries_max=5, waiting_bytes_max=150, receipt_wait_ms=5, reconnect_wait_ms=30
+    subscriptions_max=3,
+    consumers_max=6,
+    subscription_consumers_max=2,
+    waiting_entries_max=5,
+    waiting_bytes_max=150,
+    receipt_wait_ms=5,
+    absent_wait_ms=15,
+    reconnect_wait_ms=30,
 )
 BLOCKS = tuple(keyed(key) for key in "abcd")
 NAMES = ("x", "y", "z")
@@ -40,7 +49,13 @@ class TwinSubscription:
     missing: list[str] = field(default_factory=list)
     coming: list[Consumer] = field(default_factory=list)
     backlog: list[Entry] = field(default_factory=list)
+    # Who has permits, of those who came since the topic did.
+    ready: list[Consumer] = field(default_factory=list)
     is_waiting: bool = False
+    needs_one: bool = False
+
+    def is_complete(self) -> bool:
+        return (not self.missing and not self.coming) or (self.needs_one and bool(self.ready))
 
 
 @dataclass
@@ -49,6 +64,7 @@ class Twin:
 
     opened_ms: int = 0
     is_holding: bool = False
+    is_absence_over: bool = True
     subscriptions: dict[str, TwinSubscription] = field(default_factory=dict)
     permits: dict[Consumer, int] = field(default_factory=dict)
     blocked: list[Consumer] = field(default_factory=list)
@@ -105,14 +121,14 @@ class Twin:
         if waited:
             self.pass_time(now_ms)
         if self.is_holding:
-            if all(not each.missing and not each.coming for each in self.subscriptions.values()):
+            if all(not each.is_waiting or each.is_complete() for each in self.subscriptions.values()):
                 self.let_go()
         elif name in self.subscriptions:
             self.release(self.subscriptions[name])
 
     def release(self, subscription: TwinSubscription) -> None:
-        """Once all are back: what waited, as far as those are ready who should have it."""
-        if subscription.is_waiting and not subscription.missing and not subscription.coming:
+        """Once nobody need be waited for: what waited, as far as those are ready who should have it."""
+        if subscription.is_waiting and subscription.is_complete():
             while subscription.backlog and self.deliver(subscription, subscription.backlog[0]):
                 subscription.backlog.pop(0)
             subscription.is_waiting = bool(subscription.backlog)
@@ -120,15 +136,23 @@ class Twin:
     def let_go(self) -> None:
         """Hold no more."""
         self.is_holding = False
+        self.settle_for_one([SubscriptionKind.SHARED])
+        self.give_receipts()
+
+    def settle_for_one(self, kinds: list[SubscriptionKind]) -> None:
+        """Where anybody is here, the others are not waited for."""
         for name, subscription in list(self.subscriptions.items()):
+            subscription.needs_one = subscription.needs_one or subscription.kind in kinds
             self.release(subscription)
             if not subscription.consumers and not subscription.is_waiting:
                 del self.subscriptions[name]
-        self.give_receipts()
 
     def pass_time(self, now_ms: int) -> None:
         if self.is_holding and now_ms >= self.opened_ms + LIMITS.receipt_wait_ms:
             self.let_go()
+        if self.anybody_waits() and not self.is_absence_over and not self.is_holding and now_ms >= self.opened_ms + LIMITS.absent_wait_ms:
+            self.is_absence_over = True
+            self.settle_for_one(list(SubscriptionKind))
         if not self.anybody_waits() or now_ms < self.opened_ms + LIMITS.reconnect_wait_ms:
             return
         for name, subscription in list(self.subscriptions.items()):
@@ -158,6 +182,7 @@ class Twin:
     def leave(self, name: str, consumer: Consumer) -> None:
         subscription = self.subscriptions[name]
         subscription.consumers.remove(consumer)
+        subscription.ready = [each for each in subscription.ready if each is not consumer]
         if consumer in subscription.coming:
             subscription.coming.remove(consumer)
             subscription.missing.append(consumer.name)
@@ -168,10 +193,12 @@ class Twin:
         for subscription in self.subscriptions.values():
             back = [each.name for each in subscription.consumers if each in self.flowed or each in subscription.coming]
             subscription.missing += back
-            subscription.consumers, subscription.coming = [], []
+            subscription.consumers, subscription.coming, subscription.ready = [], [], []
+            subscription.needs_one = subscription.kind is SubscriptionKind.EXCLUSIVE
             subscription.is_waiting = bool(subscription.missing or subscription.backlog)
         self.subscriptions = {name: each for name, each in self.subscriptions.items() if each.is_waiting}
         self.opened_ms = now_ms
+        self.is_absence_over = False
         self.is_holding = self.anybody_waits()
         self.blocked, self.flowed = [], []
 
@@ -182,8 +209,9 @@ def key_holder(consumers: list[Consumer], block: bytes) -> Consumer | None:
     points = []
     for place, consumer in enumerate(consumers):
         # A consumer takes the lowest number that nobody of its name holds; in these tests names are unique in a subscription.
+        digest = shake_128(f"{consumer.name}\0{0}".encode()).digest(2 * POINTS_PER_CONSUMER)
         for index in range(POINTS_PER_CONSUMER):
-            point = murmur3(f"{consumer.name}\0{0}\0{index}".encode()) % SLOTS
+            point = int.from_bytes(digest[2 * index : 2 * index + 2], "big")
             points.append(((point - slot) % SLOTS, consumer.name, place))
     return consumers[min(points)[2]] if points else None
 
@@ -255,9 +283,10 @@ class Pair:
             outcome = self.topic.flow(consumer, amount, self.now_ms)
             self.twin.permits[consumer] += amount
             self.twin.flowed += [consumer] if amount else []
-            coming = self.twin.subscriptions[name].coming
-            if consumer in coming and self.twin.permits[consumer] > 0:
-                coming.remove(consumer)
+            home = self.twin.subscriptions[name]
+            if self.twin.permits[consumer] > 0:
+                home.coming = [each for each in home.coming if each is not consumer]
+                home.ready.append(consumer)
         else:
             outcome = self.topic.writable(consumer, bool(amount % 2), self.now_ms)
             self.twin.blocked = [each for each in self.twin.blocked if each is not consumer] + ([] if amount % 2 else [consumer])
@@ -283,6 +312,7 @@ class Pair:
             len(self.homes) >= LIMITS.consumers_max
             or (name not in self.twin.subscriptions and len(self.twin.subscriptions) >= LIMITS.subscriptions_max)
             or (name == "s0" and bool(connected))
+            or len(connected) >= LIMITS.subscription_consumers_max
         )
         assert is_refused == isinstance(answer, Refusal)
         if not is_refused:

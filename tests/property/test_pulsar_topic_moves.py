@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from brokers.pulsar.arrivals import Entry
 from brokers.pulsar.handover import HandoverDamaged, decode, encode, is_complete
 from brokers.pulsar.keys import NO_KEY, sticky_key
+from brokers.pulsar.outcomes import Outcome
 from brokers.pulsar.pulsar_api_pb2 import MessageMetadata
 from brokers.pulsar.requests import SubscriptionKind
-from brokers.pulsar.topic import Outcome, SubscriptionState, Topic, TopicLimits, TopicState
+from brokers.pulsar.topic import SubscriptionState, Topic, TopicLimits, TopicState
 from tests.unit.pulsar.topics import NAME, block_of, joined, keyed, make_producer, send
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from brokers import evidence, main, service_runner, worker
 from brokers.agent.timing import Timing
-from brokers.config import ENDING_MS, WorkerConfig
+from brokers.config import ENDING_MS, SETTLE_MS_MAX, WorkerConfig
 from brokers.pulsar import server
 from brokers.pulsar.settings import Settings as PulsarSettings
 from channel.errors import EquipoiseError, InvalidConfig, InvalidTiming
@@ -166,7 +166,7 @@ def test_the_end_of_a_broker_fits_into_what_is_said_of_it() -> None:
         *(worker._LAST_WORDS_MS, worker._LAST_CLOSE_MS, service_runner._ABANDON_MS),  # noqa: SLF001 - as below, nothing else tells them
         *(worker._LAST_WORDS_MS, 2 * evidence._CLOSE_S * 1_000, worker._LAST_WORDS_MS),  # noqa: SLF001
         *(2 * main._SHUTDOWN_S * 1_000, server._CLOSE_S * 1_000),  # noqa: SLF001
-        *(pulsar.drain_wait_ms, max(pulsar.drain_wait_ms, pulsar.settle_ms, pulsar.settle_java_ms)),
+        *(pulsar.drain_wait_ms, max(pulsar.drain_wait_ms, SETTLE_MS_MAX, pulsar.settle_java_ms)),
     ]
     assert sum(steps_ms) + 4_000 <= ENDING_MS
     assert 70_000 + 6_000 + ENDING_MS == config(drain_ms=70_000, close_ms=6_000).stop_ms

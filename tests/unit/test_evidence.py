@@ -67,6 +67,29 @@ def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest
     file.close()
 
 
+def test_what_was_dropped_is_told_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Behind a queue that was full stands a line that says how much is missing, so that nobody takes the file for complete."""
+    disk, at_disk, write = threading.Event(), threading.Event(), EvidenceFile._write  # noqa: SLF001
+
+    def wait(file: EvidenceFile, lines: bytes) -> bool:
+        at_disk.set()
+        return disk.wait(PATIENCE_S) and write(file, lines)
+
+    monkeypatch.setattr(EvidenceFile, "_write", wait)
+    monkeypatch.setattr(module, "_CLOSE_S", PATIENCE_S)
+    monkeypatch.setattr(module, "_LINES_MAX", 1)
+    file = EvidenceFile(tmp_path / "evidence", broker="b")
+    file.write(piece("x"))
+    assert at_disk.wait(PATIENCE_S)
+    for key in ("y", "lost", "lost too"):
+        file.write(piece(key))
+    disk.set()
+    file.close()
+    lines = [json.loads(line) for line in (tmp_path / "evidence").read_bytes().splitlines()]
+    assert ["t/n/x", "t/n/y"] == [line["key"] for line in lines if "key" in line]
+    assert [{"broker": "b", "dropped": 2}] == [line for line in lines if "key" not in line]
+
+
 def test_a_file_that_cannot_be_made_is_a_matter_of_settings(tmp_path: Path) -> None:
     """A path that cannot be written is told as the setting that it is."""
     with pytest.raises(InvalidConfig, match=r"evidence: .*No such file"):

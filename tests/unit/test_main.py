@@ -15,10 +15,11 @@ from brokers import worker as workers
 from brokers.config import WorkerConfig
 from brokers.data_directory import DataDirectory
 from brokers.main import Broker
+from brokers.pulsar.service import PulsarService
 from brokers.service import Bundle, Ownership, Peer, Service
 from brokers.worker import Worker
 from channel.deadline import Deadline
-from channel.errors import InvalidService, LogDamaged, LogUnavailable
+from channel.errors import InvalidConfig, InvalidService, LogDamaged, LogUnavailable
 from tests.troubled_log import TroubledLog
 
 pytestmark = pytest.mark.integration
@@ -91,6 +92,45 @@ def test_a_start_that_fails_at_its_end_lets_go_of_everything(tmp_path: Path, mon
         DataDirectory(tmp_path).close()
 
     asyncio.run(start())
+
+
+def test_two_services_for_clients_of_pulsar_are_refused(tmp_path: Path) -> None:
+    """Clients would reach only one of them, whatever namespace they come for; the same one under two patterns is one."""
+
+    async def start() -> None:
+        config = WorkerConfig(log_url=f"memory:{uuid.uuid4()}", data_dir=tmp_path, http_port=0, pulsar_port=0, balance=False)
+        with pytest.raises(InvalidConfig, match="2 services of this broker speak Pulsar's protocol"):
+            async with Broker(config, {"acme/*": PulsarService(), "*": PulsarService()}):
+                pass
+        both = PulsarService()
+        async with Broker(config, {"acme/*": both, "*": both}) as worker:
+            await worker.ready(timeout_ms=20_000)
+
+    asyncio.run(start())
+
+
+@pytest.mark.parametrize(("room", "expected"), [(1_256, 0), (1_255, 1)])
+def test_a_limit_of_open_files_that_is_too_low_is_told(
+    room: int, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A broker that cannot have as many connections as it is configured for says so in one line, and starts."""
+    wanted = list[int]()
+
+    def answer(files: int) -> int:
+        wanted.append(files)
+        return room
+
+    monkeypatch.setattr(module, "room_for_files", answer)
+
+    async def start() -> None:
+        path = {"log_url": f"memory:{uuid.uuid4()}", "data_dir": tmp_path}
+        config = WorkerConfig.model_validate({**path, "http_port": 0, "pulsar_port": 0, "pulsar_connections_max": 1_000, "balance": False})
+        async with Broker(config, {"*": PulsarService()}) as worker:
+            await worker.ready(timeout_ms=20_000)
+
+    asyncio.run(start())
+    assert [1_256] == wanted
+    assert expected == caplog.text.count("pulsar_connections_max is 1000, but this process may have only 1255 files open")
 
 
 def announced(folder: Path, monkeypatch: pytest.MonkeyPatch, log: TroubledLog, after: Callable[[], bool]) -> None:

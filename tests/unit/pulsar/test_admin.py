@@ -18,6 +18,8 @@ from typer.testing import Result
 from brokers.lookups import Lookups
 from brokers.pulsar.admin import Topics
 from brokers.pulsar.server import Server
+from brokers.service import Ownership
+from channel.ranges import TopicName
 from tests.house_rules import ROOT
 from tests.unit.cli.fabricated import run as command
 from tests.unit.http.cluster import run
@@ -75,6 +77,35 @@ def test_partitions_are_made_added_to_and_taken_away(tmp_path: Path) -> None:
     run(story)
 
 
+def test_of_two_changes_of_partitions_at_once_one_is_told_of_the_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever comes second is refused with the number that there is now, so that partitions never become fewer by accident."""
+    both = asyncio.Barrier(2)
+
+    async def set_together(topics: Topics, topic: TopicName, count: int | None, *, before: int | None) -> None:
+        await both.wait()
+        await set_alone(topics, topic, count, before=before)
+
+    set_alone = Topics._set_partitions  # noqa: SLF001
+    monkeypatch.setattr(Topics, "_set_partitions", set_together)
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2) as running:
+            one, other = running.members
+            for method, counts in (("PUT", (8, 4)), ("POST", (32, 16))):
+                asked = (member.ask(method, f"{PATH}/partitions", count) for member, count in zip((one, other), counts, strict=True))
+                answers = await asyncio.gather(*asked)
+                assert [204, 409] == sorted(status for status, _ in answers)
+                count = next(count for count, (status, _) in zip(counts, answers, strict=True) if status == 204)
+                told = next(answer for status, answer in answers if status == 409)
+                assert isinstance(told, dict)
+                assert f"is {count} now" in str(told["reason"])
+                await running.settled()
+                for member in (one, other):
+                    assert count == field(await member.get(f"{PATH}/partitions"), "partitions")
+
+    run(story)
+
+
 @pytest.mark.parametrize(
     ("path", "body"),
     [
@@ -121,6 +152,38 @@ def test_topics_are_listed_wherever_they_are_served(tmp_path: Path) -> None:
             client.ask_topics()
             answer = await client.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)
             assert names == list(answer.get_topics_of_namespace_response.topics)
+
+    run(story)
+
+
+def test_a_topic_that_moves_is_not_missing_in_the_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While its bundle is open nowhere the question waits; it is answered, with the topic, once it is open again."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=3) as running:
+            source = running.owner_of()
+            destination = running.other_than(source)
+            asker = await running.other_than(source, destination).client()
+            await (await source.client()).consumer(1, name="me")
+            may_open, opening, open_ = asyncio.Event(), asyncio.Event(), destination.service.open
+
+            async def open_late(ownership: Ownership, handover: bytes | None) -> None:
+                opening.set()
+                await may_open.wait()
+                await open_(ownership, handover)
+
+            monkeypatch.setattr(destination.service, "open", open_late)
+            moving = asyncio.ensure_future(running.transfer(destination))
+            await opening.wait()
+            asker.ask_topics()
+            for _ in range(20):  # As long as it would take to ask each of them, many times over.
+                for member in (source, destination):
+                    assert [] == field(await member.get(f"{TOPICS}?local=true"), "topics")
+            assert [] == asker.names()
+            may_open.set()
+            answer = (await asker.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response
+            assert [TOPIC] == list(answer.topics)
+            await moving
 
     run(story)
 

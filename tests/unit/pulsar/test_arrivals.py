@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from brokers.pulsar.arrivals import Arrivals, Entry
 from brokers.pulsar.errors import ServerError
+from brokers.pulsar.outcomes import Replaced
 from brokers.pulsar.requests import SubscriptionKind
 from brokers.pulsar.topic import SubscriptionState, TopicLimits, TopicState
 from tests.unit.pulsar.topics import joined, keyed, make_consumer, make_producer, make_topic, receipted, refused_as, send, sticky, told
@@ -46,7 +49,7 @@ def test_receipts_wait_no_longer_than_their_time() -> None:
     send(topic, producer, sequence_id=6, now_ms=99)
     assert [] == receipted(topic.tick(99))
     assert [5, 6] == [receipt.sequence_id for receipt in topic.tick(100).receipts]
-    assert 10_000 == topic.wake_at_ms
+    assert 1_000 == topic.wake_at_ms
     late = send(topic, producer, now_ms=150)
     assert ([], [43]) == (told(late), receipted(late))
     assert [41, 42, 43] == [entry_id for _, entry_id in told(topic.flow(joined(topic, "a", kind=SHARED, permits=0), 10, 9_999))]
@@ -123,7 +126,7 @@ def test_an_answer_that_cannot_wait_ends_the_holding() -> None:
     outcome = topic.release_receipts()
     assert ([("b", 41)], [41]) == (told(outcome), receipted(outcome))
     assert [] == receipted(topic.release_receipts())
-    assert 10_000 == topic.wake_at_ms
+    assert 1_000 == topic.wake_at_ms
 
 
 def test_what_waited_flows_no_faster_than_permits_and_keeps_its_order() -> None:
@@ -278,14 +281,87 @@ def test_a_subscription_without_anybody_to_expect_is_not_made() -> None:
 
 
 def test_who_is_only_expected_holds_no_place() -> None:
-    """A client that died on the way must not keep its successor out, even one of another kind; what waits is still bounded in time."""
+    """A client that died on the way must not keep its successor out, even one of another kind, and is not waited for beside that one."""
     topic, producer = make_topic(left(there("a", kind=EXCLUSIVE))), make_producer()
     topic.add_producer(producer)
-    joined(topic, "b", kind=SHARED)
     assert [] == told(send(topic, producer, now_ms=1))
+    b = joined(topic, "b", kind=SHARED, permits=0)
     assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(make_consumer("a"), "s", EXCLUSIVE, is_durable=True, now_ms=2))
     assert SHARED is topic.subscriptions["s"].kind
-    assert [("b", 41)] == told(topic.tick(10_000))
+    assert [("b", 41)] == told(topic.flow(b, 5, 3))
+
+
+def test_a_rival_that_got_in_first_ends_the_waiting_of_an_exclusive_subscription() -> None:
+    """Nobody can come in beside it, so there is nobody to wait for."""
+    topic, producer = make_topic(left(there("a", kind=EXCLUSIVE))), make_producer()
+    topic.add_producer(producer)
+    send(topic, producer, now_ms=1)
+    rival = joined(topic, "rival", permits=0)
+    outcome = topic.flow(rival, 5, 2)
+    assert ([("rival", 41)], [41]) == (told(outcome), receipted(outcome))
+    assert topic.wake_at_ms is None
+
+
+def test_a_shared_subscription_needs_all_until_the_receipts_are_out_and_then_one() -> None:
+    """Any of its consumers may have what waits: as soon as one is back, whether before that moment or after it."""
+    topic, producer = make_topic(left(there("a", "b"), there("c", "d", subscription="t"))), make_producer()
+    topic.add_producer(producer)
+    joined(topic, "a", kind=SHARED)
+    assert [] == told(send(topic, producer, now_ms=99))
+    outcome = topic.tick(100)
+    assert ([("a", 41)], [41]) == (told(outcome), receipted(outcome))
+    assert [("a", 42)] == told(send(topic, producer, now_ms=101))
+    assert [("c", 41), ("c", 42)] == told(topic.flow(joined(topic, "c", "t", SHARED, permits=0), 9, 102))
+    assert topic.wake_at_ms is None
+
+
+@pytest.mark.parametrize("kind", [SubscriptionKind.FAILOVER, KEY_SHARED])
+def test_who_is_back_stands_still_for_the_missing_only_for_a_moment(kind: SubscriptionKind) -> None:
+    """After a second those who are there go on, and who comes later joins them; where nobody is there, the first who comes does."""
+    topic, producer = make_topic(left(there("a", "b", kind=kind), there("c", "d", subscription="t", kind=kind))), make_producer()
+    topic.add_producer(producer)
+    joined(topic, "b", kind=kind)
+    send(topic, producer, now_ms=1)
+    assert [] == told(topic.tick(999))
+    assert 1_000 == topic.wake_at_ms
+    assert [("b", 41)] == told(topic.tick(1_000))
+    assert 10_000 == topic.wake_at_ms
+    assert [("b", 42)] == told(send(topic, producer, now_ms=1_001))
+    assert [("d", 41), ("d", 42)] == told(topic.flow(joined(topic, "d", "t", kind, permits=0, now_ms=5_000), 9, 5_000))
+    assert topic.wake_at_ms is None
+
+
+def test_sticky_consumers_are_waited_for_to_the_end() -> None:
+    """Only the one that is missing takes the messages in its slots: for the others to go on would be to lose them."""
+    state = SubscriptionState(name="s", kind=KEY_SHARED, is_sticky=True, expected=("a", "b"))
+    topic, producer = make_topic(left(state)), make_producer()
+    topic.add_producer(producer)
+    low, high = make_consumer("a", key_shared=sticky((0, 30_000))), make_consumer("b", key_shared=sticky((30_001, 65_535)))
+    topic.subscribe(low, "s", KEY_SHARED, is_durable=True, now_ms=0)
+    topic.flow(low, 100, 0)
+    for number in range(20):
+        send(topic, producer, keyed(f"key {number}"), now_ms=1)
+    outcome = topic.tick(1_000)
+    assert (0, 0) == (len(outcome.deliveries), outcome.dropped)
+    topic.subscribe(high, "s", KEY_SHARED, is_durable=True, now_ms=5_000)
+    outcome = topic.flow(high, 100, 5_000)
+    assert {"a", "b"} == {name for name, _ in told(outcome)}
+    assert (20, 0) == (len(outcome.deliveries), outcome.dropped)
+
+
+def test_one_whose_name_its_broker_chose_is_known_again_by_having_none() -> None:
+    """The next broker gives it another name, under which nobody could be waited for; others are not taken for it."""
+    former = make_topic()
+    joined(former, "consumer-1", kind=SHARED, is_name_users=False)
+    former.fence()
+    assert left(there("")).subscriptions == former.state().subscriptions
+    topic, producer = make_topic(former.state()), make_producer()
+    topic.add_producer(producer)
+    joined(topic, "named", kind=SHARED)
+    assert [] == told(send(topic, producer, now_ms=1))
+    back = joined(topic, "consumer-2", kind=SHARED, permits=0, is_name_users=False)
+    assert [] == told(topic.tick(2))
+    assert [("named", 1)] == told(topic.flow(back, 5, 3))
 
 
 def test_arrivals_say_who_is_missing() -> None:
@@ -299,3 +375,39 @@ def test_arrivals_say_who_is_missing() -> None:
     arrivals.flowed(b)
     arrivals.left(b)
     assert (["a", "b"], False) == ([*arrivals.missing], arrivals.is_complete)
+
+
+def test_what_a_producer_leaves_without_a_receipt_waits_for_nobody() -> None:
+    """It is sent again: neither delivered nor handed on, as little when the producer comes again in its own place."""
+    topic, p, q = make_topic(left(there("a"), there("b", subscription="t"))), make_producer("p"), make_producer("q")
+    topic.add_producer(p)
+    topic.add_producer(q)
+    for producer in (p, q, p):
+        send(topic, producer, b"12345", now_ms=1)
+    assert (41, 43) == topic.remove_producer(p)
+    assert () == topic.remove_producer(p)
+    arrivals = topic.subscriptions["t"].arrivals
+    assert arrivals is not None
+    assert (5, 1) == (arrivals.bytes, arrivals.messages)
+    assert Replaced(former=q, forgotten=(42,)) == topic.add_producer(make_producer("q", epoch=1))
+    assert ((), 43) == (topic.state().entries, topic.state().last_entry_id)
+
+
+def test_what_was_noted_comes_with_the_next_tick() -> None:
+    """Permits, or room, that a consumer had while nothing could be delivered bring it what waited, though no time has passed."""
+    topic, producer = make_topic(left(there("a", kind=EXCLUSIVE))), make_producer()
+    topic.add_producer(producer)
+    for _ in range(3):
+        send(topic, producer, now_ms=1)
+    a = joined(topic, "a", kind=EXCLUSIVE, permits=0, now_ms=1)
+    assert [] == told(topic.tick(2))
+    topic.note(a, permits=2)
+    assert [] == told(send(topic, producer, now_ms=2))
+    noted = topic.tick(2)
+    assert ([("a", 41), ("a", 42)], [41, 42, 43, 44]) == (told(noted), receipted(noted))
+    topic.writable(a, is_writable=False, now_ms=2)
+    topic.note(a, permits=2)
+    assert [] == told(topic.tick(2))
+    topic.note(a)
+    assert [("a", 43), ("a", 44)] == told(topic.tick(2))
+    assert [] == told(topic.tick(2))

@@ -369,3 +369,24 @@ def test_an_answer_frees_what_its_request_took() -> None:
         (request,) = connection.receive(lookup(request_id), 0)
         assert isinstance(request, LookupAsked)
         connection.located(request_id, "pulsar://broker:6650")
+
+
+def test_a_turn_takes_only_so_much() -> None:
+    """Of many requests in one chunk some are taken at once, and the others in the turns after it, in order."""
+    connection = connected(Limits(turn_cost_max=16))
+    taken = [connection.receive(b"".join(lookup(request_id) for request_id in range(5)), 0)]
+    while connection.reader.has_more:
+        taken.append(connection.receive(b"", 0))
+    assert [2, 2, 1] == [len(requests) for requests in taken]
+    asked = [request.request_id for requests in taken for request in requests if isinstance(request, LookupAsked)]
+    assert list(range(5)) == asked
+
+
+def test_who_has_not_said_connect_cannot_say_much() -> None:
+    """Before the handshake a frame as large as an entry is refused when it is announced; behind CONNECT it is awaited."""
+    announced = (1_000_000).to_bytes(4, "big")
+    connection = Connection(limits=Limits(), now_ms=0)
+    assert Violation.FRAME_TOO_LARGE is violation(connection.receive(announced, 0))
+    connection = Connection(limits=Limits(), now_ms=0)
+    connection.receive(connect() + announced, 0)
+    assert not connection.is_ended

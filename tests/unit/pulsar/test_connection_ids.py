@@ -262,3 +262,13 @@ def test_what_the_client_closed_last_is_unknown() -> None:
     connection.producer_opened(1, 11, "named", "the new one")
     connection.receive(close_producer(1, 12), 0)
     assert Violation.UNKNOWN_PRODUCER is violation(connection.receive(send(1, 0, entry()), 0))
+
+
+def test_what_is_live_can_be_closed_however_much_waits() -> None:
+    """A CLOSE or UNSUBSCRIBE that were refused for being too many would leave a consumer whose client believes it gone."""
+    connection = with_consumer(Limits(requests_pending_max=1))
+    connection.receive(lookup(1), 0)
+    assert [TurnedAway(what="LOOKUP")] == connection.receive(lookup(2), 0)
+    assert [Unsubscribed(consumer="the consumer", request_id=3, force=False)] == connection.receive(unsubscribe(2, 3), 0)
+    connection.fail(3, ServerError.METADATA_ERROR, "others are connected")
+    assert [ConsumerClosed(consumer="the consumer", request_id=4)] == connection.receive(close_consumer(2, 4), 0)

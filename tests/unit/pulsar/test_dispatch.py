@@ -8,10 +8,11 @@ import pytest
 
 from brokers.pulsar.dispatch import Consumer, Dispatcher, dispatcher
 from brokers.pulsar.errors import ServerError
+from brokers.pulsar.keys import slot_of
 from brokers.pulsar.requests import SubscriptionKind
 from tests.unit.pulsar.topics import keyed, make_consumer, refused_as, sticky
 
-BLOCK = b"block"
+SLOT = 7
 
 
 def ready(name: str, *, priority: int = 0, permits: int = 10) -> Consumer:
@@ -23,7 +24,7 @@ def ready(name: str, *, priority: int = 0, permits: int = 10) -> Consumer:
 
 def names_chosen(among: Dispatcher, times: int) -> list[str | None]:
     """Whom the dispatcher chooses, one after another."""
-    return [None if consumer is None else consumer.name for consumer in (among.choose(BLOCK) for _ in range(times))]
+    return [None if consumer is None else consumer.name for consumer in (among.choose(SLOT) for _ in range(times))]
 
 
 def made(kind: SubscriptionKind, *, is_sticky: bool = False, partition: int = -1) -> Dispatcher:
@@ -35,16 +36,16 @@ def made(kind: SubscriptionKind, *, is_sticky: bool = False, partition: int = -1
 def test_only_who_is_ready_is_chosen(kind: SubscriptionKind) -> None:
     """No permits, or no room on the connection: nobody is chosen, but there is somebody to wait for."""
     among = made(kind)
-    assert (None, False) == (among.choose(BLOCK), among.serves(BLOCK))
+    assert (None, False) == (among.choose(SLOT), among.serves(SLOT))
     consumer = ready("a")
     among.add(consumer)
-    assert consumer is among.choose(BLOCK)
+    assert consumer is among.choose(SLOT)
     consumer.is_writable = False
-    assert (None, True) == (among.choose(BLOCK), among.serves(BLOCK))
+    assert (None, True) == (among.choose(SLOT), among.serves(SLOT))
     consumer.is_writable, consumer.permits = True, 0
-    assert (None, True) == (among.choose(BLOCK), among.serves(BLOCK))
-    among.remove(consumer)
-    assert (None, False) == (among.choose(BLOCK), among.serves(BLOCK))
+    assert (None, True) == (among.choose(SLOT), among.serves(SLOT))
+    among.remove([consumer])
+    assert (None, False) == (among.choose(SLOT), among.serves(SLOT))
 
 
 def test_exclusive_lets_nobody_in_beside_its_consumer() -> None:
@@ -56,26 +57,26 @@ def test_exclusive_lets_nobody_in_beside_its_consumer() -> None:
     assert ServerError.CONSUMER_BUSY is refused_as(answer)
     assert holder is getattr(answer, "holder", None)
     assert holder is among.active
-    assert [] == among.remove(holder)
+    assert [] == among.remove([holder])
     assert [] == among.add(ready("b"))
 
 
-def test_failover_activates_the_first_by_priority_and_name_and_tells_everybody() -> None:
-    """Whenever another one becomes active all are told; who only comes to stand by is told alone."""
+def test_failover_activates_the_first_by_priority_and_name_and_tells_whom_it_concerns() -> None:
+    """Told are who becomes active, who ceases to be, and who comes to stand by."""
     among = made(SubscriptionKind.FAILOVER)
     b, c, a, low = ready("b"), ready("c"), ready("a"), ready("0", priority=1)
     assert [(b, True)] == among.add(b)
     assert [(c, False)] == among.add(c)
     assert [(low, False)] == among.add(low)
-    assert [(a, True), (b, False), (c, False), (low, False)] == among.add(a)
+    assert [(a, True), (b, False)] == among.add(a)
     assert ["a", "a"] == names_chosen(among, 2)
     a.permits = 0
     assert [None] == names_chosen(among, 1)  # No permits: dropped, not failed over.
-    assert [] == among.remove(c)
-    assert [(b, True), (low, False)] == among.remove(a)
-    assert [(low, True)] == among.remove(b)
+    assert [] == among.remove([c])
+    assert [(b, True)] == among.remove([a])
+    assert [(low, True)] == among.remove([b])
     assert low is among.active
-    assert [] == among.remove(low)
+    assert [] == among.remove([low])
     assert among.active is None
 
 
@@ -86,6 +87,28 @@ def test_failover_spreads_partitions_over_those_of_the_best_priority(partition: 
     for consumer in (ready("b"), ready("a"), ready("z", priority=5)):
         among.add(consumer)
     assert [active] == names_chosen(among, 1)
+
+
+def test_failover_tells_a_newcomer_that_makes_another_one_active() -> None:
+    """In a partition the place in the order decides, and whoever comes may shift it from one of the others to the next."""
+    among = made(SubscriptionKind.FAILOVER, partition=2)
+    b, c, d, a = ready("b"), ready("c"), ready("d"), ready("a")
+    assert [(b, True)] == among.add(b)
+    assert [(c, False)] == among.add(c)
+    assert [(d, True), (b, False)] == among.add(d)
+    assert [(c, True), (d, False), (a, False)] == among.add(a)
+    assert [(d, True)] == among.remove([c])
+    assert [(a, True), (d, False)] == among.remove([b])
+
+
+def test_failover_chooses_once_when_many_leave() -> None:
+    """Nobody is made active who leaves in the same step, and who leaves is told nothing."""
+    among = made(SubscriptionKind.FAILOVER)
+    consumers = [ready(f"{number:03}") for number in range(100)]
+    for consumer in consumers:
+        among.add(consumer)
+    assert [(consumers[60], True)] == among.remove(consumers[:60])
+    assert [] == among.remove(consumers[60:])
 
 
 def test_shared_takes_turns_within_a_priority() -> None:
@@ -109,9 +132,9 @@ def test_shared_skips_nobody_when_somebody_leaves() -> None:
     for consumer in consumers:
         among.add(consumer)
     assert ["a", "b"] == names_chosen(among, 2)
-    among.remove(consumers[0])
+    among.remove([consumers[0]])
     assert ["c", "d", "b"] == names_chosen(among, 3)
-    among.remove(consumers[3])
+    among.remove([consumers[3]])
     assert ["c", "b", "c"] == names_chosen(among, 3)
 
 
@@ -121,15 +144,15 @@ def test_key_shared_keeps_each_key_with_one_consumer() -> None:
     consumers = [ready("same"), ready("same"), ready("c")]
     for consumer in consumers:
         assert [] == among.add(consumer)
-    blocks = [keyed(f"key {number}") for number in range(300)]
-    first = [among.choose(block) for block in blocks]
-    assert first == [among.choose(block) for block in blocks]
+    slots = [slot_of(keyed(f"key {number}")) for number in range(300)]
+    first = [among.choose(slot) for slot in slots]
+    assert first == [among.choose(slot) for slot in slots]
     assert min(Counter(consumers.index(each) for each in first if each is not None).values()) > 30
     consumers[0].permits = 0
     expected = [None if each is consumers[0] else each for each in first]
-    assert expected == [among.choose(block) for block in blocks]
-    among.remove(consumers[0])
-    kept = [(old, new) for old, new in zip(first, (among.choose(block) for block in blocks), strict=True) if old is not consumers[0]]
+    assert expected == [among.choose(slot) for slot in slots]
+    among.remove([consumers[0]])
+    kept = [(old, new) for old, new in zip(first, (among.choose(slot) for slot in slots), strict=True) if old is not consumers[0]]
     assert all(old is new for old, new in kept)
 
 
@@ -140,7 +163,7 @@ def test_sticky_consumers_take_what_they_asked_for() -> None:
     assert [] == among.add(low)
     assert ServerError.CONSUMER_ASSIGN_ERROR is refused_as(among.add(make_consumer("b", key_shared=sticky((30_000, 40_000)))))
     assert ServerError.CONSUMER_ASSIGN_ERROR is refused_as(among.add(make_consumer("b")))
-    served = Counter(among.serves(keyed(f"key {number}")) for number in range(300))
+    served = Counter(among.serves(slot_of(keyed(f"key {number}"))) for number in range(300))
     assert 0.3 < served[True] / 300 < 0.6
-    among.remove(low)
+    among.remove([low])
     assert [] == among.add(make_consumer("b", key_shared=sticky((30_000, 40_000))))

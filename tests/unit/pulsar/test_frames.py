@@ -115,3 +115,17 @@ def test_keeps_no_more_than_one_unfinished_frame() -> None:
         under_test.feed(bytes([byte]))
         assert under_test.pending_bytes < 104
     assert 0 == under_test.pending_bytes
+
+
+def test_what_costs_too_much_at_once_is_left_for_later() -> None:
+    """An entry costs 1 and a command 8; what was left comes in its order, with more bytes or without."""
+    entries, commands = [Frame(command=b"e", block=b"x")] * 4, [Frame(command=b"c", block=None)] * 3
+    stream = b"".join(frame(each.command, each.block or b"") for each in (*entries, *commands))
+    under_test = reader()
+    assert entries[:3] == under_test.feed(stream, cost_max=3)
+    assert under_test.has_more
+    assert [entries[3], *commands[:1]] == under_test.feed(b"", cost_max=3)
+    assert commands[1:2] == under_test.feed(frame(b"z"), cost_max=3)
+    assert commands[2:] == under_test.feed(b"", cost_max=3)
+    assert [Frame(command=b"z", block=None)] == under_test.feed(b"", cost_max=3)
+    assert (False, 0) == (under_test.has_more, under_test.pending_bytes)

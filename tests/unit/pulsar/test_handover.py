@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from brokers.pulsar.arrivals import Entry
-from brokers.pulsar.handover import HANDOVER_BYTES_MAX, HandoverDamaged, decode, encode, is_complete
+from brokers.pulsar.handover import HANDOVER_BYTES_MAX, NAMES_OF_TOPIC_MAX, HandoverDamaged, decode, encode, is_complete
 from brokers.pulsar.requests import SubscriptionKind
 from brokers.pulsar.topic import SubscriptionState, TopicState
 
@@ -103,6 +103,51 @@ def test_entries_without_room_are_left_out_from_the_newest_on() -> None:
         [entry.entry_id for entry in state.entries],
         [each.waiting for each in state.subscriptions],
     )
+
+
+def test_names_without_room_are_not_expected_and_counted() -> None:
+    """As many names of a topic as fit are waited for; what a subscription without room for its own name held is dropped."""
+    states = {
+        "t": TopicState(
+            subscriptions=(
+                SubscriptionState(name="s" * 16, kind=SubscriptionKind.SHARED, expected=("a" * 26, "b" * 26, "c" * 26), waiting=(1,)),
+                SubscriptionState(name="w" * 40, kind=SubscriptionKind.SHARED, expected=("a", "b"), waiting=(1, 2)),
+            ),
+            entries=(Entry(1, b"1", 3), Entry(2, b"2", 5)),
+        ),
+        "u" * 30: TopicState(subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=("a",)),)),
+    }
+    encoded = encode(states, names_max=5 + 20 + 30 + 30)
+    state = decode(encoded.handover, encoded.fetched)["t"]
+    assert [("a" * 26, "b" * 26)] == [each.expected for each in state.subscriptions]
+    assert ((Entry(1, b"1", 3),), 5, 1 + 2 + 1) == (state.entries, encoded.dropped, encoded.forgotten)
+    assert {"t"} == decode(encoded.handover, encoded.fetched).keys()
+
+
+def test_the_names_of_one_topic_are_bounded() -> None:
+    """One topic cannot make a move long, nor take the room of the others."""
+    names = tuple(f"{number:01000}" for number in range(1_000))
+    large = TopicState(subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=names),))
+    encoded = encode({"a": large, "b": QUIET})
+    states = decode(encoded.handover, encoded.fetched)
+    kept = len(states["a"].subscriptions[0].expected)
+    assert 1_000 == kept + encoded.forgotten
+    assert 200 < kept <= NAMES_OF_TOPIC_MAX / 1_000
+    assert QUIET == states["b"]
+
+
+def test_what_cannot_fit_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compressing all again and again to see whether it fits would take longer than the whole move."""
+    compressed: list[int] = []
+    original = zlib.compress
+
+    def compress(unpacked: bytes) -> bytes:
+        compressed.append(len(unpacked))
+        return original(unpacked)
+
+    monkeypatch.setattr("brokers.pulsar.handover.zlib.compress", compress)
+    encode({f"t{number:05}": unlike(number) for number in range(10_000)})
+    assert max(compressed) <= 16 * HANDOVER_BYTES_MAX
 
 
 def packed(document: object) -> bytes:

@@ -6,7 +6,19 @@ import base64
 
 import pytest
 
-from brokers.pulsar.keys import NO_KEY, RANGES_PER_CONSUMER_MAX, SLOTS, Ring, Stripes, murmur3, slot_of, sticky_key
+from brokers.pulsar import keys
+from brokers.pulsar.keys import (
+    METADATA_FIELDS_MAX,
+    MURMUR_BYTES_MAX,
+    NO_KEY,
+    RANGES_PER_CONSUMER_MAX,
+    SLOTS,
+    Ring,
+    Stripes,
+    murmur3,
+    slot_of,
+    sticky_key,
+)
 from tests.unit.pulsar.topics import block_of
 
 # Values of MurmurHash3_x86_32 with seed 0 that other implementations publish in their tests; the first three are those of a
@@ -87,6 +99,35 @@ def test_a_key_in_base64_is_the_same_key() -> None:
     assert slot_of(plain) == slot_of(block_of(PRODUCER + b"\x32" + bytes([len(encoded)]) + encoded + b"\x88\x01\x01"))
 
 
+def ordered(key: bytes) -> bytes:
+    """A block whose entry has this ordering key, of 128 to 16,383 bytes."""
+    return block_of(PRODUCER + b"\x92\x01" + bytes([len(key) & 0x7F | 0x80, len(key) >> 7]) + key)
+
+
+def test_a_long_key_costs_no_more_than_a_short_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to a bound the slot is Pulsar's; beyond it Murmur3 sees a digest, so that no key can stop the loop."""
+    hashed: list[bytes] = []
+
+    def noting(data: bytes) -> int:
+        hashed.append(data)
+        return murmur3(data)
+
+    monkeypatch.setattr(keys, "murmur3", noting)
+    longest, longer = b"k" * MURMUR_BYTES_MAX, b"k" * (MURMUR_BYTES_MAX + 1)
+    assert murmur3(longest) % SLOTS == slot_of(ordered(longest))
+    assert slot_of(ordered(longer)) == slot_of(ordered(longer))
+    assert [MURMUR_BYTES_MAX, 16, 16] == [len(data) for data in hashed]
+    assert 1 < len({slot_of(ordered(longer + bytes([last]))) for last in range(9)})
+
+
+def test_metadata_without_end_has_no_key() -> None:
+    """A block has room for millions of empty properties; of more than are read, the key is not believed."""
+    key = b"\x32\x03key"
+    assert b"key" == sticky_key(block_of(b"\x22\x00" * (METADATA_FIELDS_MAX - 1) + key))
+    assert NO_KEY == sticky_key(block_of(key + b"\x22\x00" * METADATA_FIELDS_MAX))
+    assert NO_KEY == sticky_key(block_of(b"\x22\x00" * METADATA_FIELDS_MAX + key))
+
+
 def test_the_ring_forgets_the_order_in_which_holders_came() -> None:
     """Who has a slot depends only on who is there; one more holder takes slots, and moves none between the others."""
     one, other = Ring(), Ring()
@@ -128,7 +169,7 @@ def test_stripes_belong_to_who_asked_for_them() -> None:
     stripes.add("a", 0, [(10, 20), (30, 30)])
     stripes.add("b", 0, [(21, 29)])
     assert [None, ("a", 0), ("a", 0), ("b", 0), ("b", 0), ("a", 0), None] == [stripes.holder(slot) for slot in (9, 10, 20, 21, 29, 30, 31)]
-    stripes.remove("a", 0)
+    stripes.remove("a", 0, [(10, 20), (30, 30)])
     assert [None, ("b", 0), None] == [stripes.holder(slot) for slot in (20, 21, 30)]
 
 

@@ -16,32 +16,38 @@ import pytest
 from aiohttp import web
 
 from brokers.pulsar.errors import NotServed
-from brokers.pulsar.peers import Peers
+from brokers.pulsar.hosting import Hosting
+from brokers.pulsar.peers import Listing, Peers, are_whole
+from brokers.pulsar.topic import TopicLimits
 from brokers.worker import Worker
+from channel.ranges import HASH_MAX, bundle_name
 from tests.unit.http.cluster import run, until
+
+HERE, THERE = bundle_name("t/n", 0, 1 << 31), bundle_name("t/n", 1 << 31, HASH_MAX)
 
 
 class StandIn:
-    """A broker that answers with the topics that it has once its gate is open."""
+    """A broker that answers with the bundles and topics that it has once its gate is open."""
 
     def __init__(self) -> None:
         self.gate = asyncio.Event()
+        self.bundles: object = [THERE]
         self.topics: list[str] = []
         self.asked = 0
         self.status = 200
 
     async def answer(self, request: web.Request) -> web.Response:
-        """Topics as they were when the question came."""
+        """Bundles and topics as they were when the question came."""
         self.asked += 1
-        topics = list(self.topics)
+        document = {"bundles": self.bundles, "topics": list(self.topics)}
         assert "true" == request.query["local"]
         await self.gate.wait()
-        return web.json_response(topics, status=self.status)
+        return web.json_response(document, status=self.status)
 
 
 @asynccontextmanager
-async def asking(stand_in: StandIn) -> AsyncIterator[Peers]:
-    """A broker that knows of the stand-in, and of itself."""
+async def asking(stand_in: StandIn, *, moving_ms: int = 20_000, open_here: str = HERE) -> AsyncIterator[Peers]:
+    """A broker that knows of the stand-in, and has a bundle itself."""
     app = web.Application()
     app.router.add_get("/admin/v2/non-persistent/t/n", stand_in.answer)
     runner = web.AppRunner(app)
@@ -53,8 +59,10 @@ async def asking(stand_in: StandIn) -> AsyncIterator[Peers]:
             number: SimpleNamespace(broker=broker, joined=SimpleNamespace(addresses=addresses))
             for number, broker in ((1, "me"), (2, "other"))
         }
-        view = SimpleNamespace(bundles_of=lambda _: [SimpleNamespace(server=server) for server in (1, 2, 2, None)], live=live)
-        peers = Peers(cast("Worker", SimpleNamespace(view=view, broker_id="me")), timeout_ms=20_000)
+        view = SimpleNamespace(bundles_of=lambda _: [SimpleNamespace(server=server) for server in (1, 2, 2)], live=live)
+        worker = SimpleNamespace(view=view, broker_id="me", open_bundles=["t/other/0x00000000_0xffffffff", open_here])
+        hosting = Hosting(limits=TopicLimits(), topics_max=1)
+        peers = Peers(cast("Worker", worker), hosting, timeout_ms=20_000, moving_ms=moving_ms)
         async with peers.asking():
             yield peers
         await runner.cleanup()
@@ -95,3 +103,67 @@ def test_a_broker_that_does_not_answer_well_is_named() -> None:
             assert 2 == stand_in.asked
 
     run(story)
+
+
+def test_a_bundle_that_is_nowhere_is_asked_for_again() -> None:
+    """The broker that the channel names may not have opened it yet: only answers that tell of all bundles make a list."""
+
+    async def story() -> None:
+        stand_in = StandIn()
+        stand_in.gate.set()
+        stand_in.bundles = []
+        async with asking(stand_in) as peers:
+            asked = asyncio.ensure_future(peers.topics_of("t/n"))
+            await until(lambda: stand_in.asked >= 2)
+            assert not asked.done()
+            stand_in.topics.append("moved")
+            stand_in.bundles = [THERE]
+            assert ["moved"] == await asked
+
+    run(story)
+
+
+def test_a_bundle_that_stays_nowhere_fails_the_question() -> None:
+    """Nobody waits for ever, and nobody gets a list that is short."""
+
+    async def story() -> None:
+        stand_in = StandIn()
+        stand_in.gate.set()
+        async with asking(stand_in, moving_ms=50, open_here=bundle_name("t/n", 0, 7)) as peers:
+            with pytest.raises(NotServed, match="some bundle of namespace t/n was served nowhere for 50 ms"):
+                await peers.topics_of("t/n")
+
+    run(story)
+
+
+@pytest.mark.parametrize("bundles", [None, 7, ["no bundle"]])
+def test_an_answer_that_is_no_listing_is_not_believed(bundles: object) -> None:
+    """Another release may answer otherwise; that is told, and is no empty list."""
+
+    async def story() -> None:
+        stand_in = StandIn()
+        stand_in.gate.set()
+        stand_in.bundles = bundles
+        async with asking(stand_in) as peers:
+            with pytest.raises(NotServed, match="lists no bundles and topics"):
+                await peers.topics_of("t/n")
+
+    run(story)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "expected"),
+    [
+        ([(0, HASH_MAX)], True),
+        ([(0, 9), (9, HASH_MAX)], True),
+        ([(0, 9), (4, 7), (7, HASH_MAX), (9, HASH_MAX)], True),  # A split or a move was under way.
+        ([(0, 9), (10, HASH_MAX)], False),
+        ([(1, HASH_MAX)], False),
+        ([(0, 9), (9, HASH_MAX - 1)], False),
+        ([], False),
+    ],
+)
+def test_listings_are_whole_if_no_point_is_missing(cuts: list[tuple[int, int]], expected: bool) -> None:
+    """Whoever listed a range, and however it was cut at that moment."""
+    listings = [Listing(bundles=[bundle_name("t/n", low, high)], topics=()) for low, high in reversed(cuts)]
+    assert expected == are_whole(listings)

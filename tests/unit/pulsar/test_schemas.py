@@ -45,3 +45,14 @@ def test_of_too_many_the_one_unused_for_longest_is_forgotten(monkeypatch: pytest
     assert schemas.find("a", version) is not None
     schemas.add("c", schema(b"c"))
     assert [True, False, True] == [schemas.find(topic, None) is not None for topic in "abc"]
+
+
+def test_an_older_schema_is_found_when_the_newest_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that are still there the one told last is the newest."""
+    monkeypatch.setattr(module, "SCHEMAS_MAX", 2)
+    schemas = Schemas()
+    old = schemas.add("t", schema(b"old"))
+    schemas.add("t", schema(b"new"))
+    assert schemas.find("t", old) is not None
+    schemas.add("other", schema(b"x"))
+    assert (old, schema(b"old")) == schemas.find("t", None)

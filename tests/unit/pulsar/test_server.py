@@ -13,6 +13,9 @@ import pytest
 
 from brokers.pulsar import server as module
 from brokers.pulsar.errors import Violation
+from brokers.pulsar.pulsar_api_pb2 import BaseCommand
+from brokers.pulsar.session import Session
+from brokers.pulsar.settings import Settings
 from tests.house_rules import ROOT
 from tests.pulsar_speech import entry as entry_of
 from tests.pulsar_speech import send
@@ -93,3 +96,28 @@ def test_clients_cannot_fill_a_disk_with_log_lines(
     assert lines.count("a Pulsar client is disconnected") < 10
     untold = sum(record.__dict__.get("untold", 0) for record in caplog.records)
     assert 10 == untold + lines.count("a Pulsar client is disconnected")
+
+
+def test_one_client_does_not_keep_the_sweep_from_the_others(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One whose tick fails is given up and told of, and those behind it are still asked for a sign of life."""
+    tick, victims = Session.tick, list[Session]()
+
+    def failing(session: Session, now_ms: int) -> None:
+        if not victims or session in victims:
+            victims[:] = [session]
+            raise RuntimeError("boom")
+        tick(session, now_ms)
+
+    async def story() -> None:
+        async with brokers(tmp_path, settings=Settings(tick_ms=20), config={"pulsar_keep_alive_ms": 100}) as running:
+            first, second = await running.members[0].client(), await running.members[0].client()
+            with monkeypatch.context() as broken:
+                broken.setattr(Session, "tick", failing)
+                await first.closed()
+                await second.hear(BaseCommand.PING)
+            assert not second.is_closed
+
+    run(story)
+    assert "the sweep of a Pulsar client failed" in caplog.text

@@ -6,6 +6,7 @@ May live here: several brokers on one loop, and raw clients that come back at on
 from __future__ import annotations
 
 import asyncio
+import time
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,7 @@ from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, 
 PATIENT = Settings(topics=TopicLimits(receipt_wait_ms=60_000, reconnect_wait_ms=120_000))
 """Receipts and messages wait until whoever was there is back."""
 
-HASTY = Settings(topics=TopicLimits(receipt_wait_ms=30, reconnect_wait_ms=120_000))
+HASTY = Settings(topics=TopicLimits(receipt_wait_ms=30, absent_wait_ms=120_000, reconnect_wait_ms=120_000))
 """Receipts do not wait for long; messages do."""
 
 
@@ -250,7 +251,32 @@ def test_a_quick_subscription_gets_nothing_twice_when_the_bundle_moves_on(tmp_pa
 
 
 def test_all_consumers_of_a_subscription_are_waited_for(tmp_path: Path) -> None:
-    """They may come back in another order; what is published meanwhile goes to both, and none of it to the first alone."""
+    """They may come back in another order; what is published meanwhile goes to who should have it, and none to who comes first."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=HASTY) as running:
+            source = running.owner_of()
+            destination = running.other_than(source)
+            client = await source.client()
+            for number, name in ((1, "a"), (2, "b")):
+                await client.consumer(number, kind=CommandSubscribe.Failover, name=name)
+            await client.producer(1, name="mine")
+            await running.transfer(destination)
+            there = await destination.client()
+            await there.consumer(2, kind=CommandSubscribe.Failover, name="b")
+            await there.producer(1, name="mine", epoch=1)
+            for number in range(4):
+                there.publish(1, number, str(number))
+                await there.receipt(1, number)
+            assert "MESSAGE" not in there.names()
+            await there.consumer(1, kind=CommandSubscribe.Failover, name="a")
+            assert [(1, "0"), (1, "1"), (1, "2"), (1, "3")] == [(got[0], got[2]) for got in [await there.hear_message() for _ in range(4)]]
+
+    run(story)
+
+
+def test_a_shared_consumer_that_is_gone_holds_up_the_others_no_longer_than_receipts(tmp_path: Path) -> None:
+    """It was closed as the bundle moved, say: once receipts are out, those who are back have everything."""
 
     async def story() -> None:
         async with brokers(tmp_path, count=2, settings=HASTY) as running:
@@ -264,14 +290,29 @@ def test_all_consumers_of_a_subscription_are_waited_for(tmp_path: Path) -> None:
             there = await destination.client()
             await there.consumer(2, kind=CommandSubscribe.Shared, name="b")
             await there.producer(1, name="mine", epoch=1)
-            for number in range(4):
-                there.publish(1, number, str(number))
-                await there.receipt(1, number)
-            assert [] == there.names()
-            await there.consumer(1, kind=CommandSubscribe.Shared, name="a")
-            got = [await there.hear_message() for _ in range(4)]
-            assert {1, 2} == {consumer for consumer, _, _ in got}
-            assert ["0", "1", "2", "3"] == sorted(text for _, _, text in got)
+            there.publish(1, 1, "1")
+            assert "1" == (await there.hear_message())[2]
+
+    run(story)
+
+
+def test_a_consumer_without_a_name_is_known_again(tmp_path: Path) -> None:
+    """The new owner gives it another name than the former one did, and waits for it all the same, and no longer."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
+            source = running.owner_of()
+            destination = running.other_than(source)
+            client = await source.client()
+            await client.consumer(1, name="")
+            await client.producer(1, name="mine")
+            await running.transfer(destination)
+            there = await destination.client()
+            await there.producer(1, name="mine", epoch=1)
+            there.publish(1, 1, "1")
+            await there.consumer(1, name="")
+            await there.receipt(1, 1)
+            assert "1" == (await there.hear_message())[2]
 
     run(story)
 
@@ -337,6 +378,27 @@ def test_a_client_in_java_has_longer_to_take_its_messages(tmp_path: Path) -> Non
             assert (destination.url, destination.url) == await sent_away(client)
             assert "CLOSE_CONSUMER" not in java.names()
             assert destination.url == (await java.hear(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
+            await moving
+
+    run(story)
+
+
+@pytest.mark.parametrize("language", ["Python", "Java"])
+def test_programs_have_as_long_as_the_operator_says(language: str, tmp_path: Path) -> None:
+    """Where programs are slow the consumers of a bundle that moves are sent on later, in whichever language; the producers at once."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, config={"pulsar_settle_ms": 400}) as running:
+            source, destination, _ = await busy(running)
+            client = await source.client(handshake=False)
+            client.say(connect(client_version=f"Pulsar-{language}-v4.0.8"))
+            await client.consumer(1, subscription="slow")
+            await client.producer(1, name="quick")
+            moving = asyncio.ensure_future(running.transfer(destination))
+            await client.hear(T.CLOSE_PRODUCER)
+            began_ns = time.monotonic_ns()
+            await client.hear(T.CLOSE_CONSUMER)
+            assert time.monotonic_ns() - began_ns > 300_000_000
             await moving
 
     run(story)

@@ -193,24 +193,6 @@ def test_a_creation_may_be_called_off(tmp_path: Path) -> None:
     run(story)
 
 
-def test_a_client_that_never_reads_is_disconnected(tmp_path: Path) -> None:
-    """One that asks on and on, and takes no answer, costs a bounded amount of memory; then it is cut off and counted."""
-
-    async def story() -> None:
-        settings = Settings(write_buffer_bytes=32 * 1024, messages_behind_bytes_max=64 * 1024, behind_bytes_max=128 * 1024)
-        async with brokers(tmp_path, settings=settings) as running:
-            (member,) = running.members
-            client = await member.client()
-            await client.stop_reading()
-            while await member.metric("disconnections_total", reason="never_reads") == 0:
-                client.say(b"".join(lookup(client.request_id(), "non-persistent://public/" + "x" * 900) for _ in range(50)))
-            await metric_becomes(member, "connections", 0)
-            await neighbour_is_served(member)
-            client.vanish()
-
-    run(story)
-
-
 def test_a_slow_consumer_loses_what_it_does_not_take(tmp_path: Path) -> None:
     """Messages for a client that does not read are dropped and counted; one beside it gets all, and the slow one the later ones."""
 
@@ -392,6 +374,28 @@ def test_two_consumers_of_a_failover_subscription_are_told_who_is_active(tmp_pat
             assert not (await second.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
             first.vanish()
             assert (await second.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
+
+    run(story)
+
+
+def test_who_becomes_active_as_a_connection_ends_is_told_once(tmp_path: Path) -> None:
+    """However many consumers leave with it: nobody is made active between the first of them and the last."""
+
+    async def story() -> None:
+        async with brokers(tmp_path) as running:
+            first, second = await running.members[0].client(), await running.members[0].client()
+            # In partition 1 the second by name is active: after one of the two that leave it would be `c`.
+            for number, name in enumerate("abcde"):
+                await (first if name in "ab" else second).consumer(
+                    number, f"{TOPIC}-partition-1", kind=CommandSubscribe.Failover, name=name
+                )
+            for _ in range(3):
+                assert not (await second.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change.is_active
+            first.vanish()
+            change = (await second.hear(T.ACTIVE_CONSUMER_CHANGE)).active_consumer_change
+            assert (3, True) == (change.consumer_id, change.is_active)
+            await second.located()
+            assert "ACTIVE_CONSUMER_CHANGE" not in second.names()
 
     run(story)
 

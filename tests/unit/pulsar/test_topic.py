@@ -6,9 +6,10 @@ import pytest
 
 from brokers.pulsar.dispatch import PERMITS_MAX, Refusal
 from brokers.pulsar.errors import ServerError
+from brokers.pulsar.outcomes import Replaced, Subscribed
 from brokers.pulsar.requests import AccessMode, SubscriptionKind
 from brokers.pulsar.stats import kind_name
-from brokers.pulsar.topic import Replaced, Subscribed, TopicLimits
+from brokers.pulsar.topic import TopicLimits
 from tests.unit.pulsar.topics import joined, make_consumer, make_producer, make_topic, receipted, refused_as, send, sticky, told
 
 SHARED, EXCLUSIVE, KEY_SHARED = SubscriptionKind.SHARED, SubscriptionKind.EXCLUSIVE, SubscriptionKind.KEY_SHARED
@@ -182,6 +183,57 @@ def test_consumers_and_subscriptions_are_bounded(limits: TopicLimits, error: Ser
     assert 1 == len(topic.consumers)
 
 
+def test_the_consumers_of_one_subscription_are_bounded() -> None:
+    """Beyond the bound a consumer is refused there, and let in elsewhere."""
+    topic = make_topic(limits=TopicLimits(subscription_consumers_max=2))
+    joined(topic, "a", kind=SHARED)
+    joined(topic, "b", kind=SHARED)
+    assert ServerError.CONSUMER_BUSY is refused_as(topic.subscribe(make_consumer("c"), "s", SHARED, is_durable=True, now_ms=0))
+    joined(topic, "c", "other", SHARED)
+
+
+def test_consumers_that_leave_together_leave_in_one_step() -> None:
+    """Of several subscriptions at once: those who stay are told once who is active, and nobody is told who leaves."""
+    topic = make_topic()
+    failover = [joined(topic, name, "f", SubscriptionKind.FAILOVER) for name in "abcd"]
+    alone, shared = joined(topic, "x", "alone"), [joined(topic, name, "shared", SHARED) for name in "xy"]
+    assert [(failover[3], True)] == topic.remove_consumers([*failover[:3], alone, shared[0], make_consumer("stranger")])
+    assert ["f", "shared"] == list(topic.subscriptions)
+    assert (failover[3], shared[1]) == topic.consumers
+
+
+def test_the_slot_of_an_entry_is_made_out_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many Key_Shared subscriptions want it, and not at all where there is none; when it waited, once for each of them."""
+    asked: list[bytes] = []
+
+    def slot_of(block: bytes) -> int:
+        asked.append(block)
+        return 7
+
+    for module in ("topic", "subscription"):
+        monkeypatch.setattr(f"brokers.pulsar.{module}.slot_of", slot_of)
+    topic, producer = make_topic(), make_producer()
+    topic.add_producer(producer)
+    joined(topic, "a", "shared", SHARED)
+    send(topic, producer, b"1")
+    for name in ("s1", "s2", "s3"):
+        joined(topic, "a", name, KEY_SHARED)
+    send(topic, producer, b"2")
+    assert [b"2"] == asked
+    topic.fence()
+    moved = make_topic(topic.state())
+    moved.add_producer(producer)
+    send(moved, producer, b"3")
+    asked.clear()
+    moved.remove_consumer(joined(moved, "a", "shared", SHARED))
+    for name in ("s1", "s2", "s3"):
+        consumer = joined(moved, "a", name, KEY_SHARED, permits=0)
+        consumer.is_writable = False
+        moved.flow(consumer, 5, 1)
+        moved.flow(consumer, 5, 1)
+    assert [b"3"] * 3 == asked
+
+
 def test_producers_are_bounded() -> None:
     """Beyond the bound a producer is refused, one that takes its own place is not."""
     topic = make_topic(limits=TopicLimits(producers_max=1))
@@ -218,3 +270,12 @@ def test_a_topic_without_expectations_never_wakes() -> None:
     joined(topic)
     assert topic.wake_at_ms is None
     assert [] == topic.tick(10**9).deliveries
+
+
+def test_nobody_is_told_who_is_active_on_a_fenced_topic() -> None:
+    """A consumer that leaves it makes room for one that has gone on, and may have given its id to another consumer."""
+    topic = make_topic()
+    active, other = joined(topic, "a", kind=SubscriptionKind.FAILOVER), joined(topic, "b", kind=SubscriptionKind.FAILOVER)
+    topic.fence()
+    assert [] == topic.remove_consumer(active)
+    assert [] == topic.remove_consumer(other)

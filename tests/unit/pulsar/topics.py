@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from brokers.pulsar.dispatch import Consumer, Refusal
 from brokers.pulsar.errors import ServerError
+from brokers.pulsar.outcomes import Outcome, Producer, Subscribed
 from brokers.pulsar.rates import Meter
 from brokers.pulsar.requests import AccessMode, KeyShared, SubscriptionKind
-from brokers.pulsar.topic import Outcome, Producer, Subscribed, Topic, TopicLimits, TopicState
+from brokers.pulsar.topic import Topic, TopicLimits, TopicState
 
 NAME = "non-persistent://public/default/orders"
 
@@ -34,13 +35,16 @@ def make_producer(
     )
 
 
-def make_consumer(name: str = "c", *, priority: int = 0, key_shared: KeyShared | None = None, consumer_id: int = 0) -> Consumer:
+def make_consumer(
+    name: str = "c", *, priority: int = 0, key_shared: KeyShared | None = None, consumer_id: int = 0, is_name_users: bool = True
+) -> Consumer:
     """A consumer without permits, whose rates begin at 0 ms."""
     return Consumer(
         name=name,
         link=None,
         consumer_id=consumer_id,
         delivered=Meter(now_ms=0),
+        is_name_users=is_name_users,
         priority=priority,
         key_shared=key_shared,
         address="192.0.2.2:6",
@@ -60,9 +64,10 @@ def joined(
     *,
     permits: int = 1000,
     now_ms: int = 0,
+    is_name_users: bool = True,
 ) -> Consumer:
     """A consumer that was let in and has granted permits; what comes of its permits is not looked at."""
-    consumer = make_consumer(name)
+    consumer = make_consumer(name, is_name_users=is_name_users)
     answer = topic.subscribe(consumer, subscription, kind, is_durable=True, now_ms=now_ms)
     assert isinstance(answer, Subscribed), answer
     if permits:

@@ -1,0 +1,38 @@
+"""What connections keep in memory, counted together."""
+
+from __future__ import annotations
+
+from brokers.pulsar.memory import Pool
+
+
+def test_what_is_held_is_counted_by_holder() -> None:
+    """The sum follows what each one holds, and a holder that lets go of all is forgotten."""
+    pool = Pool[str](bytes_max=10)
+    pool.hold("a", 6)
+    pool.hold("b", 4)
+    assert (10, False) == (pool.bytes, pool.is_exceeded)
+    pool.hold("a", 7)
+    assert (11, True, 7) == (pool.bytes, pool.is_exceeded, pool.held_by("a"))
+    pool.hold("a", 0)
+    assert (4, False, 0) == (pool.bytes, pool.is_exceeded, pool.held_by("a"))
+
+
+def test_the_oldest_is_who_has_held_something_for_longest() -> None:
+    """To hold more, or less, makes nobody younger; to let go of all does."""
+    pool = Pool[str](bytes_max=10)
+    pool.hold("a", 1)
+    pool.hold("b", 1)
+    pool.hold("a", 5)
+    assert "a" == pool.oldest
+    pool.hold("a", 0)
+    pool.hold("a", 1)
+    assert "b" == pool.oldest
+
+
+def test_the_room_is_shared_by_those_who_hold_something() -> None:
+    """Who is alone may have all of it."""
+    pool = Pool[str](bytes_max=12)
+    assert 12 == pool.share_bytes
+    for holder in "abc":
+        pool.hold(holder, 1)
+    assert 4 == pool.share_bytes

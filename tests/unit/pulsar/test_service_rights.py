@@ -1,0 +1,269 @@
+"""What is delivered, receipted and handed on, and under which right: none of it without the second check.
+
+May live here: leases that end at the worst moment, clients that take nothing, and bundles that come back to their own broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+from brokers.agent.intents import MergeBundles, Transfer
+from brokers.pulsar.hosting import Served
+from brokers.pulsar.pulsar_api_pb2 import CommandSubscribe
+from brokers.pulsar.service import now_ms
+from brokers.pulsar.settings import Settings
+from brokers.pulsar.topic import TopicState
+from brokers.service import Ownership, Peer
+from channel.deadline import Deadline
+from tests.pulsar_speech import entry, send
+from tests.unit.http.cluster import run
+from tests.unit.pulsar.test_service_moves import HASTY, PATIENT, busy
+from tests.unit.pulsar.test_session import metric_becomes
+from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers
+
+ELSEWHERE = Peer(broker="elsewhere")
+
+
+def served_at(member: Member) -> Served:
+    """The topic, as a broker serves it."""
+    served = member.service.hosting.find(TOPIC)
+    assert served is not None
+    return served
+
+
+async def holding(running: Brokers) -> tuple[Member, WireClient]:
+    """The topic just moved to a broker, where entry 2, `1`, waits with its receipt for a consumer that has no permits yet."""
+    _, destination, _ = await busy(running)
+    await running.transfer(destination)
+    there = await destination.client()
+    await there.producer(1, name="mine", epoch=1)
+    there.publish(1, 1, "1")
+    await there.consumer(1, name="me", permits=0)
+    return destination, there
+
+
+def test_every_receipt_leaves_evidence_though_a_client_takes_nothing(tmp_path: Path) -> None:
+    """What is written to a client that does not read leads back to the topic; the message just taken passes its check all the same."""
+    path = tmp_path / "evidence"
+    numbers = range(12)
+
+    async def story() -> None:
+        async with brokers(tmp_path, config={"evidence": path}) as running:
+            (member,) = running.members
+            silent, client = await member.client(), await member.client()
+            await silent.consumer(1)
+            await silent.stop_reading()
+            await client.producer(1, name="mine")
+            for number in numbers:
+                client.publish(1, number, "x", padding=2_000_000)
+                await client.receipt(1, number)
+            assert not next(iter(served_at(member).topic.consumers)).is_writable
+            assert {} == served_at(member).works
+            silent.vanish()
+
+    run(story)
+    assert [f"mine:{number}" for number in numbers] == [json.loads(line)["message"] for line in path.read_bytes().splitlines()]
+
+
+def test_without_a_lease_permits_bring_nothing(tmp_path: Path) -> None:
+    """What waits stays where it is: neither a message nor a receipt comes of a FLOW."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
+            destination, there = await holding(running)
+            destination.worker.agent.lease.lose()
+            there.flow(1, 10)
+            assert 0 == await there.partitions(TOPIC)
+            assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
+            assert 0 == destination.service.counts.delivered
+
+    run(story)
+
+
+def test_what_had_to_wait_for_the_lease_comes_with_it(tmp_path: Path) -> None:
+    """Permits granted while the lease is not good are looked at again, without another word of the client."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
+            destination, there = await holding(running)
+            lease = destination.worker.agent.lease
+            skew_max_ms, lease.skew_max_ms = lease.skew_max_ms, -(10**9)
+            there.flow(1, 10)
+            while not next(iter(served_at(destination).topic.consumers)).permits:  # noqa: ASYNC110 - nothing tells of it
+                await asyncio.sleep(0.001)
+            assert [] == there.names()
+            lease.skew_max_ms = skew_max_ms
+            assert "1" == (await there.hear_message())[2]
+            await there.receipt(1, 1)
+
+    run(story)
+
+
+def test_what_fails_its_second_check_is_delivered_to_nobody(tmp_path: Path) -> None:
+    """The lease ends between a step of the topic and its writing: no message, no receipt, nothing to hand on, and a new start."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
+            destination, there = await holding(running)
+            served = served_at(destination)
+            (consumer,) = served.topic.consumers
+            outcome = served.topic.flow(consumer, 10, now_ms())
+            assert [2] == [each.entry_id for _, each in outcome.deliveries]
+            destination.worker.agent.lease.lose()
+            destination.service.carry_out(served, outcome)
+            assert ({}, 10, 1) == (served.works, consumer.permits, destination.service.counts.receipts_withheld)
+            assert () == served.topic.state().entries
+            await there.hear(T.CLOSE_PRODUCER)
+            assert 0 == await there.partitions(TOPIC)
+            assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
+
+    run(story)
+
+
+def test_a_receipt_without_its_check_is_withheld(tmp_path: Path) -> None:
+    """Where nothing is known of a message's right, it counts as having none."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
+            destination, there = await holding(running)
+            served_at(destination).works.clear()
+            there.flow(1, 10)
+            await there.hear(T.CLOSE_PRODUCER)
+            assert [] == [name for name in there.names() if name in {"MESSAGE", "SEND_RECEIPT"}]
+
+    run(story)
+
+
+def test_an_answer_that_would_overtake_withheld_receipts_is_withheld_too(tmp_path: Path) -> None:
+    """A damaged message at a broker whose lease has run out ends its producer, and is not answered."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
+            destination, there = await holding(running)
+            destination.worker.agent.lease.lose()
+            damaged = bytearray(send(1, 2, entry(b"x")))
+            damaged[-1] ^= 1
+            there.say(bytes(damaged))
+            await there.hear(T.CLOSE_PRODUCER)
+            assert [] == [name for name in there.names() if name in {"SEND_ERROR", "SEND_RECEIPT"}]
+
+    run(story)
+
+
+def test_what_a_producer_left_without_a_receipt_is_not_handed_on(tmp_path: Path) -> None:
+    """It leaves before its receipt, comes back to the next owner, and sends again: the message is delivered once."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
+            destination, there = await holding(running)
+            source = running.other_than(destination)
+            leaving = await destination.client()
+            await leaving.producer(1, name="leaving")
+            leaving.publish(1, 0, "again")
+            await leaving.located()
+            leaving.vanish()
+            await metric_becomes(destination, "producers", 1)
+            assert {2} == set(served_at(destination).works)
+            await running.transfer(source)
+            await there.hear(T.CLOSE_PRODUCER)
+            back = await source.client()
+            await back.producer(1, name="leaving", epoch=1)
+            back.publish(1, 0, "again")
+            back.publish(1, 1, "last")
+            await back.consumer(1, name="me")
+            assert ["again", "last"] == [(await back.hear_message())[2] for _ in range(2)]
+
+    run(story)
+
+
+def test_a_bundle_that_comes_back_to_its_broker_brings_its_messages(tmp_path: Path) -> None:
+    """Its destination died before it took over: what had been put aside for it is taken up again, without anybody to ask."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=HASTY) as running:
+            _, destination, _ = await busy(running)
+            await running.transfer(destination)
+            there = await destination.client()
+            await there.producer(1, name="mine", epoch=1)
+            there.publish(1, 1, "1")
+            await there.receipt(1, 1)
+            service, former = destination.service, served_at(destination).ownership
+            handover = await service.close(former.bundle, ELSEWHERE, Deadline.after(timeout_ms=PATIENCE_MS))
+            assert handover is not None
+            former.fetch = None
+            await service.open(former, handover)
+            await there.consumer(1, name="me")
+            assert "1" == (await there.hear_message())[2]
+            assert await service.fetch(former.bundle, former.token) is None
+
+    run(story)
+
+
+def test_a_merge_right_behind_a_transfer_loses_nothing(tmp_path: Path) -> None:
+    """The union begins while one half is being opened, so both are closed for nobody: what the source handed over is still known."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, bundles=2, settings=HASTY) as running:
+            _, destination, _ = await busy(running)
+            lone = next(name for name in [f"{TOPIC}{n}" for n in range(99)] if running.bundle_of(name) != running.bundle_of())
+            if running.owner_of(lone) is not destination:
+                await running.transfer(destination, lone)
+            is_let = asyncio.Event()
+            states = destination.service._states  # noqa: SLF001 - where the next owner waits for the former one
+
+            async def slow(ownership: Ownership, handover: bytes | None) -> Mapping[str, TopicState]:
+                await is_let.wait()
+                return await states(ownership, handover)
+
+            destination.service._states = slow  # type: ignore[method-assign]  # noqa: SLF001
+            worker = destination.worker
+            moving = Transfer(bundle=running.bundle_of(), destination=worker.broker_id, reason="a test")
+            await worker.reached(await worker.request(moving, timeout_ms=PATIENCE_MS), timeout_ms=PATIENCE_MS)
+            await running.settled()
+            left = running.view.bundles_of(NAMESPACE)[0].name
+            await worker.request(MergeBundles(left=left, reason="a test"), timeout_ms=PATIENCE_MS)
+            await running.settled()
+            is_let.set()
+            there = await destination.client()
+            await there.producer(1, name="mine", epoch=1)
+            there.publish(1, 1, "1")
+            await there.receipt(1, 1)
+            await there.consumer(1, name="me")
+            assert (1, 2, "1") == await there.hear_message()
+
+    run(story)
+
+
+def test_a_consumer_is_told_nothing_of_a_topic_that_has_gone(tmp_path: Path) -> None:
+    """One that leaves a fenced topic makes another active there; its client has the id for something else by now."""
+
+    async def story() -> None:
+        failover = CommandSubscribe.Failover
+        async with brokers(tmp_path, count=2, settings=Settings(drain_wait_ms=PATIENCE_MS)) as running:
+            source = running.owner_of()
+            destination = running.other_than(source)
+            slow, quick, client = [await source.client() for _ in range(3)]
+            await slow.consumer(1, name="a", kind=failover)
+            await quick.consumer(1, name="b", kind=failover)
+            await client.producer(1)
+            slow.answers_pings = False
+            client.publish(1, 0, "0")
+            await slow.hear_message()
+            await running.transfer(destination)
+            await quick.hear(T.CLOSE_CONSUMER)
+            await running.transfer(source)
+            third = await source.client()
+            await third.consumer(1, name="a", kind=failover)
+            await quick.consumer(1, name="b", kind=failover)
+            await quick.located()
+            quick.inbox.clear()
+            connections = await source.metric("connections")
+            slow.vanish()
+            await metric_becomes(source, "connections", connections - 1)
+            await quick.located()
+            assert [] == quick.names()
+
+    run(story)

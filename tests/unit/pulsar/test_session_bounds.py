@@ -1,0 +1,268 @@
+"""What clients can make a broker keep, or do at once: the bounds of a session, and of all together.
+
+May live here: raw connections that ask too much. What sessions do for good clients stands in test_session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from brokers.lookups import Lookups
+from brokers.pulsar import replies
+from brokers.pulsar.connection import Connection
+from brokers.pulsar.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandGetOrCreateSchema,
+    CommandGetSchema,
+    Schema,
+    ServerError,
+)
+from brokers.pulsar.requests import Request, TopicsMode
+from brokers.pulsar.server import Server
+from brokers.pulsar.session import Session
+from brokers.pulsar.settings import Settings
+from brokers.pulsar.topic import TopicLimits
+from tests.pulsar_speech import framed, ping, producer
+from tests.unit.http.cluster import run
+from tests.unit.pulsar.test_service_moves import busy
+from tests.unit.pulsar.test_session import metric_becomes, neighbour_is_served
+from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, T, WireClient, brokers
+
+SCHEMA_BYTES = 20_000
+
+
+def ask_schema(request_id: int) -> bytes:
+    """GET_SCHEMA."""
+    return framed(BaseCommand(type=T.GET_SCHEMA, get_schema=CommandGetSchema(request_id=request_id, topic=TOPIC)))
+
+
+async def know_schema(client: WireClient) -> None:
+    """Tell the broker a schema of SCHEMA_BYTES, so that small questions have large answers."""
+    offer = Schema(name="s", schema_data=b"s" * SCHEMA_BYTES, type=1)
+    body = CommandGetOrCreateSchema(request_id=client.request_id(), topic=TOPIC, schema=offer)
+    client.say(framed(BaseCommand(type=T.GET_OR_CREATE_SCHEMA, get_or_create_schema=body)))
+    await client.hear(T.GET_OR_CREATE_SCHEMA_RESPONSE)
+
+
+def watch_behind(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What waits for a client, in the connection and in the transport, each time that something more is written."""
+    seen = list[int]()
+    flush = Session.flush
+
+    def watching(session: Session) -> None:
+        seen.append(session.behind_bytes)
+        flush(session)
+        seen.append(session.behind_bytes)
+
+    monkeypatch.setattr(Session, "flush", watching)
+    return seen
+
+
+def test_a_client_that_never_reads_is_disconnected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that asks on and on, and takes no answer, costs a bounded amount of memory, also within one turn; then it is cut off."""
+    settings = Settings(write_buffer_bytes=32 * 1024, messages_behind_bytes_max=64 * 1024, behind_bytes_max=128 * 1024)
+    peak_bytes = watch_behind(monkeypatch)
+
+    async def story() -> None:
+        async with brokers(tmp_path, settings=settings) as running:
+            (member,) = running.members
+            client = await member.client()
+            await know_schema(client)
+            await client.stop_reading()
+            while await member.metric("disconnections_total", reason="never_reads") == 0:
+                client.say(b"".join(ask_schema(client.request_id()) for _ in range(200)))
+            await metric_becomes(member, "connections", 0)
+            await neighbour_is_served(member)
+            client.vanish()
+
+    run(story)
+    bound_bytes = settings.behind_bytes_max + settings.write_buffer_bytes + 2 * SCHEMA_BYTES
+    assert settings.behind_bytes_max < max(peak_bytes) < bound_bytes
+
+
+def test_clients_that_never_read_share_one_bound(tmp_path: Path) -> None:
+    """Many that are each within their own bound are cut off all the same, once they are too much together."""
+    settings = Settings(write_buffer_bytes=32 * 1024, all_messages_behind_bytes_max=256 * 1024, all_behind_bytes_max=512 * 1024)
+
+    async def story() -> None:
+        async with brokers(tmp_path, settings=settings) as running:
+            (member,) = running.members
+            clients = [await member.client() for _ in range(4)]
+            await know_schema(clients[0])
+            for client in clients:
+                await client.stop_reading()
+            while await member.metric("disconnections_total", reason="no_room") == 0:
+                for client in clients:
+                    client.say(b"".join(ask_schema(client.request_id()) for _ in range(50)))
+            assert 0 == await member.metric("disconnections_total", reason="never_reads")
+            for client in clients:
+                client.vanish()
+            await metric_becomes(member, "connections", 0)
+            await neighbour_is_served(member)
+
+    run(story)
+
+
+def test_who_is_slow_to_finish_makes_room_for_others(tmp_path: Path) -> None:
+    """Where all have begun more than there is room for, the one whose frame was begun first is cut off, and no other."""
+    settings = Settings(all_unfinished_bytes_max=250_000)
+
+    async def story() -> None:
+        async with brokers(tmp_path, settings=settings) as running:
+            (member,) = running.members
+            slow, other, last = [await member.client() for _ in range(3)]
+            for client in (slow, other, last):
+                client.say(struct.pack(">II", 1_000_000, 20) + b"x" * 100_000)
+                await client.drained()
+                if client is slow:
+                    while await member.metric("unfinished_bytes") == 0:
+                        pass
+            await slow.closed()
+            assert 1 == await member.metric("disconnections_total", reason="no_room")
+            assert (False, False) == (other.is_closed, last.is_closed)
+
+    run(story)
+
+
+def test_one_client_with_many_requests_does_not_keep_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many come in one chunk, a turn takes so many; others are served between, and all are answered in the end."""
+    turns = list[int]()
+    receive = Connection.receive
+
+    def counting(connection: Connection, data: bytes, now_ms: int) -> list[Request]:
+        requests = receive(connection, data, now_ms)
+        turns.append(len(requests))
+        return requests
+
+    monkeypatch.setattr(Connection, "receive", counting)
+
+    async def story() -> None:
+        async with brokers(tmp_path) as running:
+            (member,) = running.members
+            client = await member.client()
+            client.say(b"".join(producer(number, number, TOPIC) for number in range(500)) + ping())
+            await client.hear(T.PONG)
+            for _ in range(500):
+                await client.hear(T.PRODUCER_SUCCESS)
+
+    run(story)
+    assert 64 == max(turns)
+
+
+def test_topics_are_told_one_list_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often one client asks at once, its questions are answered one after the other, in order."""
+    under_way, most = 0, 0
+    topics_told = Server.topics_told
+
+    async def counting(server: Server, namespace: str, mode: TopicsMode) -> bytes:
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        try:
+            return await topics_told(server, namespace, mode)
+        finally:
+            under_way -= 1
+
+    monkeypatch.setattr(Server, "topics_told", counting)
+
+    async def story() -> None:
+        async with brokers(tmp_path) as running:
+            client = await running.members[0].client()
+            await client.producer(1)
+            for _ in range(10):
+                client.ask_topics()
+            told = [(await client.hear(T.GET_TOPICS_OF_NAMESPACE_RESPONSE)).get_topics_of_namespace_response for _ in range(10)]
+            assert [[TOPIC]] * 10 == [list(each.topics) for each in told]
+            assert sorted(each.request_id for each in told) == [each.request_id for each in told]
+
+    run(story)
+    assert 1 == most
+
+
+def test_more_topics_than_a_client_takes_are_not_told(tmp_path: Path) -> None:
+    """A list larger than a message would make clients close the connection: they are told why instead."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, config={"pulsar_message_bytes_max": 1_024}) as running:
+            client = await running.members[0].client()
+            for number in range(3):
+                await client.producer(number, f"non-persistent://{NAMESPACE}/{number}{'x' * 400}")
+            client.ask_topics()
+            error = (await client.hear(T.ERROR)).error
+            assert ServerError.NotAllowedError == error.error
+            assert "the names of the 3 topics of namespace public/default are " in error.message
+            await client.producer(3)
+
+    run(story)
+
+
+def test_many_who_ask_at_once_are_told_of_topics_in_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those who share a list share what is made of it, and it is not kept for longer."""
+    spelled = list[Sequence[str]]()
+    topics_told = replies.topics_told
+
+    def counting(names: Sequence[str]) -> bytes:
+        spelled.append(names)
+        return topics_told(names)
+
+    monkeypatch.setattr(replies, "topics_told", counting)
+
+    async def story() -> None:
+        async with brokers(tmp_path) as running:
+            (member,) = running.members
+            await (await member.client()).producer(1)
+            server = Server(member.service, member.worker, Lookups(member.worker))
+            told = await asyncio.gather(*(server.topics_told(NAMESPACE, TopicsMode.ALL) for _ in range(20)))
+            assert [topics_told([TOPIC])] * 20 == told
+            assert 2 == len(spelled), "for the first who asked, and for all others"
+            assert told[0] == await server.topics_told(NAMESPACE, TopicsMode.ALL)
+            assert 3 == len(spelled)
+
+    run(story)
+
+
+def test_topics_that_wait_share_one_bound(tmp_path: Path) -> None:
+    """Where more waits after moves than a broker has room for, it waits no longer, and is dropped and counted."""
+    forever = TopicLimits(receipt_wait_ms=10, reconnect_wait_ms=3_600_000)
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=Settings(topics=forever, all_waiting_bytes_max=10_000, tick_ms=20)) as running:
+            _, destination, _ = await busy(running)
+            await running.transfer(destination)
+            there = await destination.client()
+            await there.producer(1, name="mine", epoch=1)
+            there.publish(1, 1, "1", padding=20_000)
+            await there.receipt(1, 1)
+            await metric_becomes(destination, "messages_dropped_total", 1)
+            await metric_becomes(destination, "topics_waiting", 0)
+
+    run(story)
+
+
+def test_slow_consumers_share_one_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Messages for one that is within its own bound are dropped all the same, once all that waits for clients is too much."""
+    peak_bytes = watch_behind(monkeypatch)
+    bounds = Settings(all_messages_behind_bytes_max=256 * 1024)
+
+    async def story() -> None:
+        async with brokers(tmp_path, settings=bounds) as running:
+            (member,) = running.members
+            client, slow = await member.client(), await member.client()
+            await slow.consumer(1, permits=1_000_000)
+            await client.producer(1)
+            await slow.stop_reading()
+            sent = 0
+            while await member.metric("messages_dropped_total") == 0:
+                for _ in range(20):
+                    client.publish(1, sent, str(sent), padding=64 * 1024)
+                    await client.receipt(1, sent)
+                    sent += 1
+            assert not slow.is_closed
+
+    run(story)
+    assert 256 * 1024 < max(peak_bytes) < 512 * 1024
