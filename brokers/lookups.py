@@ -15,6 +15,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Final
 
+from brokers.metrics import LookupOutcome
 from brokers.whereabouts import Located
 from brokers.worker import Worker
 from channel.deadline import Deadline
@@ -38,21 +39,35 @@ class Lookups:
         """How many wait."""
         return self._held
 
-    async def at_once(self, namespace: str, point: int) -> Located | None:
-        """The answer if it can be given now, without a task or a timer; None if it has to be waited for.
+    async def locate(self, namespace: str, point: int, *, started_ns: int) -> Located:
+        """The bundle at `point` and who serves it; held while nobody does, for `lookup_ms` at most. It is counted how it ended.
 
-        Raises `UnknownNamespace`.
+        `started_ns` is when it was asked, by the monotonic clock. Raises `UnknownNamespace`, `DeadlineExceeded`, and
+        `Overloaded` if too many wait.
         """
+        outcome = LookupOutcome.REFUSED
+        try:
+            located = await self._at_once(namespace, point)
+            if located is None:
+                located = await self._hold(namespace, point)
+                outcome = LookupOutcome.HELD
+            else:
+                outcome = LookupOutcome.ANSWERED
+        except DeadlineExceeded:
+            outcome = LookupOutcome.TIMED_OUT
+            raise
+        finally:
+            self._worker.metrics.lookup(outcome, started_ns=started_ns)
+        return located
+
+    async def _at_once(self, namespace: str, point: int) -> Located | None:
+        """The answer if it can be given now, without a task or a timer; None if it has to be waited for."""
         try:
             return await self._worker.locate(namespace, point, timeout_ms=0)
         except DeadlineExceeded:
             return None
 
-    async def hold(self, namespace: str, point: int) -> Located:
-        """Wait until the bundle at `point` is served, for `lookup_ms` at most.
-
-        Raises `UnknownNamespace`, `DeadlineExceeded`, and `Overloaded` if too many wait.
-        """
+    async def _hold(self, namespace: str, point: int) -> Located:
         if self._held >= HELD_MAX:
             raise Overloaded(what=f"the row of lookups held at broker {self._worker.broker_id}", limit=HELD_MAX)
         deadline = Deadline.after(timeout_ms=self._worker.config.lookup_ms)

@@ -87,20 +87,11 @@ class Lookup:
         return not agent.is_suspect(answer.broker)
 
     async def _topic(self, request: web.Request, namespace: str, point: int, *, started_ns: int) -> web.Response:
-        outcome = LookupOutcome.REFUSED
         try:
-            located = await self._lookups.at_once(namespace, point)
-            if located is None:
-                located = await self._lookups.hold(namespace, point)
-                outcome = LookupOutcome.HELD
-            else:
-                outcome = LookupOutcome.ANSWERED
+            located = await self._lookups.locate(namespace, point, started_ns=started_ns)
         except DeadlineExceeded as error:
-            outcome = LookupOutcome.TIMED_OUT
             # Not 504: nothing was begun that might still happen, and to ask again is the remedy.
             return error_answer(request, error, status=HTTPStatus.SERVICE_UNAVAILABLE)
-        finally:
-            self._worker.metrics.lookup(outcome, started_ns=started_ns)
         return web.Response(body=self._remember(request.rel_url.raw_path, located), content_type=JSON)
 
     def _remember(self, path: str, located: Located) -> bytes:

@@ -19,7 +19,6 @@ from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
 from brokers.lookups import Lookups
-from brokers.metrics import LookupOutcome
 from brokers.pulsar import replies
 from brokers.pulsar.errors import NotServed, ServerError, Violation
 from brokers.pulsar.hosting import Served
@@ -32,10 +31,9 @@ from brokers.pulsar.peers import Peers
 from brokers.pulsar.requests import TopicsMode
 from brokers.pulsar.service import PulsarService, now_ms
 from brokers.pulsar.session import Session
-from brokers.whereabouts import Located
 from brokers.worker import Worker
 from channel.entries import NamespaceEntry
-from channel.errors import Overloaded, UnknownNamespace
+from channel.errors import UnknownNamespace
 from channel.ranges import TopicName, topic_hash
 
 _logger: Final = logging.getLogger(__name__)
@@ -248,30 +246,12 @@ class Server:
 
         Raises `UnknownNamespace`, `DeadlineExceeded`, `Overloaded`, and `NotServed` if that broker takes no clients of Pulsar.
         """
-        located = await self._located(topic)
+        located = await self._lookups.locate(topic.namespace, topic_hash(topic.full), started_ns=time.monotonic_ns())
         url = located.broker.joined.addresses.get(PULSAR)
         if url is None:
             problem = f"broker {located.broker.broker}, which serves {topic.full}, takes no clients of Pulsar"
             raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
         return url
-
-    async def _located(self, topic: TopicName) -> Located:
-        started_ns, outcome = time.monotonic_ns(), LookupOutcome.REFUSED
-        point = topic_hash(topic.full)
-        try:
-            located = await self._lookups.at_once(topic.namespace, point)
-            outcome = LookupOutcome.ANSWERED
-            if located is None:
-                outcome = LookupOutcome.TIMED_OUT
-                located = await self._lookups.hold(topic.namespace, point)
-                outcome = LookupOutcome.HELD
-        except (UnknownNamespace, Overloaded):
-            outcome = LookupOutcome.REFUSED
-            raise
-        else:
-            return located
-        finally:
-            self._worker.metrics.lookup(outcome, started_ns=started_ns)
 
     async def partitions_of(self, topic: TopicName) -> int:
         """How many partitions a topic has; 0 if it is not partitioned, or is a partition itself. Raises `UnknownNamespace`."""
