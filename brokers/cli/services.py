@@ -36,10 +36,15 @@ _match_service: Final = re.compile(r"(?:(?P<pattern>.+)=)?(?P<module>\w+(?:\.\w+
 
 def default_service() -> str:
     """What serves all namespaces if nobody says otherwise: Pulsar's clients if the extra for them is installed, else the example."""
+    return PULSAR if _can_speak_pulsar() else COUNTER
+
+
+def _can_speak_pulsar() -> bool:
+    """Whether the extra is installed without which Pulsar's protocol cannot be served."""
     try:
-        return PULSAR if all(find_spec(module) for module in _NEEDED_BY_PULSAR) else COUNTER
+        return all(find_spec(module) for module in _NEEDED_BY_PULSAR)
     except ModuleNotFoundError:  # The package above a module is not there either.
-        return COUNTER
+        return False
 
 
 def speaks_pulsar(kinds: Iterable[type[Service]]) -> bool:
@@ -78,7 +83,10 @@ def service_classes(named: Iterable[str]) -> Mapping[str, type[Service]]:
         check_pattern(pattern)
         if pattern in classes:
             raise InvalidService(service=service, problem=f"namespaces of the form {pattern!r} have a service already")
-        classes[pattern] = _class(service, module=match["module"], name=match["name"])
+        kind = classes[pattern] = _class(service, module=match["module"], name=match["name"])
+        # Its class can be had without the extra, and would only fail when the broker begins to listen.
+        if speaks_pulsar([kind]) and not _can_speak_pulsar():
+            raise InvalidService(service=service, problem="it needs the extra `pulsar`: pip install 'equipoise[pulsar]'")
     return classes
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from brokers.cli import services
 from brokers.cli.services import load_services
 from brokers.service import Service
 from channel.errors import InvalidService
@@ -99,3 +100,11 @@ def test_a_pattern_has_one_service() -> None:
     """Two services for one pattern are refused, since only one of them could serve."""
     with pytest.raises(InvalidService, match="have a service already"):
         load_services(["x/*=services_here:Good", "x/*=services_here:Good"])
+
+
+def test_pulsar_without_its_extra_is_told_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever names the service without its libraries is told what to install, before a broker starts."""
+    monkeypatch.setattr(services, "_NEEDED_BY_PULSAR", ("nowhere_to_be_found.library",))
+    assert "counter" == services.default_service()
+    with pytest.raises(InvalidService, match=r"pip install 'equipoise\[pulsar\]'"):
+        load_services(["shop/*=pulsar"])
