@@ -16,7 +16,8 @@ from typing import Annotated, Final, Self
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from brokers.agent.timing import Timing
-from channel.errors import CallerError, InvalidConfig
+from brokers.errors import InvalidConfig
+from channel.errors import CallerError
 from channel.ranges import check_broker_id
 from channel.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TEXT_CHARACTERS_MAX
 

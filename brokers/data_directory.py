@@ -20,7 +20,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from channel.errors import Bug, DataDirectoryInUse, DataDirectoryUnusable
+from brokers.errors import DataDirectoryInUse, DataDirectoryUnusable
+from channel.errors import Bug
 from channel.file_system import refuse_network_file_system
 
 NONCES_MAX: Final = 65_536

@@ -17,12 +17,12 @@ from typing import Final, Self
 
 from brokers.agent.intents import CreateNamespace
 from brokers.config import WorkerConfig
+from brokers.errors import Rejected
 from brokers.loop_thread import CROSSING_MS, InThread, NotRunning
 from brokers.main import Broker
 from brokers.namespace_size import check_new_bundles
 from brokers.service import Ownership, Peer, Service
 from brokers.worker import Worker as Host
-from channel.errors import Rejected
 from channel.open_log import log_path
 from channel.ranges import check_namespace, even_boundaries
 

@@ -14,8 +14,8 @@ from typing import Final
 
 import orjson
 
+from brokers.errors import InvalidConfig
 from brokers.service import Evidence
-from channel.errors import InvalidConfig
 
 _logger: Final = logging.getLogger(__name__)
 

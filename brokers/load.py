@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Final, Protocol
 
-from channel.errors import InvalidLoad
+from brokers.errors import InvalidLoad
 
 # Half of what an average says is younger than this: two balance intervals, so that a burst of one interval moves nothing
 # by itself, and a lasting change is believed within half a minute.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from brokers.config import WorkerConfig
-from channel.errors import AddressInUse, InvalidConfig
+from brokers.errors import AddressInUse, InvalidConfig
 
 HOST: Final = "127.0.0.1"
 

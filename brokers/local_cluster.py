@@ -23,21 +23,11 @@ from typing import Final, Self
 
 from brokers.admin.access import Access
 from brokers.admin.burial import bury
+from brokers.errors import BrokerFailed, DataDirectoryUnusable
 from brokers.local_broker import HOST, LocalBroker, ending_of, ports_of
 from channel.blocking_view import RETRY_MS, read_on
 from channel.deadline import Deadline
-from channel.errors import (
-    BrokerFailed,
-    Bug,
-    CallerError,
-    DataDirectoryUnusable,
-    DeadlineExceeded,
-    EquipoiseError,
-    InvalidLogUrl,
-    LogStorageFull,
-    LogUnavailable,
-    PeerError,
-)
+from channel.errors import Bug, CallerError, DeadlineExceeded, EquipoiseError, InvalidLogUrl, LogStorageFull, LogUnavailable, PeerError
 from channel.log import READ_ENTRIES_MAX, Log
 from channel.open_log import is_in_memory, open_log
 from channel.ranges import ADMIN_PREFIX

@@ -15,11 +15,12 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Final
 
+from brokers.errors import UnknownNamespace
 from brokers.metrics import LookupOutcome
 from brokers.whereabouts import Located
 from brokers.worker import Worker
 from channel.deadline import Deadline
-from channel.errors import DeadlineExceeded, Overloaded, UnknownNamespace
+from channel.errors import DeadlineExceeded, Overloaded
 
 HELD_MAX: Final = 10_000
 """Lookups that are held at a time, over all protocols: each is a socket and some 10 KiB, so 100 MB in all."""

@@ -19,6 +19,7 @@ from aiohttp import web
 
 from brokers.balancing import Balancing
 from brokers.config import WorkerConfig
+from brokers.errors import AddressInUse, InvalidConfig, InvalidService
 from brokers.http.app import make_app
 from brokers.http.errors import typed, unmatched
 from brokers.load_bus import open_load_bus
@@ -26,7 +27,7 @@ from brokers.lookups import Lookups
 from brokers.open_files import room_for_files
 from brokers.service import Service
 from brokers.worker import Worker
-from channel.errors import AddressInUse, DeadlineExceeded, EquipoiseError, InvalidConfig, InvalidService
+from channel.errors import DeadlineExceeded, EquipoiseError
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ May live here: the entry that is meant, or the error that says that it is not th
 
 from __future__ import annotations
 
+from brokers.errors import UnknownBundle, UnknownNamespace
 from channel.entries import BundleEntry, NamespaceEntry
-from channel.errors import UnknownBundle, UnknownNamespace
 from channel.ranges import check_namespace, parse_bundle
 from channel.view import View
 

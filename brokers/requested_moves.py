@@ -14,9 +14,9 @@ from itertools import islice
 from typing import Final
 
 from brokers.agent.intents import CreateNamespace, DeleteNamespace, Intent, MergeBundles, MoveAway, StartDeletingNamespace, Unload
+from brokers.errors import CalledOff, Rejected
 from brokers.moves import KIND_OF_PHASE, MoveKind
 from channel.entries import BundleChanged, BundleEntry
-from channel.errors import CalledOff, Rejected
 from channel.lifecycle import PHASE_OF_SHAPE
 from channel.reader import Folded
 from channel.records import BundleTransition, Reason, Record

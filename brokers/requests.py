@@ -15,9 +15,10 @@ from brokers.agent.core import ATTEMPTS_MAX
 from brokers.agent.effects import Answered
 from brokers.agent.events import Requested
 from brokers.agent.intents import Intent, subject_of
+from brokers.errors import Rejected
 from brokers.requested_moves import may_run_again
 from channel.deadline import Deadline
-from channel.errors import EquipoiseError, OutcomeUnknown, Overloaded, Rejected
+from channel.errors import EquipoiseError, OutcomeUnknown, Overloaded
 
 REQUESTS_MAX: Final = ATTEMPTS_MAX // 2
 """Requests that are waited for at a time: half of what the agent keeps unsettled, so that callers never crowd out the broker's own

@@ -19,10 +19,11 @@ from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepa
 from brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
 from brokers.agent.handle import Handle
 from brokers.clock import Clock
+from brokers.errors import InvalidService
 from brokers.service import Bundle, Ownership, Peer, Service
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry, BundleEntry
-from channel.errors import EquipoiseError, InvalidService, OperatorError
+from channel.errors import EquipoiseError, OperatorError
 from channel.ranges import parse_bundle
 from channel.records import HANDOVER_BYTES_MAX
 

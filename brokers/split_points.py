@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
-from channel.errors import InvalidBoundaries, UnsupportedAlgorithm
+from brokers.errors import UnsupportedAlgorithm
+from channel.errors import InvalidBoundaries
 
 RANGE_EQUALLY_DIVIDE: Final = "range_equally_divide"
 SPECIFIED_POSITIONS_DIVIDE: Final = "specified_positions_divide"

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Final, Generic, Self, TypeVar
 
 from brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SplitBundle, Transfer, Unload
+from brokers.errors import InvalidRequest, Rejected, UnknownNamespace
 from brokers.loop_thread import NotRunning
 from brokers.namespace_size import check_new_bundles
 from brokers.placement import FewestBundles
@@ -21,7 +22,7 @@ from brokers.service import Ownership, Service, ServiceHost
 from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from brokers.virtual_member import Member, VirtualClock, World
 from channel.entries import BundleEntry
-from channel.errors import CallerError, DeadlineExceeded, InvalidRequest, LogUnavailable, PeerError, Rejected, UnknownNamespace
+from channel.errors import CallerError, DeadlineExceeded, LogUnavailable, PeerError
 from channel.memory_log import MemoryLog
 from channel.ranges import check_broker_id, check_namespace, even_boundaries, key_hash
 from channel.reader import Folded

@@ -13,11 +13,11 @@ from typing import Protocol, TypeVar
 from brokers.agent.agent import Agent
 from brokers.agent.events import Wanted
 from brokers.clock import Clock
+from brokers.errors import UnknownNamespace
 from brokers.routing import server_of
 from brokers.service import Ownership, Peer
 from brokers.service_runner import peer_of
 from channel.entries import BrokerEntry, BundleEntry
-from channel.errors import UnknownNamespace
 from channel.ranges import key_hash
 from channel.view import View
 

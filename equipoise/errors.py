@@ -3,6 +3,7 @@
 May live here: names that live in other modules.
 """
 
+from brokers.errors import NotProposed, Rejected, UnknownNamespace
 from brokers.loop_thread import NotRunning
 from brokers.service import OwnershipLost
 from brokers.virtual_cluster import AlreadyRuns, LoopIsRunning, NobodyRuns, NoRest, NotInCluster, NotServed, NotSplit
@@ -12,13 +13,10 @@ from channel.errors import (
     DeadlineExceeded,
     EquipoiseError,
     LogUnavailable,
-    NotProposed,
     OperatorError,
     OutcomeUnknown,
     Overloaded,
     PeerError,
-    Rejected,
-    UnknownNamespace,
 )
 
 __all__ = [

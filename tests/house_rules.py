@@ -27,6 +27,7 @@ PURE = (
     "brokers.agent",
     "brokers.load",
     "brokers.moves",
+    "brokers.errors",
     "brokers.named",
     "brokers.namespace_size",
     "brokers.placement",

@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 
 from channel import log_thread
 from channel.deadline import Deadline
-from channel.errors import (
-    LogDamaged,
-    LogUnavailable,
-)
+from channel.errors import LogDamaged, LogUnavailable
 from channel.log import FIRST_OFFSET, Entry, Log
 from channel.log_seat import LogSeat
 from channel.log_thread import LogThread

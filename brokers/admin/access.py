@@ -11,12 +11,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
+from brokers.errors import Rejected, UnknownBroker
 from brokers.named import bundle_named, namespace_named
 from brokers.requested_moves import may_run_again, rejection
 from channel.blocking_view import RETRY_MS, entries_to_end, propose, read_on
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry, BundleEntry
-from channel.errors import LogUnavailable, Rejected, UnknownBroker
+from channel.errors import LogUnavailable
 from channel.log import READ_ENTRIES_MAX, Log
 from channel.open_log import open_log
 from channel.propose import Author

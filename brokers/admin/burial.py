@@ -12,10 +12,10 @@ from pathlib import Path
 
 from brokers.admin.access import Access, submit
 from brokers.data_directory import nonces_of_dead
+from brokers.errors import Rejected
 from channel import propose
 from channel.blocking_view import read_on
 from channel.entries import BrokerEntry, BundleChanged
-from channel.errors import Rejected
 from channel.propose import Author
 from channel.records import BrokerRecord, Reason
 from channel.view import View

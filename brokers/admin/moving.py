@@ -23,9 +23,9 @@ from brokers.agent.intents import (
     subject_of,
 )
 from brokers.agent.requests import record_of
+from brokers.errors import Rejected
 from brokers.requested_moves import BY_OPERATOR, begun_by, made_by, next_of_deletion, refuse_in_vain, unless_overtaken, unloads_of
 from channel.entries import BundleEntry, Verdict
-from channel.errors import Rejected
 from channel.propose import Author
 from channel.reader import Folded
 from channel.records import AnyRecord

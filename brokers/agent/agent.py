@@ -35,9 +35,9 @@ from brokers.agent.membership import NEVER_MS, Membership
 from brokers.agent.requests import record_of
 from brokers.agent.tenures import Tenures
 from brokers.agent.timing import Timing
+from brokers.errors import NotProposed
 from brokers.placement import FewestBundles, Placement
 from channel.entries import BrokerChanged, BrokerEntry, Verdict
-from channel.errors import NotProposed
 from channel.log import Entry
 from channel.reader import Folded, Reader
 from channel.records import QUIET_REASONS, Unreadable

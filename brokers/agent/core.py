@@ -13,8 +13,9 @@ from brokers.agent.effects import Answered, Append, Effect
 from brokers.agent.events import Instant
 from brokers.agent.handle import Lease
 from brokers.agent.timing import Timing
+from brokers.errors import InvalidConfig, NotProposed
 from channel.codec import decode, encode
-from channel.errors import EquipoiseError, InvalidConfig, NotProposed, Overloaded
+from channel.errors import EquipoiseError, Overloaded
 from channel.log import RECORD_BYTES_MAX
 from channel.propose import Author
 from channel.reader import Folded, Reader

@@ -21,10 +21,10 @@ from brokers.agent.core import Core
 from brokers.agent.effects import ForgetNonces, Refold, Stop, WriteNonce
 from brokers.agent.events import Instant
 from brokers.agent.handle import Lease
+from brokers.errors import BrokerIdTaken
 from channel import propose
 from channel.codec import encode
 from channel.entries import BrokerChanged, BrokerEntry
-from channel.errors import BrokerIdTaken
 from channel.reader import Folded
 from channel.records import BrokerRecord, Genesis, Joined, Reason, Renewed
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Final
 
-from channel.errors import InvalidTiming
+from brokers.errors import InvalidTiming
 
 # Up to here renewals once a second cost next to nothing. Beyond, each broker reads the renewals of all others, so that
 # lease, renewal interval and margin grow in proportion, and the renewals of all who know of each other stay at 10 a second.

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin, urlsplit
 
 from brokers.admin.access import Access
+from brokers.errors import BrokerRefuses, BrokerUnreachable, NobodyToAsk
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry
-from channel.errors import BrokerRefuses, BrokerUnreachable, NobodyToAsk, OutcomeUnknown
+from channel.errors import OutcomeUnknown
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection

@@ -17,9 +17,9 @@ from brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, Time
 from brokers.cli.outcome import ExitCode, group
 from brokers.cli.output import counted, print_fact, print_json, print_line, print_rows
 from brokers.cli.rows import BROKER_COLUMNS, broker_row
+from brokers.errors import BrokerUnreachable, Rejected
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry
-from channel.errors import BrokerUnreachable, Rejected
 from channel.records import Reason
 from channel.view import View
 

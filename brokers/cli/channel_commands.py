@@ -21,9 +21,9 @@ from brokers.cli.options import TIMEOUT_S, ErrorsAsJsonOption, JsonOption, LogOp
 from brokers.cli.outcome import ExitCode, group, print_error
 from brokers.cli.output import Row, print_document, print_json, print_line, print_rows
 from brokers.cli.rows import BROKER_COLUMNS, BUNDLE_COLUMNS, NAMESPACE_COLUMNS, view_document
+from brokers.errors import UnknownBundle, UnknownOffset
 from channel.blocking_view import entries_to_end
 from channel.entries import BundleChanged
-from channel.errors import UnknownBundle, UnknownOffset
 from channel.log import Entry
 from channel.ranges import parse_bundle
 from channel.reader import Folded

@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Final, cast
 import typer
 from typer.core import TyperGroup
 
-from channel.errors import Bug, CalledOff, CallerError, EquipoiseError, InvalidConfig, InvalidTiming, OperatorError, Rejected
+from brokers.errors import CalledOff, InvalidConfig, InvalidTiming, Rejected
+from channel.errors import Bug, CallerError, EquipoiseError, OperatorError
 
 if TYPE_CHECKING:
     from typer._click import Context

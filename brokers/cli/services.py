@@ -15,9 +15,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Final
 
+from brokers.errors import InvalidService
 from brokers.service import Service
 from brokers.service_runner import check_pattern
-from channel.errors import InvalidService
 
 ALL_NAMESPACES: Final = "*"
 

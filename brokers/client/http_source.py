@@ -16,8 +16,9 @@ import aiohttp
 from pydantic import BaseModel, ValidationError
 
 from brokers.client.table import Assigned, Table
+from brokers.errors import UnknownNamespace
 from brokers.service import Peer
-from channel.errors import Overloaded, PeerError, UnknownNamespace
+from channel.errors import Overloaded, PeerError
 
 NAMESPACES_MAX: Final = 1_000
 """Namespaces that one client follows: each is a connection to a broker, which takes ten thousand of all its clients.

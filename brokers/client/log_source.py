@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from brokers.client.table import Assigned
+from brokers.errors import UnknownNamespace
 from brokers.routing import server_of
 from brokers.service_runner import peer_of
 from channel.deadline import Deadline
-from channel.errors import UnknownNamespace
 from channel.open_log import open_log
 from channel.reader import Folded
 from channel.table_view import STOP_MS_MAX, TableView

@@ -13,7 +13,7 @@ from typing import Final
 from brokers.demo import operator
 from brokers.demo.operator import Deed
 from brokers.demo.stage import Stage
-from channel.errors import BrokerUnreachable
+from brokers.errors import BrokerUnreachable
 
 Act = Callable[[Stage], Awaitable[None]]
 

@@ -24,9 +24,9 @@ from brokers.demo.messages import MessageTally
 from brokers.demo.messaging import PulsarClients
 from brokers.demo.operator import Deed
 from brokers.demo.screen import BrokerRow, BundleRow, MessagesShown, Picture, Screen
+from brokers.errors import LoadBusUnavailable
 from brokers.load import LoadBus
 from brokers.local_cluster import LocalCluster
-from channel.errors import LoadBusUnavailable
 from channel.table_view import TableView
 from channel.view import View
 

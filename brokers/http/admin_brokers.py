@@ -10,6 +10,7 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
+from brokers.errors import UnknownCluster
 from brokers.http.answers import done, json_answer
 from brokers.http.bodies import bundle_of
 from brokers.http.entries import broker_document, bundle_document
@@ -17,7 +18,6 @@ from brokers.http.readiness import ready_view
 from brokers.load import BundleLoad
 from brokers.named import bundle_named
 from brokers.worker import Worker
-from channel.errors import UnknownCluster
 from channel.view import View
 
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from aiohttp import web
 
+from brokers.errors import InvalidRequest, Rejected, UnknownTenant
 from brokers.http.answers import done, json_answer
 from brokers.http.bodies import NAMESPACE_BODY, POSITIONS_BODY, Bundles, body_of, bundle_of, namespace_of, parameter_of
 from brokers.http.moving import Moving
@@ -20,7 +21,7 @@ from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVID
 from brokers.worker import Worker
 from channel.deadline import Deadline
 from channel.entries import BundleEntry
-from channel.errors import InvalidBoundaries, InvalidName, InvalidRequest, Rejected, UnknownTenant
+from channel.errors import InvalidBoundaries, InvalidName
 from channel.ranges import HASH_MAX, check_broker_id, check_cuts, check_namespace
 from channel.records import TEXT_CHARACTERS_MAX, Reason
 from channel.view import View

@@ -12,8 +12,9 @@ from typing import Annotated, Final, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
+from brokers.errors import InvalidRequest
 from brokers.namespace_size import check_new_bundles
-from channel.errors import InvalidBoundaries, InvalidRequest
+from channel.errors import InvalidBoundaries
 from channel.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
 from channel.records import CUTS_MAX
 

@@ -16,16 +16,9 @@ from typing import Final
 
 from aiohttp import HttpVersion11, web
 
-from brokers.http.answers import json_answer
-from channel.errors import (
+from brokers.errors import (
     CalledOff,
-    CallerError,
-    DeadlineExceeded,
-    EquipoiseError,
     InvalidRequest,
-    LogStorageFull,
-    OutcomeUnknown,
-    PeerError,
     Rejected,
     UnknownBroker,
     UnknownBundle,
@@ -34,6 +27,8 @@ from channel.errors import (
     UnknownTenant,
     UnknownTopic,
 )
+from brokers.http.answers import json_answer
+from channel.errors import CallerError, DeadlineExceeded, EquipoiseError, LogStorageFull, OutcomeUnknown, PeerError
 from channel.records import Reason
 
 _logger: Final = logging.getLogger(__name__)

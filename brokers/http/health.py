@@ -10,10 +10,10 @@ from http import HTTPStatus
 
 from aiohttp import web
 
+from brokers.errors import NotReady
 from brokers.http.answers import json_answer, text_answer
 from brokers.metrics import CONTENT_TYPE
 from brokers.worker import Worker
-from channel.errors import NotReady
 
 
 class Health:

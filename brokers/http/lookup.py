@@ -19,6 +19,7 @@ from urllib.parse import unquote
 import orjson
 from aiohttp import web
 
+from brokers.errors import UnknownNamespace
 from brokers.http.answers import JSON, text_answer
 from brokers.http.errors import error_answer
 from brokers.http.readiness import ready_view
@@ -27,7 +28,7 @@ from brokers.metrics import LookupOutcome
 from brokers.whereabouts import Located
 from brokers.worker import Worker
 from channel.entries import BrokerEntry, BundleEntry
-from channel.errors import DeadlineExceeded, InvalidName, UnknownNamespace
+from channel.errors import DeadlineExceeded, InvalidName
 from channel.ranges import parse_topic, topic_hash
 
 ANSWERS_REMEMBERED_MAX: Final = 8_192

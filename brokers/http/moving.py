@@ -23,6 +23,7 @@ from brokers.agent.intents import (
     Transfer,
     subject_of,
 )
+from brokers.errors import Rejected
 from brokers.requested_moves import (
     BY_OPERATOR,
     begun_by,
@@ -36,7 +37,7 @@ from brokers.requested_moves import (
 from brokers.worker import Worker
 from channel.deadline import Deadline
 from channel.entries import BundleChanged, BundleEntry
-from channel.errors import DeadlineExceeded, Overloaded, Rejected
+from channel.errors import DeadlineExceeded, Overloaded
 from channel.reader import Folded
 from channel.records import Unreadable
 from channel.view import View

@@ -5,8 +5,8 @@ May live here: the one question that reading handlers ask before they look.
 
 from __future__ import annotations
 
+from brokers.errors import NotReady
 from brokers.worker import Worker
-from channel.errors import NotReady
 from channel.view import View
 
 

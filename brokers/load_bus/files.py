@@ -15,8 +15,8 @@ from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
+from brokers.errors import InvalidLoad, LoadBusUnavailable
 from brokers.load import Report
-from channel.errors import InvalidLoad, LoadBusUnavailable
 
 # A file that its broker has not replaced for an hour tells of a broker that is gone: whoever reads it takes it away.
 KEPT_SECONDS: Final = 3_600

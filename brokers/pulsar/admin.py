@@ -13,6 +13,7 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from brokers.agent.intents import SetPolicy
+from brokers.errors import InvalidRequest, Rejected, UnknownTopic
 from brokers.http.answers import done, json_answer
 from brokers.http.bodies import Integer, body_of, bundle_of, namespace_of, parameter_of
 from brokers.http.readiness import ready_view
@@ -23,7 +24,6 @@ from brokers.pulsar.requests import TopicsMode
 from brokers.pulsar.stats import Stats, partitioned_stats, topic_stats
 from brokers.whereabouts import Located
 from brokers.worker import Worker
-from channel.errors import InvalidRequest, Rejected, UnknownTopic
 from channel.ranges import TopicName, parse_topic, topic_hash
 from channel.records import TEXT_CHARACTERS_MAX, Reason
 

@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
+from brokers.errors import UnknownNamespace
 from brokers.pulsar.dispatch import Consumer, Refusal
 from brokers.pulsar.errors import NotServed, ServedElsewhere, ServerError
 from brokers.pulsar.hosting import Consuming, Publishing, Served
@@ -49,7 +50,7 @@ from brokers.pulsar.service import tell_active
 from brokers.pulsar.stats import kind_name
 from brokers.pulsar.topic import Topic
 from brokers.service import Peer
-from channel.errors import DeadlineExceeded, EquipoiseError, UnknownNamespace
+from channel.errors import DeadlineExceeded, EquipoiseError
 
 if TYPE_CHECKING:
     from brokers.pulsar.server import Server

@@ -18,6 +18,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
+from brokers.errors import UnknownNamespace
 from brokers.lookups import Lookups
 from brokers.pulsar import replies
 from brokers.pulsar.errors import NotServed, ServerError, Violation
@@ -33,7 +34,6 @@ from brokers.pulsar.service import PulsarService, now_ms
 from brokers.pulsar.session import Session
 from brokers.worker import Worker
 from channel.entries import NamespaceEntry
-from channel.errors import UnknownNamespace
 from channel.ranges import TopicName, topic_hash
 
 _logger: Final = logging.getLogger(__name__)

@@ -17,10 +17,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from brokers.errors import LoadBusUnavailable
 from brokers.load import BundleLoad, LoadBus, Report
 from brokers.load_bus import open_load_bus
 from brokers.load_bus.files import KEPT_SECONDS, REPORT_BYTES_MAX, FileLoadBus
-from channel.errors import InvalidLogUrl, LoadBusUnavailable
+from channel.errors import InvalidLogUrl
 
 DEADLINE_SECONDS = 30.0
 

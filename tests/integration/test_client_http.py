@@ -18,9 +18,10 @@ from aiohttp import web
 from brokers.client import http_source
 from brokers.client.client import Client
 from brokers.embedded import Worker
+from brokers.errors import UnknownNamespace
 from brokers.service import Bundle, Ownership, Peer, Service
 from channel.deadline import Deadline
-from channel.errors import DeadlineExceeded, Overloaded, UnknownNamespace
+from channel.errors import DeadlineExceeded, Overloaded
 
 pytestmark = pytest.mark.integration
 

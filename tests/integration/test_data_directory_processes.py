@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from brokers.data_directory import DataDirectory, nonces_of_dead
-from channel.errors import DataDirectoryInUse
+from brokers.errors import DataDirectoryInUse
 
 pytestmark = pytest.mark.integration
 

@@ -16,10 +16,11 @@ import pytest
 
 from brokers.config import ENDING_MS
 from brokers.embedded import Worker
+from brokers.errors import DataDirectoryInUse, InvalidConfig, UnknownNamespace
 from brokers.loop_thread import CROSSING_MS, InThread
 from brokers.service import Bundle, Ownership, Peer, Service
 from channel.deadline import Deadline
-from channel.errors import DataDirectoryInUse, DeadlineExceeded, InvalidBoundaries, InvalidConfig, InvalidName, UnknownNamespace
+from channel.errors import DeadlineExceeded, InvalidBoundaries, InvalidName
 
 pytestmark = pytest.mark.integration
 

@@ -17,9 +17,10 @@ import pytest
 
 from brokers.admin.access import Access, opened, until
 from brokers.admin.burial import Burial, bury
+from brokers.errors import BrokerFailed, InvalidConfig, InvalidTiming
 from brokers.local_broker import LocalBroker
 from brokers.local_cluster import ClusterSettings, Happening, LocalCluster, What
-from channel.errors import BrokerFailed, Bug, InvalidConfig, InvalidTiming, LogStorageFull
+from channel.errors import Bug, LogStorageFull
 from channel.view import View
 
 pytestmark = pytest.mark.integration

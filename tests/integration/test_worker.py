@@ -12,10 +12,11 @@ import pytest
 
 from brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SplitBundle, Transfer, Unload
 from brokers.config import WorkerConfig
+from brokers.errors import DataDirectoryInUse, Rejected, UnknownNamespace
 from brokers.service import Bundle, Ownership, OwnershipLost, Peer, Service
 from brokers.worker import Worker
 from channel.deadline import Deadline
-from channel.errors import DataDirectoryInUse, EquipoiseError, ForeignLog, Rejected, UnknownNamespace
+from channel.errors import EquipoiseError, ForeignLog
 from channel.ranges import even_boundaries, key_hash
 from channel.view import View
 

@@ -13,8 +13,8 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from brokers.cli import channel_commands
+from brokers.errors import BrokerFailed
 from brokers.local_cluster import LocalCluster
-from channel.errors import BrokerFailed
 from tests.folding import Channel
 from tests.unit.cli.command_lines import LINES, tree
 from tests.unit.cli.fabricated import owned_channel, run, view_of, write

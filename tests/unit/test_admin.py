@@ -16,12 +16,13 @@ from brokers.admin.access import Access, follow, submit, until
 from brokers.admin.burial import bury
 from brokers.admin.moving import delete_namespace, unload_all
 from brokers.data_directory import DataDirectory
+from brokers.errors import Rejected
 from brokers.requested_moves import RACES_MAX, UNLOADS_AT_ONCE
 from channel import propose
 from channel.blocking_view import read_view
 from channel.codec import encode
 from channel.deadline import Deadline
-from channel.errors import DeadlineExceeded, LogUnavailable, Rejected
+from channel.errors import DeadlineExceeded, LogUnavailable
 from channel.log import Entry
 from channel.memory_log import MemoryLog
 from channel.ranges import even_boundaries

@@ -15,9 +15,10 @@ from pydantic import ValidationError
 from brokers import evidence, main, service_runner, worker
 from brokers.agent.timing import Timing
 from brokers.config import ENDING_MS, SETTLE_MS_MAX, WorkerConfig
+from brokers.errors import InvalidConfig, InvalidTiming
 from brokers.pulsar import server
 from brokers.pulsar.settings import Settings as PulsarSettings
-from channel.errors import EquipoiseError, InvalidConfig, InvalidTiming
+from channel.errors import EquipoiseError
 
 
 def config(**settings: object) -> WorkerConfig:

@@ -13,7 +13,8 @@ import pytest
 
 from brokers import data_directory
 from brokers.data_directory import DataDirectory, nonces_of_dead
-from channel.errors import Bug, DataDirectoryInUse, DataDirectoryUnusable, NetworkFileSystem
+from brokers.errors import DataDirectoryInUse, DataDirectoryUnusable
+from channel.errors import Bug, NetworkFileSystem
 
 LOG = "identity of the log"
 

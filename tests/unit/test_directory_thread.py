@@ -10,8 +10,9 @@ import pytest
 
 from brokers.data_directory import DataDirectory
 from brokers.directory_thread import QUEUED_MAX, DirectoryThread
+from brokers.errors import DataDirectoryInUse, DataDirectoryUnusable
 from channel.deadline import Deadline
-from channel.errors import Bug, DataDirectoryInUse, DataDirectoryUnusable, DeadlineExceeded, EquipoiseError, Overloaded
+from channel.errors import Bug, DeadlineExceeded, EquipoiseError, Overloaded
 
 PATIENCE_MS = 20_000
 

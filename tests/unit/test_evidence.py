@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from brokers import evidence as module
+from brokers.errors import InvalidConfig
 from brokers.evidence import EvidenceFile
 from brokers.service import Evidence
-from channel.errors import InvalidConfig
 
 BUNDLE = "t/n/0x00000000_0xffffffff"
 PATIENCE_S = 20.0

@@ -9,8 +9,8 @@ import math
 
 import pytest
 
+from brokers.errors import InvalidLoad
 from brokers.load import Averages, BundleLoad, Messaging, Report
-from channel.errors import InvalidLoad
 
 HALF_LIFE_MS = 10_000
 

@@ -11,8 +11,8 @@ from typing import Self
 
 import pytest
 
+from brokers.errors import InvalidConfig
 from brokers.local_broker import RESTART_MS_MAX, RESTART_MS_MIN, STEADY_MS, LocalBroker, ending_of, ports_of
-from channel.errors import InvalidConfig
 
 
 @pytest.mark.parametrize(

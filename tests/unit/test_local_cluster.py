@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from brokers.config import ENDING_MS
+from brokers.errors import InvalidConfig
 from brokers.local_cluster import ClusterSettings, LocalCluster
-from channel.errors import DeadlineExceeded, InvalidConfig
+from channel.errors import DeadlineExceeded
 from channel.memory_log import MemoryLog
 
 

@@ -13,13 +13,7 @@ import pytest
 
 from channel import append_queue, log_thread
 from channel.append_queue import Appended, AppendOutcome, InDoubt, NotAppended
-from channel.errors import (
-    AppendTooLarge,
-    EquipoiseError,
-    LogStorageFull,
-    LogUnavailable,
-    Overloaded,
-)
+from channel.errors import AppendTooLarge, EquipoiseError, LogStorageFull, LogUnavailable, Overloaded
 from channel.log import BATCH_ENTRIES_MAX, FIRST_OFFSET, RECORD_BYTES_MAX, Entry
 from tests.log_host import DAMAGED, DOUBTFUL, LOG_NAMES, NAME, UNAVAILABLE, Host, run
 from tests.troubled_log import DEADLINE_SECONDS, TroubledLog

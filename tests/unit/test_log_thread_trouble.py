@@ -14,15 +14,7 @@ import pytest
 from channel import log_thread
 from channel.append_queue import Appended, InDoubt, NotAppended
 from channel.deadline import Deadline
-from channel.errors import (
-    Bug,
-    DeadlineExceeded,
-    EquipoiseError,
-    ForeignLog,
-    LogTruncated,
-    LogUnavailable,
-    LogWentBack,
-)
+from channel.errors import Bug, DeadlineExceeded, EquipoiseError, ForeignLog, LogTruncated, LogUnavailable, LogWentBack
 from channel.log import FIRST_OFFSET, Entry, Log
 from channel.log_thread import LogThread
 from tests.log_host import DAMAGED, LOG_NAMES, NAME, UNAVAILABLE, Host, run

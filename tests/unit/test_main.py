@@ -14,12 +14,13 @@ from brokers import main as module
 from brokers import worker as workers
 from brokers.config import WorkerConfig
 from brokers.data_directory import DataDirectory
+from brokers.errors import InvalidConfig, InvalidService
 from brokers.main import Broker
 from brokers.pulsar.service import PulsarService
 from brokers.service import Bundle, Ownership, Peer, Service
 from brokers.worker import Worker
 from channel.deadline import Deadline
-from channel.errors import InvalidConfig, InvalidService, LogDamaged, LogUnavailable
+from channel.errors import LogDamaged, LogUnavailable
 from tests.troubled_log import TroubledLog
 
 pytestmark = pytest.mark.integration

@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from brokers.agent.intents import CreateNamespace, DeleteNamespace, MergeBundles, StartDeletingNamespace, Unload
+from brokers.errors import CalledOff, Rejected
 from brokers.requested_moves import (
     BY_OPERATOR,
     RACES_MAX,
@@ -26,7 +27,6 @@ from brokers.requested_moves import (
 )
 from channel import propose
 from channel.entries import BundleEntry
-from channel.errors import CalledOff, Rejected
 from channel.propose import Author
 from channel.ranges import even_boundaries
 from channel.reader import Folded

@@ -11,9 +11,10 @@ from brokers import requests as module
 from brokers.agent.effects import Answered
 from brokers.agent.events import Requested
 from brokers.agent.intents import DeleteNamespace
+from brokers.errors import Rejected
 from brokers.requests import Requests
 from channel.entries import Verdict
-from channel.errors import LogDamaged, OutcomeUnknown, Overloaded, Rejected
+from channel.errors import LogDamaged, OutcomeUnknown, Overloaded
 from channel.records import Reason
 
 INTENT = DeleteNamespace(name="t/n")

@@ -13,12 +13,13 @@ from brokers.agent.effects import Abandon, Close, FindCuts, Open
 from brokers.agent.events import Closed, CutsFound, Event, Opened
 from brokers.agent.handle import Handle, Lease
 from brokers.clock import SystemClock
+from brokers.errors import InvalidService
 from brokers.load import BundleLoad
 from brokers.service import Bundle, Ownership, Peer, Service
 from brokers.service_runner import ServiceRunner
 from channel.deadline import Deadline
 from channel.entries import bundle_entry
-from channel.errors import DeadlineExceeded, InvalidService
+from channel.errors import DeadlineExceeded
 from channel.ranges import HASH_MAX, bundle_name
 
 NAMESPACE = "t/n"

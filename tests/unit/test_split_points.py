@@ -10,8 +10,9 @@ from itertools import combinations_with_replacement
 
 import pytest
 
+from brokers.errors import UnsupportedAlgorithm
 from brokers.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE, split_points
-from channel.errors import InvalidBoundaries, UnsupportedAlgorithm
+from channel.errors import InvalidBoundaries
 from channel.ranges import HASH_MAX, check_cuts
 from tests.vectors.cases import read_cases
 

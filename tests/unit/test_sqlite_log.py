@@ -23,15 +23,7 @@ from pathlib import Path
 import pytest
 
 from channel import sqlite_log
-from channel.errors import (
-    Bug,
-    InvalidLogUrl,
-    LogDamaged,
-    LogReplaced,
-    LogStorageFull,
-    LogUnavailable,
-    NetworkFileSystem,
-)
+from channel.errors import Bug, InvalidLogUrl, LogDamaged, LogReplaced, LogStorageFull, LogUnavailable, NetworkFileSystem
 from channel.log import FIRST_OFFSET
 from channel.sqlite_bell import Bell
 from channel.sqlite_log import SKIP_AFTER_RESTART, TRUNCATE_STEP_ENTRIES, WAL_BYTES_KEPT, WAL_BYTES_MAX, SqliteLog, Synchronous

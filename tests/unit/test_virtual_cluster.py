@@ -16,11 +16,12 @@ import pytest
 from brokers.agent.agent import Agent
 from brokers.agent.effects import Effect
 from brokers.agent.events import Event, Instant, Wanted
+from brokers.errors import InvalidRequest, Rejected, UnknownNamespace
 from brokers.loop_thread import NotRunning
 from brokers.service import Bundle, Ownership, OwnershipLost, Peer, Service
 from brokers.virtual_cluster import AlreadyRuns, Cluster, LoopIsRunning, NobodyRuns, NoRest, NotInCluster, NotServed, NotSplit
 from channel.deadline import Deadline
-from channel.errors import CallerError, DeadlineExceeded, InvalidBoundaries, InvalidName, InvalidRequest, Rejected, UnknownNamespace
+from channel.errors import CallerError, DeadlineExceeded, InvalidBoundaries, InvalidName
 
 NAMESPACE = "shop/orders"
 FAILOVER_MS = 4_000

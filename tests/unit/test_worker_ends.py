@@ -18,12 +18,13 @@ from brokers import worker as workers
 from brokers.agent.intents import CreateNamespace
 from brokers.config import WorkerConfig
 from brokers.data_directory import DataDirectory
+from brokers.errors import DataDirectoryInUse
 from brokers.service import Bundle, Ownership, Peer, Service
 from brokers.worker import Worker
 from channel import propose
 from channel.codec import encode
 from channel.deadline import Deadline
-from channel.errors import DataDirectoryInUse, LogReplaced, LogStorageFull, LogUnavailable, Overloaded
+from channel.errors import LogReplaced, LogStorageFull, LogUnavailable, Overloaded
 from channel.propose import Author
 from channel.ranges import even_boundaries
 from channel.view import View

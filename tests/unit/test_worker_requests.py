@@ -15,8 +15,9 @@ import pytest
 from brokers import worker as workers
 from brokers.agent.intents import CreateNamespace
 from brokers.config import WorkerConfig
+from brokers.errors import InvalidConfig
 from brokers.worker import Worker
-from channel.errors import EquipoiseError, InvalidConfig, LogReplaced, LogStorageFull, LogUnavailable, OutcomeUnknown
+from channel.errors import EquipoiseError, LogReplaced, LogStorageFull, LogUnavailable, OutcomeUnknown
 from channel.ranges import even_boundaries
 from channel.records import TEXT_CHARACTERS_MAX
 from tests.troubled_log import TroubledLog

@@ -11,10 +11,11 @@ from typing import Final
 from brokers.agent.effects import Append, Effect
 from brokers.agent.events import Instant
 from brokers.agent.handle import Handle
+from brokers.errors import BrokerIdTaken
 from brokers.simulation.checkers.violation import InvariantViolated
 from brokers.simulation.host import Process
 from channel.entries import BrokerChanged, BundleChanged
-from channel.errors import BrokerIdTaken, EquipoiseError
+from channel.errors import EquipoiseError
 from channel.reader import Folded
 from channel.records import BrokerRecord, BundleTransition, Joined
 from channel.view import View

@@ -18,10 +18,11 @@ from brokers.agent.core import Core, Profile
 from brokers.agent.effects import Answered, Append
 from brokers.agent.events import Instant
 from brokers.agent.timing import Timing
+from brokers.errors import InvalidConfig, NotProposed
 from channel import propose
 from channel.codec import decode, encode
 from channel.entries import BundleEntry
-from channel.errors import InvalidConfig, LogStorageFull, LogUnavailable, NotProposed, Overloaded
+from channel.errors import LogStorageFull, LogUnavailable, Overloaded
 from channel.log import Entry
 from channel.propose import Author
 from channel.reader import Reader

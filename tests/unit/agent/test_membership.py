@@ -12,8 +12,9 @@ from brokers.agent.core import Profile
 from brokers.agent.effects import Append, Effect, ForgetNonces, Stop, WriteNonce
 from brokers.agent.events import AppendFailed, DrainRequested, Instant, NonceWritten, Read, Tick
 from brokers.agent.timing import Timing
+from brokers.errors import InvalidTiming
 from channel.codec import decode
-from channel.errors import InvalidTiming, LogStorageFull
+from channel.errors import LogStorageFull
 from channel.log import Entry
 from channel.reader import Reader
 from channel.records import BrokerRecord, Genesis, Joined, Renewed

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from brokers.agent.timing import Timing
-from channel.errors import InvalidTiming
+from brokers.errors import InvalidTiming
 
 # 2 x 1 % x 3,000 ms + 400 ms of stall = 460 ms of margin at least; half a lease is 1,500 ms.
 TIGHT = Timing(lease_ms=3_000, renew_ms=1_000, margin_ms=460, round_trip_ms=500, reconnect_ms=960, stall_ms=400)

@@ -16,9 +16,10 @@ import pytest
 
 from brokers.admin.access import Access
 from brokers.cli.asking import Answer, ask, ask_any, tell_any
+from brokers.errors import BrokerRefuses, BrokerUnreachable, NobodyToAsk
 from channel.blocking_view import read_view
 from channel.deadline import Deadline
-from channel.errors import BrokerRefuses, BrokerUnreachable, DeadlineExceeded, NobodyToAsk, OutcomeUnknown
+from channel.errors import DeadlineExceeded, OutcomeUnknown
 from channel.memory_log import MemoryLog
 from tests.folding import Channel, joined
 from tests.unit.cli.test_broker_commands import closed_port

@@ -19,20 +19,9 @@ from typer.testing import CliRunner
 
 from brokers.cli.options import publisher
 from brokers.cli.outcome import Commands, ExitCode, exit_code_of, printable
+from brokers.errors import CalledOff, DataDirectoryInUse, InvalidConfig, InvalidTiming, Rejected
 from channel import errors, propose
-from channel.errors import (
-    Bug,
-    CalledOff,
-    DataDirectoryInUse,
-    DeadlineExceeded,
-    EquipoiseError,
-    InvalidConfig,
-    InvalidName,
-    InvalidTiming,
-    LogUnavailable,
-    OutcomeUnknown,
-    Rejected,
-)
+from channel.errors import Bug, DeadlineExceeded, EquipoiseError, InvalidName, LogUnavailable, OutcomeUnknown
 from tests.unit.cli.fabricated import owned_channel, run, write
 
 CASES = {

@@ -12,8 +12,8 @@ import pytest
 
 from brokers.cli import services
 from brokers.cli.services import load_services
+from brokers.errors import InvalidService
 from brokers.service import Service
-from channel.errors import InvalidService
 
 MODULE = """
 from brokers.service import Service

@@ -14,8 +14,9 @@ import pytest
 
 from brokers.client import client as client_module
 from brokers.client.client import Client, InvalidSource
+from brokers.errors import UnknownNamespace
 from channel import propose
-from channel.errors import DeadlineExceeded, InvalidName, LevelTooNew, LogNotBegun, Overloaded, UnknownNamespace
+from channel.errors import DeadlineExceeded, InvalidName, LevelTooNew, LogNotBegun, Overloaded
 from channel.memory_log import MemoryLog
 from tests.folding import NAMESPACE, Channel, channel_in, joined, raise_level
 

@@ -16,9 +16,10 @@ from aiohttp import web
 from brokers.client import http_source
 from brokers.client.client import Client
 from brokers.client.http_source import events
+from brokers.errors import UnknownNamespace
 from brokers.loop_thread import NotRunning
 from brokers.service import Peer
-from channel.errors import DeadlineExceeded, InvalidName, Overloaded, UnknownNamespace
+from channel.errors import DeadlineExceeded, InvalidName, Overloaded
 
 pytestmark = pytest.mark.integration
 

@@ -14,8 +14,8 @@ import pytest
 
 from brokers.admin import moving as admin
 from brokers.admin.access import Access, opened
+from brokers.errors import CalledOff, Rejected
 from brokers.http import moving
-from channel.errors import CalledOff, Rejected
 from channel.ranges import even_boundaries
 from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Cluster, cluster, path_of, run, until
 

@@ -15,28 +15,30 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from brokers.http.bodies import BODY_BYTES_MAX
-from brokers.http.errors import REQUEST_ID, status_of, typed
-from channel.errors import (
-    Bug,
+from brokers.errors import (
     CalledOff,
-    DeadlineExceeded,
-    EquipoiseError,
-    InvalidBoundaries,
-    InvalidName,
     InvalidRequest,
-    LogDamaged,
-    LogStorageFull,
-    LogUnavailable,
     NotReady,
-    OutcomeUnknown,
-    Overloaded,
     Rejected,
     UnknownBundle,
     UnknownCluster,
     UnknownNamespace,
     UnknownTopic,
     UnsupportedAlgorithm,
+)
+from brokers.http.bodies import BODY_BYTES_MAX
+from brokers.http.errors import REQUEST_ID, status_of, typed
+from channel.errors import (
+    Bug,
+    DeadlineExceeded,
+    EquipoiseError,
+    InvalidBoundaries,
+    InvalidName,
+    LogDamaged,
+    LogStorageFull,
+    LogUnavailable,
+    OutcomeUnknown,
+    Overloaded,
 )
 from channel.records import Reason
 from tests.unit.http.cluster import run

@@ -14,6 +14,7 @@ import pytest
 from brokers.agent.effects import Append, Open, Reshaped
 from brokers.agent.events import Instant
 from brokers.agent.handle import Handle, Lease
+from brokers.errors import BrokerIdTaken
 from brokers.simulation.checkers.agreement import Agreement, Settlement
 from brokers.simulation.checkers.answers import Answers
 from brokers.simulation.checkers.coverage import Coverage, Tokens
@@ -25,7 +26,7 @@ from brokers.simulation.host import Process
 from channel import propose
 from channel.codec import encode
 from channel.entries import BrokerEntry, BundleChanged, BundleEntry, Verdict, bundle_entry
-from channel.errors import BrokerIdTaken, SnapshotDamaged
+from channel.errors import SnapshotDamaged
 from channel.propose import Author
 from channel.ranges import HASH_MAX
 from channel.reader import Folded

@@ -1,0 +1,281 @@
+"""The errors of brokers, and of those who ask them: split by who must act, as in `channel.errors`.
+
+May live here: exception classes with typed attributes that nothing in `channel` raises. A message says what happened, to what,
+and what to do next.
+"""
+
+from __future__ import annotations
+
+from channel.errors import CallerError, OperatorError, PeerError
+
+
+class UnsupportedAlgorithm(CallerError):
+    """A split algorithm that this version does not have."""
+
+    def __init__(self, *, algorithm: str, supported: tuple[str, ...]) -> None:
+        """`algorithm` is the name asked for, `supported` the names there are."""
+        self.algorithm = algorithm
+        self.supported = supported
+        super().__init__(f"there is no split algorithm {algorithm!r}; choose one of {', '.join(supported)}")
+
+
+class InvalidTiming(OperatorError):
+    """Durations with which a live broker could be declared dead, or a dead one's bundles be owned twice."""
+
+    def __init__(self, *, setting: str, value_ms: int, expected: str) -> None:
+        """`setting` has `value_ms`, which must be as `expected`."""
+        self.setting = setting
+        self.value_ms = value_ms
+        self.expected = expected
+        super().__init__(f"{setting} is {value_ms} ms, which is not safe: it must be {expected}")
+
+
+class BrokerIdTaken(OperatorError):
+    """Another process renews under the same broker id."""
+
+    def __init__(self, *, broker: str, incarnation: int) -> None:
+        """`incarnation` of `broker` is alive, and is not this process."""
+        self.broker = broker
+        self.incarnation = incarnation
+        super().__init__(
+            f"the broker id {broker!r} is in use by a live broker (incarnation {incarnation}); stop it, or choose another --id"
+        )
+
+
+class NotProposed(PeerError):
+    """A broker could not put a proposal to the channel, or can be sure that the one it made will never be accepted."""
+
+    def __init__(self, *, broker: str, problem: str) -> None:
+        """`broker` was asked, `problem` is what kept it from proposing."""
+        self.broker = broker
+        self.problem = problem
+        super().__init__(f"broker {broker} did nothing: {problem}; ask it again later, or ask another broker")
+
+
+class Rejected(PeerError):
+    """The channel rejected a proposal, or would have."""
+
+    def __init__(self, *, key: str, reason: str, problem: str | None, offset: int | None) -> None:
+        """`reason` is one of `channel.records.Reason`; `offset` is where the rejected record stands, if it was appended."""
+        self.key = key
+        self.reason = reason
+        self.problem = problem
+        self.offset = offset
+        where = "" if offset is None else f" at offset {offset}"
+        detail = "" if problem is None else f" ({problem})"
+        super().__init__(f"the proposal about {key} was rejected{where}: {reason}{detail}; look at its present state and decide anew")
+
+
+class UnknownNamespace(CallerError):
+    """A namespace that the channel does not have."""
+
+    def __init__(self, *, namespace: str) -> None:
+        """`namespace` is the name asked for."""
+        self.namespace = namespace
+        super().__init__(f"there is no namespace {namespace!r}; create it first: equipoise namespaces create {namespace}")
+
+
+class DataDirectoryInUse(OperatorError):
+    """Another process holds a broker's data directory, so that broker is still running."""
+
+    def __init__(self, *, path: str, pid: int | None) -> None:
+        """`path` is the directory, `pid` the process that holds it; None if its lock file does not say."""
+        self.path = path
+        self.pid = pid
+        holder = "another process" if pid is None else f"process {pid}"
+        super().__init__(f"the data directory {path} is held by {holder}: its broker is still running; stop it, or name another directory")
+
+
+class DataDirectoryUnusable(OperatorError):
+    """A broker's data directory cannot be made, read or written, or is no longer the one that was locked."""
+
+    def __init__(self, *, path: str, problem: str) -> None:
+        """`path` is the directory, `problem` says what is wrong with it."""
+        self.path = path
+        self.problem = problem
+        super().__init__(f"the data directory {path} cannot be used: {problem}; mend that, or name another directory")
+
+
+class InvalidConfig(OperatorError):
+    """Settings that cannot be, alone or together."""
+
+    def __init__(self, *, problems: tuple[str, ...]) -> None:
+        """`problems` name each a setting and what is wrong with it."""
+        self.problems = problems
+        super().__init__(f"these settings cannot be used: {'; '.join(problems)}; correct them and start again")
+
+
+class AddressInUse(OperatorError):
+    """A broker cannot listen where it was told to."""
+
+    def __init__(self, *, address: str, problem: str, setting: str = "http_port") -> None:
+        """`address` is host:port, as `setting` has it, and `problem` what the operating system says."""
+        self.address, self.problem, self.setting = address, problem, setting
+        super().__init__(f"cannot listen on {address}: {problem}; free the port, or choose another with --{setting.replace('_', '-')}")
+
+
+class InvalidLoad(CallerError):
+    """A load report, or a service, says what no bundle and no broker can weigh."""
+
+    def __init__(self, *, subject: str, field: str, value: float) -> None:
+        """`subject` is `bundle` or `broker`, `field` the one that is wrong, `value` what it was set to."""
+        self.subject = subject
+        self.field = field
+        self.value = value
+        super().__init__(f"a {subject} cannot have {field}={value!r}: it must be a finite number, and not negative")
+
+
+class LoadBusUnavailable(PeerError):
+    """Load reports cannot be exchanged; brokers serve on, and nothing is balanced meanwhile."""
+
+    def __init__(self, *, bus: str, problem: str) -> None:
+        """`bus` names the load bus, `problem` says what it did."""
+        self.bus = bus
+        self.problem = problem
+        super().__init__(f"the load bus {bus} cannot be used: {problem}; nothing is balanced until that is mended")
+
+
+class UnknownBundle(CallerError):
+    """A bundle that its namespace does not have."""
+
+    def __init__(self, *, bundle: str) -> None:
+        """`bundle` is the name asked for."""
+        self.bundle = bundle
+        namespace = bundle.rpartition("/")[0]
+        super().__init__(f"there is no bundle {bundle!r}; see which there are: equipoise namespaces bundles {namespace}")
+
+
+class UnknownBroker(CallerError):
+    """A broker that the channel does not know."""
+
+    def __init__(self, *, broker: str) -> None:
+        """`broker` is the id asked for."""
+        self.broker = broker
+        super().__init__(f"no broker {broker!r} has ever joined; see who has: equipoise brokers list --all")
+
+
+class CalledOff(PeerError):
+    """A move that the channel accepted came to nothing: its bundle is not where it was to go."""
+
+    def __init__(self, *, bundle: str, move: str, problem: str) -> None:
+        """`move` of `bundle` was called off because of `problem`."""
+        self.bundle = bundle
+        self.move = move
+        self.problem = problem
+        super().__init__(f"the {move} of {bundle} was called off: {problem}; see equipoise channel why {bundle}")
+
+
+class BrokerUnreachable(PeerError):
+    """A broker does not answer at the address that it advertises, or answers something else than was asked for."""
+
+    def __init__(self, *, broker: str, address: str, problem: str, in_doubt: bool = False) -> None:
+        """`problem` is what happened when `broker` was asked at `address`; `in_doubt` is true where it may have done it all the same."""
+        self.broker = broker
+        self.address = address
+        self.problem = problem
+        self.in_doubt = in_doubt
+        super().__init__(f"the broker {broker} cannot be asked at {address}: {problem}; see whether it runs, and ask again")
+
+
+class BrokerRefuses(CallerError):
+    """A broker was asked over HTTP for what it does not do."""
+
+    def __init__(self, *, broker: str, problem: str) -> None:
+        """`problem` is what `broker` says against it."""
+        self.broker, self.problem = broker, problem
+        super().__init__(f"the broker {broker} refuses: {problem}")
+
+
+class NobodyToAsk(PeerError):
+    """A question that only a broker can answer, while none is alive."""
+
+    def __init__(self, *, log: str) -> None:
+        """No broker is alive on `log`."""
+        self.log = log
+        super().__init__(f"no broker is alive on {log}, and only a broker knows; start one, and ask again")
+
+
+class UnknownOffset(CallerError):
+    """An offset at which the channel has no record."""
+
+    def __init__(self, *, log: str, offset: int, end: int) -> None:
+        """`offset` was asked for, `end` is the last offset of `log` at which there is a record, -1 if there is none."""
+        self.log = log
+        self.offset = offset
+        self.end = end
+        there = f"its last is at {end}, and gaps are normal" if end >= 0 else "it has none at all yet"
+        super().__init__(f"the log {log} has no record at offset {offset}; {there}")
+
+
+class InvalidRequest(CallerError):
+    """A request whose body or parameters do not have the form that they must have."""
+
+    def __init__(self, *, what: str, problem: str) -> None:
+        """`what` is the part that is wrong, such as `the body`, and `problem` says why."""
+        self.what = what
+        self.problem = problem
+        super().__init__(f"{what} cannot be used: {problem}")
+
+
+class NotReady(PeerError):
+    """A broker that has not read the channel to its end, or is no member at this moment, and so cannot answer for it."""
+
+    def __init__(self, *, broker: str, problem: str = "it is still reading the channel, or joining") -> None:
+        """`broker` is the id of the broker that was asked, `problem` what it lacks."""
+        self.broker = broker
+        self.problem = problem
+        super().__init__(f"broker {broker} is not ready: {problem}; ask again soon, or ask another")
+
+
+class InvalidService(CallerError):
+    """What was given as a service is none, or cannot be loaded or served."""
+
+    def __init__(self, *, service: str, problem: str) -> None:
+        """`service` as given, `problem` what is wrong with it."""
+        self.service = service
+        self.problem = problem
+        super().__init__(
+            f"the service {service!r} cannot be used: {problem}; give an instance of a Service, or name its class as [PATTERN=]MODULE:CLASS"
+        )
+
+
+class BrokerFailed(OperatorError):
+    """The process of a broker ended by itself, or did not become ready."""
+
+    def __init__(self, *, broker: str, problem: str, log_file: str) -> None:
+        """`problem` says how `broker` ended, and its last words; `log_file` is where it wrote them."""
+        self.broker = broker
+        self.problem = problem
+        self.log_file = log_file
+        super().__init__(f"the broker {broker} failed: {problem}; see {log_file}")
+
+
+class UnknownCluster(CallerError):
+    """A cluster that is not the one whose channel is read here."""
+
+    def __init__(self, *, cluster: str, known: str | None) -> None:
+        """`cluster` is the id asked for, `known` the one of the channel."""
+        self.cluster = cluster
+        self.known = known
+        super().__init__(f"there is no cluster {cluster!r} here; this is {known!r}")
+
+
+class UnknownTenant(CallerError):
+    """A tenant that has no namespace, and so is not there."""
+
+    def __init__(self, *, tenant: str) -> None:
+        """`tenant` is the name asked for."""
+        self.tenant = tenant
+        super().__init__(
+            f"there is no tenant {tenant!r}: a tenant is there by its namespaces; "
+            f"create one: equipoise namespaces create {tenant}/NAMESPACE"
+        )
+
+
+class UnknownTopic(CallerError):
+    """A topic that nobody uses, or that is not partitioned, is asked about."""
+
+    def __init__(self, *, topic: str) -> None:
+        """`topic` is the full name that was asked for."""
+        self.topic = topic
+        super().__init__(f"there is no topic {topic} at present; a topic that is not stored exists while it has a producer or a consumer")
