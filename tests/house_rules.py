@@ -49,6 +49,7 @@ PURE = (
     "brokers.pulsar.dispatch",
     "brokers.pulsar.handover",
     "brokers.pulsar.keys",
+    "brokers.pulsar.lanes",
     "brokers.pulsar.names",
     "brokers.pulsar.outcomes",
     "brokers.pulsar.partitions",

@@ -6,7 +6,7 @@ decided in `brokers.pulsar.topic`, and who gets what in `brokers.pulsar.subscrip
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable
 from typing import Final, NamedTuple
 
@@ -41,12 +41,16 @@ class Arrivals:
         self._missing = Counter(names)
         self._coming: dict[Consumer, None] = {}
         self._ready: set[Consumer] = set()
-        self._entries: deque[Entry] = deque()
+        self._entries: OrderedDict[int, Entry] = OrderedDict()  # By entry id, which rises.
         self.bytes = 0
         self.messages = 0
         self.needs_one = False
         self._entries_max = entries_max
         self._bytes_max = bytes_max
+
+    def __len__(self) -> int:
+        """How many entries wait."""
+        return len(self._entries)
 
     @property
     def is_complete(self) -> bool:
@@ -88,30 +92,30 @@ class Arrivals:
         size = len(entry.block)
         if len(self._entries) >= self._entries_max or self.bytes + size > self._bytes_max:
             return False
-        self._entries.append(entry)
+        self._entries[entry.entry_id] = entry
         self.bytes += size
         self.messages += entry.messages
         return True
 
     def forget(self, entry_ids: Collection[int]) -> None:
         """Give up entries, wherever they stand; ids of others are passed over."""
-        self._entries = deque(entry for entry in self._entries if entry.entry_id not in entry_ids)
-        self.bytes = sum(len(entry.block) for entry in self._entries)
-        self.messages = sum(entry.messages for entry in self._entries)
+        for entry_id in entry_ids:
+            if entry_id in self._entries:
+                self.take(entry_id)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
         """All that waits, in order."""
-        return tuple(self._entries)
+        return tuple(self._entries.values())
 
     @property
     def first(self) -> Entry | None:
         """What waits longest; None if nothing waits."""
-        return self._entries[0] if self._entries else None
+        return next(iter(self._entries.values()), None)
 
-    def take_first(self) -> Entry:
-        """Give up what waits longest; something must wait."""
-        entry = self._entries.popleft()
+    def take(self, entry_id: int) -> Entry:
+        """Give up an entry that waits, wherever it stands."""
+        entry = self._entries.pop(entry_id)
         self.bytes -= len(entry.block)
         self.messages -= entry.messages
         return entry

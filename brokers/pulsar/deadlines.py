@@ -6,10 +6,13 @@ May live here: one timer for all topics, and the table of those that wait.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from typing import Final
 
 from brokers.pulsar.hosting import Served
+
+_logger: Final = logging.getLogger(__name__)
 
 # What may not be done at this moment, because the lease has run out, is tried again so much later: it may be renewed, or lost for good.
 _AGAIN_MS: Final = 100
@@ -62,6 +65,10 @@ class Deadlines:
                 del self._waiting[served]
             elif due_ms <= now_ms:
                 del self._waiting[served]
-                self._look(served)
+                try:
+                    self._look(served)
+                except Exception:
+                    # What one topic fails by must not keep the others waiting for ever.
+                    _logger.exception("a topic failed as its time had come", extra={"topic": served.name})
         if self._waiting:
             self._arm(min(self._waiting.values()))

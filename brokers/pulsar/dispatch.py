@@ -44,6 +44,11 @@ class Consumer:
     is_writable: bool = True
     has_flowed: bool = False
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes an entry at this moment."""
+        return self.permits > 0 and self.is_writable
+
 
 # To look for one point of a ring takes as long as to pass by so many.
 _DEARER_SINGLY: Final = 10
@@ -295,18 +300,19 @@ class KeySharing:
                 self._ring.remove(*seat)
         return []
 
-    def _consumer_of(self, slot: int) -> Consumer | None:
+    def consumer_of(self, slot: int) -> Consumer | None:
+        """The consumer that gets the entries of a slot, ready or not; None if nobody does."""
         holder = self._stripes.holder(slot) if self._is_sticky else self._ring.holder(slot)
         return None if holder is None else self._holders[holder]
 
     def choose(self, slot: int) -> Consumer | None:
         """See `Dispatcher`."""
-        consumer = self._consumer_of(slot)
+        consumer = self.consumer_of(slot)
         return consumer if consumer is not None and consumer.permits > 0 and consumer.is_writable else None
 
     def serves(self, slot: int) -> bool:
         """See `Dispatcher`."""
-        return self._consumer_of(slot) is not None
+        return self.consumer_of(slot) is not None
 
     @property
     def active(self) -> Consumer | None:

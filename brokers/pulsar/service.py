@@ -295,18 +295,21 @@ class PulsarService(Service):
         return refused
 
     def _without(self, served: Served, outcome: Outcome, refused: Mapping[Receipt, bool]) -> tuple[Sequence[Delivery], Sequence[Receipt]]:
-        """What may still be written of an outcome, some of whose receipts were refused: the entries whose receipts were not."""
+        """What may still be written of an outcome, some of whose receipts were refused: all but the entries that are sent again.
+
+        What has no receipt in it got one before, here or from the former owner, and must not be lost with those.
+        """
         topic = served.topic
-        receipts = [receipt for receipt in outcome.receipts if receipt not in refused]
-        passed = {receipt.entry_id for receipt in receipts}
+        again = {receipt.entry_id for receipt in refused}
         for consumer, entry in outcome.deliveries:
-            if entry.entry_id not in passed:
+            if entry.entry_id in again:
                 topic.take_back(consumer, entry)
                 self.counts.dropped += entry.messages
-        topic.forget({receipt.entry_id for receipt in refused})
+        topic.forget(again)
         for receipt, is_closed in refused.items():
             self._withhold(served, receipt.producer, is_closed=is_closed)
-        return [delivery for delivery in outcome.deliveries if delivery[1].entry_id in passed], receipts
+        deliveries = [delivery for delivery in outcome.deliveries if delivery[1].entry_id not in again]
+        return deliveries, [receipt for receipt in outcome.receipts if receipt not in refused]
 
     def _withhold(self, served: Served, producer: Producer, *, is_closed: bool) -> None:
         """A message gets no receipt. Nor may a later one of its producer, who has to connect anew and send it again.
@@ -358,13 +361,15 @@ class PulsarService(Service):
 
         A client that was slow to answer is short of CPU, and its program will be as slow: so it gets as long again.
         """
-        began, settle_ms = time.monotonic(), self.settle_ms
+        began_ms, settle_ms = now_ms(), self.settle_ms
         taken = session.taken()
         if taken is not None:
             await asyncio.wait([taken], timeout=self.settings.drain_wait_ms / 1_000)
-            if session.client_version.startswith(_JAVA):
-                settle_ms = max(settle_ms, self.settings.settle_java_ms)
-        await asyncio.sleep(max(settle_ms / 1_000, time.monotonic() - began))
+        if session.client_version.startswith(_JAVA) and (taken is not None or session.taken_at_ms is not None):
+            # It may have been asked a moment ago, for another bundle, and its program is still at what it took then.
+            passed_ms = 0 if taken is not None or session.taken_at_ms is None else began_ms - session.taken_at_ms
+            settle_ms = max(settle_ms, self.settings.settle_java_ms - passed_ms)
+        await asyncio.sleep(max(settle_ms, now_ms() - began_ms) / 1_000)
         for consumer in consumers:
             session.part_consumer(consumer, url)
 

@@ -48,6 +48,7 @@ class Session(asyncio.Protocol):
         "consumers",
         "is_writable",
         "producers",
+        "taken_at_ms",
     )
 
     def __init__(self, server: Server) -> None:
@@ -60,6 +61,7 @@ class Session(asyncio.Protocol):
         self._has_left = False
         self._has_delivered = False
         self._probes: list[tuple[int, asyncio.Future[None]]] = []
+        self.taken_at_ms: int | None = None
         self.connection = Connection(limits=server.limits, now_ms=server.now_ms())
         self.address = ""
         self.client_version = ""
@@ -231,7 +233,10 @@ class Session(asyncio.Protocol):
         return any(not probe.cancelled() for probe in done)
 
     def taken(self) -> asyncio.Future[None] | None:
-        """Done, or cancelled with the connection, once the client has taken all messages written so far; None if it has."""
+        """Done, or cancelled with the connection, once the client has taken all messages written so far; None if it has.
+
+        `taken_at_ms` is then when that was last found out, if it ever was: its program may have some of them still before it.
+        """
         if self._has_delivered:
             return self._probe()
         return self._probes[-1][1] if self._probes else None
@@ -250,6 +255,7 @@ class Session(asyncio.Protocol):
     def _answer_probes(self) -> None:
         while self._probes and self._probes[0][0] <= self.connection.pongs:
             _, answered = self._probes.pop(0)
+            self.taken_at_ms = self._server.now_ms()
             if not answered.done():
                 answered.set_result(None)
 

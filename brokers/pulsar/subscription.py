@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from brokers.pulsar.arrivals import Arrivals, Entry, name_to_expect
-from brokers.pulsar.dispatch import ActiveChange, Consumer, Dispatcher, Refusal, dispatcher, wants_stripes
+from brokers.pulsar.dispatch import ActiveChange, Consumer, Dispatcher, KeySharing, Refusal, dispatcher, wants_stripes
 from brokers.pulsar.errors import ServerError
-from brokers.pulsar.keys import slot_of
+from brokers.pulsar.lanes import Lanes, Slots
 from brokers.pulsar.rates import Meter
 from brokers.pulsar.requests import SubscriptionKind
 
@@ -25,8 +25,9 @@ class Subscription:
 
     __slots__ = (
         "_dispatcher",
-        "_first",
+        "_lanes",
         "_partition",
+        "_slots",
         "_topic_delivered",
         "arrivals",
         "consumers",
@@ -40,9 +41,18 @@ class Subscription:
     )
 
     def __init__(
-        self, name: str, kind: SubscriptionKind, *, is_sticky: bool, is_durable: bool, partition: int, topic_delivered: Meter, now_ms: int
+        self,
+        name: str,
+        kind: SubscriptionKind,
+        *,
+        is_sticky: bool,
+        is_durable: bool,
+        partition: int,
+        topic_delivered: Meter,
+        slots: Slots,
+        now_ms: int,
     ) -> None:
-        """`partition` is the topic's index or -1; `topic_delivered` counts what all subscriptions of the topic deliver."""
+        """`partition` is the topic's index or -1; `topic_delivered` and `slots` are those of all subscriptions of the topic."""
         self.name = name
         self.kind = kind
         self.is_keyed = kind is SubscriptionKind.KEY_SHARED
@@ -54,7 +64,9 @@ class Subscription:
         self.dropped = Meter(now_ms=now_ms)
         self._topic_delivered = topic_delivered
         self._partition = partition
-        self._first: tuple[Entry, int] | None = None  # What waits longest, and its slot.
+        self._slots = slots
+        # What waits for each consumer, of a Key_Shared subscription; None until it is handed out, and when who is here has changed.
+        self._lanes: Lanes | None = None
         self._dispatcher: Dispatcher = dispatcher(kind, is_sticky=is_sticky, partition=partition)
 
     @property
@@ -89,20 +101,20 @@ class Subscription:
                 return Refusal(error=ServerError.CONSUMER_BUSY, message=message)
             self.kind, self.is_sticky, self.is_durable = kind, is_sticky, is_durable
             self.is_keyed = kind is SubscriptionKind.KEY_SHARED
-            self._first = None
             self._dispatcher = dispatcher(kind, is_sticky=is_sticky, partition=self._partition)
             if self.arrivals is not None:
                 self.arrivals.needs_one = True  # Those of the other kind cannot come in beside this one.
         changes = self._dispatcher.add(consumer)
         if isinstance(changes, Refusal):
             return changes
-        self.consumers[consumer] = None
+        self.consumers[consumer] = self._lanes = None
         if self.arrivals is not None:
             self.arrivals.subscribed(consumer)
         return changes
 
     def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:
         """Let consumers go that are in; see `Dispatcher.remove`."""
+        self._lanes = None
         for consumer in consumers:
             del self.consumers[consumer]
             if self.arrivals is not None:
@@ -111,8 +123,8 @@ class Subscription:
 
     def take(self, entry: Entry, slot: int, deliveries: list[Delivery]) -> int:
         """Deliver a new entry, hold it, or drop it; returns the messages dropped. `slot` is its own if this is `is_keyed`."""
-        if self.arrivals is not None:
-            return 0 if self.arrivals.hold(entry) else self._drop(entry)
+        if self.arrivals is not None and not self._has_free_way(slot):
+            return self._hold(self.arrivals, entry, slot)
         consumer = self._dispatcher.choose(slot)
         if consumer is None:
             return self._drop(entry)
@@ -122,37 +134,74 @@ class Subscription:
     def release(self, deliveries: list[Delivery]) -> int:
         """Once nobody need be waited for: hand out what waited, as long as its consumers are ready; returns the messages dropped.
 
-        Strictly in order: what comes behind an entry whose consumer is not ready waits with it. Dropped is only what nobody
-        would get anyway: an entry whose hash no STICKY consumer takes. When nothing is left, waiting is over.
+        In order: what comes behind an entry whose consumer is not ready waits with it, but for what another consumer of a
+        Key_Shared subscription gets. Dropped is only what nobody would get anyway: an entry whose hash no STICKY consumer
+        takes. When nothing is left, waiting is over.
         """
         arrivals = self.arrivals
         if arrivals is None or not arrivals.is_complete:
             return 0
-        dropped = 0
+        if isinstance(self._dispatcher, KeySharing):
+            return self._release_lanes(arrivals, self._dispatcher, deliveries)
         while (entry := arrivals.first) is not None:
-            slot = self._slot_of_first(entry)
-            consumer = self._dispatcher.choose(slot)
-            if consumer is not None:
-                self._deliver(consumer, entry, deliveries)
-            elif not self.consumers or self._dispatcher.serves(slot):
-                return dropped
-            else:
-                dropped += self._drop(entry)
-            arrivals.take_first()
-        self.arrivals = self._first = None
+            consumer = self._dispatcher.choose(0)
+            if consumer is None:
+                return 0
+            self._deliver(consumer, arrivals.take(entry.entry_id), deliveries)
+        self.arrivals = None
+        return 0
+
+    def _release_lanes(self, arrivals: Arrivals, sharing: KeySharing, deliveries: list[Delivery]) -> int:
+        """As `release`, of a Key_Shared subscription."""
+        dropped = 0
+        if not self.consumers:
+            self.arrivals = arrivals if len(arrivals) else None
+            return 0
+        if self._lanes is None:
+            self._lanes = Lanes()
+            for entry in arrivals.entries:
+                consumer = sharing.consumer_of(self._slots.of(entry))
+                if consumer is None:
+                    dropped += self._drop(arrivals.take(entry.entry_id))
+                else:
+                    self._lanes.add(consumer, entry)
+        began = len(deliveries)
+        for consumer, entry in self._lanes.ready():
+            self._deliver(consumer, arrivals.take(entry.entry_id), deliveries)
+        deliveries[began:] = sorted(deliveries[began:], key=_entry_id_of)
+        if not self._lanes:
+            self.arrivals = self._lanes = None
         return dropped
+
+    def _has_free_way(self, slot: int) -> bool:
+        """Whether a new entry of a slot goes by what waits, since nothing of that is for its consumer."""
+        if self._lanes is None or not isinstance(self._dispatcher, KeySharing):
+            return False
+        consumer = self._dispatcher.consumer_of(slot)
+        return consumer is None or consumer not in self._lanes
+
+    def _hold(self, arrivals: Arrivals, entry: Entry, slot: int) -> int:
+        """Let a new entry wait behind what waits; returns the messages dropped."""
+        if not arrivals.hold(entry):
+            return self._drop(entry)
+        if self._lanes is not None and isinstance(self._dispatcher, KeySharing):
+            consumer = self._dispatcher.consumer_of(slot)
+            assert consumer is not None, "only what waits behind something has no free way"
+            self._lanes.add(consumer, entry)
+        return 0
 
     def give_up_waiting(self, deliveries: list[Delivery]) -> int:
         """The time is up: what waited goes to whoever is here and ready, or is dropped; returns the messages dropped."""
-        arrivals, self.arrivals = self.arrivals, None
+        arrivals, self.arrivals, self._lanes = self.arrivals, None, None
         if arrivals is None:
             return 0
-        return sum(self.take(entry, slot_of(entry.block) if self.is_keyed else 0, deliveries) for entry in arrivals.entries)
+        return sum(self.take(entry, self._slots.of(entry) if self.is_keyed else 0, deliveries) for entry in arrivals.entries)
 
     def forget(self, entry_ids: Collection[int]) -> None:
         """Let entries wait for nobody any more, as if they had never come."""
         if self.arrivals is not None:
             self.arrivals.forget(entry_ids)
+            self._lanes = None
 
     def names_to_expect(self) -> Sequence[str]:
         """Whom the next owner should wait for, after one more move: a name for each, sorted.
@@ -163,12 +212,6 @@ class Subscription:
         arrivals = self.arrivals
         here = [name_to_expect(each) for each in self.consumers if each.has_flowed or (arrivals is not None and arrivals.is_awaited(each))]
         return sorted([*here, *(arrivals.missing if arrivals is not None else ())])
-
-    def _slot_of_first(self, entry: Entry) -> int:
-        """The slot of what waits longest, made out once: every FLOW asks for it until its consumer is ready."""
-        if self._first is None or self._first[0] is not entry:
-            self._first = entry, slot_of(entry.block) if self.is_keyed else 0
-        return self._first[1]
 
     def _deliver(self, consumer: Consumer, entry: Entry, deliveries: list[Delivery]) -> None:
         _, block, messages = entry
@@ -191,6 +234,10 @@ class Subscription:
         self.dropped.messages += entry.messages
         self.dropped.bytes += len(entry.block)
         return entry.messages
+
+
+def _entry_id_of(delivery: Delivery) -> int:
+    return delivery[1].entry_id
 
 
 def _spelled(kind: SubscriptionKind, *, is_sticky: bool) -> str:

@@ -24,6 +24,7 @@ from brokers.pulsar.arrivals import Arrivals, Entry
 from brokers.pulsar.dispatch import PERMITS_MAX, ActiveChange, Consumer, Refusal, wants_stripes
 from brokers.pulsar.errors import ServerError
 from brokers.pulsar.keys import slot_of
+from brokers.pulsar.lanes import Slots
 from brokers.pulsar.outcomes import Outcome, Producer, Receipt, Replaced, Subscribed
 from brokers.pulsar.rates import Meter
 from brokers.pulsar.requests import AccessMode, SubscriptionKind
@@ -87,6 +88,7 @@ class Topic:
         "_producers",
         "_receipt_deadline_ms",
         "_reconnect_deadline_ms",
+        "_slots",
         "_subscriptions",
         "delivered",
         "is_fenced",
@@ -111,6 +113,7 @@ class Topic:
         self._producers: dict[str, Producer] = {}
         self._subscriptions: dict[str, Subscription] = {}
         self._homes: dict[Consumer, Subscription] = {}
+        self._slots = Slots()
         self._noted: set[Subscription] = set()
         self._held: list[Receipt] = []
         self._holding = False
@@ -394,6 +397,7 @@ class Topic:
             is_durable=is_durable,
             partition=self.partition,
             topic_delivered=self.delivered,
+            slots=self._slots,
             now_ms=now_ms,
         )
 
@@ -447,9 +451,18 @@ class Topic:
         if self._absent_deadline_ms is not None and now_ms >= self._absent_deadline_ms and not self._holding:
             self._absent_deadline_ms = None
             self._settle_for_one(tuple(SubscriptionKind), outcome)
-        if self._reconnect_deadline_ms is None or now_ms < self._reconnect_deadline_ms:
-            return
+        if self._reconnect_deadline_ms is not None and now_ms >= self._reconnect_deadline_ms:
+            self._give_up_waiting(outcome)
+
+    def _give_up_waiting(self, outcome: Outcome) -> None:
+        """Wait no more for anybody: in steps, of which whoever comes next takes one, since a thousand subscriptions may be waiting."""
+        entries = 0
         for subscription in [*self._subscriptions.values()]:
+            if subscription.arrivals is None:
+                continue
+            entries += len(subscription.arrivals)
+            if entries > self._limits.waiting_entries_max:
+                return
             outcome.dropped += subscription.give_up_waiting(outcome.deliveries)
             if subscription.is_over:
                 del self._subscriptions[subscription.name]
@@ -479,3 +492,4 @@ class Topic:
         """Once no subscription waits any more the topic is like any other."""
         if all(subscription.arrivals is None for subscription in self._subscriptions.values()):
             self._absent_deadline_ms = self._reconnect_deadline_ms = None
+            self._slots.clear()

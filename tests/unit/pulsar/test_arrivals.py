@@ -411,3 +411,42 @@ def test_what_was_noted_comes_with_the_next_tick() -> None:
     topic.note(a)
     assert [("a", 43), ("a", 44)] == told(topic.tick(2))
     assert [] == told(topic.tick(2))
+
+
+def test_who_is_slow_holds_up_nobody_of_a_key_shared_subscription() -> None:
+    """What waited goes to each as fast as it takes it, each key in order; what is new and for a quick one goes by what waits."""
+    topic, producer = make_topic(left(there("a", "b", kind=KEY_SHARED))), make_producer()
+    topic.add_producer(producer)
+    keys = [f"key {number}" for number in range(20)]
+    for key in keys:
+        send(topic, producer, keyed(key), now_ms=1)
+    quick = joined(topic, "a", kind=KEY_SHARED, permits=0)
+    slow = joined(topic, "b", kind=KEY_SHARED, permits=0)
+    assert [] == told(topic.flow(quick, 100, 2))
+    first = told(topic.flow(slow, 1, 3))
+    of_slow = [entry_id for name, entry_id in first if name == "b"]
+    of_quick = [entry_id for name, entry_id in first if name == "a"]
+    assert (1, sorted(of_quick)) == (len(of_slow), of_quick)
+    key_of = dict(enumerate(keys, 41))
+    again = [told(send(topic, producer, keyed(key_of[entry_id]), now_ms=4)) for entry_id in of_quick]
+    assert ["a"] * len(of_quick) == [name for told_of in again for name, _ in told_of]
+    assert [] == told(send(topic, producer, keyed(key_of[of_slow[0]]), now_ms=5))
+    rest = told(topic.flow(slow, 100, 6))
+    left_over = [entry_id for entry_id in range(41, 61) if entry_id not in {*of_quick, *of_slow}]
+    assert [("b", entry_id) for entry_id in [*left_over, 61 + len(of_quick)]] == rest
+
+
+def test_those_who_waited_are_given_up_in_steps() -> None:
+    """However many subscriptions wait, one step drops no more than one of them may hold, and says that there is more to do."""
+    limits = TopicLimits(waiting_entries_max=3)
+    topic, producer = make_topic(left(*(there("a", subscription=f"s{number}") for number in range(4))), limits=limits), make_producer()
+    topic.add_producer(producer)
+    send(topic, producer, now_ms=1)
+    send(topic, producer, now_ms=1)
+    late_ms = limits.reconnect_wait_ms
+    topic.release_receipts()
+    dropped = []
+    while topic.wake_at_ms is not None:
+        assert topic.wake_at_ms <= late_ms
+        dropped.append(topic.tick(late_ms).dropped)
+    assert [2, 2, 2, 2] == dropped

@@ -13,7 +13,7 @@ from brokers.pulsar.pulsar_api_pb2 import BaseCommand, CommandPong
 from brokers.pulsar.service import now_ms
 from brokers.pulsar.settings import Settings
 from channel.ranges import topic_hash
-from tests.pulsar_speech import framed
+from tests.pulsar_speech import connect, framed
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Member, T, WireClient, brokers
 
@@ -104,6 +104,34 @@ def test_a_slow_client_gets_as_long_again(tmp_path: Path) -> None:
             answered_ms = now_ms()
             await client.hear(T.CLOSE_CONSUMER)
             assert now_ms() - answered_ms >= answered_ms - asked_ms - TICK_MS
+
+    run(story)
+
+
+def test_a_client_for_java_gets_its_time_for_each_bundle(tmp_path: Path) -> None:
+    """What it took of one bundle as another left is still before its program when the one leaves in turn, a moment later."""
+    settle_ms = 400
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=Settings(settle_java_ms=settle_ms)) as running:
+            source = running.owner_of()
+            destination = running.other_than(source)
+            if source is not running.owner_of(ELSEWHERE):
+                await running.transfer(source, ELSEWHERE)
+            client = await source.client(handshake=False)
+            client.say(connect(client_version="Pulsar-Java-v4.0.8"))
+            await client.hear(T.CONNECTED)
+            for number, topic in enumerate((TOPIC, ELSEWHERE)):
+                await client.consumer(number, topic)
+                await client.producer(number, topic)
+                client.publish(number, 0, "x")
+                await client.hear_message()
+            taken_ms = now_ms()
+            await running.transfer(destination)
+            await running.transfer(destination, ELSEWHERE)
+            for _ in range(2):
+                await client.hear(T.CLOSE_CONSUMER)
+                assert now_ms() - taken_ms >= settle_ms - TICK_MS
 
     run(story)
 

@@ -267,3 +267,35 @@ def test_a_consumer_is_told_nothing_of_a_topic_that_has_gone(tmp_path: Path) -> 
             assert [] == quick.names()
 
     run(story)
+
+
+def test_what_was_receipted_before_outlives_a_receipt_that_is_refused(tmp_path: Path) -> None:
+    """The former owner's promise is kept: its entry is delivered, and only what is sent again goes back."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=PATIENT) as running:
+            source = running.owner_of()
+            destination, there = await holding(running)
+            served_at(destination).topic.release_receipts()
+            producer = next(iter(served_at(destination).topic.producers.values()))
+            destination.service.release_receipts(served_at(destination), producer)
+            await running.transfer(source)
+            back = await source.client()
+            await back.producer(1, name="mine", epoch=2)
+            await back.consumer(1, name="me", permits=0)
+            back.publish(1, 2, "2")
+            assert 0 == await back.partitions(TOPIC)
+            served = served_at(source)
+            (consumer,) = served.topic.consumers
+            outcome = served.topic.flow(consumer, 10, now_ms())
+            assert ([2, 3], [3]) == ([each.entry_id for _, each in outcome.deliveries], [each.entry_id for each in outcome.receipts])
+            lease = source.worker.agent.lease
+            skew_ms, lease.skew_max_ms = lease.skew_max_ms, -(10**9)
+            source.service.carry_out(served, outcome)
+            lease.skew_max_ms = skew_ms
+            assert "1" == (await back.hear_message())[2]
+            await back.hear(T.CLOSE_PRODUCER)
+            assert "MESSAGE" not in back.names()
+            there.vanish()
+
+    run(story)
