@@ -227,8 +227,14 @@ def installed_version() -> str:
 
 def _told(location: tuple[int | str, ...], kind: str, message: str) -> str:
     setting = ".".join(str(part) for part in location)
-    problem = "there is no such setting" if kind == "extra_forbidden" else message
+    problem = "there is no such setting" if kind == "extra_forbidden" else _in_our_words(message)
     return f"{setting}: {problem}" if setting else problem
+
+
+def _in_our_words(message: str) -> str:
+    """What pydantic says of a value, as the rest of a sentence about a setting: it must be this or that."""
+    rest = message.removeprefix("Input should be ")
+    return message if rest == message else f"it must be {rest}"
 
 
 def _problems(config: WorkerConfig) -> Mapping[str, str]:

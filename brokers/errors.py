@@ -272,6 +272,15 @@ class UnknownTenant(CallerError):
         )
 
 
+class UnknownSchema(CallerError):
+    """A schema is asked for that no broker knows."""
+
+    def __init__(self, *, topic: str) -> None:
+        """`topic` is the full name of the topic whose schema was asked for."""
+        self.topic = topic
+        super().__init__(f"no schema of {topic} is known, or not that one; schemas last as long as the brokers that were told of them")
+
+
 class UnknownTopic(CallerError):
     """A topic that nobody uses, or that is not partitioned, is asked about."""
 

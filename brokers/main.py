@@ -13,7 +13,7 @@ import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from types import TracebackType
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from aiohttp import web
 
@@ -28,6 +28,9 @@ from brokers.open_files import room_for_files
 from brokers.service import Service
 from brokers.worker import Worker
 from channel.errors import DeadlineExceeded, EquipoiseError
+
+if TYPE_CHECKING:
+    from brokers.pulsar.admin import Topics
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -83,11 +86,13 @@ class Broker:
         lookups = Lookups(worker)
         try:
             await worker.start()
-            routes: Sequence[web.RouteDef] = ()
+            topics: Topics | None = None
             if "pulsar_port" in listening:
-                routes = await parts.enter_async_context(_serving_pulsar(worker, lookups, listening["pulsar_port"]))
+                topics = await parts.enter_async_context(_serving_pulsar(worker, lookups, listening["pulsar_port"]))
             if "http_port" in listening:
-                await parts.enter_async_context(_serving(worker, lookups, routes, listening["http_port"]))
+                await parts.enter_async_context(_serving(worker, lookups, topics, listening["http_port"]))
+                if topics is not None:
+                    parts.push_async_callback(topics.all_fetched)
         except BaseException:
             await worker.abort()
             raise
@@ -139,10 +144,11 @@ async def _cancelled(task: asyncio.Future[None]) -> None:
 
 
 @asynccontextmanager
-async def _serving(worker: Worker, lookups: Lookups, routes: Sequence[web.RouteDef], listening: socket.socket) -> AsyncIterator[None]:
-    """HTTP for one worker on a bound socket, with what else is to be served there; what is under way at its end may still be answered."""
-    app = make_app(worker, lookups)
-    app.add_routes([typed(route) for route in routes])
+async def _serving(worker: Worker, lookups: Lookups, topics: Topics | None, listening: socket.socket) -> AsyncIterator[None]:
+    """HTTP for one worker on a bound socket, with Pulsar's topics if it has any; what is under way at its end may still be answered."""
+    app = make_app(worker, lookups, is_pulsars=None if topics is None else topics.is_pulsars)
+    if topics is not None:
+        app.add_routes([typed(route) for route in topics.routes()])
     for service in worker.services:
         _add_routes(app, service)
     app.add_routes([unmatched()])
@@ -156,8 +162,8 @@ async def _serving(worker: Worker, lookups: Lookups, routes: Sequence[web.RouteD
 
 
 @asynccontextmanager
-async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.socket) -> AsyncIterator[Sequence[web.RouteDef]]:
-    """Pulsar's protocol for the service of a worker that speaks it; gives the paths that are to be served beside it."""
+async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.socket) -> AsyncIterator[Topics]:
+    """Pulsar's protocol for the service of a worker that speaks it; gives its topics as they are to be served over HTTP."""
     # Here, because what speaks it is an extra of the package, and not needed by those who serve something else.
     from brokers.pulsar.admin import Topics  # noqa: PLC0415
     from brokers.pulsar.server import Server  # noqa: PLC0415
@@ -173,7 +179,7 @@ async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.so
     _make_room(worker)
     server = Server(service, worker, lookups)
     async with server.serving(listening):
-        yield Topics(worker, server).routes()
+        yield Topics(worker, server, lookups)
 
 
 def _make_room(worker: Worker) -> None:

@@ -36,8 +36,9 @@ _ABANDON_MS: Final = 2_000
 # How long a service may take over what no deadline of the agent bounds: where to cut, discarding, handing over its state.
 _QUESTION_MS: Final = 10_000
 
-# Bundles parted with whose state a next owner may still ask for. It asks while it opens, within seconds of the close.
-_PARTED_MAX: Final = 1_024
+# Bundles parted with whose state a next owner may still ask for, within seconds of the close. A drain parts with all: a namespace of
+# the largest size, in 200 bytes each.
+_PARTED_MAX: Final = 65_536
 
 _ASYNC_METHODS: Final = ("prepare", "open", "close", "discard", "fetch", "split_points")
 _PLAIN_METHODS: Final = ("split", "merge", "routes", "load")

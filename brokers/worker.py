@@ -463,6 +463,10 @@ class Worker:
         """The services of this worker."""
         return self._runner.services
 
+    def service_of(self, namespace: str) -> Service | None:
+        """The service of a namespace, by the patterns that this worker was given."""
+        return self._runner.service_of(namespace)
+
 
 async def _opened(log_url: str) -> Log:
     """Open a log in a thread, which goes on if the caller is cancelled: then nobody wants the handle, and it is closed."""

@@ -100,7 +100,7 @@ class DumbService:
             case SchemaOffered():
                 connection.schema_refused(request.request_id, *REFUSED)
             case ConsumerStatsAsked():
-                connection.consumer_stats_failed(request.request_id, *REFUSED)
+                connection.consumer_stats(request.request_id, STATS)
             case ProducerAsked():
                 connection.producer_refused(request.producer_id, request.request_id, *REFUSED)
             case SubscribeAsked():

@@ -55,6 +55,8 @@ def print_result(result: Result) -> None:
     print(f"in {result.seconds:.0f} s, of which {result.excused_s:.1f} s excused")
     print("longest pause on a topic outside of deaths: " + ", ".join(f"{name} {pause:.0f} ms" for name, pause in result.pauses_ms.items()))
     print(f"judged: {in_words(result.verdict.totals)}")
+    if result.is_clean and (result.verdict.totals["lost"] or result.verdict.totals["doubled"]):
+        print("all that were lost or doubled were on their way when a broker died, which excuses them; in moves there were none")
     for rule, messages in result.verdict.violations.items():
         print(*(f"VIOLATION {rule}: {message}" for message in messages), sep="\n")
     for finding in result.findings.findings:

@@ -40,7 +40,7 @@ from brokers.placement import FewestBundles, Placement
 from channel.entries import BrokerChanged, BrokerEntry, Verdict
 from channel.log import Entry
 from channel.reader import Folded, Reader
-from channel.records import QUIET_REASONS, Unreadable
+from channel.records import QUIET_REASONS, Reason, Unreadable
 from channel.view import View
 
 
@@ -180,8 +180,12 @@ class Agent:
             self._tenures.incarnation_changed()
         self._tenures.folded(folded)
         self._leading.folded(folded)
-        if own and folded.verdict.reason is not None and folded.verdict.reason not in QUIET_REASONS and attempt is not None:
+        if own and folded.verdict.reason is not None and attempt is not None and not self._is_quiet(folded.verdict.reason):
             self._complain(folded)
+
+    def _is_quiet(self, reason: Reason) -> bool:
+        """Whether a rejection is in the ordinary run of things: brokers that all stop at once propose each other, and soon know better."""
+        return reason in QUIET_REASONS or (reason is Reason.DRAINING_TARGET and self._drain is not None)
 
     def _ends_me(self, folded: Folded) -> bool:
         me = self._core.incarnation

@@ -65,6 +65,9 @@ def up(
     services = tuple(service or (default_service(),))
     # Before any process is started: each would end with the same words.
     takes_pulsar_clients = speaks_pulsar(service_classes(services).values())
+    if not takes_pulsar_clients and pulsar_port != PULSAR_PORT:
+        told = "--pulsar-port is not used, since no service is for Pulsar's clients: name `pulsar` as one (pip install 'equipoise[pulsar]')"
+        typer.echo(told, err=True)
     cluster = LocalCluster(
         ClusterSettings(
             directory=data,

@@ -24,6 +24,7 @@ from brokers.errors import (
     UnknownBundle,
     UnknownCluster,
     UnknownNamespace,
+    UnknownSchema,
     UnknownTenant,
     UnknownTopic,
 )
@@ -44,7 +45,7 @@ _match_request_id: Final = re.compile(r"[!-~]{1,64}").fullmatch
 # in the way. 504 says that something was begun and may still happen, so that asking again blindly is not the remedy.
 _STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]] = (
     ((InvalidRequest,), 400),
-    ((UnknownNamespace, UnknownTenant, UnknownBundle, UnknownBroker, UnknownCluster, UnknownTopic), 404),
+    ((UnknownNamespace, UnknownTenant, UnknownBundle, UnknownBroker, UnknownCluster, UnknownTopic, UnknownSchema), 404),
     ((CallerError,), 412),
     ((CalledOff,), 409),
     ((DeadlineExceeded, OutcomeUnknown), 504),
@@ -96,7 +97,8 @@ def typed(route: web.RouteDef) -> web.RouteDef:
         try:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge as error:
-            return _answer(request, error.status, f"{error.reason}: {request.method} {request.path}", type(error).__name__, error)
+            reason = f"the body of {request.method} {request.path} is larger than any that is taken here"
+            return _answer(request, error.status, reason, "BodyTooLarge", error)
         except web.RequestPayloadError as error:
             reason = "the body cannot be read: it is not what its Content-Encoding says, or came to no end"
             return _answer(request, HTTPStatus.BAD_REQUEST, reason, "UnreadableBody", error)

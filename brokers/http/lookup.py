@@ -10,7 +10,7 @@ A lookup that cannot be answered yet is held (`brokers.lookups`), and one more t
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Final
@@ -29,7 +29,7 @@ from brokers.whereabouts import Located
 from brokers.worker import Worker
 from channel.entries import BrokerEntry, BundleEntry
 from channel.errors import DeadlineExceeded, InvalidName
-from channel.ranges import parse_topic, topic_hash
+from channel.ranges import TopicName, parse_topic, topic_hash
 
 ANSWERS_REMEMBERED_MAX: Final = 8_192
 """Answers that are remembered: about 600 bytes each, twice that at most, so 5 to 10 MiB in all. Clients come back for the same
@@ -54,7 +54,12 @@ class _Answer:
 class Lookup:
     """The lookup paths of one worker."""
 
-    def __init__(self, worker: Worker, lookups: Lookups) -> None:
+    def __init__(self, worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicName], bool] | None = None) -> None:
+        """`is_pulsars`, if this broker takes clients of Pulsar, says whether they find a topic here; it raises for one that they do not.
+
+        Of what is another service's they are told no address: it would refuse them.
+        """
+        self._is_pulsars = is_pulsars
         self._worker = worker
         self._lookups = lookups
         self._answers: dict[str, _Answer] = {}
@@ -71,10 +76,10 @@ class Lookup:
         if answer is not None and self._holds(answer):
             self._worker.metrics.lookup(LookupOutcome.ANSWERED, started_ns=started_ns)
             return web.Response(body=answer.body, content_type=JSON)
-        namespace, point, wants_bundle = _place_of(path)
+        topic, wants_bundle = _topic_in(path)
         if wants_bundle:
-            return self._range(namespace, point)
-        return await self._topic(request, namespace, point, started_ns=started_ns)
+            return self._range(topic.namespace, topic_hash(topic.full))
+        return await self._topic(request, topic, started_ns=started_ns)
 
     def _holds(self, answer: _Answer) -> bool:
         """Whether an answer would be given again: what `Worker.locate` looks at is as it was.
@@ -87,21 +92,22 @@ class Lookup:
             return False
         return not agent.is_suspect(answer.broker)
 
-    async def _topic(self, request: web.Request, namespace: str, point: int, *, started_ns: int) -> web.Response:
+    async def _topic(self, request: web.Request, topic: TopicName, *, started_ns: int) -> web.Response:
+        tells_pulsar = self._is_pulsars is None or self._is_pulsars(topic)
         try:
-            located = await self._lookups.locate(namespace, point, started_ns=started_ns)
+            located = await self._lookups.locate(topic.namespace, topic_hash(topic.full), started_ns=started_ns)
         except DeadlineExceeded as error:
             # Not 504: nothing was begun that might still happen, and to ask again is the remedy.
             return error_answer(request, error, status=HTTPStatus.SERVICE_UNAVAILABLE)
-        return web.Response(body=self._remember(request.rel_url.raw_path, located), content_type=JSON)
+        body = _spelled(located, tells_pulsar=tells_pulsar)
+        self._remember(request.rel_url.raw_path, located, body)
+        return web.Response(body=body, content_type=JSON)
 
-    def _remember(self, path: str, located: Located) -> bytes:
+    def _remember(self, path: str, located: Located, body: bytes) -> None:
         if len(self._answers) >= ANSWERS_REMEMBERED_MAX:
             self._answers.clear()
-        body = _spelled(located)
         if len(path) <= _PATH_REMEMBERED_MAX:
             self._answers[path] = _Answer(bundle=located.bundle, broker=located.broker, body=body)
-        return body
 
     def _range(self, namespace: str, point: int) -> web.Response:
         bundle = ready_view(self._worker).bundle_at(namespace, point)
@@ -110,8 +116,8 @@ class Lookup:
         return text_answer(bundle.name.rpartition("/")[2])
 
 
-def _place_of(raw_path: str) -> tuple[str, int, bool]:
-    """The namespace and the hash point of the topic in a path as it was sent, and whether its bundle is asked for.
+def _topic_in(raw_path: str) -> tuple[TopicName, bool]:
+    """The topic in a path as it was sent, and whether its bundle is asked for.
 
     A topic's name may hold anything but a slash, and is percent-encoded once. Raises `InvalidName`.
     """
@@ -123,14 +129,13 @@ def _place_of(raw_path: str) -> tuple[str, int, bool]:
         domain, tenant, namespace, local = (unquote(part, errors="strict") for part in parts)
     except ValueError:  # Too many parts, or too few; or bytes that are no UTF-8.
         raise InvalidName(what="path of a topic", name=raw_path[:_PATH_SHOWN_MAX], expected=_EXPECTED_PATH) from None
-    topic = parse_topic(f"{domain}://{tenant}/{namespace}/{local}")
-    return topic.namespace, topic_hash(topic.full), wants_bundle
+    return parse_topic(f"{domain}://{tenant}/{namespace}/{local}"), wants_bundle
 
 
-def _spelled(located: Located) -> bytes:
+def _spelled(located: Located, *, tells_pulsar: bool) -> bytes:
     """Pulsar's `LookupData`. A key that is missing would crash its C++ client; one without an address is empty."""
     addresses = located.broker.joined.addresses
-    pulsar, pulsar_tls = addresses.get("pulsar", ""), addresses.get("pulsar+ssl", "")
+    pulsar, pulsar_tls = (addresses.get(each, "") if tells_pulsar else "" for each in ("pulsar", "pulsar+ssl"))
     return orjson.dumps(
         {
             "brokerUrl": pulsar,

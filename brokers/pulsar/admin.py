@@ -6,6 +6,7 @@ it; the others send the caller there (307), as Pulsar does. `docs/reference/http
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -13,16 +14,18 @@ from aiohttp import web
 from pydantic import TypeAdapter
 
 from brokers.agent.intents import SetPolicy
-from brokers.errors import InvalidRequest, Rejected, UnknownTopic
+from brokers.errors import InvalidRequest, Rejected, UnknownSchema, UnknownTopic
 from brokers.http.answers import done, json_answer
 from brokers.http.bodies import Integer, body_of, bundle_of, namespace_of, parameter_of
 from brokers.http.readiness import ready_view
+from brokers.lookups import Lookups
 from brokers.named import bundle_named, namespace_named
-from brokers.pulsar.names import NON_PERSISTENT, partitioned_name
+from brokers.pulsar import schema_search
+from brokers.pulsar.names import NON_PERSISTENT, partitioned_name, served_topic
 from brokers.pulsar.partitions import PARTITIONS_MAX, partitions_in, policy_of
 from brokers.pulsar.requests import TopicsMode
+from brokers.pulsar.schema_documents import schema_document, version_in
 from brokers.pulsar.stats import Stats, partitioned_stats, topic_stats
-from brokers.whereabouts import Located
 from brokers.worker import Worker
 from channel.ranges import TopicName, parse_topic, topic_hash
 from channel.records import TEXT_CHARACTERS_MAX, Reason
@@ -34,15 +37,18 @@ _NAMESPACE: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{name
 _BUNDLE: Final = _NAMESPACE + "/{bundle:0x[0-9a-f]{8}_0x[0-9a-f]{8}}"
 _TOPIC: Final = _NAMESPACE + "/{topic}"
 
+_SCHEMA: Final = "/admin/v2/schemas/{tenant}/{namespace}/{topic}/schema"
+
 _PARTITIONS_BODY: Final = TypeAdapter[int | None](Integer | None)
 
 
 class Topics:
     """The paths about topics of one broker."""
 
-    def __init__(self, worker: Worker, server: Server) -> None:
-        """`server` knows what is served here, and asks other brokers."""
+    def __init__(self, worker: Worker, server: Server, lookups: Lookups) -> None:
+        """`server` knows what is served here, and asks other brokers; `lookups` tells which one to ask."""
         self._worker = worker
+        self._lookups = lookups
         self._server = server
         self._hosting = server.service.hosting
 
@@ -60,7 +66,20 @@ class Topics:
             web.get(f"{_TOPIC}/partitioned-stats", self.partitioned_stats),
             web.get(f"{_TOPIC}/stats", self.stats),
             web.get(f"{_TOPIC}/subscriptions", self.subscriptions),
+            web.get(_SCHEMA, self.schema),
+            web.get(_SCHEMA + "/{version:[0-9]{1,19}}", self.schema),
         )
+
+    def is_pulsars(self, topic: TopicName) -> bool:
+        """Whether a topic is one of Pulsar's clients; if not, it is another service's. Raises `NotServed` for one that would be stored."""
+        if self._worker.service_of(topic.namespace) is not self._server.service:
+            return False
+        served_topic(topic.full)
+        return True
+
+    async def all_fetched(self) -> None:
+        """To be waited for before HTTP ends: next owners of bundles ask there for what was left for them."""
+        await self._server.service.all_fetched()
 
     # --- lists ---
 
@@ -82,7 +101,7 @@ class Topics:
     async def of_bundle(self, request: web.Request) -> web.Response:
         """The topics of one bundle."""
         bundle = bundle_named(ready_view(self._worker), bundle_of(request))
-        await self._here(request, await self._worker.locate(bundle.namespace, bundle.low, timeout_ms=self._worker.config.lookup_ms))
+        await self._here(request, bundle.namespace, bundle.low)
         hosted = self._hosting.bundles.get(bundle.name)
         is_served = hosted is not None and request.match_info["domain"] == NON_PERSISTENT
         return json_answer(sorted(hosted.topics) if hosted is not None and is_served else [])
@@ -99,15 +118,20 @@ class Topics:
     # --- partitions ---
 
     async def partitions(self, request: web.Request) -> web.Response:
-        """How many partitions a topic has; 0 if it is not partitioned, whether or not anybody uses it."""
-        topic = _topic_of(request)
+        """How many partitions a topic has; 0 if it is not partitioned, whether or not anybody uses it.
+
+        What clients are refused over their own protocol is refused here: a count would have them go on to a broker that refuses them.
+        """
+        topic = served_topic(_topic_of(request).full)
         return json_answer({"partitions": await self._server.partitions_of(topic), "deleted": False, "properties": {}})
 
     async def create_partitions(self, request: web.Request) -> web.Response:
         """Make a topic a partitioned one."""
         topic = _partitionable(request)
         count = await _count_of(request)
-        if self._partitions(topic):
+        partitions = self._partitions(topic)
+        self._server.check_namespace(topic.namespace)
+        if partitions:
             raise Rejected(key=topic.full, reason=Reason.ILLEGAL_TRANSITION, problem="this topic already exists", offset=None)
         await self._set_partitions(topic, count, before=None)
         return done()
@@ -182,14 +206,31 @@ class Topics:
             raise UnknownTopic(topic=topic.full)
         return json_answer(sorted(served.topic.subscriptions))
 
+    async def schema(self, request: web.Request) -> web.Response:
+        """A schema of a topic, of one version or the newest, wherever in the cluster it is known.
+
+        With `local=true` what is known here, as brokers ask each other; 204 if nothing is.
+        """
+        named = request.match_info
+        topic = parse_topic(f"{NON_PERSISTENT}://{named['tenant']}/{named['namespace']}/{named['topic']}")
+        version = version_in(named.get("version"))
+        if parameter_of(request, "local") == "true":
+            known = self._server.schemas.known(topic, version)
+            return done() if known is None else json_answer(schema_search.document(known[1]))
+        found = await self._server.schemas.find(topic, version)
+        if found is None:
+            raise UnknownSchema(topic=topic.full)
+        return json_answer(schema_document(*found))
+
     async def _served(self, request: web.Request) -> TopicName:
         """The topic that a path names, if this broker serves it; else the caller is sent to who does."""
         topic = _topic_of(request)
-        point = topic_hash(topic.full)
-        await self._here(request, await self._worker.locate(topic.namespace, point, timeout_ms=self._worker.config.lookup_ms))
+        await self._here(request, topic.namespace, topic_hash(topic.full))
         return topic
 
-    async def _here(self, request: web.Request, located: Located) -> None:
+    async def _here(self, request: web.Request, namespace: str, point: int) -> None:
+        """Go on if this broker serves a point; else the caller is sent to who does. Held as any other lookup."""
+        located = await self._lookups.locate(namespace, point, started_ns=time.monotonic_ns())
         if located.broker.broker != self._worker.broker_id:
             address = located.broker.joined.addresses.get("http", "")
             raise web.HTTPTemporaryRedirect(location=address + request.path_qs)

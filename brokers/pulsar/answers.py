@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
@@ -20,7 +20,7 @@ from brokers.errors import UnknownNamespace
 from brokers.pulsar.dispatch import Consumer, Refusal
 from brokers.pulsar.errors import NotServed, ServedElsewhere, ServerError
 from brokers.pulsar.hosting import Consuming, Publishing, Served
-from brokers.pulsar.names import PULSAR, served_topic
+from brokers.pulsar.names import PULSAR, partitioned_name, served_topic
 from brokers.pulsar.outcomes import Producer, Replaced, Subscribed
 from brokers.pulsar.rates import Meter
 from brokers.pulsar.replies import ConsumerStats
@@ -39,14 +39,17 @@ from brokers.pulsar.requests import (
     ProducerClosed,
     Published,
     Request,
+    Schema,
     SchemaAsked,
     SchemaOffered,
+    Sought,
     SubscribeAsked,
     TopicsAsked,
     TurnedAway,
     Unsubscribed,
 )
-from brokers.pulsar.service import tell_active
+from brokers.pulsar.schemas import version_of
+from brokers.pulsar.service import session_of, tell_active
 from brokers.pulsar.stats import kind_name
 from brokers.pulsar.topic import Topic
 from brokers.service import Peer
@@ -58,13 +61,16 @@ if TYPE_CHECKING:
 
 _logger: Final = logging.getLogger(__name__)
 
+# How Pulsar's client for Go says what it is.
+_GO: Final = "Pulsar-Go"
+
 T = TypeVar("T")
 
 
 class Answers:
     """The requests of one session, and the tasks of those that wait."""
 
-    __slots__ = ("_connection", "_creations", "_server", "_service", "_session", "_tasks", "_topics_asked")
+    __slots__ = ("_connection", "_creations", "_creations_asked", "_server", "_service", "_session", "_tasks", "_topics_asked")
 
     def __init__(self, session: Session, server: Server) -> None:
         """For one session of a server."""
@@ -74,6 +80,7 @@ class Answers:
         self._service = server.service
         self._tasks: set[asyncio.Task[None]] = set()
         self._creations: dict[tuple[Kind, int], asyncio.Task[None]] = {}
+        self._creations_asked = OrderedDict[tuple[Kind, int], Callable[[], Awaitable[None]]]()
         self._topics_asked = deque[TopicsAsked]()
 
     def answer(self, request: Request) -> None:
@@ -82,6 +89,7 @@ class Answers:
 
     def end(self) -> None:
         """The connection is over: nobody waits for an answer any more."""
+        self._creations_asked.clear()
         for task in tuple(self._tasks):
             task.cancel()
 
@@ -116,7 +124,9 @@ class Answers:
         self._server.counts.turned_away[request.what] += 1
 
     def _on_creation_cancelled(self, request: CreationCancelled) -> None:
-        task = self._creations.pop((request.kind, request.id), None)
+        key = (request.kind, request.id)
+        self._creations_asked.pop(key, None)
+        task = self._creations.pop(key, None)
         if task is not None:
             task.cancel()
 
@@ -133,12 +143,26 @@ class Answers:
     def _on_unsubscribed(self, request: Unsubscribed) -> None:
         assert isinstance(request.consumer, Consuming), "what was attached here"
         consumer, served = request.consumer.consumer, request.consumer.served
-        refusal = served.topic.unsubscribe(consumer)
-        if refusal is not None:
-            self._connection.fail(request.request_id, refusal.error, refusal.message)
+        answer = served.topic.unsubscribe(consumer, is_forced=request.is_forced)
+        if isinstance(answer, Refusal):
+            self._connection.fail(request.request_id, answer.error, answer.message)
             return
+        for other in answer:
+            session_of(other).part_consumer(other, None)
         self._session.drop_consumer(consumer, served)
         self._connection.succeed(request.request_id)
+
+    def _on_sought(self, request: Sought) -> None:
+        """Go's clients take nothing after a SEEK until they are told to connect anew, as Pulsar tells those of a stored topic."""
+        assert isinstance(request.consumer, Consuming), "what was attached here"
+        if not self._session.client_version.startswith(_GO):
+            return
+        consumer, served = request.consumer.consumer, request.consumer.served
+        self._session.part_consumer(consumer, None)
+        tell_active(served.topic.remove_consumer(consumer))
+        # Its topic is kept for it: in a new one the entries would be counted from 1, and it takes nothing that it has passed already.
+        kept_s = self._server.settings.topics.reconnect_wait_ms / 1_000
+        asyncio.get_running_loop().call_later(kept_s, self._service.hosting.forget_if_idle, served)
 
     def _on_consumer_stats_asked(self, request: ConsumerStatsAsked) -> None:
         assert isinstance(request.consumer, Consuming), "what was attached here"
@@ -154,21 +178,14 @@ class Answers:
         )
         self._connection.consumer_stats(request.request_id, stats)
 
-    def _on_schema_asked(self, request: SchemaAsked) -> None:
-        found = self._service.schemas.find(request.topic, request.version)
-        if found is None:
-            self._connection.schema_missing(request.request_id, ServerError.TOPIC_NOT_FOUND, f"No schema of {request.topic} is known")
-        else:
-            version, schema = found
-            self._connection.schema_found(request.request_id, schema, version)
-
     def _on_schema_offered(self, request: SchemaOffered) -> None:
         try:
             topic = served_topic(request.topic)
         except NotServed as refusal:
             self._connection.schema_refused(request.request_id, refusal.error, refusal.problem)
         else:
-            self._connection.schema_accepted(request.request_id, self._service.schemas.add(topic.full, request.schema))
+            version = self._service.schemas.add(partitioned_name(topic.full), request.schema)
+            self._connection.schema_accepted(request.request_id, version)
 
     # --- what has to be waited for ---
 
@@ -184,6 +201,21 @@ class Answers:
             lambda: self._server.locate(served_topic(request.topic)),
             partial(self._connection.located, request.request_id),
             partial(self._connection.lookup_failed, request.request_id),
+        )
+
+    def _on_schema_asked(self, request: SchemaAsked) -> None:
+        def tell(found: tuple[bytes, Schema] | None) -> None:
+            if found is None:
+                missing = f"No schema of {request.topic} is known"
+                self._connection.schema_missing(request.request_id, ServerError.TOPIC_NOT_FOUND, missing)
+            else:
+                version, schema = found
+                self._connection.schema_found(request.request_id, schema, version)
+
+        self._ask(
+            lambda: self._server.schemas.find(served_topic(request.topic), request.version),
+            tell,
+            partial(self._connection.schema_missing, request.request_id),
         )
 
     def _on_topics_asked(self, request: TopicsAsked) -> None:
@@ -235,7 +267,6 @@ class Answers:
                 producer_id=request.producer_id,
                 published=Meter(now_ms=self._server.now_ms()),
                 epoch=request.epoch,
-                is_name_users=request.is_name_users,
                 access_mode=request.access_mode,
                 properties=request.properties,
                 address=session.address,
@@ -253,7 +284,9 @@ class Answers:
         if replaced is not None:
             session.producers.pop(replaced.former, None)
             served.forget_works(replaced.forgotten)
-        if connection.producer_opened(request.producer_id, request.request_id, name, Publishing(producer=producer, served=served)):
+        version = self._told_schema(request.topic, request.schema, is_newest=True)
+        publishing = Publishing(producer=producer, served=served)
+        if connection.producer_opened(request.producer_id, request.request_id, name, publishing, schema_version=version):
             session.producers[producer] = served
         else:
             session.drop_producer(producer, served)
@@ -289,11 +322,18 @@ class Answers:
             url = error.url if isinstance(error, ServedElsewhere) else None
             connection.consumer_refused(request.consumer_id, request.request_id, *_refusal_of(error), url)
             return
+        self._told_schema(request.topic, request.schema, is_newest=False)
         if connection.consumer_opened(request.consumer_id, request.request_id, Consuming(consumer=consumer, served=served)):
             session.consumers[consumer] = served
             tell_active(subscribed.changes)
         else:
             session.drop_consumer(consumer, served)
+
+    def _told_schema(self, topic: str, schema: Schema | None, *, is_newest: bool) -> bytes:
+        """Know the schema that somebody brought who was let in; its version, empty if there was none."""
+        if schema is not None:
+            self._service.schemas.add(partitioned_name(served_topic(topic).full), schema, is_newest=is_newest)
+        return version_of(schema)
 
     async def _let_in(self, topic: str, enter: Callable[[Topic], Refusal | T]) -> tuple[Served, T]:
         """The topic, and what `enter` gives there. If another holds the place, and is dead, `enter` is called again.
@@ -332,8 +372,20 @@ class Answers:
     # --- tasks ---
 
     def _create(self, key: tuple[Kind, int], operation: Callable[[], Awaitable[None]]) -> None:
-        task = self._creations[key] = self._begin(operation)
-        task.add_done_callback(lambda done: self._creations.pop(key) if self._creations.get(key) is done else None)
+        """Create something, behind the creations that were asked for before, if too many of them are under way."""
+        self._creations_asked[key] = operation
+        self._begin_creations()
+
+    def _begin_creations(self) -> None:
+        while self._creations_asked and len(self._creations) < self._server.limits.creations_max:
+            key, operation = self._creations_asked.popitem(last=False)
+            task = self._creations[key] = self._begin(operation)
+            task.add_done_callback(partial(self._end_creation, key))
+
+    def _end_creation(self, key: tuple[Kind, int], task: asyncio.Task[None]) -> None:
+        if self._creations.get(key) is task:
+            del self._creations[key]
+        self._begin_creations()
 
     def _begin(self, operation: Callable[[], Awaitable[None]]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(self._run(operation))
@@ -361,6 +413,7 @@ class Answers:
         ProducerClosed: _on_producer_closed,
         ConsumerClosed: _on_consumer_closed,
         Unsubscribed: _on_unsubscribed,
+        Sought: _on_sought,
         ConsumerStatsAsked: _on_consumer_stats_asked,
         SchemaAsked: _on_schema_asked,
         SchemaOffered: _on_schema_offered,

@@ -6,23 +6,26 @@ no client sends, `NotServed` for what one may well send and gets refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
 from brokers.pulsar.errors import MalformedCommand, NotServed, ServerError, UnknownCommand
 from brokers.pulsar.frames import metadata_of
-from brokers.pulsar.limits import Limits
+from brokers.pulsar.keys import RANGES_PER_CONSUMER_MAX
+from brokers.pulsar.limits import PAIR_BYTES, Limits
 from brokers.pulsar.pulsar_api_pb2 import (
     BaseCommand,
     CommandConnect,
     CommandProducer,
+    CommandSend,
     CommandSubscribe,
     KeySharedMeta,
     KeyValue,
     MessageMetadata,
 )
+from brokers.pulsar.pulsar_api_pb2 import Schema as WireSchema
 from brokers.pulsar.requests import (
     AccessMode,
     KeyShared,
@@ -44,6 +47,15 @@ T = TypeVar("T", BaseCommand, MessageMetadata)
 
 # The command, and so the sub-message, of each type: Pulsar gives both the same number.
 _BODY_OF_TYPE: Final = {number: field.name for number, field in BaseCommand.DESCRIPTOR.fields_by_number.items()}
+
+# Types of Pulsar that say no more than that there is no schema: bytes, and "whatever the topic has".
+_NO_SCHEMA: Final = 0
+_AUTO_CONSUME: Final = 21
+
+# The smallest message of a batch: the size of its metadata, and metadata that says that its payload has 0 bytes.
+_MESSAGE_BYTES_MIN: Final = 6
+# What compression makes of it at best: ZSTD's blocks of 128 KiB that are one byte repeated, in four bytes each.
+_COMPRESSED_BY_MAX: Final = 32_768
 
 # Requests that this broker refuses one and all: transactions, and lists of topics that are watched.
 NOT_SERVED: Final = (
@@ -80,12 +92,30 @@ def request_id_of(command: BaseCommand) -> int:
     return int(getattr(command, _BODY_OF_TYPE[command.type]).request_id)
 
 
-def check_entry(block: bytes) -> None:
-    """Check that a block holds metadata that each consumer can read; raises `MalformedFrame` or `MalformedCommand`.
+def messages_in(send: CommandSend, block: bytes, limits: Limits) -> int:
+    """How many messages an entry holds, at least 1: what its client says, as far as there is room for them in it.
 
-    A block is passed on unchanged, and some clients close their connection at one that they cannot read.
+    Raises `MalformedFrame` or `MalformedCommand` if its metadata cannot be read by each consumer: a block is passed on unchanged,
+    and some clients close their connection at one that they cannot read.
     """
-    _parse(MessageMetadata, metadata_of(block))
+    spelled = metadata_of(block)
+    metadata = _parse(MessageMetadata, spelled)
+    if send.num_messages <= 1:
+        return 1
+    room_bytes = len(block) - len(spelled)
+    if metadata.compression:
+        room_bytes = min(metadata.uncompressed_size, room_bytes * _COMPRESSED_BY_MAX)
+    return min(send.num_messages, max(room_bytes // _MESSAGE_BYTES_MIN, 1), limits.messages_per_entry_max)
+
+
+def kept_bytes(asked: ProducerAsked | SubscribeAsked) -> int:
+    """What of a request is kept for as long as that which it creates, as `Limits.kept_bytes_max` counts it."""
+    names = [asked.topic, asked.name or ""]
+    ranges: Sequence[tuple[int, int]] = ()
+    if isinstance(asked, SubscribeAsked):
+        names.append(asked.subscription)
+        ranges = asked.key_shared.ranges if asked.key_shared is not None else ()
+    return sum(len(name.encode()) for name in names) + _properties_bytes(asked.properties) + len(ranges) * PAIR_BYTES
 
 
 def _parse(kind: type[T], data: bytes) -> T:
@@ -118,13 +148,18 @@ def _name(what: str, value: str, limits: Limits) -> str:
 
 def _properties(pairs: Iterable[KeyValue], limits: Limits) -> tuple[tuple[str, str], ...]:
     properties = tuple((_text(pair.key), _text(pair.value)) for pair in pairs)
-    size = sum(len(key) + len(value) for key, value in properties)
-    if size > limits.properties_characters_max:
-        raise NotServed(
-            error=ServerError.NOT_ALLOWED,
-            problem=f"these properties have {size} characters; at most {limits.properties_characters_max} are taken",
+    size = _properties_bytes(properties)
+    if size > limits.properties_bytes_max:
+        problem = (
+            f"these {len(properties)} properties take {size} bytes, of which each counts {PAIR_BYTES} by itself; at most "
+            f"{limits.properties_bytes_max} are taken"
         )
+        raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
     return properties
+
+
+def _properties_bytes(properties: Sequence[tuple[str, str]]) -> int:
+    return sum(PAIR_BYTES + len(key.encode()) + len(value.encode()) for key, value in properties)
 
 
 def client_version(command: CommandConnect, limits: Limits) -> str:
@@ -134,17 +169,12 @@ def client_version(command: CommandConnect, limits: Limits) -> str:
 
 def _partitions_asked(command: BaseCommand, limits: Limits) -> PartitionsAsked:
     asked = command.partitioned_metadata
-    return PartitionsAsked(
-        request_id=asked.request_id,
-        topic=_name("topic name", asked.topic, limits),
-        may_create=asked.metadata_auto_creation_enabled,
-    )
+    return PartitionsAsked(request_id=asked.request_id, topic=_name("topic name", asked.topic, limits))
 
 
 def _lookup_asked(command: BaseCommand, limits: Limits) -> LookupAsked:
     asked = command.lookup
-    topic = _name("topic name", asked.topic, limits)
-    return LookupAsked(request_id=asked.request_id, topic=topic, authoritative=asked.authoritative)
+    return LookupAsked(request_id=asked.request_id, topic=_name("topic name", asked.topic, limits))
 
 
 def _topics_asked(command: BaseCommand, limits: Limits) -> TopicsAsked:
@@ -162,13 +192,24 @@ def _schema_asked(command: BaseCommand, limits: Limits) -> SchemaAsked:
 
 def _schema_offered(command: BaseCommand, limits: Limits) -> SchemaOffered:
     asked = command.get_or_create_schema
-    schema = Schema(
-        name=_name("schema name", asked.schema.name, limits),
-        kind=asked.schema.type,
-        definition=asked.schema.schema_data,
-        properties=_properties(asked.schema.properties, limits),
-    )
+    schema = _schema(asked.schema, limits)
     return SchemaOffered(request_id=asked.request_id, topic=_name("topic name", asked.topic, limits), schema=schema)
+
+
+def _schema(schema: WireSchema, limits: Limits) -> Schema:
+    return Schema(
+        name=_name("schema name", schema.name, limits),
+        kind=schema.type,
+        definition=schema.schema_data,
+        properties=_properties(schema.properties, limits),
+    )
+
+
+def _own_schema(command: CommandProducer | CommandSubscribe, limits: Limits) -> Schema | None:
+    """The schema that a producer or consumer has itself, if it has one."""
+    if not command.HasField("schema") or command.schema.type in (_NO_SCHEMA, _AUTO_CONSUME):
+        return None
+    return _schema(command.schema, limits)
 
 
 # The questions that are nothing more to the connection, by type of command.
@@ -200,35 +241,40 @@ def producer_asked(command: CommandProducer, limits: Limits) -> ProducerAsked:
         request_id=command.request_id,
         topic=_name("topic name", command.topic, limits),
         name=_name("producer name", command.producer_name, limits) or None,
-        is_name_users=command.user_provided_producer_name,
         epoch=command.epoch,
         access_mode=access_mode,
-        encrypted=command.encrypted,
         properties=_properties(command.metadata, limits),
+        schema=_own_schema(command, limits),
     )
 
 
 def subscribe_asked(command: CommandSubscribe, limits: Limits) -> SubscribeAsked:
-    """The request of SUBSCRIBE."""
+    """The request of SUBSCRIBE; raises `NotServed` for a subscription without a name, and too many ranges of hashes."""
+    if not command.subscription:
+        # The code is Pulsar's, odd as it is.
+        raise NotServed(error=ServerError.PRODUCER_BUSY, problem="Empty subscription name")
+    kind = SubscriptionKind(command.subType)
     return SubscribeAsked(
         consumer_id=command.consumer_id,
         request_id=command.request_id,
         topic=_name("topic name", command.topic, limits),
         subscription=_name("subscription name", command.subscription, limits),
-        kind=SubscriptionKind(command.subType),
+        kind=kind,
         name=_name("consumer name", command.consumer_name, limits),
         priority=command.priority_level,
         durable=command.durable,
-        is_force_create=command.force_topic_creation,
-        key_shared=_key_shared(command.keySharedMeta) if command.HasField("keySharedMeta") else None,
+        key_shared=_key_shared(command.keySharedMeta) if kind is SubscriptionKind.KEY_SHARED else None,
         properties=_properties(command.metadata, limits),
         read_compacted=command.read_compacted,
+        schema=_own_schema(command, limits),
     )
 
 
 def _key_shared(meta: KeySharedMeta) -> KeyShared:
-    return KeyShared(
-        is_sticky=meta.keySharedMode == KeySharedMeta.STICKY,
-        ranges=tuple((part.start, part.end) for part in meta.hashRanges),
-        allow_out_of_order=meta.allowOutOfOrderDelivery,
-    )
+    """What a consumer says of its keys; of ranges nothing is kept unless it is STICKY. Without the field it reads as AUTO_SPLIT."""
+    if meta.keySharedMode != KeySharedMeta.STICKY:
+        return KeyShared(is_sticky=False, ranges=())
+    if len(meta.hashRanges) > RANGES_PER_CONSUMER_MAX:
+        problem = f"a STICKY consumer names at most {RANGES_PER_CONSUMER_MAX} ranges of hashes that it takes, not {len(meta.hashRanges)}"
+        raise NotServed(error=ServerError.CONSUMER_ASSIGN_ERROR, problem=problem)
+    return KeyShared(is_sticky=True, ranges=tuple((part.start, part.end) for part in meta.hashRanges))

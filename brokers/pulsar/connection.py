@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from brokers.pulsar import commands, errors, replies
-from brokers.pulsar.attachments import Attached, Attachments, Creation
+from brokers.pulsar.attachments import Attached, Attachments, Creation, Kept
 from brokers.pulsar.errors import MalformedFrame, NotServed, PulsarProtocolError, ServerError, UnexpectedCommand
 from brokers.pulsar.frames import Frame, FrameReader, checksum_is_good
 from brokers.pulsar.keep_alive import KeepAlive
@@ -36,9 +36,11 @@ from brokers.pulsar.requests import (
     Published,
     Request,
     Schema,
+    Sought,
     TurnedAway,
     Unsubscribed,
 )
+from brokers.pulsar.schemas import version_of
 from brokers.pulsar.waiting import Asked, Waiting
 
 # What we speak. Clients know from it that they may send checksums, and close a connection that says more than they speak.
@@ -78,8 +80,9 @@ class Connection:
         self._limits = limits
         # Who has not even said CONNECT has nothing to say that is as large as an entry.
         self.reader = FrameReader(frame_bytes_max=limits.command_bytes_max, command_bytes_max=limits.command_bytes_max)
-        self._producers = Attachments(kind=Kind.PRODUCER, asked=Asked.PRODUCER, limits=limits, count_max=limits.producers_max)
-        self._consumers = Attachments(kind=Kind.CONSUMER, asked=Asked.CONSUMER, limits=limits, count_max=limits.consumers_max)
+        kept = Kept(bytes_max=limits.kept_bytes_max)
+        self._producers = Attachments(kind=Kind.PRODUCER, asked=Asked.PRODUCER, limits=limits, count_max=limits.producers_max, kept=kept)
+        self._consumers = Attachments(kind=Kind.CONSUMER, asked=Asked.CONSUMER, limits=limits, count_max=limits.consumers_max, kept=kept)
         self._waiting = Waiting(limits=limits)
         self._unsubscribing: dict[int, int] = {}
         self._requests: list[Request] = []
@@ -173,9 +176,9 @@ class Connection:
         """`PartitionsAsked`: refused."""
         self._answer(Asked.PARTITIONS, request_id, replies.partitions_failed(request_id, error, message))
 
-    def located(self, request_id: int, url: str, url_tls: str | None = None) -> None:
+    def located(self, request_id: int, url: str) -> None:
         """`LookupAsked`: the owner's address, `pulsar://host:port`, in the one spelling that the owner advertises everywhere."""
-        self._answer(Asked.LOOKUP, request_id, replies.located(request_id, url, url_tls))
+        self._answer(Asked.LOOKUP, request_id, replies.located(request_id, url))
 
     def lookup_failed(self, request_id: int, error: ServerError, message: str) -> None:
         """`LookupAsked`: refused. `SERVICE_NOT_READY` would make clients close the whole connection; say `METADATA_ERROR` for "not now"."""
@@ -209,29 +212,25 @@ class Connection:
         """`ConsumerStatsAsked`: how the consumer fares."""
         self._answer(Asked.STATS, request_id, replies.consumer_stats(request_id, stats))
 
-    def consumer_stats_failed(self, request_id: int, error: ServerError, message: str) -> None:
-        """`ConsumerStatsAsked`: refused."""
-        self._answer(Asked.STATS, request_id, replies.consumer_stats_failed(request_id, error, message))
-
     def succeed(self, request_id: int) -> None:
         """`ProducerClosed`, `ConsumerClosed`, `Unsubscribed`: done."""
         self._answer(Asked.CHANGE, request_id, replies.success(request_id))
         consumer_id = self._unsubscribing.pop(request_id, None)
         if consumer_id is not None:
-            self._consumers.live.pop(consumer_id, None)
+            self._consumers.detach(consumer_id)
 
     def fail(self, request_id: int, error: ServerError, message: str) -> None:
         """`Unsubscribed`: refused."""
         self._answer(Asked.CHANGE, request_id, replies.error(request_id, error, message))
         self._unsubscribing.pop(request_id, None)
 
-    def producer_opened(self, producer_id: int, request_id: int, name: str, producer: object) -> bool:
+    def producer_opened(self, producer_id: int, request_id: int, name: str, producer: object, *, schema_version: bytes = b"") -> bool:
         """`ProducerAsked`: `producer` is attached from now on. False if nobody waits for it any more; then undo it."""
         creation = self._settle(self._producers, producer_id, request_id)
         if creation is None:
             return False
-        self._producers.live[producer_id] = Attached(thing=producer, place=creation.place, name=name)
-        self._outgoing.say(replies.producer_success(request_id, name))
+        self._producers.attach(producer_id, producer, creation, name=name)
+        self._outgoing.say(replies.producer_success(request_id, name, schema_version))
         return True
 
     def producer_refused(self, producer_id: int, request_id: int, error: ServerError, message: str) -> None:
@@ -244,16 +243,14 @@ class Connection:
         creation = self._settle(self._consumers, consumer_id, request_id)
         if creation is None:
             return False
-        self._consumers.live[consumer_id] = Attached(thing=consumer, place=creation.place, name="")
+        self._consumers.attach(consumer_id, consumer, creation)
         self._outgoing.say(replies.success(request_id))
         return True
 
-    def consumer_refused(
-        self, consumer_id: int, request_id: int, error: ServerError, message: str, url: str | None = None, *, url_tls: str | None = None
-    ) -> None:
+    def consumer_refused(self, consumer_id: int, request_id: int, error: ServerError, message: str, url: str | None = None) -> None:
         """`SubscribeAsked`: refused; if the error is one after which clients try again, then at `url`, if that is known."""
         if self._settle(self._consumers, consumer_id, request_id) is not None:
-            self._outgoing.say(replies.consumer_refused(consumer_id, request_id, error, message, url=url, url_tls=url_tls))
+            self._outgoing.say(replies.consumer_refused(consumer_id, request_id, error, message, url=url))
 
     def receipt(self, producer_id: int, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> None:
         """`Published`: taken, with the entry's id; (-1, -1) says that it was dropped. Also sent for a producer closed meanwhile."""
@@ -267,15 +264,15 @@ class Connection:
         """An entry for a consumer; `partition` is -1 for a topic without any, `block` what `Published` brought."""
         self._outgoing.say(replies.message_head(consumer_id, entry_id, partition, len(block)), block)
 
-    def close_producer(self, producer_id: int, url: str | None = None, url_tls: str | None = None) -> None:
+    def close_producer(self, producer_id: int, url: str | None = None) -> None:
         """Send a producer elsewhere, or, without a `url`, to ask anew; what it has under way is ignored. No-op if it is not live."""
         if self._producers.close(producer_id, self._now_ms):
-            self._outgoing.say(replies.close_producer(producer_id, url, url_tls))
+            self._outgoing.say(replies.close_producer(producer_id, url))
 
-    def close_consumer(self, consumer_id: int, url: str | None = None, url_tls: str | None = None) -> None:
+    def close_consumer(self, consumer_id: int, url: str | None = None) -> None:
         """As `close_producer`, of a consumer."""
         if self._consumers.close(consumer_id, self._now_ms):
-            self._outgoing.say(replies.close_consumer(consumer_id, url, url_tls))
+            self._outgoing.say(replies.close_consumer(consumer_id, url))
 
     def active(self, consumer_id: int, *, is_active: bool) -> None:
         """Tell a consumer of a Failover subscription whether messages go to it; may come before `consumer_opened`."""
@@ -310,7 +307,7 @@ class Connection:
         self._protocol_version = version
         # Before all else: clients take nothing but this for an answer to CONNECT, not even a PONG.
         self._outgoing.say_first(replies.connected(version, self._limits.message_bytes_max))
-        self._requests.append(Connected(client_version=client_version, protocol_version=version))
+        self._requests.append(Connected(client_version=client_version))
 
     def _on_ping(self, _command: BaseCommand, _frame: Frame) -> None:
         self._outgoing.say_first(replies.PONG)
@@ -334,13 +331,13 @@ class Connection:
         if not checksum_is_good(block):
             self._requests.append(Damaged(producer=attached.thing, sequence_id=send.sequence_id))
             return
-        commands.check_entry(block)
+        messages = commands.messages_in(send, block, self._limits)
         self._requests.append(
             Published(
                 producer=attached.thing,
                 sequence_id=send.sequence_id,
                 highest_sequence_id=send.highest_sequence_id,
-                messages=min(max(send.num_messages, 1), self._limits.messages_per_entry_max),
+                messages=messages,
                 block=block,
             )
         )
@@ -371,41 +368,42 @@ class Connection:
 
     def _on_producer(self, command: BaseCommand, frame: Frame) -> None:
         asked = commands.producer_asked(command.producer, self._limits)
-        live = self._producers.check_creation(asked.producer_id, (asked.topic,))
+        place, kept_bytes = (asked.topic,), commands.kept_bytes(asked)
+        live = self._producers.check_creation(asked.producer_id, place, kept_bytes)
         if live is not None:
-            self._outgoing.say(replies.producer_success(asked.request_id, live.name))
+            self._outgoing.say(replies.producer_success(asked.request_id, live.name, version_of(asked.schema)))
             return
         self._ask(Asked.PRODUCER, asked, frame)
-        self._producers.ask(asked.producer_id, Creation(request_id=asked.request_id, place=(asked.topic,)))
+        self._producers.ask(asked.producer_id, Creation(request_id=asked.request_id, place=place, kept_bytes=kept_bytes))
 
     def _on_subscribe(self, command: BaseCommand, frame: Frame) -> None:
         asked = commands.subscribe_asked(command.subscribe, self._limits)
-        place = (asked.topic, asked.subscription)
-        live = self._consumers.check_creation(asked.consumer_id, place)
+        place, kept_bytes = (asked.topic, asked.subscription), commands.kept_bytes(asked)
+        live = self._consumers.check_creation(asked.consumer_id, place, kept_bytes)
         if live is not None:
             self._outgoing.say(replies.success(asked.request_id))
             return
         self._ask(Asked.CONSUMER, asked, frame)
-        self._consumers.ask(asked.consumer_id, Creation(request_id=asked.request_id, place=place))
+        self._consumers.ask(asked.consumer_id, Creation(request_id=asked.request_id, place=place, kept_bytes=kept_bytes))
 
     def _on_close_producer(self, command: BaseCommand, frame: Frame) -> None:
         asked = command.close_producer
         live = self._check_close(self._producers, asked.producer_id, asked.request_id)
         if live is not None:
             self._ask(Asked.CHANGE, ProducerClosed(producer=live.thing, request_id=asked.request_id), frame)
-            del self._producers.live[asked.producer_id]
+            self._producers.detach(asked.producer_id)
 
     def _on_close_consumer(self, command: BaseCommand, frame: Frame) -> None:
         asked = command.close_consumer
         live = self._check_close(self._consumers, asked.consumer_id, asked.request_id)
         if live is not None:
             self._ask(Asked.CHANGE, ConsumerClosed(consumer=live.thing, request_id=asked.request_id), frame)
-            del self._consumers.live[asked.consumer_id]
+            self._consumers.detach(asked.consumer_id)
 
     def _on_unsubscribe(self, command: BaseCommand, frame: Frame) -> None:
         asked = command.unsubscribe
         thing = self._consumer(asked.consumer_id, ServerError.METADATA_ERROR)
-        self._ask(Asked.CHANGE, Unsubscribed(consumer=thing, request_id=asked.request_id, force=asked.force), frame)
+        self._ask(Asked.CHANGE, Unsubscribed(consumer=thing, request_id=asked.request_id, is_forced=asked.force), frame)
         self._unsubscribing[asked.request_id] = asked.consumer_id
 
     def _on_consumer_stats(self, command: BaseCommand, frame: Frame) -> None:
@@ -415,8 +413,9 @@ class Connection:
 
     def _on_seek(self, command: BaseCommand, _frame: Frame) -> None:
         """There is nothing to go back to, and a consumer is where it wants to be: at the messages to come."""
-        self._consumer(command.seek.consumer_id, ServerError.METADATA_ERROR)
+        thing = self._consumer(command.seek.consumer_id, ServerError.METADATA_ERROR)
         self._outgoing.say(replies.success(command.seek.request_id))
+        self._requests.append(Sought(consumer=thing))
 
     def _on_last_message_id(self, command: BaseCommand, _frame: Frame) -> None:
         self._consumer(command.get_last_message_id.consumer_id, ServerError.METADATA_ERROR)

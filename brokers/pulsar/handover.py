@@ -69,19 +69,21 @@ class HandoverDamaged(PeerError):
 
 
 class Encoded(NamedTuple):
-    """What `encode` made. `fetched` is None if the handover says all.
+    """What `encode` made. Unless the handover `is_complete`, the next owner fetches what `fetchable` makes of the states.
 
-    `dropped` messages had no room in either; nor had the names of `forgotten` consumers, for whom nobody will wait.
+    `states` are those that were given, without `dropped` messages that had no room, and the names of `forgotten` consumers, for
+    whom nobody will wait.
     """
 
     handover: bytes
-    fetched: bytes | None
+    is_complete: bool
+    states: Mapping[str, TopicState]
     dropped: int
     forgotten: int
 
 
 def encode(states: Mapping[str, TopicState], *, entry_bytes_max: int = ENTRY_BYTES_MAX, names_max: int = NAMES_MAX) -> Encoded:
-    """The states of topics, by name, as bytes.
+    """The states of topics, by name, as a handover; entries are not copied, and how large they are is no matter here.
 
     Of undelivered entries the newest are left out beyond `entry_bytes_max`, and names beyond `names_max` characters.
     """
@@ -90,14 +92,14 @@ def encode(states: Mapping[str, TopicState], *, entry_bytes_max: int = ENTRY_BYT
     if not any(state.entries for state in states.values()):
         handover = _packed(rows, is_complete=True)
         if handover is not None:
-            return Encoded(handover, None, dropped, forgotten)
+            return Encoded(handover, True, states, dropped, forgotten)  # noqa: FBT003 - a row has fields by position
     # As many topics as fit, found by halving: a few tries, and what is left out is fetched anyway.
     handover = _packed(rows, is_complete=False)
     while handover is None:
         rows = rows[: len(rows) // 2]
         handover = _packed(rows, is_complete=False)
-    fetched, without_room = _fetchable(states, entry_bytes_max)
-    return Encoded(handover, fetched, dropped + without_room, forgotten)
+    states, without_room = _with_room(states, entry_bytes_max)
+    return Encoded(handover, False, states, dropped + without_room, forgotten)  # noqa: FBT003 - as above
 
 
 def is_complete(handover: bytes) -> bool:
@@ -169,32 +171,65 @@ def _expected_in(subscriptions: Iterable[SubscriptionState]) -> int:
     return sum(len(each.expected) for each in subscriptions)
 
 
-def _fetchable(states: Mapping[str, TopicState], room_bytes: int) -> tuple[bytes, int]:
-    """Everything in one piece, and how many messages had no room: digest, length of the rows, rows, blocks one behind another."""
+def _with_room(states: Mapping[str, TopicState], room_bytes: int) -> tuple[Mapping[str, TopicState], int]:
+    """States whose entries fit into `room_bytes`, and how many messages had no room: of each topic the newest.
+
+    A topic whose next entry is too large keeps those before it, and the next topics have the room that is left.
+    """
     dropped = 0
+    fitting = {}
+    for name in sorted(states):
+        state = states[name]
+        waiting_for = Counter(entry_id for subscription in state.subscriptions for entry_id in subscription.waiting)
+        kept = 0
+        for entry in state.entries:
+            size = len(entry.block) + _ENTRY_ROW_BYTES + _ENTRY_ID_BYTES * waiting_for[entry.entry_id]
+            if size > room_bytes:
+                break
+            room_bytes -= size
+            kept += 1
+        dropped += sum(entry.messages for entry in state.entries[kept:])
+        fitting[name] = state if kept == len(state.entries) else _cut(state, kept)
+    return fitting, dropped
+
+
+def _cut(state: TopicState, kept: int) -> TopicState:
+    """A state with the first so many of its entries."""
+    entries = state.entries[:kept]
+    ids = {entry.entry_id for entry in entries}
+    subscriptions = tuple(replace(each, waiting=tuple(one for one in each.waiting if one in ids)) for each in state.subscriptions)
+    return replace(state, subscriptions=subscriptions, entries=entries)
+
+
+def size_of(states: Mapping[str, TopicState]) -> int:
+    """How many bytes states take, about: their names, and their entries, as far as they are on their way to somebody."""
+    size = 0
+    for name, state in states.items():
+        size += len(name) + sum(len(text) for each in state.subscriptions for text in (each.name, *each.expected))
+        size += sum(len(entry.block) + _ENTRY_ROW_BYTES for entry in state.entries)
+        size += _ENTRY_ID_BYTES * sum(len(each.waiting) for each in state.subscriptions)
+    return size
+
+
+def fetchable(states: Mapping[str, TopicState]) -> bytes:
+    """Everything in one piece: digest, length of the rows, rows, blocks one behind another.
+
+    32 MiB take a quarter of a second: not for the loop, but for a thread.
+    """
     topics = []
     blocks = []
     for name in sorted(states):
         state = states[name]
-        waiting_for = Counter(entry_id for subscription in state.subscriptions for entry_id in subscription.waiting)
-        kept: list[Entry] = []
-        for entry in state.entries:
-            room_bytes -= len(entry.block) + _ENTRY_ROW_BYTES + _ENTRY_ID_BYTES * waiting_for[entry.entry_id]
-            if room_bytes < 0:
-                break
-            kept.append(entry)
-        dropped += sum(entry.messages for entry in state.entries[len(kept) :])
-        kept_ids = {entry.entry_id for entry in kept}
-        waiting = [[each for each in subscription.waiting if each in kept_ids] for subscription in state.subscriptions]
-        topics.append([_topic_row(name, state), waiting, [[each.entry_id, each.messages, len(each.block)] for each in kept]])
-        blocks += [entry.block for entry in kept]
+        waiting = [subscription.waiting for subscription in state.subscriptions]
+        topics.append([_topic_row(name, state), waiting, [[each.entry_id, each.messages, len(each.block)] for each in state.entries]])
+        blocks += [entry.block for entry in state.entries]
     rows = orjson.dumps({"format": FORMAT, "topics": topics})
     body = b"".join([len(rows).to_bytes(_LENGTH_BYTES, "big"), rows, *blocks])
-    return blake2b(body, digest_size=_DIGEST_BYTES).digest() + body, dropped
+    return blake2b(body, digest_size=_DIGEST_BYTES).digest() + body
 
 
 def _decode_fetched(fetched: bytes) -> dict[str, TopicState]:
-    """What `_fetchable` was given; raises one of `_UNREADABLE`."""
+    """What `fetchable` was given; raises one of `_UNREADABLE`."""
     digest, body = fetched[:_DIGEST_BYTES], fetched[_DIGEST_BYTES:]
     if digest != blake2b(body, digest_size=_DIGEST_BYTES).digest():
         raise ValueError("its checksum is another: it is cut off, altered, or something else")

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from brokers.pulsar.dispatch import Consumer
 from brokers.pulsar.names import partition_of
 from brokers.pulsar.outcomes import Producer
-from brokers.pulsar.topic import Topic, TopicLimits, TopicState
+from brokers.pulsar.topic import Topic, TopicState
+from brokers.pulsar.topic_limits import TopicLimits
 from brokers.service import Bundle, Ownership, Work
 from channel.errors import Overloaded
 from channel.ranges import topic_hash

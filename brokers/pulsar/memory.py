@@ -33,9 +33,14 @@ class Pool(Generic[H]):
         return self.bytes_max // max(len(self._held), 1)
 
     @property
-    def oldest(self) -> H | None:
-        """Who has held something for longest, without having let go of all of it meanwhile; None if nobody holds anything."""
-        return next(iter(self._held), None)
+    def oldest_above_share(self) -> H | None:
+        """Who has held something for longest of those who hold more than their share; there is one where too much is held."""
+        share_bytes = self.share_bytes
+        return next((holder for holder, bytes_ in self._held.items() if bytes_ > share_bytes), None)
+
+    def would_exceed(self, bytes_: int) -> bool:
+        """Whether so much more is more than there is room for."""
+        return self.bytes + bytes_ > self.bytes_max
 
     def held_by(self, holder: H) -> int:
         """What one of them holds."""

@@ -24,7 +24,6 @@ class Producer:
     producer_id: int
     published: Meter
     epoch: int = 0
-    is_name_users: bool = False
     access_mode: AccessMode = AccessMode.SHARED
     properties: tuple[tuple[str, str], ...] = ()
     address: str = ""
@@ -36,7 +35,7 @@ class Producer:
 class Replaced:
     """A producer was let in, in the place of `former`, which is gone: the same client came again, and was quicker than the news.
 
-    `forgotten` are the entries that went with it, as `remove_producer` tells them.
+    `forgotten` are the entries that went with it, as `Topic.remove_producers` tells them.
     """
 
     former: Producer

@@ -19,12 +19,12 @@ from yarl import URL
 
 from brokers.pulsar.errors import NotServed, ServerError
 from brokers.pulsar.hosting import Hosting
-from brokers.pulsar.names import NON_PERSISTENT
+from brokers.pulsar.names import NON_PERSISTENT, PULSAR
 from brokers.worker import Worker
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry
 from channel.errors import InvalidName
-from channel.ranges import HASH_MAX, parse_bundle
+from channel.ranges import HASH_MAX, TopicName, parse_bundle, topic_hash
 
 # Bundles that move are nowhere for some milliseconds.
 _AGAIN_S: Final = 0.02
@@ -104,6 +104,44 @@ class Peers:
         """What each of them answers, as JSON, to a GET of a path that is already encoded, with `local=true`. Raises `NotServed`."""
         return await self._ask_all(namespace, path)
 
+    def is_served_here(self, topic: TopicName) -> bool:
+        """Whether this broker serves a topic, or nobody does."""
+        owner = self._owner(topic)
+        return owner is None or owner.broker == self._worker.broker_id
+
+    async def first_told(self, topic: TopicName, path: str) -> object | None:
+        """What the broker that serves a topic answers to a GET of a path, as `ask_all`; if it has nothing to say, then what another does.
+
+        None if nobody has; raises `NotServed` if, on top of that, one of them does not answer.
+        """
+        owner, me = self._owner(topic), self._worker.broker_id
+        asked = {me} if owner is None else {me, owner.broker}
+        failed: NotServed | None = None
+        if owner is not None and owner.broker != me:
+            try:
+                told = await self._ask(owner, path)
+            except NotServed as error:
+                failed = error
+            else:
+                if told is not None:
+                    return told
+        others = [each for each in self._worker.view.live_brokers() if PULSAR in each.joined.addresses and each.broker not in asked]
+        for answer in await asyncio.gather(*(self._ask(broker, path) for broker in others), return_exceptions=True):
+            if isinstance(answer, NotServed):
+                failed = answer
+            elif isinstance(answer, BaseException):
+                raise answer
+            elif answer is not None:
+                return answer
+        if failed is not None:
+            raise failed
+        return None
+
+    def _owner(self, topic: TopicName) -> BrokerEntry | None:
+        view = self._worker.view
+        bundle = view.bundle_at(topic.namespace, topic_hash(topic.full))
+        return None if bundle is None or bundle.server is None else view.live.get(bundle.server)
+
     async def _list_all(self, namespace: str) -> Sequence[str]:
         """Ask until all answers together tell of every bundle.
 
@@ -162,12 +200,15 @@ class Peers:
         return await asyncio.gather(*(self._ask(others[broker], path) for broker in sorted(others)))
 
     async def _ask(self, broker: BrokerEntry, path: str) -> object:
+        """What a broker answers, None if it has nothing to say; raises `NotServed`."""
         assert self._http is not None, "asked while serving only"
         url = broker.joined.addresses.get("http")
         problem = "it advertises no HTTP address"
         if url is not None:
             try:
                 async with self._http.get(URL(f"{url}{path}", encoded=True).update_query(local="true"), allow_redirects=False) as response:
+                    if response.status == HTTPStatus.NO_CONTENT:
+                        return None
                     if response.status == HTTPStatus.OK:
                         answer: object = await response.json()
                         return answer

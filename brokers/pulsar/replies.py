@@ -118,12 +118,11 @@ def partitions_failed(request_id: int, code: ServerError, message: str) -> bytes
     return _framed(BaseCommand(type=BaseCommand.PARTITIONED_METADATA_RESPONSE, partitioned_metadata_response=body))
 
 
-def located(request_id: int, url: str, url_tls: str | None) -> bytes:
+def located(request_id: int, url: str) -> bytes:
     """LOOKUP_RESPONSE: connect there. It is final: every broker reads the owner from the same log."""
     body = CommandLookupTopicResponse(
         request_id=request_id,
         brokerServiceUrl=url,
-        brokerServiceUrlTls=url_tls,
         response=CommandLookupTopicResponse.Connect,
         authoritative=True,
         proxy_through_service_url=False,
@@ -137,9 +136,11 @@ def lookup_failed(request_id: int, code: ServerError, message: str) -> bytes:
     return _framed(BaseCommand(type=BaseCommand.LOOKUP_RESPONSE, lookup_response=body))
 
 
-def producer_success(request_id: int, name: str) -> bytes:
-    """PRODUCER_SUCCESS. Nothing is stored, so the last sequence is -1 and the schema's version is empty, but there."""
-    body = CommandProducerSuccess(request_id=request_id, producer_name=name, last_sequence_id=-1, schema_version=b"", producer_ready=True)
+def producer_success(request_id: int, name: str, schema_version: bytes) -> bytes:
+    """PRODUCER_SUCCESS. Nothing is stored, so the last sequence is -1; the version of no schema is empty, but there."""
+    body = CommandProducerSuccess(
+        request_id=request_id, producer_name=name, last_sequence_id=-1, schema_version=schema_version, producer_ready=True
+    )
     return _framed(BaseCommand(type=BaseCommand.PRODUCER_SUCCESS, producer_success=body))
 
 
@@ -149,26 +150,22 @@ def send_error(producer_id: int, sequence_id: int, code: ServerError, message: s
     return _framed(BaseCommand(type=BaseCommand.SEND_ERROR, send_error=body))
 
 
-def close_producer(producer_id: int, url: str | None, url_tls: str | None) -> bytes:
+def close_producer(producer_id: int, url: str | None) -> bytes:
     """CLOSE_PRODUCER from this side, to which no reply comes; with the address to go to, if that is known."""
-    body = CommandCloseProducer(
-        producer_id=producer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=url, assignedBrokerServiceUrlTls=url_tls
-    )
+    body = CommandCloseProducer(producer_id=producer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=url)
     return _framed(BaseCommand(type=BaseCommand.CLOSE_PRODUCER, close_producer=body))
 
 
-def close_consumer(consumer_id: int, url: str | None, url_tls: str | None) -> bytes:
+def close_consumer(consumer_id: int, url: str | None) -> bytes:
     """CLOSE_CONSUMER from this side, as `close_producer`."""
-    body = CommandCloseConsumer(
-        consumer_id=consumer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=url, assignedBrokerServiceUrlTls=url_tls
-    )
+    body = CommandCloseConsumer(consumer_id=consumer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=url)
     return _framed(BaseCommand(type=BaseCommand.CLOSE_CONSUMER, close_consumer=body))
 
 
-def consumer_refused(consumer_id: int, request_id: int, code: ServerError, message: str, *, url: str | None, url_tls: str | None) -> bytes:
+def consumer_refused(consumer_id: int, request_id: int, code: ServerError, message: str, *, url: str | None) -> bytes:
     """ERROR to a SUBSCRIBE; where the client is to try again, with the CLOSE_CONSUMER that makes it do so."""
     refusal = error(request_id, code, message)
-    return refusal + close_consumer(consumer_id, url, url_tls) if code in _RETRIED else refusal
+    return refusal + close_consumer(consumer_id, url) if code in _RETRIED else refusal
 
 
 def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
@@ -259,7 +256,7 @@ _OWN_REFUSALS: Final[dict[int, Callable[[int, ServerError, str], bytes]]] = {
 def refusal(command: BaseCommand, request_id: int, code: ServerError, message: str) -> bytes:
     """The refusal of a request in the form that its client waits for: the response to its type if that can fail, else ERROR."""
     if command.type == BaseCommand.SUBSCRIBE:
-        return consumer_refused(command.subscribe.consumer_id, request_id, code, message, url=None, url_tls=None)
+        return consumer_refused(command.subscribe.consumer_id, request_id, code, message, url=None)
     return _OWN_REFUSALS.get(command.type, error)(request_id, code, message)
 
 

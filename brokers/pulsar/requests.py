@@ -51,7 +51,6 @@ class KeyShared:
 
     is_sticky: bool
     ranges: tuple[tuple[int, int], ...]
-    allow_out_of_order: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +68,6 @@ class Connected:
     """The handshake is done, and has been answered."""
 
     client_version: str
-    protocol_version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,36 +76,39 @@ class PartitionsAsked:
 
     request_id: int
     topic: str
-    may_create: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupAsked:
-    """Who serves a topic. Answer: `located` or `lookup_failed`. If `authoritative`, another broker sent the client here."""
+    """Who serves a topic. Answer: `located` or `lookup_failed`."""
 
     request_id: int
     topic: str
-    authoritative: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProducerAsked:
-    """A new producer. Answer: `producer_opened` or `producer_refused`. `name` is None if the broker is to choose one."""
+    """A new producer. Answer: `producer_opened` or `producer_refused`. `name` is None if the broker is to choose one.
+
+    `schema` is that of its messages, if it has any.
+    """
 
     producer_id: int
     request_id: int
     topic: str
     name: str | None
-    is_name_users: bool
     epoch: int
     access_mode: AccessMode
-    encrypted: bool
     properties: tuple[tuple[str, str], ...]
+    schema: Schema | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubscribeAsked:
-    """A new consumer. Answer: `consumer_opened` or `consumer_refused`. `name` may be empty."""
+    """A new consumer. Answer: `consumer_opened` or `consumer_refused`. `name` may be empty.
+
+    `schema` is what it reads messages by; None also if it takes whatever schema the topic has.
+    """
 
     consumer_id: int
     request_id: int
@@ -117,10 +118,10 @@ class SubscribeAsked:
     name: str
     priority: int
     durable: bool
-    is_force_create: bool
     key_shared: KeyShared | None
     properties: tuple[tuple[str, str], ...]
     read_compacted: bool
+    schema: Schema | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,11 +177,21 @@ class ConsumerClosed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsubscribed:
-    """A consumer wants its subscription to end. Answer: `succeed`, which ends the consumer too, or `fail`."""
+    """A consumer wants its subscription to end. Answer: `succeed`, which ends the consumer too, or `fail`.
+
+    Others that are connected to it are a reason to fail; if `is_forced`, they are disconnected.
+    """
 
     consumer: object
     request_id: int
-    force: bool
+    is_forced: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sought:
+    """A consumer was told that it is where it wanted to be: at the messages to come. No further answer."""
+
+    consumer: object
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +203,7 @@ class Acked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConsumerStatsAsked:
-    """How a consumer fares. Answer: `consumer_stats` or `consumer_stats_failed`."""
+    """How a consumer fares. Answer: `consumer_stats`."""
 
     consumer: object
     request_id: int
@@ -261,6 +272,7 @@ Request = (
     | ProducerClosed
     | ConsumerClosed
     | Unsubscribed
+    | Sought
     | Acked
     | ConsumerStatsAsked
     | TopicsAsked

@@ -1,7 +1,8 @@
 """The schemas that clients told this broker of, for other clients that ask.
 
 May live here: a bounded table in memory. Topics that are not stored have no history either: a schema lasts as long as the
-broker, and its version is made of its content, so that it means the same at every broker that a topic moves to.
+broker, and its version is made of its content, so that it means the same at every broker that a topic moves to. Producers and
+consumers bring theirs to each broker that they connect to, so that nothing need be handed over.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ from typing import Final
 
 from brokers.pulsar.requests import Schema
 
-# At 256 KiB each, the largest command: 256 MiB at the very worst, and some 4 MiB with schemas of the usual size.
-SCHEMAS_MAX: Final = 1_024
+# Of the usual size, half a kibibyte and a row as large: 16 MiB.
+SCHEMAS_MAX: Final = 16_384
+# Names, definitions and properties of all of them. One may have 256 KiB, the largest command.
+SCHEMAS_BYTES_MAX: Final = 64 * 1024 * 1024
 
-_VERSION_BYTES: Final = 8
+VERSION_BYTES: Final = 8
+"""Of the version of a schema, which clients read as a number, the first byte first."""
 
 
 class Schemas:
@@ -25,21 +29,32 @@ class Schemas:
         """None are known."""
         self._schemas: OrderedDict[tuple[str, bytes], Schema] = OrderedDict()
         self._versions: dict[str, OrderedDict[bytes, None]] = {}
+        self._bytes = 0
 
-    def add(self, topic: str, schema: Schema) -> bytes:
-        """Know a schema, and return its version: 8 bytes, which clients read as a number."""
-        version = _version(schema)
+    def add(self, topic: str, schema: Schema, *, is_newest: bool = True) -> bytes:
+        """Know a schema, and return its version.
+
+        Unless it `is_newest` it is that only if no other is known of the topic: what a consumer reads by is no news.
+        """
+        version = version_of(schema)
+        before = self._schemas.get((topic, version))
+        self._bytes += _size_of(schema) - (0 if before is None else _size_of(before))
         self._schemas[topic, version] = schema
         self._schemas.move_to_end((topic, version))
         versions = self._versions.setdefault(topic, OrderedDict())
-        versions[version] = None
-        versions.move_to_end(version)
-        if len(self._schemas) > SCHEMAS_MAX:
-            (gone, gone_version), _ = self._schemas.popitem(last=False)
-            del self._versions[gone][gone_version]
-            if not self._versions[gone]:
-                del self._versions[gone]
+        if is_newest or version not in versions:
+            versions[version] = None
+            versions.move_to_end(version, last=is_newest)
+        while len(self._schemas) > SCHEMAS_MAX or self._bytes > SCHEMAS_BYTES_MAX:
+            self._forget_one()
         return version
+
+    def _forget_one(self) -> None:
+        (topic, version), schema = self._schemas.popitem(last=False)
+        self._bytes -= _size_of(schema)
+        del self._versions[topic][version]
+        if not self._versions[topic]:
+            del self._versions[topic]
 
     def find(self, topic: str, version: bytes | None) -> tuple[bytes, Schema] | None:
         """A topic's schema of this version, or, with None, the newest; with its version."""
@@ -51,7 +66,13 @@ class Schemas:
         return wanted, schema
 
 
-def _version(schema: Schema) -> bytes:
-    """Positive as a signed number of 64 bits, which is what Java makes of it."""
-    digest = blake2b(f"{schema.kind}\n".encode() + schema.definition, digest_size=_VERSION_BYTES).digest()
+def _size_of(schema: Schema) -> int:
+    return len(schema.name) + len(schema.definition) + sum(len(key) + len(value) for key, value in schema.properties)
+
+
+def version_of(schema: Schema | None) -> bytes:
+    """Positive as a signed number of 64 bits, which is what Java makes of it; empty for no schema."""
+    if schema is None:
+        return b""
+    digest = blake2b(f"{schema.kind}\n".encode() + schema.definition, digest_size=VERSION_BYTES).digest()
     return bytes((digest[0] & 0x7F,)) + digest[1:]

@@ -13,7 +13,7 @@ import secrets
 import socket
 import time
 from collections import Counter as Tally
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
@@ -21,6 +21,7 @@ from typing import Final, TypeVar
 from brokers.errors import UnknownNamespace
 from brokers.lookups import Lookups
 from brokers.pulsar import replies
+from brokers.pulsar.arrivals import Arrivals
 from brokers.pulsar.errors import NotServed, ServerError, Violation
 from brokers.pulsar.hosting import Served
 from brokers.pulsar.limits import Limits
@@ -30,6 +31,7 @@ from brokers.pulsar.names import PULSAR, partitioned_name
 from brokers.pulsar.partitions import partitions_in
 from brokers.pulsar.peers import Peers
 from brokers.pulsar.requests import TopicsMode
+from brokers.pulsar.schema_search import SchemaSearch
 from brokers.pulsar.service import PulsarService, now_ms
 from brokers.pulsar.session import Session
 from brokers.worker import Worker
@@ -74,6 +76,7 @@ class Server:
         config = worker.config
         self.limits = Limits(message_bytes_max=config.pulsar_message_bytes_max, keep_alive_ms=config.pulsar_keep_alive_ms)
         self.peers = Peers(worker, service.hosting, timeout_ms=self.settings.peer_ms, moving_ms=self.settings.moving_ms)
+        self.schemas = SchemaSearch(service.schemas, self.peers)
         self.behind = Pool[Session](bytes_max=self.settings.all_messages_behind_bytes_max)
         self.unfinished = Pool[Session](bytes_max=self.settings.all_unfinished_bytes_max)
         self._connections_max = config.pulsar_connections_max
@@ -154,14 +157,17 @@ class Server:
             self._emptied.set_result(None)
 
     def keeps_unfinished(self, session: Session, bytes_: int, *, came_bytes: int) -> None:
-        """So much is kept of what a client said, after `came_bytes` more came; if that is too much, who began longest ago has to go."""
+        """So much is kept of what a client said, after `came_bytes` more came.
+
+        If that is too much for all, somebody has to go: of those who have more than their share, who began longest ago.
+        """
         held_bytes = self.unfinished.held_by(session)
         if not bytes_ and not held_bytes:
             return
         if bytes_ != held_bytes + came_bytes:
             self.unfinished.hold(session, 0)  # It finished a frame: what is kept now, it began just now.
         self.unfinished.hold(session, bytes_)
-        while self.unfinished.is_exceeded and (oldest := self.unfinished.oldest) is not None:
+        while self.unfinished.is_exceeded and (oldest := self.unfinished.oldest_above_share) is not None:
             problem = f"it is slow to finish a frame of which {self.unfinished.held_by(oldest)} bytes are here, and others need the room"
             self.unfinished.hold(oldest, 0)
             self.broke_off(oldest, Violation.NO_ROOM, problem)
@@ -195,26 +201,37 @@ class Server:
                     _logger.warning("more Pulsar clients went than are told", extra={"broker": self.broker_id, "untold": untold})
                 self._lines = 0
                 await self._for_each(list(self._sessions), self._tick)
-                self._relieve()
+                await self._relieve()
                 if now_ms() - rolled_ms >= self._stats_ms:
                     rolled_ms = now_ms()
                     await self._for_each(list(self.service.hosting.topics.values()), lambda served: served.topic.roll(now_ms()))
             except Exception:  # Keep-alive goes on whatever one topic has come to.
                 _logger.exception("a sweep of Pulsar's clients failed", extra={"broker": self.broker_id})
 
-    def _relieve(self) -> None:
+    async def _relieve(self) -> None:
         """Where more waits after moves than there is room for: the topics in which most does wait no longer for who was there."""
-        waiting = [
-            (_waiting_bytes(served), served) for served in self.service.hosting.topics.values() if served.topic.wake_at_ms is not None
-        ]
-        too_much_bytes = sum(bytes_ for bytes_, _ in waiting) - self.settings.all_waiting_bytes_max
-        limits = self.settings.topics
-        for bytes_, served in sorted(waiting, key=lambda each: (-each[0], each[1].name)):
+        waiting = self.service.topics_that_wait()
+        # At the most: what several subscriptions of a topic wait for is there once. That is reckoned only if it matters.
+        if sum(arrivals.bytes for served in waiting for arrivals in _arrivals_of(served)) <= self.settings.all_waiting_bytes_max:
+            return
+        sizes: dict[Served, int] = {}
+        for served in waiting:
+            sizes[served] = _waiting_bytes(served)
+            await asyncio.sleep(0)
+        too_much_bytes = sum(sizes.values()) - self.settings.all_waiting_bytes_max
+        for served in sorted(sizes, key=lambda each: (-sizes[each], each.name)):
             if too_much_bytes <= 0:
                 break
             if served.ownership.is_good:
-                too_much_bytes -= bytes_
-                self.service.carry_out(served, served.topic.tick(now_ms() + limits.receipt_wait_ms + limits.reconnect_wait_ms))
+                too_much_bytes -= sizes[served]
+                await self._wait_no_longer(served)
+
+    async def _wait_no_longer(self, served: Served) -> None:
+        """Give up waiting in one topic, a step in each turn of the loop."""
+        topic, limits = served.topic, self.settings.topics
+        while topic.wake_at_ms is not None and not topic.is_fenced and served.ownership.is_good:
+            self.service.carry_out(served, topic.tick(now_ms() + limits.receipt_wait_ms + limits.reconnect_wait_ms))
+            await asyncio.sleep(0)
 
     def _tick(self, session: Session) -> None:
         """Time has passed for one client, which is given up if that fails: the others are not to wait behind it for ever."""
@@ -253,9 +270,18 @@ class Server:
             raise NotServed(error=ServerError.NOT_ALLOWED, problem=problem)
         return url
 
+    def check_namespace(self, namespace: str) -> None:
+        """Raise `NotServed` for a namespace that is another service's."""
+        if self._worker.service_of(namespace) is not self.service:
+            raise NotServed(error=ServerError.NOT_ALLOWED, problem=f"namespace {namespace} is not served to clients of Pulsar")
+
     async def partitions_of(self, topic: TopicName) -> int:
-        """How many partitions a topic has; 0 if it is not partitioned, or is a partition itself. Raises `UnknownNamespace`."""
+        """How many partitions a topic has; 0 if it is not partitioned, or is a partition itself.
+
+        Raises `UnknownNamespace`, and `NotServed` for a namespace that is another service's.
+        """
         namespace = await self._namespace(topic.namespace)
+        self.check_namespace(topic.namespace)
         if partitioned_name(topic.full) != topic.full:
             return 0
         return partitions_in(namespace.policies).get(topic.full, 0)
@@ -302,9 +328,13 @@ class Server:
         return namespace
 
 
+def _arrivals_of(served: Served) -> Iterator[Arrivals]:
+    return (each.arrivals for each in served.topic.subscriptions.values() if each.arrivals is not None)
+
+
 def _waiting_bytes(served: Served) -> int:
-    """What waits in a topic: subscriptions that wait hold the same entries, and one of them all of them."""
-    return max((each.arrivals.bytes for each in served.topic.subscriptions.values() if each.arrivals is not None), default=0)
+    """What waits in a topic: what several of its subscriptions wait for counts once."""
+    return sum({entry.entry_id: len(entry.block) for arrivals in _arrivals_of(served) for entry in arrivals.entries}.values())
 
 
 def _host_of(session: Session) -> str:

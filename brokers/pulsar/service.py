@@ -20,9 +20,9 @@ import asyncio
 import logging
 import time
 from collections import defaultdict
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
 from brokers.load import BundleLoad
@@ -30,6 +30,7 @@ from brokers.pulsar import handover as handovers
 from brokers.pulsar.deadlines import Deadlines
 from brokers.pulsar.dispatch import ActiveChange, Consumer
 from brokers.pulsar.errors import NotServed, ServerError
+from brokers.pulsar.handover import HandoverDamaged
 from brokers.pulsar.hosting import Hosting, Served
 from brokers.pulsar.names import PULSAR
 from brokers.pulsar.outcomes import Outcome, Producer, Receipt
@@ -81,7 +82,7 @@ class PulsarService(Service):
         self.schemas = Schemas()
         self.counts = Counts()
         self._warming: dict[str, tuple[Bundle, asyncio.Future[None]]] = {}
-        self._parted = Parted(bytes_max=self.settings.parted_bytes_max, kept_ms=self.settings.parted_ms)
+        self._parted = Parted(bytes_max=self.settings.parted_bytes_max, kept_ms=self.settings.parted_ms, on_lost=self._lost)
         self._parting: set[asyncio.Task[None]] = set()
         self._deadlines = Deadlines(self._pass_deadline, now_ms=now_ms)
         self._counted: Mapping[str, Totals] = {}
@@ -90,7 +91,11 @@ class PulsarService(Service):
     @property
     def topics_waiting(self) -> int:
         """How many topics wait for clients that were there before a move."""
-        return len(self._deadlines)
+        return len(self._deadlines.waiting())
+
+    def topics_that_wait(self) -> Sequence[Served]:
+        """Those topics."""
+        return self._deadlines.waiting()
 
     # --- what the worker calls ---
 
@@ -135,22 +140,36 @@ class PulsarService(Service):
 
     async def fetch(self, bundle: Bundle, token: int) -> bytes | None:  # noqa: ARG002 - one state is kept for each bundle
         """What did not fit into the handover, and the messages that were not delivered."""
-        return self._parted.get(bundle.name)
+        left = self._parted.get(bundle.name)
+        if left is None:
+            return None
+        fetchable = await asyncio.to_thread(handovers.fetchable, left.states)
+        self._parted.fetched(left)
+        return fetchable
 
     def _left(self, ownership: Ownership, states: Mapping[str, TopicState], *, is_moving: bool) -> bytes | None:
         """The handover of a bundle that is closed here. What is to be fetched is kept, and all if the bundle is not on its way.
 
         It may be this broker that opens these points next: a merge that finds one of the two just being opened closes both.
         """
-        handover = fetched = None
+        left = Left(bundle=ownership.bundle, token=ownership.token)
         if any(state.subscriptions for state in states.values()):
             encoded = handovers.encode(states)
-            handover, fetched = encoded.handover, encoded.fetched
             self.counts.dropped += encoded.dropped
             self.counts.consumers_forgotten += encoded.forgotten
-        if fetched is not None or not is_moving:
-            self._parted.keep(Left(bundle=ownership.bundle, token=ownership.token, handover=handover, fetched=fetched))
-        return handover
+            is_awaited = is_moving and not encoded.is_complete
+            left = replace(left, handover=encoded.handover, states=encoded.states, is_awaited=is_awaited)
+        if left.is_awaited or not is_moving:
+            self._parted.keep(left)
+        return left.handover
+
+    def _lost(self, left: Left) -> None:
+        """Nobody has fetched what a bundle left, and it is kept no longer."""
+        self.counts.dropped += left.messages
+        about = {"broker": self.host.broker_id, "bundle": left.bundle.name, "token": left.token}
+        _logger.warning(
+            "%d messages and the names of %d topics were not fetched, and are lost", left.messages, len(left.states), extra=about
+        )
 
     def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:
         """The topics of `parent` are filed under the children; nobody notices."""
@@ -224,7 +243,7 @@ class PulsarService(Service):
         if served.ownership.is_good:
             self.carry_out(served, served.topic.flow(consumer, permits, now_ms()))
         else:
-            served.topic.note(consumer, permits=permits)
+            served.topic.note_flow(consumer, permits)
             self._deadlines.put_off(served)
 
     def resume(self, served: Served, consumer: Consumer) -> None:
@@ -232,7 +251,7 @@ class PulsarService(Service):
         if served.ownership.is_good:
             self.carry_out(served, served.topic.writable(consumer, is_writable=True, now_ms=now_ms()))
         else:
-            served.topic.note(consumer)
+            served.topic.note_writable(consumer)
             self._deadlines.put_off(served)
 
     def carry_out(self, served: Served, outcome: Outcome) -> None:
@@ -274,9 +293,9 @@ class PulsarService(Service):
         self.carry_out(served, served.topic.release_receipts())
         return True
 
-    def forget_producer(self, served: Served, producer: Producer) -> None:
-        """A producer is gone, and its entries without a receipt with it; its topic is not kept for nobody."""
-        served.forget_works(served.topic.remove_producer(producer))
+    def forget_producers(self, served: Served, producers: Collection[Producer]) -> None:
+        """Producers are gone, and their entries without a receipt with them; their topic is not kept for nobody."""
+        served.forget_works(served.topic.remove_producers(producers))
         self.hosting.forget_if_idle(served)
 
     @staticmethod
@@ -319,7 +338,17 @@ class PulsarService(Service):
         self.counts.receipts_withheld += 1
         if not is_closed:
             session_of(producer).part_producer(producer, None)
-            self.forget_producer(served, producer)
+            self.forget_producers(served, (producer,))
+
+    async def all_fetched(self) -> None:
+        """Wait until next owners have fetched what was left for them: for as long as one does so now and then, and bounded."""
+        deadline = Deadline.after(timeout_ms=self.settings.all_fetched_ms)
+        is_fetching = True
+        while is_fetching and self._parted.awaited and deadline.remaining_ms():
+            is_fetching = await self._parted.next_fetch(timeout_ms=min(self.settings.next_fetch_ms, deadline.remaining_ms()))
+        if self._parted.awaited:
+            about = {"broker": self.host.broker_id}
+            _logger.warning("what %d bundles left here was not fetched, and ends with this broker", self._parted.awaited, extra=about)
 
     async def all_parted(self) -> None:
         """Wait until all consumers of bundles that were closed here have been told where to go; that is bounded."""
@@ -332,13 +361,14 @@ class PulsarService(Service):
         """What the former owner told of the topics. What cannot be had or read costs messages, never the bundle."""
         if handover is None:
             return self._states_left_here(ownership)
-        fetched = None
         try:
             if ownership.fetch is None:  # It comes back to this broker, perhaps, because its destination died.
-                fetched = self._parted.belonging_to(ownership.bundle.name, handover)
-            elif not handovers.is_complete(handover):
-                fetched = await ownership.fetch()
-            return handovers.decode(handover, fetched)
+                states = self._parted.belonging_to(ownership.bundle.name, handover)
+                if states is not None:
+                    return states
+            if handovers.is_complete(handover):
+                return handovers.decode(handover, None)
+            return await self._fetched(ownership, handover)
         except EquipoiseError as error:
             self.counts.handovers_damaged += 1
             about = {"broker": self.host.broker_id, "bundle": ownership.bundle.name, "token": ownership.token}
@@ -348,12 +378,33 @@ class PulsarService(Service):
         except EquipoiseError:
             return {}
 
+    async def _fetched(self, ownership: Ownership, handover: bytes) -> Mapping[str, TopicState]:
+        """What the handover does not say. If that fails soon it is tried once more, for it may cost 32 MiB of receipted messages.
+
+        Raises `HandoverDamaged`, and whatever keeps the former owner from being asked.
+        """
+        again_by = Deadline.after(timeout_ms=self.settings.fetch_again_ms)
+        try:
+            return await self._fetched_once(ownership, handover)
+        except EquipoiseError as error:
+            if not again_by.remaining_ms():
+                raise
+            about = {"broker": self.host.broker_id, "bundle": ownership.bundle.name, "token": ownership.token}
+            _logger.info("asking once more for what a bundle left: %s", error, extra=about)
+        return await self._fetched_once(ownership, handover)
+
+    @staticmethod
+    async def _fetched_once(ownership: Ownership, handover: bytes) -> Mapping[str, TopicState]:
+        fetched = None if ownership.fetch is None else await ownership.fetch()
+        if fetched is None:
+            raise HandoverDamaged(what="fetched state", problem="its former owner is gone, or has it no more")
+        return await asyncio.to_thread(handovers.decode, handover, fetched)
+
     def _states_left_here(self, ownership: Ownership) -> Mapping[str, TopicState]:
         """What this broker knows itself of topics that nobody told of: it closed them a moment ago, and nobody had them since."""
         states: dict[str, TopicState] = {}
         for left in self._parted.of_tenure(ownership.bundle, ownership.token):
-            if left.handover is not None:
-                states |= handovers.decode(left.handover, left.fetched)
+            states |= left.states
         return states
 
     async def _part_consumers(self, session: Session, consumers: Sequence[Consumer], url: str | None) -> None:

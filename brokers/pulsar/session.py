@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import defaultdict
-from typing import TYPE_CHECKING, Final, cast
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from brokers.pulsar.answers import Answers
 from brokers.pulsar.connection import Connection
@@ -25,8 +26,14 @@ if TYPE_CHECKING:
 
 _logger: Final = logging.getLogger(__name__)
 
+A = TypeVar("A", Producer, Consumer)
+
 # A client that is parted with has this long to take the last words; it may be one that takes nothing at all.
 _LAST_WORDS_S: Final = 1.0
+
+# So much of what a turn of the loop delivers, the system takes of whoever is not behind. More counts as soon as it is delivered: the
+# turn may deliver to thousands, and nobody can take anything before it is over.
+_WRITTEN_AT_ONCE_BYTES: Final = 16 * 1024
 
 
 class Session(asyncio.Protocol):
@@ -182,18 +189,22 @@ class Session(asyncio.Protocol):
 
     def deliver(self, consumer: Consumer, entry_id: int, partition: int, block: bytes) -> bool:
         """Write one message to a consumer; False if too much waits for its client already."""
-        connection, settings = self.connection, self._server.settings
-        if not self.is_writable and self.behind_bytes + len(block) > settings.messages_behind_bytes_max:
+        connection, settings, behind = self.connection, self._server.settings, self._server.behind
+        # Reckoned with the message: what it would be too much with is dropped, and nobody is cut off for having been sent it.
+        block_bytes = len(block)
+        if not self.is_writable and self.behind_bytes + block_bytes > settings.messages_behind_bytes_max:
             return False
-        if self._server.behind.is_exceeded and self.behind_bytes > self._server.behind.share_bytes:
+        if behind.would_exceed(block_bytes) and self.behind_bytes + block_bytes > behind.share_bytes:
             return False
         self._has_delivered = True
         connection.message(consumer.consumer_id, entry_id, partition, block)
         if connection.outgoing_bytes > settings.write_buffer_bytes:
             # Not at the end of the turn: many subscriptions of one client could make too much of it in one.
             self.flush()
-        else:
-            self.soil()
+            return True
+        if connection.outgoing_bytes > _WRITTEN_AT_ONCE_BYTES:
+            behind.hold(self, self.behind_bytes)
+        self.soil()
         return True
 
     def confirm(self, receipt: Receipt) -> None:
@@ -217,7 +228,7 @@ class Session(asyncio.Protocol):
     def drop_producer(self, producer: Producer, served: Served) -> None:
         """A producer is gone from its topic, which is not kept for nobody."""
         self.producers.pop(producer, None)
-        self._service.forget_producer(served, producer)
+        self._service.forget_producers(served, (producer,))
 
     def drop_consumer(self, consumer: Consumer, served: Served) -> None:
         """As `drop_producer`, of a consumer; others may come in for it."""
@@ -300,13 +311,20 @@ class Session(asyncio.Protocol):
         self._answers.end()
         for _, probe in self._probes:
             probe.cancel()
-        for producer, served in list(self.producers.items()):
-            self.drop_producer(producer, served)
-        # Topic by topic: hundreds of one subscription leave it in one step, and one that is active after it is told once.
-        leaving: defaultdict[Served, list[Consumer]] = defaultdict(list)
-        for consumer, served in self.consumers.items():
-            leaving[served].append(consumer)
+        # Topic by topic: hundreds of one topic leave it in one step, and one that is active after it is told once.
+        for served, producers in _by_topic(self.producers).items():
+            self._service.forget_producers(served, producers)
+        self.producers.clear()
+        leaving = _by_topic(self.consumers)
         self.consumers.clear()
         for served, consumers in leaving.items():
             tell_active(served.topic.remove_consumers(consumers))
             self._service.hosting.forget_if_idle(served)
+
+
+def _by_topic(attached: Mapping[A, Served]) -> Mapping[Served, list[A]]:
+    """What a client has here, of each topic."""
+    found: defaultdict[Served, list[A]] = defaultdict(list)
+    for thing, served in attached.items():
+        found[served].append(thing)
+    return found

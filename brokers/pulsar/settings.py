@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from brokers.pulsar.topic import TopicLimits
+from brokers.pulsar.topic_limits import TopicLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,10 +27,16 @@ class Settings:
     # What clients in Java have at least of what `brokers.config` says of `pulsar_settle_ms`: their PONG overtakes messages on the
     # way from one thread to the next.
     settle_java_ms: int = 25
-    # States of bundles that were closed here, kept for their next owners: those of a drain of 64 bundles at 1 MiB each, twice.
-    parted_bytes_max: int = 128 * 1024 * 1024
+    # States of bundles that were closed here, kept for their next owners: all that may have waited in topics (`all_waiting_bytes_max`),
+    # which a drain closes at once, and a quarter more for rows and names. It is what the topics held, and not copied.
+    parted_bytes_max: int = 640 * 1024 * 1024
     # The next owner asks while it opens, for which it has 10 s by default; and after it, if it fails at that, perhaps one more.
     parted_ms: int = 60_000
+    # A broker that ends answers for as long: next owners open within 10 s. It goes before that if nobody has asked for so long.
+    all_fetched_ms: int = 10_000
+    next_fetch_ms: int = 2_000
+    # A question for such a state that failed within this time is asked again, so that both fit into those 10 s.
+    fetch_again_ms: int = 2_000
     # What a client may be behind with what is written to it, in the process: 50 ms at 20 MB/s. More is dropped, and counted.
     write_buffer_bytes: int = 1024 * 1024
     # The same for what waited for a client after a move (8 MiB of a subscription), and for an entry of the largest size on top.

@@ -1,6 +1,6 @@
 """One topic: its producers and subscriptions, what a publish comes to, and how it comes and goes with its bundle.
 
-May live here: the state of a topic, its bounds, and the steps that change it. Pure: times come in as milliseconds of any
+May live here: the state of a topic, and the steps that change it. Pure: times come in as milliseconds of any
 clock that does not go back, what must be written comes out as an `Outcome`, and connections are opaque links.
 
 The life of a topic that moves: the source calls `fence`, writes the receipts that come of it, takes `state`, and forgets the
@@ -26,32 +26,11 @@ from brokers.pulsar.errors import ServerError
 from brokers.pulsar.keys import slot_of
 from brokers.pulsar.lanes import Slots
 from brokers.pulsar.outcomes import Outcome, Producer, Receipt, Replaced, Subscribed
+from brokers.pulsar.producers import Producers
 from brokers.pulsar.rates import Meter
-from brokers.pulsar.requests import AccessMode, SubscriptionKind
+from brokers.pulsar.requests import SubscriptionKind
 from brokers.pulsar.subscription import Subscription
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TopicLimits:
-    """The bounds of one topic, and how long it waits for clients after a move.
-
-    What waits is held once however many subscriptions wait for it, and is bounded for each of them: 10 s of 1,000 entries/s
-    of 800 bytes. Where messages are larger the bytes bind; one entry of the largest size (5 MiB) always fits.
-
-    Of one subscription, 500 consumers: a publish looks at all of them where none is ready (30 us), and one that comes or goes
-    costs 0.2 ms at most (Key_Shared, whose ring has 50,000 points then).
-    """
-
-    producers_max: int = 10_000
-    subscriptions_max: int = 1_000
-    consumers_max: int = 10_000
-    subscription_consumers_max: int = 500
-    waiting_entries_max: int = 10_000
-    waiting_bytes_max: int = 8 * 1024 * 1024
-    receipt_wait_ms: int = 100
-    # How long those who are back stand still for one who is not, and may never be: he may have been closed as the bundle moved.
-    absent_wait_ms: int = 1_000
-    reconnect_wait_ms: int = 10_000
+from brokers.pulsar.topic_limits import TopicLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,11 +89,12 @@ class Topic:
         self.is_fenced = False
         self.last_entry_id = 0
         self._limits = limits
-        self._producers: dict[str, Producer] = {}
+        self._producers = Producers(name, count_max=limits.producers_max)
         self._subscriptions: dict[str, Subscription] = {}
         self._homes: dict[Consumer, Subscription] = {}
         self._slots = Slots()
-        self._noted: set[Subscription] = set()
+        # Those to be released with the next `tick`, in order.
+        self._noted: dict[Subscription, None] = {}
         self._held: list[Receipt] = []
         self._holding = False
         self._receipt_deadline_ms = now_ms + limits.receipt_wait_ms
@@ -128,7 +108,7 @@ class Topic:
     @property
     def producers(self) -> Mapping[str, Producer]:
         """By name."""
-        return MappingProxyType(self._producers)
+        return self._producers.by_name
 
     @property
     def subscriptions(self) -> Mapping[str, Subscription]:
@@ -155,6 +135,8 @@ class Topic:
         """When `tick` has something to do; None: never, as it stands."""
         if self._holding:
             return self._receipt_deadline_ms
+        if self._noted:
+            return 0
         deadlines = (self._absent_deadline_ms, self._reconnect_deadline_ms)
         return min((deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None)
 
@@ -162,33 +144,26 @@ class Topic:
         """Let a producer in. Refused with a `holder`: probe the link of that one, remove it if it is dead, and ask again."""
         if self.is_fenced:
             return self._moving()
-        former = self._producers.get(producer.name)
-        if former is not None:
-            if former.link is producer.link and former.producer_id == producer.producer_id and former.epoch < producer.epoch:
-                forgotten = self.remove_producer(former)
-                self._producers[producer.name] = producer
-                return Replaced(former=former, forgotten=forgotten)
-            message = f"Producer with name {producer.name!r} is already connected to topic {self.name}"
-            return Refusal(error=ServerError.PRODUCER_BUSY, message=message, holder=former)
-        refusal = self._access_refused(producer)
-        if refusal is not None:
-            return refusal
-        if len(self._producers) >= self._limits.producers_max:
-            return Refusal(error=ServerError.PRODUCER_BUSY, message=f"Topic {self.name} reached max producers limit")
-        self._producers[producer.name] = producer
-        return None
+        answer = self._producers.add(producer)
+        if isinstance(answer, Producer):
+            return Replaced(former=answer, forgotten=self._forget_held({answer}))
+        return answer
 
     def remove_producer(self, producer: Producer) -> Sequence[int]:
-        """Forget a producer, and its entries whose receipts are held: their ids. One that is not here (any more) is nobody's loss.
+        """As `remove_producers`, of one."""
+        return self.remove_producers((producer,))
 
-        It sends those entries again when it comes back, and must not find that they were delivered, or handed on.
+    def remove_producers(self, producers: Collection[Producer]) -> Sequence[int]:
+        """Forget producers, in one step, and their entries whose receipts are held: their ids. One that is not here is nobody's loss.
+
+        They send those entries again when they come back, and must not find that they were delivered, or handed on.
         """
-        if self._producers.get(producer.name) is not producer:
-            return ()
-        del self._producers[producer.name]
-        forgotten = tuple(receipt.entry_id for receipt in self._held if receipt.producer is producer)
+        return self._forget_held(self._producers.remove(producers))
+
+    def _forget_held(self, gone: Collection[Producer]) -> Sequence[int]:
+        forgotten = tuple(receipt.entry_id for receipt in self._held if receipt.producer in gone)
         if forgotten:
-            self._held = [receipt for receipt in self._held if receipt.producer is not producer]
+            self._held = [receipt for receipt in self._held if receipt.producer not in gone]
             self.forget(frozenset(forgotten))
         return forgotten
 
@@ -251,13 +226,18 @@ class Topic:
         home = self._homes.get(consumer)
         return None if home is None else home.kind
 
-    def unsubscribe(self, consumer: Consumer) -> Refusal | None:
-        """End a consumer's subscription, with all that waits in it; refused if the consumer is unknown, or others are connected."""
+    def unsubscribe(self, consumer: Consumer, *, is_forced: bool) -> Refusal | Sequence[Consumer]:
+        """End a consumer's subscription, with all that waits in it; the others that were in it, who are to be disconnected.
+
+        Refused if the consumer is unknown, and, unless it `is_forced`, if others are connected.
+        """
         home = self._homes.get(consumer)
-        if home is None or len(home.consumers) > 1:
+        if home is None or (len(home.consumers) > 1 and not is_forced):
             return Refusal(error=ServerError.METADATA_ERROR, message="Unconnected or shared consumer attempting to unsubscribe")
-        del self._homes[consumer], self._subscriptions[home.name]
-        return None
+        for each in home.consumers:
+            del self._homes[each]
+        del self._subscriptions[home.name]
+        return [each for each in home.consumers if each is not consumer]
 
     def publish(
         self, producer: Producer, *, sequence_id: int, highest_sequence_id: int, messages: int, block: bytes, now_ms: int
@@ -299,12 +279,18 @@ class Topic:
         consumer.is_writable = is_writable
         return self._released(self._homes.get(consumer), now_ms) if is_writable else Outcome()
 
-    def note(self, consumer: Consumer, *, permits: int = 0) -> None:
-        """A consumer is readier than before, at a moment at which nothing may be delivered: what comes of it comes with a `tick`."""
-        consumer.is_writable = consumer.is_writable or not permits
-        home = self._granted(consumer, permits)
+    def note_flow(self, consumer: Consumer, permits: int) -> None:
+        """As `flow`, at a moment at which nothing may be delivered: what comes of it comes with a `tick`."""
+        self._note(self._granted(consumer, permits))
+
+    def note_writable(self, consumer: Consumer) -> None:
+        """As `note_flow`, of a connection that has room again."""
+        consumer.is_writable = True
+        self._note(self._homes.get(consumer))
+
+    def _note(self, home: Subscription | None) -> None:
         if home is not None and home.arrivals is not None:
-            self._noted.add(home)
+            self._noted[home] = None
 
     def take_back(self, consumer: Consumer, entry: Entry) -> None:
         """An entry of an outcome could not be written to a consumer after all: it is dropped, and its permits are as they were."""
@@ -324,8 +310,11 @@ class Topic:
         outcome = Outcome()
         if not self.is_fenced:
             self._pass_deadlines(now_ms, outcome)
-            while self._noted:
-                self._release(self._noted.pop(), outcome)
+            if not self._holding:
+                self._release_noted(outcome)
+            elif self._noted:
+                self._noted.clear()
+                self._let_go_if_complete(outcome)
         return outcome
 
     def fence(self) -> Outcome:
@@ -364,7 +353,7 @@ class Topic:
         """Close a window of rates, of the topic and of all that is in it; the service does so every period."""
         for meter in (self.published, self.delivered):
             meter.roll(now_ms)
-        for producer in self._producers.values():
+        for producer in self._producers.by_name.values():
             producer.published.roll(now_ms)
         for subscription in self._subscriptions.values():
             for meter in (subscription.delivered, subscription.dropped, *(each.delivered for each in subscription.consumers)):
@@ -406,20 +395,6 @@ class Topic:
             error=ServerError.SERVICE_NOT_READY, message=f"Topic {self.name} is temporarily unavailable: it is moving to another broker"
         )
 
-    def _access_refused(self, producer: Producer) -> Refusal | None:
-        """Why a producer cannot have the access that it asks for, beside who is here; None if it can."""
-        if producer.access_mode not in {AccessMode.SHARED, AccessMode.EXCLUSIVE}:
-            return Refusal(
-                error=ServerError.NOT_ALLOWED, message="Of the exclusive access modes only Exclusive is served; choose it or Shared"
-            )
-        owner = next(iter(self._producers.values()), None)
-        if owner is not None and owner.access_mode is AccessMode.EXCLUSIVE:  # It is alone, or would not have been let in.
-            error = ServerError.PRODUCER_BUSY if producer.access_mode is AccessMode.SHARED else ServerError.PRODUCER_FENCED
-            return Refusal(error=error, message=f"Topic has an existing exclusive producer: {owner.name}", holder=owner)
-        if producer.access_mode is AccessMode.EXCLUSIVE and owner is not None:
-            return Refusal(error=ServerError.PRODUCER_FENCED, message="Topic has existing shared producers")
-        return None
-
     def _granted(self, consumer: Consumer, permits: int) -> Subscription | None:
         """Add to the permits of a consumer; its subscription."""
         consumer.permits = min(consumer.permits + permits, PERMITS_MAX)
@@ -441,8 +416,28 @@ class Topic:
         if not self._holding:
             outcome.dropped += home.release(outcome.deliveries)
             self._settle()
-        elif all(each.arrivals is None or each.arrivals.is_complete for each in self._subscriptions.values()):
+        else:
+            self._let_go_if_complete(outcome)
+
+    def _let_go_if_complete(self, outcome: Outcome) -> None:
+        if all(each.arrivals is None or each.arrivals.is_complete for each in self._subscriptions.values()):
             self._let_go(outcome)
+
+    def _release_noted(self, outcome: Outcome) -> None:
+        """Release those that were noted, as many as one step may: a thousand subscriptions may hold ten thousand entries each."""
+        entries = 0
+        while self._noted:
+            home = next(iter(self._noted))
+            waiting = 0 if home.arrivals is None else len(home.arrivals)
+            if entries and entries + waiting > self._limits.step_entries_max:
+                break
+            entries += waiting
+            del self._noted[home]
+            if self._subscriptions.get(home.name) is home:
+                outcome.dropped += home.release(outcome.deliveries)
+                if home.is_over:
+                    del self._subscriptions[home.name]
+        self._settle()
 
     def _pass_deadlines(self, now_ms: int, outcome: Outcome) -> None:
         """Hold no longer than receipts may wait, and wait no more for who was waited for long enough."""
@@ -460,16 +455,17 @@ class Topic:
         for subscription in [*self._subscriptions.values()]:
             if subscription.arrivals is None:
                 continue
-            entries += len(subscription.arrivals)
-            if entries > self._limits.waiting_entries_max:
+            waiting = len(subscription.arrivals)
+            if entries and entries + waiting > self._limits.step_entries_max:
                 return
+            entries += waiting
             outcome.dropped += subscription.give_up_waiting(outcome.deliveries)
             if subscription.is_over:
                 del self._subscriptions[subscription.name]
         self._settle()
 
     def _let_go(self, outcome: Outcome) -> None:
-        """Hold no more: those who are back get what waited for them, and every receipt goes out.
+        """Hold no more: those who are back get what waited for them, the first of them in this step, and every receipt goes out.
 
         What a Shared subscription holds is for any of its consumers.
         """
@@ -480,13 +476,11 @@ class Topic:
 
     def _settle_for_one(self, kinds: Collection[SubscriptionKind], outcome: Outcome) -> None:
         """Subscriptions of these kinds wait no more for those who are missing where anybody is back; all go on as far as they can."""
-        for subscription in [*self._subscriptions.values()]:
+        for subscription in self._subscriptions.values():
             if subscription.kind in kinds:
                 subscription.settle_for_one()
-            outcome.dropped += subscription.release(outcome.deliveries)
-            if subscription.is_over:
-                del self._subscriptions[subscription.name]
-        self._settle()
+            self._note(subscription)
+        self._release_noted(outcome)
 
     def _settle(self) -> None:
         """Once no subscription waits any more the topic is like any other."""

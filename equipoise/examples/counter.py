@@ -16,19 +16,18 @@ from equipoise import Bundle, BundleLoad, Deadline, Ownership, Peer, Service
 from equipoise.errors import DeadlineExceeded, Overloaded, OwnershipLost, UnknownNamespace
 from equipoise.examples.counter_store import CounterStore, Increment, RequestReused, StaleToken, StoreFailed
 
-DEADLINE_MS = 10_000
-
 
 class Counter(Service):
     """One instance serves all bundles of its broker. The counters are in the store, so that nothing is handed over."""
 
     def __init__(self, store: CounterStore | None = None) -> None:
         self._store = store or CounterStore(os.environ.get("EQUIPOISE_COUNTER_STORE", "counter.db"))
-        self._calls = Tally[str]()
+        self._calls, self._namespaces = Tally[str](), set[str]()
         self._counted_since = time.monotonic()
 
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
         """Nothing to load: the store knows everything."""
+        self._namespaces.add(ownership.bundle.namespace)
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         """Nothing to save: a call that is under way fails its second check, and its caller asks again."""
@@ -51,11 +50,13 @@ class Counter(Service):
         if not (request_id.isascii() and request_id.isprintable()):
             return web.Response(status=400, text="an X-Request-Id is printable ASCII")
         try:
-            served = await self.host.route(namespace, key, timeout_ms=DEADLINE_MS)
+            served = await self.host.route(namespace, key, timeout_ms=10_000)
             if isinstance(served, Peer):
                 if "http" not in served.addresses:
                     return _later(f"broker {served.broker} serves this key, and says no HTTP address at which to find it")
                 return web.Response(status=307, headers={"Location": served.addresses["http"] + request.path_qs})
+            if namespace not in self._namespaces:
+                return web.Response(status=404, text=f"namespace {namespace} belongs to another service")
             work = served.begin(key)  # The first check: work may start.
         except UnknownNamespace as error:
             return web.Response(status=404, text=str(error))

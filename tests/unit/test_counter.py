@@ -19,10 +19,11 @@ from brokers.service import Ownership, Peer
 from brokers.virtual_cluster import Cluster
 from brokers.virtual_member import VirtualClock
 from channel.ranges import HASH_MAX
-from equipoise.examples.counter import DEADLINE_MS, Counter
+from equipoise.examples.counter import Counter
 from equipoise.examples.counter_store import CounterStore, Increment, Stored
 
 NAMESPACE, KEY = "shop/orders", "k 1"
+DEADLINE_MS = 10_000  # That of a counter's call.
 PATH = "/counter/shop/orders/k%201"
 
 
@@ -182,10 +183,21 @@ def test_what_was_written_is_never_denied(party: Party, tmp_path: Path) -> None:
     counter = Counter(store)
     counter.host = host
     request = make_mocked_request("POST", PATH, {"X-Request-Id": "r1"}, match_info={"tenant": "shop", "namespace": "orders", "key": KEY})
+    party.cluster.call(counter.open(party.cluster.ownership(NAMESPACE, KEY), None))
     response = party.cluster.call(counter.increment(request))
     store.close()
     assert 500 == response.status
     assert [("r1",)] == party.rows("writes")
+
+
+def test_a_namespace_of_another_service_is_none_of_a_counters(party: Party) -> None:
+    """A broker with several services owns bundles that were opened for another one: 404, and nothing is written."""
+    host = Believer(token=5)
+    counter = Counter(CounterStore(party.path))
+    counter.host = host
+    request = make_mocked_request("POST", PATH, match_info={"tenant": "shop", "namespace": "orders", "key": KEY})
+    assert 404 == party.cluster.call(counter.increment(request)).status
+    assert [] == party.rows("writes")
 
 
 def test_a_store_that_fails_is_500(party: Party) -> None:

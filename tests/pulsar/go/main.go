@@ -110,7 +110,9 @@ func produce(ended context.Context, client pulsar.Client, given options, lines *
 		case <-time.After(time.Until(began.Add(time.Duration(float64(number) * interval)))):
 		}
 		turn, n := number%len(topics), number/len(topics)
-		message := &pulsar.ProducerMessage{Payload: fmt.Appendf(nil, "%s %d", given.name, n)}
+		// The number by which brokers' evidence names it, whatever else was given up.
+		sequence := int64(n)
+		message := &pulsar.ProducerMessage{Payload: fmt.Appendf(nil, "%s %d", given.name, n), SequenceID: &sequence}
 		if given.batch == 0 {
 			message.Key = fmt.Sprintf("%s/%d", given.name, n%keys)
 		}

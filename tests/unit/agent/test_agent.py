@@ -83,6 +83,16 @@ def test_who_is_buried_while_it_drains_drains_on() -> None:
     assert stage.view.brokers["a"].incarnation == stage.process("a").agent.incarnation
 
 
+def test_brokers_that_stop_at_once_raise_no_alarm() -> None:
+    """One that drains, and proposes another that does so too, has only been quicker than the news; any other did not look."""
+    commands = ["cluster a b with 2 bundles", "hold a", "transfer 00_80 to b by a", "drain b"]
+    alarm = "a raises rejected: the proposal about 00_80 at offset 11 was rejected: draining_target"
+    assert alarm in perform(play(*commands), "release a")
+    lines = perform(play(*commands, "drain a"), "release a")
+    assert "a answers: draining_target" in lines
+    assert [] == [line for line in lines if "raises" in line]
+
+
 def test_the_host_sees_what_the_agent_holds() -> None:
     """Handles by name, the broker's own entry, and when it wants to be woken are there between steps, and gone at the end."""
     stage = play("cluster a b with 2 bundles")

@@ -23,6 +23,7 @@ from brokers.errors import (
     UnknownBundle,
     UnknownCluster,
     UnknownNamespace,
+    UnknownSchema,
     UnknownTopic,
     UnsupportedAlgorithm,
 )
@@ -64,6 +65,7 @@ CASES = (
     Case(status=504, error=DeadlineExceeded(what="a", waited_ms=1)),
     Case(status=503, error=LogStorageFull(log="sqlite:a.db")),
     Case(status=404, error=UnknownTopic(topic="non-persistent://a/b/c")),
+    Case(status=404, error=UnknownSchema(topic="non-persistent://a/b/c")),
     Case(status=504, error=OutcomeUnknown(log="a", subject="b", problem="c")),
     Case(status=503, error=LogUnavailable(log="a", problem="b")),
     Case(status=503, error=Overloaded(what="a", limit=1)),
@@ -159,7 +161,7 @@ def test_a_body_that_is_too_large_is_told_alike() -> None:
         async with client.put("/path", data=io.BytesIO(bytes(BODY_BYTES_MAX + 1))) as response:
             assert 413 == response.status
             body = json.loads(await response.read())
-        assert {"reason": "Request Entity Too Large: PUT /path", "error": "HTTPRequestEntityTooLarge"} == body
+        assert {"reason": "the body of PUT /path is larger than any that is taken here", "error": "BodyTooLarge"} == body
 
     asked(RuntimeError(), check, method="PUT")
 

@@ -15,15 +15,16 @@ from urllib.parse import quote
 import pytest
 from typer.testing import Result
 
+from brokers.agent.intents import CreateNamespace
 from brokers.lookups import Lookups
 from brokers.pulsar.admin import Topics
 from brokers.pulsar.server import Server
 from brokers.service import Ownership
-from channel.ranges import TopicName
+from channel.ranges import TopicName, even_boundaries
 from tests.house_rules import ROOT
 from tests.unit.cli.fabricated import run as command
-from tests.unit.http.cluster import run
-from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Brokers, Member, T, WireClient, brokers
+from tests.unit.http.cluster import Gate, run
+from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers
 
 TOPICS = f"/admin/v2/non-persistent/{NAMESPACE}"
 PATH = f"{TOPICS}/orders"
@@ -343,6 +344,31 @@ def bare(path: str) -> str:
     return re.sub(r"{(\w+):[^{}]*(?:{[^{}]*}[^{}]*)*}", r"{\1}", path)
 
 
+def test_what_clients_are_refused_is_refused_over_http(tmp_path: Path) -> None:
+    """Of stored topics nothing is told, and of another service's namespace no address for Pulsar's clients, who would be refused there."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, others={"shop/*": Gate()}) as running:
+            (member,) = running.members
+            await member.worker.request(CreateNamespace(name="shop/orders", boundaries=even_boundaries(1)), timeout_ms=PATIENCE_MS)
+            await running.settled()
+            lookup = "/lookup/v2/topic"
+            for path in (f"{lookup}/persistent/{NAMESPACE}/orders", f"/admin/v2/persistent/{NAMESPACE}/orders/partitions"):
+                status, reason = await refused(member, "GET", path)
+                assert 412 == status
+                assert f"use non-persistent://{NAMESPACE}/orders" in reason
+            theirs = "/admin/v2/non-persistent/shop/orders/t/partitions"
+            for method, body in (("GET", None), ("PUT", 3)):
+                status, reason = await refused(member, method, theirs, body)
+                assert (412, "namespace shop/orders is not served to clients of Pulsar") == (status, reason)
+            for domain in ("persistent", "non-persistent"):
+                told = await member.get(f"{lookup}/{domain}/shop/orders/t")
+                assert isinstance(told, dict)
+                assert ("", "", True) == (told["brokerUrl"], told["nativeUrl"], told["httpUrl"].startswith("http://"))
+
+    run(story)
+
+
 def test_every_path_is_documented(tmp_path: Path) -> None:
     """The section about topics has a row for each path and method, and for none that is not there."""
     page = (ROOT / "docs" / "reference" / "http.md").read_text(encoding="utf-8")
@@ -351,7 +377,8 @@ def test_every_path_is_documented(tmp_path: Path) -> None:
     async def story() -> None:
         async with brokers(tmp_path) as running:
             (member,) = running.members
-            routes = Topics(member.worker, Server(member.service, member.worker, Lookups(member.worker))).routes()
+            lookups = Lookups(member.worker)
+            routes = Topics(member.worker, Server(member.service, member.worker, lookups), lookups).routes()
             served = {f"{route.method} {bare(route.path)}" for route in routes}
             assert served == set(re.findall(r"^\| `([A-Z]+ /[^`?]+)`", section, flags=re.MULTILINE))
 

@@ -8,20 +8,24 @@ from brokers.pulsar.arrivals import Arrivals, Entry
 from brokers.pulsar.errors import ServerError
 from brokers.pulsar.outcomes import Replaced
 from brokers.pulsar.requests import SubscriptionKind
-from brokers.pulsar.topic import SubscriptionState, TopicLimits, TopicState
-from tests.unit.pulsar.topics import joined, keyed, make_consumer, make_producer, make_topic, receipted, refused_as, send, sticky, told
+from brokers.pulsar.topic import SubscriptionState, TopicState
+from brokers.pulsar.topic_limits import TopicLimits
+from tests.unit.pulsar.topics import (
+    joined,
+    keyed,
+    left,
+    make_consumer,
+    make_producer,
+    make_topic,
+    receipted,
+    refused_as,
+    send,
+    sticky,
+    there,
+    told,
+)
 
 EXCLUSIVE, SHARED, KEY_SHARED = SubscriptionKind.EXCLUSIVE, SubscriptionKind.SHARED, SubscriptionKind.KEY_SHARED
-
-
-def there(*names: str, subscription: str = "s", kind: SubscriptionKind = SHARED, waiting: tuple[int, ...] = ()) -> SubscriptionState:
-    """A subscription as the former owner left it."""
-    return SubscriptionState(name=subscription, kind=kind, expected=names, waiting=waiting)
-
-
-def left(*subscriptions: SubscriptionState, entries: tuple[Entry, ...] = ()) -> TopicState:
-    """A topic as the former owner left it, after 40 entries."""
-    return TopicState(last_entry_id=40, subscriptions=subscriptions, entries=entries)
 
 
 def test_what_is_published_before_all_are_back_waits_and_so_do_receipts() -> None:
@@ -401,14 +405,16 @@ def test_what_was_noted_comes_with_the_next_tick() -> None:
         send(topic, producer, now_ms=1)
     a = joined(topic, "a", kind=EXCLUSIVE, permits=0, now_ms=1)
     assert [] == told(topic.tick(2))
-    topic.note(a, permits=2)
+    topic.note_flow(a, 2)
     assert [] == told(send(topic, producer, now_ms=2))
     noted = topic.tick(2)
     assert ([("a", 41), ("a", 42)], [41, 42, 43, 44]) == (told(noted), receipted(noted))
     topic.writable(a, is_writable=False, now_ms=2)
-    topic.note(a, permits=2)
+    topic.note_flow(a, 2)
     assert [] == told(topic.tick(2))
-    topic.note(a)
+    topic.note_flow(a, 0)
+    assert [] == told(topic.tick(2))
+    topic.note_writable(a)
     assert [("a", 43), ("a", 44)] == told(topic.tick(2))
     assert [] == told(topic.tick(2))
 
@@ -434,19 +440,3 @@ def test_who_is_slow_holds_up_nobody_of_a_key_shared_subscription() -> None:
     rest = told(topic.flow(slow, 100, 6))
     left_over = [entry_id for entry_id in range(41, 61) if entry_id not in {*of_quick, *of_slow}]
     assert [("b", entry_id) for entry_id in [*left_over, 61 + len(of_quick)]] == rest
-
-
-def test_those_who_waited_are_given_up_in_steps() -> None:
-    """However many subscriptions wait, one step drops no more than one of them may hold, and says that there is more to do."""
-    limits = TopicLimits(waiting_entries_max=3)
-    topic, producer = make_topic(left(*(there("a", subscription=f"s{number}") for number in range(4))), limits=limits), make_producer()
-    topic.add_producer(producer)
-    send(topic, producer, now_ms=1)
-    send(topic, producer, now_ms=1)
-    late_ms = limits.reconnect_wait_ms
-    topic.release_receipts()
-    dropped = []
-    while topic.wake_at_ms is not None:
-        assert topic.wake_at_ms <= late_ms
-        dropped.append(topic.tick(late_ms).dropped)
-    assert [2, 2, 2, 2] == dropped

@@ -28,6 +28,7 @@ from brokers.pulsar.pulsar_api_pb2 import (
     IntRange,
     KeySharedMeta,
     KeyValue,
+    MessageMetadata,
 )
 from brokers.pulsar.requests import (
     AccessMode,
@@ -38,6 +39,8 @@ from brokers.pulsar.requests import (
     LookupAsked,
     ProducerAsked,
     Published,
+    Request,
+    Sought,
     SubscribeAsked,
     SubscriptionKind,
     TurnedAway,
@@ -56,6 +59,7 @@ from tests.pulsar_speech import (
     send,
     subscribe,
     violation,
+    with_checksum,
     with_consumer,
     with_producer,
 )
@@ -74,7 +78,7 @@ class Version:
 def test_handshake_settles_on_the_older_version(version: Version) -> None:
     """CONNECT is answered at once, with the older of both versions and the size of the largest message."""
     connection = Connection(limits=Limits(message_bytes_max=1_000_000), now_ms=0)
-    expected = [Connected(client_version="a test", protocol_version=version.expected)]
+    expected = [Connected(client_version="a test")]
     assert expected == connection.receive(connect(version.said), 0)
     ((reply, _),) = heard(connection.take_outgoing())
     assert (version.expected, 1_000_000) == (reply.connected.protocol_version, reply.connected.max_message_size)
@@ -124,7 +128,7 @@ def test_a_breach_of_the_protocol_ends_the_connection(breach: Breach) -> None:
     """What no client sends ends the connection, counted by its kind; what came before it is handled, what comes after is not."""
     connection = with_producer()
     requests = connection.receive(lookup(99) + breach.data + lookup(100), 0)
-    assert LookupAsked(request_id=99, topic=TOPIC, authoritative=False) == requests[0]
+    assert LookupAsked(request_id=99, topic=TOPIC) == requests[0]
     assert breach.expected is violation(requests)
     assert connection.is_ended
     connection.located(99, "pulsar://broker:6650")
@@ -196,7 +200,6 @@ def test_reads_all_of_a_producer() -> None:
         producer_id=0,
         request_id=0,
         producer_name="mine",
-        encrypted=True,
         metadata=[KeyValue(key="a", value="b")],
         epoch=3,
         user_provided_producer_name=False,
@@ -207,10 +210,8 @@ def test_reads_all_of_a_producer() -> None:
         request_id=0,
         topic=TOPIC,
         name="mine",
-        is_name_users=False,
         epoch=3,
         access_mode=AccessMode.EXCLUSIVE,
-        encrypted=True,
         properties=(("a", "b"),),
     )
     assert [expected] == connected().receive(framed(B(type=B.PRODUCER, producer=body)), 0)
@@ -243,8 +244,7 @@ def test_reads_all_of_a_subscription() -> None:
         name="mine",
         priority=2,
         durable=False,
-        is_force_create=False,
-        key_shared=KeyShared(is_sticky=True, ranges=((0, 9),), allow_out_of_order=True),
+        key_shared=KeyShared(is_sticky=True, ranges=((0, 9),)),
         properties=(("a", "b"),),
         read_compacted=True,
     )
@@ -253,14 +253,46 @@ def test_reads_all_of_a_subscription() -> None:
 
 def test_a_message_comes_with_what_was_attached_to_its_producer() -> None:
     """A message names the object that the service attached, and carries its entry untouched."""
-    requests = with_producer().receive(send(1, 5, entry(), messages=3), 0)
-    assert [Published(producer="the producer", sequence_id=5, highest_sequence_id=0, messages=3, block=entry())] == requests
+    block = entry(b"a batch of three")
+    requests = with_producer().receive(send(1, 5, block, messages=3), 0)
+    assert [Published(producer="the producer", sequence_id=5, highest_sequence_id=0, messages=3, block=block)] == requests
+
+
+@dataclass(frozen=True, kw_only=True)
+class Batch:
+    payload_bytes: int
+    uncompressed_size: int = 0
+    compression: int = 0
+    expected: int
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        Batch(payload_bytes=1, expected=1),
+        Batch(payload_bytes=600, expected=101),
+        Batch(payload_bytes=600, uncompressed_size=60_000, expected=101),
+        Batch(payload_bytes=600, uncompressed_size=60_000, compression=3, expected=10_000),
+        Batch(payload_bytes=1, uncompressed_size=2**32 - 1, compression=3, expected=60_074),
+        Batch(payload_bytes=600, compression=3, expected=1),
+    ],
+    ids=repr,
+)
+def test_a_batch_holds_no_more_messages_than_there_is_room_for(batch: Batch) -> None:
+    """Whatever a client claims, its entry counts for as many as its bytes can hold, compressed as well as can be."""
+    metadata = MessageMetadata(
+        producer_name="p", sequence_id=0, publish_time=0, compression=batch.compression, uncompressed_size=batch.uncompressed_size
+    ).SerializeToString()
+    block = with_checksum(len(metadata).to_bytes(4, "big") + metadata + bytes(batch.payload_bytes))
+    (request,) = with_producer().receive(send(1, 5, block, messages=2**31 - 1), 0)
+    assert isinstance(request, Published)
+    assert batch.expected == request.messages
 
 
 @pytest.mark.parametrize(("claimed", "expected"), [(-1, 1), (0, 1), (7, 7), (2**31 - 1, 10)])
 def test_a_batch_counts_for_a_sane_number(claimed: int, expected: int) -> None:
     """A batch that claims to hold no message, or absurdly many, is counted within bounds."""
-    (request,) = with_producer(Limits(messages_per_entry_max=10)).receive(send(1, 5, entry(), messages=claimed), 0)
+    (request,) = with_producer(Limits(messages_per_entry_max=10)).receive(send(1, 5, entry(b"x" * 100), messages=claimed), 0)
     assert isinstance(request, Published)
     assert expected == request.messages
 
@@ -281,7 +313,8 @@ def test_topics_that_store_nothing_answer_by_themselves() -> None:
     seek = framed(B(type=B.SEEK, seek=CommandSeek(consumer_id=2, request_id=22)))
     last = framed(B(type=B.GET_LAST_MESSAGE_ID, get_last_message_id=CommandGetLastMessageId(consumer_id=2, request_id=23)))
     acknowledgement = framed(B(type=B.ACK, ack=CommandAck(consumer_id=2, request_id=24)))
-    assert [Acked(consumer="the consumer")] == connection.receive(seek + last + acknowledgement, 0)
+    expected: list[Request] = [Sought(consumer="the consumer"), Acked(consumer="the consumer")]
+    assert expected == connection.receive(seek + last + acknowledgement, 0)
     (success, _), (last_id, _), (acknowledged, _) = heard(connection.take_outgoing())
     assert 22 == success.success.request_id
     response = last_id.get_last_message_id_response
@@ -305,7 +338,7 @@ def test_lookups_beyond_the_bound_are_refused() -> None:
     ((reply, _),) = heard(connection.take_outgoing())
     assert (2, ServerError.TOO_MANY_REQUESTS) == (reply.lookup_response.request_id, int(reply.lookup_response.error))
     connection.located(1, "pulsar://broker:6650")
-    assert [LookupAsked(request_id=3, topic=TOPIC, authoritative=False)] == connection.receive(lookup(3), 0)
+    assert [LookupAsked(request_id=3, topic=TOPIC)] == connection.receive(lookup(3), 0)
 
 
 def test_creations_beyond_the_bound_are_for_later() -> None:
@@ -332,23 +365,81 @@ def test_a_connection_has_only_so_many_producers() -> None:
         CommandProducer(topic="t" * 11, producer_id=0, request_id=5),
         CommandProducer(topic="t", producer_id=0, request_id=5, producer_name="n" * 11),
         CommandProducer(topic="t", producer_id=0, request_id=5, metadata=[KeyValue(key="k" * 6, value="v" * 6)]),
+        CommandProducer(topic="t", producer_id=0, request_id=5, metadata=[KeyValue(key="\N{EURO SIGN}", value="\N{EURO SIGN}" * 2)]),
+        CommandProducer(topic="t", producer_id=0, request_id=5, metadata=[KeyValue(key="", value="")] * 2),
         CommandProducer(topic="t", producer_id=0, request_id=5, producer_access_mode=9),
     ],
-    ids=["topic", "name", "properties", "access mode"],
+    ids=["topic", "name", "properties", "bytes of properties", "number of properties", "access mode"],
 )
 def test_what_cannot_be_kept_is_refused(body: CommandProducer) -> None:
     """Names and properties beyond their bounds, and unknown modes, are refused, and the connection goes on."""
-    connection = connected(Limits(name_characters_max=10, properties_characters_max=10))
+    connection = connected(Limits(name_characters_max=10, properties_bytes_max=70))
     assert [TurnedAway(what="PRODUCER")] == connection.receive(framed(B(type=B.PRODUCER, producer=body)), 0)
     ((reply, _),) = heard(connection.take_outgoing())
     assert (5, ServerError.NOT_ALLOWED) == (reply.error.request_id, int(reply.error.error))
+
+
+def test_what_is_kept_for_all_of_a_connection_is_bounded() -> None:
+    """Names and properties of producers and consumers count together, for as long as what they were told with is asked for, or live."""
+    connection = connected(Limits(kept_bytes_max=600))
+    metadata = [KeyValue(key="k", value="v" * 99)] * 3
+
+    def asked(id_: int) -> bytes:
+        body = CommandProducer(topic="t", producer_id=id_, request_id=id_, producer_name="n", metadata=metadata)
+        return framed(B(type=B.PRODUCER, producer=body))
+
+    (request,) = connection.receive(asked(1), 0)
+    assert isinstance(request, ProducerAsked)
+    subscribed = CommandSubscribe(
+        topic="t", subscription="s", subType=CommandSubscribe.Shared, consumer_id=1, request_id=3, metadata=metadata
+    )
+    refused: list[Request] = [TurnedAway(what="PRODUCER"), TurnedAway(what="SUBSCRIBE")]
+    assert refused == connection.receive(asked(2) + framed(B(type=B.SUBSCRIBE, subscribe=subscribed)), 0)
+    assert [ServerError.TOO_MANY_REQUESTS] * 2 == [int(reply.error.error) for reply, _ in heard(connection.take_outgoing())]
+    connection.producer_opened(1, 1, "n", "the producer")
+    assert refused[:1] == connection.receive(asked(2), 0)
+    connection.close_producer(1)
+    (request,) = connection.receive(asked(2), 0)
+    assert isinstance(request, ProducerAsked)
+    connection.producer_refused(2, 2, ServerError.PRODUCER_BUSY, "taken")
+    (request,) = connection.receive(framed(B(type=B.SUBSCRIBE, subscribe=subscribed)), 0)
+    assert isinstance(request, SubscribeAsked)
+
+
+def test_ranges_of_hashes_are_kept_of_sticky_consumers_alone() -> None:
+    """Of others they have no meaning, and no consumer names more than it may have."""
+
+    def asked(kind: CommandSubscribe.SubType, mode: KeySharedMeta.Mode, count: int) -> bytes:
+        meta = KeySharedMeta(keySharedMode=mode, hashRanges=[IntRange(start=n, end=n) for n in range(count)])
+        body = CommandSubscribe(topic="t", subscription="s", subType=kind, consumer_id=1, request_id=3, keySharedMeta=meta)
+        return framed(B(type=B.SUBSCRIBE, subscribe=body))
+
+    def kept(data: bytes) -> KeyShared | None:
+        (request,) = connected().receive(data, 0)
+        assert isinstance(request, SubscribeAsked)
+        return request.key_shared
+
+    assert kept(asked(CommandSubscribe.Shared, KeySharedMeta.STICKY, 25_000)) is None
+    assert KeyShared(is_sticky=False, ranges=()) == kept(asked(CommandSubscribe.Key_Shared, KeySharedMeta.AUTO_SPLIT, 25_000))
+    connection = connected()
+    assert [TurnedAway(what="SUBSCRIBE")] == connection.receive(asked(CommandSubscribe.Key_Shared, KeySharedMeta.STICKY, 101), 0)
+    ((reply, _),) = heard(connection.take_outgoing())
+    assert ServerError.CONSUMER_ASSIGN_ERROR == int(reply.error.error)
+
+
+def test_a_subscription_has_a_name() -> None:
+    """One without is refused with the code that Pulsar has for it."""
+    connection = connected()
+    assert [TurnedAway(what="SUBSCRIBE")] == connection.receive(subscribe(1, 2, subscription=""), 0)
+    ((reply, _),) = heard(connection.take_outgoing())
+    assert (2, ServerError.PRODUCER_BUSY) == (reply.error.request_id, int(reply.error.error))
 
 
 def test_a_long_client_version_is_cut() -> None:
     """What a client says of itself is kept, but not without bound."""
     body = CommandConnect(client_version="v" * 99, protocol_version=20)
     connection = Connection(limits=Limits(name_characters_max=10), now_ms=0)
-    expected = [Connected(client_version="v" * 10, protocol_version=20)]
+    expected = [Connected(client_version="v" * 10)]
     assert expected == connection.receive(framed(B(type=B.CONNECT, connect=body)), 0)
 
 

@@ -169,7 +169,7 @@ def test_closing_what_is_live_is_for_the_service() -> None:
 def test_a_consumer_ends_with_its_subscription(*, succeeds: bool) -> None:
     """An UNSUBSCRIBE that succeeds ends the consumer, and one that fails leaves it."""
     connection = with_consumer()
-    assert [Unsubscribed(consumer="the consumer", request_id=21, force=False)] == connection.receive(unsubscribe(2, 21), 0)
+    assert [Unsubscribed(consumer="the consumer", request_id=21, is_forced=False)] == connection.receive(unsubscribe(2, 21), 0)
     if succeeds:
         connection.succeed(21)
     else:
@@ -269,6 +269,6 @@ def test_what_is_live_can_be_closed_however_much_waits() -> None:
     connection = with_consumer(Limits(requests_pending_max=1))
     connection.receive(lookup(1), 0)
     assert [TurnedAway(what="LOOKUP")] == connection.receive(lookup(2), 0)
-    assert [Unsubscribed(consumer="the consumer", request_id=3, force=False)] == connection.receive(unsubscribe(2, 3), 0)
+    assert [Unsubscribed(consumer="the consumer", request_id=3, is_forced=False)] == connection.receive(unsubscribe(2, 3), 0)
     connection.fail(3, ServerError.METADATA_ERROR, "others are connected")
     assert [ConsumerClosed(consumer="the consumer", request_id=4)] == connection.receive(close_consumer(2, 4), 0)

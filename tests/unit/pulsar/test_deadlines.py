@@ -39,3 +39,57 @@ def test_a_topic_that_fails_keeps_no_other_waiting(caplog: pytest.LogCaptureFixt
 
     asyncio.run(story())
     assert ["a topic failed as its time had come"] == [record.getMessage() for record in caplog.records]
+
+
+def test_topics_that_are_due_together_are_looked_at_in_several_turns() -> None:
+    """Others have the loop in between, however much each topic has to do."""
+    clock_ms = 1_000
+    turns: list[list[str]] = [[]]
+
+    async def story() -> None:
+        nonlocal clock_ms
+        done = asyncio.Event()
+
+        def look(served: Served) -> None:
+            nonlocal clock_ms
+            clock_ms += 15
+            turns[-1].append(served.name)
+            if sum(map(len, turns)) == 5:
+                done.set()
+            if len(turns[-1]) == 1:
+                asyncio.get_running_loop().call_soon(turns.append, [])
+
+        deadlines = Deadlines(look, now_ms=lambda: clock_ms)
+        for name in "abcde":
+            topic = Waiting(name)
+            topic.topic.wake_at_ms = clock_ms
+            deadlines.watch(cast("Served", topic))
+        await asyncio.wait_for(done.wait(), 10)
+
+    asyncio.run(story())
+    assert [["a", "b"], ["c", "d"], ["e"]] == [turn for turn in turns if turn]
+
+
+def test_one_topic_with_much_to_do_takes_turns_with_the_others() -> None:
+    """One that asks to be looked at again at once is looked at behind those that are due already."""
+    looked = list[str]()
+
+    async def story() -> None:
+        done = asyncio.Event()
+
+        def look(served: Served) -> None:
+            looked.append(served.name)
+            if served.name == "much" and looked.count("much") < 3:
+                deadlines.watch(served)
+            elif served.name == "much":
+                done.set()
+
+        deadlines = Deadlines(look, now_ms=now_ms)
+        for name in ("much", "little"):
+            topic = Waiting(name)
+            topic.topic.wake_at_ms = 0
+            deadlines.watch(cast("Served", topic))
+        await asyncio.wait_for(done.wait(), 10)
+
+    asyncio.run(story())
+    assert ["much", "little", "much", "much"] == looked

@@ -10,7 +10,7 @@ import orjson
 import pytest
 
 from brokers.pulsar.arrivals import Entry
-from brokers.pulsar.handover import HANDOVER_BYTES_MAX, NAMES_OF_TOPIC_MAX, HandoverDamaged, decode, encode, is_complete
+from brokers.pulsar.handover import HANDOVER_BYTES_MAX, NAMES_OF_TOPIC_MAX, HandoverDamaged, decode, encode, fetchable, is_complete
 from brokers.pulsar.requests import SubscriptionKind
 from brokers.pulsar.topic import SubscriptionState, TopicState
 
@@ -41,7 +41,7 @@ def test_who_was_there_fits_into_the_handover() -> None:
     """Without undelivered entries nothing need be fetched."""
     states = {"t1": QUIET, "t2": TopicState()}
     encoded = encode(states)
-    assert (None, 0, True) == (encoded.fetched, encoded.dropped, is_complete(encoded.handover))
+    assert (True, 0, True) == (encoded.is_complete, encoded.dropped, is_complete(encoded.handover))
     assert states == decode(encoded.handover, None)
 
 
@@ -57,7 +57,7 @@ def test_a_hundred_ordinary_topics_need_no_fetch() -> None:
         for number in range(100)
     }
     encoded = encode(states)
-    assert encoded.fetched is None
+    assert encoded.is_complete
     assert len(encoded.handover) < HANDOVER_BYTES_MAX / 4
 
 
@@ -65,9 +65,9 @@ def test_undelivered_entries_are_fetched() -> None:
     """The fetched bytes hold everything; the handover alone still says who was there."""
     states = {"t1": QUIET, "t2": WAITING}
     encoded = encode(states)
-    assert encoded.fetched is not None
+    assert not encoded.is_complete
     assert not is_complete(encoded.handover)
-    assert states == decode(encoded.handover, encoded.fetched)
+    assert states == decode(encoded.handover, fetchable(encoded.states))
     bare = tuple(replace(each, waiting=()) for each in WAITING.subscriptions)
     assert {"t1": QUIET, "t2": replace(WAITING, subscriptions=bare, entries=())} == decode(encoded.handover, None)
 
@@ -77,8 +77,8 @@ def test_more_topics_than_fit_are_fetched() -> None:
     states = {f"t{number:04}": unlike(number) for number in range(1000)}
     encoded = encode(states)
     assert len(encoded.handover) <= HANDOVER_BYTES_MAX
-    assert encoded.fetched is not None
-    assert states == decode(encoded.handover, encoded.fetched)
+    assert not encoded.is_complete
+    assert states == decode(encoded.handover, fetchable(encoded.states))
     few = decode(encoded.handover, None)
     assert 0 < len(few) < 1000
     assert all(states[name] == state for name, state in few.items())
@@ -90,19 +90,33 @@ def test_one_topic_that_is_too_large_alone_leaves_an_empty_handover() -> None:
     states = {"t": TopicState(subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=names),))}
     encoded = encode(states)
     assert {} == decode(encoded.handover, None)
-    assert states == decode(encoded.handover, encoded.fetched)
+    assert states == decode(encoded.handover, fetchable(encoded.states))
 
 
 def test_entries_without_room_are_left_out_from_the_newest_on() -> None:
     """What is left out is counted in messages, and no id of it is left."""
     encoded = encode({"t": WAITING}, entry_bytes_max=145)
-    assert encoded.fetched is not None
-    state = decode(encoded.handover, encoded.fetched)["t"]
+    assert not encoded.is_complete
+    state = decode(encoded.handover, fetchable(encoded.states))["t"]
     assert (1, [8], [(8,), ()]) == (
         encoded.dropped,
         [entry.entry_id for entry in state.entries],
         [each.waiting for each in state.subscriptions],
     )
+
+
+def test_one_entry_without_room_leaves_the_room_to_others() -> None:
+    """Topics behind it in the alphabet keep what fits, and only what is kept is charged."""
+
+    def waiting(*sizes: int) -> TopicState:
+        entries = tuple(Entry(number, b"x" * size, 1) for number, size in enumerate(sizes))
+        subscription = SubscriptionState(name="s", kind=SubscriptionKind.SHARED, waiting=tuple(entry.entry_id for entry in entries))
+        return TopicState(subscriptions=(subscription,), entries=entries)
+
+    states = {"a": waiting(100, 100), "b": waiting(900, 1), "c": waiting(100, 100)}
+    encoded = encode(states, entry_bytes_max=4 * (100 + 60))
+    assert [2, 0, 2] == [len(state.entries) for state in decode(encoded.handover, fetchable(encoded.states)).values()]
+    assert 2 == encoded.dropped
 
 
 def test_names_without_room_are_not_expected_and_counted() -> None:
@@ -118,10 +132,10 @@ def test_names_without_room_are_not_expected_and_counted() -> None:
         "u" * 30: TopicState(subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=("a",)),)),
     }
     encoded = encode(states, names_max=5 + 20 + 30 + 30)
-    state = decode(encoded.handover, encoded.fetched)["t"]
+    state = decode(encoded.handover, fetchable(encoded.states))["t"]
     assert [("a" * 26, "b" * 26)] == [each.expected for each in state.subscriptions]
     assert ((Entry(1, b"1", 3),), 5, 1 + 2 + 1) == (state.entries, encoded.dropped, encoded.forgotten)
-    assert {"t"} == decode(encoded.handover, encoded.fetched).keys()
+    assert {"t"} == decode(encoded.handover, fetchable(encoded.states)).keys()
 
 
 def test_the_names_of_one_topic_are_bounded() -> None:
@@ -129,7 +143,7 @@ def test_the_names_of_one_topic_are_bounded() -> None:
     names = tuple(f"{number:01000}" for number in range(1_000))
     large = TopicState(subscriptions=(SubscriptionState(name="s", kind=SubscriptionKind.SHARED, expected=names),))
     encoded = encode({"a": large, "b": QUIET})
-    states = decode(encoded.handover, encoded.fetched)
+    states = decode(encoded.handover, fetchable(encoded.states))
     kept = len(states["a"].subscriptions[0].expected)
     assert 1_000 == kept + encoded.forgotten
     assert 200 < kept <= NAMES_OF_TOPIC_MAX / 1_000
@@ -155,7 +169,7 @@ def packed(document: object) -> bytes:
     return zlib.compress(orjson.dumps(document))
 
 
-def fetchable(document: object, blocks: bytes = b"") -> bytes:
+def checked(document: object, blocks: bytes = b"") -> bytes:
     """Fetched bytes with a good checksum and any content."""
     rows = orjson.dumps(document)
     body = len(rows).to_bytes(4, "big") + rows + blocks
@@ -208,11 +222,11 @@ def test_a_topic_of_the_wrong_shape_is_a_typed_error(topic: object) -> None:
     "damaged",
     [
         b"",
-        (encode({"t": WAITING}).fetched or b"")[:-1],
-        fetchable({"format": 2, "topics": []}),
-        fetchable({"format": 1, "topics": [[["t", 1, []], [], [[1, 1, 5]]]]}, b"1234"),
-        fetchable({"format": 1, "topics": [[["t", 1, []], [], [[1, 1, -5]]]]}, b"1234"),
-        fetchable({"format": 1, "topics": [[["t", 1, []], [[1]], []]]}),
+        fetchable(encode({"t": WAITING}).states)[:-1],
+        checked({"format": 2, "topics": []}),
+        checked({"format": 1, "topics": [[["t", 1, []], [], [[1, 1, 5]]]]}, b"1234"),
+        checked({"format": 1, "topics": [[["t", 1, []], [], [[1, 1, -5]]]]}, b"1234"),
+        checked({"format": 1, "topics": [[["t", 1, []], [[1]], []]]}),
     ],
 )
 def test_damaged_fetched_bytes_are_a_typed_error(damaged: bytes) -> None:

@@ -10,7 +10,8 @@ import pytest
 from brokers.agent.handle import Handle
 from brokers.pulsar.hosting import Hosting
 from brokers.pulsar.requests import SubscriptionKind
-from brokers.pulsar.topic import SubscriptionState, TopicLimits, TopicState
+from brokers.pulsar.topic import SubscriptionState, TopicState
+from brokers.pulsar.topic_limits import TopicLimits
 from brokers.service import Ownership
 from channel.errors import Overloaded
 from channel.ranges import HASH_MAX, bundle_name, topic_hash

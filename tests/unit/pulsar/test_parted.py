@@ -1,45 +1,87 @@
-"""What is kept of bundles that were closed: bounded in bytes and in time, and never taken for what it is not."""
+"""What is kept of bundles that were closed: bounded in bytes and in time, never taken for what it is not, and never lost in silence."""
 
 from __future__ import annotations
 
+from brokers.pulsar.arrivals import Entry
+from brokers.pulsar.handover import size_of
 from brokers.pulsar.parted import Left, Parted
+from brokers.pulsar.topic import TopicState
 from brokers.service import Bundle
 from tests.unit.http.cluster import run, until
 
-ROW_BYTES = Left(bundle=Bundle(name="", namespace="n", low=0, high=1), token=1).size_bytes
+STATES = {"t": TopicState(entries=(Entry(1, b"block", 3),))}
+ROW_BYTES = 512 + size_of(STATES)
 
 
-def left(name: str, fetched: bytes | None = None, *, place: int = 0, token: int = 1, handover: bytes | None = None) -> Left:
+def left(name: str, *, place: int = 0, token: int = 1, handover: bytes | None = None, is_awaited: bool = True) -> Left:
     """What a bundle left that spans ten points."""
     bundle = Bundle(name=name, namespace="n", low=10 * place, high=10 * place + 10)
-    return Left(bundle=bundle, token=token, handover=handover, fetched=fetched)
+    return Left(bundle=bundle, token=token, handover=handover, states=STATES, is_awaited=is_awaited)
+
+
+class Kept:
+    """A table, and what it lost."""
+
+    def __init__(self, *, rows_max: int = 10, kept_ms: int = 60_000) -> None:
+        self.lost: list[str] = []
+        self.parted = Parted(bytes_max=rows_max * ROW_BYTES, kept_ms=kept_ms, on_lost=lambda left: self.lost.append(left.bundle.name))
+
+    def names(self) -> str:
+        """Which of the bundles a to f have something to fetch."""
+        return "".join(bundle for bundle in "abcdef" if self.parted.get(bundle) is not None)
 
 
 def test_a_state_is_kept_until_it_is_asked_for_and_not_for_ever() -> None:
-    """It may be asked for more than once; its time ends all the same, and so does that of one that was forgotten before."""
+    """It may be asked for more than once; its time ends all the same, and that is told if nobody had it."""
 
     async def story() -> None:
-        parted = Parted(bytes_max=10_000, kept_ms=30)
-        parted.keep(left("a", b"state"))
-        parted.forget(left("never there", place=7).bundle)
-        assert [b"state", b"state", None] == [parted.get(bundle) for bundle in ("a", "a", "b")]
-        await until(lambda: parted.get("a") is None)
+        kept = Kept(kept_ms=30)
+        first, second = left("a"), left("b", place=1)
+        kept.parted.keep(first)
+        kept.parted.keep(second)
+        kept.parted.forget(left("never there", place=7).bundle)
+        kept.parted.fetched(first)
+        assert [first, first, None] == [kept.parted.get(bundle) for bundle in ("a", "a", "c")]
+        await until(lambda: not kept.names())
+        assert ["b"] == kept.lost
 
     run(story)
 
 
-def test_of_too_many_bytes_the_oldest_go() -> None:
-    """A bundle that is parted with again counts as new, and its earlier state as nothing; one that left nothing takes room, too."""
+def test_of_too_many_bytes_those_that_were_fetched_go_first() -> None:
+    """Behind them, and those that nobody waits for, go the oldest, which is told: what was receipted is lost with them."""
 
     async def story() -> None:
-        parted = Parted(bytes_max=3 * ROW_BYTES + 10, kept_ms=60_000)
-        for place, (bundle, state) in enumerate((("a", b"aaaa"), ("b", b"bbbb"), ("a", b"AAAA"), ("c", b"cc"), ("d", b"dddd"))):
-            parted.keep(left(bundle, state, place=place))
-        assert [b"AAAA", None, b"cc", b"dddd"] == [parted.get(bundle) for bundle in "abcd"]
-        parted.keep(left("e", place=8))
-        assert [None, b"cc", b"dddd"] == [parted.get(bundle) for bundle in "acd"]
-        parted.keep(left("f", b"x" * 3 * ROW_BYTES, place=9))
-        assert [None] * 3 == [parted.get(bundle) for bundle in "cdf"]
+        kept = Kept(rows_max=3)
+        rows = {name: left(name, place=place, is_awaited=name != "c") for place, name in enumerate("abcdef")}
+        for name in "abc":
+            kept.parted.keep(rows[name])
+        kept.parted.fetched(rows["b"])
+        kept.parted.keep(rows["d"])
+        assert ("ad", []) == (kept.names(), kept.lost)
+        kept.parted.keep(rows["e"])
+        assert ("ade", []) == (kept.names(), kept.lost)
+        kept.parted.keep(rows["f"])
+        assert ("def", ["a"]) == (kept.names(), kept.lost)
+        kept.parted.keep(left("d", place=3))
+        assert ("def", ["a"]) == (kept.names(), kept.lost)
+
+    run(story)
+
+
+def test_it_is_known_what_is_still_to_be_fetched() -> None:
+    """A fetch of what an earlier tenure left says nothing of this one's; whoever waits for the next fetch waits no longer than asked."""
+
+    async def story() -> None:
+        parted = Kept().parted
+        former, current = left("a"), left("a", token=2)
+        for each in (former, current, left("b", place=1, is_awaited=False)):
+            parted.keep(each)
+        parted.fetched(former)
+        assert 1 == parted.awaited
+        assert not await parted.next_fetch(timeout_ms=1)
+        parted.fetched(current)
+        assert 0 == parted.awaited
 
     run(story)
 
@@ -48,9 +90,9 @@ def test_a_state_belongs_to_the_handover_that_it_was_left_with() -> None:
     """With one that somebody else wrote meanwhile it would be delivered twice."""
 
     async def story() -> None:
-        parted = Parted(bytes_max=10_000, kept_ms=60_000)
-        parted.keep(left("a", b"state", handover=b"mine"))
-        assert [b"state", None] == [parted.belonging_to("a", handover) for handover in (b"mine", b"another's")]
+        parted = Kept().parted
+        parted.keep(left("a", handover=b"mine"))
+        assert [STATES, None] == [parted.belonging_to("a", handover) for handover in (b"mine", b"another's")]
         assert parted.belonging_to("b", b"mine") is None
 
     run(story)
@@ -60,7 +102,7 @@ def test_only_what_nobody_else_can_have_held_is_taken_up_again() -> None:
     """A union goes on under the greater of two tokens, and under any other there was another owner; what is taken up is forgotten."""
 
     async def story() -> None:
-        parted = Parted(bytes_max=10_000, kept_ms=60_000)
+        parted = Kept().parted
         lower, upper, other = left("lower", token=3), left("upper", place=1, token=7), left("other", place=2, token=8)
         for each in (lower, upper, other):
             parted.keep(each)

@@ -18,7 +18,7 @@ from aiohttp import web
 from brokers.pulsar.errors import NotServed
 from brokers.pulsar.hosting import Hosting
 from brokers.pulsar.peers import Listing, Peers, are_whole
-from brokers.pulsar.topic import TopicLimits
+from brokers.pulsar.topic_limits import TopicLimits
 from brokers.worker import Worker
 from channel.ranges import HASH_MAX, bundle_name
 from tests.unit.http.cluster import run, until

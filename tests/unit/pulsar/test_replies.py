@@ -40,7 +40,7 @@ def reply(data: bytes) -> BaseCommand:
 
 def test_a_producer_gets_all_that_java_reads() -> None:
     """PRODUCER_SUCCESS sets what some clients read without asking whether it is there."""
-    success = reply(replies.producer_success(1, "p")).producer_success
+    success = reply(replies.producer_success(1, "p", b"")).producer_success
     assert (1, "p", -1, b"", True) == (
         success.request_id,
         success.producer_name,
@@ -54,7 +54,7 @@ def test_a_producer_gets_all_that_java_reads() -> None:
 
 def test_a_lookup_is_final() -> None:
     """LOOKUP_RESPONSE sends the client straight to the owner, and never asks it to go through this broker."""
-    found = reply(replies.located(1, "pulsar://a:1", None)).lookup_response
+    found = reply(replies.located(1, "pulsar://a:1")).lookup_response
     assert (1, "pulsar://a:1", CommandLookupTopicResponse.Connect, True) == (
         found.request_id,
         found.brokerServiceUrl,
@@ -128,7 +128,7 @@ def test_a_refusal_has_the_form_that_is_waited_for(command_type: B.Type, expecte
                 type=B.PARTITIONED_METADATA,
                 partitioned_metadata=CommandPartitionedTopicMetadata(topic="t", request_id=1, metadata_auto_creation_enabled=False),
             ),
-            PartitionsAsked(request_id=1, topic="t", may_create=False),
+            PartitionsAsked(request_id=1, topic="t"),
         ),
         (
             B(

@@ -56,3 +56,23 @@ def test_an_older_schema_is_found_when_the_newest_is_forgotten(monkeypatch: pyte
     assert schemas.find("t", old) is not None
     schemas.add("other", schema(b"x"))
     assert (old, schema(b"old")) == schemas.find("t", None)
+
+
+def test_schemas_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever brings large ones costs others theirs, and not the broker its memory; the same one twice counts once."""
+    monkeypatch.setattr(module, "SCHEMAS_BYTES_MAX", 25)
+    schemas = Schemas()
+    for topic in "aabc":
+        schemas.add(topic, schema(topic.encode() * 9))
+    assert [False, True, True] == [schemas.find(topic, None) is not None for topic in "abc"]
+
+
+def test_what_is_no_news_is_not_the_newest() -> None:
+    """A schema that was known before keeps its place, too; the only one is the newest all the same."""
+    schemas = Schemas()
+    read_by = schemas.add("t", schema(b"1"), is_newest=False)
+    assert (read_by, schema(b"1")) == schemas.find("t", None)
+    newest = schemas.add("t", schema(b"2"))
+    for definition in (b"1", b"2", b"3"):
+        schemas.add("t", schema(definition), is_newest=False)
+    assert (newest, schema(b"2")) == schemas.find("t", None)

@@ -14,7 +14,7 @@ import pytest
 from brokers.pulsar import handover as handovers
 from brokers.pulsar.pulsar_api_pb2 import CommandSubscribe, ServerError
 from brokers.pulsar.settings import Settings
-from brokers.pulsar.topic import TopicLimits
+from brokers.pulsar.topic_limits import TopicLimits
 from brokers.service import Bundle
 from channel.ranges import topic_hash
 from tests.pulsar_speech import connect

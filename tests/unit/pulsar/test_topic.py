@@ -9,7 +9,7 @@ from brokers.pulsar.errors import ServerError
 from brokers.pulsar.outcomes import Replaced, Subscribed
 from brokers.pulsar.requests import AccessMode, SubscriptionKind
 from brokers.pulsar.stats import kind_name
-from brokers.pulsar.topic import TopicLimits
+from brokers.pulsar.topic_limits import TopicLimits
 from tests.unit.pulsar.topics import joined, make_consumer, make_producer, make_topic, receipted, refused_as, send, sticky, told
 
 SHARED, EXCLUSIVE, KEY_SHARED = SubscriptionKind.SHARED, SubscriptionKind.EXCLUSIVE, SubscriptionKind.KEY_SHARED
@@ -158,13 +158,22 @@ def test_a_consumer_unsubscribes_only_for_itself() -> None:
     """Refused beside others, and for one that is not here; else the subscription is gone at once."""
     topic = make_topic()
     a, b = joined(topic, "a", kind=SHARED), joined(topic, "b", kind=SHARED)
-    assert ServerError.METADATA_ERROR is refused_as(topic.unsubscribe(a))
+    assert ServerError.METADATA_ERROR is refused_as(topic.unsubscribe(a, is_forced=False))
     topic.remove_consumer(b)
-    assert ServerError.METADATA_ERROR is refused_as(topic.unsubscribe(b))
-    assert topic.unsubscribe(a) is None
+    assert ServerError.METADATA_ERROR is refused_as(topic.unsubscribe(b, is_forced=True))
+    assert [] == topic.unsubscribe(a, is_forced=False)
     assert topic.is_idle
     assert [] == topic.remove_consumer(a)
     assert [] == told(topic.flow(a, 10, 0))
+
+
+def test_a_consumer_may_force_the_end_of_its_subscription() -> None:
+    """The others of the subscription are told, and are in it no more; those of another one stay."""
+    topic = make_topic()
+    a, b, other = joined(topic, "a", kind=SHARED), joined(topic, "b", kind=SHARED), joined(topic, "c", "other")
+    assert [b] == topic.unsubscribe(a, is_forced=True)
+    assert ((other,), ["other"]) == (topic.consumers, list(topic.subscriptions))
+    assert [] == topic.remove_consumers([a, b])
 
 
 @pytest.mark.parametrize(

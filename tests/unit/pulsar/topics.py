@@ -5,12 +5,14 @@ May live here: makers, and short ways to say what an outcome holds. Times are mi
 
 from __future__ import annotations
 
+from brokers.pulsar.arrivals import Entry
 from brokers.pulsar.dispatch import Consumer, Refusal
 from brokers.pulsar.errors import ServerError
 from brokers.pulsar.outcomes import Outcome, Producer, Subscribed
 from brokers.pulsar.rates import Meter
 from brokers.pulsar.requests import AccessMode, KeyShared, SubscriptionKind
-from brokers.pulsar.topic import Topic, TopicLimits, TopicState
+from brokers.pulsar.topic import SubscriptionState, Topic, TopicState
+from brokers.pulsar.topic_limits import TopicLimits
 
 NAME = "non-persistent://public/default/orders"
 
@@ -53,7 +55,19 @@ def make_consumer(
 
 def sticky(*ranges: tuple[int, int]) -> KeyShared:
     """The wish of a STICKY consumer."""
-    return KeyShared(is_sticky=True, ranges=ranges, allow_out_of_order=False)
+    return KeyShared(is_sticky=True, ranges=ranges)
+
+
+def there(
+    *names: str, subscription: str = "s", kind: SubscriptionKind = SubscriptionKind.SHARED, waiting: tuple[int, ...] = ()
+) -> SubscriptionState:
+    """A subscription as the former owner left it."""
+    return SubscriptionState(name=subscription, kind=kind, expected=names, waiting=waiting)
+
+
+def left(*subscriptions: SubscriptionState, entries: tuple[Entry, ...] = ()) -> TopicState:
+    """A topic as the former owner left it, after 40 entries."""
+    return TopicState(last_entry_id=40, subscriptions=subscriptions, entries=entries)
 
 
 def joined(

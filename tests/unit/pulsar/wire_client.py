@@ -32,6 +32,7 @@ from brokers.pulsar.pulsar_api_pb2 import (
 )
 from brokers.pulsar.service import PulsarService
 from brokers.pulsar.settings import Settings
+from brokers.service import Service
 from brokers.worker import Worker
 from channel.ranges import even_boundaries, topic_hash
 from channel.view import View
@@ -256,6 +257,7 @@ class WireClient:
 class Member:
     """One broker."""
 
+    broker: Broker
     worker: Worker
     service: PulsarService
     http: aiohttp.ClientSession
@@ -292,6 +294,10 @@ class Member:
             if line.startswith(f"equipoise_pulsar_{name}{{") and all(each in line for each in wanted):
                 return float(line.rpartition(" ")[2])
         return 0.0
+
+    async def stop(self) -> None:
+        """Stop it gracefully, with nothing of it left."""
+        await self.broker.__aexit__(None, None, None)
 
     async def client(self, *, handshake: bool = True) -> WireClient:
         """A new connection to it."""
@@ -361,8 +367,12 @@ async def brokers(
     settings: Settings | None = None,
     config: Mapping[str, object] | None = None,
     log_url: str | None = None,
+    others: Mapping[str, Service] | None = None,
 ) -> AsyncIterator[Brokers]:
-    """So many brokers on one loop, over a log in memory unless told otherwise. `config` is added to each one's configuration."""
+    """So many brokers on one loop, over a log in memory unless told otherwise. `config` is added to each one's configuration.
+
+    `others` are services of other namespaces, by pattern.
+    """
     log_url = log_url or f"memory:{uuid.uuid4()}"
     async with AsyncExitStack() as parts:
         http = await parts.enter_async_context(aiohttp.ClientSession())
@@ -373,9 +383,10 @@ async def brokers(
             service = PulsarService(settings)
             values = {"log_url": log_url, "data_dir": folder / f"b{number}", "http_port": 0, "pulsar_port": 0, "drain_ms": 2_000}
             made = WorkerConfig.model_validate({**values, "balance": False, **(config or {})})
-            worker = await parts.enter_async_context(Broker(made, {"*": service}))
+            broker = Broker(made, {**(others or {}), "*": service})
+            worker = await parts.enter_async_context(broker)
             await worker.ready(timeout_ms=PATIENCE_MS)
-            members.append(Member(worker=worker, service=service, http=http, clients=clients))
+            members.append(Member(broker=broker, worker=worker, service=service, http=http, clients=clients))
         intent = CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(bundles))
         await members[0].worker.request(intent, timeout_ms=PATIENCE_MS)
         running = Brokers(members=members)

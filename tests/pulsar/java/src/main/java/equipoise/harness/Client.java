@@ -94,6 +94,8 @@ public final class Client {
             String fields = Lines.text("topic", topics.get(turn)) + Lines.text("producer", name) + Lines.number("n", n);
             TypedMessageBuilder<byte[]> message = producers.get(turn).newMessage();
             message.value((name + " " + n).getBytes(StandardCharsets.UTF_8));
+            // The number by which brokers' evidence names it, whatever else was given up.
+            message.sequenceId(n);
             if (batch == 0) {
                 message.key(name + "/" + n % KEYS);
             }

@@ -1,0 +1,94 @@
+"""Where a schema is that a client asks for: known here, at the broker that serves its topic, or at another one.
+
+May live here: who is asked, and how brokers spell a schema to each other. Clients ask any broker, while those who bring a schema
+bring it to the owner of their topic.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from base64 import b64decode, b64encode
+from typing import Final
+from urllib.parse import quote
+
+from brokers.pulsar.errors import NotServed, ServerError
+from brokers.pulsar.names import partitioned_name
+from brokers.pulsar.peers import Peers
+from brokers.pulsar.requests import Schema
+from brokers.pulsar.schemas import VERSION_BYTES, Schemas
+from channel.errors import Overloaded
+from channel.ranges import TopicName
+
+# Different schemas that other brokers are asked for at a time: each question goes to all of them, and is answered within 5 s.
+_ASKED_MAX: Final = 256
+
+Found = tuple[bytes, Schema]
+
+
+class SchemaSearch:
+    """The schemas of the cluster, as one broker finds them."""
+
+    def __init__(self, schemas: Schemas, peers: Peers) -> None:
+        """`schemas` are known here; `peers` are the others."""
+        self._schemas = schemas
+        self._peers = peers
+        self._asked: dict[tuple[str, bytes | None], asyncio.Task[Found | None]] = {}
+
+    def known(self, topic: TopicName, version: bytes | None) -> Found | None:
+        """The schema of a topic as it is known here; without a version the newest."""
+        return self._schemas.find(partitioned_name(topic.full), version)
+
+    async def find(self, topic: TopicName, version: bytes | None) -> Found | None:
+        """The same, wherever it is known; which is the newest says the broker that serves the topic.
+
+        Raises `NotServed` if nobody has it, and one of the others does not answer; and `Overloaded`.
+        """
+        known = self.known(topic, version)
+        if known is not None and (version is not None or self._peers.is_served_here(topic)):
+            return known
+        if version is not None and len(version) != VERSION_BYTES:
+            return None
+        # A client that asks the same at the same time shares the answer.
+        asked = self._asked.get((topic.full, version))
+        if asked is None:
+            if len(self._asked) >= _ASKED_MAX:
+                raise Overloaded(what="the schemas that other brokers are asked for", limit=_ASKED_MAX)
+            asked = self._asked[topic.full, version] = asyncio.get_running_loop().create_task(self._ask(topic, version))
+            asked.add_done_callback(lambda done: self._told(topic, version, done))
+        try:
+            return await asyncio.shield(asked) or known
+        except NotServed:
+            if known is None:
+                raise
+            return known
+
+    def _told(self, topic: TopicName, version: bytes | None, task: asyncio.Task[Found | None]) -> None:
+        del self._asked[topic.full, version]
+        if not task.cancelled():
+            task.exception()  # Whoever still waits gets it; nobody has to.
+
+    async def _ask(self, topic: TopicName, version: bytes | None) -> Found | None:
+        path = f"/admin/v2/schemas/{topic.namespace}/{quote(topic.local, safe='')}/schema"
+        told = await self._peers.first_told(topic, path if version is None else f"{path}/{int.from_bytes(version, 'big')}")
+        if told is None:
+            return None
+        schema = read(told)
+        made = self._schemas.add(partitioned_name(topic.full), schema, is_newest=False)
+        return None if version is not None and made != version else (made, schema)
+
+
+def document(schema: Schema) -> dict[str, object]:
+    """A schema as brokers tell it each other in JSON; its version follows from it."""
+    definition = b64encode(schema.definition).decode("ascii")
+    return {"name": schema.name, "kind": schema.kind, "definition": definition, "properties": [list(pair) for pair in schema.properties]}
+
+
+def read(told: object) -> Schema:
+    """The schema of a `document`; raises `NotServed`."""
+    try:
+        name, kind, definition, pairs = (told[key] for key in ("name", "kind", "definition", "properties"))  # type: ignore[index]
+        properties = tuple((str(key), str(value)) for key, value in pairs)
+        return Schema(name=str(name), kind=int(kind), definition=b64decode(definition, validate=True), properties=properties)
+    except (TypeError, KeyError, ValueError) as error:
+        problem = f"a broker answers {told!r:.80}, which is no schema; ask again when all brokers are of one release"
+        raise NotServed(error=ServerError.METADATA_ERROR, problem=problem) from error

@@ -1,0 +1,156 @@
+"""What waits in a bundle is fetched by its next owner: also where that fails at first, or late, and never lost in silence."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import pytest
+
+from brokers.handover import fetch_from
+from brokers.pulsar.service import PulsarService
+from brokers.pulsar.settings import Settings
+from brokers.pulsar.topic_limits import TopicLimits
+from brokers.service import Peer
+from channel.errors import PeerError
+from tests.unit.http.cluster import run, until
+from tests.unit.pulsar.test_service_moves import busy
+from tests.unit.pulsar.wire_client import Brokers, Member, WireClient, brokers
+
+Fetch = Callable[[Peer, str], Awaitable[bytes | None]]
+
+HASTY = TopicLimits(receipt_wait_ms=30, absent_wait_ms=120_000, reconnect_wait_ms=120_000)
+
+
+async def waiting(running: Brokers) -> tuple[Member, Member]:
+    """The owner of a topic in which one receipted message waits for a consumer that is late, and another broker."""
+    other, owner, _ = await busy(running)
+    await running.transfer(owner)
+    there = await owner.client()
+    await there.producer(1, name="mine", epoch=1)
+    there.publish(1, 1, "1")
+    await there.receipt(1, 1)
+    return owner, other
+
+
+async def delivered(member: Member) -> str:
+    """What the late consumer gets there."""
+    client: WireClient = await member.client()
+    await client.consumer(1, name="me")
+    return (await client.hear_message())[2]
+
+
+def with_fetches(monkeypatch: pytest.MonkeyPatch, fetch: Callable[[Fetch, Peer, str], Awaitable[bytes | None]]) -> None:
+    """Have next owners fetch in this way, which is given the usual one."""
+    usual = fetch_from
+    monkeypatch.setattr("brokers.worker.fetch_from", lambda source, bundle: fetch(usual, source, bundle))
+
+
+def test_a_fetch_that_fails_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What one broken connection would cost are receipted messages."""
+    asked: list[str] = []
+
+    async def fail_once(usual: Fetch, source: Peer, bundle: str) -> bytes | None:
+        asked.append(bundle)
+        if len(asked) == 1:
+            raise PeerError("a broken connection")
+        return await usual(source, bundle)
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=Settings(topics=HASTY)) as running:
+            _, destination = await waiting(running)
+            with_fetches(monkeypatch, fail_once)
+            await running.transfer(destination)
+            assert "1" == await delivered(destination)
+            assert (2, 0) == (len(asked), destination.service.counts.handovers_damaged)
+
+    run(story)
+
+
+def test_a_state_that_its_owner_has_no_more_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The topics open all the same, and whoever was there is waited for; but what waited is lost, and that is told."""
+
+    async def nothing(_usual: Fetch, _source: Peer, _bundle: str) -> bytes | None:
+        return None
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=Settings(topics=HASTY)) as running:
+            _, destination = await waiting(running)
+            with_fetches(monkeypatch, nothing)
+            await running.transfer(destination)
+            await until(lambda: destination.service.counts.handovers_damaged == 1)
+            assert 1 == await destination.metric("topics_waiting")
+
+    with caplog.at_level(logging.WARNING):
+        run(story)
+    assert "its former owner is gone, or has it no more" in caplog.text
+
+
+def test_what_nobody_fetches_in_time_is_counted_and_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A source without room for what it left has dropped its messages."""
+    settings = Settings(topics=HASTY, parted_bytes_max=100)
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=settings) as running:
+            source, destination = await waiting(running)
+            await running.transfer(destination)
+            await until(lambda: destination.service.counts.handovers_damaged == 1)
+            assert 1 == source.service.counts.dropped
+
+    with caplog.at_level(logging.WARNING):
+        run(story)
+    assert "1 messages and the names of 1 topics were not fetched, and are lost" in caplog.text
+
+
+def test_a_broker_that_stops_answers_until_it_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A destination that is slow to fetch finds the source's HTTP still there, and nothing is lost in a graceful stop."""
+    leaving = asyncio.Event()
+
+    async def late(usual: Fetch, source: Peer, bundle: str) -> bytes | None:
+        await leaving.wait()
+        await asyncio.sleep(0.1)  # The stop goes on meanwhile, as far as it goes.
+        return await usual(source, bundle)
+
+    usual_wait = PulsarService.all_fetched
+
+    async def all_fetched(service: PulsarService) -> None:
+        leaving.set()
+        await usual_wait(service)
+
+    monkeypatch.setattr(PulsarService, "all_fetched", all_fetched)
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2, settings=Settings(topics=HASTY)) as running:
+            source, destination = await waiting(running)
+            with_fetches(monkeypatch, late)
+            await source.stop()
+            await destination.worker.until(
+                lambda view: all(each.phase == "owned" for each in view.bundles.values()) or None, timeout_ms=20_000, what="all being owned"
+            )
+            assert "1" == await delivered(destination)
+            assert 0 == destination.service.counts.handovers_damaged
+
+    run(story)
+
+
+def test_a_broker_that_stops_waits_for_nobody_who_does_not_ask(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It tells what ends with it."""
+
+    async def never(_usual: Fetch, _source: Peer, _bundle: str) -> bytes | None:
+        raise PeerError("it cannot be reached")
+
+    async def story() -> None:
+        settings = Settings(topics=HASTY, next_fetch_ms=50)
+        async with brokers(tmp_path, count=2, settings=settings) as running:
+            source, _ = await waiting(running)
+            with pytest.MonkeyPatch.context() as patch:
+                with_fetches(patch, never)
+                await source.stop()
+
+    with caplog.at_level(logging.WARNING):
+        run(story)
+    assert "what 1 bundles left here was not fetched, and ends with this broker" in caplog.text

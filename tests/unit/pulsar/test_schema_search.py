@@ -1,0 +1,228 @@
+"""Schemas over several brokers: brought to one of them, and asked of another."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from brokers.pulsar import errors, schema_search
+from brokers.pulsar.errors import NotServed
+from brokers.pulsar.peers import Peers
+from brokers.pulsar.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandGetSchema,
+    CommandGetSchemaResponse,
+    CommandProducer,
+    CommandSubscribe,
+    ServerError,
+)
+from brokers.pulsar.pulsar_api_pb2 import Schema as WireSchema
+from brokers.pulsar.requests import Schema
+from brokers.pulsar.schema_documents import schema_document, version_in
+from channel.ranges import TopicName
+from tests.pulsar_speech import framed
+from tests.unit.http.cluster import run
+from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, T, WireClient, brokers
+
+JSON, AUTO_CONSUME = 2, 21
+OLD, NEW = b'{"type": "record", "name": "old"}', b'{"type": "record", "name": "new"}'
+
+
+def schema(definition: bytes = OLD, kind: int = JSON) -> WireSchema:
+    """A schema as clients send it."""
+    return WireSchema(name="s", schema_data=definition, type=kind)
+
+
+async def producer(client: WireClient, producer_id: int, its: WireSchema, topic: str = TOPIC, *, name: str = "p") -> bytes:
+    """Open a producer with a schema; the version that it is told."""
+    request_id = client.request_id()
+    body = CommandProducer(topic=topic, producer_id=producer_id, request_id=request_id, producer_name=name, schema=its)
+    client.say(framed(BaseCommand(type=T.PRODUCER, producer=body)))
+    answer = await client.hear(T.PRODUCER_SUCCESS, lambda said: said.producer_success.request_id == request_id)
+    return answer.producer_success.schema_version
+
+
+async def consumer(client: WireClient, consumer_id: int, its: WireSchema) -> None:
+    """Subscribe with a schema."""
+    request_id = client.request_id()
+    body = CommandSubscribe(
+        topic=TOPIC,
+        subscription=str(consumer_id),
+        subType=CommandSubscribe.Shared,
+        consumer_id=consumer_id,
+        request_id=request_id,
+        schema=its,
+    )
+    client.say(framed(BaseCommand(type=T.SUBSCRIBE, subscribe=body)))
+    await client.hear(T.SUCCESS, lambda said: said.success.request_id == request_id)
+
+
+async def told(client: WireClient, version: bytes | None = None, topic: str = TOPIC) -> CommandGetSchemaResponse:
+    """What GET_SCHEMA is answered."""
+    request_id = client.request_id()
+    client.say(
+        framed(BaseCommand(type=T.GET_SCHEMA, get_schema=CommandGetSchema(request_id=request_id, topic=topic, schema_version=version)))
+    )
+    return (await client.hear(T.GET_SCHEMA_RESPONSE, lambda said: said.get_schema_response.request_id == request_id)).get_schema_response
+
+
+def test_any_broker_tells_what_a_producer_brought(tmp_path: Path) -> None:
+    """Its version is in PRODUCER_SUCCESS, again if it asks twice, and its messages bear it: whoever gets them asks any broker for it."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=3) as running:
+            owner = running.owner_of()
+            client = await owner.client()
+            version = await producer(client, 1, schema())
+            assert 8 == len(version)
+            assert version == await producer(client, 1, schema())
+            for member in running.members:
+                answer = await told(await member.client(), version)
+                assert (version, OLD) == (answer.schema_version, answer.schema.schema_data)
+            newer = await producer(client, 2, schema(NEW), name="q")
+            for member in running.members:
+                there = await member.client()
+                assert newer == (await told(there)).schema_version
+                assert OLD == (await told(there, version)).schema.schema_data
+
+    run(story)
+
+
+def test_a_schema_outlives_a_move(tmp_path: Path) -> None:
+    """Its producer brings it along, and its version is the same as before; until then the former owner has it."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2) as running:
+            source = running.owner_of()
+            destination = running.other_than(source)
+            version = await producer(await source.client(), 1, schema())
+            await running.transfer(destination)
+            there = await destination.client()
+            assert version == (await told(there, version)).schema_version
+            assert version == await producer(there, 1, schema(), name="other")
+            await source.stop()
+            assert version == (await told(there)).schema_version
+
+    run(story)
+
+
+def test_what_a_consumer_reads_by_is_known_and_not_the_newest(tmp_path: Path) -> None:
+    """One that takes any schema brings none."""
+
+    async def story() -> None:
+        async with brokers(tmp_path) as running:
+            client = await running.members[0].client()
+            await consumer(client, 1, schema(b"", AUTO_CONSUME))
+            assert ServerError.TopicNotFound == (await told(client)).error_code
+            await consumer(client, 2, schema(OLD))
+            assert OLD == (await told(client)).schema.schema_data
+            newer = await producer(client, 1, schema(NEW))
+            await consumer(client, 3, schema(OLD))
+            assert newer == (await told(client)).schema_version
+
+    run(story)
+
+
+def test_the_partitions_of_a_topic_have_one_schema(tmp_path: Path) -> None:
+    """Clients bring it to a partition, and ask by the name of the topic, or of another partition."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2) as running:
+            owner = running.owner_of(f"{TOPIC}-partition-1")
+            version = await producer(await owner.client(), 1, schema(), f"{TOPIC}-partition-1")
+            for member in running.members:
+                client = await member.client()
+                for topic in (TOPIC, f"{TOPIC}-partition-0"):
+                    assert version == (await told(client, version, topic)).schema_version
+
+    run(story)
+
+
+def test_what_nobody_knows_is_answered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """TopicNotFound if all say so; an error that clients try again if one of them does not answer; and a bound on the questions."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2) as running:
+            here = running.other_than(running.owner_of())
+            client = await here.client()
+            for version in (None, b"12345678", b"1", b""):
+                assert ServerError.TopicNotFound == (await told(client, version)).error_code
+            assert ServerError.NotAllowedError == (await told(client, None, "persistent://public/default/x")).error_code
+            monkeypatch.setattr(schema_search, "_ASKED_MAX", 0)
+            assert "asked for" in (await told(client)).error_message
+
+            async def fail(*_: object) -> object:
+                raise NotServed(error=errors.ServerError.METADATA_ERROR, problem="no answer")
+
+            monkeypatch.setattr(schema_search, "_ASKED_MAX", 9)
+            monkeypatch.setattr("brokers.pulsar.peers.Peers._ask", fail)
+            assert ServerError.MetadataError == (await told(client)).error_code
+
+    run(story)
+
+
+def test_schemas_over_http(tmp_path: Path) -> None:
+    """As Pulsar spells them, at any broker, for clients whose service URL is one of HTTP."""
+    path = f"/admin/v2/schemas/{NAMESPACE}/orders/schema"
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2) as running:
+            owner = running.owner_of()
+            assert 404 == (await owner.ask("GET", path))[0]
+            version = int.from_bytes(await producer(await owner.client(), 1, schema()), "big")
+            expected = {"version": version, "type": "JSON", "timestamp": 0, "data": OLD.decode(), "properties": {}}
+            other = running.other_than(owner)
+            for member in (other, owner):
+                assert [expected] * 2 == [await member.get(each) for each in (path, f"{path}/{version}")]
+                assert 404 == (await member.ask("GET", f"{path}/17"))[0]
+
+    run(story)
+
+
+def test_one_question_goes_out_for_all_who_ask_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A herd of consumers that come after a move asks for one schema at a time."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2) as running:
+            owner = running.owner_of()
+            version = await producer(await owner.client(), 1, schema())
+            server = running.other_than(owner)
+            asked = 0
+            usual = Peers.first_told
+
+            async def first_told(peers: Peers, topic: TopicName, path: str) -> object:
+                nonlocal asked
+                asked += 1
+                return await usual(peers, topic, path)
+
+            monkeypatch.setattr(Peers, "first_told", first_told)
+            clients = [await server.client() for _ in range(5)]
+            answers = await asyncio.gather(*(told(client, version) for client in clients))
+            assert ([version] * 5, 1) == ([answer.schema_version for answer in answers], asked)
+
+    run(story)
+
+
+def test_what_another_broker_tells_is_looked_at() -> None:
+    """A schema survives the way; anything else is refused."""
+    its = Schema(name="é", kind=15, definition=bytes(range(256)), properties=(("a", "b"),))
+    assert its == schema_search.read(schema_search.document(its))
+    told = schema_search.document(its)
+    wrong: tuple[object, ...] = (None, [], {}, {**told, "definition": "!"}, {**told, "properties": [1]})
+    for nonsense in wrong:
+        with pytest.raises(NotServed):
+            schema_search.read(nonsense)
+
+
+def test_a_pair_is_told_as_pulsar_tells_it() -> None:
+    """Two definitions with their lengths become one object; a half without a structure is a text."""
+    halves = b"\x00\x00\x00\x00" + len(OLD).to_bytes(4, "big") + OLD
+    document = schema_document(b"\x00" * 8, Schema(name="s", kind=15, definition=halves, properties=()))
+    assert '{"key": "", "value": {"type": "record", "name": "old"}}' == document["data"]
+    assert ("KEY_VALUE", "NONE") == (
+        document["type"],
+        schema_document(b"", Schema(name="s", kind=99, definition=b"", properties=()))["type"],
+    )
+    assert (None, b"\x00" * 7 + b"\x11") == (version_in(None), version_in("17"))
