@@ -11,7 +11,7 @@ SETTLED := --all-extras --all-groups --no-group proto --no-group fuzz
 PURE_TESTS := $(wildcard tests/unit tests/property tests/scenarios)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run test check fmt bench simulate mutants soak stress stress-pulsar proto fuzz clean
+.PHONY: help setup run kafka kafka-stop test check fmt bench simulate mutants soak stress stress-pulsar proto fuzz clean
 
 help: ## Say what each target does
 	@echo "Equipoise: make TARGET, where TARGET is one of"
@@ -30,13 +30,27 @@ $(STAMP): pyproject.toml uv.lock
 	@UV_PROJECT_ENVIRONMENT=.venv UV_PYTHON_DOWNLOADS=never $(BIN)/python -m uv sync --quiet --frozen $(SETTLED) --python $(BIN)/python
 	@touch $(STAMP)
 
-run: setup ## Run the demo: a cluster that balances, fails and heals before your eyes
+run: setup ## Run the demo: a cluster that balances, fails and heals before your eyes: make run [LOG=kafka]
+ifeq ($(LOG),kafka)
+	@echo "== run: the demo, a local cluster under load, on a real Kafka of this machine, which is killed and comes back"
+	@$(BIN)/python -m compose.demo
+else
+	@test -z "$(LOG)" || { echo "there is LOG=kafka; without it the log is a file"; exit 2; }
 	@echo "== run: the demo, a local cluster under load"
 	@$(BIN)/python -m brokers.demo
+endif
 
-test: check ## Run every check and every test, with branch coverage
+kafka: setup ## Start a real Kafka on this machine, without Docker, and print its address: make kafka [NODES=3] [PORT=9092]
+	@echo "== kafka: $(or $(NODES),1) node(s), with the jars that Maven fetches once; topics stay in .kafka" >&2
+	@$(BIN)/python -m compose.local_kafka start --nodes "$(or $(NODES),1)" --port "$(or $(PORT),9092)"
+
+kafka-stop: setup ## Stop what `make kafka` started
+	@echo "== kafka-stop: all nodes" >&2
+	@$(BIN)/python -m compose.local_kafka stop
+
+test: check ## Run every check and every test, with branch coverage: make test [LOG=kafka]
 	@echo "== test: all tests, with the coverage of branches"
-	@PYTHONHASHSEED=1 $(BIN)/python -m pytest --cov --cov-report=term
+	@$(if $(LOG),EQUIPOISE_TEST_LOG="$(LOG)") PYTHONHASHSEED=1 $(BIN)/python -m pytest --cov --cov-report=term
 ifneq ($(PURE_TESTS),)
 	@echo "== test: the pure tests again under another PYTHONHASHSEED, since no order of a set may leak into a decision"
 	@PYTHONHASHSEED=2 $(BIN)/python -m pytest --quiet -m "not integration" $(PURE_TESTS)
@@ -57,10 +71,11 @@ fmt: setup ## Format the code, and mend what ruff can mend by itself
 	@$(BIN)/python -m ruff check --fix --quiet || true
 	@$(BIN)/python -m ruff format
 
-bench: setup ## Run one benchmark and print one JSON line: make bench BENCH=name
+bench: setup ## Run one benchmark and print one JSON line: make bench BENCH=name [LOG=kafka]
 	@test -n "$(BENCH)" || { echo "which one? make bench BENCH=name"; exit 2; }
+	@test -z "$(LOG)" || grep -q add_log_option "tests/benchmarks/$(BENCH).py" || { echo "$(BENCH) has one log: leave LOG out"; exit 2; }
 	@echo "== bench: $(BENCH)" >&2
-	@$(BIN)/python -m "tests.benchmarks.$(BENCH)"
+	@$(BIN)/python -m "tests.benchmarks.$(BENCH)" $(if $(LOG),--log "$(LOG)")
 
 simulate: setup ## Replay one simulated run and print its story: make simulate SEED=number
 	@case "$(SEED)" in '' | *[!0-9]*) echo "which seed? make simulate SEED=number"; exit 2;; esac
@@ -75,13 +90,13 @@ soak: setup ## Simulate one seed after another for an hour: make soak [HOURS=1]
 	@echo "== soak: simulating for $(or $(HOURS),1) h"
 	@$(BIN)/python -m brokers.simulation --soak-hours "$(or $(HOURS),1)"
 
-stress: setup ## Move, kill, stop and cut off real brokers under load, and have the judge judge: make stress [SEED=0]
+stress: setup ## Move, kill, stop and cut off real brokers under load, and have the judge judge: make stress [SEED=0] [LOG=kafka]
 	@echo "== stress: some five minutes of faults in real processes"
-	@$(BIN)/python -m tests.stress --seed "$(or $(SEED),0)"
+	@$(BIN)/python -m tests.stress --seed "$(or $(SEED),0)" --log "$(or $(LOG),sqlite)"
 
-stress-pulsar: setup ## Move, cut, join and kill real brokers under real Pulsar clients, and have the judge judge: make stress-pulsar [SEED=0]
+stress-pulsar: setup ## Move, cut, join and kill real brokers under real Pulsar clients, and have the judge judge: make stress-pulsar [SEED=0] [LOG=kafka]
 	@echo "== stress-pulsar: some two minutes of Python, Java and Go clients, with moves and deaths"
-	@$(BIN)/python -m tests.stress_pulsar --seed "$(or $(SEED),0)"
+	@$(BIN)/python -m tests.stress_pulsar --seed "$(or $(SEED),0)" --log "$(or $(LOG),sqlite)"
 
 proto: setup ## Make the code of Pulsar's commands anew from brokers/pulsar/pulsar_api.proto
 	@echo "== proto: protoc, as the group proto in pyproject.toml names it"
@@ -93,7 +108,8 @@ fuzz: setup ## Fuzz what strangers send to the Pulsar service: make fuzz [SECOND
 	@$(BIN)/python -m uv run --quiet --isolated --frozen --all-extras --group dev --group fuzz --python $(BIN)/python \
 	  python -m tests.fuzz -max_total_time="$(or $(SECONDS),60)"
 
-clean: ## Remove .venv and all that builds, checks and tests leave behind
-	@echo "== clean: removing .venv and caches"
-	@rm -rf .venv build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+clean: ## Remove .venv, the local Kafka, and all that builds, checks and tests leave behind
+	@echo "== clean: removing .venv, the local Kafka and caches"
+	@if test -d .kafka; then $(PYTHON) -m compose.local_kafka stop --kill; fi
+	@rm -rf .kafka .venv build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -59,7 +59,7 @@ class Balancing:
     async def _turn(self) -> None:
         try:
             await asyncio.to_thread(self._bus.publish, self._report())
-            if self._leads() and self._scheduler.due(self._worker.clock.now().boot_ms):
+            if self._worker.agent.leads and self._scheduler.due(self._worker.clock.now().boot_ms):
                 await self._round()
         except EquipoiseError as error:
             _logger.warning("a round of balancing failed: %s", error, extra={"broker": self._worker.broker_id})
@@ -73,10 +73,6 @@ class Balancing:
         self._sampled_ms = sample.at_ms
         at_ms = self._worker.clock.now().wall_ms
         return Report(broker=self._worker.broker_id, at_ms=at_ms, capacity=self._worker.config.capacity, bundles=dict(averages))
-
-    def _leads(self) -> bool:
-        leader = self._worker.view.leader()
-        return leader is not None and leader.incarnation == self._worker.agent.incarnation
 
     async def _round(self) -> None:
         now = self._worker.clock.now()

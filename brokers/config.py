@@ -15,13 +15,17 @@ from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
-from brokers.agent.timing import Timing
+from brokers.agent.timing import Timing, timing_of
 from brokers.errors import InvalidConfig
 from channel.errors import CallerError
 from channel.ranges import check_broker_id
 from channel.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TEXT_CHARACTERS_MAX
+from compaction.retention import RETAIN_BY_DEFAULT, parse_retention
 
 _TIMING: Final = Timing()
+
+# What is not given is by the kind of log; the fields' own defaults are those of the embedded one.
+_BY_KIND_OF_LOG: Final = ("lease_ms", "renew_ms", "margin_ms", "round_trip_ms", "reconnect_ms", "failover_ms")
 
 # A lease of an hour would be a cluster that never heals; and whatever is beyond a day is a mistake of the unit.
 _PROMISE_MS_MAX: Final = 3_600_000
@@ -56,7 +60,8 @@ class WorkerConfig(BaseModel):
 
     log_url: str = Field(
         min_length=1,
-        description="The log that all brokers of a cluster share: `sqlite:PATH`, one file on this machine, or `memory:NAME`.",
+        description="The log that all brokers of a cluster share: `sqlite:PATH`, one file on this machine, "
+        "`kafka://HOST:PORT[,HOST:PORT]/TOPIC`, or `memory:NAME`.",
     )
     data_dir: Path = Field(
         description="The directory of this one broker: its lock, its nonces, its snapshot. On a disk of this machine, never copied, "
@@ -117,7 +122,8 @@ class WorkerConfig(BaseModel):
     lease_ms: Promise = Field(
         default=_TIMING.lease_ms,
         description="How long the broker may serve after it decided on its last accepted renewal. Shorter: a dead broker's bundles "
-        "move sooner; longer: a slow log or a stall costs less often a living one its bundles.",
+        "move sooner; longer: a slow log or a stall costs less often a living one its bundles. On Kafka 15,000, 3,000 and 1,000 are the "
+        "defaults of this setting and the next two.",
     )
     renew_ms: Promise = Field(default=_TIMING.renew_ms, description="How often it renews. Each renewal is a record that all brokers read.")
     margin_ms: Promise = Field(
@@ -126,6 +132,13 @@ class WorkerConfig(BaseModel):
     )
     round_trip_ms: Promise = Field(default=_TIMING.round_trip_ms, description="The longest time from append to read-back that is normal.")
     reconnect_ms: Promise = Field(default=_TIMING.reconnect_ms, description="The longest reconnect after an outage of the log.")
+    failover_ms: int = Field(
+        default=_TIMING.failover_ms,
+        ge=0,
+        le=_PROMISE_MS_MAX,
+        description="How long the log is away while it replaces a node of its own that has died: on Kafka its session timeout "
+        "(broker.session.timeout.ms) and an election. A lease that does not outlast it is refused.",
+    )
     stall_ms: Promise = Field(default=_TIMING.stall_ms, description="The longest stall of the process that must not cost it its bundles.")
     clock_rate_error_ppm: int = Field(
         default=_TIMING.clock_rate_error_ppm,
@@ -159,13 +172,29 @@ class WorkerConfig(BaseModel):
     balance_interval_ms: DeadlineMs = Field(
         default=5_000, description="The time between two rounds of the balancer. Shorter follows load sooner, and moves more."
     )
+    compact_records: int = Field(
+        default=50_000,
+        ge=0,
+        le=INTEGER_MAX,
+        description="The leader has the log compacted once so many records were added; 0 is never. Fewer: starts are quicker; each "
+        "compaction reads all that was added, and writes what changed.",
+    )
+    compact_age_ms: DeadlineMs = Field(
+        default=3_600_000,
+        description="The same after so much time, if anything was added at all. Bounds how much an idle cluster's start reads.",
+    )
+    retain: str = Field(
+        default=RETAIN_BY_DEFAULT,
+        description="How much of what is compacted stays on the log for those who look back: a time (`7d`, `12h`), a size (`64MiB`) or "
+        "`10000 offsets`; never less than the newest ten minutes.",
+    )
 
     @model_validator(mode="wrap")
     @classmethod
     def _typed(cls, values: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Turn what pydantic says into an error of ours; what the checks below raise passes through."""
         try:
-            config = handler(values)
+            config = handler(_with_timing(values))
         except ValidationError as error:
             raise InvalidConfig(problems=tuple(_told(detail["loc"], detail["type"], detail["msg"]) for detail in error.errors())) from None
         problems = [f"{setting}: {problem}" for setting, problem in _problems(config).items()]
@@ -182,6 +211,7 @@ class WorkerConfig(BaseModel):
             margin_ms=self.margin_ms,
             round_trip_ms=self.round_trip_ms,
             reconnect_ms=self.reconnect_ms,
+            failover_ms=self.failover_ms,
             stall_ms=self.stall_ms,
             clock_rate_error_ppm=self.clock_rate_error_ppm,
             prepare_ms=self.prepare_ms,
@@ -225,6 +255,14 @@ def installed_version() -> str:
         return ""
 
 
+def _with_timing(values: object) -> object:
+    """Settings with the durations of their kind of log, but for those that were given."""
+    if not isinstance(values, Mapping) or not isinstance(values.get("log_url"), str):
+        return values  # Which the model will say.
+    timing = timing_of(values["log_url"])
+    return {**{setting: getattr(timing, setting) for setting in _BY_KIND_OF_LOG}, **values}
+
+
 def _told(location: tuple[int | str, ...], kind: str, message: str) -> str:
     setting = ".".join(str(part) for part in location)
     problem = "there is no such setting" if kind == "extra_forbidden" else _in_our_words(message)
@@ -245,6 +283,10 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
             check_broker_id(config.broker_id)
         except CallerError as error:
             problems["broker_id"] = str(error)
+    try:
+        parse_retention(config.retain)
+    except CallerError as error:
+        problems["retain"] = str(error)
     if not _is_host(config.host):
         problems["host"] = f"{config.host!r} is neither an address nor the name of a host"
     elif not config.insecure and not _is_loopback(config.host):

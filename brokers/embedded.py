@@ -13,18 +13,21 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Literal, Self
 
 from brokers.agent.intents import CreateNamespace
 from brokers.config import WorkerConfig
-from brokers.errors import Rejected
+from brokers.errors import InvalidConfig, Rejected
 from brokers.loop_thread import CROSSING_MS, InThread, NotRunning
 from brokers.main import Broker
+from brokers.namespace_policies import ON_CHANNEL_LOSS
 from brokers.namespace_size import check_new_bundles
 from brokers.service import Ownership, Peer, Service
 from brokers.worker import Worker as Host
 from channel.open_log import log_path
 from channel.ranges import check_namespace, even_boundaries
+
+OnLoss = Literal["fence", "serve"]
 
 READY_MS_MAX: Final = 60_000
 ROUTE_MS: Final = 10_000
@@ -51,7 +54,7 @@ class Worker:
         """`service` serves all namespaces, or a mapping says which serves those of a pattern such as `shop/*`.
 
         * `broker_id`: a broker that is to come back as itself has a name; without one it is new each time.
-        * `data_dir`: by default beside the log; a broker without a name has a temporary one.
+        * `data_dir`: by default beside the log, if that is a file; a broker without a name has a temporary one.
         * `http_port`: where this broker serves lookups, administration and the services' routes (0: any free port). Without
           it nothing listens, and clients find the broker at `advertised_addresses`, such as `{"http": "http://host:8000"}`.
         * `settings`: any other of `brokers.config.WorkerConfig`, by name.
@@ -110,10 +113,13 @@ class Worker:
         """
         return await self._running.route(namespace, key, timeout_ms=timeout_ms)
 
-    async def create_namespace(self, namespace: str, *, bundles: int = 4, timeout_ms: int = CREATE_MS) -> None:
-        """Create a namespace of 1 to 4,096 bundles, unless it is there; an older one keeps the bundles that it has.
+    async def create_namespace(
+        self, namespace: str, *, bundles: int = 4, on_channel_loss: OnLoss = "fence", timeout_ms: int = CREATE_MS
+    ) -> None:
+        """Create a namespace of 1 to 4,096 bundles, unless it is there; an older one keeps the bundles and the policies that it has.
 
-        Its bundles are free on return: whoever asks for a key of one, or the leader, has it placed.
+        Its bundles are free on return: whoever asks for a key of one, or the leader, has it placed. With `serve` their owners serve
+        on while they have lost the channel, and only fencing tokens, checked by your store, keep two of them apart.
 
         Raises `InvalidName`, `InvalidBoundaries`, `Rejected`, `OutcomeUnknown`, `NotProposed`, and what the log says where
         it takes no records, such as `LogUnavailable`.
@@ -124,7 +130,8 @@ class Worker:
         if namespace in host.view.namespaces:
             return
         try:
-            await host.request(CreateNamespace(name=namespace, boundaries=boundaries), timeout_ms=timeout_ms)
+            policies = {ON_CHANNEL_LOSS: on_channel_loss}
+            await host.request(CreateNamespace(name=namespace, boundaries=boundaries, policies=policies), timeout_ms=timeout_ms)
         except Rejected:
             if namespace not in host.view.namespaces:  # Otherwise somebody else was first.
                 raise
@@ -141,8 +148,14 @@ class Worker:
 
 
 def _directory_beside(log_url: str, broker: str) -> str | None:
-    """Where a named broker keeps its data if nobody says; None beside a log that lies in no file, and dies with its process."""
+    """Where a named broker keeps its data if nobody says; None beside a log in memory, which dies with its process.
+
+    Raises `InvalidConfig` for a log that lies on other machines.
+    """
     path = log_path(log_url)
+    if log_url.startswith("kafka:"):
+        problem = f"data_dir: say where broker {broker} keeps its data, by which it comes back as itself; its log lies elsewhere"
+        raise InvalidConfig(problems=(problem,))
     return None if path is None else f"{path}.brokers/broker-{broker}"
 
 
@@ -167,7 +180,7 @@ class WorkerInThread(InThread):
         route = self._worker.route(namespace, key, timeout_ms=timeout_ms)
         return self.run(route, timeout_ms=timeout_ms + CROSSING_MS, what=f"an owner for {namespace}/{key}")
 
-    def create_namespace(self, namespace: str, *, bundles: int = 4, timeout_ms: int = CREATE_MS) -> None:
+    def create_namespace(self, namespace: str, *, bundles: int = 4, on_channel_loss: OnLoss = "fence", timeout_ms: int = CREATE_MS) -> None:
         """See `Worker.create_namespace`."""
-        create = self._worker.create_namespace(namespace, bundles=bundles, timeout_ms=timeout_ms)
+        create = self._worker.create_namespace(namespace, bundles=bundles, on_channel_loss=on_channel_loss, timeout_ms=timeout_ms)
         self.run(create, timeout_ms=timeout_ms + CROSSING_MS, what=f"the creation of {namespace}")

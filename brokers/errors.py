@@ -6,7 +6,7 @@ and what to do next.
 
 from __future__ import annotations
 
-from channel.errors import CallerError, OperatorError, PeerError
+from channel.errors import CallerError, DeadlineExceeded, OperatorError, PeerError
 
 
 class UnsupportedAlgorithm(CallerError):
@@ -28,6 +28,20 @@ class InvalidTiming(OperatorError):
         self.value_ms = value_ms
         self.expected = expected
         super().__init__(f"{setting} is {value_ms} ms, which is not safe: it must be {expected}")
+
+
+class ChannelLost(DeadlineExceeded):
+    """What only the channel tells was waited for, at a broker that has lost it."""
+
+    def __init__(self, *, what: str, waited_ms: int, broker: str, lost_ms: int) -> None:
+        """`what` was waited for at `broker`, which read its last own renewal back `lost_ms` ago."""
+        self.what = what
+        self.waited_ms = waited_ms
+        self.broker = broker
+        self.lost_ms = lost_ms
+        lost = f"broker {broker} lost the channel {lost_ms} ms ago"
+        # Past the class between, whose message does not give the reason.
+        PeerError.__init__(self, f"{what} was not heard of within {waited_ms} ms: {lost}; ask again, or ask another broker")
 
 
 class BrokerIdTaken(OperatorError):
@@ -207,6 +221,53 @@ class UnknownOffset(CallerError):
         super().__init__(f"the log {log} has no record at offset {offset}; {there}")
 
 
+class HistoryGone(CallerError):
+    """A moment of which the log no longer knows: compaction has folded what was before, and truncated it."""
+
+    def __init__(self, *, log: str, moment: str, known_from: int) -> None:
+        """`moment` as it was asked for; `known_from` is the first logical offset at which the view of `log` is known."""
+        self.log = log
+        self.moment = moment
+        self.known_from = known_from
+        super().__init__(
+            f"the log {log} no longer knows of {moment}: what was before offset {known_from} has been compacted; "
+            "ask for a later moment, or look at an export from before (equipoise channel import)"
+        )
+
+
+class TargetNotEmpty(CallerError):
+    """A log that a channel was to be copied or imported to holds something."""
+
+    def __init__(self, *, log: str, problem: str) -> None:
+        """`log` is its URL, `problem` says what was found."""
+        self.log = log
+        self.problem = problem
+        super().__init__(
+            f"nothing can be copied to {log}: {problem}; name a log that is not there yet, or delete this one if nobody uses it"
+        )
+
+
+class BrokersAlive(OperatorError):
+    """A channel was to be copied while brokers work with it."""
+
+    def __init__(self, *, log: str, brokers: tuple[str, ...]) -> None:
+        """`brokers` of `log` were heard of."""
+        self.log = log
+        self.brokers = brokers
+        super().__init__(f"the log {log} is in use by {', '.join(brokers)}: stop all brokers of it, and copy it then; it is as it was")
+
+
+class ExportDamaged(OperatorError):
+    """A file that is no export of a channel, or not the one that it claims to be."""
+
+    def __init__(self, *, file: str, line: int, problem: str) -> None:
+        """`file` as named, `line` counted from 1, `problem` says what does not fit."""
+        self.file = file
+        self.line = line
+        self.problem = problem
+        super().__init__(f"{file} cannot be imported: line {line}: {problem}; nothing was imported, use another copy of the export")
+
+
 class InvalidRequest(CallerError):
     """A request whose body or parameters do not have the form that they must have."""
 
@@ -215,6 +276,17 @@ class InvalidRequest(CallerError):
         self.what = what
         self.problem = problem
         super().__init__(f"{what} cannot be used: {problem}")
+
+
+class CompactionFailed(PeerError):
+    """A compaction of the log did not come to its end; the log and its twin still say the same as before."""
+
+    def __init__(self, *, log: str, error: str, problem: str) -> None:
+        """`log` is its URL; `error` names the class of what it met, and `problem` says it."""
+        self.log = log
+        self.error = error
+        self.problem = problem
+        super().__init__(f"the log {log} was not compacted ({error}): {problem}")
 
 
 class NotReady(PeerError):

@@ -104,4 +104,6 @@ class EvidenceFile:
         }
         if evidence.message is not None:
             line["message"] = evidence.message
+        if evidence.by_token:
+            line["by_token"] = True
         return orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE)

@@ -21,17 +21,27 @@ from pathlib import Path
 from types import TracebackType
 from typing import Final, Self
 
-from brokers.admin.access import Access
+from brokers.admin.access import Access, jump
 from brokers.admin.burial import bury
 from brokers.errors import BrokerFailed, DataDirectoryUnusable
 from brokers.local_broker import HOST, LocalBroker, ending_of, ports_of
 from channel.blocking_view import RETRY_MS, read_on
 from channel.deadline import Deadline
-from channel.errors import Bug, CallerError, DeadlineExceeded, EquipoiseError, InvalidLogUrl, LogStorageFull, LogUnavailable, PeerError
+from channel.errors import (
+    Bug,
+    CallerError,
+    DeadlineExceeded,
+    EquipoiseError,
+    InvalidLogUrl,
+    LogStorageFull,
+    LogTruncated,
+    LogUnavailable,
+    PeerError,
+)
 from channel.log import READ_ENTRIES_MAX, Log
 from channel.open_log import is_in_memory, open_log
 from channel.ranges import ADMIN_PREFIX
-from channel.reader import Reader
+from channel.restore import restored
 
 PUBLISHER: Final = f"{ADMIN_PREFIX}local-cluster"
 
@@ -192,9 +202,7 @@ class LocalCluster:
             member.check_port()
         self.settings.directory.mkdir(parents=True, exist_ok=True)
         self._log = open_log(self.log_url)
-        access = Access(
-            log=self._log, reader=Reader(log=self._log.name), publisher=PUBLISHER, deadline=Deadline.after(timeout_ms=BURIAL_MS)
-        )
+        access = Access(log=self._log, reader=restored(self._log), publisher=PUBLISHER, deadline=Deadline.after(timeout_ms=BURIAL_MS))
         read_on(access.log, access.reader, deadline=Deadline.after(timeout_ms=self.settings.ready_ms))
         self._offset = access.view.offset
         self._follows = True
@@ -406,9 +414,7 @@ class LocalCluster:
 
     def _read_on(self, access: Access, *, timeout_ms: int) -> None:
         try:
-            if access.log.wait(access.reader.position, timeout_ms=timeout_ms):
-                for entry in access.log.read(access.reader.position, limit=READ_ENTRIES_MAX):
-                    access.reader.feed(entry)
+            _read_or_jump(access, timeout_ms=timeout_ms)
         except (LogUnavailable, LogStorageFull):  # Both pass, and the brokers wait for that as well.
             time.sleep(RETRY_MS / 1_000)
         self._offset = access.view.offset
@@ -460,3 +466,12 @@ class LocalCluster:
         if self._listener is not None:
             with self._telling:
                 self._listener(Happening(what=what, broker=None if member is None else member.id, text=text, details=details))
+
+
+def _read_or_jump(access: Access, *, timeout_ms: int) -> None:
+    try:
+        if access.log.wait(access.reader.position, timeout_ms=timeout_ms):
+            for entry in access.log.read(access.reader.position, limit=READ_ENTRIES_MAX):
+                access.reader.feed(entry)
+    except LogTruncated:
+        jump(access)

@@ -17,7 +17,7 @@ from typing import Final
 
 from brokers.errors import UnknownNamespace
 from brokers.metrics import LookupOutcome
-from brokers.whereabouts import Located
+from brokers.whereabouts import Located, explained
 from brokers.worker import Worker
 from channel.deadline import Deadline
 from channel.errors import DeadlineExceeded, Overloaded
@@ -43,8 +43,10 @@ class Lookups:
     async def locate(self, namespace: str, point: int, *, started_ns: int) -> Located:
         """The bundle at `point` and who serves it; held while nobody does, for `lookup_ms` at most. It is counted how it ended.
 
-        `started_ns` is when it was asked, by the monotonic clock. Raises `UnknownNamespace`, `DeadlineExceeded`, and
-        `Overloaded` if too many wait.
+        While this broker has lost the channel only lookups of namespaces that serve on are answered, and say so.
+
+        `started_ns` is when it was asked, by the monotonic clock. Raises `UnknownNamespace`, `DeadlineExceeded` (`ChannelLost`
+        if that is why), and `Overloaded` if too many wait.
         """
         outcome = LookupOutcome.REFUSED
         try:
@@ -54,9 +56,9 @@ class Lookups:
                 outcome = LookupOutcome.HELD
             else:
                 outcome = LookupOutcome.ANSWERED
-        except DeadlineExceeded:
+        except DeadlineExceeded as error:
             outcome = LookupOutcome.TIMED_OUT
-            raise
+            raise explained(error, self._worker.agent, self._worker.clock.now()) from None
         finally:
             self._worker.metrics.lookup(outcome, started_ns=started_ns)
         return located

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 
 from brokers.balancing import Balancing
+from brokers.compacting import Compacting
 from brokers.config import WorkerConfig
 from brokers.errors import AddressInUse, InvalidConfig, InvalidService
 from brokers.http.app import make_app
@@ -100,6 +101,7 @@ class Broker:
         if self._config.balance:
             balancing = Balancing(worker, open_load_bus(self._config.log_url))
             parts.push_async_callback(_cancelled, asyncio.ensure_future(balancing.run()))
+        parts.push_async_callback(_cancelled, asyncio.ensure_future(Compacting(worker).run()))
         return worker
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

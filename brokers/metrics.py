@@ -20,7 +20,10 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from brokers.channel_loss import ChannelLoss
+from brokers.compaction_metrics import CompactionMetrics
 from brokers.moves import Move, MoveKind, MoveResult, Moves
+from channel.difference import Jump
 from channel.reader import Folded
 from channel.records import Reason, State
 from channel.view import View
@@ -127,8 +130,14 @@ class Metrics:
         self._owned = gauge("bundles_owned", "Bundles that this broker owns.").labels(broker)
         self._lease_left = gauge("lease_left_seconds", "How long this broker may still serve without a renewal.").labels(broker)
         self._lag = gauge("reader_lag_records", "Records that stand on the log and are not folded here yet.").labels(broker)
+        text = "How long the channel has been lost to this broker; 0 while it has it."
+        self._channel_lost = gauge("channel_lost_seconds", text).labels(broker)
+        text = "Bundles that outlast this broker's lease while the channel is lost, because their namespace says so."
+        self._serving_on = gauge("bundles_serving_on", text, "namespace")
         self._log_available = gauge("log_available", "1 while the log can be read, 0 during an outage.").labels(broker)
+        self._jumps = counter("reader_jumps_total", "How often truncation took what this broker had not read yet.").labels(broker)
         self._alarms = counter("alarms_total", "What an operator must look at, by name.", "alarm")
+        self.compaction = CompactionMetrics(registry, broker=broker)
         self._broker = broker
 
     def observe(self, folded: Folded, *, live: bool = True) -> Sequence[Move]:
@@ -144,6 +153,11 @@ class Metrics:
         for move in ended:
             self._move[move.kind, move.result].observe(move.duration_ns / 1e9)
         return ended
+
+    def jumped(self, jump: Jump) -> None:
+        """Count that records were left out, since truncation took them before they were read."""
+        self._jumps.inc()
+        self.moves.jumped(jump)
 
     def alarm(self, name: str) -> None:
         """Count an alarm; `name` is one of the agent's few words, never a text that varies."""
@@ -161,7 +175,16 @@ class Metrics:
         """Tell it no more."""
         self._registry.unregister(collector)
 
-    def scrape(self, view: View, *, incarnation: int | None, lease_left_ms: int, lag_records: int, log_is_available: bool) -> bytes:
+    def scrape(
+        self,
+        view: View,
+        *,
+        incarnation: int | None,
+        lease_left_ms: int,
+        lag_records: int,
+        log_is_available: bool,
+        channel_loss: ChannelLoss | None = None,
+    ) -> bytes:
         """All metrics in Prometheus' text format (`CONTENT_TYPE`), with the state of this moment."""
         states = Tally(bundle.state for bundle in view.unsettled())
         for state, gauge in self._in_flight.items():
@@ -171,4 +194,8 @@ class Metrics:
         self._lease_left.set(lease_left_ms / 1_000)
         self._lag.set(lag_records)
         self._log_available.set(1 if log_is_available else 0)
+        self._channel_lost.set(0 if channel_loss is None else channel_loss.lost_ms / 1_000)
+        self._serving_on.clear()
+        for namespace, bundles in ({} if channel_loss is None else channel_loss.serving_on).items():
+            self._serving_on.labels(self._broker, namespace).set(bundles)
         return generate_latest(_Lean(self._registry))

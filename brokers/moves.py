@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+from channel.difference import Jump
 from channel.entries import BundleChanged, BundleEntry
 from channel.lifecycle import Phase
 from channel.reader import Folded
@@ -86,6 +87,12 @@ class Moves:
         """Why the move that a bundle is on began; None if it is on none, or nobody said."""
         begun = self._begun.get(bundle)
         return None if begun is None else begun.reason
+
+    def jumped(self, jump: Jump) -> None:
+        """Records were left out: of the moves of what changed in them nobody can tell how they ended, or which began."""
+        for change in jump.changes:
+            if isinstance(change, BundleChanged):
+                self._begun.pop(change.name, None)
 
     def folded(self, folded: Folded, now_ns: int) -> list[Move]:
         """The moves that this record ends; `now_ns` is when it was read, by any clock that only rises."""

@@ -68,7 +68,8 @@ class OwnershipLost(PeerError):
 class Evidence:
     """One piece of work that passed both checks, for an independent judge. Times are nanoseconds of boot time.
 
-    `message` names what was taken, where a key stands for many things: `PRODUCER:SEQUENCE` of a message for a topic.
+    `message` names what was taken, where a key stands for many things: `PRODUCER:SEQUENCE` of a message for a topic. `by_token`
+    says that it was begun or answered past the end of the lease, because its namespace serves on: only its token guards it.
     """
 
     bundle: str
@@ -78,6 +79,7 @@ class Evidence:
     answered_ns: int
     lease_deadline_ns: int
     message: str | None = None
+    by_token: bool = False
 
 
 class WrongBundle(CallerError):
@@ -132,7 +134,7 @@ class Ownership:
 class Work:
     """One piece of work under an ownership. `finish` before you answer; or use it as a context, which does so at its end."""
 
-    __slots__ = ("_clock", "_handle", "_point", "_started_ns", "_witness", "key", "token")
+    __slots__ = ("_by_token", "_clock", "_handle", "_point", "_started_ns", "_witness", "key", "token")
 
     def __init__(self, handle: Handle, key: str, clock: Clock, witness: Callable[[Evidence], None] | None) -> None:
         self._handle = handle
@@ -146,6 +148,7 @@ class Work:
         now = clock.now()
         if not handle.passes(now):
             raise self._lost(handle, now)
+        self._by_token = handle.serves_on and not handle.lease.good(now)
         # Read inside the two checks, so that the evidence never claims more time than was checked.
         self._started_ns = clock.boot_ns()
 
@@ -174,6 +177,7 @@ class Work:
                     answered_ns=answered_ns,
                     lease_deadline_ns=handle.lease.deadline_ms * _NANOSECONDS_PER_MILLISECOND,
                     message=message,
+                    by_token=self._by_token or (handle.serves_on and not handle.lease.good(now)),
                 )
             )
 

@@ -14,7 +14,9 @@ from channel.errors import EquipoiseError, LogUnavailable, SnapshotDamaged
 from channel.log import Log
 from channel.open_log import open_log
 from channel.reader import Reader
+from channel.restore import restored
 from channel.snapshot import from_bytes, still
+from channel.twin import Progress, unwatched
 from channel.view import View
 
 _logger: Final = logging.getLogger(__name__)
@@ -37,11 +39,20 @@ class Snapshots:
         self._records = 0
         self._is_writing = False
 
-    def reader(self, log: Log) -> Reader:
-        """A reader that goes on from the snapshot, if there is one that fits `log`; from the beginning otherwise."""
-        view = self._load()
+    def reader(self, log: Log, *, progress: Progress = unwatched) -> Reader | None:
+        """A reader that goes on from the snapshot, if there is one that fits `log`; from the twin or the beginning otherwise.
+
+        If the log is away just now, it is not known whether the snapshot still fits: whoever reads on from it finds that out.
+        Without one nobody can begin before the log is back: None. Blocks; for a thread. `progress` counts the rows of the twin.
+        Raises as `restored` does, but for `LogUnavailable`.
+        """
         # A snapshot that is ahead of the log is not hidden: the first read raises `LogWentBack`, because tokens would fall.
-        return Reader(log=log.name, cluster=self._cluster, view=view)
+        own = self._load()
+        try:
+            return restored(log, cluster=self._cluster, own=own, progress=progress)
+        except LogUnavailable as error:
+            _logger.warning("the log is waited for: %s", error)
+            return None if own is None else Reader(log=log.name, cluster=self._cluster, view=own)
 
     def _load(self) -> View | None:
         if self._directory.log_identity != self._log:
@@ -76,11 +87,14 @@ class Snapshots:
     def refold(self, url: str, offset: int) -> int | None:
         """The digest to which the log folds at `offset`, from a handle of its own; None if it cannot be told.
 
+        It begins at the twin if there is one: that was folded by another process, and agreed with what the brokers said.
         Blocks; for a thread.
         """
         log = open_log(url, create=False)
         try:
-            reader = Reader(log=log.name, cluster=self._cluster)
+            reader = restored(log, cluster=self._cluster)
+            if reader.view.offset == offset:
+                return reader.view.digest()
             while reader.view.offset < offset:
                 entries = log.read(reader.position, limit=_READ_ENTRIES)
                 if not entries:

@@ -11,13 +11,15 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from brokers.agent.agent import Agent
-from brokers.agent.events import Wanted
+from brokers.agent.events import Instant, Wanted
 from brokers.clock import Clock
-from brokers.errors import UnknownNamespace
+from brokers.errors import ChannelLost, UnknownNamespace
+from brokers.namespace_policies import serves_on
 from brokers.routing import server_of
 from brokers.service import Ownership, Peer
 from brokers.service_runner import peer_of
 from channel.entries import BrokerEntry, BundleEntry
+from channel.errors import DeadlineExceeded
 from channel.ranges import key_hash
 from channel.view import View
 
@@ -26,10 +28,14 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Located:
-    """The answer to a lookup: the bundle, and the broker that serves it."""
+    """The answer to a lookup: the bundle, and the broker that serves it.
+
+    `lost_ms` is set where it is given although whoever gives it has lost the channel, for so long: it may be out of date.
+    """
 
     bundle: BundleEntry
     broker: BrokerEntry
+    lost_ms: int | None = None
 
 
 class Waiting(Protocol):
@@ -73,7 +79,7 @@ class Whereabouts:
             located = self._located(namespace, point)
             return None if located is None or located.broker.broker == self._agent.broker else peer_of(located.broker)
 
-        return await self._waiting.until(look, timeout_ms=timeout_ms, what=f"an owner for {namespace}/{key}")
+        return await self._until(look, timeout_ms=timeout_ms, what=f"an owner for {namespace}/{key}")
 
     async def locate(self, namespace: str, point: int, *, timeout_ms: int) -> Located:
         """The bundle of a hash point and the broker that serves it; held while that is being decided."""
@@ -81,7 +87,13 @@ class Whereabouts:
         if located is not None:
             return located
         what = f"an owner for point 0x{point:08x} of {namespace}"
-        return await self._waiting.until(lambda _: self._located(namespace, point), timeout_ms=timeout_ms, what=what)
+        return await self._until(lambda _: self._located(namespace, point), timeout_ms=timeout_ms, what=what)
+
+    async def _until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+        try:
+            return await self._waiting.until(condition, timeout_ms=timeout_ms, what=what)
+        except DeadlineExceeded as error:
+            raise explained(error, self._agent, self._clock.now()) from None
 
     def _located(self, namespace: str, point: int) -> Located | None:
         view = self._agent.view
@@ -92,9 +104,27 @@ class Whereabouts:
             raise UnknownNamespace(namespace=namespace)
         if bundle.phase == "free":
             self._step(Wanted(bundle=bundle.name))
-        if not self._agent.lease.good(self._clock.now()):
+        server, now = server_of(view, bundle), self._clock.now()
+        if server is not None and goes_on(self._agent, namespace, now):
+            return Located(bundle=bundle, broker=server, lost_ms=self._agent.out_of_touch_ms(now))
+        if not self._agent.lease.good(now):
             return None  # A broker without a lease may be cut off: its view is not to be trusted.
-        server = server_of(view, bundle)
         if server is None or self._agent.is_suspect(server):
             return None
         return Located(bundle=bundle, broker=server)
+
+
+def goes_on(agent: Agent, namespace: str, now: Instant) -> bool:
+    """Whether lookups of a namespace are answered although the channel is lost to this broker, because its owners serve on.
+
+    Silence then says nothing of them, so that none is suspect. A broker that has just slept hears from the log first.
+    """
+    return agent.out_of_touch_ms(now) is not None and agent.lease.is_attended(now) and serves_on(agent.view, namespace)
+
+
+def explained(error: DeadlineExceeded, agent: Agent, now: Instant) -> DeadlineExceeded:
+    """`error`, which ends a wait for the channel; with the reason, if that is lost to this broker."""
+    lost_ms = agent.out_of_touch_ms(now)
+    if lost_ms is None:
+        return error
+    return ChannelLost(what=error.what, waited_ms=error.waited_ms, broker=agent.broker, lost_ms=lost_ms)

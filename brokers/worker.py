@@ -7,7 +7,6 @@ ask of it is told here, and answered in `brokers.waiting`, `brokers.requests` an
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import os
 import secrets
@@ -28,10 +27,12 @@ from brokers.agent.effects import (
     Stop,
     WriteNonce,
 )
-from brokers.agent.events import AppendFailed, DrainRequested, Event, NonceWritten, Read, Tick, Wanted
+from brokers.agent.events import AppendFailed, DrainRequested, Event, Jumped, NonceWritten, Read, Tick, Wanted
 from brokers.agent.handle import Handle
 from brokers.agent.intents import Intent
 from brokers.bundle_lines import BundleLines
+from brokers.catching_up import CatchingUp
+from brokers.channel_loss import ChannelLoss, channel_loss
 from brokers.clock import Clock, SystemClock
 from brokers.config import WorkerConfig, installed_version
 from brokers.data_directory import DataDirectory
@@ -39,6 +40,7 @@ from brokers.directory_thread import DirectoryThread
 from brokers.evidence import EvidenceFile
 from brokers.failed_appends import FailedAppends
 from brokers.handover import fetch_from
+from brokers.listeners import Listeners
 from brokers.load_sampler import LoadSampler
 from brokers.metrics import Metrics
 from brokers.refolding import Refolding
@@ -50,13 +52,14 @@ from brokers.waiting import Waiting
 from brokers.whereabouts import Located, Whereabouts
 from channel.append_queue import Appended, AppendOutcome, InDoubt
 from channel.deadline import Deadline
+from channel.difference import Jump
 from channel.entries import BrokerEntry
-from channel.errors import Bug, DeadlineExceeded, EquipoiseError, LogUnavailable, Overloaded
+from channel.errors import BegunAbove, Bug, DeadlineExceeded, EquipoiseError, LogUnavailable
 from channel.log import Entry, Log
-from channel.log_seat import LogSeat
+from channel.log_seat import FROM_NOTHING, LogSeat
 from channel.log_sharing import sit_down
 from channel.open_log import open_log
-from channel.reader import Folded
+from channel.reader import Folded, Reader
 from channel.view import View
 
 _logger: Final = logging.getLogger(__name__)
@@ -69,9 +72,6 @@ _LAST_WORDS_MS: Final = 2_000
 # What is still open when the broker ends, of whatever it ends, is closed in this time: nobody waits for a handover any more,
 # and the next owner does not wait at all.
 _LAST_CLOSE_MS: Final = 2_000
-
-LISTENERS_MAX: Final = 2_048
-"""Who may be told of every record at a time: each costs the fold a microsecond or so. Operators' moves are at most half of them."""
 
 # A sample of the services' loads is good for all who ask within a quarter of the balancer's interval: it asks twice in one.
 _SAMPLES_PER_INTERVAL: Final = 4
@@ -117,8 +117,9 @@ class Worker:
             clock=self.clock,
             fresh_ms=config.balance_interval_ms // _SAMPLES_PER_INTERVAL,
         )
-        self._listeners: dict[int, Callable[[Folded], None]] = {}
-        self._numbers = itertools.count(1)
+        self._listeners = Listeners(broker=self.broker_id)
+        self.listen = self._listeners.listen
+        self.catching_up = CatchingUp(broker=self.broker_id)
         self._finished: asyncio.Future[None] | None = None
         self._letting_go: asyncio.Task[None] | None = None
         self._caught_up = False
@@ -137,7 +138,8 @@ class Worker:
         try:
             handle = await _opened(self.config.log_url)
             self._snapshots = Snapshots(directory, log=handle.identity, cluster=self.config.cluster)
-            reader = await asyncio.to_thread(self._snapshots.reader, handle)
+            restored = await asyncio.to_thread(self._snapshots.reader, handle, progress=self.catching_up.restored)
+            reader = restored or Reader(log=handle.name, cluster=self.config.cluster)
             self.agent = Agent(
                 broker=self.broker_id,
                 cluster=self.config.cluster,
@@ -161,10 +163,12 @@ class Worker:
         self._directory = DirectoryThread(directory)
         self._seat = LogSeat(
             name=handle.name,
-            position=reader.position,
+            position=FROM_NOTHING if restored is None else reader.position,
             deliver=self._deliver,
             caught_up=self._caught_up_at,
+            jumped=self._jumped,
             failed=self._fail,
+            cluster=self.config.cluster,
         )
         self._finished = asyncio.get_running_loop().create_future()
         sit_down(self._seat, handle)
@@ -238,9 +242,16 @@ class Worker:
 
     def _deliver(self, entries: Sequence[Entry]) -> None:
         self._step(Read(entries=entries, caught_up=self._caught_up))
+        if not self._caught_up:
+            self.catching_up.read(len(entries), max(self.lag_records - len(entries), 0))
+
+    def _jumped(self, reader: Reader) -> None:
+        """Truncation cut this broker off, and its log's thread has restored a reader."""
+        self._step(Jumped(reader=reader))
 
     def _caught_up_at(self, _end: int) -> None:
         self._caught_up = True
+        self.catching_up.ended()
         self._step(Read(entries=(), caught_up=True))
 
     def _step(self, event: Event) -> None:
@@ -265,6 +276,8 @@ class Worker:
                 if effects or not isinstance(taken, Tick | Wanted):
                     self._waiting.changed()
         except EquipoiseError as error:
+            if isinstance(error, BegunAbove):  # The log's thread mends it; before a genesis there is no effect that could be lost.
+                raise
             self._fail(error)
         except Exception as error:
             _logger.exception("a step failed", extra={"broker": self.broker_id})
@@ -284,6 +297,8 @@ class Worker:
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Folded):
             self._observe(effect)
+        elif isinstance(effect, Jump):
+            self._observe_jump(effect)
         elif isinstance(effect, Append):
             self._seat.append(effect.data, partial(self._appended, effect))
         elif isinstance(effect, ServiceEffect):
@@ -330,11 +345,16 @@ class Worker:
             self._lines.moved(move, self.agent.view)
         if self._caught_up:
             self._snapshots.folded(self.agent.view, self._directory)
-        for listener in tuple(self._listeners.values()):
-            try:
-                listener(folded)
-            except Exception:
-                _logger.exception("a listener failed", extra={"broker": self.broker_id, "offset": folded.offset})
+        self._listeners.folded(folded)
+
+    def _observe_jump(self, jump: Jump) -> None:
+        if jump.before < 0:
+            return  # So a broker begins whose log was away when it started: nobody has missed anything.
+        fields = {"broker": self.broker_id, "before": jump.before, "offset": jump.offset, "changes": len(jump.changes)}
+        _logger.warning("records were truncated before they were read, and are left out", extra=fields)
+        self.metrics.jumped(jump)
+        self._snapshots.save(self.agent.view, self._directory)  # The one before it leads nowhere any more.
+        self._listeners.jumped(jump)
 
     def _appended(self, append: Append, outcome: AppendOutcome) -> None:
         if isinstance(outcome, Appended):
@@ -437,16 +457,10 @@ class Worker:
         """For the next owner: what the service here still holds of a bundle that it has closed."""
         return await self._runner.fetch_parted(bundle)
 
-    def listen(self, listener: Callable[[Folded], None]) -> Callable[[], None]:
-        """Call `listener` with every record that is folded from now on; the result, called, ends that.
-
-        Raises `Overloaded` if too many listen.
-        """
-        if len(self._listeners) >= LISTENERS_MAX:
-            raise Overloaded(what=f"the row of listeners at broker {self.broker_id}", limit=LISTENERS_MAX)
-        number = next(self._numbers)
-        self._listeners[number] = listener
-        return lambda: self._listeners.pop(number, None) and None
+    @property
+    def channel_loss(self) -> ChannelLoss | None:
+        """Set while the channel is lost to this broker."""
+        return channel_loss(self.agent, self._seat.outage, self.clock)
 
     @property
     def log_is_available(self) -> bool:

@@ -11,11 +11,12 @@ from typing import Final
 
 from channel.codec import encode
 from channel.deadline import Deadline
-from channel.errors import LogUnavailable, OutcomeUnknown
+from channel.errors import LogTruncated, LogUnavailable, OutcomeUnknown
 from channel.log import READ_ENTRIES_MAX, Entry, Log
 from channel.propose import Author
 from channel.reader import Folded, Reader
 from channel.records import AnyRecord
+from channel.restore import restored
 from channel.view import View
 
 RETRY_MS: Final = 50
@@ -23,12 +24,12 @@ RETRY_MS: Final = 50
 
 
 def read_view(log: Log, *, cluster: str | None = None, deadline: Deadline) -> Reader:
-    """A reader that has folded the log to the end that it has now.
+    """A reader that has folded the log to the end that it has now, on from its twin if it has one.
 
-    Raises `DeadlineExceeded`, what `Log.read` raises (`LogTruncated` if the log's beginning is gone), and what
-    `Reader.feed` raises (`ForeignLog` if `cluster` is given and the log belongs to another).
+    Raises `DeadlineExceeded`, and what `restored` and `Reader.feed` raise (`ForeignLog` if `cluster` is given and the log
+    belongs to another).
     """
-    reader = Reader(log=log.name, cluster=cluster)
+    reader = restored(log, cluster=cluster, check=lambda: deadline.check(f"reading the twin of {log.name}"))
     read_on(log, reader, deadline=deadline)
     return reader
 
@@ -95,6 +96,9 @@ def _verdict(log: Log, reader: Reader, is_own: Callable[[Entry], bool], key: str
             problem = str(error)
             time.sleep(min(RETRY_MS, remaining_ms) / 1_000)
             continue
+        except LogTruncated as error:
+            # It stands in what was compacted meanwhile, most likely; and with it all that would tell.
+            raise OutcomeUnknown(log=log.name, subject=key, problem=str(error)) from error
         for entry in entries:
             folded = reader.feed(entry)
             if is_own(entry):

@@ -55,7 +55,29 @@ class InvalidLogUrl(CallerError):
         """`url` as given, `problem` what is wrong with it."""
         self.url = url
         self.problem = problem
-        super().__init__(f"cannot open a log at {url!r}: {problem}; use sqlite:PATH, or memory:NAME within one process")
+        super().__init__(
+            f"cannot open a log at {url!r}: {problem}; use sqlite:PATH, kafka://HOST:PORT/TOPIC, or memory:NAME within one process"
+        )
+
+
+class MissingExtra(CallerError):
+    """What was asked for needs packages that come with an extra of this one, and are not installed."""
+
+    def __init__(self, *, what: str, extra: str) -> None:
+        """`what` cannot be done without the extra named `extra`."""
+        self.what = what
+        self.extra = extra
+        super().__init__(f"{what} needs the extra `{extra}`: pip install 'equipoise[{extra}]'")
+
+
+class InvalidKafkaSetting(CallerError):
+    """A setting of the Kafka client that does not exist, has a wrong value, or is not the user's to choose."""
+
+    def __init__(self, *, setting: str, problem: str) -> None:
+        """`setting` is its name in librdkafka's words, `problem` what is wrong with it; its value is never quoted."""
+        self.setting = setting
+        self.problem = problem
+        super().__init__(f"the Kafka setting {setting!r} cannot be used: {problem}")
 
 
 class LogNotBegun(CallerError):
@@ -89,6 +111,35 @@ class LogDamaged(OperatorError):
         self.problem = problem
         self.offset = offset
         super().__init__(f"the log {log} cannot be used: {problem}; restore it from a copy, or name another one")
+
+
+class LogAccessDenied(OperatorError):
+    """The log's storage does not let this process in, or not do what it must do there."""
+
+    def __init__(self, *, log: str, problem: str) -> None:
+        """`log` names the log, `problem` is what its storage says."""
+        self.log = log
+        self.problem = problem
+        super().__init__(
+            f"the log {log} denies access: {problem}; "
+            "check the credentials and TLS settings of this process, and the rights of its user there"
+        )
+
+
+class UnfitTopic(OperatorError):
+    """A Kafka topic that has a setting with which it could lose what it must keep, or could not be totally ordered."""
+
+    def __init__(self, *, log: str, topic: str, setting: str, found: str, needed: str) -> None:
+        """`setting` of `topic` is `found`, and must be as `needed`."""
+        self.log = log
+        self.topic = topic
+        self.setting = setting
+        self.found = found
+        self.needed = needed
+        super().__init__(
+            f"the log {log} cannot be used: {setting} of the topic {topic} is {found}, and must be {needed}; "
+            "alter it, or name a topic that does not exist, which is then made with the right settings"
+        )
 
 
 class LogStorageFull(OperatorError):
@@ -149,6 +200,19 @@ class AppendTooLarge(CallerError):
         super().__init__(f"the log {log} takes at most {size_max} {what}, not {size}; append less at once")
 
 
+class BegunAbove(PeerError):
+    """A log that the reader knew without a beginning begins as the copy of another one, and what it goes on above stands in its twin."""
+
+    def __init__(self, *, log: str, base: int) -> None:
+        """`log` is its URL, `base` the offset above which it goes on."""
+        self.log = log
+        self.base = base
+        super().__init__(
+            f"a channel was copied to the log {log} while it was read: it goes on above offset {base} of another log; "
+            "read it again, from its twin"
+        )
+
+
 class LogTruncated(PeerError):
     """The reader's position lies below the first offset that the log still has."""
 
@@ -181,6 +245,20 @@ class LevelTooNew(OperatorError):
         self.offset = offset
         super().__init__(
             f"the channel was raised to level {level} at offset {offset}, this version reads up to level {supported}; upgrade it"
+        )
+
+
+class LogClosed(OperatorError):
+    """The log was closed for good, because its channel was copied to another one."""
+
+    def __init__(self, *, log: str, offset: int) -> None:
+        """`log` is its URL; `offset` is that of its last record, which closed it."""
+        self.log = log
+        self.offset = offset
+        super().__init__(
+            f"the log {log} was closed at offset {offset}, when its channel was copied to another log: no broker can go on with it; "
+            "use the copy, or finish it if it was not finished: equipoise channel copy --again "
+            "(its history can still be read: equipoise channel tail, why, at, diff, export)"
         )
 
 
@@ -225,3 +303,62 @@ class OutcomeUnknown(PeerError):
             f"it is not known whether the log {log} accepted the record of {subject}: {problem}; "
             f"see what the channel says of {subject} before you try again"
         )
+
+
+class TwinDamaged(OperatorError):
+    """What the twin of a channel holds is not what its marker promises; a channel that is whole can be folded instead."""
+
+    def __init__(self, *, problem: str) -> None:
+        """`problem` says what does not fit."""
+        self.problem = problem
+        super().__init__(f"the channel's twin cannot be used: {problem}; compact again if the channel is whole, else restore a backup")
+
+
+class TwinFenced(PeerError):
+    """Another compactor has taken the twin over; nothing was written, and that one goes on where this one stopped."""
+
+    def __init__(self, *, log: str) -> None:
+        """`log` names the log whose twin it is."""
+        self.log = log
+        super().__init__(f"another compactor has taken over the twin of {log}: nothing was written; leave it to that one")
+
+
+class ChannelIncomplete(OperatorError):
+    """The beginning of a channel is gone, and no twin stands for it: what the channel says cannot be told."""
+
+    def __init__(self, *, log: str, first: int, last: int | None, twin: str, copied: bool = False) -> None:
+        """What is lost are the records from `first` to `last`, both offsets of `log`, or of what `log` was `copied` from.
+
+        `last` is None where nothing tells it. `twin` says what is the matter with the twin that should stand for them.
+        """
+        self.log = log
+        self.first = first
+        self.last = last
+        self.twin = twin
+        self.copied = copied
+        lost = "no longer has what it was copied from," if copied else "no longer has its records"
+        until = "on" if last is None else f"to {last}"
+        super().__init__(
+            f"the log {log} {lost} from offset {first} {until}, and {twin}; stop all its brokers, "
+            "and restore the log with its twin from one backup, or import an export into a new log (equipoise channel import)"
+        )
+
+
+class CompactionRefused(OperatorError):
+    """Compacting now might lose what nobody could bring back; the log and its twin are as they were."""
+
+    def __init__(self, *, log: str, problem: str, remedy: str) -> None:
+        """`log` names the log, `problem` says what was found, `remedy` what to do."""
+        self.log = log
+        self.problem = problem
+        self.remedy = remedy
+        super().__init__(f"the log {log} is not compacted: {problem}; {remedy}")
+
+
+class InvalidRetention(CallerError):
+    """A text that does not say how much of a compacted log is kept."""
+
+    def __init__(self, *, text: str) -> None:
+        """`text` as given."""
+        self.text = text
+        super().__init__(f"{text!r} is no retention; write a time (7d, 12h, 30m), a size (64MiB, 2GiB) or offsets (10000 offsets)")

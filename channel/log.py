@@ -1,16 +1,17 @@
 """The `Log` port: one totally ordered log of byte records, the bundle state channel's only storage.
 
 May live here: the port with its contract, its entry type, its bounds, and the checks that every adapter makes alike.
-The adapters are `memory_log` and `sqlite_log`; `open_log` chooses one by URL. What a record means is nobody's business
-below the codec: to a log it is bytes.
+The adapters are `memory_log`, `sqlite_log` and `kafka_log`; `open_log` chooses one by URL. What a record means is nobody's
+business below the codec: to a log it is bytes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from channel.errors import AppendTooLarge, LogTruncated, LogWentBack
+from channel.twin import Twin
 
 FIRST_OFFSET: Final = 1
 """The first offset that a log may issue. Offset 0 is never issued: it stands for "nothing read yet"."""
@@ -52,11 +53,14 @@ class Log(Protocol):
       log from its very beginning starts at `FIRST_OFFSET`, and meets `LogTruncated` if that is gone; one that wants
       what is left starts at `start()`. There is no number that means "wherever it begins".
     * A prefix is final. What a read returned never changes, and no entry ever appears below one that was read.
-    * Durability. When `append` returns, its batch survives the death of every process, and that of the machine as far
-      as the adapter's settings promise it. A batch is appended whole or not at all, and stands together.
+    * Durability. When `append` returns, its batch was appended whole and in its order, and survives the death of every
+      process, and that of the machine as far as the adapter's settings promise it. Entries of other writers may stand
+      between those of one batch.
     * Read your writes. What `append` returned is seen by every read that begins afterwards, in any process.
     * An error from `append` means that nothing was appended, with one exception: `LogUnavailable` whose `in_doubt` is
-      true. That batch may be on the log, or appear there later; only reading tells.
+      true. That batch, or any part of it, may be on the log, or appear there later; only reading tells.
+    * Each entry has the time at which the storage's own clock says that it was appended. It never falls from one entry to
+      the next, and serves people and retention alone: no verdict depends on it.
 
     A handle belongs to one thread at a time, which blocks in it; it may be handed over between calls. Only `wake` may be
     called from any thread at any time. Several handles on one log are independent, whether in one process or in many.
@@ -112,6 +116,20 @@ class Log(Protocol):
         """The offset that the next append will exceed; `FIRST_OFFSET - 1` on a new log. Raises what `read` raises."""
         ...
 
+    def position_at(self, time_ms: int) -> int:
+        """The lowest position whose entry was appended at or after the Unix time `time_ms`; `end() + 1` if there is none.
+
+        By the storage's own clock, which need not be this machine's. Raises what `read` raises.
+        """
+        ...
+
+    def twin(self) -> Twin:
+        """The twin of this log, on the same storage: made when it is first claimed, and this handle's thread's to use.
+
+        It lives as long as this handle.
+        """
+        ...
+
     def truncate(self, below: int, *, timeout_ms: int) -> None:
         """Remove all entries with an offset below `below`, and raise `start` to it; to a lower one changes nothing.
 
@@ -124,6 +142,15 @@ class Log(Protocol):
 
     def close(self) -> None:
         """Let go of everything. Afterwards only `wake` and `close` may be called; both do nothing."""
+        ...
+
+
+@runtime_checkable
+class Skipping(Log, Protocol):
+    """A log that can leave out offsets, so that what stood in another one can stand at the same offsets here."""
+
+    def skip(self, below: int, *, timeout_ms: int) -> None:
+        """Issue no more offsets below `below`; a lower one than the next to be issued changes nothing. Raises what `append` raises."""
         ...
 
 

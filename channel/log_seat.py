@@ -9,12 +9,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from channel.append_queue import AppendQueue, Done
 from channel.deadline import Deadline
 from channel.errors import EquipoiseError, LogUnavailable
-from channel.log import Entry
+from channel.log import FIRST_OFFSET, Entry
+from channel.reader import Reader
+
+FROM_NOTHING: Final = FIRST_OFFSET - 1
+"""The position of who has read nothing, and has nothing to go on from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,8 +36,10 @@ class Place:
     # The host's side: touched on the loop only.
     deliver: Callable[[Sequence[Entry]], None]
     caught_up: Callable[[int], None]
+    jumped: Callable[[Reader], None]
     failed: Callable[[EquipoiseError], None]
     failure: EquipoiseError | None = None
+    awaits_jump: bool = False
     ended: asyncio.Future[None] | None = None
     # Between both: changed while the thread's lock is held.
     queue: AppendQueue
@@ -41,10 +47,15 @@ class Place:
     behind: int = 0
     is_leaving: bool = False
     is_gone: bool = False
-    # The thread's side.
-    position: int
-    end_at_start: int | None = None
+    # Between both too, and no more than a flag each: the loop asks for a jump, the thread has made it; the thread says that all
+    # is read, the loop that it was not folded.
+    is_cut_off: bool = False
     is_caught_up: bool = False
+    # The thread's side.
+    cluster: str | None
+    position: int
+    jumps: int = 0
+    end_at_start: int | None = None
     ending: EquipoiseError | None = None
 
 
@@ -77,9 +88,12 @@ class LogSeat:
     `deliver` gets entries in order, each once. An `EquipoiseError` that it raises ends the seat, as it ends a reader.
     `caught_up` is called once, when all has been delivered that was there at the start, with the physical end at that time;
     nothing may stand at that very offset. `failed` is called at most once, with what ended the seat: an `OperatorError`
-    (the log is damaged, replaced, went back), `LogTruncated`, what `deliver` raised, or a `Bug`.
+    (the log is damaged, replaced, went back), what `deliver` raised, or a `Bug`.
 
-    `LogUnavailable` is no end: `outage` says that it is so, reading is tried again for ever, and goes on where it was.
+    `LogUnavailable` is no end: `outage` says that it is so, reading is tried again for ever, and goes on where it was. Nor is
+    a position that truncation has cut off, or `BegunAbove`, which `deliver` raises when a channel is copied to a log that was
+    empty: `jumped` gets a reader that `channel.restore` made, which has folded what the log does not have, and `deliver` goes
+    on from its position. Where none can be made the seat ends with what `restored` raises.
     """
 
     def __init__(
@@ -89,11 +103,24 @@ class LogSeat:
         position: int,
         deliver: Callable[[Sequence[Entry]], None],
         caught_up: Callable[[int], None],
+        jumped: Callable[[Reader], None],
         failed: Callable[[EquipoiseError], None],
+        cluster: str | None = None,
     ) -> None:
-        """`name` is the log's URL, for messages; `position` is the first offset that is wanted."""
+        """`name` is the log's URL, for messages; `position` is the first offset that is wanted, `cluster` whose log it is to be.
+
+        `FROM_NOTHING` as position is one that every log has cut off: so `jumped` is called first, with where a reader best begins.
+        """
         self.name = name
-        self._place = Place(position=position, deliver=deliver, caught_up=caught_up, failed=failed, queue=AppendQueue(name))
+        self._place = Place(
+            position=position,
+            cluster=cluster,
+            deliver=deliver,
+            caught_up=caught_up,
+            jumped=jumped,
+            failed=failed,
+            queue=AppendQueue(name),
+        )
         self._thread: SeatedAt | None = None
 
     def join(self, thread: SeatedAt) -> bool:

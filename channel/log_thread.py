@@ -8,7 +8,8 @@ A turn of the thread
 2. Read on, at once, because the next entry is most often the one just appended: once for each position at which somebody
    is. Who catches up comes to the log's end, where all are at one position and one read serves them all.
 3. Hand the outcomes and the entries to the loop in one call. An outcome comes before the entry that it is about.
-4. Wait for an entry or for something to append, whichever comes first.
+4. Restore one of those who were cut off, by truncation or by a copy, if there are any: one, so that the others get a turn between.
+5. Wait for an entry or for something to append, whichever comes first.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
 from channel.append_queue import Appended, AppendOutcome, AppendQueue, Attempt, Done, InDoubt, NotAppended, next_batch
-from channel.errors import Bug, EquipoiseError, LogTruncated, LogUnavailable, LogWentBack
+from channel.errors import BegunAbove, Bug, ChannelIncomplete, EquipoiseError, LogTruncated, LogUnavailable, LogWentBack
 from channel.log import Entry, Log
 from channel.log_seat import Outage, Place
+from channel.reader import Reader
+from channel.restore import restored
 
 READ_ENTRIES: Final = 512
 """Entries that the loop gets in one turn, each counted once for every seat: about 5 ms of folding, which is what a replay may
@@ -51,6 +54,14 @@ is struggling back to its feet."""
 WAIT_MS_MAX: Final = 1_000
 """How long the thread waits for the log in one call. What happens ends the wait, but for the end of a loop that was closed while
 somebody still followed: that is found out so much later."""
+
+JUMPS_MAX: Final = 3
+"""How often a place is restored before it has read an entry again. A restored reader has ten minutes of the log before it, the least
+that is ever kept, so that one more time is bad luck; a third would mean that restoring takes longer than that."""
+
+COPY_MS_MAX: Final = 60_000
+"""How long those who followed a log while it was empty wait for the twin of a copy, whose genesis comes first: 100,000 bundles
+are written within 10 s. After that the copy has died, and they end as all do who find it so."""
 
 Argument = TypeVar("Argument")
 
@@ -82,7 +93,7 @@ class LogThread:
     """Tails the log for those who join it with a `LogSeat`, and appends for them. It begins with the first, ends with the last.
 
     What is wrong with the log ends all seats. What is wrong with one follower ends that one alone: what its host raises,
-    and a position that the log no longer has, or does not have yet, such as that of a stale snapshot.
+    a position that the log does not have yet, and one that it no longer has and from which no restoring leads on.
     """
 
     def __init__(self, open_handle: Callable[[], Log], *, name: str, now_ns: Callable[[], int] = boot_ns) -> None:
@@ -163,7 +174,7 @@ class LogThread:
                 attempt.settle(outcome)
             for places, entries, _ in read:
                 for place in places:
-                    if place.failure is None:
+                    if place.failure is None and not place.awaits_jump:
                         self._tell(place, place.deliver, entries)
         finally:
             with self._changed:
@@ -173,8 +184,15 @@ class LogThread:
                 self._changed.notify_all()
 
     def _take_caught_up(self, place: Place, end: int) -> None:
-        if place.failure is None:
+        if place.awaits_jump:
+            place.is_caught_up = False  # It has not folded what was read for it; the thread looks again.
+        elif place.failure is None:
             self._tell(place, place.caught_up, end)
+
+    def _take_jump(self, place: Place, reader: Reader) -> None:
+        place.awaits_jump = False
+        if place.failure is None:
+            self._tell(place, place.jumped, reader)
 
     def _take_outage(self, outage: Outage | None) -> None:
         self.outage = outage
@@ -186,9 +204,12 @@ class LogThread:
             place.ended.set_result(None)
 
     def _tell(self, place: Place, call: Callable[[Argument], None], argument: Argument) -> None:
-        """Call one host. What it raises ends its seat, and keeps nothing from the others."""
+        """Call one host. What it raises ends its seat, and keeps nothing from the others; but for `BegunAbove`, which has it restored."""
         try:
             call(argument)
+        except BegunAbove:  # What is on its way to it is left out: the reader that it jumps to reads that too.
+            place.awaits_jump = place.is_cut_off = True
+            self._wake()
         except EquipoiseError as error:
             self._fail(place, error)
         except Exception as error:  # noqa: BLE001 - whatever it was, this host has missed something and must not go on
@@ -259,19 +280,22 @@ class LogThread:
         settled = self._append_queued(log)  # 1.
         has_room = self._has_room()
         read: list[_Taken] = []
+        cut_off: list[Place] = []
         try:
             if has_room:
-                self._read(log, places, read)  # 2.
+                self._read(log, places, read, cut_off)  # 2.
         finally:
             self._hand_over(settled, read)  # 3.
         if not has_room:
             self._await_room()
             return
+        if cut_off:
+            self._restore(log, cut_off[0])  # 4.
         self._set_outage(None)
         self._back_off_ms = BACK_OFF_MS_MIN
         self._look_who_caught_up(log, places)
         if self._may_wait(places):
-            _is_there(log, min(place.position for place in places), timeout_ms=WAIT_MS_MAX)  # 4.
+            _is_there(log, min(place.position for place in places), timeout_ms=WAIT_MS_MAX)  # 5.
 
     def _opened(self) -> Log:
         log = self._open_handle()
@@ -279,23 +303,29 @@ class LogThread:
         self._log = log
         return log
 
-    def _read(self, log: Log, places: Sequence[Place], read: list[_Taken]) -> None:
+    def _read(self, log: Log, places: Sequence[Place], read: list[_Taken], cut_off: list[Place]) -> None:
         """Read for each position, the highest first; what those at the log's end leave over of the turn goes to those behind.
 
-        Fills `read` as it goes, because what was read before an error counts.
+        Fills `read` as it goes, because what was read before an error counts; and `cut_off` with those that cannot be read for.
         """
         at: dict[int, list[Place]] = {}
         for place in places:
             if place.end_at_start is None:
                 place.end_at_start = log.end()
-            at.setdefault(place.position, []).append(place)
+            if place.is_cut_off:
+                cut_off.append(place)
+            else:
+                at.setdefault(place.position, []).append(place)
         left, sharing = READ_ENTRIES, len(places)
         for position in sorted(at, reverse=True):
             limit = max(1, left // sharing)
             try:
                 entries = log.read(position, limit=limit)
-            except (LogTruncated, LogWentBack) as error:  # About this position; there may be nothing wrong with the others.
+            except LogWentBack as error:  # About this position; there may be nothing wrong with the others.
                 self._turn_out(at[position], error)
+                continue
+            except LogTruncated:
+                cut_off += at[position]
                 continue
             if entries:
                 # The end is looked up only if the read came back full: otherwise it is most often right here.
@@ -304,9 +334,39 @@ class LogThread:
             left -= len(entries) * len(at[position])
             sharing -= len(at[position])
 
+    def _restore(self, log: Log, place: Place) -> None:
+        """Have a place that was cut off go on from what the channel's twin has. Raises `LogUnavailable`."""
+        if place.jumps == JUMPS_MAX:
+            self._turn_out([place], LogTruncated(log=self.name, position=place.position, start=log.start()))
+            return
+        try:
+            reader = restored(log, cluster=place.cluster, check=partial(self._go_on_restoring, place))
+        except _NobodyWantsItError:
+            return
+        except LogUnavailable:
+            raise
+        except LogTruncated:
+            place.jumps += 1  # Once more, in the midst of it.
+        except EquipoiseError as error:
+            if place.is_cut_off and isinstance(error, ChannelIncomplete) and not self._outage_exceeds(COPY_MS_MAX):
+                raise LogUnavailable(log=self.name, problem="a channel is just being copied to it", in_doubt=False) from error
+            self._turn_out([place], error)
+        else:
+            place.jumps += 1
+            place.position, place.is_cut_off = reader.position, False
+            self._post(self._take_jump, place, reader)
+
+    def _outage_exceeds(self, duration_ms: int) -> bool:
+        return self._outage is not None and self._now_ns() - self._outage.since_ns >= duration_ms * 1_000_000
+
+    def _go_on_restoring(self, place: Place) -> None:
+        """Raise what ends a restoring that is under way, if its host has left meanwhile."""
+        if place.is_leaving:
+            raise _NobodyWantsItError
+
     def _look_who_caught_up(self, log: Log, places: Sequence[Place]) -> None:
         for place in places:
-            if place.is_caught_up or place.is_leaving:
+            if place.is_caught_up or place.is_leaving or place.is_cut_off:
                 continue
             end = place.end_at_start
             assert end is not None, "a place has been read for"
@@ -388,6 +448,7 @@ class LogThread:
             for places, entries, behind in read:
                 for place in places:
                     place.position = entries[-1].offset + 1
+                    place.jumps = 0
                     place.undelivered += len(entries)
                     place.behind = behind
         self._post(self._take, settled, read)
@@ -418,6 +479,10 @@ class LogThread:
         assert self._loop is not None
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(call, *arguments)
+
+
+class _NobodyWantsItError(Exception):
+    """Who was to be restored has left."""
 
 
 def _is_there(log: Log, position: int, *, timeout_ms: int) -> bool:

@@ -1,17 +1,20 @@
 """The `Log` in memory, shared by name between the threads of one process: for tests and for clusters within a process.
 
-May live here: `MemoryLog` and the entries that handles of one name share. Nothing survives the process; a log lives as
-long as a handle on it is open, so that two tests which use one name after the other do not meet.
+May live here: `MemoryLog` and what handles of one name share; their twin is in `memory_twin`. Nothing survives the process; a
+log lives as long as a handle on it is open, so that two tests which use one name after the other do not meet.
 """
 
 from __future__ import annotations
 
 import threading
+import time
 import uuid
+from bisect import bisect_left
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
 from channel.log import FIRST_OFFSET, READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
+from channel.memory_twin import MemoryTwin, TwinStorage
 
 
 class _Storage:
@@ -22,6 +25,8 @@ class _Storage:
         self.changed = threading.Condition()
         self.start = FIRST_OFFSET
         self.records: list[bytes] = []  # The record at offset `start + i` stands at index i: this log has no gaps.
+        self.appended_ms: list[int] = []  # When each of them was appended; it never falls.
+        self.twin = TwinStorage()
 
     @property
     def end(self) -> int:
@@ -43,6 +48,7 @@ class MemoryLog:
         with _storages_lock:
             self._storage = _storages.setdefault(name, _Storage())
         self.identity = self._storage.identity
+        self._twin = MemoryTwin(self._storage.twin, name=name)
 
     def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:  # noqa: ARG002 - nobody holds this log for long
         """See `Log.append`."""
@@ -50,7 +56,9 @@ class MemoryLog:
         storage = self._storage
         with storage.changed:
             first = storage.end + 1
+            now_ms = max(time.time_ns() // 1_000_000, storage.appended_ms[-1] if storage.appended_ms else 0)
             storage.records.extend(map(bytes, batch))
+            storage.appended_ms.extend([now_ms] * len(batch))
             storage.changed.notify_all()
         return range(first, first + len(batch))
 
@@ -101,6 +109,16 @@ class MemoryLog:
         with self._storage.changed:
             return self._storage.end
 
+    def position_at(self, time_ms: int) -> int:
+        """See `Log.position_at`."""
+        storage = self._storage
+        with storage.changed:
+            return storage.start + bisect_left(storage.appended_ms, time_ms)
+
+    def twin(self) -> MemoryTwin:
+        """See `Log.twin`."""
+        return self._twin
+
     def truncate(self, below: int, *, timeout_ms: int) -> None:  # noqa: ARG002 - nobody holds this log for long
         """See `Log.truncate`."""
         storage = self._storage
@@ -109,6 +127,7 @@ class MemoryLog:
                 return
             check_position(self.name, below, start=storage.start, end=storage.end)
             del storage.records[: below - storage.start]
+            del storage.appended_ms[: below - storage.start]
             storage.start = below
 
     def close(self) -> None:

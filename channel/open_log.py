@@ -5,28 +5,38 @@ May live here: `open_log`, the grammar of log URLs, and what can be told from a 
 
 from __future__ import annotations
 
+import os
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Final
 
-from channel.errors import InvalidLogUrl
+from channel.errors import InvalidKafkaSetting, InvalidLogUrl, MissingExtra
+from channel.kafka_settings import CONFIG_FILE_VARIABLE, CONFIG_VARIABLE, address_of, checked, parsed
 from channel.log import Log
 from channel.memory_log import MemoryLog
-from channel.sqlite_log import SqliteLog, Synchronous
+from channel.sqlite_log import SqliteLog
+from channel.sqlite_storage import Synchronous
 
 _SYNCHRONOUS: Final = {"synchronous=full": Synchronous.FULL, "synchronous=normal": Synchronous.NORMAL, "": Synchronous.FULL}
 
 
-def open_log(url: str, *, create: bool = True) -> Log:
+def open_log(url: str, *, create: bool = True, kafka: Mapping[str, str] | None = None) -> Log:
     """A new handle on the log at `url`.
 
     * `sqlite:PATH` is one file for all processes of one machine. PATH is taken as it stands up to the first `?`, and
       a relative one starts in the working folder. `?synchronous=normal` makes appends several times cheaper; a power cut
       may then take the newest ones back (see `Synchronous`).
+    * `kafka://HOST:PORT[,HOST:PORT]/TOPIC` is a topic of one partition, for all who reach that Kafka; it is made with the
+      settings that it needs, and `?replication=COPIES`, if it is not there. `kafka` are further settings of the client, in
+      librdkafka's names, such as those of TLS and SASL; by default `kafka_settings()`.
     * `memory:NAME` is shared by the threads of this process, and lives while a handle is open.
 
-    Without `create`, a file that is not there is not made, and one that is empty stays so: for those who only want to look.
+    Without `create`, a file or topic that is not there is not made, and one that is empty stays so: for those who only want
+    to look.
 
     Raises `InvalidLogUrl` for a URL that names no log, or a path where none can be; `LogNotBegun` where none is, without
-    `create`; `NetworkFileSystem`, `LogDamaged`, `LogUnavailable`, `LogStorageFull` for a file that is there and cannot be used.
+    `create`; `NetworkFileSystem`, `LogDamaged`, `LogUnavailable`, `LogStorageFull` for a file that is there and cannot be used;
+    for a topic `MissingExtra`, `InvalidKafkaSetting`, `UnfitTopic`, `LogAccessDenied`, `LogDamaged`, `LogUnavailable`.
     """
     scheme, colon, rest = url.partition(":")
     if is_in_memory(url):
@@ -42,8 +52,35 @@ def open_log(url: str, *, create: bool = True) -> Log:
                 url=url, problem=f"one slash begins a path, not two: sqlite:/{path.lstrip('/')}, or sqlite:{path.lstrip('/')}"
             )
         return SqliteLog(path, name=url, synchronous=_SYNCHRONOUS[options], create=create)
+    if scheme == "kafka":
+        return _open_kafka_log(url, create=create, settings=kafka_settings() if kafka is None else checked(kafka))
     problem = f"there is no log of the kind {scheme!r}" if colon else "it does not begin with the kind of the log and a colon"
     raise InvalidLogUrl(url=url, problem=problem)
+
+
+def _open_kafka_log(url: str, *, create: bool, settings: Mapping[str, str]) -> Log:
+    address = address_of(url)
+    try:
+        from channel.kafka_log import KafkaLog  # noqa: PLC0415 - its client comes with an extra
+    except ModuleNotFoundError as error:
+        if error.name != "confluent_kafka":
+            raise
+        raise MissingExtra(what=f"the log {url}", extra="kafka") from error
+    return KafkaLog(address, name=url, settings=settings, create=create)
+
+
+def kafka_settings() -> dict[str, str]:
+    """The settings of Kafka's client that this process was started with: of a file, and of the environment, which goes before it.
+
+    Raises `InvalidKafkaSetting`.
+    """
+    settings: dict[str, str] = {}
+    if path := os.environ.get(CONFIG_FILE_VARIABLE):
+        try:
+            settings |= parsed(Path(path).read_text(encoding="utf-8"))
+        except (OSError, UnicodeDecodeError) as error:
+            raise InvalidKafkaSetting(setting=CONFIG_FILE_VARIABLE, problem=f"the file cannot be read: {error}") from error
+    return checked(settings | parsed(os.environ.get(CONFIG_VARIABLE, "")))
 
 
 def is_in_memory(url: str) -> bool:

@@ -12,12 +12,14 @@ from typing import Final, TypedDict
 
 from channel.entries import BrokerEntry, BundleEntry
 from channel.records import (
+    LEVEL_CLOSED,
     TEXT_CHARACTERS_MAX,
     AnyRecord,
     BrokerRecord,
     BundleTransition,
     Document,
     Genesis,
+    LevelRecord,
     Merge,
     NamespaceRecord,
     PolicyRecord,
@@ -65,9 +67,19 @@ class Author:
         }
 
 
-def genesis(author: Author, *, cluster: str, base: int = 0) -> Genesis:
-    """The first record of a log. Its author needs no incarnation and no view."""
-    return Genesis(key="genesis", based_on=0, publisher=author.publisher, timestamp_ms=author.timestamp_ms, cluster=cluster, base=base)
+def genesis(author: Author, *, cluster: str, base: int = 0, level: int = 1) -> Genesis:
+    """The first record of a log. Its author needs no incarnation and no view.
+
+    The genesis of a copy names the base and the level of the view that the copy begins with.
+    """
+    return Genesis(
+        key="genesis", based_on=0, publisher=author.publisher, level=level, timestamp_ms=author.timestamp_ms, cluster=cluster, base=base
+    )
+
+
+def close_log(author: Author, view: View) -> LevelRecord:
+    """The last record of a log whose channel goes on in a copy: accepted once no broker of it is alive."""
+    return LevelRecord(key="level", based_on=view.level_last, **author.signature, raises_to=LEVEL_CLOSED)
 
 
 # --- bundles ---

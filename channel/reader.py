@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from channel.codec import decode
 from channel.entries import Verdict
-from channel.errors import ForeignLog, LevelTooNew, LogWentBack
+from channel.errors import BegunAbove, ForeignLog, LevelTooNew, LogClosed, LogWentBack
 from channel.frozen import hot_frozen
 from channel.log import FIRST_OFFSET, Entry
-from channel.records import LEVEL_SUPPORTED, AnyRecord, Genesis, Unreadable
+from channel.records import LEVEL_CLOSED, LEVEL_SUPPORTED, AnyRecord, Genesis, Unreadable
 from channel.view import View, apply
 
 
@@ -48,8 +48,10 @@ class Reader:
     def feed(self, entry: Entry) -> Folded:
         """Fold one entry.
 
-        Raises `LogWentBack` for an entry below `position`, `ForeignLog` for another cluster's genesis, and `LevelTooNew`
-        once the channel has been raised to a level that this version does not know; the reader must then stop for good.
+        Raises `LogWentBack` for an entry below `position`, `ForeignLog` for another cluster's genesis, `LevelTooNew` once the
+        channel has been raised to a level that this version does not know, and `LogClosed` once its log has been closed; the
+        reader must then stop for good. Raises `BegunAbove` for the genesis of a copy on a view that has none, which is not
+        that of the copy's twin: another reader must then go on, one that `channel.restore` makes.
         """
         self._check_level()
         if entry.offset < self.position:
@@ -59,7 +61,8 @@ class Reader:
         offset = entry.offset + view.base
         if type(record) is Genesis and view.genesis is None:
             self._check_cluster(record.cluster)
-            offset = entry.offset + record.base
+            if record.base:
+                raise BegunAbove(log=self.log, base=record.base)
         verdict = apply(view, offset, record)
         self.position = entry.offset + 1
         self._check_level()
@@ -70,5 +73,7 @@ class Reader:
             raise ForeignLog(log=self.log, expected=self.cluster, found=found)
 
     def _check_level(self) -> None:
+        if self.view.level == LEVEL_CLOSED:
+            raise LogClosed(log=self.log, offset=self.view.level_last)
         if self.view.level > LEVEL_SUPPORTED:
             raise LevelTooNew(level=self.view.level, supported=LEVEL_SUPPORTED, offset=self.view.level_last)

@@ -20,6 +20,10 @@ INTEGER_MAX: Final = 2**63 - 1
 # The level of the rules in this version of the code, and so the highest that its readers follow.
 LEVEL_SUPPORTED: Final = 1
 
+# The level that no version will ever support: a log is raised to it when its channel was copied to another log, and is so
+# closed for good, for versions too that never heard of copies.
+LEVEL_CLOSED: Final = INTEGER_MAX
+
 # How far behind an admin's view may be when its record arrives (`as_of`): a constant of level 1, never a setting.
 ADMIN_WINDOW_OFFSETS: Final = 10_000
 

@@ -219,7 +219,7 @@ class LevelModel(_Signed):
 
     kind: Literal["level"]
     key: Literal["level"] = Field(description="Always `level`.")
-    raises_to: Integer = Field(description="The level that is active from this record on.")
+    raises_to: Integer = Field(description="The level that is active from this record on; 2^63 - 1 closes the log for good.")
 
 
 BrokerModels = Annotated[JoinedModel | RenewedModel | BrokerModel, Field(discriminator="status")]

@@ -21,6 +21,7 @@ from channel.ranges import BundleName, parse_bundle
 from channel.reader import Folded, Reader
 from channel.records import (
     ADMIN_WINDOW_OFFSETS,
+    LEVEL_CLOSED,
     AnyRecord,
     BrokerRecord,
     BundleTransition,
@@ -239,7 +240,11 @@ def _deed(folded: Folded, names: Names) -> str:
         case Merge() as record:
             return f"merges {record.key} with {record.right}"
         case LevelRecord() as record:
-            return f"raises the level to {record.raises_to}"
+            return (
+                "closes the log, whose channel goes on in a copy"
+                if record.raises_to == LEVEL_CLOSED
+                else f"raises the level to {record.raises_to}"
+            )
     raise AssertionError("a record of no kind")
 
 

@@ -1,7 +1,8 @@
 """The table of a view: what a prefix of the log comes to, with the indexes that make questions cheap.
 
 May live here: the class `View`, questions about it, and the few writers that keep its indexes and its digest in step. The
-rules of when they are called are `channel.view`'s; nobody else calls them but the loader of snapshots.
+rules of when they are called are `channel.view`'s; nobody else calls them but the loaders of snapshots and twins, and
+who copies a channel.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from channel.ranges import HASH_MAX
 
 
 class View:
-    """The state of a cluster after a prefix of its log. Read it freely; only `apply` (and a snapshot's loader) writes it.
+    """The state of a cluster after a prefix of its log. Read it freely; only `apply` (and who loads or copies one) writes it.
 
     `offset` is the last folded logical offset (-1 before the first). `live` maps each live incarnation to its broker.
     `removed_at` is the `last` of every key that is absent.
@@ -113,7 +114,7 @@ class View:
         self._digest %= digests.DIGEST_MODULUS
         return self._digest
 
-    # --- the writers, for `apply` and the loader of snapshots ---
+    # --- the writers, for `apply`, the loaders of snapshots and twins, and the copy of a channel ---
 
     def put_bundle(self, after: BundleEntry, before: BundleEntry | None) -> None:
         """Set one bundle whose range the index knows, or `insert_bundle` has just taught it."""
@@ -209,6 +210,15 @@ class View:
         if after is not None:
             self.policies[name] = after
             self._digest += digests.status_part(digests.weight("policy", name), "policy", after.last)
+
+    def go_on_above(self, base: int, *, level: int, level_last: int) -> None:
+        """Become what a copy of the channel begins with: the same content, in a log whose offsets go on above `base`.
+
+        `level` and `level_last` are those from before the record that closed the old log, if one did.
+        """
+        self.offset = self.base = base
+        self.level, self.level_last = level, level_last
+        self.scalars_changed()
 
     def scalars_changed(self) -> None:
         """Take what the view holds beside its keys into the digest anew; called after any of it was set."""

@@ -12,14 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Final, Self, TypeVar
 
 from channel.append_queue import Appended, AppendOutcome, NotAppended
 from channel.codec import encode
 from channel.deadline import Deadline
-from channel.errors import DeadlineExceeded, EquipoiseError, OutcomeUnknown, Overloaded
+from channel.difference import Jump, jump_between
+from channel.errors import DeadlineExceeded, EquipoiseError, LogTruncated, OutcomeUnknown, Overloaded
 from channel.log import Entry, Log
-from channel.log_seat import LogSeat, Outage
+from channel.log_seat import FROM_NOTHING, LogSeat, Outage
 from channel.log_thread import LogThread
 from channel.propose import Author
 from channel.reader import Folded, Reader
@@ -34,6 +35,12 @@ STOP_MS_MAX: Final = 5_000
 """How long leaving the context waits for the thread: it may be in an append (500 ms) or a read (1 s) of a log that hangs."""
 
 Listener = Callable[[Folded], None]
+JumpListener = Callable[[Jump], None]
+Told = TypeVar("Told", Folded, Jump)
+
+
+def _passed_over(_jump: Jump) -> None:
+    """The `JumpListener` of those who ask for records alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -63,12 +70,13 @@ class _Proposal:
 class TableView:
     """Follows the channel from `start` to `stop`, or as an async context. Everything is called on the loop.
 
-    `view` is as far as the loop has folded; read it freely between two awaits. Lookups: `view.bundle_at`.
+    `view` is as far as the loop has folded; read it freely between two awaits, and do not keep it: truncation may cut the
+    reader off, and then it goes on with another one (`listen` tells of it). Lookups: `view.bundle_at`.
     Every wait has a deadline, and raises `DeadlineExceeded` at its end, or at once what ended the following (`failure`).
     """
 
     def __init__(self, open_handle: Callable[[], Log], *, name: str, cluster: str | None = None, snapshot: bytes | None = None) -> None:
-        """Follow the log that `open_handle` opens, from its beginning or on from `snapshot`; `name` is its URL.
+        """Follow the log that `open_handle` opens, from its twin, its beginning, or on from `snapshot`; `name` is its URL.
 
         With `cluster` given, the log of another one ends the following (`ForeignLog`). Raises `SnapshotDamaged`.
         """
@@ -78,13 +86,16 @@ class TableView:
         self._thread = LogThread(open_handle, name=name)
         self._seat = LogSeat(
             name=name,
-            position=self._reader.position,
+            position=FROM_NOTHING if snapshot is None else self._reader.position,
             deliver=self._deliver,
             caught_up=self._caught_up,
+            jumped=self._jumped,
             failed=self._failed,
+            cluster=cluster,
         )
+        self._has_begun = snapshot is not None
         self._end_at_start: int | None = None
-        self._listeners: dict[int, Listener] = {}
+        self._listeners: dict[int, tuple[Listener, JumpListener]] = {}
         self._listeners_ever = 0
         # Who waits: until something holds; for the verdict at a physical offset; for these very bytes to be read.
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
@@ -126,15 +137,16 @@ class TableView:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.stop(Deadline.after(timeout_ms=STOP_MS_MAX))
 
-    def listen(self, listener: Listener) -> Callable[[], None]:
+    def listen(self, listener: Listener, *, jumped: JumpListener = _passed_over) -> Callable[[], None]:
         """Call `listener` with every record that is folded from now on, rejected ones too; what is returned ends that.
 
-        The view stands just after the record. What a listener raises goes to the loop's exception handler: a listener
-        cannot keep others, nor the view, from the record.
+        The view stands just after the record. Where records are left out, since truncation took them first, `jumped` is
+        called instead, and `view` is another object from then on. What either raises goes to the loop's exception handler:
+        a listener cannot keep others, nor the view, from the record.
         """
         self._listeners_ever += 1
         number = self._listeners_ever
-        self._listeners[number] = listener
+        self._listeners[number] = (listener, jumped)
 
         def end() -> None:
             self._listeners.pop(number, None)
@@ -204,15 +216,37 @@ class TableView:
             for proposal in self._in_doubt:
                 if proposal.data == entry.data:
                     proposal.resolve(folded)
-            for listener in tuple(self._listeners.values()):
+            for listener, _ in tuple(self._listeners.values()):
                 self._tell(listener, folded)
         self._look_at_waiting()
 
-    def _tell(self, listener: Listener, folded: Folded) -> None:
+    def _jumped(self, reader: Reader) -> None:
+        """Go on with a view that has left records out: what was proposed in them has a verdict that nobody can read.
+
+        The first time that is how a view begins, and nobody has missed anything.
+        """
+        if not self._has_begun:
+            self._reader, self._has_begun = reader, True
+            self._look_at_waiting()
+            return
+        jump, left = jump_between(self._reader.view, reader.view), self._reader
+        self._reader = reader
+        for offset in [offset for offset in self._appended if offset < reader.position]:
+            self._lose(self._appended.pop(offset), offset)
+        for proposal in self._in_doubt:
+            self._lose(proposal, left.position)
+        for _, listener in tuple(self._listeners.values()):
+            self._tell(listener, jump)
+        self._look_at_waiting()
+
+    def _lose(self, proposal: _Proposal, position: int) -> None:
+        proposal.fail(proposal.unknown(LogTruncated(log=self.name, position=position, start=self._reader.position)))
+
+    def _tell(self, listener: Callable[[Told], None], told: Told) -> None:
         try:
-            listener(folded)
+            listener(told)
         except Exception as error:  # noqa: BLE001 - see `listen`
-            message = f"a listener of {self.name} failed at offset {folded.offset}"
+            message = f"a listener of {self.name} failed at offset {told.offset}"
             asyncio.get_running_loop().call_exception_handler({"message": message, "exception": error})
 
     def _caught_up(self, end: int) -> None:
@@ -241,6 +275,8 @@ class TableView:
             proposal.fail(outcome.error)
         elif self.failure is not None:
             proposal.fail(proposal.unknown(self.failure))
+        elif isinstance(outcome, Appended) and outcome.offset < self._reader.position:
+            self._lose(proposal, outcome.offset)  # A jump has come between.
         elif isinstance(outcome, Appended):
             self._appended[outcome.offset] = proposal
         elif not proposal.verdict.done():

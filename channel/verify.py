@@ -11,6 +11,8 @@ What is found, and how
 4. The digests: a renewal says what its author's view came to just after its last renewal. Where that is not what this view
    came to, some record between the last agreement and there is not what that author read.
 5. The invariants of the view: the bundles of a namespace cover the hash space once, tokens rise, holders are alive.
+6. The twin: its rows against their checksums and its marker's digest, and the marker against what the log folds to at that
+   offset. Where the beginning of the log is gone, the fold begins with the twin; then the digests of step 4 judge it too.
 """
 
 from __future__ import annotations
@@ -18,19 +20,23 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, insort
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
 
 from channel.codec import encode
 from channel.entries import BrokerChanged, BundleChanged, BundleEntry, Change, NamespaceChanged
-from channel.errors import ForeignLog, LevelTooNew, LogDamaged, LogWentBack
+from channel.errors import ForeignLog, LevelTooNew, LogClosed, LogDamaged, LogWentBack
 from channel.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
 from channel.ranges import HASH_MAX
 from channel.reader import Folded, Reader
 from channel.records import QUIET_REASONS, Genesis, Joined, Reason, Record, Renewed, Unreadable
+from channel.twin import Check, Progress, unchecked, unwatched
+from channel.twin_audit import TwinFacts, facts_of_twin
+from channel.twin_rows import Marker
 from channel.view import View
+from channel.whole import is_whole
 
 FINDINGS_MAX: Final = 100
 """Findings that are kept; further ones are counted. One damaged record may make nonsense of all that follows."""
@@ -53,6 +59,8 @@ class Kind(StrEnum):
     NOT_COVERED = "not_covered"
     TOKEN_FELL = "token_fell"  # noqa: S105 - a fencing token
     DEAD_HOLDER = "dead_holder"
+    TWIN = "twin"
+    INCOMPLETE = "incomplete"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,9 +86,12 @@ class Findings:
     """What an audit came to: `findings`, the likeliest cause of the others first, at most `FINDINGS_MAX` of `findings_count`.
 
     `folded_to` is the last logical offset that was folded (-1: none); `records`, `accepted` and `rejected` (by reason) count
-    what was folded, and `agreements` the renewals whose digest is that of this view.
+    what was folded, and `agreements` the renewals whose digest is that of this view. `twin_to` is the horizon of the log's
+    twin (None: it has none that can be read), and `from_twin` says that the fold began there, and not with the log.
     """
 
+    twin_to: int | None = None
+    from_twin: bool = False
     folded_to: int
     records: int
     accepted: int
@@ -104,19 +115,20 @@ class SelfChecking(Protocol):
         ...
 
 
-def verify(log: Log, *, cluster: str | None = None, check: Callable[[], None] | None = None) -> Findings:
-    """Audit a log from its beginning to the end that it has now; damage is found, not raised.
+def verify(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Findings:
+    """Audit a log, to the end that it has now, and its twin; damage is found, not raised.
 
-    `check` is called before each read, and may end the audit by raising. Raises `LogTruncated` if the beginning is gone, and
-    `LogUnavailable`, `LogReplaced`.
+    `check` is called before each read, and may end the audit by raising; `progress` counts offsets. Raises `LogTruncated` if
+    the log is compacted meanwhile, and `LogUnavailable`, `LogReplaced`.
     """
     audit = Audit(Reader(log=log.name, cluster=cluster))
     damage = _damaged_storage(log)
+    _begin(audit, log, facts_of_twin(log, check=check))
     end = log.end()
     limit = READ_ENTRIES_MAX
     while audit.goes_on and audit.position <= end:
-        if check is not None:
-            check()
+        check()
+        progress(audit.position, end + 1)
         try:
             entries = log.read(audit.position, limit=limit)
         except LogDamaged as error:
@@ -132,6 +144,17 @@ def verify(log: Log, *, cluster: str | None = None, check: Callable[[], None] | 
     if damage is not None and audit.goes_on:
         audit.damaged_beside(damage, end=end)
     return audit.findings()
+
+
+def _begin(audit: Audit, log: Log, twin: TwinFacts) -> None:
+    """Begin with the log's first record, or, if that is gone, with its twin."""
+    try:
+        whole = is_whole(log)
+    except LogDamaged:
+        whole = True  # Its beginning is there, and the audit will meet the damage.
+    audit.knows(twin, whole=whole)
+    if not whole and twin.view is None:
+        audit.incomplete(log.start(), twin)
 
 
 def _damaged_storage(log: Log) -> LogDamaged | None:
@@ -161,6 +184,45 @@ class Audit:
         self._digests = _Digests()
         self._findings: list[Finding] = []
         self._findings_count = 0
+        self._marker: Marker | None = None
+        self._from_twin = False
+        self._awaits_horizon = False
+
+    def knows(self, twin: TwinFacts, *, whole: bool) -> None:
+        """Take in what was found of the log's twin; fold on from there, unless the log is `whole`."""
+        self._marker = twin.marker
+        if twin.problem is not None:
+            self._of_twin(twin.problem)
+        self._awaits_horizon = whole and twin.view is not None
+        if whole or twin.view is None:
+            return
+        self._from_twin = True
+        try:
+            self._reader = Reader(log=self._reader.log, cluster=self._reader.cluster, view=twin.view)
+        except (ForeignLog, LevelTooNew, LogClosed) as error:
+            self.goes_on = False
+            self._add(Finding(kind=Kind.FOREIGN, first=twin.view.offset, last=twin.view.offset, text=str(error)))
+
+    def incomplete(self, start: int, twin: TwinFacts) -> None:
+        """The log begins at physical offset `start`, and nothing says what was before."""
+        why = "it has no twin that stands for them" if twin.problem is None else "its twin cannot be used"
+        self._stop(Kind.INCOMPLETE, FIRST_OFFSET, f"these records are gone, and {why}; what follows was not folded", last=max(start - 1, 1))
+
+    def _of_twin(self, text: str) -> None:
+        horizon = 0 if self._marker is None else self._marker.horizon
+        self._add(Finding(kind=Kind.TWIN, first=horizon, last=horizon, text=f"the twin up to there: {text}"))
+
+    def _compare_with_twin(self, offset: int) -> None:
+        """What the log folds to at the twin's horizon, or where that should be, must be what the twin says."""
+        marker = self._marker
+        assert marker is not None, "a horizon is awaited"
+        if offset < marker.horizon:
+            return
+        self._awaits_horizon = False
+        if offset > marker.horizon:
+            self._of_twin("nothing stands there on the log")
+        elif self._reader.view.digest() != marker.digest:
+            self._of_twin(f"it has digest {marker.digest}, and the log folds to digest {self._reader.view.digest()}")
 
     @property
     def position(self) -> int:
@@ -174,6 +236,11 @@ class Audit:
         position = self._reader.position
         try:
             folded = self._reader.feed(entry)
+        except LogClosed as closed:  # It ends a channel that was copied to another log, in good order.
+            self.goes_on = False
+            self._records += 1
+            self._accepted.append(closed.offset)
+            return
         except (ForeignLog, LevelTooNew) as error:
             self._stop(Kind.FOREIGN, entry.offset, str(error))
             return
@@ -186,6 +253,8 @@ class Audit:
         self._check_form(folded, entry)
         self._check_ties(folded)
         self._check_digest(folded)
+        if self._awaits_horizon:
+            self._compare_with_twin(folded.offset)
         if folded.verdict.reason is not None:
             self._rejected[folded.verdict.reason] += 1
             return
@@ -211,12 +280,17 @@ class Audit:
     def findings(self) -> Findings:
         """What has been found so far, with what can only be said at the end."""
         view = self._reader.view
+        if self._awaits_horizon and self.goes_on:
+            self._awaits_horizon = False
+            self._of_twin(f"the log ends before it, at offset {view.offset}")
         at_the_end = [Finding(kind=kind, first=view.offset, last=view.offset, text=text) for kind, text in problems_of_view(view)]
         parted = self._digests.finding()
         found = [*self._findings, *at_the_end[:FINDINGS_MAX], *([] if parted is None else [parted])]
-        # Damage to the storage explains what else is found; then the record comes first that may explain those after it.
-        found.sort(key=lambda finding: (finding.kind is not Kind.DAMAGED, min(finding.first, *finding.suspects, finding.last)))
+        # What the storage lost or damaged explains what else is found; then the record comes first that may explain those after it.
+        found.sort(key=lambda finding: (finding.kind not in _EXPLAINING, min(finding.first, *finding.suspects, finding.last)))
         return Findings(
+            twin_to=None if self._marker is None else self._marker.horizon,
+            from_twin=self._from_twin,
             folded_to=view.offset,
             records=self._records,
             accepted=len(self._accepted),
@@ -331,6 +405,7 @@ class _Digests:
         return Finding(kind=Kind.DIVERGED, first=first, last=at, text=text, suspects=suspects)
 
 
+_EXPLAINING: Final = frozenset({Kind.DAMAGED, Kind.INCOMPLETE, Kind.TWIN})
 _NOT_OF_THIS_LOG: Final = frozenset({Reason.NO_GENESIS, Reason.FOREIGN_GENESIS})
 
 

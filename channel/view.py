@@ -133,13 +133,25 @@ def _unreadable(_view: View, _offset: int, record: Unreadable) -> Verdict:
 
 def _genesis(view: View, offset: int, record: Genesis) -> Verdict:
     if view.genesis is not None:
-        # Two processes that both found the log empty: the second is late, and harmless if it meant the same cluster.
-        return _STALE if record.cluster == view.cluster else _REJECTED[Reason.FOREIGN_GENESIS]
+        return _genesis_of_copy(view, view.genesis, offset, record)
     view.cluster, view.base, view.genesis = record.cluster, record.base, offset
     view.removed_at = view.level_last = offset
     view.level = record.level
     view.scalars_changed()
     return Verdict(changes=(LevelChanged(before=0, after=record.level),))
+
+
+def _genesis_of_copy(view: View, genesis: int, offset: int, record: Genesis) -> Verdict:
+    if record.cluster != view.cluster:
+        return _REJECTED[Reason.FOREIGN_GENESIS]
+    # A copy begins with a view, that of its twin, whose genesis stood in the old log: at or below the base of the new one.
+    # In a log that is no copy each genesis stands above the base, so there a second one is late, as that of a process
+    # which found the log empty too; and so is every other one of a copy.
+    if genesis > view.base or record.base != view.base or record.level != view.level:
+        return _STALE
+    view.genesis = offset
+    view.scalars_changed()
+    return Verdict()
 
 
 def _level(view: View, offset: int, record: LevelRecord) -> Verdict:

@@ -29,6 +29,7 @@ PURE = (
     "brokers.moves",
     "brokers.errors",
     "brokers.named",
+    "brokers.namespace_policies",
     "brokers.namespace_size",
     "brokers.placement",
     "brokers.policies",
@@ -64,10 +65,13 @@ PURE = (
     "brokers.simulation",
     "brokers.split_points",
     "channel.codec",
+    "channel.difference",
     "channel.digest",
     "channel.errors",
     "channel.fields",
     "channel.frozen",
+    "channel.kafka_answers",
+    "channel.kafka_settings",
     "channel.lifecycle",
     "channel.entries",
     "channel.propose",
@@ -78,8 +82,15 @@ PURE = (
     "channel.snapshot",
     "channel.story",
     "channel.table",
+    "channel.twin",
+    "channel.twin_audit",
+    "channel.twin_rows",
     "channel.verify",
     "channel.view",
+    "channel.whole",
+    "compaction.agreement",
+    "compaction.checkpoints",
+    "compaction.retention",
     "shedder",
 )
 NOT_PURE = ("shedder.laboratory",)
@@ -99,17 +110,18 @@ ORDER_KEEPING_CALLS = frozenset({"enumerate", "iter", "list", "map", "max", "min
 
 # What may be imported only by the modules named: clients of other systems, each kept behind one door, and the tests.
 ONLY_IN = {
-    "confluent_kafka": ("channel.kafka_client",),
+    "confluent_kafka": ("channel.kafka_client", "tests.kafka"),
     "faust": ("brokers.load_bus",),
     "google": ("brokers.pulsar.commands", "brokers.pulsar.pulsar_api_pb2"),
     "google_crc32c": ("brokers.pulsar.frames", "tests.pulsar_speech"),
     "pyspark": ("spark_jobs",),
     "tests": ("tests",),
+    "zstandard": ("compaction.compressed",),
 }
 JUDGE = "tests.judge"  # Imports nothing of ours: it would share our mistakes.
 
 TEXT_SUFFIXES = frozenset({".cfg", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"})
-TEXT_NAMES = frozenset({".gitignore", "Makefile", "run"})
+TEXT_NAMES = frozenset({".gitignore", "Dockerfile", "Makefile", "run"})
 NOT_OURS = frozenset({"build", "dist", "htmlcov", "__pycache__"})  # Beside these, each folder that starts with a dot, save .ci.
 # The brackets keep these patterns from finding themselves.
 UNFINISHED = re.compile(r"\b(?:T[O]DO|F[I]XME|X[X]X)\b")
@@ -356,10 +368,10 @@ def texts() -> tuple[Source, ...]:
 
 @cache
 def modules() -> dict[str, Source]:
-    """Every module of the product and of the tests, by its dotted name."""
+    """Every module of the product, of what runs around it, and of the tests, by its dotted name."""
     found = {}
     for text in texts():
-        if text.name.endswith(".py") and text.name.split("/")[0] in {*PRODUCT, "tests"}:
+        if text.name.endswith(".py") and text.name.split("/")[0] in {*PRODUCT, "compose", "tests"}:
             name = text.name.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
             found[name] = Source(name=name, text=text.text)
     return found

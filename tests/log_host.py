@@ -17,6 +17,7 @@ from channel.log import FIRST_OFFSET, Entry, Log
 from channel.log_seat import LogSeat
 from channel.log_thread import LogThread
 from channel.memory_log import MemoryLog
+from channel.reader import Reader
 from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
 
 NAME = "memory:log-thread"
@@ -37,6 +38,7 @@ class Host:
     entries: list[Entry] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
     lags: list[int] = field(default_factory=list)
+    readers: list[Reader] = field(default_factory=list)
     deliver_error: Exception | None = None
     something: asyncio.Event = field(default_factory=asyncio.Event)
     beside: Host | None = None
@@ -49,6 +51,7 @@ class Host:
             position=self.position,
             deliver=self.deliver,
             caught_up=lambda end: self.tell(("caught up", end)),
+            jumped=self.jump,
             failed=self.tell,
         )
 
@@ -70,6 +73,10 @@ class Host:
         self.lags.append(self.seat.lag_entries)
         self.told += [entry.data for entry in entries]
         self.something.set()
+
+    def jump(self, reader: Reader) -> None:
+        self.readers.append(reader)
+        self.tell(("jumped", reader.position))
 
     def tell(self, what: object) -> None:
         self.told.append(what)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import argparse
 import asyncio
 import dataclasses
+import logging
 import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
+from tests.load.log_places import add_log_option, breakable_place
 from tests.load.stress import Result, Size, stress
 
 
@@ -21,6 +23,7 @@ def main() -> int:
     """Run, print, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.stress")
     parser.add_argument("--seed", type=int, default=0, help="the order of events; with an odd one nobody buries the dead (default: 0)")
+    add_log_option(parser)
     parser.add_argument("--data", type=Path, help="a new directory, which is kept (default: a temporary one)")
     for field in dataclasses.fields(Size):
         kind = float if isinstance(field.default, float) else int
@@ -33,7 +36,11 @@ def main() -> int:
         print(f"{time.monotonic() - began_s:6.1f} s  {text}", flush=True)
 
     with tempfile.TemporaryDirectory(prefix="equipoise-stress-") as temporary:
-        result = asyncio.run(stress(size, (arguments["data"] or Path(temporary)).absolute(), seed=arguments["seed"], say=say))
+        directory = (arguments["data"] or Path(temporary)).absolute()
+        directory.mkdir(parents=True, exist_ok=True)
+        logging.basicConfig(filename=directory / "stress.log")  # What a client of Kafka says of an outage would bury what is said here.
+        with breakable_place(arguments["log"], directory) as log:
+            result = asyncio.run(stress(size, directory, log, seed=arguments["seed"], say=say))
     print_result(result)
     return 0 if result.is_clean else 1
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import logging
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from tests.load.log_places import add_log_option, breakable_place
 from tests.load.pulsar_stress import FULL, Result, pulsar_stress
 from tests.pulsar.programs import Language, command, is_required, lacking
 from tests.stress import in_words
@@ -21,6 +23,7 @@ def main() -> int:
     """Run, print, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.stress_pulsar")
     parser.add_argument("--seed", type=int, default=0, help="the order of events; with an odd one nobody buries the dead (default: 0)")
+    add_log_option(parser)
     parser.add_argument("--data", type=Path, help="a new directory, which is kept (default: a temporary one)")
     arguments = parser.parse_args()
     languages = runnable()
@@ -33,7 +36,10 @@ def main() -> int:
 
     with tempfile.TemporaryDirectory(prefix="equipoise-stress-") as temporary:
         directory = (arguments.data or Path(temporary)).absolute()
-        result = asyncio.run(pulsar_stress(FULL, directory, seed=arguments.seed, languages=languages, say=say))
+        directory.mkdir(parents=True, exist_ok=True)
+        logging.basicConfig(filename=directory / "stress.log")  # What a client of Kafka says of an outage would bury what is said here.
+        with breakable_place(arguments.log, directory) as log:
+            result = asyncio.run(pulsar_stress(FULL, directory, log, seed=arguments.seed, languages=languages, say=say))
     print_result(result)
     return 0 if result.is_clean else 1
 

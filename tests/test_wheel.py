@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = frozenset({"brokers", "channel", "equipoise", "shedder"})
+PACKAGES = frozenset({"brokers", "channel", "compaction", "equipoise", "shedder"})
 
 
 @pytest.fixture(scope="module")

@@ -262,7 +262,11 @@ def _judge(twin: Twin, offset: int, record: AnyRecord | Unreadable) -> None:
 
 def _genesis(twin: Twin, offset: int, record: Genesis) -> None:
     if twin.genesis is not None:
-        raise RefusedError(Reason.STALE if record.cluster == twin.cluster else Reason.FOREIGN_GENESIS)
+        need(record.cluster == twin.cluster, Reason.FOREIGN_GENESIS)
+        need((record.base, record.level) == (twin.base, twin.level), Reason.STALE)
+        need(twin.genesis <= twin.base, Reason.STALE)
+        twin.genesis = offset
+        return
     twin.cluster = record.cluster
     twin.base = record.base
     twin.genesis = twin.level_last = twin.removed_at = offset

@@ -99,10 +99,11 @@ class Walk:
         rng = self.rng
         leap = rng.choice((1,) * 60 + (2, 9, ADMIN_WINDOW_OFFSETS + 5))
         offset = (self.entries[-1][0] if self.entries else 0) + leap
-        self.entries.append((offset, self._data()))
+        self.entries.append((offset, self.next_data()))
         return self.entries[-1]
 
-    def _data(self) -> bytes:
+    def next_data(self) -> bytes:
+        """The bytes of the next entry, for who gives it an offset and adds it to `entries` himself."""
         rng = self.rng
         chance = rng.random()
         if not self.entries or (chance < 0.02 and len(self.entries) < 20):

@@ -6,24 +6,29 @@ May live here: what everybody who works on a channel in the calling thread does 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Final, TypeVar
 
 from brokers.errors import Rejected, UnknownBroker
 from brokers.named import bundle_named, namespace_named
 from brokers.requested_moves import may_run_again, rejection
 from channel.blocking_view import RETRY_MS, entries_to_end, propose, read_on
+from channel.codec import decode
 from channel.deadline import Deadline
-from channel.entries import BrokerEntry, BundleEntry
-from channel.errors import LogUnavailable
-from channel.log import READ_ENTRIES_MAX, Log
+from channel.difference import Jump, jump_between
+from channel.entries import BrokerEntry, BundleEntry, Verdict
+from channel.errors import LogClosed, LogTruncated, LogUnavailable
+from channel.log import READ_ENTRIES_MAX, Entry, Log
 from channel.open_log import open_log
 from channel.propose import Author
 from channel.ranges import ADMIN_PREFIX, check_broker_id
 from channel.reader import Folded, Reader
 from channel.records import AnyRecord, Reason
+from channel.restore import earliest, restored
+from channel.twin import Progress, unwatched
 from channel.view import View
 
 WAIT_MS: Final = 100
@@ -33,6 +38,14 @@ READER: Final = f"{ADMIN_PREFIX}reader"
 """Who has a channel open without a word to say on it."""
 
 Seen = TypeVar("Seen")
+
+Watched = Callable[[], AbstractContextManager[Progress]]
+"""Makes what shows somebody how far something long has come, while it is under way."""
+
+
+def nobody_watches() -> AbstractContextManager[Progress]:
+    """The `Watched` of those whom nobody watches."""
+    return nullcontext(unwatched)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,23 +79,42 @@ class Access:
 
 
 @contextmanager
-def attached(log_url: str, *, timeout_ms: int, publisher: str = READER, cluster: str | None = None) -> Iterator[Access]:
-    """The channel at `log_url`, of which nothing has been read yet; a log that is not there is not made.
+def attached(
+    log_url: str, *, timeout_ms: int, publisher: str = READER, cluster: str | None = None, watched: Watched = nobody_watches
+) -> Iterator[Access]:
+    """The channel at `log_url`, of whose records none has been read yet; a log that is not there is not made.
 
-    With `cluster` given, the log of another one is refused when its beginning is read. Raises what `open_log` raises.
+    It begins with the log, or, where that was truncated, with its twin. With `cluster` given, the log of another one is
+    refused when its beginning is read; `watched` is told how much of the twin has been. Raises what `open_log` and
+    `channel.restore.earliest` raise.
     """
+    begin = partial(earliest, cluster=cluster)
+    with _opened(log_url, timeout_ms=timeout_ms, publisher=publisher, begin=begin, watched=watched) as access:
+        yield access
+
+
+@contextmanager
+def _opened(log_url: str, *, timeout_ms: int, publisher: str, begin: Callable[..., Reader], watched: Watched) -> Iterator[Access]:
     deadline = Deadline.after(timeout_ms=timeout_ms)
     log = open_log(log_url, create=False)
     try:
-        yield Access(log=log, reader=Reader(log=log.name, cluster=cluster), publisher=publisher, deadline=deadline)
+        with watched() as progress:
+            reader = begin(log, check=lambda: deadline.check(f"reading the twin of {log_url}"), progress=progress)
+        yield Access(log=log, reader=reader, publisher=publisher, deadline=deadline)
     finally:
         log.close()
 
 
 @contextmanager
-def opened(log_url: str, *, timeout_ms: int, publisher: str = READER, cluster: str | None = None) -> Iterator[Access]:
-    """As `attached`, read to its end. Raises what `channel.blocking_view.read_on` raises, too."""
-    with attached(log_url, timeout_ms=timeout_ms, publisher=publisher, cluster=cluster) as access:
+def opened(
+    log_url: str, *, timeout_ms: int, publisher: str = READER, cluster: str | None = None, watched: Watched = nobody_watches
+) -> Iterator[Access]:
+    """The channel read to its end, on from its twin if it has one; `watched` is told how much of that has been read.
+
+    Raises what `open_log`, `channel.restore.restored` and `channel.blocking_view.read_on` raise.
+    """
+    begin = partial(restored, cluster=cluster)
+    with _opened(log_url, timeout_ms=timeout_ms, publisher=publisher, begin=begin, watched=watched) as access:
         read_on(access.log, access.reader, deadline=access.deadline)
         yield access
 
@@ -90,10 +122,16 @@ def opened(log_url: str, *, timeout_ms: int, publisher: str = READER, cluster: s
 def folded_to_end(access: Access) -> Iterator[Folded]:
     """What is on the log and not yet read, folded record by record; the view then stands just after each.
 
-    Raises what `channel.blocking_view.read_on` raises.
+    A log that was closed ends with the record that closed it. Raises what else `channel.blocking_view.read_on` raises.
     """
     for entry in entries_to_end(access.log, access.reader.position, deadline=access.deadline):
-        yield access.reader.feed(entry)
+        try:
+            folded = access.reader.feed(entry)
+        except LogClosed as closed:
+            # It ends a history in good order: only who would go on must stop with an error.
+            yield Folded(offset=closed.offset, record=decode(entry.data), verdict=Verdict())
+            return
+        yield folded
 
 
 def submit(access: Access, make_record: Callable[[View, Author], AnyRecord]) -> Folded:
@@ -115,16 +153,18 @@ def submit(access: Access, make_record: Callable[[View, Author], AnyRecord]) -> 
         race += 1
 
 
-def follow(access: Access, *, outage: Callable[[LogUnavailable], None] | None = None) -> Iterator[Folded | None]:
+def follow(
+    access: Access, *, outage: Callable[[LogUnavailable], None] | None = None, jumped: Callable[[Jump], None] | None = None
+) -> Iterator[Folded | None]:
     """What is folded from now on, for ever; None each time that nothing came for `WAIT_MS`, so that the caller can give up.
 
-    While the log is unavailable nothing comes, and `outage` is called once. Raises what else `Log.read` raises.
+    While the log is unavailable nothing comes, and `outage` is called once. Where truncation took what was to be read next,
+    `jumped` is called, and the view goes on from the channel's twin. Raises what else `Log.read` and `restored` raise.
     """
     is_out = False
     while True:
         try:
-            has_news = access.log.wait(access.reader.position, timeout_ms=WAIT_MS)
-            entries = access.log.read(access.reader.position, limit=READ_ENTRIES_MAX) if has_news else ()
+            entries = _news(access, jumped)
             is_out = False
         except LogUnavailable as error:
             if outage is not None and not is_out:
@@ -135,6 +175,26 @@ def follow(access: Access, *, outage: Callable[[LogUnavailable], None] | None = 
             yield access.reader.feed(entry)
         if not entries:
             yield None
+
+
+def _news(access: Access, jumped: Callable[[Jump], None] | None) -> Sequence[Entry]:
+    try:
+        has_news = access.log.wait(access.reader.position, timeout_ms=WAIT_MS)
+        return access.log.read(access.reader.position, limit=READ_ENTRIES_MAX) if has_news else ()
+    except LogTruncated:
+        what = jump(access)
+    if jumped is not None:
+        jumped(what)
+    return ()
+
+
+def jump(access: Access) -> Jump:
+    """Go on after what was truncated. An outage in the midst of it raises `LogUnavailable`."""
+    reader = access.reader
+    again = restored(access.log, cluster=reader.cluster)
+    what = jump_between(reader.view, again.view)
+    reader.view, reader.position = again.view, again.position
+    return what
 
 
 def until(access: Access, condition: Callable[[View, Folded | None], Seen | None], *, what: str) -> Seen:

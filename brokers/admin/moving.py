@@ -17,6 +17,7 @@ from brokers.agent.intents import (
     Intent,
     MergeBundles,
     MoveAway,
+    SetPolicy,
     SplitBundle,
     StartDeletingNamespace,
     Transfer,
@@ -28,7 +29,7 @@ from brokers.requested_moves import BY_OPERATOR, begun_by, made_by, next_of_dele
 from channel.entries import BundleEntry, Verdict
 from channel.propose import Author
 from channel.reader import Folded
-from channel.records import AnyRecord
+from channel.records import AnyRecord, Document, Scalar
 from channel.view import View
 
 
@@ -118,9 +119,14 @@ def merge(access: Access, left: str) -> Folded:
     return request(access, MergeBundles(left=left, reason=BY_OPERATOR))
 
 
-def create_namespace(access: Access, name: str, boundaries: Sequence[int]) -> Folded:
+def create_namespace(access: Access, name: str, boundaries: Sequence[int], policies: Document | None = None) -> Folded:
     """Create a namespace with bundles between each two of `boundaries`; the record that the channel accepted."""
-    return request(access, CreateNamespace(name=name, boundaries=boundaries))
+    return request(access, CreateNamespace(name=name, boundaries=boundaries, policies=policies or {}))
+
+
+def set_policy(access: Access, name: str, policy: str, value: Scalar) -> Folded:
+    """Set one of the policies of the namespace `name`, the others stay as they are; the record that the channel accepted."""
+    return request(access, SetPolicy(name=name, policy=policy, value=value))
 
 
 def delete_namespace(access: Access, name: str, *, progress: Callable[[str], None]) -> Folded:

@@ -4,7 +4,8 @@ May live here: the agent, which joins its parts; each event's way through them. 
 
 Theory of operation. A step folds what was read (`Read`) through the one fold, lets each part take note, and then asks each
 part what is due at this moment. Nothing is decided from a record alone, only from the view that it led to, so that replay
-and tail are one. A part decides by proposing; the record comes back by the log, or not at all.
+and tail are one, and so that a jump over what nobody can read any more (`Jumped`) is but a larger step between two views. A
+part decides by proposing; the record comes back by the log, or not at all.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from brokers.agent.events import (
     DrainRequested,
     Event,
     Instant,
+    Jumped,
     NonceWritten,
     Opened,
     Prepared,
@@ -72,6 +74,8 @@ class Agent:
         self._tenures = Tenures(core)
         self._leading = Leading(core, self._membership, placement or FewestBundles(), batches or Batches())
         self._drain: DrainRequested | None = None
+        # The newest attempt that was made before the stall from which the broker has not yet heard from the log; None if it has.
+        self._asked_asleep: int | None = None
 
     # --- what the host may read between steps ---
 
@@ -111,6 +115,12 @@ class Agent:
         return self._membership.caught_up and self._core.incarnation is not None
 
     @property
+    def leads(self) -> bool:
+        """Whether this broker is the leader, as its view says: others' views may be ahead of it."""
+        leader = self._core.view.leader()
+        return leader is not None and leader.incarnation == self._core.incarnation
+
+    @property
     def is_in_touch(self) -> bool:
         """Whether an own renewal was read back within half a lease."""
         return self._membership.is_in_touch()
@@ -132,6 +142,10 @@ class Agent:
         """The handle of one bundle, if this broker has it open or is opening it."""
         return self._tenures.handle(bundle)
 
+    def out_of_touch_ms(self, now: Instant) -> int | None:
+        """How long ago an own renewal was last read back, if that is half a lease or more: the channel is lost to this member."""
+        return self._membership.out_of_touch_ms(now)
+
     def is_suspect(self, broker: BrokerEntry) -> bool:
         """Whether a broker is late with its renewal, so that lookups of its bundles had better wait."""
         return self._membership.is_suspect(broker)
@@ -145,6 +159,7 @@ class Agent:
         """
         core = self._core
         core.now, core.effects = now, []
+        self._attend(event)
         if not core.stopped:
             _HANDLERS[type(event)](self, event)
             self._membership.tick()
@@ -154,6 +169,20 @@ class Agent:
             if type(event) is not AppendFailed:
                 self._leave_if_due()
         return core.effects
+
+    def _attend(self, event: Event) -> None:
+        """Note that the broker is awake; after a stall only once it hears from the log, which may have buried it meanwhile.
+
+        What it asked before the stall tells of a log as it was then: only a failure of what was asked since says that it is away.
+        """
+        core = self._core
+        is_awake = core.lease.is_attended(core.now)
+        if not is_awake and self._asked_asleep is None:
+            self._asked_asleep = core.attempts_made
+        has_heard = isinstance(event, Read) or (isinstance(event, AppendFailed) and event.attempt > (self._asked_asleep or 0))
+        if is_awake or has_heard:
+            self._asked_asleep = None
+            core.lease.attend(core.now)
 
     def _read(self, event: Read) -> None:
         for entry in event.entries:
@@ -171,7 +200,7 @@ class Agent:
         if own:
             self._tenures.append_succeeded()
         if self._ends_me(folded):
-            self._lose_incarnation(folded)
+            self._lose_incarnation(f"buried at offset {folded.offset} by {folded.record.publisher}", folded.offset)
         before = core.incarnation
         self._membership.folded(folded)
         if attempt is not None and folded.verdict.accepted and attempt.key == core.broker and core.incarnation is not None:
@@ -191,15 +220,28 @@ class Agent:
         me = self._core.incarnation
         return me is not None and any(isinstance(change, BrokerChanged) and change.dead == me for change in folded.verdict.changes)
 
-    def _lose_incarnation(self, folded: Folded) -> None:
+    def _jumped(self, event: Jumped) -> None:
+        """Act on the difference of the views as on verdicts; but for the lease, which only an own record that is read renews."""
+        core = self._core
+        jump = core.jumped(event.reader)
+        core.effects.append(jump)
+        if core.incarnation is not None and core.incarnation not in core.view.live:
+            self._lose_incarnation(f"buried between offsets {jump.before} and {jump.offset}, in what was truncated unread", jump.offset)
+        before = core.incarnation
+        self._membership.jumped(jump)
+        if core.incarnation != before:
+            self._tenures.incarnation_changed()
+        self._tenures.jumped(jump)
+        self._leading.jumped(jump)
+
+    def _lose_incarnation(self, death: str, offset: int) -> None:
         """Section 4: a broker that reads its own death closes all, and joins anew; one that means to leave only closes all."""
         self._membership.ended()
         self._tenures.incarnation_changed()
         if self._drain is not None and self._drain.leave:
             self._membership.join_no_more()
         else:
-            message = f"buried at offset {folded.offset} by {folded.record.publisher}; joining anew"
-            self._core.effects.append(Alarm(name="own_death", message=message, key=self._core.broker, offset=folded.offset))
+            self._core.effects.append(Alarm(name="own_death", message=f"{death}; joining anew", key=self._core.broker, offset=offset))
 
     def _complain(self, folded: Folded) -> None:
         record, verdict = folded.record, folded.verdict
@@ -267,6 +309,7 @@ _DRAIN_ROUND_MS: Final = 100
 
 _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     Read: Agent._read,  # noqa: SLF001 - the table of the class's own handlers
+    Jumped: Agent._jumped,  # noqa: SLF001
     Tick: lambda _agent, _event: None,
     AppendFailed: Agent._append_failed,  # noqa: SLF001
     NonceWritten: lambda agent, event: agent._membership.nonce_written(event.nonce),  # noqa: SLF001

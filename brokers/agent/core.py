@@ -15,7 +15,8 @@ from brokers.agent.handle import Lease
 from brokers.agent.timing import Timing
 from brokers.errors import InvalidConfig, NotProposed
 from channel.codec import decode, encode
-from channel.errors import EquipoiseError, Overloaded
+from channel.difference import Jump, jump_between
+from channel.errors import EquipoiseError, OutcomeUnknown, Overloaded
 from channel.log import RECORD_BYTES_MAX
 from channel.propose import Author
 from channel.reader import Folded, Reader
@@ -122,6 +123,11 @@ class Core:
         """The incarnation under which bundles are taken and kept; None before it joined and once it leaves."""
         return None if self.leaving else self.incarnation
 
+    @property
+    def attempts_made(self) -> int:
+        """The number of the newest attempt."""
+        return self._attempt
+
     def next_attempt(self) -> int:
         """The number of the next attempt: it rises over all incarnations of this process."""
         self._attempt += 1
@@ -198,6 +204,20 @@ class Core:
             if attempt.ticket is not None:
                 self.effects.append(Answered(ticket=attempt.ticket, offset=folded.offset, verdict=folded.verdict))
         return attempt
+
+    def jumped(self, reader: Reader) -> Jump:
+        """Go on with `reader`, which has left records out; what those changed.
+
+        An attempt up to the sequence that the new view knows of this incarnation is settled, and so is each of one that has
+        ended; but its verdict may stand in the gap, where nobody reads it. A later attempt may still be read back.
+        """
+        jump = jump_between(self.view, reader.view)
+        self.reader, self.view = reader, reader.view
+        myself = None if self.incarnation is None else self.view.live.get(self.incarnation)
+        for number in [number for number in self._in_flight if myself is None or number <= myself.sequence]:
+            problem = f"its verdict stands between offsets {jump.before} and {jump.offset}, which were truncated before they were read"
+            self._lost(number, OutcomeUnknown(log=reader.log, subject=self._in_flight[number].key, problem=problem))
+        return jump
 
     def lose_all(self) -> None:
         """The incarnation is over: none of its attempts that were not read will be accepted."""

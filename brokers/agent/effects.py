@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from brokers.agent.handle import Handle
+from channel.difference import Jump
 from channel.entries import BrokerEntry, BundleEntry, Verdict
 from channel.errors import EquipoiseError
 from channel.reader import Folded
@@ -107,7 +108,7 @@ class Reshaped:
 class Answered:
     """What came of a request: a `verdict`, with its record's `offset` if that is on the log; or the `error` that left it none.
 
-    After an error nothing was done, and nothing will be.
+    After an error nothing was done, and nothing will be; but for `OutcomeUnknown`, after which that is what nobody can tell.
     """
 
     ticket: int
@@ -161,4 +162,5 @@ Effect = (
     | Refold
     | Stop
     | Folded
+    | Jump
 )

@@ -13,6 +13,7 @@ from typing import NamedTuple
 from brokers.agent.intents import Intent
 from channel.errors import EquipoiseError
 from channel.log import Entry
+from channel.reader import Reader
 
 
 class Instant(NamedTuple):
@@ -28,6 +29,13 @@ class Read:
 
     entries: Sequence[Entry]
     caught_up: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Jumped:
+    """Truncation took what the broker wanted to read next: it goes on with `reader`, which was restored and has left that out."""
+
+    reader: Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,4 +123,4 @@ class DrainRequested:
     deadline_ms: int
 
 
-Event = Read | Tick | AppendFailed | NonceWritten | Prepared | Opened | Closed | CutsFound | Wanted | Requested | DrainRequested
+Event = Read | Jumped | Tick | AppendFailed | NonceWritten | Prepared | Opened | Closed | CutsFound | Wanted | Requested | DrainRequested

@@ -18,13 +18,18 @@ class Lease:
     `skew_ms` is how far the wall clock was ahead of the boot clock when the present lease was decided. A wall clock that
     has since run ahead by more than `skew_max_ms` shows a sleep that the boot clock did not see, and ends the lease too:
     it can shorten a lease, never lengthen it.
+
+    Past its end some bundles are served on, until the incarnation is read to be over (section 4 of the protocol), and only by
+    a broker that is awake: whoever has taken no step for `attention_ms` serves nothing before it has heard from the log.
     """
 
     incarnation: int
     skew_max_ms: int
+    attention_ms: int = 0
     deadline_ms: int = 0
     skew_ms: int = 0
     lost: bool = False
+    attended: Instant | None = None
 
     def extend(self, *, decided: Instant, lease_ms: int) -> None:
         """Count the lease anew from the moment at which the accepted attempt was decided on."""
@@ -41,6 +46,17 @@ class Lease:
         """Whether work may start, or be answered, at this reading of the clocks."""
         return now.boot_ms < self.deadline_ms and now.wall_ms - now.boot_ms - self.skew_ms <= self.skew_max_ms
 
+    def attend(self, now: Instant) -> None:
+        """The broker has taken a step, and is awake."""
+        self.attended = now
+
+    def is_attended(self, now: Instant) -> bool:
+        """Whether the incarnation goes on as far as is known, and its broker was awake a moment ago, by both clocks."""
+        if self.attended is None or not self.deadline_ms:  # Lost, or never given: only what had a lease outlasts its end.
+            return False
+        asleep_ms = now.boot_ms - self.attended.boot_ms
+        return asleep_ms <= self.attention_ms and now.wall_ms - self.attended.wall_ms <= self.attention_ms + self.skew_max_ms
+
     def left_ms(self, now: Instant) -> int:
         """How long the lease still runs; 0 if it does not."""
         return self.deadline_ms - now.boot_ms if self.good(now) else 0
@@ -51,7 +67,8 @@ class Handle:
     """One tenure of one bundle by one incarnation, as its service sees it: work is done under it, and checked by it.
 
     `is_open` is set once the service has opened the bundle, and cleared for ever when it has to let go. After a split or
-    a merge the handle is closed and `heirs` took over its range within the same step, so that sessions go on.
+    a merge the handle is closed and `heirs` took over its range within the same step, so that sessions go on. `serves_on` is
+    what the policies of its namespace say now: it passes past the end of its lease, too, while the incarnation goes on.
     """
 
     bundle: str
@@ -61,8 +78,9 @@ class Handle:
     token: int
     lease: Lease
     is_open: bool = False
+    serves_on: bool = False
     heirs: tuple[Handle, ...] = field(default=(), repr=False)
 
     def passes(self, now: Instant) -> bool:
         """Whether work on this bundle may start, or be answered, at this reading of the clocks."""
-        return self.is_open and self.lease.good(now)
+        return self.is_open and (self.lease.good(now) or (self.serves_on and self.lease.is_attended(now)))

@@ -16,6 +16,7 @@ from brokers.agent.membership import NEVER_MS, Membership
 from brokers.agent.refusals import Refusals
 from brokers.placement import Placement
 from channel import propose
+from channel.difference import Jump
 from channel.entries import BrokerChanged, BundleChanged, BundleEntry
 from channel.propose import is_given_up
 from channel.reader import Folded
@@ -71,7 +72,7 @@ class Leading:
                 died = died or change.dead is not None
                 self._note_broker(change)
             elif isinstance(change, BundleChanged):
-                self._note_bundle(change, folded.offset, freed_by_death_ms=now_ms if died else None)
+                self._note_bundle(change, freed_by_death_ms=now_ms if died else None)
                 if _is_placed(change) and self._is_elder(folded.record.incarnation):
                     self._elder_placed_ms = now_ms
                 refuser = _refuser(change, folded.record)
@@ -79,19 +80,28 @@ class Leading:
                 if refuser is not None and self._membership.caught_up:
                     self._refusals.note(change.name, refuser, now_ms)
 
+    def jumped(self, jump: Jump) -> None:
+        """Take note of what changed in records that were left out: for this broker it has just happened."""
+        self._has_news = True
+        for change in jump.changes:
+            if isinstance(change, BrokerChanged):
+                self._note_broker(change)
+            elif isinstance(change, BundleChanged):
+                self._note_bundle(change, freed_by_death_ms=None)
+
     def _note_broker(self, change: BrokerChanged) -> None:
         if change.after is not None and not change.after.live:
             self._gone_since_ms[change.name] = self._core.now.boot_ms
         else:
             self._gone_since_ms.pop(change.name, None)
 
-    def _note_bundle(self, change: BundleChanged, offset: int, *, freed_by_death_ms: int | None) -> None:
+    def _note_bundle(self, change: BundleChanged, *, freed_by_death_ms: int | None) -> None:
         name, after = change.name, change.after
         if after is None or after.phase == "owned":
             self._since.pop(name, None)
             self._freed_by_death.pop(name, None)
         else:
-            self._since[name] = (offset, self._core.now.boot_ms)
+            self._since[name] = (after.last, self._core.now.boot_ms)
         if after is None:
             self._refusals.forget(name)
         if after is not None and after.phase == "free" and freed_by_death_ms is not None:

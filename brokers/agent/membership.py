@@ -21,18 +21,17 @@ from brokers.agent.core import Core
 from brokers.agent.effects import ForgetNonces, Refold, Stop, WriteNonce
 from brokers.agent.events import Instant
 from brokers.agent.handle import Lease
+from brokers.agent.timing import RETRY_DIVISOR
 from brokers.errors import BrokerIdTaken
 from channel import propose
 from channel.codec import encode
-from channel.entries import BrokerChanged, BrokerEntry
+from channel.difference import Jump
+from channel.entries import BrokerChanged, BrokerEntry, Change
 from channel.reader import Folded
 from channel.records import BrokerRecord, Genesis, Joined, Reason, Renewed
 
 # How many renewals of a stranger under this broker's id show that it is no late record of a process that has died.
 _RENEWALS_OF_A_LIVING_STRANGER: Final = 3
-
-# After a failed append a renewal is tried again this much sooner: an outage ends between two of these.
-_RETRY_DIVISOR: Final = 4
 
 # Attempts to join whose nonces are remembered: at one a second those of more than an hour. One that is forgotten and
 # accepted all the same counts as a stranger's, which silence ends.
@@ -55,6 +54,7 @@ class Membership:
         self._caught_up_ms: int | None = None
         self._heard_ms: dict[int, int] = {}
         self._touched_ms = -NEVER_MS
+        self._renewed_ms = -NEVER_MS
         self._back_in_touch_ms = -NEVER_MS
         self._lease_good_since_ms = -NEVER_MS
         self._renew_at_ms = NEVER_MS
@@ -93,6 +93,12 @@ class Membership:
         """Whether an own renewal was read back recently enough to judge the silence of others."""
         return self._core.now.boot_ms - self._touched_ms < self._core.timing.lease_ms // 2
 
+    def out_of_touch_ms(self, now: Instant) -> int | None:
+        """How long ago an own renewal was last read back, if that is too long; None while in touch, and for who serves as no member."""
+        silent_ms = now.boot_ms - self._renewed_ms
+        is_lost = self._core.serving is not None and silent_ms >= self._core.timing.lease_ms // 2
+        return silent_ms if is_lost else None
+
     # --- what was read ---
 
     def caught_up_now(self) -> None:
@@ -118,16 +124,40 @@ class Membership:
         elif verdict.accepted and isinstance(record, BrokerRecord) and record.status == "draining":
             self._heard(record.incarnation)
         for change in verdict.changes:
-            if isinstance(change, BrokerChanged) and change.dead is not None:
-                self._heard_ms.pop(change.dead, None)
-                if change.name == self._core.broker:
-                    self._strangers_renewals = 0
+            self._note_death(change)
+
+    def jumped(self, jump: Jump) -> None:
+        """Records were left out. The view tells what they came to, but not when they were written.
+
+        So nothing in it renews the lease or shows that this broker is in touch: the next own record that is read is a coming
+        back, from which silence is counted. A `joined` of this process that is found accepted is adopted, without a lease.
+        """
+        core = self._core
+        self._touched_ms = -NEVER_MS
+        for change in jump.changes:
+            self._note_death(change)
+        for incarnation in core.view.live:
+            self._heard(incarnation)
+        myself = core.view.brokers.get(core.broker)
+        if core.incarnation is None and myself is not None and myself.live and myself.joined.nonce in self._own_nonces:
+            self._asked_to_join_ms = -NEVER_MS
+            self._adopt(myself.incarnation, myself.joined)
+            self._renewed_ms = core.now.boot_ms  # It has had nothing to read back yet, which is no loss of the channel.
+        if core.incarnation is not None:
+            self._renew_at_ms = core.now.boot_ms
+
+    def _note_death(self, change: Change) -> None:
+        if isinstance(change, BrokerChanged) and change.dead is not None:
+            self._heard_ms.pop(change.dead, None)
+            if change.name == self._core.broker:
+                self._strangers_renewals = 0
 
     def renewed(self, decided: Instant) -> None:
         """An own accepted record renews the lease, from the moment at which that very attempt was decided on."""
         core = self._core
         was_good = core.lease.good(core.now)
         core.lease.extend(decided=decided, lease_ms=core.timing.lease_ms)
+        self._renewed_ms = core.now.boot_ms
         self._touch()
         if not was_good and core.lease.good(core.now):
             self._lease_good_since_ms = core.now.boot_ms
@@ -149,23 +179,28 @@ class Membership:
         if folded.verdict.accepted:
             self._heard(folded.offset)
             if decided is not None and record.key == self._core.broker:
-                self._adopt(folded.offset, record, decided)
+                self._adopt(folded.offset, record)
+                self.renewed(decided)
         elif decided is not None and self._core.incarnation is None and folded.verdict.reason is Reason.STILL_ALIVE:
             # The answer to an own plain attempt proves that this process is in touch, although it is no member.
             self._touch()
 
-    def _adopt(self, incarnation: int, joined: Joined, decided: Instant) -> None:
+    def _adopt(self, incarnation: int, joined: Joined) -> None:
+        """Live in an incarnation that this process has begun; its lease is the caller's to renew."""
         core = self._core
         core.incarnation = incarnation
         # What was promised counts, not what this process would promise today.
         core.timing = replace(self._timing, lease_ms=joined.lease_ms, margin_ms=joined.margin_ms, renew_ms=joined.renew_ms)
-        core.lease = Lease(incarnation=incarnation, skew_max_ms=core.timing.margin_ms // 2)
+        # Whoever is awake takes a step at each renewal; a stall that must not cost it its bundles comes on top.
+        attention_ms = core.timing.renew_ms + core.timing.stall_ms
+        core.lease = Lease(incarnation=incarnation, skew_max_ms=core.timing.margin_ms // 2, attention_ms=attention_ms)
+        core.lease.attend(core.now)
+        self._renewed_ms = core.now.boot_ms
         self._renew_at_ms = core.now.boot_ms + core.timing.renew_ms
         self._accuse_at_ms = core.now.boot_ms
         self._join_at_ms = NEVER_MS
         self._predecessor_nonces = frozenset()
-        self._own_nonces = {joined.nonce: decided}
-        self.renewed(decided)
+        self._own_nonces = {joined.nonce: self._own_nonces[joined.nonce]}
         core.effects.append(ForgetNonces(keep=joined.nonce))
 
     def _heard(self, incarnation: int | None) -> None:
@@ -199,7 +234,7 @@ class Membership:
 
     def append_failed(self) -> None:
         """The log does not take records: try the next renewal soon, so that an outage ends for us when it ends."""
-        soon_ms = self._core.now.boot_ms + self._core.timing.renew_ms // _RETRY_DIVISOR
+        soon_ms = self._core.now.boot_ms + self._core.timing.renew_ms // RETRY_DIVISOR
         if self._core.incarnation is not None:
             self._renew_at_ms = min(self._renew_at_ms, soon_ms)
 

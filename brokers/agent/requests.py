@@ -21,6 +21,7 @@ from brokers.agent.intents import (
     Transfer,
     Unload,
 )
+from brokers.namespace_policies import misfit
 from brokers.placement import FewestBundles
 from channel import propose
 from channel.entries import BundleEntry, Verdict
@@ -47,6 +48,9 @@ def record_of(view: View, intent: Intent) -> Make | Verdict:
             return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{name} is {bundle.state}, not owned")
         return _about_bundle(view, bundle, intent)
     if isinstance(intent, CreateNamespace):
+        problem = misfit(intent.policies)
+        if problem is not None:
+            return Verdict(reason=Reason.MALFORMED, problem=problem)
         return partial(propose.create_namespace, view=view, name=intent.name, boundaries=intent.boundaries, policies=intent.policies)
     if intent.name not in view.namespaces:
         return Verdict(reason=Reason.UNKNOWN_NAMESPACE)
@@ -77,6 +81,9 @@ def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
     policies = {policy: value for policy, value in before.items() if policy != intent.policy}
     if intent.value is not None:
         policies[intent.policy] = intent.value
+        unfit = misfit({intent.policy: intent.value})
+        if unfit is not None:
+            return Verdict(reason=Reason.MALFORMED, problem=unfit)
     if len(policies) > DOCUMENT_ENTRIES_MAX:
         problem = f"{intent.name} has {DOCUMENT_ENTRIES_MAX} policies, which is all it may have"
         return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)

@@ -23,8 +23,10 @@ from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepa
 from brokers.agent.events import CutsFound
 from brokers.agent.handle import Handle
 from brokers.agent.membership import NEVER_MS
+from brokers.namespace_policies import serves_on
 from channel import propose
-from channel.entries import BundleChanged, BundleEntry
+from channel.difference import Jump
+from channel.entries import BundleChanged, BundleEntry, NamespaceChanged
 from channel.reader import Folded
 from channel.records import CUTS_MAX, TEXT_CHARACTERS_MAX, BundleTransition, Merge, Split
 
@@ -126,6 +128,23 @@ class Tenures:
         for change in folded.verdict.changes:
             if isinstance(change, BundleChanged) and self._concerns(change):
                 self._reconcile(change.name)
+            elif isinstance(change, NamespaceChanged):
+                self._policies_changed(change.name)
+
+    def jumped(self, jump: Jump) -> None:
+        """Bundles changed in records that nobody here has read.
+
+        What was handed over before them may be an older owner's, and must not reach this broker's service as the newest.
+        """
+        for change in jump.changes:
+            if isinstance(change, BundleChanged):
+                tenure = self._tenures.get(change.name)
+                if tenure is not None:
+                    tenure.arriving = tenure.leaving = None
+                if self._concerns(change):
+                    self._reconcile(change.name)
+            elif isinstance(change, NamespaceChanged):
+                self._policies_changed(change.name)
 
     def incarnation_changed(self) -> None:
         """The broker joined, or lost its incarnation, or serves no more: every tenure, and every bundle that names it."""
@@ -134,6 +153,13 @@ class Tenures:
         if self._core.serving is not None:
             for bundle in self._core.view.held_by(self._core.serving):
                 self._reconcile(bundle.name)
+
+    def _policies_changed(self, namespace: str) -> None:
+        """What the policies of a namespace say now counts for what is open of it, too."""
+        will_serve_on = serves_on(self._core.view, namespace)
+        for tenure in self._tenures.values():
+            if tenure.handle is not None and tenure.handle.namespace == namespace:
+                tenure.handle.serves_on = will_serve_on
 
     def _concerns(self, change: BundleChanged) -> bool:
         if change.name in self._tenures:
@@ -393,6 +419,7 @@ class Tenures:
             token=bundle.token,
             lease=self._core.lease,
             is_open=is_open,
+            serves_on=serves_on(self._core.view, bundle.namespace),
         )
 
     def _is_overlapped(self, bundle: BundleEntry) -> bool:

@@ -6,10 +6,14 @@ refused. No clock.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from brokers.errors import InvalidTiming
+
+RETRY_DIVISOR: Final = 4
+"""After a failed append a renewal is tried again this much sooner: an outage ends between two of these."""
 
 # Up to here renewals once a second cost next to nothing. Beyond, each broker reads the renewals of all others, so that
 # lease, renewal interval and margin grow in proportion, and the renewals of all who know of each other stay at 10 a second.
@@ -20,10 +24,11 @@ _MEMBERS_AT_FULL_PACE: Final = 10
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
-    """Durations in milliseconds; the defaults are those of the embedded log.
+    """Durations in milliseconds; the defaults are those of the embedded log, and `timing_of` has those of each kind of log.
 
     `lease_ms`, `renew_ms` and `margin_ms` are this incarnation's promises: others use them, never their own settings.
-    `round_trip_ms` bounds append to read-back, `reconnect_ms` the longest reconnect after an outage of the log,
+    `round_trip_ms` bounds append to read-back, `reconnect_ms` the longest reconnect after an outage of the log, `failover_ms` how
+    long the log is away while it replaces a node of its own that has died (0: it has no nodes),
     `stall_ms` the longest stall of a process that must not cost it its bundles, `clock_rate_error_ppm` how much faster or
     slower than true time a clock may run. `prepare_ms`, `open_ms` and `close_ms` are the service's deadlines. `patience_ms`
     is how long the leader watches a bundle in flight before it calls it off or assigns it anew; the brokers after it wait
@@ -35,6 +40,7 @@ class Timing:
     margin_ms: int = 500
     round_trip_ms: int = 250
     reconnect_ms: int = 800
+    failover_ms: int = 0
     stall_ms: int = 400
     clock_rate_error_ppm: int = 10_000
     prepare_ms: int = 10_000
@@ -61,6 +67,9 @@ class Timing:
         """Raise `InvalidTiming` if these durations would let a live broker be declared dead, or two own one bundle."""
         rate_error_ms = 2 * self.clock_rate_error_ppm * self.lease_ms // 1_000_000
         half_lease_ms = self.lease_ms // 2
+        # A node may die just before a renewal that is due, so that the lease runs since the one before; and a renewal may fail
+        # just before the next node takes it, and come again a fraction of the interval later.
+        through_failover_ms = self.renew_ms + self.failover_ms + self.renew_ms // RETRY_DIVISOR + self.round_trip_ms
         rules = (
             (
                 self.margin_ms >= rate_error_ms + self.stall_ms,
@@ -73,6 +82,11 @@ class Timing:
                 f"at least {2 * (self.renew_ms + self.round_trip_ms)} (2 x (renewal + round trip))",
             ),
             (
+                self.lease_ms >= through_failover_ms,
+                "lease_ms",
+                f"at least {through_failover_ms} (renewal + failover_ms, the log's session timeout and an election, + retry + round trip)",
+            ),
+            (
                 half_lease_ms + self.margin_ms >= self.renew_ms + self.reconnect_ms,
                 "margin_ms",
                 f"at least {self.renew_ms + self.reconnect_ms - half_lease_ms} (renewal + longest reconnect - lease / 2)",
@@ -81,3 +95,26 @@ class Timing:
         for holds, setting, expected in rules:
             if not holds:
                 raise InvalidTiming(setting=setting, value_ms=getattr(self, setting), expected=expected)
+
+
+# What the controller of a Kafka cluster waits for a node that is silent (`broker.session.timeout.ms`, 9 s unless somebody has set
+# it), and 1 s for the election of another leader and for clients to learn of it.
+_KAFKA_FAILOVER_MS: Final = 9_000 + 1_000
+
+# Renewal, failover, retry and round trip are 14,750 ms, and the lease is a little more. A reconnect takes librdkafka's longest
+# back-off and a look at the cluster; half the lease and the margin less the renewal would allow for 5,500 ms.
+_TIMINGS: Final[Mapping[str, Timing]] = {
+    "kafka": Timing(
+        lease_ms=15_000,
+        renew_ms=3_000,
+        margin_ms=1_000,
+        round_trip_ms=1_000,
+        reconnect_ms=5_000,
+        failover_ms=_KAFKA_FAILOVER_MS,
+    ),
+}
+
+
+def timing_of(log_url: str) -> Timing:
+    """The durations for the kind of log that a URL names; those of the embedded log for any other, whoever is to refuse it."""
+    return _TIMINGS.get(log_url.partition(":")[0]) or Timing()

@@ -119,9 +119,16 @@ def ask(
     All of it is over by `deadline`, and a connection is given up at `connected_by`, if that is given and earlier. Raises
     `BrokerUnreachable` if there is no answer; it is in doubt where something was sent, which may be carried out all the same.
     """
+    return ask_at(broker.broker, _address(broker), method, path, body=body, deadline=deadline, connected_by=connected_by)
+
+
+def ask_at(
+    broker: str, address: str, method: str, path: str, *, body: object = None, deadline: Deadline, connected_by: Deadline | None = None
+) -> Answer:
+    """The same of a broker whose `address` is known from elsewhere than the log; `broker` is what errors call it."""
     from http.client import HTTPException
 
-    url = _address(broker) + path
+    url = address + path
     data = None if body is None else json.dumps(body).encode()
     is_sent = False
     try:
@@ -135,9 +142,9 @@ def ask(
             url = urljoin(url, location)
     except (OSError, HTTPException, ValueError) as error:
         problem = "it does not answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
-        raise BrokerUnreachable(broker=broker.broker, address=_address(broker), problem=problem, in_doubt=is_sent) from error
+        raise BrokerUnreachable(broker=broker, address=address, problem=problem, in_doubt=is_sent) from error
     problem = f"it sends the caller on and on, at last to {url}"
-    raise BrokerUnreachable(broker=broker.broker, address=_address(broker), problem=problem)
+    raise BrokerUnreachable(broker=broker, address=address, problem=problem)
 
 
 class _BoundedSocket(socket.socket):

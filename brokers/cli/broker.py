@@ -5,18 +5,18 @@ May live here: its options, and what the process needs before `brokers.main` run
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from brokers.cli import kafka_options
+from brokers.cli.kafka_options import PrintConfigOption
 from brokers.cli.options import ErrorsAsJsonOption, LogOption
 from brokers.cli.outcome import group
+from brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
@@ -42,11 +42,12 @@ SetOption = Annotated[
         "--set", metavar="NAME=VALUE", help="Any other setting of a broker, such as lookup_ms=5000; may be repeated.", show_default=False
     ),
 ]
+EvidenceOption = Annotated[
+    Path | None,
+    typer.Option(metavar="FILE", dir_okay=False, help="Add a line there for each piece of finished work, for a judge.", show_default=False),
+]
 
 PULSAR_PORT: Final = 6650
-
-_STANDARD_INPUT: Final = 0
-_READ_BYTES: Final = 4_096
 
 
 @app.command()
@@ -84,14 +85,10 @@ def run(
     label: Annotated[
         list[str] | None, typer.Option(metavar="NAME=VALUE", help="For policies; may be repeated.", show_default=False)
     ] = None,
-    evidence: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", dir_okay=False, help="Add a line there for each piece of finished work, for a judge.", show_default=False
-        ),
-    ] = None,
+    evidence: EvidenceOption = None,
     settings: SetOption = None,
-    stop_on_eof: Annotated[bool, typer.Option("--stop-on-eof", help="Stop when the standard input ends.", hidden=True)] = False,
+    print_config: PrintConfigOption = False,
+    stop_on_eof: StopOnEofOption = False,
     as_json: ErrorsAsJsonOption = False,
 ) -> None:
     """Run one broker in the foreground.
@@ -119,7 +116,10 @@ def run(
     services = load_services(service or (default_service(),))
     defaults = {"pulsar_port": PULSAR_PORT} if speaks_pulsar(map(type, services.values())) else {}
     config = WorkerConfig.model_validate({**defaults, **pairs("--set", settings or ()), **given, "log_url": log, "data_dir": data})
-    _serve(config, services, stop_on_eof=stop_on_eof)
+    if print_config:
+        kafka_options.print_config(config.model_dump(mode="json"))
+    else:
+        _serve(config, services, stop_on_eof=stop_on_eof)
 
 
 def _serve(config: WorkerConfig, services: Mapping[str, Service], *, stop_on_eof: bool) -> None:
@@ -131,7 +131,7 @@ def _serve(config: WorkerConfig, services: Mapping[str, Service], *, stop_on_eof
 
     configure(sys.stderr)
     if stop_on_eof:
-        threading.Thread(target=_stop_on_eof, name="stop-on-eof", daemon=True).start()
+        end_with_standard_input()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(run_broker(config, services))
 
@@ -154,10 +154,3 @@ def _loop_factory() -> Callable[[], AbstractEventLoop] | None:
     except ImportError:
         return None
     return uvloop.new_event_loop
-
-
-def _stop_on_eof() -> None:
-    """Whoever started this process holds the other end of its standard input, and cannot die without closing it."""
-    while os.read(_STANDARD_INPUT, _READ_BYTES):
-        pass
-    os.kill(os.getpid(), signal.SIGTERM)

@@ -13,10 +13,11 @@ import typer
 from brokers.admin.access import Access, until
 from brokers.admin.burial import bury as bury_by_directory
 from brokers.cli.asking import ask
-from brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, reading, writing
+from brokers.cli.options import LOG_VARIABLE, TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, reading, writing
 from brokers.cli.outcome import ExitCode, group
 from brokers.cli.output import counted, print_fact, print_json, print_line, print_rows
 from brokers.cli.rows import BROKER_COLUMNS, broker_row
+from brokers.cli.status import STATUS_COLUMNS, is_well, statuses
 from brokers.errors import BrokerUnreachable, Rejected
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry
@@ -66,6 +67,39 @@ def leader_broker(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json
     address = leader.joined.addresses.get("http")
     sentence = f"{leader.broker} at {address or 'no HTTP address'}, the oldest, since offset {leader.incarnation}"
     print_fact(sentence, {"brokerId": leader.broker, "serviceUrl": address}, as_json=as_json)  # As Pulsar spells it.
+
+
+@app.command()
+def status(
+    *,
+    log: Annotated[
+        str | None,
+        typer.Option("--log", metavar="URL", envvar=LOG_VARIABLE, help="The log that says which brokers there are.", show_default=False),
+    ] = None,
+    url: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Ask the broker at this HTTP address, without the log; may be repeated.", show_default=False),
+    ] = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask the brokers how they are.
+
+    Each is asked over HTTP: whether it is ready, since when it has lost the channel, and which namespaces it serves on all the
+    same. While the log is away only --url finds them. Exit code 3: one of them is not ready, or does not answer.
+    """
+    if not url and log is None:
+        raise typer.BadParameter(f"say where the brokers are found: --url, or --log (or {LOG_VARIABLE})")
+    deadline = Deadline.after(timeout_ms=timeout * 1_000)
+    brokers = [(address, address.rstrip("/")) for address in url or ()]
+    if not brokers and log is not None:
+        with reading(log, timeout) as access:
+            live = sorted(access.view.live_brokers(), key=lambda broker: broker.broker)
+        brokers = [(broker.broker, broker.joined.addresses.get("http", "")) for broker in live]
+    rows = statuses(brokers, deadline)
+    print_rows(rows, columns=STATUS_COLUMNS, as_json=as_json, nothing="no broker is alive")
+    if not all(map(is_well, rows)):
+        raise typer.Exit(ExitCode.UNAVAILABLE)
 
 
 @app.command()

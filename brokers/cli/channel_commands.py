@@ -1,34 +1,42 @@
 """`equipoise channel`: read the log as it is, record by record; ask why a bundle is where it is; and check all of it.
 
-May live here: the commands of this group, and times of day. Records are put into words by `channel.story`.
+May live here: the commands of this group that read records one by one, and times of day; the others come from `time_travel`,
+`carrying` and `compact_command`. Records are put into words by `channel.story`.
 """
 
 from __future__ import annotations
 
-from base64 import b64encode
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, Final, cast
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from brokers.admin.access import Access, folded_to_end, follow
+from brokers.admin.access import folded_to_end, follow
 from brokers.cli.bundles import BundleArgument
-from brokers.cli.options import TIMEOUT_S, ErrorsAsJsonOption, JsonOption, LogOption, TimeoutOption, unread
+from brokers.cli.carrying import copy, export, import_export
+from brokers.cli.compact_command import compact
+from brokers.cli.history import entries, gone, unknown_offset
+from brokers.cli.moments import TimeCommand
+from brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, handle, unread
 from brokers.cli.outcome import ExitCode, group, print_error
-from brokers.cli.output import Row, print_document, print_json, print_line, print_rows
-from brokers.cli.rows import BROKER_COLUMNS, BUNDLE_COLUMNS, NAMESPACE_COLUMNS, view_document
-from brokers.errors import UnknownBundle, UnknownOffset
-from channel.blocking_view import entries_to_end
+from brokers.cli.output import print_document, print_json, print_line
+from brokers.cli.progress import progress
+from brokers.cli.time_travel import at, diff
+from brokers.errors import UnknownBundle
+from channel.deadline import Deadline
+from channel.difference import Jump
 from channel.entries import BundleChanged
-from channel.log import Entry
-from channel.ranges import parse_bundle
+from channel.errors import LogClosed
+from channel.ranges import BundleName, parse_bundle
 from channel.reader import Folded
 from channel.records import INTEGER_MAX, QUIET_REASONS, Renewed, Unreadable
 from channel.story import Names, as_document, describe, ending_of, standing, story_of
+from channel.view import View
 
 if TYPE_CHECKING:
     from channel.verify import Findings
@@ -45,12 +53,6 @@ CHANGES_SHOWN_MAX: Final = 100
 OffsetArgument = Annotated[int, typer.Argument(min=0, max=INTEGER_MAX, metavar="OFFSET", show_default=False)]
 
 _TIME_CHARACTERS: Final = len("2026-01-31 12:34:56.789")
-
-
-class ExportFormat(StrEnum):
-    """How records are exported."""
-
-    JSONL = "jsonl"
 
 
 @app.command()
@@ -83,10 +85,16 @@ def tail(
                     if folded.offset >= (start or 0) and (renewals or not _is_quiet_renewal(folded)):
                         yield _Line(folded=folded, lines=(describe(folded, access.view, names),))
 
+        def jumped(jump: Jump) -> None:
+            nonlocal names
+            names = Names(access.view)
+            _show_jump(jump, as_json=as_json)
+
         there = lines_of(folded_to_end(access))
         for line in deque(there, maxlen=lines) if start is None else there:
             line.show(as_json=as_json)
-        for line in lines_of(follow(access, outage=lambda error: print_error(error, as_json=as_json))) if follows else ():
+        news = follow(access, outage=lambda error: print_error(error, as_json=as_json), jumped=jumped)
+        for line in lines_of(news) if follows else ():
             line.show(as_json=as_json)
 
 
@@ -94,15 +102,17 @@ def tail(
 def show(offset: OffsetArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
     """Show one record, its verdict, and what it changed."""
     with unread(log, timeout) as access:
+        if access.view.offset >= offset:
+            raise gone(access, f"offset {offset}")
         names = Names(access.view)
         for folded in folded_to_end(access):
             names.learn(folded)
             if folded.offset >= offset:
                 break
         else:
-            raise _unknown_offset(access, log, offset)
+            raise unknown_offset(access, offset)
         if folded.offset != offset:
-            raise _unknown_offset(access, log, offset)
+            raise unknown_offset(access, offset)
         line = _Line(folded=folded, lines=(describe(folded, access.view, names), *_changes(folded, names)))
     if as_json:
         line.show(as_json=True)
@@ -119,15 +129,17 @@ def show(offset: OffsetArgument, *, log: LogOption, timeout: TimeoutOption = TIM
 def why(bundle: BundleArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
     """Tell a bundle's whole story.
 
-    It goes back through splits and merges, and tells of the proposals that were rejected, too, and why.
+    It goes back through splits and merges, and tells of the proposals that were rejected, too, and why. Where the log's beginning
+    was compacted, or stands on the log that this one is a copy of, it begins with how the bundle stood then.
     """
     name = parse_bundle(bundle)
     with unread(log, timeout) as access:
         names = Names(access.view)
-        has_story = False
-        for told in story_of(name, access.reader, names, _entries(access)):
-            has_story = True
-            _Line(folded=told.folded, lines=told.lines).show(as_json=as_json)
+        has_story = _tell_beginning(name, access.view, names, as_json=as_json)
+        with suppress(LogClosed):
+            for told in story_of(name, access.reader, names, entries(access)):
+                has_story = True
+                _Line(folded=told.folded, lines=told.lines).show(as_json=as_json)
         if not has_story:
             raise UnknownBundle(bundle=bundle)
         ending = ending_of(name, access.view, names)
@@ -135,30 +147,6 @@ def why(bundle: BundleArgument, *, log: LogOption, timeout: TimeoutOption = TIME
         print_json({"ending": ending})
     for line in () if as_json else ending:
         print_line(f"now {line}")
-
-
-@app.command()
-def at(offset: OffsetArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
-    """Show the view as it was at an offset.
-
-    It is what every broker knew that had read up to there: brokers, namespaces, bundles, and the digest of it all.
-    """
-    with unread(log, timeout) as access:
-        view = access.view
-        reaches = False
-        for entry in _entries(access):
-            # What the log's first offset is, only its first record tells.
-            reaches = view.offset >= 0 and entry.offset + view.base > offset
-            if reaches:
-                break
-            access.reader.feed(entry)
-        if view.offset > offset or not (reaches or view.offset == offset):
-            raise _unknown_offset(access, log, offset)
-        document = view_document(view)
-    if as_json:
-        print_json(document)
-    else:
-        _print_view(document)
 
 
 @app.command("verify")
@@ -171,12 +159,13 @@ def verify_channel(
 ) -> None:
     """Fold all again, and check everything.
 
-    The storage, each record, each digest that a broker wrote, and each invariant. Exit code 1: something was found.
+    The storage, the twin, each record, each digest that a broker wrote, and each invariant. Exit code 1: something was found.
     """
     from channel.verify import verify
 
-    with unread(log, timeout) as access:
-        findings = verify(access.log, cluster=cluster, check=lambda: access.deadline.check(f"the audit of {log}"))
+    check = partial(Deadline.after(timeout_ms=timeout * 1_000).check, f"the audit of {log}")
+    with handle(log) as audited, progress("verifying", unit="offsets") as watch:
+        findings = verify(audited, cluster=cluster, check=check, progress=watch)
     if as_json:
         print_json({**asdict(findings), "in_order": findings.in_order})
     else:
@@ -185,28 +174,12 @@ def verify_channel(
         raise typer.Exit(ExitCode.REFUSED)
 
 
-@app.command()
-def export(
-    *,
-    log: LogOption,
-    form: Annotated[ExportFormat, typer.Option("--format", help="One JSON object a line.")] = ExportFormat.JSONL,
-    start: Annotated[int, typer.Option("--from", min=0, max=INTEGER_MAX, metavar="OFFSET", help="From this offset on.")] = 0,
-    timeout: TimeoutOption = TIMEOUT_S,
-    as_json: ErrorsAsJsonOption = False,
-) -> None:
-    """Print every record and the verdict on it, as JSON.
-
-    Renewals too; what is no record is given as its bytes in base64.
-    """
-    assert form is ExportFormat.JSONL, "there is no other form"
-    del as_json  # What is printed is JSON without it.
-    with unread(log, timeout) as access:
-        for entry in _entries(access):
-            folded = access.reader.feed(entry)
-            if folded.offset >= start:
-                document = as_document(folded, ())
-                del document["text"]
-                print_json(document if document["record"] is not None else {**document, "data": b64encode(entry.data).decode()})
+app.command("at", cls=TimeCommand)(at)
+app.command("diff", cls=TimeCommand)(diff)
+app.command("export")(export)
+app.command("import")(import_export)
+app.command("copy")(copy)
+app.command("compact")(compact)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,15 +205,26 @@ class _Line:
             print_line(f"{'':{_TIME_CHARACTERS}}    {line}")
 
 
-def _entries(access: Access) -> Iterator[Entry]:
-    return entries_to_end(access.log, access.reader.position, deadline=access.deadline)
+def _tell_beginning(bundle: BundleName, view: View, names: Names, *, as_json: bool) -> bool:
+    """How a bundle stood where the story begins, if that is not where the channel began; whether there was anything to tell."""
+    if view.genesis is None or bundle.namespace not in view.namespaces:
+        return False
+    beginning = ending_of(bundle, view, names)
+    if as_json:
+        print_json({"known_from": view.offset, "beginning": beginning})
+        return True
+    print_line(f"the story begins after offset {view.offset}: what was before is not on this log")
+    for line in beginning:
+        print_line(f"then {line}")
+    return True
 
 
-def _unknown_offset(access: Access, log: str, offset: int) -> UnknownOffset:
-    """The error for an offset without a record; where the log ends, only reading on tells."""
-    for entry in _entries(access):
-        access.reader.feed(entry)
-    return UnknownOffset(log=log, offset=offset, end=access.view.offset)
+def _show_jump(jump: Jump, *, as_json: bool) -> None:
+    """Tell that records are left out here: who follows was stopped for so long that they were compacted meanwhile."""
+    if as_json:
+        print_json({"jumped_from": jump.before, "jumped_to": jump.offset})
+    else:
+        print_line(f"what stood between offsets {jump.before} and {jump.offset} has been compacted, and is left out")
 
 
 def _is_quiet_renewal(folded: Folded) -> bool:
@@ -263,17 +247,12 @@ def _changes(folded: Folded, names: Names) -> list[str]:
     return [f"now {standing(change.after, names)}" if change.after is not None else f"gone is {change.name}" for change in changes]
 
 
-def _print_view(document: Row) -> None:
-    print_document({name: value for name, value in document.items() if not isinstance(value, list | dict)}, as_json=False)
-    for name, columns in (("brokers", BROKER_COLUMNS), ("namespaces", NAMESPACE_COLUMNS), ("bundles", BUNDLE_COLUMNS)):
-        print_line("")
-        print_rows(cast("list[Row]", document[name]), columns=columns, as_json=False, nothing=f"no {name}")
-
-
 def _print_findings(findings: Findings) -> None:
     rejected = ", ".join(f"{findings.rejected[reason]} {reason}" for reason in sorted(findings.rejected)) or "none"
     print_line(f"{findings.records} records up to offset {findings.folded_to}: {findings.accepted} accepted; rejected: {rejected}")
     print_line(f"digests of brokers that agree: {findings.agreements}")
+    if findings.twin_to is not None:
+        print_line(f"twin up to offset {findings.twin_to}" + (", from where the fold began" if findings.from_twin else ""))
     for finding in findings.findings:
         where = f"offset {finding.first}" if finding.first == finding.last else f"offsets {finding.first} to {finding.last}"
         suspects = f" (look at {', '.join(map(str, finding.suspects))})" if finding.suspects else ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
+from brokers.cli.kafka_options import add_kafka_options, hush_kafka
 from brokers.cli.outcome import Commands
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Equipoise(Commands):
 
     def resolve_command(self, ctx: Context, args: list[str]) -> tuple[str | None, Command | None, list[str]]:
         """The command that `args` begin with, imported now."""
+        hush_kafka()
         if args and args[0] in GROUPS:
             self.commands[args[0]] = load(args[0])
         return super().resolve_command(ctx, args)
@@ -49,6 +51,7 @@ def load(name: str) -> Command:
     """The command, or the group of commands, of this name in the table."""
     command = typer.main.get_command(import_module(GROUPS[name][0]).app)
     command.name = name
+    add_kafka_options(command)
     return command
 
 

@@ -15,8 +15,9 @@ from brokers.admin import moving
 from brokers.admin.access import Access
 from brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, reading, writing
 from brokers.cli.outcome import group
-from brokers.cli.output import counted, print_fact, print_json, print_line, print_rows
+from brokers.cli.output import counted, print_document, print_fact, print_json, print_line, print_rows
 from brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
+from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
 from brokers.namespace_size import NEW_BUNDLES_MAX, check_new_bundles
 from brokers.requested_moves import owner_of
 from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
@@ -35,6 +36,10 @@ _POINTS_CHARACTERS_MAX: Final = 11 * (NEW_BUNDLES_MAX + 1)
 _match_point: Final = re.compile(r"0x[0-9a-fA-F]{1,8}|[0-9]{1,10}", re.ASCII).fullmatch
 
 NamespaceArgument = Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", show_default=False)]
+OnChannelLossOption = Annotated[
+    OnChannelLoss | None,
+    typer.Option(help="What its owners do while they have lost the channel.  [default: fence]", show_default=False),
+]
 BundleOption = Annotated[str, typer.Option("--bundle", "-b", metavar="RANGE", help="The range of the bundle: 0x00000000_0x40000000.")]
 
 
@@ -50,6 +55,7 @@ def create(
     boundaries: Annotated[
         str | None, typer.Option(metavar="POINTS", help="Or else where they begin and end: 0x00000000,0x40000000,0xffffffff.")
     ] = None,
+    on_channel_loss: OnChannelLossOption = None,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
@@ -66,7 +72,8 @@ def create(
     else:
         points = parse_boundaries(namespace, boundaries)
     with writing(log, admin, timeout) as access:
-        accepted = moving.create_namespace(access, namespace, points)
+        policies = {} if on_channel_loss is None else {ON_CHANNEL_LOSS: on_channel_loss.value}
+        accepted = moving.create_namespace(access, namespace, points, policies)
     count = len(points) - 1
     sentence = f"accepted at offset {accepted.offset}: {namespace} is created with {counted(count, 'bundle')}"
     print_fact(sentence, {"offset": accepted.offset, "namespace": namespace, "bundles": count}, as_json=as_json)
@@ -85,6 +92,33 @@ def list_namespaces(
         names = [name for name in sorted(access.view.namespaces) if tenant is None or name.split("/")[0] == tenant]
         rows = [namespace_row(access.view, name) for name in names]
     print_rows(rows, columns=NAMESPACE_COLUMNS, as_json=as_json, nothing="there is no namespace")
+
+
+@app.command()
+def policies(
+    namespace: NamespaceArgument,
+    *,
+    log: LogOption,
+    on_channel_loss: OnChannelLossOption = None,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the policies of a namespace, or set one.
+
+    With --on-channel-loss it is set: `fence`, the default, has the owners of its bundles stop when their lease ends; with `serve`
+    they serve on while they have lost the channel, and only fencing tokens, checked by your store, keep two of them apart. What
+    is open goes by it as soon as its owner has read it.
+    """
+    if on_channel_loss is None:
+        with reading(log, timeout) as access:
+            row = namespace_row(access.view, access.namespace(namespace))
+        print_document({"namespace": namespace, ON_CHANNEL_LOSS: row[ON_CHANNEL_LOSS], "policies": row["policies"]}, as_json=as_json)
+        return
+    with writing(log, admin, timeout) as access:
+        accepted = moving.set_policy(access, access.namespace(namespace), ON_CHANNEL_LOSS, on_channel_loss.value)
+    sentence = f"accepted at offset {accepted.offset}: {ON_CHANNEL_LOSS} of {namespace} is {on_channel_loss.value}"
+    print_fact(sentence, {"offset": accepted.offset, "namespace": namespace, ON_CHANNEL_LOSS: on_channel_loss.value}, as_json=as_json)
 
 
 @app.command("bundles")

@@ -15,9 +15,12 @@ import typer
 
 from brokers.admin.access import Access, attached, opened
 from brokers.cli.outcome import JSON_FLAG
+from brokers.cli.progress import progress
 from channel.errors import InvalidLogUrl, InvalidName, LogNotBegun
-from channel.open_log import is_in_memory
+from channel.log import Log
+from channel.open_log import is_in_memory, open_log
 from channel.ranges import ADMIN_PREFIX, NAME_BYTES_MAX
+from channel.twin import Progress
 
 LOG_VARIABLE: Final = "EQUIPOISE_LOG"
 
@@ -28,7 +31,13 @@ _TIMEOUT_S_MAX: Final = 86_400
 
 
 LogOption = Annotated[
-    str, typer.Option("--log", metavar="URL", envvar=LOG_VARIABLE, help="The log that all brokers of the cluster share: sqlite:PATH.")
+    str,
+    typer.Option(
+        "--log",
+        metavar="URL",
+        envvar=LOG_VARIABLE,
+        help="The log that all brokers of the cluster share: sqlite:PATH or kafka://HOST:PORT/TOPIC.",
+    ),
 ]
 JsonOption = Annotated[bool, typer.Option(JSON_FLAG, help="Print JSON, errors too: one document, or one line for each record.")]
 ErrorsAsJsonOption = Annotated[bool, typer.Option(JSON_FLAG, help="Print errors as JSON, too.")]
@@ -63,7 +72,7 @@ def writing(log_url: str, name: str | None, timeout_s: int) -> Iterator[Access]:
 
     Raises `LogNotBegun` where nothing could be accepted, since no broker has begun the log, and as `publisher` and `opened` do.
     """
-    with opened(shared(log_url), timeout_ms=timeout_s * 1_000, publisher=publisher(name)) as access:
+    with opened(shared(log_url), timeout_ms=timeout_s * 1_000, publisher=publisher(name), watched=_restoring) as access:
         if access.view.genesis is None:
             raise LogNotBegun(log=log_url, problem="no broker has started on it yet")
         yield access
@@ -71,12 +80,26 @@ def writing(log_url: str, name: str | None, timeout_s: int) -> Iterator[Access]:
 
 def reading(log_url: str, timeout_s: int, *, cluster: str | None = None) -> AbstractContextManager[Access]:
     """The channel for a command that only looks. Raises as `opened` does."""
-    return opened(shared(log_url), timeout_ms=timeout_s * 1_000, cluster=cluster)
+    return opened(shared(log_url), timeout_ms=timeout_s * 1_000, cluster=cluster, watched=_restoring)
 
 
 def unread(log_url: str, timeout_s: int) -> AbstractContextManager[Access]:
     """The channel for a command that looks at its records one by one. Raises as `attached` does."""
-    return attached(shared(log_url), timeout_ms=timeout_s * 1_000)
+    return attached(shared(log_url), timeout_ms=timeout_s * 1_000, watched=_restoring)
+
+
+@contextmanager
+def handle(log_url: str, *, create: bool = False) -> Iterator[Log]:
+    """The bare log, for a command that reads it in its own way. Raises as `open_log` does."""
+    log = open_log(shared(log_url), create=create)
+    try:
+        yield log
+    finally:
+        log.close()
+
+
+def _restoring() -> AbstractContextManager[Progress]:
+    return progress("reading the channel's twin", unit="rows")
 
 
 def shared(log_url: str) -> str:

@@ -9,11 +9,12 @@ from collections import Counter
 from typing import Final
 
 from brokers.cli.output import Row
+from brokers.namespace_policies import on_channel_loss
 from channel.entries import BrokerEntry, BundleEntry
 from channel.view import View
 
 BROKER_COLUMNS: Final = ("broker", "status", "leader", "incarnation", "bundles", "capacity", "http", "lease_ms")
-NAMESPACE_COLUMNS: Final = ("namespace", "status", "bundles", "owned", "moving", "free")
+NAMESPACE_COLUMNS: Final = ("namespace", "status", "bundles", "owned", "moving", "free", "on_channel_loss")
 BUNDLE_COLUMNS: Final = ("bundle", "state", "owner", "source", "token", "last")
 
 
@@ -50,6 +51,7 @@ def namespace_row(view: View, name: str) -> Row:
         "owned": phases["owned"],
         "moving": len(bundles) - phases["owned"] - phases["free"],
         "free": phases["free"],
+        "on_channel_loss": on_channel_loss(namespace.policies).value,
         "created": namespace.created,
         "last": namespace.last,
         "policies": dict(namespace.policies),

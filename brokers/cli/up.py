@@ -9,13 +9,16 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
 from typing import Annotated, Final
 
 import typer
 
+from brokers.cli import kafka_options
 from brokers.cli.broker import PULSAR_PORT, ServiceOption, SetOption, pairs
+from brokers.cli.kafka_options import PrintConfigOption
 from brokers.cli.options import LOG_VARIABLE, JsonOption
 from brokers.cli.outcome import ExitCode, group
 from brokers.cli.output import Row, print_fact, print_json, print_line
@@ -51,6 +54,7 @@ def up(
     restart: Annotated[bool, typer.Option("--restart", help="Start a broker again that dies.")] = False,
     service: ServiceOption = None,
     settings: SetOption = None,
+    print_config: PrintConfigOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a cluster of brokers on this machine.
@@ -82,6 +86,10 @@ def up(
         ),
         tell=_print_json if as_json else _print_line,
     )
+    if print_config:
+        shown = {**asdict(cluster.settings), "directory": str(data), "log_url": cluster.log_url}
+        kafka_options.print_config(shown)
+        return
     if log is None:
         _say_if_overridden(cluster, as_json=as_json)
     with _signals(cluster) as signals:

@@ -12,6 +12,7 @@ from brokers.errors import UnknownNamespace
 from brokers.routing import server_of
 from brokers.service_runner import peer_of
 from channel.deadline import Deadline
+from channel.difference import Jump
 from channel.open_log import open_log
 from channel.reader import Folded
 from channel.table_view import STOP_MS_MAX, TableView
@@ -27,7 +28,7 @@ class LogSource:
 
     async def start(self, *, timeout_ms: int) -> None:
         """See `Source.start`: reads the log to its end."""
-        self._table.listen(self._folded)
+        self._table.listen(self._folded, jumped=self._jumped)
         self._table.start()
         try:
             await self._table.ready(Deadline.after(timeout_ms=timeout_ms))
@@ -57,3 +58,6 @@ class LogSource:
     def _folded(self, folded: Folded) -> None:
         if folded.verdict.changes:
             self._changed()
+
+    def _jumped(self, _jump: Jump) -> None:
+        self._changed()

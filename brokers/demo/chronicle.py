@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from brokers.moves import MoveKind, MoveResult, Moves
+from channel.difference import Jump
 from channel.entries import BrokerChanged
 from channel.reader import Folded
 from channel.records import BrokerRecord, Renewed
@@ -21,11 +22,15 @@ _NEWEST_MAX: Final = 8
 
 
 class Chronicle:
-    """Counts what is folded. `folded` is to be called with every record, the view standing just after it."""
+    """Counts what is folded. `folded` is to be called with every record, the view standing just after it.
 
-    def __init__(self, view: View) -> None:
-        self._view = view
-        self._names = Names(view)
+    `jumped` is to be called where records were left out; what they told of is not counted.
+    """
+
+    def __init__(self, look: Callable[[], View]) -> None:
+        """`look` gives the view as it is now."""
+        self._look = look
+        self._names = Names(look())
         self._moves = Moves()
         self._newest: deque[str] = deque(maxlen=_NEWEST_MAX)
         self.done: Counter[MoveKind] = Counter()
@@ -49,4 +54,10 @@ class Chronicle:
         if not left:  # A broker that leaves dies of its own will.
             self.deaths += sum(isinstance(change, BrokerChanged) and change.dead is not None for change in folded.verdict.changes)
         if not (isinstance(folded.record, Renewed) and folded.verdict.accepted):
-            self._newest.append(describe(folded, self._view, self._names))
+            self._newest.append(describe(folded, self._look(), self._names))
+
+    def jumped(self, jump: Jump) -> None:
+        """Go on after records that nobody has read."""
+        self._names = Names(self._look())
+        self._moves.jumped(jump)
+        self._newest.append(f"what stood between offsets {jump.before} and {jump.offset} was truncated before it was read")

@@ -18,7 +18,7 @@ from typing import Final
 
 import aiohttp
 
-from brokers.demo.acts import ACTS, begin
+from brokers.demo.acts import ACTS, Act, begin
 from brokers.demo.calling import CallerProcess, Plan
 from brokers.demo.chronicle import Chronicle
 from brokers.demo.messages import MessageTally
@@ -48,11 +48,16 @@ _BALANCE_INTERVAL_MS: Final = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """How the demo runs: in `directory`, a new one, for about `seconds` (None: until it is interrupted)."""
+    """How the demo runs: in `directory`, a new one, for about `seconds` (None: until it is interrupted).
+
+    On the log at `log_url`, a new one; None means a file in the directory. `acts` are played one after the other.
+    """
 
     directory: Path
     seconds: float | None
     seed: int
+    log_url: str | None = None
+    acts: Sequence[Act] = ACTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,16 +81,16 @@ class Ending:
 async def play(options: Options, screen: Screen) -> Ending:
     """Play the demo. SIGINT and SIGTERM end the acts, not the ending. Raises `EquipoiseError` or OSError if it cannot begin."""
     lacks = lacking()
-    cluster = _cluster(options.directory, [COUNTERS] if lacks else [COUNTERS, MESSAGES])
+    cluster = _cluster(options, [COUNTERS] if lacks else [COUNTERS, MESSAGES])
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
-    screen.say(0.0, f"{_BROKERS} brokers start, each a process of its own, on one SQLite log")
+    screen.say(0.0, f"{_BROKERS} brokers start, each a process of its own, on the log {cluster.log_url}")
     if lacks:
         screen.say(0.0, f"there will be no Pulsar clients: {lacks}")
     async with _running(cluster), _stage(cluster, screen, options) as stage:
-        problem = await _play_acts(stage, options.seconds, stopping)
+        problem = await _play_acts(stage, options, stopping)
         stage.say("the callers stop, the clients too, and the brokers leave one by one")
         if stage.pulsar is not None:
             problem = await stage.pulsar.stop() or problem
@@ -109,14 +114,15 @@ def _store(directory: Path) -> Path:
     return directory / "counter.db"
 
 
-def _cluster(directory: Path, namespaces: Sequence[str]) -> LocalCluster:
+def _cluster(options: Options, namespaces: Sequence[str]) -> LocalCluster:
     settings = ClusterSettings(
-        directory=directory,
+        directory=options.directory,
+        log_url=options.log_url,
         brokers=_BROKERS,
         pulsar_port=0 if MESSAGES in namespaces else None,
         services=tuple(f"{namespace}={_SERVICES[namespace]}" for namespace in namespaces),
         settings={"balance_interval_ms": _BALANCE_INTERVAL_MS},
-        environment={"EQUIPOISE_COUNTER_STORE": str(_store(directory))},
+        environment={"EQUIPOISE_COUNTER_STORE": str(_store(options.directory))},
         evidence=True,
     )
     return LocalCluster(settings)
@@ -150,12 +156,12 @@ async def _stage(cluster: LocalCluster, screen: Screen, options: Options) -> Asy
             callers=CallerProcess(plan),
             pulsar=pulsar,
             loads=open_load_bus(cluster.log_url),
-            chronicle=Chronicle(table.view),
+            chronicle=Chronicle(lambda: table.view),
             screen=screen,
             random=Random(options.seed),  # noqa: S311 - which bundle moves next is no secret
             began_s=asyncio.get_running_loop().time(),
         )
-        parts.callback(table.listen(stage.chronicle.folded))
+        parts.callback(table.listen(stage.chronicle.folded, jumped=stage.chronicle.jumped))
         drawing = asyncio.ensure_future(stage.keep_drawing())
         parts.callback(drawing.cancel)
         await begin(stage)
@@ -166,9 +172,9 @@ async def _stage(cluster: LocalCluster, screen: Screen, options: Options) -> Asy
         yield stage
 
 
-async def _play_acts(stage: Stage, seconds: float | None, stopping: asyncio.Event) -> str | None:
+async def _play_acts(stage: Stage, options: Options, stopping: asyncio.Event) -> str | None:
     """One act after the other until the time is up or `stopping` is set; the problem that ended them, if one did."""
-    playing = asyncio.ensure_future(_acts(stage, seconds))
+    playing = asyncio.ensure_future(_acts(stage, options))
     stopped = asyncio.ensure_future(stopping.wait())
     await asyncio.wait([playing, stopped], return_when=asyncio.FIRST_COMPLETED)
     for task in (playing, stopped):
@@ -180,10 +186,10 @@ async def _play_acts(stage: Stage, seconds: float | None, stopping: asyncio.Even
     return None
 
 
-async def _acts(stage: Stage, seconds: float | None) -> None:
+async def _acts(stage: Stage, options: Options) -> None:
     """Every act at least once; from then on only as long as there is time."""
-    for number, act in enumerate(cycle(ACTS)):
-        if seconds is not None and number >= len(ACTS) and stage.now_s >= seconds:
+    for number, act in enumerate(cycle(options.acts)):
+        if options.seconds is not None and number >= len(options.acts) and stage.now_s >= options.seconds:
             return
         await act(stage)
 

@@ -27,6 +27,7 @@ from brokers.demo.screen import BrokerRow, BundleRow, MessagesShown, Picture, Sc
 from brokers.errors import LoadBusUnavailable
 from brokers.load import LoadBus
 from brokers.local_cluster import LocalCluster
+from channel.deadline import Deadline
 from channel.table_view import TableView
 from channel.view import View
 
@@ -86,6 +87,15 @@ class Stage:
         """
         for namespace in self.bundles:
             await operator.settled(self.table, namespace, without=without, timeout_ms=_SETTLED_MS)
+
+    async def renewed(self, broker: str, last: int, deadline: Deadline) -> None:
+        """Wait until a broker has a record on the channel behind offset `last`: it is in touch again, or known to be dead.
+
+        Raises `DeadlineExceeded`.
+        """
+        while (entry := self.table.view.brokers.get(broker)) is not None and entry.last <= last:
+            deadline.check(f"a word of {broker}")
+            await asyncio.sleep(_DRAW_S)
 
     async def move(self, deed: Deed) -> None:
         """Have some live broker do a deed somewhere in the namespace whose turn it is, and say what came of it."""

@@ -13,10 +13,21 @@ from aiohttp import web
 
 from brokers.errors import InvalidRequest, Rejected, UnknownTenant
 from brokers.http.answers import done, json_answer
-from brokers.http.bodies import NAMESPACE_BODY, POSITIONS_BODY, Bundles, body_of, bundle_of, namespace_of, parameter_of
+from brokers.http.bodies import (
+    NAMESPACE_BODY,
+    ON_CHANNEL_LOSS_BODY,
+    POSITIONS_BODY,
+    Bundles,
+    NamespaceBody,
+    body_of,
+    bundle_of,
+    namespace_of,
+    parameter_of,
+)
 from brokers.http.moving import Moving
 from brokers.http.readiness import ready_view
 from brokers.named import bundle_named, namespace_named
+from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss, on_channel_loss
 from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from brokers.worker import Worker
 from channel.deadline import Deadline
@@ -52,6 +63,8 @@ class Namespaces:
             web.delete(_NAMESPACE, self.delete),
             web.get(f"{_NAMESPACE}/bundles", self.bundles),
             web.put(f"{_NAMESPACE}/unload", self.unload_all),
+            web.get(f"{_NAMESPACE}/onChannelLoss", self.on_channel_loss),
+            web.post(f"{_NAMESPACE}/onChannelLoss", self.set_on_channel_loss),
             web.put(f"{_BUNDLE}/unload", self.unload),
             web.put(f"{_BUNDLE}/split", self.split),
             web.put(f"{_BUNDLE}/merge", self.merge),
@@ -96,7 +109,27 @@ class Namespaces:
         view = ready_view(self._worker)
         namespace = namespace_named(view, namespace_of(request))
         bundles = _boundaries(view, namespace.name)
-        return json_answer({"bundles": bundles, "replication_clusters": [view.cluster], "deleted": namespace.status == "deleting"})
+        return json_answer(
+            {
+                "bundles": bundles,
+                "replication_clusters": [view.cluster],
+                "deleted": namespace.status == "deleting",
+                ON_CHANNEL_LOSS: on_channel_loss(namespace.policies),
+            }
+        )
+
+    async def on_channel_loss(self, request: web.Request) -> web.Response:
+        """What becomes of the namespace's bundles while their owners have lost the channel."""
+        return json_answer(on_channel_loss(namespace_named(ready_view(self._worker), namespace_of(request)).policies))
+
+    async def set_on_channel_loss(self, request: web.Request) -> web.Response:
+        """Set that; what is open goes by it as soon as its owner has read it."""
+        namespace = namespace_named(ready_view(self._worker), namespace_of(request))
+        choice = await body_of(request, ON_CHANNEL_LOSS_BODY)
+        if choice is None:
+            raise InvalidRequest(what="the body", problem=f"it must be one of these, as JSON: {', '.join(OnChannelLoss)}")
+        await self._moving.set_policy(namespace.name, ON_CHANNEL_LOSS, choice.value, self._deadline())
+        return done()
 
     async def bundles(self, request: web.Request) -> web.Response:
         """The boundaries of a namespace's bundles."""
@@ -107,10 +140,10 @@ class Namespaces:
         """Create a namespace; the leader gives its bundles to brokers."""
         namespace = namespace_of(request)
         body = await body_of(request, NAMESPACE_BODY)
-        bundles = (body.bundles if body is not None else None) or Bundles()
-        cuts = bundles.cuts(namespace)
+        body = body or NamespaceBody()
+        cuts = (body.bundles or Bundles()).cuts(namespace)
         ready_view(self._worker)
-        await self._moving.create_namespace(namespace, cuts, self._deadline())
+        await self._moving.create_namespace(namespace, cuts, body.policies, self._deadline())
         return done()
 
     async def delete(self, request: web.Request) -> web.Response:

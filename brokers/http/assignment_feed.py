@@ -7,10 +7,12 @@ never the changes themselves: one that is slow gets the newest state of each bun
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
+from brokers.listeners import Listen
+from channel.difference import Jump
 from channel.entries import BundleChanged, NamespaceChanged
 from channel.errors import Overloaded
 from channel.reader import Folded
@@ -53,13 +55,13 @@ class Follower:
 class AssignmentFeed:
     """Knows for each namespace the offset at which it last changed, and wakes its followers. `is_closed` sends them home."""
 
-    def __init__(self, listen: Callable[[Callable[[Folded], None]], Callable[[], None]], *, broker: str) -> None:
+    def __init__(self, listen: Listen, *, broker: str) -> None:
         """`listen` is the worker's; `broker` is its id, for messages."""
         self._broker = broker
         self._offsets: dict[str, int] = {}
         self._followers: dict[str, dict[Follower, None]] = {}
         self._count = 0
-        self._end = listen(self._folded)
+        self._end = listen(self._folded, jumped=self._jumped)
         self.is_closed = False
 
     def offset_of(self, view: View, namespace: str) -> int:
@@ -106,7 +108,21 @@ class AssignmentFeed:
                 if change.after is None:
                     del self._offsets[change.name]
 
+    def _jumped(self, jump: Jump) -> None:
+        """Records were left out: who follows takes the newest state, as after any change. Offsets are looked up anew."""
+        self._offsets.clear()
+        for change in jump.changes:
+            if isinstance(change, BundleChanged):
+                entry = change.after or change.before
+                assert entry is not None, "a change has a side"
+                self._wake(entry.namespace, change.name)
+            elif isinstance(change, NamespaceChanged):
+                self._wake(change.name, None)
+
     def _touch(self, namespace: str, offset: int, bundle: str | None) -> None:
         self._offsets[namespace] = offset
+        self._wake(namespace, bundle)
+
+    def _wake(self, namespace: str, bundle: str | None) -> None:
         for follower in self._followers.get(namespace, ()):
             follower.touch(bundle)

@@ -13,10 +13,11 @@ from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 from brokers.errors import InvalidRequest
+from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
 from brokers.namespace_size import check_new_bundles
 from channel.errors import InvalidBoundaries
 from channel.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
-from channel.records import CUTS_MAX
+from channel.records import CUTS_MAX, Document
 
 BODY_BYTES_MAX: Final = 1 << 20
 """The largest body. The largest that makes sense for us names 4,097 boundaries of 13 bytes each: 52 KiB."""
@@ -60,14 +61,24 @@ class Bundles(BaseModel):
 
 
 class NamespaceBody(BaseModel):
-    """What may be said of a new namespace: of Pulsar's policies only `bundles` is understood, the rest is passed over."""
+    """What may be said of a new namespace: of Pulsar's policies only `bundles` is understood, the rest is passed over.
+
+    `on_channel_loss` is ours.
+    """
 
     bundles: Bundles | None = None
+    on_channel_loss: OnChannelLoss | None = None
+
+    @property
+    def policies(self) -> Document:
+        """What of it stands in the namespace's policies."""
+        return {} if self.on_channel_loss is None else {ON_CHANNEL_LOSS: self.on_channel_loss.value}
 
 
 Positions = Annotated[list[Annotated[Integer, Field(ge=0, le=HASH_MAX)]], Field(max_length=CUTS_MAX)]
 
 NAMESPACE_BODY: Final = TypeAdapter[NamespaceBody | None](NamespaceBody | None)
+ON_CHANNEL_LOSS_BODY: Final = TypeAdapter[OnChannelLoss | None](OnChannelLoss | None)
 POSITIONS_BODY: Final = TypeAdapter[list[int] | None](Positions | None)
 
 

@@ -18,6 +18,7 @@ from aiohttp import HttpVersion11, web
 
 from brokers.errors import (
     CalledOff,
+    ChannelLost,
     InvalidRequest,
     Rejected,
     UnknownBroker,
@@ -48,6 +49,8 @@ _STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]
     ((UnknownNamespace, UnknownTenant, UnknownBundle, UnknownBroker, UnknownCluster, UnknownTopic, UnknownSchema), 404),
     ((CallerError,), 412),
     ((CalledOff,), 409),
+    # It was waited for news, and nothing was begun.
+    ((ChannelLost,), 503),
     ((DeadlineExceeded, OutcomeUnknown), 504),
     # A full disk is for an operator to mend; to its caller it is a broker that cannot serve now, and perhaps soon can.
     ((PeerError, LogStorageFull), 503),

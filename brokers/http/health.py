@@ -33,18 +33,24 @@ class Health:
 
     async def health(self, _request: web.Request) -> web.Response:
         """That the process is alive: that its loop answers says it. A broker that is cut off is not to be killed for it."""
-        return json_answer({"status": "ok", "broker": self._worker.broker_id})
+        return json_answer({"status": "ok", "broker": self._worker.broker_id, "channel_loss": self._channel_loss()})
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """Whether clients had better be sent here, and if not, why."""
-        problems = self._problems()
-        status = HTTPStatus.SERVICE_UNAVAILABLE if problems else HTTPStatus.OK
-        body = {"status": "not ready" if problems else "ready", "broker": self._worker.broker_id, "problems": problems}
-        return json_answer(body, status=status)
+        """Whether clients had better be sent here, and if not, why; or why not all of them."""
+        problems, losses = self._problems(), self._losses()
+        serves_on = bool(losses) and not problems and self._serves_on()
+        is_ready = not problems and (serves_on or not losses)
+        body = {
+            "status": "serving on" if serves_on else "ready" if is_ready else "not ready",
+            "broker": self._worker.broker_id,
+            "problems": problems + losses,
+            "channel_loss": self._channel_loss(),
+        }
+        return json_answer(body, status=HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def pulsar_health(self, _request: web.Request) -> web.Response:
         """`ok`, as Pulsar says it; 503 otherwise."""
-        problems = self._problems()
+        problems = self._problems() + ([] if self._serves_on() else self._losses())
         if problems:
             raise NotReady(broker=self._worker.broker_id, problem=", ".join(problems))
         return text_answer("ok")
@@ -58,6 +64,7 @@ class Health:
             lease_left_ms=worker.agent.lease.left_ms(worker.clock.now()),
             lag_records=worker.lag_records,
             log_is_available=worker.log_is_available,
+            channel_loss=worker.channel_loss,
         )
         return web.Response(body=scrape, headers={"Content-Type": CONTENT_TYPE})
 
@@ -65,11 +72,24 @@ class Health:
         agent = self._worker.agent
         problems = []
         if not agent.is_ready:
-            problems.append("it is still reading the channel, or joining")
-        elif not agent.lease.good(self._worker.clock.now()):
-            problems.append("its lease has run out")
+            left = self._worker.catching_up.left
+            problems.append("it is still reading the channel, or joining" if left is None else str(left))
         elif agent.entry is not None and agent.entry.status == "draining":
             problems.append("it drains")
-        if not self._worker.log_is_available:
-            problems.append("the log cannot be read")
         return problems
+
+    def _losses(self) -> list[str]:
+        """What the loss of the channel has cost this broker so far."""
+        worker = self._worker
+        is_fenced = worker.agent.is_ready and not worker.agent.lease.good(worker.clock.now())
+        losses = ["its lease has run out"] if is_fenced else []
+        return losses if worker.log_is_available else [*losses, "the log cannot be read"]
+
+    def _serves_on(self) -> bool:
+        """Whether it serves some of its bundles all the same: whoever took it off their clients' way would end that."""
+        loss = self._worker.channel_loss
+        return loss is not None and bool(loss.serving_on)
+
+    def _channel_loss(self) -> dict[str, object] | None:
+        loss = self._worker.channel_loss
+        return None if loss is None else loss.document()

@@ -35,6 +35,9 @@ ANSWERS_REMEMBERED_MAX: Final = 8_192
 """Answers that are remembered: about 600 bytes each, twice that at most, so 5 to 10 MiB in all. Clients come back for the same
 topics whenever a bundle moves. When there are so many, all are forgotten at once, which costs each topic one look."""
 
+CHANNEL_LOST_MS: Final = "X-Channel-Lost-Ms"
+"""The header of an answer that was given although the broker has lost the channel: for how long, in milliseconds."""
+
 _PREFIX: Final = "/lookup/v2/topic/"
 _PARTS_OF_TOPIC: Final = 4
 _PATH_SHOWN_MAX: Final = 256
@@ -100,6 +103,8 @@ class Lookup:
             # Not 504: nothing was begun that might still happen, and to ask again is the remedy.
             return error_answer(request, error, status=HTTPStatus.SERVICE_UNAVAILABLE)
         body = _spelled(located, tells_pulsar=tells_pulsar)
+        if located.lost_ms is not None:  # Not to be remembered: what it stands on is not what is checked of the others.
+            return web.Response(body=body, content_type=JSON, headers={CHANNEL_LOST_MS: str(located.lost_ms)})
         self._remember(request.rel_url.raw_path, located, body)
         return web.Response(body=body, content_type=JSON)
 

@@ -18,6 +18,7 @@ from brokers.agent.intents import (
     Intent,
     MergeBundles,
     MoveAway,
+    SetPolicy,
     SplitBundle,
     StartDeletingNamespace,
     Transfer,
@@ -36,17 +37,18 @@ from brokers.requested_moves import (
 )
 from brokers.worker import Worker
 from channel.deadline import Deadline
+from channel.difference import Jump
 from channel.entries import BundleChanged, BundleEntry
-from channel.errors import DeadlineExceeded, Overloaded
+from channel.errors import DeadlineExceeded, OutcomeUnknown, Overloaded
 from channel.reader import Folded
-from channel.records import Unreadable
+from channel.records import Document, Scalar, Unreadable
 from channel.view import View
 
 MOVES_MAX: Final = 1_024
 """Moves that are waited for at a time: each looks at every change of the view, 15 ms for all of them."""
 
 T = TypeVar("T")
-_News = deque[Folded]
+_News = deque[Folded | Jump]
 
 
 class Moving:
@@ -84,9 +86,13 @@ class Moving:
         """Make one bundle of `left` and its right neighbour: that is one record."""
         await self._settle(MergeBundles(left=left, reason=BY_OPERATOR), deadline)
 
-    async def create_namespace(self, name: str, boundaries: Sequence[int], deadline: Deadline) -> None:
+    async def create_namespace(self, name: str, boundaries: Sequence[int], policies: Document, deadline: Deadline) -> None:
         """Create a namespace with bundles between each two of `boundaries`: that is one record."""
-        await self._settle(CreateNamespace(name=name, boundaries=boundaries), deadline)
+        await self._settle(CreateNamespace(name=name, boundaries=boundaries, policies=policies), deadline)
+
+    async def set_policy(self, name: str, policy: str, value: Scalar, deadline: Deadline) -> None:
+        """Set one of the policies of the namespace `name`: that is one record, too."""
+        await self._settle(SetPolicy(name=name, policy=policy, value=value), deadline)
 
     async def delete_namespace(self, name: str, deadline: Deadline) -> None:
         """Delete a namespace with all its bundles. `next_of_deletion` says in which steps."""
@@ -119,11 +125,19 @@ class Moving:
         with self._followed(intent) as news:
             offset = await self._request(intent, deadline, news)
             accepted = await self._next(news, deadline, what)
-            while accepted.offset != offset:
+            while not isinstance(accepted, Folded) or accepted.offset != offset:
                 accepted = await self._next(news, deadline, what)
             move = begun_by(accepted)
-            while made_by(move, await self._next(news, deadline, what), self._worker.view) is None:
-                pass
+            while True:
+                told = await self._next(news, deadline, what)
+                if not isinstance(told, Folded):
+                    raise self._unknown(told, move.bundle)
+                if made_by(move, told, self._worker.view) is not None:
+                    return
+
+    def _unknown(self, jump: Jump, bundle: str) -> OutcomeUnknown:
+        problem = f"it was, and what came of it between offsets {jump.before} and {jump.offset} was truncated before it was read"
+        return OutcomeUnknown(log=self._worker.config.log_url, subject=bundle, problem=problem)
 
     async def _settle(self, intent: Intent, deadline: Deadline) -> None:
         """Request what is done with one record."""
@@ -136,12 +150,12 @@ class Moving:
         try:
             return await self._worker.request(intent, timeout_ms=deadline.remaining_ms())
         except Rejected as error:
-            refused = next((folded for folded in news if folded.offset == error.offset), None)
+            refused = next((told for told in news if isinstance(told, Folded) and told.offset == error.offset), None)
             raise (error if refused is None else rejection(refused, self._worker.view)) from None
 
     @contextmanager
     def _followed(self, intent: Intent) -> Iterator[_News]:
-        """All records about what `intent` wants to change, from before it is requested on, so that none is missed.
+        """All records about what `intent` wants to change, from before it is requested on, so that none is missed unheard.
 
         They are few: those of others that were rejected are left out, and what is about one bundle has to wait for it.
 
@@ -157,7 +171,11 @@ class Moving:
             if is_ours or any(isinstance(change, BundleChanged) and change.name == subject for change in folded.verdict.changes):
                 news.append(folded)
 
-        end = self._worker.listen(note)
+        def jumped(jump: Jump) -> None:
+            if any(isinstance(change, BundleChanged) and change.name == subject for change in jump.changes):
+                news.append(jump)
+
+        end = self._worker.listen(note, jumped=jumped)
         self._waiting += 1
         try:
             yield news
@@ -165,7 +183,7 @@ class Moving:
             self._waiting -= 1
             end()
 
-    async def _next(self, news: _News, deadline: Deadline, what: str) -> Folded:
+    async def _next(self, news: _News, deadline: Deadline, what: str) -> Folded | Jump:
         return await self._until(lambda _: news.popleft() if news else None, deadline, what)
 
     async def _until(self, condition: Callable[[View], T | None], deadline: Deadline, what: str) -> T:

@@ -13,5 +13,6 @@ from channel.view import View
 def ready_view(worker: Worker) -> View:
     """The view of a broker that is ready. Raises `NotReady`."""
     if not worker.agent.is_ready:
-        raise NotReady(broker=worker.broker_id)
+        left = worker.catching_up.left
+        raise NotReady(broker=worker.broker_id) if left is None else NotReady(broker=worker.broker_id, problem=str(left))
     return worker.view

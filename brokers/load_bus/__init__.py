@@ -10,19 +10,35 @@ from pathlib import Path
 from brokers.load import LoadBus
 from brokers.load_bus.files import FileLoadBus
 from brokers.load_bus.memory import MemoryLoadBus
-from channel.errors import InvalidLogUrl
-from channel.open_log import log_path
+from channel.errors import InvalidLogUrl, MissingExtra
+from channel.kafka_settings import address_of
+from channel.open_log import kafka_settings, log_path
 
 
 def open_load_bus(log_url: str) -> LoadBus:
     """A new handle on the load bus of the cluster whose log is at `log_url`, a URL as `channel.open_log` takes it.
 
-    The brokers of `sqlite:PATH` use the folder `PATH.loads`, those of `memory:NAME` the memory of their process. Raises
-    `InvalidLogUrl` for any other.
+    The brokers of `sqlite:PATH` use the folder `PATH.loads`, those of `kafka://SERVERS/TOPIC` the topic `TOPIC-loads`, those of
+    `memory:NAME` the memory of their process. Raises `InvalidLogUrl` for any other, and for a topic `MissingExtra` and
+    `InvalidKafkaSetting`.
     """
     path = log_path(log_url)
     if path is not None:
         return FileLoadBus(Path(f"{path}.loads"))
     if log_url.startswith("memory:"):
         return MemoryLoadBus(log_url)
+    if log_url.startswith("kafka:"):
+        return _on_kafka(log_url)
     raise InvalidLogUrl(url=log_url, problem="there is no load bus beside a log of this kind")
+
+
+def _on_kafka(log_url: str) -> LoadBus:
+    address = address_of(log_url)
+    try:
+        from brokers.load_bus.kafka import TOPIC_SUFFIX, KafkaLoadBus  # noqa: PLC0415 - its client comes with an extra
+        from channel.kafka_client import Clients  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        if error.name != "confluent_kafka":
+            raise
+        raise MissingExtra(what=f"the load bus of {log_url}", extra="kafka") from error
+    return KafkaLoadBus(Clients(servers=address.servers, settings=kafka_settings()), f"{address.topic}{TOPIC_SUFFIX}")

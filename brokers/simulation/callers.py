@@ -6,6 +6,7 @@ answered, as the product's services do it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -26,6 +27,14 @@ _POINTS: Final = 64
 _RETRY_US: Final = 20 * MICROSECONDS_PER_MS
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """When a piece of work began, and whether past the end of its broker's lease, so that only its token guards it."""
+
+    at_us: int
+    by_token: bool
+
+
 class Callers:
     """All callers of a run."""
 
@@ -36,6 +45,7 @@ class Callers:
         self._panel = panel
         self._points = [stage.chance.within((0, HASH_MAX)) for _ in range(_POINTS)]
         self.answered = 0
+        self.answered_by_token = 0
         self.refused = 0
 
     def begin(self) -> None:
@@ -69,20 +79,32 @@ class Callers:
             return
         schedule, chance = self._stage.schedule, self._stage.chance
         took_us = chance.microseconds(self._stage.scenario.call_ms)
-        schedule.after(took_us, partial(self._answer, process, handle, namespace, point, schedule.now_us))
+        begun = Begun(at_us=schedule.now_us, by_token=not handle.lease.good(process.host.now()))
+        schedule.after(took_us, partial(self._answer, process, handle, namespace, point, begun))
 
-    def _answer(self, process: Process, handle: Handle, namespace: str, point: int, began_us: int) -> None:
+    def _answer(self, process: Process, handle: Handle, namespace: str, point: int, begun: Begun) -> None:
         if not process.alive:
             return
         schedule = self._stage.schedule
         if process.host.paused:
-            schedule.after(_RETRY_US, partial(self._answer, process, handle, namespace, point, began_us))
+            schedule.after(_RETRY_US, partial(self._answer, process, handle, namespace, point, begun))
             return
         heir = heir_of(handle, point)
-        if not heir.passes(process.host.now()):
+        now = process.host.now()
+        if not heir.passes(now):
             self.refused += 1
             return
         self.answered += 1
+        by_token = begun.by_token or not heir.lease.good(now)
+        self.answered_by_token += by_token
         self._panel.ownership.answered(
-            Work(process=process, namespace=namespace, point=point, token=heir.token, began_us=began_us, ended_us=schedule.now_us)
+            Work(
+                process=process,
+                namespace=namespace,
+                point=point,
+                token=heir.token,
+                began_us=begun.at_us,
+                ended_us=schedule.now_us,
+                by_token=by_token,
+            )
         )

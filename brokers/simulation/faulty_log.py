@@ -12,6 +12,8 @@ from typing import Final, Protocol
 from brokers.simulation.stage import Stage
 from channel.log import FIRST_OFFSET, Entry
 from channel.reader import Folded, Reader
+from channel.twin import TwinImage
+from channel.twin_rows import view_of
 from channel.view import View
 
 _GAP: Final = (1, 20)
@@ -29,13 +31,19 @@ class Witness(Protocol):
 
 
 class FaultyLog:
-    """The log. `entries` are all its records in order; whoever wants to read on asks to be called with `on_append`."""
+    """The log. `entries` are all its records in order; whoever wants to read on asks to be called with `on_append`.
+
+    Those before the index `first` were truncated: only the reference reader, and who checks, still knows them. A broker that
+    wants one of them has to begin with `restored`.
+    """
 
     def __init__(self, stage: Stage, *, cluster: str, witness: Witness) -> None:
         self.entries: list[Entry] = []
         self.reference = Reader(log="simulated", cluster=cluster)
         self._stage = stage
         self._witness = witness
+        self.first = 0
+        self._twin: tuple[int, TwinImage] | None = None
         self._readers: list[Callable[[], None]] = []
         self._next = FIRST_OFFSET
 
@@ -47,6 +55,21 @@ class FaultyLog:
     def on_append(self, reader: Callable[[], None]) -> None:
         """Call `reader` whenever there is something new to read."""
         self._readers.append(reader)
+
+    def keep_twin(self, image: TwinImage, horizon: int) -> None:
+        """Keep the twin of all entries before the index `horizon`."""
+        self._twin = (horizon, image)
+
+    def truncate(self, first: int) -> None:
+        """Cut off the entries before an index, which the twin covers."""
+        self.first = max(self.first, first)
+
+    def restored(self) -> tuple[int, View | None]:
+        """Where who has nothing that leads on begins: the index of the next entry, and the view of all before; None is empty."""
+        if self._twin is None:
+            return 0, None
+        horizon, image = self._twin
+        return horizon, view_of(image)
 
     def append(self, data: bytes) -> None:
         """Put a record on the log."""

@@ -29,7 +29,7 @@ from brokers.agent.effects import (
     Stop,
     WriteNonce,
 )
-from brokers.agent.events import AppendFailed, Event, Instant, NonceWritten, Read, Requested, Tick
+from brokers.agent.events import AppendFailed, Event, Instant, Jumped, NonceWritten, Read, Requested, Tick
 from brokers.agent.handle import Handle
 from brokers.simulation.clock import MICROSECONDS_PER_MS, Clock
 from brokers.simulation.courier import Courier, Failure, Link
@@ -37,8 +37,10 @@ from brokers.simulation.faulty_log import FaultyLog
 from brokers.simulation.service import SimulatedService
 from brokers.simulation.stage import Stage
 from channel import snapshot
-from channel.errors import EquipoiseError, LogUnavailable
+from channel.difference import Jump
+from channel.errors import EquipoiseError, LogUnavailable, OutcomeUnknown
 from channel.reader import Folded, Reader
+from channel.view import View
 
 CLUSTER: Final = "simulated"
 
@@ -52,7 +54,8 @@ _AFTER_RESUME_MS: Final = (0, 5)
 class Process:
     """One run of a broker's program, from its start to its end.
 
-    `read` is how many entries of the log it has folded, `end_at_start` how many there were when it first reached the log.
+    `read` is how many entries of the log it has folded or jumped over, `end_at_start` how many there were when it first reached
+    the log, or reached it again after a jump.
     `held` are the handles that its service was given, and whether each was open when the checkers looked last. `asked` are
     the tickets of the requests that it has not answered yet, each with the incarnation and the number of the attempt that
     serves it, if there is one.
@@ -145,13 +148,15 @@ class Host:
         return self.clock.read(self.stage.schedule.now_us)
 
     def start(self) -> None:
-        """Start a process, from the snapshot if the directory has one, else from the beginning of the log."""
+        """Start a process, from the snapshot if the directory has one, else from the twin, or the beginning of the log."""
         if self.process is not None or self._retired:
             return
-        read, view = 0, None
-        if self._snapshot is not None and not self.stage.chance.happens(self.stage.faults.useless_snapshot_permille):
+        if self._has_snapshot():
+            assert self._snapshot is not None, "there is one"
             read, data = self._snapshot
-            view = snapshot.from_bytes(data)
+            view: View | None = snapshot.from_bytes(data)
+        else:
+            read, view = self._log.restored()
         agent = Agent(
             broker=self.broker,
             cluster=CLUSTER,
@@ -163,8 +168,14 @@ class Host:
             predecessor_nonces=frozenset(self.nonces),
         )
         self.process = Process(self, agent, read=read)
-        self.stage.story.say(self.name, "starts, {} of {} entries in its snapshot", read, len(self._log.entries))
+        self.stage.story.say(self.name, "starts, {} of {} entries in what it begins with", read, len(self._log.entries))
         self._fetch_soon()
+
+    def _has_snapshot(self) -> bool:
+        """Whether the directory has a snapshot from which the log still leads on."""
+        if self._snapshot is None or self._snapshot[0] < self._log.first:
+            return False
+        return not self.stage.chance.happens(self.stage.faults.useless_snapshot_permille)
 
     def crash(self, why: str) -> None:
         """End the process without any farewell."""
@@ -263,7 +274,7 @@ class Host:
                 self.stage.story.say(self.name, "ALARM {}: {}", effect.name, effect.message)
             case Answered():
                 served = process.asked.pop(effect.ticket, None)
-                if served is not None and effect.error is not None:
+                if served is not None and effect.error is not None and not isinstance(effect.error, OutcomeUnknown):
                     self._watcher.disowned(*served)
             case Refold():
                 self._refold(process, effect)
@@ -272,7 +283,7 @@ class Host:
                 self._watcher.stopped(process, effect.error)
                 self._end(process)
                 self.supervisor(self)
-            case Reshaped() | Folded():
+            case Reshaped() | Folded() | Jump():
                 pass  # The service finds the heirs in the handles themselves; what was folded is told by the log.
 
     def _append_failed(self, process: Process, attempt: int, error: Failure) -> None:
@@ -354,11 +365,24 @@ class Host:
         if self.stage.schedule.now_us < self.link.up_at_us:
             self._fetch_soon()
             return
+        if process.read < self._log.first:
+            self._jump(process)
+            return
         if process.end_at_start is None:
             process.end_at_start = len(self._log.entries)
         entries = self._log.entries[process.read : process.read + _READ_ENTRIES_MAX]
         process.read += len(entries)
         self.deliver(process, Read(entries=entries, caught_up=process.read >= process.end_at_start))
+        if process.alive:
+            self._fetch_soon()
+
+    def _jump(self, process: Process) -> None:
+        """Truncation took what this process wants next: it goes on from the twin, and reads the rest in another delivery."""
+        left = process.read
+        process.read, view = self._log.restored()
+        self.stage.story.say(self.name, "JUMPS over {} entries", process.read - left)
+        process.end_at_start = None  # So that there is another delivery, even if nothing comes after the twin.
+        self.deliver(process, Jumped(reader=Reader(log="simulated", cluster=CLUSTER, view=view)))
         if process.alive:
             self._fetch_soon()
 

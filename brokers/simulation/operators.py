@@ -20,6 +20,7 @@ from brokers.agent.intents import (
     Transfer,
     Unload,
 )
+from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
 from brokers.simulation.clock import MICROSECONDS_PER_MS
 from brokers.simulation.courier import Courier, Link
 from brokers.simulation.faulty_log import FaultyLog
@@ -31,7 +32,7 @@ from channel.codec import encode
 from channel.entries import BundleEntry
 from channel.propose import Author
 from channel.ranges import HASH_MAX, even_boundaries
-from channel.records import AnyRecord
+from channel.records import AnyRecord, Scalar
 
 # A namespace is cut and joined between these multiples of the bundles that it starts with.
 _BUNDLES_MAX_FACTOR: Final = 2
@@ -81,7 +82,8 @@ class Operators:
         missing = [index for index, name in enumerate(names) if name not in view.namespaces]
         for index in missing if view.genesis is not None else ():
             boundaries = even_boundaries(stage.scenario.bundles[index])
-            self._write(partial(propose.create_namespace, view=view, name=names[index], boundaries=boundaries))
+            policies = stage.scenario.policies(names[index])
+            self._write(partial(propose.create_namespace, view=view, name=names[index], boundaries=boundaries, policies=policies))
         stage.schedule.after(_BEGIN_AGAIN_US, self.begin if missing else self._go_on)
 
     def stop(self) -> None:
@@ -182,9 +184,11 @@ class Operators:
     def _policy(self) -> None:
         """Set a document of the cluster, or of a namespace, or remove it again."""
         view, chance = self._log.view, self._stage.chance
-        document = {"load_ratio_max": chance.within((1, 100))}
+        document: dict[str, Scalar] = {"load_ratio_max": chance.within((1, 100))}
         if view.namespaces and chance.happens(500):
             name = chance.one_of(list(view.namespaces))
+            if self._stage.scenario.serving_on:
+                document[ON_CHANNEL_LOSS] = chance.one_of(tuple(OnChannelLoss)).value
             self._write(partial(propose.set_namespace_policies, view=view, name=name, policies=document))
         elif _POLICY in view.policies and chance.happens(500):
             self._write(partial(propose.remove_policy, view=view, name=_POLICY))

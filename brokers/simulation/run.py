@@ -26,7 +26,8 @@ class Outcome:
     """What a run came to. `violation` is None if every invariant held; `tail` are the last lines of the story.
 
     `recovered_ms` is how long after the last fault every bundle was served, of the `recovery_bound_ms` that it might take.
-    `broker_seconds` is simulated seconds times brokers. `ownership_changes` counts tenures that began.
+    `broker_seconds` is simulated seconds times brokers. `ownership_changes` counts tenures that began, `calls_by_token` those of
+    the answered calls that were begun or answered past the end of their broker's lease.
     """
 
     scenario: Scenario
@@ -39,6 +40,7 @@ class Outcome:
     rejected: Mapping[Reason, int]
     ownership_changes: int
     calls_answered: int
+    calls_by_token: int
     calls_refused: int
     recovered_ms: int | None
     recovery_bound_ms: int
@@ -73,6 +75,7 @@ def simulate(scenario: Scenario, seed: int, *, tell: Callable[[str], None] | Non
         rejected=panel.rejected,
         ownership_changes=panel.ownership_changes,
         calls_answered=world.callers.answered,
+        calls_by_token=world.callers.answered_by_token,
         calls_refused=world.callers.refused,
         recovered_ms=recovered_ms,
         recovery_bound_ms=bound_ms,

@@ -11,7 +11,9 @@ from typing import Final
 
 from brokers.agent.leading import Batches
 from brokers.agent.timing import Timing
+from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
 from brokers.simulation.faults import NEVER, Faults, Span
+from channel.records import Document
 
 # The leases of the embedded log. The service's deadlines, the leader's patience and the day after which a broker is forgotten
 # are shorter than a real cluster's, so that a run of a minute sees each of them pass many times.
@@ -50,6 +52,8 @@ class Scenario:
     `twins` is how many brokers have a second process with the same id, on another machine and with a directory of its own.
     `bundles` is how many bundles each namespace starts with. One caller calls every `call_every_ms` on average, and works
     for `call_ms`. `nobody_dies` says that nothing in it can excuse a broker's being declared dead while it lives.
+    The first `serving_on` of the namespaces say `on_channel_loss: serve` when they are made; operators change that now and then.
+    Every `compact_every_ms` on average the log is compacted to a random horizon and cut off, whoever has not read it yet.
     The first `picky` of the namespaces are taken by the services of broker-0 alone, in the calm, too: all others refuse them.
     """
 
@@ -59,6 +63,7 @@ class Scenario:
     seconds: int = 40
     timing: Timing = SIMULATED_TIMING
     batches: Batches = field(default_factory=Batches)
+    serving_on: int = 0
     picky: int = 0
     bundles: tuple[int, ...] = (32, 8)
     operations: Operations = field(default_factory=Operations)
@@ -66,12 +71,18 @@ class Scenario:
     call_every_ms: int = 25
     call_ms: Span = (0, 600)
     snapshot_every_ms: int = 10_000
+    compact_every_ms: int = NEVER
     nobody_dies: bool = False
 
     @property
     def namespaces(self) -> tuple[str, ...]:
         """The names of the namespaces that are there from the beginning."""
         return tuple(f"tenant/namespace-{index}" for index in range(len(self.bundles)))
+
+    def policies(self, namespace: str) -> Document:
+        """What a namespace is made with."""
+        serves_on = namespace in self.namespaces[: self.serving_on]
+        return {ON_CHANNEL_LOSS: OnChannelLoss.SERVE.value} if serves_on else {}
 
     def takes(self, broker: str, namespace: str) -> bool:
         """Whether the service of a broker takes the bundles of a namespace, if nothing goes wrong."""
@@ -111,7 +122,7 @@ _HEAVY: Final = Faults(
 _QUIET_OPERATIONS: Final = Operations(drain=NEVER, bury=NEVER, rash=NEVER, forged=NEVER, junk=NEVER)
 
 _CATALOGUE: Final = (
-    Scenario(name="ordinary", faults=_ORDINARY),
+    Scenario(name="ordinary", compact_every_ms=5_000, faults=_ORDINARY),
     Scenario(name="heavy", faults=_HEAVY),
     Scenario(name="calm", operations=Operations(every_ms=40)),
     Scenario(
@@ -138,6 +149,24 @@ _CATALOGUE: Final = (
         nobody_dies=True,
     ),
     Scenario(
+        # Outages of the log, and brokers that are cut off by themselves while others take their bundles: they cannot tell which.
+        name="serving-on",
+        brokers=4,
+        bundles=(12, 12),
+        serving_on=1,
+        operations=Operations(every_ms=150, policy=8, namespace=NEVER, rash=NEVER, forged=NEVER, junk=NEVER),
+        faults=Faults(
+            late_permille=5,
+            trouble_every_ms=8_000,
+            crash_weight=1,
+            lose_directory_weight=NEVER,
+            cut_off_weight=8,
+            cut_off_ms=(1_000, 12_000),
+            outage_every_ms=20_000,
+        ),
+        call_every_ms=10,
+    ),
+    Scenario(
         name="hostile",
         brokers=4,
         bundles=(8,),
@@ -151,6 +180,16 @@ _CATALOGUE: Final = (
             cut_off_weight=8,
             cut_off_ms=(50, 3_000),
         ),
+    ),
+    Scenario(
+        # The log is cut off under its readers' feet, far sooner than any retention allows: whoever is paused, cut off or lags
+        # has to jump, some with a good lease and moves under way.
+        name="compaction",
+        brokers=5,
+        bundles=(16, 4),
+        compact_every_ms=700,
+        operations=Operations(every_ms=60, split=16, merge=16),
+        faults=replace(_HEAVY, lag_permille=30, lag_ms=(50, 1_500), trouble_every_ms=8_000, pause_weight=6, cut_off_weight=6),
     ),
     Scenario(name="three-brokers", brokers=3, bundles=(12, 4), faults=_HEAVY),
     # More than 25, so that leases grow with each that joins.

@@ -12,6 +12,7 @@ from brokers.simulation.callers import Callers
 from brokers.simulation.chance import Chance
 from brokers.simulation.checkers.panel import Panel
 from brokers.simulation.clock import MICROSECONDS_PER_MS, MICROSECONDS_PER_SECOND, Clock, Schedule
+from brokers.simulation.compaction import Compactor
 from brokers.simulation.courier import Courier
 from brokers.simulation.faults import Faults
 from brokers.simulation.faulty_log import FaultyLog
@@ -63,6 +64,7 @@ class World:
         ]
         self.callers = Callers(stage, self.log, self.hosts, self.panel)
         self.operators = Operators(stage, self.log, self.hosts, courier)
+        self.compactor = Compactor(stage, self.log, cluster=CLUSTER)
         self.troubles = Troubles(stage, self.hosts, [self.operators.link])
 
     def begin(self) -> None:
@@ -74,6 +76,7 @@ class World:
         self.troubles.begin()
         self.operators.begin()
         self.callers.begin()
+        self.compactor.begin()
         self._look_every_second()
 
     def calm_down(self) -> None:
@@ -82,6 +85,7 @@ class World:
         stage.story.say("world", "the calm begins: from here on nothing goes wrong")
         stage.faults = Faults(clock_rate_error_ppm=stage.faults.clock_rate_error_ppm)
         self.operators.stop()
+        self.compactor.stop()
         self.troubles.stop()
         first, *others = self.hosts[: stage.scenario.brokers]
         for twin in self.hosts[stage.scenario.brokers :]:

@@ -27,7 +27,7 @@ from channel.reader import Folded
 from channel.records import Joined, Renewed
 from channel.table_view import TableView
 from tests.benchmarks.figures import machine, print_line, summary
-from tests.load.cluster import SETTLED_MS, counters, running
+from tests.load.cluster import counters, running, settle
 
 NAMESPACE: Final = "bench/failover"
 BROKERS, BUNDLES_EACH = 3, 256
@@ -74,7 +74,7 @@ class Bench:
 
     async def level(self) -> None:
         """Give every broker its 256 bundles."""
-        await operator.settled(self.table, NAMESPACE, timeout_ms=SETTLED_MS)
+        await settle(self.cluster, self.table, NAMESPACE)
         view, moves = self.table.view, list[Move]()
         held = Counter({broker.incarnation: view.held_count(broker.incarnation) for broker in view.live_brokers()})
         for bundle in view.bundles_of(NAMESPACE):
@@ -91,7 +91,7 @@ class Bench:
                 assert problem is None, problem
 
         await asyncio.gather(*(make_some() for _ in range(MOVES_AT_ONCE)))
-        await operator.settled(self.table, NAMESPACE, timeout_ms=SETTLED_MS)
+        await settle(self.cluster, self.table, NAMESPACE)
         # The other brokers read what the observer has read, and renew once more in peace.
         await asyncio.sleep(1.5)
 
@@ -105,7 +105,7 @@ class Bench:
         broker = self.table.view.brokers[self.cluster.broker_ids[number]]
         killed_ns = boot_ns()
         await asyncio.to_thread(self.cluster.kill, number)
-        await operator.settled(self.table, NAMESPACE, without=broker.incarnation, timeout_ms=SETTLED_MS)
+        await settle(self.cluster, self.table, NAMESPACE, without=broker.incarnation)
         served_ns = boot_ns()
         patience_ms = broker.joined.lease_ms + broker.joined.margin_ms
         over_ns = self.observer.renewed_ns[broker.incarnation] + patience_ms * _NS_PER_MS

@@ -31,7 +31,7 @@ READ_REPEATS = 5
 WRITERS, WRITER_APPENDS = 4, 1_500
 IDLE_SECONDS = 5
 
-_spawn = multiprocessing.get_context("spawn")
+spawn = multiprocessing.get_context("spawn")
 Latencies = list[float]
 
 
@@ -63,8 +63,8 @@ def append_with_pauses(url: str, ready: Barrier) -> None:
 def read_back(url: str) -> Latencies:
     """Milliseconds from before an append in another process until its record was read here."""
     log = open_log(url)
-    ready = _spawn.Barrier(2)
-    writer = _spawn.Process(target=append_with_pauses, args=(url, ready))
+    ready = spawn.Barrier(2)
+    writer = spawn.Process(target=append_with_pauses, args=(url, ready))
     writer.start()
     ready.wait()
     latencies: Latencies = []
@@ -117,9 +117,9 @@ def append_without_pause(url: str, ready: Barrier, results: Queue[Latencies]) ->
 
 def contended(url: str) -> tuple[Latencies, int]:
     """Milliseconds of single appends of processes that all append without pause, and the WAL's greatest length in bytes."""
-    ready = _spawn.Barrier(WRITERS)
-    results: Queue[Latencies] = _spawn.Queue()
-    writers: list[SpawnProcess] = [_spawn.Process(target=append_without_pause, args=(url, ready, results)) for _ in range(WRITERS)]
+    ready = spawn.Barrier(WRITERS)
+    results: Queue[Latencies] = spawn.Queue()
+    writers: list[SpawnProcess] = [spawn.Process(target=append_without_pause, args=(url, ready, results)) for _ in range(WRITERS)]
     log = open_log(url)
     for writer in writers:
         writer.start()

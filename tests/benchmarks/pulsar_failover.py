@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from brokers.demo import operator
 from brokers.local_cluster import ClusterSettings, LocalCluster
 from channel.entries import BundleEntry
 from channel.log_thread import boot_ns
@@ -24,7 +23,7 @@ from channel.table_view import TableView
 from tests.benchmarks.failover import Observer
 from tests.benchmarks.figures import machine, print_line
 from tests.benchmarks.pulsar_load import Gap, clients, counted, longest_gap, receipts, spread
-from tests.load.cluster import SETTLED_MS, running
+from tests.load.cluster import running, settle
 from tests.pulsar.clients import Consuming, Producing, Type
 
 NAMESPACE: Final = "bench/pulsar"
@@ -75,7 +74,7 @@ class Bench:
         broker = self.table.view.brokers[self.cluster.broker_ids[number]]
         began_ns = time.monotonic_ns()
         await asyncio.to_thread(go, number)
-        await operator.settled(self.table, NAMESPACE, without=broker.incarnation, timeout_ms=SETTLED_MS)
+        await settle(self.cluster, self.table, NAMESPACE, without=broker.incarnation)
         patience_ns = (broker.joined.lease_ms + broker.joined.margin_ms) * _NS_PER_MS
         over_ns = self.observer.renewed_ns[broker.incarnation] + patience_ns - (boot_ns() - time.monotonic_ns())
         await asyncio.sleep(SETTLE_S)

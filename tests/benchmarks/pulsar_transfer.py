@@ -1,12 +1,15 @@
-"""How long a transfer holds up Pulsar's producers, and what it loses: `make bench BENCH=pulsar_transfer`, in four minutes.
+"""How long a transfer holds up Pulsar's producers, and what it loses: `make bench BENCH=pulsar_transfer [LOG=kafka]`.
 
 May live here: the measurement that docs/benchmarks.md quotes of transfers under the load of real Pulsar clients. They are processes
-of their own, and write down each message; transfers take turns with windows in which nothing is moved, which are the control.
+of their own, and write down each message; in four minutes transfers take turns with windows in which nothing is moved, which are the
+control.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
+import sys
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
@@ -28,6 +31,7 @@ from tests.benchmarks.figures import machine, print_line, summary
 from tests.benchmarks.processes import resident_bytes
 from tests.benchmarks.pulsar_load import clients, counted, longest_gap, receipts, spread
 from tests.load.cluster import running
+from tests.load.log_places import LogKind, add_log_option, new_log
 from tests.pulsar.clients import Consuming, Producing, Type
 
 NAMESPACE: Final = "bench/pulsar"
@@ -120,10 +124,12 @@ def pauses(windows: Sequence[Window], came: dict[str, list[int]], rate: float) -
     return results
 
 
-async def measured(directory: Path, kind: Kind, *, has_hot_topic: bool) -> dict[str, object]:
+async def measured(directory: Path, log_url: str, kind: Kind, *, has_hot_topic: bool) -> dict[str, object]:
     """Move bundles under load, or one bundle, if there is a hot topic in it; and have the judge look at what became of all messages."""
     # The balancer is switched off: it would move bundles in windows of the control.
-    settings = ClusterSettings(directory=directory, brokers=BROKERS, services=("pulsar",), pulsar_port=0, settings={"balance": "false"})
+    settings = ClusterSettings(
+        directory=directory, brokers=BROKERS, log_url=log_url, services=("pulsar",), pulsar_port=0, settings={"balance": "false"}
+    )
     cluster = LocalCluster(settings)
     topics = tuple(f"non-persistent://{NAMESPACE}/topic-{number}" for number in range(TOPICS))
     hot = f"non-persistent://{NAMESPACE}/hot"
@@ -151,22 +157,32 @@ async def measured(directory: Path, kind: Kind, *, has_hot_topic: bool) -> dict[
     return {**results, **await counted(histories)}
 
 
-async def measure(folder: Path) -> dict[str, object]:
-    """Transfers without a hot topic and with one, and unloads."""
-    return {
-        "transfers": await measured(folder / "steady", Kind.TRANSFER, has_hot_topic=False),
-        "transfers_with_hot_topic": await measured(folder / "hot", Kind.TRANSFER, has_hot_topic=True),
-        "unloads": await measured(folder / "unloads", Kind.UNLOAD, has_hot_topic=False),
-    }
+def measure(folder: Path, log_kind: LogKind) -> dict[str, object]:
+    """Transfers without a hot topic and with one, and unloads, each on a new log."""
+    results: dict[str, object] = {}
+    for name, kind, has_hot_topic in (
+        ("transfers", Kind.TRANSFER, False),
+        ("transfers_with_hot_topic", Kind.TRANSFER, True),
+        ("unloads", Kind.UNLOAD, False),
+    ):
+        directory = folder / name
+        directory.mkdir()
+        with new_log(log_kind, directory) as log_url:
+            results[name] = asyncio.run(measured(directory, log_url, kind, has_hot_topic=has_hot_topic))
+    return results
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
+    parser = argparse.ArgumentParser(prog="tests.benchmarks.pulsar_transfer")
+    add_log_option(parser)
+    log_kind = parser.parse_args(arguments).log
     before = machine()
     with tempfile.TemporaryDirectory() as folder:
-        results = asyncio.run(measure(Path(folder)))
+        results = measure(Path(folder), log_kind)
     conditions = (
-        f"{before}, {BROKERS} brokers, {BUNDLES} bundles and all clients on the same CPUs, {TOPICS} topics at {RATE:.0f} messages/s "
+        f"{before}, the log on {log_kind}, "
+        f"{BROKERS} brokers, {BUNDLES} bundles and all clients on the same CPUs, {TOPICS} topics at {RATE:.0f} messages/s "
         f"of Python's client, half with an Exclusive subscription and half with a Shared one; hot: one more topic at {HOT_RATE:.0f} "
         f"messages/s in the bundle that is moved; pauses between receipts above the period, in windows of {WINDOW_S} s"
     )
@@ -174,4 +190,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -16,11 +16,10 @@ from typing import Final
 
 import aiohttp
 
-from brokers.demo import operator
 from brokers.local_cluster import Happening, LocalCluster, What
 from channel.table_view import TableView
 from tests.benchmarks.figures import machine, print_line, summary
-from tests.load.cluster import SETTLED_MS, counters, running
+from tests.load.cluster import counters, running, settle
 
 NAMESPACE: Final = "bench/start"
 BUNDLES: Final = 1_000
@@ -80,7 +79,7 @@ async def measure(directory: Path) -> dict[str, object]:
         sizes, graceful, killed = [size_mib(cluster)], list[float](), list[float]()
         for number in range(2 * STARTS):
             (killed if number % 2 else graceful).append(await started(cluster, http, began, kill=number % 2 == 1))
-            await settle(table)
+            await calm_down(cluster, table)
             sizes.append(size_mib(cluster))
         records = table.view.offset
     print(f"start: {records} records at the end", file=sys.stderr)
@@ -92,9 +91,9 @@ async def measure(directory: Path) -> dict[str, object]:
     }
 
 
-async def settle(table: TableView) -> None:
+async def calm_down(cluster: LocalCluster, table: TableView) -> None:
     """Wait until all bundles are owned again, and all that follows is over, the first snapshot among it."""
-    await operator.settled(table, NAMESPACE, timeout_ms=SETTLED_MS)
+    await settle(cluster, table, NAMESPACE)
     await asyncio.sleep(1.0)
 
 

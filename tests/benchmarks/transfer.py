@@ -1,4 +1,4 @@
-"""How long a transfer, a split and a merge hold callers up: `make bench BENCH=transfer` prints one JSON line, in about four minutes.
+"""How long a transfer, a split and a merge hold callers up: `make bench BENCH=transfer [LOG=kafka]` prints a JSON line, in four minutes.
 
 May live here: the measurement that docs/benchmarks.md quotes of moves under load. Callers are a process of their own and write
 down each call; windows in which something is moved take turns with windows in which nothing is, which are the control.
@@ -6,6 +6,7 @@ down each call; windows in which something is moved take turns with windows in w
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import sys
 import tempfile
@@ -29,7 +30,8 @@ from channel.log_thread import boot_ns
 from channel.ranges import key_hash
 from channel.table_view import TableView
 from tests.benchmarks.figures import Figures, machine, percentile, print_line, summary
-from tests.load.cluster import SETTLED_MS, counters, running
+from tests.load.cluster import counters, running, settle
+from tests.load.log_places import add_log_option, new_log
 
 NAMESPACE: Final = "bench/transfer"
 BROKERS, BUNDLES = 2, 8
@@ -94,7 +96,7 @@ class Bench:
             left = self.table.view.bundle_at(NAMESPACE, whole.low)
             assert left is not None, "a split leaves no hole"
             done.append(await self.window("merge", Move(deed=Deed.MERGE, bundle=left.name)))
-            await operator.settled(self.table, NAMESPACE, timeout_ms=SETTLED_MS)
+            await settle(self.cluster, self.table, NAMESPACE)
         return done
 
 
@@ -127,10 +129,10 @@ def pauses_ms(windows: Iterable[Window], of_keys: Sequence[Sequence[tuple[int, i
     return longest
 
 
-async def measure(directory: Path) -> dict[str, object]:
+async def measure(directory: Path, log_url: str) -> dict[str, object]:
     """Set everything up, measure, and have the judge look at it."""
     # The balancer is switched off: it would move bundles in windows of the control.
-    cluster = LocalCluster(counters(directory, brokers=BROKERS, evidence=True, balance="false"))
+    cluster = LocalCluster(counters(directory, brokers=BROKERS, log_url=log_url, evidence=True, balance="false"))
     history = directory / "history.jsonl"
     cold = [Stream(key=f"{NAMESPACE}/cold-{number}", calls_per_second=COLD_CALLS_PER_SECOND) for number in range(COLD_KEYS)]
     hot = Stream(key=f"{NAMESPACE}/hot", calls_per_second=HOT_CALLS_PER_SECOND, callers=HOT_CALLERS)
@@ -171,17 +173,21 @@ def _with_p95(pauses: list[float]) -> Figures:
     return {**summary(pauses, "ms"), "p95": round(percentile(sorted(pauses), 95), 3)}
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     """Measure and print."""
+    parser = argparse.ArgumentParser(prog="tests.benchmarks.transfer")
+    add_log_option(parser)
+    kind = parser.parse_args(arguments).log
     before = machine()
-    with tempfile.TemporaryDirectory() as folder:
-        results = asyncio.run(measure(Path(folder)))
+    with tempfile.TemporaryDirectory() as folder, new_log(kind, Path(folder)) as log_url:
+        results = asyncio.run(measure(Path(folder), log_url))
     conditions = (
-        f"{before}, {BROKERS} brokers and their callers on the same CPUs, {HOT_CALLS_PER_SECOND:.0f} calls/s on one key and "
+        f"{before}, the log on {kind}, {BROKERS} brokers and their callers on the same CPUs, "
+        f"{HOT_CALLS_PER_SECOND:.0f} calls/s on one key and "
         f"{COLD_CALLS_PER_SECOND:.0f} on each of {COLD_KEYS} others, every call a write to SQLite, windows of {WINDOW_S} s"
     )
     print_line("transfer", results, conditions)
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

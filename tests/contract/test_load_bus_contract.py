@@ -28,23 +28,30 @@ DEADLINE_SECONDS = 30.0
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """One way to open a load bus: `open_in` makes a new handle on the bus that belongs to a folder."""
+    """One kind of load bus: `url_in` is the URL of a new log beside which it is, given a folder and what fixtures there are."""
 
     id: str
-    open_in: Callable[[Path], LoadBus]
+    url_in: Callable[[Path, pytest.FixtureRequest], str]
 
 
 ADAPTERS = (
-    Adapter(id="memory", open_in=lambda folder: open_load_bus(f"memory:{folder}")),
-    Adapter(id="files", open_in=lambda folder: open_load_bus(f"sqlite:{folder}/log.db?synchronous=normal")),
+    Adapter(id="memory", url_in=lambda folder, _: f"memory:{folder}"),
+    Adapter(id="files", url_in=lambda folder, _: f"sqlite:{folder}/log.db?synchronous=normal"),
+    Adapter(id="kafka", url_in=lambda _, request: _topic_url(request)),
 )
 
 
-@pytest.fixture(params=ADAPTERS, ids=lambda adapter: adapter.id)
+def _topic_url(request: pytest.FixtureRequest) -> str:
+    kafka = request.getfixturevalue("kafka")
+    return f"kafka://{kafka.address}/{kafka.topic('loads')}"
+
+
+@pytest.fixture(params=[pytest.param(each, id=each.id, marks=[pytest.mark.integration] * (each.id == "kafka")) for each in ADAPTERS])
 def open_bus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], LoadBus]]:
     """The opener of handles on one new bus, once for each adapter; one handle is held, so that the bus lives on."""
-    held = request.param.open_in(tmp_path)
-    yield lambda: request.param.open_in(tmp_path)
+    url = request.param.url_in(tmp_path, request)
+    held = open_load_bus(url)
+    yield lambda: open_load_bus(url)
     held.latest()
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,59 +28,13 @@ from channel.log import (
     Entry,
     Log,
 )
-from channel.open_log import open_log
-from channel.sqlite_log import SqliteLog
+from tests.contract.log_adapters import ADAPTERS, Adapter, Handles, handles_on
 
 TIMEOUT_MS = 10_000
 FOREVER_MS = 3_600_000
 DEADLINE_SECONDS = 30.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adapter:
-    """One way to open a log: `open_in` makes a new handle on the log that belongs to a folder."""
-
-    id: str
-    open_in: Callable[[Path], Log]
-
-
-def open_polling(folder: Path) -> Log:
-    """An SQLite log on a system that has no inotify."""
-    return SqliteLog(str(folder / "polled.db"), name="sqlite:polled.db", use_inotify=False)
-
-
-ADAPTERS = (
-    Adapter(id="memory", open_in=lambda folder: open_log(f"memory:{folder}")),
-    Adapter(id="sqlite-full", open_in=lambda folder: open_log(f"sqlite:{folder}/log.db")),
-    Adapter(id="sqlite-normal", open_in=lambda folder: open_log(f"sqlite:{folder}/log.db?synchronous=normal")),
-    Adapter(id="sqlite-polling", open_in=open_polling),
-)
-
-
-class Handles:
-    """Opens handles on one log, and closes them all."""
-
-    def __init__(self, adapter: Adapter, folder: Path) -> None:
-        self._adapter = adapter
-        self._folder = folder
-        self._opened: list[Log] = []
-
-    def __call__(self) -> Log:
-        log = self._adapter.open_in(self._folder)
-        self._opened.append(log)
-        return log
-
-    def close(self) -> None:
-        for log in self._opened:
-            log.close()
-
-
-@pytest.fixture(params=ADAPTERS, ids=lambda adapter: adapter.id)
-def handles(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Handles]:
-    """The opener of handles on one new log, once for each adapter."""
-    opener = Handles(request.param, tmp_path)
-    yield opener
-    opener.close()
+CLOCKS_APART_MS = 5
+"""How far the storage's clock may be from ours; both are of this machine."""
 
 
 @pytest.fixture
@@ -258,6 +212,37 @@ def test_truncation_beyond_the_end_is_refused(log: Log) -> None:
     assert [b"a"] == [entry.data for entry in read_all(log)]
 
 
+def later() -> int:
+    """The Unix time in milliseconds, once it is another than it was: what was appended before is older."""
+    before_ms = time.time_ns() // 1_000_000
+    while time.time_ns() // 1_000_000 <= before_ms + CLOCKS_APART_MS:
+        time.sleep(0.001)
+    return before_ms + 1
+
+
+def test_a_time_leads_to_a_position(log: Log) -> None:
+    """The position at a time is that of the first entry which was appended then or later, or just above the end."""
+    assert log.end() + 1 == log.position_at(0)
+    times_ms, offsets = [], []
+    for record in (b"a", b"b", b"c"):
+        times_ms.append(later())
+        offsets += append(log, record)
+    assert offsets == [log.position_at(time_ms) for time_ms in times_ms]
+    assert offsets[0] == log.position_at(0) == log.position_at(-1)
+    assert log.end() + 1 == log.position_at(later() + CLOCKS_APART_MS) == log.position_at(2**53)
+
+
+def test_a_time_before_the_start_leads_to_the_start(log: Log) -> None:
+    """Of a log that was truncated, or emptied, only what is left is looked through."""
+    offsets = append(log, *[b"a"] * 100)
+    time_ms = later()
+    offsets += append(log, *[b"b"] * 100)
+    log.truncate(offsets[50], timeout_ms=TIMEOUT_MS)
+    assert (offsets[50], offsets[100]) == (log.position_at(0), log.position_at(time_ms))
+    log.truncate(log.end() + 1, timeout_ms=TIMEOUT_MS)
+    assert log.end() + 1 == log.position_at(0) == log.position_at(time_ms)
+
+
 def test_handles_share_one_log(handles: Handles) -> None:
     """What one handle appended, every other handle reads, whether it was opened before or after."""
     before, writer = handles(), handles()
@@ -267,14 +252,13 @@ def test_handles_share_one_log(handles: Handles) -> None:
 
 
 @pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.id)
-def test_identity_tells_logs_apart(adapter: Adapter, tmp_path: Path) -> None:
+def test_identity_tells_logs_apart(adapter: Adapter, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """All handles on one log tell one identity, and a log made anew tells another."""
-    opener = Handles(adapter, tmp_path)
+    opener = handles_on(adapter, tmp_path, request)
     first, second = opener(), opener()
     assert first.identity == second.identity != ""
     opener.close()
-    for file in tmp_path.iterdir():
-        file.unlink()
+    opener.delete()
     anew = opener()
     assert first.identity != anew.identity
     anew.close()

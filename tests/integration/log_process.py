@@ -56,7 +56,7 @@ def hold(path: str) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("UPDATE log SET end_offset = end_offset + 1")
-    connection.execute("INSERT INTO entries SELECT end_offset, x'68656C64', 0 FROM log")
+    connection.execute("INSERT INTO entries SELECT end_offset, x'68656C64', 0, appended_ms FROM log")
     say("holding")
     sys.stdin.readline()
     connection.execute("COMMIT")

@@ -11,6 +11,8 @@ from brokers.demo import acts, show
 from brokers.demo.screen import PlainScreen
 from brokers.demo.show import Options, play
 from brokers.moves import MoveKind
+from compose.demo import Outage
+from tests.kafka.fixtures import OwnKafka
 
 pytestmark = pytest.mark.integration
 
@@ -40,9 +42,19 @@ def test_without_pulsar_clients_the_demo_goes_on(
 ) -> None:
     """Where the clients cannot run it is said so, and the counter has the stage for itself."""
     monkeypatch.setattr(show, "lacking", lambda: "the package pulsar-client is not installed")
-    monkeypatch.setattr(show, "ACTS", (acts.split,))
-    ending = asyncio.run(play(Options(directory=tmp_path, seconds=0.0, seed=1), PlainScreen()))
+    ending = asyncio.run(play(Options(directory=tmp_path, seconds=0.0, seed=1, acts=(acts.split,)), PlainScreen()))
     said = capsys.readouterr().out
     assert "there will be no Pulsar clients: the package pulsar-client is not installed" in said
     assert "demo/messages" not in said
     assert (["calls"], True) == (list(ending.verdicts), ending.is_clean)
+
+
+def test_the_demo_survives_an_outage_of_kafka(tmp_path: Path, own_kafka: OwnKafka, capsys: pytest.CaptureFixture[str]) -> None:
+    """Kafka is killed and away for longer than a lease: all stand still, all come back by themselves, and nobody is taken for dead."""
+    url = f"kafka://{own_kafka.address}/{own_kafka.topic('demo')}"
+    options = Options(directory=tmp_path, seconds=0.0, seed=1, log_url=url, acts=(acts.transfer, Outage(own_kafka.cluster), acts.split))
+    ending = asyncio.run(play(options, PlainScreen()))
+    said = capsys.readouterr().out
+    assert (None, True) == (ending.problem, ending.is_clean)
+    assert "nobody was taken for dead" in said
+    assert any("deaths 0" in line for line in ending.summary)

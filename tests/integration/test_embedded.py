@@ -16,7 +16,7 @@ import pytest
 
 from brokers.config import ENDING_MS
 from brokers.embedded import Worker
-from brokers.errors import DataDirectoryInUse, InvalidConfig, UnknownNamespace
+from brokers.errors import DataDirectoryInUse, InvalidConfig, Rejected, UnknownNamespace
 from brokers.loop_thread import CROSSING_MS, InThread
 from brokers.service import Bundle, Ownership, Peer, Service
 from channel.deadline import Deadline
@@ -25,7 +25,7 @@ from channel.errors import DeadlineExceeded, InvalidBoundaries, InvalidName
 pytestmark = pytest.mark.integration
 
 NAMESPACE = "shop/orders"
-DEADLINE_S = 60.0
+DEADLINE_S = 120.0
 
 
 class Keeper(Service):
@@ -56,14 +56,14 @@ def memory() -> str:
     return f"memory:{uuid.uuid4()}"
 
 
-def test_two_programs_share_the_keys() -> None:
+def test_two_programs_share_the_keys(tmp_path: Path, log_url: str) -> None:
     """On one running loop two workers serve a namespace: each routes to itself what it owns, and to the other the rest."""
 
     async def story() -> None:
-        url = memory()
+        two_has = tmp_path / "two"
         async with (
-            Worker(url, Keeper(), advertised_addresses={"http": "http://one"}) as one,
-            Worker(url, Keeper(), broker_id="two", advertised_addresses={"http": "http://two"}) as two,
+            Worker(log_url, Keeper(), advertised_addresses={"http": "http://one"}) as one,
+            Worker(log_url, Keeper(), broker_id="two", data_dir=two_has, advertised_addresses={"http": "http://two"}) as two,
         ):
             await one.create_namespace(NAMESPACE, bundles=8)
             await two.create_namespace(NAMESPACE, bundles=2)
@@ -80,13 +80,13 @@ def test_two_programs_share_the_keys() -> None:
     run(story)
 
 
-def test_leaving_hands_everything_over() -> None:
+def test_leaving_hands_everything_over(tmp_path: Path, log_url: str) -> None:
     """When a program ends, the others own its keys, with its state, before its context is left."""
 
     async def story() -> None:
-        url, keeper = memory(), Keeper()
-        async with Worker(url, keeper, broker_id="stays") as stays:
-            async with Worker(url, Keeper(), broker_id="goes") as goes:
+        keeper = Keeper()
+        async with Worker(log_url, keeper, broker_id="stays", data_dir=tmp_path / "stays") as stays:
+            async with Worker(log_url, Keeper(), broker_id="goes", data_dir=tmp_path / "goes") as goes:
                 await goes.create_namespace(NAMESPACE, bundles=4)
                 await stays.create_namespace(NAMESPACE)
                 for key in map(str, range(20)):
@@ -107,6 +107,28 @@ def test_a_worker_may_serve_http() -> None:
             await worker.create_namespace(NAMESPACE)
             async with session.get(f"http://{worker.broker_id}/admin/v2/namespaces/shop") as response:
                 assert (200, [NAMESPACE]) == (response.status, await response.json())
+
+    run(story)
+
+
+def test_a_named_broker_on_kafka_says_where_its_data_is() -> None:
+    """Beside a log on other machines there is no place for it, and a temporary one would not let it come back as itself."""
+    with pytest.raises(InvalidConfig, match="data_dir: say where broker named keeps its data"):
+        Worker("kafka://localhost:9092/channel", Keeper(), broker_id="named")
+    Worker("kafka://localhost:9092/channel", Keeper(), broker_id="named", data_dir="elsewhere")
+    Worker("kafka://localhost:9092/channel", Keeper())
+
+
+def test_a_namespace_is_made_to_serve_on() -> None:
+    """What its owners do while they have lost the channel is said at its creation; what cannot be is refused."""
+
+    async def story() -> None:
+        async with Worker(memory(), Keeper(), broker_id="a") as worker:
+            await worker.create_namespace(NAMESPACE, on_channel_loss="serve")
+            with pytest.raises(Rejected, match="on_channel_loss is 'sometimes'"):
+                await worker.create_namespace("shop/others", on_channel_loss="sometimes")  # type: ignore[arg-type]
+            ownership = await worker.route(NAMESPACE, "key")
+            assert isinstance(ownership, Ownership)
 
     run(story)
 
@@ -161,21 +183,20 @@ def test_its_end_may_take_as_long_as_its_settings_say(monkeypatch: pytest.Monkey
     assert 3_600_000 + 60_000 + ENDING_MS + CROSSING_MS == waits["the end of the worker"]
 
 
-def test_a_name_is_taken_once(tmp_path: Path) -> None:
+def test_a_name_is_taken_once(tmp_path: Path, log_url: str) -> None:
     """A second worker of the same name finds the directory locked; its own thread ends, and the first one serves on."""
-    url = f"sqlite:{tmp_path}/channel.db"
-    with Worker(url, Keeper(), broker_id="one").in_thread() as worker:
+    with Worker(log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one").in_thread() as worker:
         worker.create_namespace(NAMESPACE)
-        with pytest.raises(DataDirectoryInUse), Worker(url, Keeper(), broker_id="one").in_thread():
+        with pytest.raises(DataDirectoryInUse), Worker(log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one").in_thread():
             pass
         assert isinstance(worker.route(NAMESPACE, "key"), Ownership)
 
 
-def test_a_named_worker_comes_back_as_itself(tmp_path: Path) -> None:
+def test_a_named_worker_comes_back_as_itself(tmp_path: Path, log_url: str) -> None:
     """A program that starts again under its name owns its keys again, under greater tokens."""
-    url, tokens = f"sqlite:{tmp_path}/channel.db", []
+    tokens = []
     for _ in range(2):
-        with Worker(url, Keeper(), broker_id="one").in_thread() as worker:
+        with Worker(log_url, Keeper(), broker_id="one", data_dir=tmp_path / "one").in_thread() as worker:
             worker.create_namespace(NAMESPACE)
             served = worker.route(NAMESPACE, "key")
             assert isinstance(served, Ownership)

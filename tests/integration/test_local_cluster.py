@@ -5,12 +5,11 @@ May live here: the supervisor of broker processes, as the demo and the tests use
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
-import sqlite3
 import threading
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,10 +21,12 @@ from brokers.local_broker import LocalBroker
 from brokers.local_cluster import ClusterSettings, Happening, LocalCluster, What
 from channel.errors import Bug, LogStorageFull
 from channel.view import View
+from tests.load.log_places import LogPlace, settled_ms
 
 pytestmark = pytest.mark.integration
 
 PATIENCE_MS = 30_000
+"""Of what waits for no lease."""
 
 
 class Diary:
@@ -61,7 +62,7 @@ class Diary:
 
 def wait_until(log: str, condition: Callable[[View], bool], what: str) -> None:
     """Wait until the view on a log is as it should be."""
-    with opened(log, timeout_ms=PATIENCE_MS) as access:
+    with opened(log, timeout_ms=settled_ms(log)) as access:
         until(access, lambda view, _: condition(view) or None, what=what)
 
 
@@ -71,10 +72,10 @@ def status(view: View, broker: str) -> str | None:
     return None if entry is None else entry.status
 
 
-def test_brokers_are_killed_paused_stopped_and_started_again(tmp_path: Path) -> None:
+def test_brokers_are_killed_paused_stopped_and_started_again(tmp_path: Path, log_url: str) -> None:
     """A broker can be killed and buried, started anew, paused until the other notices, resumed, and stopped for good."""
     diary = Diary()
-    settings = ClusterSettings(directory=tmp_path, brokers=2, evidence=True, settings={"balance": "false"})
+    settings = ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2, evidence=True, settings={"balance": "false"})
     with LocalCluster(settings, tell=diary) as cluster:
         first, second = cluster.broker_ids
         assert (f"http://{first}", tmp_path / "broker-0") == (cluster.addresses[0], cluster.directories[0])
@@ -103,10 +104,10 @@ def test_brokers_are_killed_paused_stopped_and_started_again(tmp_path: Path) -> 
     wait_until(cluster.log_url, lambda view: {status(view, first), status(view, second)} <= {"left", "down"}, "the leaving of both")
 
 
-def test_a_broker_that_is_stopped_is_not_started_again(tmp_path: Path) -> None:
+def test_a_broker_that_is_stopped_is_not_started_again(tmp_path: Path, log_url: str) -> None:
     """With `restart` a broker that dies is started again, unless somebody wanted its end, even while it waits for its turn."""
     diary = Diary()
-    with LocalCluster(ClusterSettings(directory=tmp_path, brokers=1, restart=True), tell=diary) as cluster:
+    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, restart=True), tell=diary) as cluster:
         pid = cluster.pid(0)
         assert pid is not None
         diary.forget()
@@ -118,7 +119,7 @@ def test_a_broker_that_is_stopped_is_not_started_again(tmp_path: Path) -> None:
         assert What.STARTED not in diary.told()
 
 
-def test_an_end_that_is_wanted_at_the_last_moment_is_not_overlooked(tmp_path: Path) -> None:
+def test_an_end_that_is_wanted_at_the_last_moment_is_not_overlooked(tmp_path: Path, log_url: str) -> None:
     """Who stops a broker just as it is about to be started again finds it ended afterwards, and so it stays."""
 
     class Overtaken(LocalCluster):
@@ -130,7 +131,7 @@ def test_an_end_that_is_wanted_at_the_last_moment_is_not_overlooked(tmp_path: Pa
             super()._spawn(member, again=again)
 
     diary = Diary()
-    with Overtaken(ClusterSettings(directory=tmp_path, brokers=1, restart=True), tell=diary) as cluster:
+    with Overtaken(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, restart=True), tell=diary) as cluster:
         pid = cluster.pid(0)
         assert pid is not None
         diary.forget()
@@ -140,11 +141,11 @@ def test_an_end_that_is_wanted_at_the_last_moment_is_not_overlooked(tmp_path: Pa
         assert (None, False) == (cluster.pid(0), What.STARTED in diary.told())
 
 
-def test_who_dies_during_a_burial_is_buried_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_dies_during_a_burial_is_buried_at_once(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A death is noticed although the burial of another one took up the call that told of it."""
     diary = Diary()
     monkeypatch.setattr("brokers.local_cluster._FOLLOW_MS", PATIENCE_MS + 5_000)
-    cluster = LocalCluster(ClusterSettings(directory=tmp_path, brokers=2), tell=diary)
+    cluster = LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), tell=diary)
     directories: list[Path] = []
 
     def bury_both(access: Access, directory: Path) -> tuple[Burial, ...]:
@@ -160,17 +161,17 @@ def test_who_dies_during_a_burial_is_buried_at_once(tmp_path: Path, monkeypatch:
     assert [cluster.directories[1], cluster.directories[0]] == directories
 
 
-def test_a_broker_that_dies_is_not_buried_if_that_is_not_wanted(tmp_path: Path) -> None:
+def test_a_broker_that_dies_is_not_buried_if_that_is_not_wanted(tmp_path: Path, log_url: str) -> None:
     """Without `bury` a death is left to the lease, as on machines without a supervisor."""
     diary = Diary()
-    with LocalCluster(ClusterSettings(directory=tmp_path, brokers=1, bury=False), tell=diary) as cluster:
+    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, bury=False), tell=diary) as cluster:
         cluster.kill(0)
         diary.wait_for(What.ENDED)
     wait_until(cluster.log_url, lambda view: status(view, cluster.broker_ids[0]) == "up", "nothing")
     assert [What.STARTED, What.READY, What.ENDED] == diary.told()
 
 
-def test_a_member_is_told_before_the_start_returns(tmp_path: Path) -> None:
+def test_a_member_is_told_before_the_start_returns(tmp_path: Path, log_url: str) -> None:
     """However long the listener takes to note that a broker is a member, it has noted it of all when the start returns."""
     diary, noted = Diary(), threading.Event()
 
@@ -179,7 +180,7 @@ def test_a_member_is_told_before_the_start_returns(tmp_path: Path) -> None:
             noted.wait(0.2)
         diary(happening)
 
-    with LocalCluster(ClusterSettings(directory=tmp_path, brokers=1), tell=slowly):
+    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), tell=slowly):
         assert [What.STARTED, What.READY] == diary.told()
 
 
@@ -191,14 +192,14 @@ def test_settings_that_no_broker_takes_are_refused_before_anything_starts(tmp_pa
     assert [] == list(tmp_path.iterdir())
 
 
-def test_the_death_of_the_follower_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_death_of_the_follower_is_told(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever ends the following of the log is told once, kept for the owner as a typed error, and the brokers serve on."""
 
     def fail(*_: object) -> None:
         raise ValueError("odd")
 
     diary = Diary()
-    with LocalCluster(ClusterSettings(directory=tmp_path, brokers=2), tell=diary) as cluster:
+    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), tell=diary) as cluster:
         monkeypatch.setattr("brokers.local_cluster.bury", fail)
         cluster.kill(0)
         diary.wait_for(What.ENDED, What.UNWATCHED)
@@ -211,14 +212,14 @@ def test_the_death_of_the_follower_is_told(tmp_path: Path, monkeypatch: pytest.M
         assert 1 == diary.told().count(What.UNWATCHED)
 
 
-def test_a_full_disk_does_not_end_the_follower(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_does_not_end_the_follower(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A burial that the disk of the log has no room for is told, and the next one is tried again."""
 
     def has_no_room(*_: object) -> None:
         raise LogStorageFull(log="sqlite:full")
 
     diary = Diary()
-    with LocalCluster(ClusterSettings(directory=tmp_path, brokers=1), tell=diary) as cluster:
+    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), tell=diary) as cluster:
         with monkeypatch.context() as patch:
             patch.setattr("brokers.local_cluster.bury", has_no_room)
             cluster.kill(0)
@@ -230,26 +231,28 @@ def test_a_full_disk_does_not_end_the_follower(tmp_path: Path, monkeypatch: pyte
         assert cluster.failure is None
 
 
-def test_a_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
+def test_a_start_that_fails_leaves_nothing(tmp_path: Path, log_url: str) -> None:
     """A service that cannot be found ends the start with its words, and all processes are gone."""
     diary = Diary()
-    cluster = LocalCluster(ClusterSettings(directory=tmp_path, brokers=2, services=("nowhere:Nothing",)), tell=diary)
+    cluster = LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2, services=("nowhere:Nothing",)), tell=diary)
     with pytest.raises(BrokerFailed, match="it ended before it was ready: error: ") as caught, cluster:
         raise AssertionError("it started")
     assert (True, True) == (caught.value.broker in cluster.broker_ids, cluster.wait_until_all_ended(timeout_ms=0))
     assert [What.ENDED] * 2 == [what for what in diary.told() if what is What.ENDED]
 
 
-def test_a_burial_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_burial_that_fails_is_told(tmp_path: Path, log_place: LogPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the log takes no record in time, or the directory proves nothing, the others must notice the silence."""
     monkeypatch.setattr("brokers.local_cluster.BURIAL_MS", 100)
     diary = Diary()
-    with LocalCluster(ClusterSettings(directory=tmp_path, brokers=2), tell=diary) as cluster:
-        with closing(sqlite3.connect(cluster.log_url.removeprefix("sqlite:"), isolation_level=None)) as other:
-            other.execute("BEGIN IMMEDIATE")
+
+    async def kill_while_the_log_is_away() -> None:
+        async with log_place.away(stopped=True):
             cluster.kill(0)
             diary.wait_for(What.ENDED, What.NOT_BURIED)
-            other.execute("ROLLBACK")
+
+    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_place.url, brokers=2), tell=diary) as cluster:
+        asyncio.run(kill_while_the_log_is_away())
         assert 1 == diary.told().count(What.NOT_BURIED)
         (cluster.directories[1] / "lock").unlink()
         cluster.kill(1)

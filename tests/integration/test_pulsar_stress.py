@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.load.log_places import LogPlace
 from tests.load.pulsar_stress import pulsar_stress
 from tests.load.stress import Size
 from tests.pulsar.programs import Language, is_required, lacking
@@ -14,14 +15,14 @@ from tests.pulsar.programs import Language, is_required, lacking
 # A program may have to be built first, which takes minutes.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
-SMALL = Size(transfers=20, splits=2, merges=2, kills=1, stops=0, outages=0, brokers=3, seconds_max=180.0)
+SMALL = Size(transfers=20, splits=2, merges=2, kills=1, stops=0, outages=0, brokers=3, seconds_max=400.0)
 
 
-def test_all_clients_at_once_lose_nothing_in_moves(tmp_path: Path) -> None:
+def test_all_clients_at_once_lose_nothing_in_moves(tmp_path: Path, log_place: LogPlace) -> None:
     """After transfers, splits, merges and a kill -9 under clients of all languages the judge and the audit of the channel find nothing."""
     for problem in filter(None, map(lacking, Language)):
         (pytest.fail if is_required() else pytest.skip)(problem)
-    result = asyncio.run(pulsar_stress(SMALL, tmp_path, seed=0, languages=list(Language), say=print))
+    result = asyncio.run(pulsar_stress(SMALL, tmp_path, log_place, seed=0, languages=list(Language), say=print))
     assert (None, {}) == (result.verdict.problem, result.verdict.violations)
     assert () == result.findings.findings
     assert (True, True, True) == tuple(result.made[move] >= getattr(SMALL, f"{move}s") for move in ("transfer", "split", "merge"))

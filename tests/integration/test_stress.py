@@ -7,18 +7,29 @@ from pathlib import Path
 
 import pytest
 
+from tests.load.log_places import LogPlace
 from tests.load.stress import Size, stress
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SMALL = Size(
-    transfers=40, splits=4, merges=4, kills=2, stops=1, stop_s=6.0, outages=1, brokers=3, calls_per_second=100.0, seconds_max=180.0
+    transfers=40,
+    splits=4,
+    merges=4,
+    kills=2,
+    stops=1,
+    stop_past_lease_s=2.5,
+    outages=1,
+    brokers=3,
+    calls_per_second=100.0,
+    seconds_max=400.0,
 )
 
 
-def test_moves_and_faults_under_load_leave_nothing_for_the_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.on_every_log
+def test_moves_and_faults_under_load_leave_nothing_for_the_judge(tmp_path: Path, log_place: LogPlace) -> None:
     """After transfers, splits, merges, kill -9, SIGSTOP and an outage of the log the judge and the audit of the channel find nothing."""
-    result = asyncio.run(stress(SMALL, tmp_path, seed=0, say=print))
+    result = asyncio.run(stress(SMALL, tmp_path, log_place, seed=0, say=print))
     assert ({}, None) == (result.verdict.violations, result.verdict.problem)
     assert () == result.findings.findings
     assert SMALL.transfers <= result.made["transfer"]

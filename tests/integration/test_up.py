@@ -47,11 +47,13 @@ def free_row_of_ports(count: int) -> int:
 class Up:
     """A running `equipoise up --json`, with what it has said so far."""
 
-    def __init__(self, folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> None:
+    def __init__(self, folder: Path, *options: str, log: str | None = None, environment: Mapping[str, str] | None = None) -> None:
         self.port = free_row_of_ports(2 * BROKERS)
-        self.log = f"sqlite:{folder}/channel.db"
+        self.log = log or f"sqlite:{folder}/channel.db"
         command = [sys.executable, "-m", "brokers.cli", "up", "--data", str(folder), "--http-port", str(self.port), "--json", *options]
-        command += ["--pulsar-port", str(self.port + BROKERS)]
+        if "--service" not in options:  # It would be said that nobody uses it.
+            command += ["--pulsar-port", str(self.port + BROKERS)]
+        command += ["--log", log] if log else []  # Else it chooses one itself.
         variables = {**os.environ, **(environment or {})}
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=folder, env=variables)
         self.said: list[dict[str, str]] = []
@@ -92,9 +94,9 @@ class Up:
 
 
 @contextmanager
-def up(folder: Path, *options: str, environment: Mapping[str, str] | None = None) -> Iterator[Up]:
+def up(folder: Path, *options: str, log: str | None = None, environment: Mapping[str, str] | None = None) -> Iterator[Up]:
     """A cluster that is ready; whatever happens, nothing of it is left at the end."""
-    cluster = Up(folder, *options, environment=environment)
+    cluster = Up(folder, *options, log=log, environment=environment)
     try:
         cluster.heard("cluster_ready")
         yield cluster
@@ -119,9 +121,10 @@ def owners(view: View) -> list[str]:
     return [view.live[bundle.owner].broker if bundle.phase == "owned" and bundle.owner else "" for bundle in view.bundles_of(NAMESPACE)]
 
 
-def test_a_day_in_the_life_of_a_cluster(tmp_path: Path) -> None:
+@pytest.mark.on_every_log
+def test_a_day_in_the_life_of_a_cluster(tmp_path: Path, log_url: str) -> None:
     """A cluster is made, moved about, loses a broker, refuses it bundles with the reason, and leaves a channel in order."""
-    with up(tmp_path) as cluster:
+    with up(tmp_path, log=log_url) as cluster:
         ids = [cluster.broker(number) for number in range(BROKERS)]
         assert ids == [row["broker"] for row in json.loads(run("brokers", "list", "--json", log=cluster.log).stdout)]
         created = run("namespaces", "create", NAMESPACE, "--bundles", "4", log=cluster.log)
@@ -166,9 +169,9 @@ def unload(log: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_MS / 1_000)
 
 
-def test_a_broker_that_dies_is_started_again(tmp_path: Path) -> None:
+def test_a_broker_that_dies_is_started_again(tmp_path: Path, log_url: str) -> None:
     """With --restart a broker that was killed is buried first, and is a member again soon, in another process."""
-    with up(tmp_path, "--restart", "--brokers", "2") as cluster:
+    with up(tmp_path, "--restart", "--brokers", "2", log=log_url) as cluster:
         broker = cluster.broker(1)
         first = cluster.pids[broker]
         os.kill(first, signal.SIGKILL)
@@ -197,10 +200,10 @@ class Slow(Service):
 
 
 @pytest.mark.parametrize(("first", "second"), [(signal.SIGINT, signal.SIGINT), (signal.SIGTERM, signal.SIGINT)])
-def test_the_second_time_it_does_not_wait(first: signal.Signals, second: signal.Signals, tmp_path: Path) -> None:
+def test_the_second_time_it_does_not_wait(first: signal.Signals, second: signal.Signals, tmp_path: Path, log_url: str) -> None:
     """A service, found in the working folder, that does not let go of its bundle keeps `up` waiting, until it is told once more."""
     (tmp_path / "slow_service.py").write_text(SLOW_SERVICE)
-    with up(tmp_path, "--brokers", "1", "--service", "slow_service:Slow", "--set", "close_ms=60000") as cluster:
+    with up(tmp_path, "--brokers", "1", "--service", "slow_service:Slow", "--set", "close_ms=60000", log=log_url) as cluster:
         assert 0 == run("namespaces", "create", NAMESPACE, "--bundles", "1", log=cluster.log).exit_code
         look(cluster.log, lambda view: all(owners(view)), what="an owner for the bundle")
         cluster.process.send_signal(first)
@@ -211,9 +214,9 @@ def test_the_second_time_it_does_not_wait(first: signal.Signals, second: signal.
         assert (130, "") == (cluster.end(), cluster.errors())
 
 
-def test_a_start_can_be_broken_off(tmp_path: Path) -> None:
+def test_a_start_can_be_broken_off(tmp_path: Path, log_url: str) -> None:
     """Ctrl-C before the brokers are members stops those that have been started, as gracefully as later."""
-    cluster = Up(tmp_path, "--brokers", "2")
+    cluster = Up(tmp_path, "--brokers", "2", log=log_url)
     try:
         cluster.heard("started", cluster.broker(0))
         cluster.process.send_signal(signal.SIGINT)
@@ -234,17 +237,17 @@ def test_it_is_ready_once_all_are_members(tmp_path: Path) -> None:
     assert not (tmp_path / "of_another_cluster.db").exists()
 
 
-def test_brokers_do_not_outlive_their_parent(tmp_path: Path) -> None:
+def test_brokers_do_not_outlive_their_parent(tmp_path: Path, log_url: str) -> None:
     """When `up` itself is killed, its brokers notice, and leave in good order."""
-    with up(tmp_path, "--brokers", "1") as cluster:
+    with up(tmp_path, "--brokers", "1", log=log_url) as cluster:
         cluster.process.kill()
         view = look(cluster.log, lambda view: not view.live, what="the leaving of the broker")
     assert "left" == view.brokers[cluster.broker(0)].status
 
 
-def test_a_cluster_without_brokers_is_over(tmp_path: Path) -> None:
+def test_a_cluster_without_brokers_is_over(tmp_path: Path, log_url: str) -> None:
     """When the last broker has died and none is to be started again, somebody must act."""
-    with up(tmp_path, "--brokers", "1") as cluster:
+    with up(tmp_path, "--brokers", "1", log=log_url) as cluster:
         os.kill(cluster.pids[cluster.broker(0)], signal.SIGKILL)
         cluster.heard("over")
         assert 4 == cluster.end()

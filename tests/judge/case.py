@@ -52,7 +52,8 @@ class Refusal(NamedTuple):
 class Work(NamedTuple):
     """One line of a broker's evidence: the clock at the two ownership checks of a piece of answered work.
 
-    `message` is what a producer sent, PRODUCER:SEQUENCE, if the work was to take it.
+    `message` is what a producer sent, PRODUCER:SEQUENCE, if the work was to take it. `by_token`: past the end of a lease, in a
+    namespace that leaves exclusivity to the store.
     """
 
     broker: str
@@ -62,6 +63,7 @@ class Work(NamedTuple):
     answered_ns: int
     lease_deadline_ns: int
     message: str | None = None
+    by_token: bool = False
 
 
 class Operation(NamedTuple):

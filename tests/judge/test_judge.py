@@ -140,6 +140,14 @@ FAULTS = (
 )
 
 
+def test_work_that_only_a_token_guards_is_judged_by_the_store() -> None:
+    """Past its lease, beside the new owner: no rule is broken as long as the store has refused what was older."""
+    left = plain_run()
+    overlap_work(left)
+    change_first_work(left, by_token=True, lease_deadline_ns=left.works[0].started_ns - 1)
+    assert {} == left.violations()
+
+
 def faults() -> pytest.MarkDecorator:
     """Run a test once for each fault."""
     return pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)

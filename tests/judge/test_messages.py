@@ -78,7 +78,7 @@ def judged(left: Leavings, *windows: tuple[int, int]) -> dict[str, int]:
     for line in left.history:
         messages.note(run, line)
     run.is_witnessed = True
-    run.works += [Work(*(line[name] for name in Work._fields)) for line in left.evidence]  # type: ignore[arg-type]
+    run.works += [Work(*(line[name] for name in Work._fields if name in line)) for line in left.evidence]  # type: ignore[arg-type]
     return {rule: len(found) for rule, found in messages.violations(run).items()}
 
 

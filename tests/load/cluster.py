@@ -18,24 +18,32 @@ from brokers.local_cluster import ClusterSettings, LocalCluster
 from channel.deadline import Deadline
 from channel.open_log import open_log
 from channel.table_view import TableView
+from tests.load.log_places import settled_ms
 
-SETTLED_MS: Final = 60_000
-"""A lease and its margin, 3.5 s, several times over, on a machine that is busy with all this."""
+READY_MS: Final = 90_000
+"""How long a broker's start may take: seconds, but for a machine that is busy with all this."""
 
 _LOOK_S: Final = 0.02
 
 
-def counters(directory: Path, *, brokers: int, bury: bool = True, evidence: bool = False, **settings: str | int) -> ClusterSettings:
-    """Brokers in `directory` that count in `directory/counter.db`; `settings` are those of each broker."""
+def counters(
+    directory: Path, *, brokers: int, log_url: str | None = None, bury: bool = True, evidence: bool = False, **settings: str | int
+) -> ClusterSettings:
+    """Brokers in `directory` that count in `directory/counter.db`; `settings` are those of each broker.
+
+    `log_url` is by default a file in `directory`.
+    """
     environment = {"EQUIPOISE_COUNTER_STORE": str(directory / "counter.db")}
     return ClusterSettings(
         directory=directory,
         brokers=brokers,
+        log_url=log_url,
         services=("counter",),
         settings=settings,
         environment=environment,
         bury=bury,
         evidence=evidence,
+        ready_ms=READY_MS,
     )
 
 
@@ -47,14 +55,20 @@ async def running(cluster: LocalCluster, namespace: str, *, bundles: int) -> Asy
         await asyncio.to_thread(cluster.start)
         table = await parts.enter_async_context(TableView(lambda: open_log(cluster.log_url), name=cluster.log_url))
         http = await parts.enter_async_context(aiohttp.ClientSession())
-        await _create_namespace(http, cluster.addresses[0], namespace, bundles=bundles)
-        await operator.settled(table, namespace, timeout_ms=SETTLED_MS)
+        await _create_namespace(http, cluster, namespace, bundles=bundles)
+        await settle(cluster, table, namespace)
         yield table, http
 
 
-async def _create_namespace(http: aiohttp.ClientSession, broker: str, namespace: str, *, bundles: int) -> None:
-    """Create it as soon as the broker takes it: the channel may say that it is a member before it has read so itself."""
-    deadline = Deadline.after(timeout_ms=SETTLED_MS)
+async def settle(cluster: LocalCluster, table: TableView, namespace: str, *, without: int | None = None) -> None:
+    """Wait until live brokers own every bundle, and none is owned by incarnation `without`. Raises `DeadlineExceeded`."""
+    await operator.settled(table, namespace, without=without, timeout_ms=settled_ms(cluster.log_url))
+
+
+async def _create_namespace(http: aiohttp.ClientSession, cluster: LocalCluster, namespace: str, *, bundles: int) -> None:
+    """Create it as soon as the first broker takes it: the channel may say that it is a member before it has read so itself."""
+    broker = cluster.addresses[0]
+    deadline = Deadline.after(timeout_ms=settled_ms(cluster.log_url))
     while (problem := await operator.create_namespace(http, broker, namespace, bundles=bundles)) is not None:
         assert "NotReady" in problem, problem
         deadline.check(f"{broker} being ready")

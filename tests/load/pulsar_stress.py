@@ -20,7 +20,8 @@ from brokers.demo.operator import Deed
 from brokers.local_cluster import ClusterSettings, LocalCluster
 from channel.verify import Findings
 from channel.view import View
-from tests.load.cluster import running
+from tests.load.cluster import READY_MS, running
+from tests.load.log_places import LogPlace
 from tests.load.stress import BUNDLES, NAMESPACE, Run, Size, verified
 from tests.pulsar.clients import Consuming, Producing, Type
 from tests.pulsar.fleet import Crew, Fleet
@@ -69,16 +70,25 @@ def crew(url: str, languages: Sequence[Language]) -> Crew:
     ]
 
 
-async def pulsar_stress(size: Size, directory: Path, *, seed: int, languages: Sequence[Language], say: Callable[[str], None]) -> Result:
-    """Run all of it in `directory`, a new one, and have it judged. Raises what keeps the cluster or a client from getting on again."""
+async def pulsar_stress(
+    size: Size, directory: Path, log: LogPlace, *, seed: int, languages: Sequence[Language], say: Callable[[str], None]
+) -> Result:
+    """Run all of it in `directory`, on a new log, and have it judged. Raises what keeps the cluster or a client from getting on again."""
     settings = ClusterSettings(
-        directory=directory / "cluster", brokers=size.brokers, services=("pulsar",), pulsar_port=0, bury=seed % 2 == 0, evidence=True
+        directory=directory / "cluster",
+        brokers=size.brokers,
+        log_url=log.url,
+        services=("pulsar",),
+        pulsar_port=0,
+        bury=seed % 2 == 0,
+        evidence=True,
+        ready_ms=READY_MS,
     )
     cluster = LocalCluster(settings)
     began_s = asyncio.get_running_loop().time()
     fleet = Fleet(directory, crew(cluster.pulsar_url, languages))
     async with asyncio.timeout(size.seconds_max), running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
-        run = Run(size=size, cluster=cluster, table=table, http=http, random=Random(seed), say=say)
+        run = Run(size=size, cluster=cluster, log=log, table=table, http=http, random=Random(seed), say=say)
         try:
             await asyncio.to_thread(fleet.start)
             say("messages flow")

@@ -16,6 +16,7 @@ from typing import Final
 
 import aiohttp
 
+from brokers.agent.timing import timing_of
 from brokers.demo import operator
 from brokers.demo.callers import Tally
 from brokers.demo.calling import CallerProcess, Plan
@@ -29,8 +30,9 @@ from channel.ranges import key_hash
 from channel.table_view import TableView
 from channel.verify import Findings, verify
 from channel.view import View
-from tests.load.cluster import SETTLED_MS, counters, running
+from tests.load.cluster import counters, running, settle
 from tests.load.lock_holder import write_lock_held
+from tests.load.log_places import LogPlace, settled_ms
 
 NAMESPACE: Final = "stress/counters"
 BUNDLES: Final = 16
@@ -47,7 +49,8 @@ STORE_HELD_S: Final = 0.5
 STUBBORN_KEYS, STUBBORN_CALLERS, STUBBORN_CALLS_PER_SECOND = 8, 8, 16.0
 
 # An outage that is shorter than a lease, one that is longer, one that is much longer; then the same again.
-OUTAGES_S: Final = (1.5, 5.0, 9.0)
+OUTAGES: Final = ((0.5, 0.0), (1.0, 2.0), (1.0, 6.0))
+"""So many leases, and so many seconds more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +62,7 @@ class Size:
     merges: int = 20
     kills: int = 10
     stops: int = 5
-    stop_s: float = 20.0
+    stop_past_lease_s: float = 16.5
     outages: int = 3
     brokers: int = 4
     calls_per_second: float = 250.0
@@ -89,6 +92,7 @@ class Run:
 
     size: Size
     cluster: LocalCluster
+    log: LogPlace
     table: TableView
     http: aiohttp.ClientSession
     random: Random
@@ -99,11 +103,11 @@ class Run:
 
     async def settled(self, *, without: int | None = None) -> None:
         """Wait until live brokers own every bundle, and none is owned by incarnation `without`. Raises `DeadlineExceeded`."""
-        await operator.settled(self.table, NAMESPACE, without=without, timeout_ms=SETTLED_MS)
+        await settle(self.cluster, self.table, NAMESPACE, without=without)
 
     async def until(self, condition: Callable[[View], bool], what: str) -> None:
         """Wait for a condition on the view. Raises `DeadlineExceeded` naming `what`."""
-        deadline = Deadline.after(timeout_ms=SETTLED_MS)
+        deadline = Deadline.after(timeout_ms=settled_ms(self.log.url))
         while not condition(self.table.view):
             deadline.check(what)
             await asyncio.sleep(0.02)
@@ -161,9 +165,11 @@ class Run:
             self.made[fault] += 1
 
     def outages(self) -> Iterator[tuple[float, bool]]:
-        """How long each outage lasts, and whether its cause is a process that is stopped inside a write."""
+        """How long each outage lasts, and whether its cause is a process that hangs."""
+        lease_s = timing_of(self.log.url).lease_ms / 1_000
         for number in range(self.size.outages):
-            yield OUTAGES_S[number % len(OUTAGES_S)], number % 2 == 1
+            leases, more_s = OUTAGES[number % len(OUTAGES)]
+            yield leases * lease_s + more_s, number % 2 == 1
 
     async def kill(self, number: int) -> None:
         """Kill -9; start it again at once, or after the others have taken over."""
@@ -176,24 +182,25 @@ class Run:
 
     async def stop(self, number: int) -> None:
         """SIGSTOP in the middle of writes, long past the lease; then SIGCONT."""
-        incarnation = self.incarnation(number)
-        self.say(f"SIGSTOP of broker {number} for {self.size.stop_s} s")
+        incarnation, timing = self.incarnation(number), timing_of(self.log.url)
+        stop_s = (timing.lease_ms + timing.margin_ms) / 1_000 + self.size.stop_past_lease_s
+        self.say(f"SIGSTOP of broker {number} for {stop_s} s")
         async with write_lock_held(self.cluster.settings.directory / "counter.db"):
             await asyncio.sleep(STORE_HELD_S)
             self.cluster.pause(number)
             # Not before it stands still: else it may take the lock that is let go of here, and keep all others from the store.
             await self.until(lambda _: stands_still(self.cluster.pid(number)), f"broker {number} standing still")
         try:
-            await asyncio.sleep(self.size.stop_s)
+            await asyncio.sleep(stop_s)
         finally:
             self.cluster.resume(number)
         await self.until(lambda _: self.incarnation(number) > incarnation, f"broker {number} coming back in a new incarnation")
 
     async def outage(self, seconds: float, stopped: bool) -> None:
         """Nobody can append to the log."""
-        self.say(f"outage of the log for {seconds} s" + (", by a process stopped inside a write" if stopped else ""))
+        self.say(f"outage of the log for {seconds} s" + (", by a process that hangs" if stopped else ""))
         incarnations = [self.incarnation(number) for number in range(self.size.brokers)]
-        async with write_lock_held(self.cluster.settings.directory / "channel.db", stopped=stopped):
+        async with self.log.away(stopped=stopped):
             await asyncio.sleep(seconds)
         # Everybody has to renew before anybody could be accused.
         offset = self.table.view.offset
@@ -209,13 +216,13 @@ def stands_still(pid: int | None) -> bool:
     return states == ["T"] * len(states)
 
 
-async def stress(size: Size, directory: Path, *, seed: int, say: Callable[[str], None]) -> Result:
-    """Run all of it in `directory`, a new one, and have it judged. Raises what keeps the cluster from getting whole again."""
+async def stress(size: Size, directory: Path, log: LogPlace, *, seed: int, say: Callable[[str], None]) -> Result:
+    """Run all of it in `directory`, on a new log, and have it judged. Raises what keeps the cluster from getting whole again."""
     # Every other run the brokers have to notice a death themselves.
-    cluster = LocalCluster(counters(directory, brokers=size.brokers, bury=seed % 2 == 0, evidence=True))
+    cluster = LocalCluster(counters(directory, brokers=size.brokers, log_url=log.url, bury=seed % 2 == 0, evidence=True))
     history = directory / "history.jsonl"
     began_s = asyncio.get_running_loop().time()
-    async with asyncio.timeout(size.seconds_max), _run(cluster, size, history, seed, say) as (run, callers):
+    async with asyncio.timeout(size.seconds_max), _run(cluster, log, size, history=history, seed=seed, say=say) as (run, callers):
         await asyncio.gather(run.make_all_moves(), run.have_all_faults())
         await run.settled()
         await callers.stop()
@@ -235,14 +242,14 @@ async def stress(size: Size, directory: Path, *, seed: int, say: Callable[[str],
 
 @asynccontextmanager
 async def _run(
-    cluster: LocalCluster, size: Size, history: Path, seed: int, say: Callable[[str], None]
+    cluster: LocalCluster, log: LogPlace, size: Size, *, history: Path, seed: int, say: Callable[[str], None]
 ) -> AsyncIterator[tuple[Run, CallerProcess]]:
     """The cluster, callers, and what an operator needs; whatever happens, no process is left at the end."""
     streams = uneven(NAMESPACE, keys=KEYS, calls_per_second=size.calls_per_second)
     streams += stubborn(NAMESPACE, keys=STUBBORN_KEYS, callers=STUBBORN_CALLERS, calls_per_second=STUBBORN_CALLS_PER_SECOND)
     plan = Plan(brokers=cluster.addresses, streams=streams, history=history, seed=seed)
     async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http), CallerProcess(plan) as callers:
-        yield Run(size=size, cluster=cluster, table=table, http=http, random=Random(seed), say=say), callers
+        yield Run(size=size, cluster=cluster, log=log, table=table, http=http, random=Random(seed), say=say), callers
 
 
 def verified(log_url: str) -> Findings:

@@ -1,5 +1,7 @@
 """`python -m tests.mutants [DIR]`: apply each patch of DIR to a copy of the product, and simulate until a checker catches it.
 
+Mutants of compaction, which the simulation has no part of, are hunted by tests/compaction_hunt.py.
+
 May live here: copying, processes and printing. Exits with 0 if every mutant is caught by a checker within its budget.
 """
 
@@ -17,10 +19,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.compaction_hunt import SCENARIO as COMPACTION
 from tests.mutants.patching import Mutant, PatchDoesNotApplyError, apply, parse
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PACKAGES = ("brokers", "channel", "shedder")
+PACKAGES = ("brokers", "channel", "compaction", "shedder")
 SEEDS_MAX = 200
 # Of CPU time, so that a busy machine catches what a quiet one does; and of any time, because nothing waits for ever.
 BUDGET_SECONDS = 120
@@ -69,9 +72,12 @@ def hunt(mutant: Mutant, texts: dict[str, str], *, seeds_max: int = SEEDS_MAX) -
 
 
 def _simulate(mutant: Mutant, folder: Path, seeds_max: int) -> tuple[bool, str]:
-    command = [sys.executable, "-m", "brokers.simulation", "--quiet", "--scenario", mutant.scenario, "--seeds", str(seeds_max)]
-    # The copy comes first on the path, before the product that is installed beside this interpreter.
-    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    options = (
+        ("tests.compaction_hunt",) if mutant.scenario == COMPACTION else ("brokers.simulation", "--quiet", "--scenario", mutant.scenario)
+    )
+    command = [sys.executable, "-m", *options, "--seeds", str(seeds_max)]
+    # The copy comes first on the path, before the product that is installed beside this interpreter, and before the tests.
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
     limited = ["sh", "-c", f'ulimit -t {BUDGET_SECONDS}; exec "$@"', "sh", *command]
     try:
         run = subprocess.run(limited, cwd=folder, env=environment, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)

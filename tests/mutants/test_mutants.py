@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from brokers.simulation.scenario import SCENARIOS
+from tests.compaction_hunt import SCENARIO as COMPACTION
 from tests.mutants.__main__ import hunt, mutants_of, product_texts
 from tests.mutants.patching import Hunk, Mutant, PatchDoesNotApplyError, apply, parse
 
@@ -33,7 +34,7 @@ def test_a_mutant_applies(mutant: Mutant) -> None:
     texts = product_texts()
     changed = apply(mutant, texts)
     assert [] == [path for path, text in changed.items() if text == texts[path]]
-    assert mutant.scenario in SCENARIOS
+    assert mutant.scenario in {*SCENARIOS, COMPACTION}
 
 
 def test_there_are_enough_mutants() -> None:

@@ -44,7 +44,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.setattr(LocalCluster, "start", refuse_to_start)
         patch.setattr("brokers.main.run_broker", end_at_once)
         patch.setattr("brokers.structured_logs.configure", lambda _: None)
-        patch.setattr("brokers.cli.broker._stop_on_eof", lambda: None)
+        patch.setattr("brokers.cli.broker.end_with_standard_input", lambda: None)
+        patch.setattr("brokers.cli.compact_command.end_with_standard_input", lambda: None)
         yield folder
 
 
@@ -64,10 +65,11 @@ def filled(name: str, folder: Path) -> list[str]:
 
 
 def test_every_option_of_every_command_is_garbled() -> None:
-    """There is a line for each command, and it holds each of its options, but for `--follow`, which has no end."""
+    """There is a line for each command, and it holds each of its options, but for those that would hide the others."""
     known = {name: {option for parameter in command.params for option in parameter.opts[:1]} for name, command in tree()}
     assert list(known) == list(LINES)
-    left_out = {"--follow", "--help", "--bundles", "--wait"}
+    # Options of Kafka's client change the environment of this process, and with `--print-config` nothing else would be reached.
+    left_out = {"--follow", "--help", "--bundles", "--wait", "--kafka-config", "--kafka-config-file", "--print-config"}
     assert {} == {
         name: missing
         for name, options in known.items()

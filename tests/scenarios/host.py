@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from brokers.agent.agent import Agent
 from brokers.agent.effects import Alarm, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteNonce
 from brokers.agent.events import AppendFailed, Event, Instant, NonceWritten
+from channel.difference import Jump
 from channel.errors import EquipoiseError
 from channel.reader import Folded
 from tests.scenarios.service import Service
@@ -103,6 +104,8 @@ class Process:
         match effect:
             case Folded():
                 pass  # The stage has told of it when it came to the log.
+            case Jump():
+                self._say(f"{name} jumps from {effect.before} to {effect.offset}; keys that changed: {len(effect.changes)}")
             case Append():
                 self._append(effect.attempt, effect.data)
             case WriteNonce():

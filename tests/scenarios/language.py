@@ -18,13 +18,16 @@ from brokers.agent.intents import (
     DeleteNamespace,
     Intent,
     MergeBundles,
+    SetPolicy,
     SplitBundle,
     StartDeletingNamespace,
     Transfer,
     Unload,
 )
 from brokers.agent.requests import record_of
+from brokers.routing import server_of
 from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from brokers.whereabouts import goes_on
 from channel import propose, story
 from channel.entries import BundleEntry, Verdict
 from channel.ranges import even_boundaries
@@ -50,6 +53,8 @@ _PATTERNS: Final = {
     "DURATION": r"\d+(?:ms|s|h)",
     "SETTING": r"[a-z_]+_ms",
     "DIGITS": r"[0-9a-f]+",
+    "POLICY": r"[a-z_]+",
+    "VALUE": r"[a-z]+",
     "MOOD": r"refuses|hangs|dies|waits",
     "OPERATION": r"prepare|open|close|cut",
 }
@@ -230,6 +235,10 @@ def _create(stage: Stage, name: str, bundles: str, who: str) -> None:
     _ask(stage, CreateNamespace(name=name, boundaries=even_boundaries(int(bundles))), who)
 
 
+def _policy(stage: Stage, name: str, policy: str, value: str, who: str) -> None:
+    _ask(stage, SetPolicy(name=name, policy=policy, value=value), who)
+
+
 def _deleting(stage: Stage, name: str, who: str) -> None:
     _ask(stage, StartDeletingNamespace(name=name), who)
 
@@ -259,12 +268,14 @@ def _look_up(stage: Stage, bundle: str, name: str) -> None:
 
 def _answer(process: Process, bundle: BundleEntry) -> str:
     """What a lookup is answered (section 8 of the protocol), as `brokers.worker` does it."""
-    agent = process.agent
-    if not agent.lease.good(process.host.now()):
+    agent, now = process.agent, process.host.now()
+    server = server_of(agent.view, bundle)
+    if server is not None and goes_on(agent, bundle.namespace, now):
+        return f"sends the caller to {server.broker}, although it has lost the channel"
+    if not agent.lease.good(now):
         return "lets the caller wait: it has no lease, and may know nothing of what happens"
-    if bundle.server is None or bundle.state == "releasing":
+    if server is None:
         return f"lets the caller wait: {bundle.name} is {bundle.state}"
-    server = agent.view.live[bundle.server]
     if agent.is_suspect(server):
         return f"lets the caller wait: {server.broker} is late with its renewal"
     return f"sends the caller to {server.broker}"
@@ -294,6 +305,8 @@ def _show_handles(stage: Stage) -> None:
 def _passing(handle: Handle, process: Process | None) -> str:
     assert process is not None
     now = process.host.now()
+    if handle.passes(now) and not handle.lease.good(now):
+        return "serves on, although its lease is not good"
     if handle.passes(now):
         return f"serves, for {handle.lease.left_ms(now)} ms more"
     return "serves nothing, its lease is not good" if handle.is_open else "serves nothing, it is not open"
@@ -332,6 +345,7 @@ _COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
     "leap COUNT offsets": lambda stage, offsets: stage.leap(int(offsets)),
     "deafen HOST": partial(_deafen, deaf=True),
     "undeafen HOST": partial(_deafen, deaf=False),
+    "jump HOST": lambda stage, name: stage.jump(stage.process(name)),
     "outage": partial(_outage, out=True),
     "outage over": partial(_outage, out=False),
     "wall clock HOST ahead DURATION": partial(_wall, sign=1),
@@ -344,6 +358,7 @@ _COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
     "split BUNDLE at DIGITS by WHO": _split_at,
     "merge BUNDLE by WHO": _merge,
     "namespace NAME with COUNT bundles by WHO": _create,
+    "policy NAME POLICY VALUE by WHO": _policy,
     "deleting NAME by WHO": _deleting,
     "delete NAME by WHO": _delete,
     "drain HOST": partial(_drain, leave=False),

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from brokers.agent.agent import Agent
 from brokers.agent.core import Profile
-from brokers.agent.events import Event, Read, Requested, Tick
+from brokers.agent.events import Event, Jumped, Read, Requested, Tick
 from brokers.agent.intents import Intent
 from brokers.agent.timing import Timing
 from brokers.simulation.checkers.coverage import Coverage, Tokens
@@ -253,6 +253,12 @@ class Stage:
     def _read_on(self, process: Process) -> None:
         entries, process.read = self.entries[process.read :], len(self.entries)
         self.step(process, Read(entries=entries))
+
+    def jump(self, process: Process) -> None:
+        """Truncation took all that a broker has not read yet: it goes on from the twin of it."""
+        process.read = len(self.entries)
+        view = snapshot.from_bytes(snapshot.to_bytes(self.view))
+        self.step(process, Jumped(reader=Reader(log="story", cluster=CLUSTER, view=view)))
 
     def step(self, process: Process, event: Event) -> None:
         """Let one broker take one event."""

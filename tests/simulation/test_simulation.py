@@ -86,6 +86,14 @@ def test_different_seeds_tell_different_stories() -> None:
     assert stories[0] != stories[1]
 
 
+def test_serving_on_is_put_to_the_test() -> None:
+    """Where a namespace serves on, calls are answered past the end of leases; where none does, never."""
+    serving_on = replace(SCENARIOS["serving-on"], seconds=20)
+    assert simulate(serving_on, 2).calls_by_token > 100
+    outcome = simulate(replace(serving_on, serving_on=0), 2)
+    assert (None, 0) == (outcome.violation, outcome.calls_by_token)
+
+
 def test_lines_of_a_story() -> None:
     """Each line tells the true time, who, and what; records with their offset, and rejected ones with the reason."""
     story: list[str] = []

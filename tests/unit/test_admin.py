@@ -22,12 +22,15 @@ from channel import propose
 from channel.blocking_view import read_view
 from channel.codec import encode
 from channel.deadline import Deadline
-from channel.errors import DeadlineExceeded, LogUnavailable
+from channel.difference import Jump
+from channel.errors import DeadlineExceeded, LogUnavailable, OutcomeUnknown
 from channel.log import Entry
 from channel.memory_log import MemoryLog
+from channel.propose import Author
 from channel.ranges import even_boundaries
 from channel.records import Genesis, PolicyRecord, Reason
 from channel.view import View
+from tests.compacted import compact
 from tests.folding import NAMESPACE, Channel, joined
 
 numbers = itertools.count()
@@ -216,6 +219,45 @@ def test_an_outage_is_told_once_and_waited_out() -> None:
     news = follow(access, outage=lambda error: outages.append(error.problem))
     assert [None, None, 2, None] == [folded and folded.offset for folded in (next(news) for _ in range(4))]
     assert ["it is away"] == outages
+
+
+def test_who_follows_is_told_of_what_was_truncated_and_goes_on() -> None:
+    """Truncation takes a record before it is read: the view goes on from the twin, and the next record comes as always."""
+    channel = begun()
+    access, log = access_to(channel)
+
+    def compacted() -> None:
+        log.before_read = ()
+        channel.accept(propose.set_policy(channel.admin(), channel.view, name="p", document={}))
+        MemoryLog.append(log, [channel.entries[-1][1]], timeout_ms=0)
+        compact(log)
+        channel.accept(propose.set_policy(channel.admin(), channel.view, name="p", document={"value": 1}))
+        MemoryLog.append(log, [channel.entries[-1][1]], timeout_ms=0)
+
+    log.append([channel.entries[0][1]], timeout_ms=0)  # Something to wake for, which is a second genesis.
+    channel.put_bytes(channel.entries[0][1])
+    log.before_read = [compacted]
+    jumps: list[Jump] = []
+    news = follow(access, jumped=jumps.append)
+    assert [None, 4] == [folded and folded.offset for folded in (next(news), next(news))]
+    assert [(1, 3, ["p"])] == [(jump.before, jump.offset, [getattr(change, "name", None) for change in jump.changes]) for jump in jumps]
+    assert channel.view.digest() == access.view.digest()
+
+
+def test_a_verdict_that_was_truncated_is_unknown() -> None:
+    """An admin whose record is compacted before he reads it back is told that nobody can tell what became of it."""
+    access, log = access_to(begun())
+
+    def compacted() -> None:
+        log.before_read = ()
+        compact(log)
+
+    def make(view: View, author: Author) -> PolicyRecord:
+        log.before_read = [compacted]  # From here on, the next read is that of the verdict.
+        return propose.set_policy(author, view, name="p", document={})
+
+    with pytest.raises(OutcomeUnknown, match="the record of p"):
+        submit(access, make)
 
 
 def test_waiting_ends_with_the_deadline() -> None:

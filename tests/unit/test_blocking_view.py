@@ -17,7 +17,7 @@ from channel.blocking_view import entries_to_end, read_on, read_view
 from channel.blocking_view import propose as put
 from channel.codec import encode
 from channel.deadline import Deadline
-from channel.errors import DeadlineExceeded, ForeignLog, LogStorageFull, LogTruncated, LogUnavailable, LogWentBack, OutcomeUnknown
+from channel.errors import ChannelIncomplete, DeadlineExceeded, ForeignLog, LogStorageFull, LogUnavailable, LogWentBack, OutcomeUnknown
 from channel.log import Entry, Log
 from channel.memory_log import MemoryLog
 from channel.open_log import open_log
@@ -26,6 +26,7 @@ from channel.reader import Reader
 from channel.records import AnyRecord, Reason
 from channel.snapshot import to_bytes
 from channel.view import View
+from tests.compacting import all_of, begin_copy, compacted
 from tests.folding import channel_with
 from tests.troubled_log import TroubledLog
 
@@ -50,9 +51,9 @@ def name() -> str:
     return f"memory:blocking-view-{next(numbers)}"
 
 
-def begun(log: Log, *, base: int = 0) -> Log:
+def begun(log: Log) -> Log:
     """The log, with a genesis on it."""
-    log.append([encode(propose.genesis(Author(publisher=OPS), cluster="test", base=base))], timeout_ms=1_000)
+    log.append([encode(propose.genesis(Author(publisher=OPS), cluster="test"))], timeout_ms=1_000)
     return log
 
 
@@ -79,7 +80,7 @@ def test_an_empty_log_gives_an_empty_view() -> None:
 
 def test_a_reader_goes_on_where_it_was() -> None:
     """A second reading folds only what is new, and says the logical offset of the end."""
-    log = begun(MemoryLog(name=name()), base=1_000)
+    log = begin_copy(MemoryLog(name=name()), channel_with("a:1"), base=1_000)
     reader = read_view(log, deadline=soon())
     log.append([b"garbage"], timeout_ms=0)
     assert 1_002 == read_on(log, reader, deadline=soon())
@@ -245,12 +246,22 @@ def test_the_log_of_another_cluster_is_refused() -> None:
 
 
 def test_a_truncated_log_cannot_be_read_from_its_beginning() -> None:
-    """A log whose beginning is gone says so, instead of giving a view without it."""
+    """A log whose beginning is gone, and that has no twin, says so, instead of giving a view without it."""
     log = begun(MemoryLog(name=name()))
     log.append([b"a"], timeout_ms=0)
     log.truncate(2, timeout_ms=0)
-    with pytest.raises(LogTruncated):
+    with pytest.raises(ChannelIncomplete, match="from offset 1 to 1, and it has no twin"):
         read_view(log, deadline=soon())
+
+
+def test_a_compacted_log_is_read_from_its_twin() -> None:
+    """A log whose beginning has been compacted gives the view of all that ever stood on it."""
+    channel = channel_with("a:1", "b:1", bundles=8)
+    log = MemoryLog(name=name())
+    log.append([data for _, data in channel.entries], timeout_ms=0)
+    compacted(log)
+    assert log.end() < log.start()
+    assert all_of(channel.view) == all_of(read_view(log, cluster="test", deadline=soon()).view)
 
 
 def test_a_log_that_went_back_is_found() -> None:

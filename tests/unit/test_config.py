@@ -5,6 +5,7 @@ May live here: examples of settings, and any settings at all.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from brokers import evidence, main, service_runner, worker
-from brokers.agent.timing import Timing
+from brokers.agent.timing import Timing, timing_of
 from brokers.config import ENDING_MS, SETTLE_MS_MAX, WorkerConfig
 from brokers.errors import InvalidConfig, InvalidTiming
 from brokers.pulsar import server
@@ -50,6 +51,21 @@ def test_durations_reach_the_timing() -> None:
     durations = {"lease_ms": 15_000, "renew_ms": 3_000, "margin_ms": 1_000, "round_trip_ms": 300, "reconnect_ms": 900, "stall_ms": 500}
     deadlines = {"prepare_ms": 1, "open_ms": 2, "close_ms": 3, "clock_rate_error_ppm": 4}
     assert Timing(**durations, **deadlines) == config(**durations, **deadlines).timing()
+
+
+def test_durations_go_by_the_kind_of_log() -> None:
+    """On Kafka a broker has Kafka's durations, but for those that were set."""
+    kafka = "kafka://one:9092,two:9092/channel"
+    assert timing_of(kafka) == config(log_url=kafka).timing()
+    assert replace(timing_of(kafka), lease_ms=20_000) == config(log_url=kafka, lease_ms=20_000).timing()
+
+
+def test_a_lease_that_kafkas_failover_outlasts_is_refused() -> None:
+    """The embedded log's lease is too short for Kafka; where its session timeout is shorter, the operator says so."""
+    kafka = "kafka://localhost:9092/channel"
+    with pytest.raises(InvalidTiming, match=r"lease_ms is 9000 ms, .* at least 14750 \(renewal \+ failover_ms"):
+        config(log_url=kafka, lease_ms=9_000)
+    assert 9_000 == config(log_url=kafka, lease_ms=9_000, failover_ms=4_000, reconnect_ms=2_500).lease_ms
 
 
 def test_durations_that_are_not_safe_are_refused() -> None:

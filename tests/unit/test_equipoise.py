@@ -54,7 +54,7 @@ def test_our_own_packages_are_in_order() -> None:
     check_neighbours()
 
 
-@pytest.mark.parametrize("name", ["brokers", "channel", "shedder"])
+@pytest.mark.parametrize("name", ["brokers", "channel", "compaction", "shedder"])
 @pytest.mark.parametrize("form", ["{}.py", "{}/__init__.py"])
 def test_a_stranger_on_the_path_is_named(tmp_path: Path, name: str, form: str) -> None:
     """Where a program's own folder has a module or package of such a name, the error says where, and what to do."""

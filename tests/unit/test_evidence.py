@@ -44,6 +44,16 @@ def test_evidence_of_a_message_names_it(tmp_path: Path) -> None:
     assert "message" not in plain
 
 
+def test_evidence_says_where_only_the_token_guards(tmp_path: Path) -> None:
+    """What was done past a lease is marked, and nothing else."""
+    file = EvidenceFile(tmp_path / "evidence", broker="b")
+    file.write(replace(piece("x"), by_token=True))
+    file.write(piece("x"))
+    file.close()
+    marked, plain = (json.loads(line) for line in (tmp_path / "evidence").read_bytes().splitlines())
+    assert (True, False) == (marked["by_token"], "by_token" in plain)
+
+
 def test_a_disk_that_hangs_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The end has a bound, even with a queue that is full, and says that something is missing."""
     disk, at_disk = threading.Event(), threading.Event()

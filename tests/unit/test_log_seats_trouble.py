@@ -14,7 +14,7 @@ import pytest
 from channel import log_thread
 from channel.append_queue import Appended, NotAppended
 from channel.deadline import Deadline
-from channel.errors import Bug, EquipoiseError, ForeignLog, LogTruncated, LogUnavailable, LogWentBack
+from channel.errors import Bug, ChannelIncomplete, EquipoiseError, ForeignLog, LogUnavailable, LogWentBack
 from channel.log_seat import Place
 from channel.log_thread import LogThread
 from tests.log_host import DAMAGED, LOG_NAMES, NAME, UNAVAILABLE, Host, run
@@ -164,7 +164,7 @@ def test_a_thread_that_is_about_to_end_takes_nobody() -> None:
     asyncio.run(scenario())
 
 
-@pytest.mark.parametrize(("position", "error"), [(1, LogTruncated), (9, LogWentBack)], ids=["truncated", "ahead of the log"])
+@pytest.mark.parametrize(("position", "error"), [(1, ChannelIncomplete), (9, LogWentBack)], ids=["truncated", "ahead of the log"])
 def test_a_position_that_cannot_be_read_ends_its_seat_only(position: int, error: type[EquipoiseError]) -> None:
     """Who comes with a snapshot that is too old, or of another log, is told so; nothing is wrong with the others."""
     log = written(b"a", b"b")

@@ -14,7 +14,7 @@ import pytest
 from channel import log_thread
 from channel.append_queue import Appended, InDoubt, NotAppended
 from channel.deadline import Deadline
-from channel.errors import Bug, DeadlineExceeded, EquipoiseError, ForeignLog, LogTruncated, LogUnavailable, LogWentBack
+from channel.errors import Bug, ChannelIncomplete, DeadlineExceeded, EquipoiseError, ForeignLog, LogUnavailable, LogWentBack
 from channel.log import FIRST_OFFSET, Entry, Log
 from channel.log_thread import LogThread
 from tests.log_host import DAMAGED, LOG_NAMES, NAME, UNAVAILABLE, Host, run
@@ -119,13 +119,12 @@ def test_a_log_that_cannot_be_opened_yet_refuses_and_is_opened_later() -> None:
 ENDS = (
     DAMAGED,
     LogWentBack(log=NAME, position=7, end=3),
-    LogTruncated(log=NAME, position=7, start=9),
 )
 
 
 @pytest.mark.parametrize("error", ENDS, ids=lambda error: type(error).__name__)
 def test_what_cannot_be_waited_out_ends_the_thread(error: EquipoiseError) -> None:
-    """Damage, a log that went back and one that was truncated are told once, the handle is closed, and appends are refused."""
+    """Damage and a log that went back are told once, the handle is closed, and appends are refused."""
 
     async def scenario(host: Host) -> None:
         await host.until(lambda: ("caught up", 0) in host.told)
@@ -141,8 +140,8 @@ def test_what_cannot_be_waited_out_ends_the_thread(error: EquipoiseError) -> Non
     assert [("caught up", 0), error, NotAppended(error=error)] == host.told
 
 
-def test_a_truncated_log_is_told_by_a_real_one() -> None:
-    """A position below what a log still has is told as such, with both numbers."""
+def test_a_truncated_log_without_a_twin_is_refused() -> None:
+    """A position below what a log still has leads nowhere if nothing tells what is gone, and the refusal says what is."""
 
     async def scenario(host: Host) -> None:
         await host.until(lambda: bool(host.told))
@@ -151,8 +150,8 @@ def test_a_truncated_log_is_told_by_a_real_one() -> None:
     log.append([b"a", b"b"], timeout_ms=0)
     log.truncate(2, timeout_ms=0)
     [error] = run(scenario, log=log).told
-    assert isinstance(error, LogTruncated)
-    assert (1, 2) == (error.position, error.start)
+    assert isinstance(error, ChannelIncomplete)
+    assert (1, 1) == (error.first, error.last)
 
 
 def test_what_the_host_raises_ends_the_thread() -> None:

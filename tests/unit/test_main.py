@@ -169,7 +169,13 @@ def test_a_broker_that_ends_before_it_is_ready_is_announced_no_more(
 ) -> None:
     """The announcement ends with the broker, which tells of its end itself."""
     log = TroubledLog(name="memory:never")
-    log.read_error = LogDamaged(log=log.name, problem="rust")
+    log.append_error = LogUnavailable(log=log.name, problem="it is locked", in_doubt=False)
+
+    def damaged() -> bool:
+        log.read_error = LogDamaged(log=log.name, problem="rust")
+        log.wake()
+        return True
+
     with caplog.at_level("INFO", logger="brokers.main"):
-        announced(tmp_path, monkeypatch, log, lambda: True)
+        announced(tmp_path, monkeypatch, log, damaged)
     assert "ready" not in [record.message for record in caplog.records]

@@ -11,11 +11,14 @@ import pytest
 
 from brokers.moves import Move, MoveKind, MoveResult, Moves
 from channel import propose
+from channel.difference import jump_between
 from channel.entries import BundleEntry
 from channel.propose import Author
 from channel.ranges import even_boundaries
 from channel.reader import Folded
 from channel.records import AnyRecord
+from channel.snapshot import from_bytes, to_bytes
+from channel.view import View
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
 
 Proposal = Callable[[Author, BundleEntry], AnyRecord]
@@ -36,6 +39,10 @@ class Story:
         verdict = self.channel.put(record)
         assert verdict.accepted, verdict
         self.ended += self._moves.folded(Folded(offset=self.channel.view.offset, record=record, verdict=verdict), self._now_ns)
+
+    def jump(self, before: View) -> None:
+        """Records were told that the watcher has not read since `before`."""
+        self._moves.jumped(jump_between(before, self.channel.view))
 
     def about(self, broker: str, make: Proposal) -> None:
         """Let a broker propose something about the first bundle."""
@@ -176,4 +183,15 @@ def test_what_began_before_the_watch_is_no_move() -> None:
     """The end of something whose beginning was not seen has no duration, and is not counted."""
     story = Story(channel_in("handing_over"))
     story.about("source", propose.hand_over)
+    assert [] == story.ended
+
+
+def test_a_move_that_went_on_unread_is_not_counted() -> None:
+    """What became of a bundle in records that nobody read is no end of its move, and what comes next is not told as one."""
+    story = Story(channel_in("owned", "target"))
+    story.transfer()
+    before = from_bytes(to_bytes(story.channel.view))
+    story.channel.accept(propose.let_go(story.channel.author("target"), story.channel.bundle()))
+    story.jump(before)
+    story.about("owner", propose.hand_over)
     assert [] == story.ended

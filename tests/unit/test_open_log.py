@@ -93,7 +93,7 @@ REFUSED = {
     "sqlite:{folder}/log.db?synchronous=off": "'synchronous=off' is no option",
     "sqlite:{folder}/log.db?mode=ro": "'mode=ro' is no option",
     "memory:": "it has no name",
-    "kafka:localhost:9092/channel": "no log of the kind 'kafka'",
+    "nats:localhost:4222/channel": "no log of the kind 'nats'",
     "log.db": "it does not begin with the kind of the log and a colon",
 }
 

@@ -11,7 +11,7 @@ import pytest
 
 from channel import propose
 from channel.codec import encode
-from channel.errors import ForeignLog, LevelTooNew, LogWentBack
+from channel.errors import BegunAbove, ForeignLog, LevelTooNew, LogWentBack
 from channel.log import Entry
 from channel.propose import Author
 from channel.reader import Reader
@@ -45,10 +45,20 @@ def test_a_reader_comes_to_the_view_of_the_log() -> None:
     assert channel.view.offset + 1 == reader.position
 
 
+def view_of_a_copy() -> View:
+    """The view with which a copy begins above `BASE`, of a channel that nobody has joined."""
+    channel = Channel()
+    channel.genesis()
+    view = channel.view
+    view.go_on_above(BASE, level=view.level, level_last=view.level_last)
+    return view
+
+
 def test_offsets_in_a_view_are_counted_from_the_base() -> None:
-    """From the genesis on each offset is the log's own plus its base; what stands before it is not moved."""
-    reader = Reader(log="memory:x")
-    assert 1 == reader.feed(Entry(1, b"")).offset
+    """On a copy each offset is the log's own plus its base, also of what stands before its genesis."""
+    reader = Reader(log="memory:x", view=view_of_a_copy())
+    assert 1 == reader.position
+    assert BASE + 1 == reader.feed(Entry(1, b"")).offset
     assert BASE + 3 == reader.feed(Entry(3, genesis(base=BASE))).offset
     join = encode(joined("a", reader.view, nonce="n"))
     assert BASE + 7 == reader.feed(Entry(7, join)).offset
@@ -56,11 +66,23 @@ def test_offsets_in_a_view_are_counted_from_the_base() -> None:
     assert 8 == reader.position
 
 
+def test_the_genesis_of_a_copy_is_not_folded_from_nothing() -> None:
+    """Whoever followed the log while it was empty does not have what it goes on above, and must not go on."""
+    reader = Reader(log="memory:x")
+    reader.feed(Entry(1, b""))
+    before = to_bytes(reader.view)
+    for _ in range(2):
+        with pytest.raises(BegunAbove) as caught:
+            reader.feed(Entry(3, genesis(base=BASE)))
+        assert ("memory:x", BASE) == (caught.value.log, caught.value.base)
+    assert (before, 2) == (to_bytes(reader.view), reader.position)
+
+
 @pytest.mark.parametrize("fed", [0, 1, 2, 3])
 def test_a_reader_goes_on_from_a_snapshot(fed: int) -> None:
     """Before, at and after a genesis with a base, a reader of a restored view wants the entry that the first one wants."""
     log = [Entry(2, b""), Entry(3, genesis(base=BASE)), Entry(9, b"")]
-    first = Reader(log="memory:x")
+    first = Reader(log="memory:x", view=view_of_a_copy())
     for entry in log[:fed]:
         first.feed(entry)
     second = Reader(log="memory:x", view=from_bytes(to_bytes(first.view)))

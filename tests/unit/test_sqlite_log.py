@@ -22,11 +22,14 @@ from pathlib import Path
 
 import pytest
 
-from channel import sqlite_log
+from channel import sqlite_log, sqlite_storage
 from channel.errors import Bug, InvalidLogUrl, LogDamaged, LogReplaced, LogStorageFull, LogUnavailable, NetworkFileSystem
-from channel.log import FIRST_OFFSET
+from channel.log import FIRST_OFFSET, Skipping
+from channel.memory_log import MemoryLog
 from channel.sqlite_bell import Bell
-from channel.sqlite_log import SKIP_AFTER_RESTART, TRUNCATE_STEP_ENTRIES, WAL_BYTES_KEPT, WAL_BYTES_MAX, SqliteLog, Synchronous
+from channel.sqlite_format import SKIP_AFTER_RESTART
+from channel.sqlite_log import TRUNCATE_STEP_ENTRIES, SqliteLog
+from channel.sqlite_storage import RETRY_MS_MAX, RETRY_MS_MIN, WAL_BYTES_KEPT, WAL_BYTES_MAX, Synchronous
 from tests.unit.sqlite_files import TIMEOUT_MS, URL, append, edit, make, open_at
 
 NOBODY = 65_534
@@ -48,7 +51,7 @@ def log(path: Path) -> Iterator[SqliteLog]:
 
 def append_silently(path: Path, offset: int) -> None:
     """Append an entry as a writer does that is killed before it rings the bell."""
-    edit(path, "INSERT INTO entries VALUES (:offset, x'62', 0)", "UPDATE log SET end_offset = :offset", offset=offset)
+    edit(path, "INSERT INTO entries VALUES (:offset, x'62', 0, 0)", "UPDATE log SET end_offset = :offset", offset=offset)
 
 
 @contextmanager
@@ -86,7 +89,7 @@ def test_a_system_without_shared_memory_is_refused(path: Path, monkeypatch: pyte
         connection.text_factory = bytes
         return connection
 
-    monkeypatch.setattr(sqlite_log, "connect", connect_without_shared_memory)
+    monkeypatch.setattr(sqlite_storage, "connect", connect_without_shared_memory)
     with pytest.raises(LogDamaged, match="SQLite cannot use a WAL"):
         open_at(path)
 
@@ -256,7 +259,7 @@ def test_a_writer_in_the_way_is_outwaited(log: SqliteLog, path: Path, monkeypatc
     monkeypatch.setattr(time, "sleep", sleep)
     append(log, b"a")
     assert 5 == len(sleeps) == len(set(sleeps))
-    assert all(sqlite_log.RETRY_MS_MIN <= sleep_ms <= sqlite_log.RETRY_MS_MAX for sleep_ms in sleeps)
+    assert all(RETRY_MS_MIN <= sleep_ms <= RETRY_MS_MAX for sleep_ms in sleeps)
 
 
 def test_opening_gives_up_on_a_file_that_somebody_keeps(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,7 +268,7 @@ def test_opening_gives_up_on_a_file_that_somebody_keeps(path: Path, monkeypatch:
     holder = sqlite3.connect(path, isolation_level=None)
     holder.execute("PRAGMA locking_mode = EXCLUSIVE")
     holder.execute("UPDATE log SET boot = boot")
-    monkeypatch.setattr(sqlite_log, "OPEN_MS_MAX", 20)
+    monkeypatch.setattr(sqlite_storage, "OPEN_MS_MAX", 20)
     with pytest.raises(LogUnavailable, match="all of 20 ms"):
         open_at(path)
     holder.close()
@@ -339,7 +342,7 @@ LOSSES = (
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda loss: loss.id)
 def test_a_log_that_was_taken_away_stops_everybody(path: Path, loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a file of the log is another one, no call gives or takes entries of the old one: each names the file."""
-    monkeypatch.setattr(sqlite_log, "WAL_LOOK_MS", 0)
+    monkeypatch.setattr(sqlite_storage, "WAL_LOOK_MS", 0)
     make(path, b"a")
     log = open_at(path)
     append(log, b"b")
@@ -444,3 +447,35 @@ def test_a_truncation_that_broke_off_is_hidden_and_finished_by_the_next(log: Sql
     connection = sqlite3.connect(path)
     assert [(1,)] == connection.execute("SELECT count(*) FROM entries").fetchall()
     connection.close()
+
+
+def test_offsets_can_be_left_out(log: SqliteLog) -> None:
+    """What is appended after a skip stands where it is told to, and a skip to where the log already is changes nothing."""
+    assert [1, 2] == list(append(log, b"a", b"b"))
+    for below in (0, 2, 3):
+        log.skip(below, timeout_ms=TIMEOUT_MS)
+    assert [3] == list(append(log, b"c"))
+    log.skip(100, timeout_ms=TIMEOUT_MS)
+    assert (99, False) == (log.end(), log.wait(4, timeout_ms=0))
+    assert [100] == list(append(log, b"d"))
+    assert [1, 2, 3, 100] == [entry.offset for entry in log.read(FIRST_OFFSET, limit=10)]
+    assert isinstance(log, Skipping)
+    assert not isinstance(MemoryLog(name="memory:skip"), Skipping)
+
+
+def test_a_truncation_leaves_the_lock_to_others_between_its_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After each step it pauses for as long as it held the lock, so that appends are not held up for all of it."""
+    log = open_at(tmp_path / "log.db")
+    append(log, *[b"x"] * (2 * TRUNCATE_STEP_ENTRIES + 1))
+    other = open_at(tmp_path / "log.db")
+    pauses_s: list[float] = []
+
+    def pause(seconds: float) -> None:
+        pauses_s.append(seconds)
+        append(other, b"between")
+
+    monkeypatch.setattr("channel.sqlite_storage.time.sleep", pause)
+    log.truncate(log.end(), timeout_ms=TIMEOUT_MS)
+    assert [True] * 3 == [0 < seconds < TIMEOUT_MS / 1_000 for seconds in pauses_s]
+    log.close()
+    other.close()

@@ -37,7 +37,7 @@ def make_of_another_application(path: Path) -> None:
 def make_of_a_newer_format(path: Path) -> None:
     """A log of a version to come."""
     make(path, b"a")
-    edit(path, "PRAGMA user_version = 2")
+    edit(path, "PRAGMA user_version = 3")
 
 
 def make_without_entries(path: Path) -> None:
@@ -70,7 +70,7 @@ def make_with_a_number_for_identity(path: Path) -> None:
     edit(
         path,
         "ALTER TABLE log RENAME TO old",
-        "CREATE TABLE log AS SELECT 1 AS identity, start_offset, end_offset, boot FROM old",
+        "CREATE TABLE log AS SELECT 1 AS identity, start_offset, end_offset, boot, begun_ms, appended_ms FROM old",
         "PRAGMA writable_schema = ON",
         """UPDATE sqlite_master SET sql = (SELECT replace(sql, '"old"', 'log') FROM sqlite_master WHERE name = 'old') WHERE name = 'log'""",
         "DROP TABLE old",
@@ -117,7 +117,7 @@ def make_with_damaged_pages(path: Path) -> None:
 UNUSABLE: dict[Callable[[Path], None], str] = {
     make_foreign: "another program",
     make_of_another_application: "another program",
-    make_of_a_newer_format: "format 2",
+    make_of_a_newer_format: "format 3",
     make_without_entries: "not as they were made",
     make_with_other_columns: "not as they were made",
     make_with_a_schema_that_is_no_text: "no text",

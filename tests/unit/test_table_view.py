@@ -37,6 +37,7 @@ from channel.reader import Folded, Reader
 from channel.records import AnyRecord, Reason
 from channel.snapshot import to_bytes
 from channel.table_view import TableView
+from tests.compacting import begin_copy
 from tests.folding import channel_with
 from tests.troubled_log import TroubledLog
 
@@ -177,7 +178,7 @@ def test_what_was_written_elsewhere_is_reached() -> None:
 def test_offsets_are_logical() -> None:
     """On a log that goes on above another one, waits, verdicts and authors count from the base of its genesis."""
     log = TroubledLog(name=name())
-    log.append([genesis(base=1_000)], timeout_ms=0)
+    begin_copy(log, channel_with(), base=1_000)
 
     async def scenario() -> None:
         async with following(log) as view:

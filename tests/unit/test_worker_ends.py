@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from brokers import listeners
 from brokers import worker as workers
 from brokers.agent.intents import CreateNamespace
 from brokers.config import WorkerConfig
@@ -303,7 +304,7 @@ def test_a_broker_tells_of_its_openings_and_closings(stand: Run, caplog: pytest.
 
 def test_one_listener_too_many_is_refused(stand: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those who are told of every record are bounded in number; who ends it makes room."""
-    monkeypatch.setattr(workers, "LISTENERS_MAX", 1)
+    monkeypatch.setattr(listeners, "LISTENERS_MAX", 1)
 
     async def story(stand: Stand) -> None:
         end = stand.worker.listen(lambda _folded: None)

@@ -34,6 +34,24 @@ class Agreement:
             )
 
 
+class Beginnings:
+    """Remembers where the log began: only a copy has a second genesis, whose twin knows the first one, of the old log."""
+
+    def __init__(self) -> None:
+        self._genesis: int | None = None
+
+    def folded(self, folded: Folded, view: View) -> None:
+        """Check one record."""
+        if not isinstance(folded.record, Genesis) or not folded.verdict.accepted:
+            return
+        if self._genesis is not None and self._genesis > view.base:
+            raise InvariantViolated(
+                invariant="section 7: a log begins once",
+                what=f"the genesis at offset {folded.offset} is accepted, and the log had begun at {self._genesis}",
+            )
+        self._genesis = folded.offset
+
+
 class Settlement:
     """Keeps, by the rule alone, the highest sequence that each live incarnation has used up, and compares."""
 

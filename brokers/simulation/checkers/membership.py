@@ -35,6 +35,7 @@ class Membership:
         self._passing = passing
         self._nobody_dies = nobody_dies
         self._processes: dict[int, Process] = {}
+        self._parted: dict[int, None] = {}
 
     def process_of(self, incarnation: int) -> Process | None:
         """The process that runs, or ran, in an incarnation."""
@@ -53,9 +54,13 @@ class Membership:
 
     def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
         """Check that a process lives in no incarnation but its own, and accuses others only while its lease is good."""
-        incarnation = process.agent.incarnation
+        incarnation, lease = process.agent.incarnation, process.agent.lease
+        # A broker that leaves gives its lease up at the end of a step, in which it may have accused another before.
+        parts = lease.lost and lease.incarnation == incarnation and incarnation not in self._parted
+        if parts and incarnation is not None:
+            self._parted[incarnation] = None
         for effect in effects:
-            if type(effect) is Append and _DOWN in effect.data and not process.agent.lease.good(now):
+            if type(effect) is Append and _DOWN in effect.data and not parts and not lease.good(now):
                 raise InvariantViolated(
                     invariant="section 4: an accuser has a lease",
                     what=f"{process.host.name} accuses another while its own lease has run out: {effect.data.decode()}",

@@ -1,6 +1,8 @@
 """Invariant 1: no work on a point of the hash space is started or answered by two brokers at once.
 
-May live here: what is asked of the handles that services hold, at true time, and of the work that is done under them.
+May live here: what is asked of the handles that services hold, at true time, and of the work that is done under them. Where a
+namespace says `on_channel_loss: serve`, what passes past the end of its lease is left out of it: there only the token guards,
+and what is asked instead is that a store can tell two brokers apart by it.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from typing import Final
 from brokers.agent.effects import Effect, Open, Reshaped
 from brokers.agent.events import Instant
 from brokers.agent.handle import Handle
+from brokers.namespace_policies import serves_on
 from brokers.simulation.checkers.violation import InvariantViolated
 from brokers.simulation.host import Process
 from channel.ranges import bundle_contains
@@ -23,7 +26,10 @@ _WORKS_MAX: Final = 64
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one caller had done on one point: started and answered under handles that passed their checks, at these true times."""
+    """What one caller had done on one point: started and answered under handles that passed their checks, at these true times.
+
+    With `by_token` one of these checks passed past the end of a lease.
+    """
 
     process: Process
     namespace: str
@@ -31,6 +37,7 @@ class Work:
     token: int
     began_us: int
     ended_us: int
+    by_token: bool = False
 
 
 class Ownership:
@@ -62,19 +69,14 @@ class Ownership:
             revived = known is None or now.boot_ms >= known[1]
         else:
             revived = False
-        live = process.agent.view.live
         for handle, was_open in held.items():
             if handle.is_open:
                 if not was_open:
                     held[handle] = True
                     self._open.setdefault(handle.namespace, {})[handle] = process
                 if revived or not was_open:
-                    self._look_at(handle, process, now)
-                if handle.lease.incarnation not in live and handle.passes(now):
-                    raise InvariantViolated(
-                        invariant="section 4: a handle ends with its incarnation",
-                        what=f"{process.host.name} has read the end of #{handle.lease.incarnation}, and {_spelled(handle)} passes",
-                    )
+                    self._look_at(handle, process)
+                _check_passing(handle, process, now)
             elif was_open:
                 held[handle] = False
                 del self._open[handle.namespace][handle]
@@ -93,22 +95,23 @@ class Ownership:
     def look_at_all(self) -> None:
         """Check every handle that is open anywhere."""
         for handles in self._open.values():
-            passing = [(handle, process) for handle, process in handles.items() if handle.passes(process.host.now())]
+            passing = [(handle, process) for handle, process in handles.items() if _excludes_others(handle, process)]
             passing.sort(key=lambda held: held[0].low)
             for (left, left_process), (right, right_process) in pairwise(passing):
                 if right.low < left.high:
                     raise _both_pass(left, left_process, right, right_process)
 
     def passing(self, process: Process) -> Handle | None:
-        """One of the handles of a process that pass now, if there is one."""
-        now = process.host.now()
-        return next((handle for handle, is_open in process.held.items() if is_open and handle.passes(now)), None)
+        """One of the handles of a process that pass now, and let nobody else pass; None if there is none."""
+        return next((handle for handle, is_open in process.held.items() if is_open and _excludes_others(handle, process)), None)
 
     def answered(self, work: Work) -> None:
         """Check a piece of work that was answered against all others on its point."""
         works = self._works.setdefault((work.namespace, work.point), [])
         for other in works:
             if other.process is not work.process and other.ended_us > work.began_us and other.began_us < work.ended_us:
+                if (other.by_token or work.by_token) and other.token != work.token:
+                    continue  # A store that checks tokens refuses the older one of the two.
                 raise _two(
                     f"{other.process.host.name} worked on 0x{work.point:08x} of {work.namespace} under token {other.token} from "
                     f"{other.began_us} to {other.ended_us} us, {work.process.host.name} under token {work.token} from "
@@ -117,13 +120,13 @@ class Ownership:
         works.append(work)
         del works[:-_WORKS_MAX]
 
-    def _look_at(self, handle: Handle, process: Process, now: Instant) -> None:
-        if not handle.passes(now):
+    def _look_at(self, handle: Handle, process: Process) -> None:
+        if not _excludes_others(handle, process):
             return
         for other, other_process in self._open[handle.namespace].items():
             if other is handle or other.low >= handle.high or handle.low >= other.high:
                 continue
-            if other.passes(other_process.host.now()):
+            if _excludes_others(other, other_process):
                 raise _both_pass(handle, process, other, other_process)
 
 
@@ -135,6 +138,34 @@ def heir_of(handle: Handle, point: int) -> Handle:
             break
         handle = heir
     return handle
+
+
+def _excludes_others(handle: Handle, process: Process) -> bool:
+    """Whether a handle passes now, and is to be the only one over its points that does."""
+    now = process.host.now()
+    return handle.passes(now) and (handle.lease.good(now) or not _may_serve_on(handle, process))
+
+
+def _check_passing(handle: Handle, process: Process, now: Instant) -> None:
+    """An open handle passes by a lease that is good, or by the policies of its namespace, and never for the dead."""
+    incarnation, is_alive = handle.lease.incarnation, handle.lease.incarnation in process.agent.view.live
+    if (is_alive and handle.lease.good(now)) or not handle.passes(now):
+        return
+    if not is_alive:
+        raise InvariantViolated(
+            invariant="section 4: a handle ends with its incarnation",
+            what=f"{process.host.name} has read the end of #{incarnation}, and {_spelled(handle)} passes",
+        )
+    if not _may_serve_on(handle, process):
+        raise InvariantViolated(
+            invariant="section 4: past its lease a broker serves on only where it may",
+            what=f"the lease of {process.host.name} has run out, and {_spelled(handle)} passes",
+        )
+
+
+def _may_serve_on(handle: Handle, process: Process) -> bool:
+    """Whether its namespace lets a handle pass past its lease: by what the process has read, not by what its handle says."""
+    return serves_on(process.agent.view, handle.namespace)
 
 
 def _both_pass(one: Handle, one_process: Process, other: Handle, other_process: Process) -> InvariantViolated:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from brokers.agent.effects import Effect
 from brokers.agent.events import Instant
-from brokers.simulation.checkers.agreement import Agreement, Settlement
+from brokers.simulation.checkers.agreement import Agreement, Beginnings, Settlement
 from brokers.simulation.checkers.answers import Answers
 from brokers.simulation.checkers.coverage import Coverage, Tokens
 from brokers.simulation.checkers.handover import Handovers
@@ -35,6 +35,7 @@ class Panel:
         self._coverage = Coverage()
         self._tokens = Tokens()
         self._agreement = Agreement()
+        self._beginnings = Beginnings()
         self._answers = Answers()
         self._handovers = Handovers()
         self._settlement = Settlement()
@@ -43,6 +44,7 @@ class Panel:
         """A record has come to stand on the log."""
         self._count(folded)
         self._agreement.folded(folded, view)
+        self._beginnings.folded(folded, view)
         self._settlement.folded(folded, view)
         self._answers.folded(folded)
         if folded.verdict.changes:

@@ -22,11 +22,12 @@ from brokers.errors import InvalidConfig, NotProposed
 from channel import propose
 from channel.codec import decode, encode
 from channel.entries import BundleEntry
-from channel.errors import LogStorageFull, LogUnavailable, Overloaded
+from channel.errors import LogStorageFull, LogUnavailable, OutcomeUnknown, Overloaded
 from channel.log import Entry
 from channel.propose import Author
 from channel.reader import Reader
 from channel.records import DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, AnyRecord
+from channel.snapshot import from_bytes, to_bytes
 from tests.folding import CLUSTER, NAMESPACE, channel_with
 
 
@@ -152,6 +153,37 @@ def test_reading_any_own_record_settles_all_before_it() -> None:
     assert (1, core.view.offset) == (second.ticket, second.offset)
     assert second.verdict is not None
     assert second.verdict.accepted
+
+
+def test_a_jump_settles_what_its_view_has_read() -> None:
+    """What was attempted before the last record that the new view knows is unknown to who asked; what came later goes on."""
+    core = core_of("a")
+    assign(core, 0, ticket=1)
+    renew(core)
+    assign(core, 1, ticket=2)
+    first, renewal, last = [effect for effect in core.effects if isinstance(effect, Append)]
+    ahead = Reader(log="test", cluster=CLUSTER, view=from_bytes(to_bytes(core.view)))
+    for append in (first, renewal):
+        ahead.feed(Entry(ahead.position, append.data))
+    jump = core.jumped(ahead)
+    (answered,) = answers(core)
+    assert (1, True) == (answered.ticket, isinstance(answered.error, OutcomeUnknown))
+    assert (ahead.view, jump.offset) == (core.view, core.view.offset)
+    read_back(core, last)
+    assert [1, 2] == [answer.ticket for answer in answers(core)]
+
+
+def test_a_jump_over_ones_own_death_settles_everything() -> None:
+    """Of an incarnation that has ended nothing will be read any more, and what was accepted before its death nobody can tell."""
+    core = core_of("a", "b")
+    assign(core, 0, ticket=1)
+    ahead = Reader(log="test", cluster=CLUSTER, view=from_bytes(to_bytes(core.view)))
+    died = propose.down(
+        Author(publisher="b", incarnation=ahead.view.brokers["b"].incarnation, sequence=1), ahead.view.brokers["a"], reason="silent"
+    )
+    assert ahead.feed(Entry(ahead.position, encode(died))).verdict.accepted
+    core.jumped(ahead)
+    assert [(1, True)] == [(answer.ticket, isinstance(answer.error, OutcomeUnknown)) for answer in answers(core)]
 
 
 def test_the_end_of_an_incarnation_settles_everything() -> None:

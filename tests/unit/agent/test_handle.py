@@ -20,15 +20,16 @@ def instant(boot_ms: int, *, ahead_ms: int = 0) -> Instant:
 
 
 def lease_until(deadline_ms: int) -> Lease:
-    """A lease of 3 s that ends at a boot time."""
-    lease = Lease(incarnation=7, skew_max_ms=250)
+    """A lease of 3 s that ends at a boot time, of a broker that serves on for as long as it takes a step every 1.4 s."""
+    lease = Lease(incarnation=7, skew_max_ms=250, attention_ms=1_400)
     lease.extend(decided=instant(deadline_ms - 3_000), lease_ms=3_000)
     return lease
 
 
-def handle_under(lease: Lease, *, is_open: bool = True) -> Handle:
+def handle_under(lease: Lease, *, is_open: bool = True, serves_on: bool = False) -> Handle:
     """A handle of one bundle."""
-    return Handle(bundle="t/n/0x00000000_0xffffffff", namespace="t/n", low=0, high=0xFFFFFFFF, token=9, lease=lease, is_open=is_open)
+    name = "t/n/0x00000000_0xffffffff"
+    return Handle(bundle=name, namespace="t/n", low=0, high=0xFFFFFFFF, token=9, lease=lease, is_open=is_open, serves_on=serves_on)
 
 
 def test_a_lease_counts_from_the_decision() -> None:
@@ -91,3 +92,46 @@ def test_two_handles_of_one_bundle_are_two() -> None:
     """Handles are compared by identity: two tenures of one bundle must not be taken for each other."""
     lease = lease_until(10_000)
     assert handle_under(lease) != handle_under(lease)
+
+
+def test_a_handle_that_serves_on_outlasts_its_lease() -> None:
+    """Past the end of the lease it passes as long as its broker takes steps, and any other does not."""
+    lease = lease_until(10_000)
+    serving_on, fenced = handle_under(lease, serves_on=True), handle_under(lease)
+    for at_ms in (9_000, 10_000, 11_400, 60_000):
+        lease.attend(instant(at_ms))
+        assert [True, at_ms < 10_000] == [handle.passes(instant(at_ms)) for handle in (serving_on, fenced)]
+
+
+def test_who_has_slept_serves_nothing_on() -> None:
+    """Neither clock may show that the broker took no step for longer than its attention; the wall clock has half a margin more."""
+    lease = lease_until(10_000)
+    handle = handle_under(lease, serves_on=True)
+    lease.attend(instant(11_000))
+    assert [True, False] == [handle.passes(instant(at_ms)) for at_ms in (12_400, 12_401)]
+    assert [True, False] == [handle.passes(instant(11_000, ahead_ms=ahead_ms)) for ahead_ms in (1_650, 1_651)]
+    lease.attend(instant(13_000, ahead_ms=60_000))
+    assert handle.passes(instant(13_000, ahead_ms=60_000))
+
+
+def test_a_closed_handle_does_not_serve_on() -> None:
+    """What has been let go of is over, whatever its namespace says."""
+    lease = lease_until(10_000)
+    lease.attend(instant(11_000))
+    assert not handle_under(lease, is_open=False, serves_on=True).passes(instant(11_000))
+
+
+def test_nothing_serves_on_in_an_incarnation_that_is_over() -> None:
+    """A broker that has read its own death, or means to leave, has lost its lease for ever, and all that hangs on it."""
+    lease = lease_until(10_000)
+    lease.attend(instant(11_000))
+    lease.lose()
+    lease.attend(instant(11_100))
+    assert not handle_under(lease, serves_on=True).passes(instant(11_100))
+
+
+def test_nothing_serves_on_that_never_had_a_lease() -> None:
+    """Only what was served by right is served on."""
+    lease = Lease(incarnation=7, skew_max_ms=250, attention_ms=1_400)
+    lease.attend(instant(1_000))
+    assert not handle_under(lease, serves_on=True).passes(instant(1_000))

@@ -14,7 +14,7 @@ from brokers.agent.events import AppendFailed, DrainRequested, Instant, NonceWri
 from brokers.agent.timing import Timing
 from brokers.errors import InvalidTiming
 from channel.codec import decode
-from channel.errors import LogStorageFull
+from channel.errors import LogStorageFull, LogUnavailable
 from channel.log import Entry
 from channel.reader import Reader
 from channel.records import BrokerRecord, Genesis, Joined, Renewed
@@ -158,6 +158,21 @@ def test_a_renewal_that_failed_is_tried_again_soon() -> None:
     assert lone.now_ms + 250 == lone.agent.wake_at_ms
     lone.now_ms += 250
     assert [Renewed] == [type(record) for record in records(lone.step(Tick()))]
+
+
+def test_what_was_asked_before_a_stall_tells_nothing_of_the_log() -> None:
+    """Its failure does not say that the log is away, and that nobody was buried meanwhile; the failure of what is asked since does."""
+    lone = Lone()
+    lone.land(*lone.step(NonceWritten(nonce=lone.begin())))
+    lone.now_ms += 1_000
+    (asked,) = [effect for effect in lone.step(Tick()) if isinstance(effect, Append)]
+    lone.now_ms += 60_000
+    away = LogUnavailable(log="test", problem="it is away")
+    sent = lone.step(AppendFailed(attempt=asked.attempt, error=away, in_doubt=True))
+    (again,) = [effect for effect in sent if isinstance(effect, Append)]
+    assert not lone.agent.lease.is_attended(Instant(lone.now_ms, lone.now_ms))
+    lone.step(AppendFailed(attempt=again.attempt, error=away, in_doubt=True))
+    assert lone.agent.lease.is_attended(Instant(lone.now_ms, lone.now_ms))
 
 
 def test_what_a_predecessor_renewed_is_no_sign_of_life() -> None:

@@ -135,6 +135,8 @@ REFUSED = (
     Refused(intent=StartDeletingNamespace(name="tenant/none"), reason=Reason.UNKNOWN_NAMESPACE),
     Refused(intent=DeleteNamespace(name="tenant/none"), reason=Reason.UNKNOWN_NAMESPACE),
     Refused(intent=SetPolicy(name="tenant/none", policy="p", value=1), reason=Reason.UNKNOWN_NAMESPACE),
+    Refused(intent=SetPolicy(name=NAMESPACE, policy="on_channel_loss", value="sometimes"), reason=Reason.MALFORMED),
+    Refused(intent=CreateNamespace(name="tenant/new", boundaries=(0, HASH_MAX), policies={"on_channel_loss": 1}), reason=Reason.MALFORMED),
 )
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.agent.timing import Timing
+from brokers.agent.timing import Timing, timing_of
 from brokers.errors import InvalidTiming
 
 # 2 x 1 % x 3,000 ms + 400 ms of stall = 460 ms of margin at least; half a lease is 1,500 ms.
@@ -33,6 +33,7 @@ EDGES = (
     Edge(name="worse clocks", timing=replace(TIGHT, clock_rate_error_ppm=10_200), setting="margin_ms"),
     Edge(name="renewal too late in the lease", timing=replace(TIGHT, renew_ms=1_001, reconnect_ms=900), setting="lease_ms"),
     Edge(name="longer round trip", timing=replace(TIGHT, round_trip_ms=501), setting="lease_ms"),
+    Edge(name="longer failover", timing=replace(TIGHT, failover_ms=1_251), setting="lease_ms"),
     Edge(name="longer reconnect", timing=replace(TIGHT, reconnect_ms=961), setting="margin_ms"),
 )
 
@@ -59,10 +60,27 @@ def test_what_the_error_asks_for_is_enough() -> None:
         timing.check()
 
 
-def test_the_defaults_are_safe() -> None:
-    """The durations of the embedded log pass their own check, and so do those of the Kafka log."""
-    Timing().check()
-    Timing(lease_ms=15_000, renew_ms=3_000, margin_ms=1_000, round_trip_ms=1_000, reconnect_ms=5_000).check()
+@pytest.mark.parametrize("log_url", ["sqlite:channel.db", "memory:here", "kafka://localhost:9092/channel"])
+def test_the_defaults_are_safe(log_url: str) -> None:
+    """The durations of each kind of log pass their own check."""
+    timing_of(log_url).check()
+
+
+def test_the_defaults_go_by_the_kind_of_log() -> None:
+    """On Kafka the lease is longer than a session timeout and an election; whatever is no log at all gets those of the embedded one."""
+    embedded, kafka = (timing_of(url) for url in ("sqlite:channel.db", "kafka://localhost:9092/channel"))
+    assert [(3_000, 1_000, 500), (15_000, 3_000, 1_000)] == [(each.lease_ms, each.renew_ms, each.margin_ms) for each in (embedded, kafka)]
+    assert kafka.lease_ms >= 9_000 + 1_000 + kafka.renew_ms
+    assert Timing() == embedded == timing_of("") == timing_of("kafkaesque://x/y")
+
+
+def test_a_lease_that_ends_during_a_failover_is_refused() -> None:
+    """The error names the lease, what it is, and the sum that it must outlast."""
+    kafka = timing_of("kafka://localhost:9092/channel")
+    with pytest.raises(InvalidTiming) as refused:
+        replace(kafka, lease_ms=14_749).check()
+    assert ("lease_ms", 14_749) == (refused.value.setting, refused.value.value_ms)
+    assert "it must be at least 14750 (renewal + failover_ms" in str(refused.value)
 
 
 def test_small_clusters_keep_their_pace() -> None:

@@ -75,6 +75,76 @@ def test_leader_is_spelled_as_pulsar_spells_it(log: str, tmp_path: Path) -> None
     assert "no broker is alive\n" == run("brokers", "list", log=empty).stdout
 
 
+# --- status ---
+
+
+LOSS = {"since": "2026-01-31T12:34:56.000Z", "lost_ms": 7_000, "problem": "it is away", "serving_on": ["shop/orders"]}
+
+
+@contextmanager
+def saying(status: int, document: object) -> Iterator[str]:
+    """The address of a broker that answers every GET so."""
+
+    class Saying(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(status if self.path == "/ready" else 404)
+            self.end_headers()
+            self.wfile.write(json.dumps(document).encode())
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = HTTPServer(("127.0.0.1", 0), Saying)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_status_needs_no_log_where_addresses_are_given() -> None:
+    """What each broker says of itself is a row: since when it has lost the channel, and what it serves on."""
+    ready: dict[str, object] = {"status": "ready", "broker": "a", "problems": [], "channel_loss": None}
+    losing = {"status": "serving on", "broker": "b", "problems": ["its lease has run out"], "channel_loss": LOSS}
+    with saying(200, ready) as one, saying(200, losing) as other:
+        result = run("brokers", "status", "--url", one, "--url", f"{other}/", log="sqlite:nowhere/at/all.db")
+        rows = json.loads(run("brokers", "status", "--url", other, "--json").stdout)
+    assert ("", 0) == (result.stderr, result.exit_code)
+    assert [
+        "broker  status      channel lost since        serving on   problems",
+        "a       ready       -                         -            -",
+        "b       serving on  2026-01-31T12:34:56.000Z  shop/orders  its lease has run out",
+    ] == result.stdout.splitlines()
+    assert [("b", other, "serving on", ["shop/orders"])] == [
+        (row["broker"], row["address"], row["status"], row["serving_on"]) for row in rows
+    ]
+
+
+def test_status_asks_the_brokers_of_the_log(tmp_path: Path) -> None:
+    """A broker that is not ready, and one that does not answer, are rows too, and the exit code says that not all is well."""
+    with saying(503, {"status": "not ready", "broker": "a", "problems": ["it drains"], "channel_loss": None}) as address:
+        result = run("brokers", "status", log=log_with_address(tmp_path, address))
+    (_, first, second) = result.stdout.splitlines()
+    assert (3, True, True) == (result.exit_code, first.startswith("a       not ready"), second.startswith("b       unreachable"))
+
+
+@pytest.mark.parametrize("document", [[], {}, {"status": "ok"}, "ok"])
+def test_status_tells_what_is_no_broker(document: object) -> None:
+    """Whatever else answers there is told apart from a broker."""
+    with saying(200, document) as address:
+        result = run("brokers", "status", "--url", address)
+    assert (3, True) == (result.exit_code, "no broker of this version" in result.stdout)
+
+
+def test_status_needs_to_know_whom_to_ask() -> None:
+    """Without a log and without addresses it is a usage error."""
+    result = run("brokers", "status")
+    assert (2, True) == (result.exit_code, "--url" in result.stderr)
+
+
 # --- drain ---
 
 

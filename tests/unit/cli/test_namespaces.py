@@ -116,9 +116,9 @@ def test_nothing_is_proposed_before_a_log_has_begun(tmp_path: Path) -> None:
 
 
 LIST = """\
-namespace    status   bundles  owned  moving  free
-shop/orders  created  4        0      0       4
-tenant/ns    created  2        1      1       0
+namespace    status   bundles  owned  moving  free  on channel loss
+shop/orders  created  4        0      0       4     fence
+tenant/ns    created  2        1      1       0     fence
 """
 
 
@@ -149,6 +149,8 @@ def test_bundles_are_spelled_as_pulsar_spells_them(log: str) -> None:
     "command",
     [
         ("bundles", "other/ns"),
+        ("policies", "other/ns"),
+        ("policies", "other/ns", "--on-channel-loss", "serve"),
         ("delete", "other/ns"),
         ("unload", "other/ns"),
         ("unload", "other/ns", "-b", LEFT_RANGE),
@@ -162,6 +164,29 @@ def test_an_unknown_namespace_is_the_callers_mistake(command: tuple[str, ...], l
     result = run("namespaces", *command, log=log)
     told = "error: there is no namespace 'other/ns'; create it first: equipoise namespaces create other/ns\n"
     assert ("", told, 2) == (result.stdout, result.stderr, result.exit_code)
+
+
+# --- policies ---
+
+
+def test_a_policy_is_set_when_a_namespace_is_created_and_afterwards(log: str) -> None:
+    """What is to become of its bundles while the channel is lost is shown, set, and set again; other policies stay as they are."""
+    assert 0 == run("namespaces", "create", "shop/orders", "--on-channel-loss", "serve", log=log).exit_code
+    assert {"on_channel_loss": "serve"} == view_of(log).namespaces["shop/orders"].policies
+    result = run("namespaces", "policies", "shop/orders", "--on-channel-loss", "fence", log=log)
+    assert "accepted at offset 11: on_channel_loss of shop/orders is fence\n" == result.stdout
+    result = run("namespaces", "policies", NAMESPACE, "--on-channel-loss", "serve", "--json", log=log)
+    assert {"offset": 12, "namespace": NAMESPACE, "on_channel_loss": "serve"} == json.loads(result.stdout)
+    shown = json.loads(run("namespaces", "policies", NAMESPACE, "--json", log=log).stdout)
+    assert {"namespace": NAMESPACE, "on_channel_loss": "serve", "policies": {"on_channel_loss": "serve"}} == shown
+    assert "on channel loss  fence" in run("namespaces", "policies", "shop/orders", log=log).stdout
+
+
+def test_a_policy_has_one_of_its_values(log: str) -> None:
+    """What is neither is a usage error, and nothing is proposed."""
+    result = run("namespaces", "policies", NAMESPACE, "--on-channel-loss", "sometimes", log=log)
+    assert (2, True) == (result.exit_code, "'fence', 'serve'" in result.stderr)
+    assert 9 == view_of(log).offset
 
 
 # --- unload ---

@@ -17,7 +17,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from brokers import errors as broker_errors
+import brokers.errors
 from brokers.cli.options import publisher
 from brokers.cli.outcome import Commands, ExitCode, exit_code_of, printable
 from brokers.errors import CalledOff, DataDirectoryInUse, InvalidConfig, InvalidTiming, Rejected
@@ -65,8 +65,8 @@ def test_each_error_is_a_line_and_a_code(case: str) -> None:
 
 def test_every_error_has_a_code() -> None:
     """No error of the product ends a command as if all were well."""
-    defined = inspect.getmembers(errors, inspect.isclass) + inspect.getmembers(broker_errors, inspect.isclass)
-    kinds = [kind for _, kind in defined if issubclass(kind, EquipoiseError)]
+    found = [*inspect.getmembers(errors, inspect.isclass), *inspect.getmembers(brokers.errors, inspect.isclass)]
+    kinds = [kind for _, kind in found if issubclass(kind, EquipoiseError)]
     codes = {kind.__name__: exit_code_of(kind.__new__(kind)) for kind in kinds}
     assert {} == {name: code for name, code in codes.items() if code not in {1, 2, 3, 4}}
     assert (ExitCode.REFUSED, ExitCode.USAGE, ExitCode.OPERATOR) == (codes["Rejected"], codes["UnknownBundle"], codes["LogDamaged"])
@@ -97,7 +97,7 @@ def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
-        assert '"offset": 1,' in process.stdout.readline()
+        assert '{"equipoise":"channel",' in process.stdout.readline()
         process.stdout.close()
         assert (141, "") == (process.wait(timeout=60), process.stderr.read())
 

@@ -12,7 +12,7 @@ from tests.house_rules import ROOT
 from tests.unit.cli.command_lines import tree
 
 PAGE = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
-COMMON = {"--log", "--json", "--timeout", "--as", "--help"}
+COMMON = {"--log", "--kafka-config", "--kafka-config-file", "--json", "--timeout", "--as", "--help"}
 
 
 def documented() -> dict[str, set[str]]:

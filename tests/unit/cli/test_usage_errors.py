@@ -22,7 +22,11 @@ USAGE_ERRORS = {
     "no log": (("namespaces", "list"), "MissingParameter", "Missing option '--log'"),
     "no number": (("channel", "show", "1.5", "--log", "{log}"), "BadParameter", "Input should be a valid integer"),
     "a number below zero": (("channel", "at", "-1", "--log", "{log}"), "NoSuchOption", "-1 (and no number here is negative)"),
-    "too great a number": (("channel", "at", "9" * 20, "--log", "{log}"), "BadParameter", "less than or equal to 9223372036854775807"),
+    "too great a number": (
+        ("channel", "at", "9" * 20, "--log", "{log}"),
+        "BadParameter",
+        "beyond the greatest offset, 9223372036854775807",
+    ),
     "too much": (("brokers", "leader-broker", "x", "--log", "{log}"), "UsageError", "Got unexpected extra argument(s) (x)"),
     "a check of a command": (("up", "--data", "x", "--http-port", "65534"), "BadParameter", "there are not 3 ports from there on"),
     "a file for a folder": (("up", "--data", "{file}"), "BadParameter", "is a file"),

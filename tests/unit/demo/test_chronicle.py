@@ -5,6 +5,7 @@ from __future__ import annotations
 from brokers.demo.chronicle import Chronicle
 from brokers.moves import MoveKind
 from channel import propose
+from channel.difference import jump_between
 from channel.log import Entry
 from channel.reader import Reader
 from channel.view import View
@@ -14,7 +15,7 @@ from tests.folding import MIDDLE, NAMESPACE, Channel, channel_with, joined
 def chronicle_of(channel: Channel) -> Chronicle:
     """What a listener has counted after all records of a channel."""
     reader = Reader(log="memory:test", view=View())
-    chronicle = Chronicle(reader.view)
+    chronicle = Chronicle(lambda: reader.view)
     for offset, data in channel.entries:
         chronicle.folded(reader.feed(Entry(offset, data)))
     return chronicle
@@ -58,3 +59,14 @@ def test_renewals_are_not_shown_and_rejections_are_counted() -> None:
     chronicle = chronicle_of(channel)
     assert 1 == chronicle.rejected
     assert NAMESPACE in chronicle.newest[-1]
+
+
+def test_what_nobody_has_read_is_told_as_that() -> None:
+    """After a jump a line says what is missing, and records are told with the names of the view that came of it."""
+    channel = channel_with("a")
+    views = [View()]
+    chronicle = Chronicle(lambda: views[-1])
+    views.append(channel.view)
+    chronicle.jumped(jump_between(*views))
+    assert "between offsets -1 and 3" in chronicle.newest[-1]
+    assert 0 == sum(chronicle.done.values())

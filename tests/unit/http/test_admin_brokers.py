@@ -148,8 +148,9 @@ def test_a_ready_broker_says_so(tmp_path: Path) -> None:
     async def story() -> None:
         async with cluster(tmp_path) as brokers:
             (broker,) = brokers.brokers
-            assert {"status": "ok", "broker": broker.id} == (await broker.get("/health")).json()
-            assert {"status": "ready", "broker": broker.id, "problems": []} == (await broker.get("/ready")).json()
+            assert {"status": "ok", "broker": broker.id, "channel_loss": None} == (await broker.get("/health")).json()
+            ready: dict[str, object] = {"status": "ready", "broker": broker.id, "problems": [], "channel_loss": None}
+            assert ready == (await broker.get("/ready")).json()
             assert b"ok" == (await broker.get("/admin/v2/brokers/health")).body
 
     run(story)
@@ -177,6 +178,10 @@ def test_a_broker_that_is_not_ready_denies_nothing(tmp_path: Path, monkeypatch: 
                 assert (503, "1") == (answer.status, answer.headers.get("Retry-After")), path
             answer = await broker.get("/ready")
             assert (503, b"still reading" in answer.body) == (answer.status, True)
+            broker.worker.catching_up.read(0, 3_000)
+            for path in ("/ready", READING[0]):
+                answer = await broker.get(path)
+                assert (503, b"still reading the channel: 3,000 left" in answer.body) == (answer.status, True)
             assert 200 == (await broker.get("/health")).status
             held = await broker.get(f"/lookup/v2/topic/persistent/{NAMESPACE}/orders")
             assert (503, True) == (held.status, "becoming ready" in held.reason)

@@ -75,6 +75,7 @@ def test_a_namespace_is_created_as_it_was_asked_for(tmp_path: Path) -> None:
                 "bundles": {"boundaries": quarters, "numBundles": 4},
                 "replication_clusters": ["equipoise"],
                 "deleted": False,
+                "on_channel_loss": "fence",
             }
             assert expected_policies == (await other.get(f"{NAMESPACES}/acme/empty")).json()
             assert sorted([NAMESPACE, *(f"acme/{name}" for name in bodies)]) == (await other.get(f"{NAMESPACES}/acme")).json()
@@ -99,7 +100,7 @@ def test_a_namespace_is_created_as_it_was_asked_for(tmp_path: Path) -> None:
         (b'{"bundles": {"boundaries": ["0x00000000", "0x80000000"]}}', 412, "end with 0xffffffff"),
         (b'{"bundles": {"boundaries": ["0x00000000", "0x2", "0x1", "0xffffffff"]}}', 412, "0x00000001 does not come after"),
         (b'{"bundles": {"boundaries": ["0x00000000", "eight", "0xffffffff"]}}', 412, "'eight' is no boundary"),
-        (b'"' + b"x" * (1 << 20) + b'"', 413, "Request Entity Too Large"),
+        (b'"' + b"x" * (1 << 20) + b'"', 413, "is larger than any that is taken here"),
         (b"[" * 100_000, 400, "the body cannot be used"),
     ],
 )
@@ -144,7 +145,7 @@ def test_deleting_a_namespace_lets_go_of_all_of_it(tmp_path: Path) -> None:
             await until(lambda: brokers.view.bundles[moving].phase == "transferring")
             deletion = asyncio.ensure_future(other.ask("DELETE", f"{NAMESPACES}/{NAMESPACE}"))
             await until(lambda: brokers.view.namespaces[NAMESPACE].status == "deleting")
-            assert (await other.get(f"{NAMESPACES}/{NAMESPACE}")).body.endswith(b'"deleted":true}')
+            assert (await other.get(f"{NAMESPACES}/{NAMESPACE}")).body.endswith(b'"deleted":true,"on_channel_loss":"fence"}')
             target.service.taking.set()
             assert [204, 204] == [(await transfer).status, (await deletion).status]
             assert {} == other.worker.view.bundles

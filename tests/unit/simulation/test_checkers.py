@@ -15,7 +15,8 @@ from brokers.agent.effects import Append, Open, Reshaped
 from brokers.agent.events import Instant
 from brokers.agent.handle import Handle, Lease
 from brokers.errors import BrokerIdTaken
-from brokers.simulation.checkers.agreement import Agreement, Settlement
+from brokers.namespace_policies import ON_CHANNEL_LOSS
+from brokers.simulation.checkers.agreement import Agreement, Beginnings, Settlement
 from brokers.simulation.checkers.answers import Answers
 from brokers.simulation.checkers.coverage import Coverage, Tokens
 from brokers.simulation.checkers.handover import Handovers
@@ -25,7 +26,7 @@ from brokers.simulation.checkers.violation import InvariantViolated
 from brokers.simulation.host import Process
 from channel import propose
 from channel.codec import encode
-from channel.entries import BrokerEntry, BundleChanged, BundleEntry, Verdict, bundle_entry
+from channel.entries import BrokerEntry, BundleChanged, BundleEntry, NamespaceEntry, Verdict, bundle_entry
 from channel.errors import SnapshotDamaged
 from channel.propose import Author
 from channel.ranges import HASH_MAX
@@ -145,6 +146,50 @@ def test_work_of_two_brokers_overlaps() -> None:
         ownership.answered(replace(work, process=other, began_us=240, ended_us=280))
 
 
+def let_serve_on(who: Broker, *, policy: str = "serve") -> None:
+    """Have a broker read that its namespace says so, and its handles follow it; its lease has run out, and it is awake."""
+    policies = {ON_CHANNEL_LOSS: policy}
+    who.view.put_namespace(NAMESPACE, NamespaceEntry(name=NAMESPACE, status="created", last=1, created=1, policies=policies))
+    who.lease.deadline_ms = NOW.boot_ms
+    who.lease.attend(NOW)
+
+
+def test_what_is_served_on_is_left_out_past_the_lease_alone() -> None:
+    """Beside the next owner it passes, and no checker minds; while its lease is good it must be alone, like any other."""
+    ownership = Ownership()
+    late = broker("a", 1)
+    late.open(ownership).serves_on = True
+    let_serve_on(late)
+    assert ownership.passing(late.process) is None
+    broker("b", 2).open(ownership)
+    ownership.look_at_all()
+    ownership.stepped(late.process, [], NOW)
+    late.lease.deadline_ms = NOW.boot_ms + 1
+    with pytest.raises(InvariantViolated, match="1 one owner"):
+        ownership.look_at_all()
+
+
+def test_serving_on_without_leave_is_seen() -> None:
+    """A handle that passes past its lease, in a namespace that does not say so, is found at the next step, without any rival."""
+    ownership = Ownership()
+    leaking = broker("a", 1)
+    leaking.open(ownership).serves_on = True
+    let_serve_on(leaking, policy="fence")
+    with pytest.raises(InvariantViolated, match="past its lease a broker serves on only where it may: the lease of a has run out"):
+        ownership.stepped(leaking.process, [], NOW)
+
+
+def test_work_that_only_a_token_guards() -> None:
+    """It may overlap that of the next owner, whose token is another; under one token no store could tell the two apart."""
+    ownership = Ownership()
+    one, other = broker("a", 1).process, broker("b", 2).process
+    work = Work(process=one, namespace=NAMESPACE, point=5, token=7, began_us=100, ended_us=200, by_token=True)
+    ownership.answered(work)
+    ownership.answered(replace(work, process=other, token=8, by_token=False))
+    with pytest.raises(InvariantViolated, match="1 one owner: a worked on"):
+        ownership.answered(replace(work, process=broker("c", 3).process, by_token=False))
+
+
 def test_a_handle_of_an_incarnation_that_is_over() -> None:
     """A handle passes although its own broker has read the end of its incarnation."""
     ownership = Ownership()
@@ -225,6 +270,19 @@ def test_a_reader_with_another_digest() -> None:
     history.view.scalars_changed()
     with pytest.raises(InvariantViolated, match="3 same offset, same digest: at offset 1 a has digest"):
         agreement.read("a", history.view)
+
+
+def test_a_log_begins_twice() -> None:
+    """A second genesis may be accepted where the first stands below the base, in the log that was copied, and nowhere else."""
+    history, beginnings = History(), Beginnings()
+    beginnings.folded(history.folded[0], history.view)
+    late = history.add(propose.genesis(Author(publisher="admin:test"), cluster="test"))
+    beginnings.folded(late, history.view)
+    accepted = Folded(offset=late.offset, record=late.record, verdict=Verdict())
+    with pytest.raises(InvariantViolated, match="the genesis at offset 2 is accepted, and the log had begun at 1"):
+        beginnings.folded(accepted, history.view)
+    history.view.base = 1
+    beginnings.folded(accepted, history.view)
 
 
 def settled(history: History) -> Settlement:

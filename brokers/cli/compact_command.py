@@ -1,0 +1,80 @@
+"""`equipoise channel compact`: the log made short, by hand or by the broker that leads.
+
+May live here: this command. What it does is told in `compaction.compactor`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from brokers.cli.options import JsonOption, LogOption, TimeoutOption, handle
+from brokers.cli.output import counted, print_fact
+from brokers.cli.progress import progress
+from brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
+from channel.deadline import Deadline
+from compaction.retention import RETAIN_BY_DEFAULT, parse_retention
+
+if TYPE_CHECKING:
+    from compaction.compactor import Compacted
+
+COMPACT_S: Final = 600
+"""How long a compaction may take by default: ten million records are folded in two minutes."""
+
+_WAIT_MS: Final = 10_000
+"""How long it waits for other writers at each of its writes: theirs take milliseconds."""
+
+
+def compact(
+    *,
+    log: LogOption,
+    retain: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW_MUCH", help="What stays for those who look back: a time (7d, 12h), a size (64MiB), or offsets ('10000 offsets')."
+        ),
+    ] = RETAIN_BY_DEFAULT,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be written and removed.")] = False,
+    cluster: Annotated[str | None, typer.Option(metavar="NAME", help="The cluster that the log should be of.", show_default=False)] = None,
+    timeout: TimeoutOption = COMPACT_S,
+    stop_on_eof: StopOnEofOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the log short, without changing what it comes to.
+
+    Its end is folded, what changed is written to the log's twin, from which readers then begin, and what stands before that is
+    removed, but for what --retain and the newest ten minutes keep. The broker that leads does the same by itself.
+    """
+    from compaction.compactor import compact as compact_log
+
+    if stop_on_eof:
+        end_with_standard_input()
+    kept = parse_retention(retain)
+    deadline = Deadline.after(timeout_ms=timeout * 1_000)
+    with handle(log) as opened, progress("folding") as watch:
+        done = compact_log(
+            opened,
+            retain=kept,
+            timeout_ms=_WAIT_MS,
+            cluster=cluster,
+            dry_run=dry_run,
+            check=lambda: deadline.check(f"the compaction of {log}"),
+            progress=watch,
+        )
+    print_fact(_sentence(log, done), {"log": log, **asdict(done)}, as_json=as_json)
+
+
+def _sentence(log: str, done: Compacted) -> str:
+    if done.horizon is None:
+        return f"no broker has begun {log}: there is nothing to compact"
+    writes, removes = ("would write", "would begin") if done.dry_run else ("wrote", "now begins")
+    written = f"{writes} {counted(done.rows, 'row')} and {counted(done.tombstones, 'tombstone')}" if done.rows or done.tombstones else None
+    what = written or ("the twin is up to date" if not done.records else f"{writes} the marker alone")
+    kept = (
+        f"the log {removes} at offset {done.start}, instead of {done.start_before}"
+        if done.start != done.start_before
+        else "nothing is removed"
+    )
+    return f"folded {counted(done.records, 'record')} up to offset {done.horizon}; {what}; {kept}"

@@ -1,0 +1,69 @@
+"""Places in the history of a channel, as people write them: an offset, or a time.
+
+May live here: the grammar of OFFSET|TIME, and the class of commands whose arguments may begin with a minus for it.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+from typer.core import TyperCommand
+
+from channel.records import INTEGER_MAX
+
+if TYPE_CHECKING:
+    from typer._click import Context
+
+_UNITS_MS: Final = {"s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
+_match_relative: Final = re.compile(r"(?:now)?-(\d{1,9})([smhdw])").fullmatch
+_TIMES: Final = (
+    "an offset, a time (2026-01-31T12:34, with Z or +02:00 behind it where it is not local), or how long ago (-10m; s, m, h, d, w)"
+)
+
+MomentArgument = Annotated[
+    str,
+    typer.Argument(metavar="OFFSET|TIME", help="42, 2026-01-31T12:34, 2026-01-31T12:34:56Z, or -10m (s, m, h, d, w).", show_default=False),
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A place in a history: after the record at logical `offset`, or before all that was appended at Unix time `time_ms` or later.
+
+    One of the two is None. `text` is how it was written.
+    """
+
+    text: str
+    offset: int | None = None
+    time_ms: int | None = None
+
+
+def moment(text: str, *, now_ms: int) -> Moment:
+    """The place that a text names, seen from Unix time `now_ms`; a time without a zone is local. Raises `typer.BadParameter`."""
+    if text.isdecimal() and text.isascii():
+        offset = int(text)
+        if offset > INTEGER_MAX:
+            raise typer.BadParameter(f"{text} is beyond the greatest offset, {INTEGER_MAX}")
+        return Moment(text=text, offset=offset)
+    if text == "now":
+        return Moment(text=text, time_ms=now_ms + 1)
+    relative = _match_relative(text)
+    if relative is not None:
+        return Moment(text=text, time_ms=max(0, now_ms - int(relative[1]) * _UNITS_MS[relative[2]]))
+    try:
+        seconds = datetime.fromisoformat(text).astimezone().timestamp()
+    except (ValueError, OverflowError, OSError) as error:
+        raise typer.BadParameter(f"{text!r} is no place in a history: write {_TIMES}") from error
+    return Moment(text=text, time_ms=max(0, round(seconds * 1_000)))
+
+
+class TimeCommand(TyperCommand):
+    """A command with times among its arguments: `-10m` is one of them, where the parser would look for an option `-1`."""
+
+    def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
+        """Spell what would be taken for options in the way in which it cannot be."""
+        return super().parse_args(ctx, [f"now{arg}" if _match_relative(arg) else arg for arg in args])

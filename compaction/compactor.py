@@ -1,0 +1,279 @@
+"""The compactor: makes a log short without changing what it comes to.
+
+May live here: `compact`, its steps in their order, and what it tells of itself. What is written is decided in
+`channel.twin_rows`, what may be cut in `retention`, whether the fold can be trusted in `agreement`.
+
+How a log is compacted
+1. The twin is claimed, so that no older compactor writes from here on.
+2. The view is restored from the twin; from the log's beginning, if there is none, or none that can be used.
+3. The log is folded on to the end that it has now: the horizon.
+4. The digests that brokers wrote meanwhile are compared with the view's. A view that somebody parted from is not written.
+5. The rows that changed since the twin's horizon are spelled, and tombstones for the keys that are gone.
+6. Rows and marker are written in one transaction.
+7. The twin is read back, and must be byte for byte what was meant. From here on the log's beginning is not needed.
+8. Where the log may be cut is told by the marker that was read back, and by the retention.
+9. The log is truncated, and must then begin there.
+
+It may die between any two of these, and within each: before 6 has happened nothing has, after it the rest can be done by
+the next one, which finds nothing to write and goes on with 8.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from channel.errors import CompactionRefused, TwinFenced
+from channel.log import Log
+from channel.records import Renewed
+from channel.restore import LOADS_MAX, Restoration, restoration
+from channel.twin import Check, Progress, TwinImage, TwinRow, unchecked, unwatched
+from channel.twin_rows import Marker, decode_marker, encode_marker, keys_of, marker_of, rows_of, view_of
+from channel.view import View
+from compaction.agreement import Agreement
+from compaction.checkpoints import RECORDS_BETWEEN, Checkpoint, kept
+from compaction.retention import Retention, check_cut, cut_position, newest_ms
+
+
+class Step(StrEnum):
+    """What a compaction has just done, in this order. Tests let it die at each."""
+
+    BEGUN = "begun"
+    CLAIMED = "claimed"
+    LOADED = "loaded"
+    FOLDED = "folded"
+    AGREED = "agreed"
+    SPELLED = "spelled"
+    FIRST_ROW = "first_row"
+    LAST_ROW = "last_row"
+    REPLACED = "replaced"
+    READ_BACK = "read_back"
+    CUT_CHOSEN = "cut_chosen"
+    TRUNCATED = "truncated"
+    START_VERIFIED = "start_verified"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compacted:
+    """What a compaction came to, or, if it was a `dry_run`, would have come to.
+
+    Up to the logical offset `horizon` the twin now holds everything, as a view of `digest` in `keys` rows; both are None for
+    a log that no broker has begun. `records` were folded for it, `rows` written and `tombstones`; `start_before` and `start`
+    are the positions at which the log began and begins, `end` that of its last record.
+    """
+
+    horizon: int | None
+    digest: int | None
+    records: int
+    keys: int
+    rows: int
+    tombstones: int
+    start_before: int
+    start: int
+    end: int
+    dry_run: bool
+
+
+def compact(
+    log: Log,
+    *,
+    retain: Retention,
+    timeout_ms: int,
+    cluster: str | None = None,
+    dry_run: bool = False,
+    step: Callable[[str], None] = lambda _: None,
+    check: Check = unchecked,
+    progress: Progress = unwatched,
+    now_ms: Callable[[], int] | None = None,
+) -> Compacted:
+    """Compact `log`: fold it to its end, write what changed to its twin, and truncate it, less what `retain` keeps.
+
+    `timeout_ms` bounds each wait for other writers, `check` the whole; `progress` counts the records that are folded. A
+    `dry_run` only looks. Any number may run at once: all but one end with `TwinFenced`, or find nothing to do.
+
+    `now_ms` is the time by the clock that gave the entries theirs; by default it is reckoned (see `newest_ms`).
+
+    Raises `CompactionRefused`, `TwinFenced`, what `channel.restore.restoration` raises (`ChannelIncomplete`, `ForeignLog`),
+    what `Reader.feed` raises, and what `Log.append` raises where a log cannot be written.
+    """
+    return _Compaction(
+        log=log,
+        retain=retain,
+        timeout_ms=timeout_ms,
+        cluster=cluster,
+        dry_run=dry_run,
+        step=step,
+        check=check,
+        progress=progress,
+        now_ms=now_ms,
+    ).run()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Fold:
+    """The view at the horizon, and what was counted on the way there."""
+
+    view: View
+    records: int
+    bytes_below: int
+    checkpoints: tuple[Checkpoint, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """What the twin holds, and how much of it was written just now."""
+
+    marker: Marker
+    keys: int
+    rows: int = 0
+    tombstones: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Compaction:
+    """One compaction, with all that it was given."""
+
+    log: Log
+    retain: Retention
+    timeout_ms: int
+    cluster: str | None
+    dry_run: bool
+    step: Callable[[str], None]
+    check: Check
+    progress: Progress
+    now_ms: Callable[[], int] | None
+
+    def run(self) -> Compacted:
+        log = self.log
+        start_before = log.start()
+        self.step(Step.BEGUN)
+        if not self.dry_run:
+            log.twin().claim(timeout_ms=self.timeout_ms)
+            self.step(Step.CLAIMED)
+        begun = restoration(log, cluster=self.cluster, check=self.check)
+        self.step(Step.LOADED)
+        end = log.end()
+        folded = self._fold(begun, end)
+        if folded.view.genesis is None:
+            return self._result(None, folded, start_before=start_before, start=start_before, end=end)
+        written = self._write(begun, folded)
+        start = self._cut(written.marker)
+        return self._result(written, folded, start_before=start_before, start=start, end=end)
+
+    def _fold(self, begun: Restoration, end: int) -> _Fold:
+        """Steps 3 and 4."""
+        reader, marker = begun.reader, begun.marker
+        agreement = Agreement(reader.view)
+        records, bytes_below = 0, 0 if marker is None else marker.bytes_below
+        checkpoints: dict[int, int] = {} if marker is None else {**dict(marker.checkpoints), marker.horizon: marker.bytes_below}
+        total = max(0, end - reader.position + 1)
+        entries = self.log.read(reader.position, limit=RECORDS_BETWEEN)  # Once in any case: it tells whether the log went back.
+        while entries:
+            for entry in entries:
+                folded = reader.feed(entry)
+                if type(folded.record) is Renewed:
+                    agreement.see(folded)
+            records += len(entries)
+            bytes_below += sum([len(entry.data) for entry in entries])
+            checkpoints[reader.view.offset] = bytes_below
+            self.progress(records, total)
+            self.check()
+            entries = self.log.read(reader.position, limit=RECORDS_BETWEEN) if reader.position <= end else ()
+        self.step(Step.FOLDED)
+        if agreement.problem is not None:
+            remedy = "find out which of them is wrong (equipoise channel verify), and stop that broker"
+            raise CompactionRefused(log=self.log.name, problem=agreement.problem, remedy=remedy)
+        self.step(Step.AGREED)
+        return _Fold(view=reader.view, records=records, bytes_below=bytes_below, checkpoints=tuple(checkpoints.items()))
+
+    def _write(self, begun: Restoration, folded: _Fold) -> _Written:
+        """Steps 5, 6 and 7; nothing, if the twin is up to date."""
+        view = folded.view
+        before = begun.marker
+        if before is not None and before.horizon == view.offset:
+            return _Written(marker=before, keys=len(begun.rows))
+        checkpoints = kept(folded.checkpoints, first=self.log.start() + view.base - 1)
+        marker = marker_of(view, log=self.log.identity, bytes_below=folded.bytes_below, checkpoints=checkpoints)
+        gone = sorted(begun.rows.keys() - keys_of(view))
+        rows = list(rows_of(view, -1 if before is None else before.horizon, gone))
+        self.step(Step.SPELLED)
+        after = _replaced(begun.rows, rows)
+        if not self.dry_run:
+            self.log.twin().replace(self._announced(rows), encode_marker(marker), timeout_ms=self.timeout_ms)
+            self.step(Step.REPLACED)
+            self._read_back(TwinImage(marker=encode_marker(marker), rows=after))
+        return _Written(marker=marker, keys=len(after), rows=len(rows) - len(gone), tombstones=len(gone))
+
+    def _announced(self, rows: Iterable[TwinRow]) -> Iterator[TwinRow]:
+        """The rows, with the steps that a twin takes while it asks for them."""
+        is_first = True
+        for row in rows:
+            yield row
+            if is_first:
+                self.step(Step.FIRST_ROW)
+                is_first = False
+        self.step(Step.LAST_ROW)
+
+    def _read_back(self, meant: TwinImage) -> None:
+        """Make sure that the twin holds what it should, before anything is removed that only it holds then."""
+        found: TwinImage | None = None
+        for _ in range(LOADS_MAX):
+            found = self.log.twin().load(check=self.check)
+            if found == meant:
+                view_of(meant, check=self.check)  # As any reader will; so that no slip of the spelling is found when it is too late.
+                self.step(Step.READ_BACK)
+                return
+        if found is not None and decode_marker(found.marker).horizon > decode_marker(meant.marker).horizon:
+            raise TwinFenced(log=self.log.name)
+        problem = "what its twin holds is not what was written to it just now"
+        raise CompactionRefused(
+            log=self.log.name, problem=problem, remedy="nothing was removed; look at the twin's storage, then run it again"
+        )
+
+    def _cut(self, marker: Marker) -> int:
+        """Steps 8 and 9; the position at which the log then begins."""
+        log = self.log
+        start = log.start()
+        now_ms = self.now_ms() if self.now_ms else newest_ms(log.position_at, end=log.end(), now_ms=time.time_ns() // 1_000_000)
+        cut = cut_position(marker, start=start, retain=self.retain, position_at=log.position_at, now_ms=now_ms)
+        self.step(Step.CUT_CHOSEN)
+        if cut > start:  # Otherwise nothing is removed that is still there; another compactor may have cut further than our twin reaches.
+            check_cut(marker, cut, log=log.name)
+        if self.dry_run:
+            return cut
+        # Also if it begins there already: one that died in the midst of it may have left entries below.
+        log.truncate(cut, timeout_ms=self.timeout_ms)
+        self.step(Step.TRUNCATED)
+        found = log.start()
+        if found < cut:
+            problem = f"it was to begin at offset {cut} and begins at {found}"
+            raise CompactionRefused(log=log.name, problem=problem, remedy="nothing is lost; run it again")
+        self.step(Step.START_VERIFIED)
+        return found
+
+    def _result(self, written: _Written | None, folded: _Fold, *, start_before: int, start: int, end: int) -> Compacted:
+        return Compacted(
+            horizon=None if written is None else written.marker.horizon,
+            digest=None if written is None else written.marker.digest,
+            records=folded.records,
+            keys=0 if written is None else written.keys,
+            rows=0 if written is None else written.rows,
+            tombstones=0 if written is None else written.tombstones,
+            start_before=start_before,
+            start=start,
+            end=end,
+            dry_run=self.dry_run,
+        )
+
+
+def _replaced(before: Mapping[str, bytes], rows: Iterable[TwinRow]) -> dict[str, bytes]:
+    """What a twin that held `before` holds once `rows` have been written."""
+    after = dict(before)
+    for key, data in rows:
+        if data is None:
+            after.pop(key, None)
+        else:
+            after[key] = data
+    return after

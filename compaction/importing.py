@@ -1,0 +1,325 @@
+"""An export read back: folded again, compared with all that it promises, and made a log of.
+
+May live here: the check of an export, and the two ways in which a new log is made of one. The format is told in `exporting`.
+
+* Where the storage can leave out offsets (SQLite), the new log is the same one: each entry with its bytes at its physical
+  offset, and the twin. It is made aside and takes its name when it is whole, so a half of one never bears it.
+* Where it cannot (Kafka), the new log is a copy of the channel as it stood at the end of the export (`copying`): a twin, and
+  a genesis whose base lies above that end. The records stay in the file.
+
+In both cases offsets then go on `ahead` of the end of the export: what the original log issued after it was made is not in
+it, and no token may be issued twice. An import does not close the log that was exported: whoever restores a backup sees to it
+that nobody goes on with the original.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from base64 import b64decode
+from binascii import Error as Base64Error
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from brokers.errors import ExportDamaged, TargetNotEmpty
+from channel.deadline import Deadline
+from channel.errors import LogClosed, LogDamaged, LogNotBegun, LogUnavailable, TwinDamaged
+from channel.log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, RECORD_BYTES_MAX, Entry, Log, Skipping
+from channel.open_log import log_path, open_log
+from channel.reader import Reader
+from channel.records import INTEGER_MAX
+from channel.sqlite_file import sync_folder, usable_path
+from channel.twin import Progress, TwinImage, TwinRow, unwatched
+from channel.twin_rows import MARKER_KEY, decode_marker, encode_marker, view_of
+from channel.view import View
+from compaction.copying import begin_above, empty_target
+from compaction.exporting import FORMAT, Line, begins_with, spelled
+
+AHEAD: Final = 1_000_000_000
+"""Offsets left out above the end of an export by default. It must be more than the original log issued after the export was
+made: at 1,000 records a second eleven days of it. There is room for nine billion such restores."""
+
+OFFSET_MAX: Final = INTEGER_MAX // 4
+"""Of an export's end, of its base, and of what may be left `ahead`: so that above their sum there is room for a channel's life."""
+
+ENTRIES_BETWEEN_LOOKS: Final = 1_000
+"""Entries between two looks at the deadline: some 20 ms."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """What was imported: how many entries were checked, and the `digest` that they came to at the logical `offset`.
+
+    `same` tells whether the new log has them all at their offsets; otherwise it is a copy above `base`.
+    """
+
+    cluster: str | None
+    entries: int
+    offset: int
+    digest: str
+    same: bool
+    base: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Head:
+    """What an export says of its log; `start`, `end` and `folded_from`, where its verdicts begin, are physical offsets."""
+
+    log: str
+    start: int
+    end: int
+    folded_from: int
+
+
+class Export:
+    """An export, line by line: `head` and `image` at once, then `entries`, at whose end it has been checked.
+
+    Then `count`, `offset` and `digest` are those of its tail, and `is_closed` tells whether its last record closed the log.
+    """
+
+    def __init__(self, lines: Iterator[bytes], *, file: str) -> None:
+        """`file` is its name for messages. Raises `ExportDamaged` if it does not begin as one does."""
+        self._lines = lines
+        self.file = file
+        self._number = 0
+        self.head = self._read_head()
+        self._next: Line = self._read()
+        self.image = self._read_twin()
+        self._reader = Reader(log=file, view=self._first_view())
+        self.count = 0
+        self.offset = -1
+        self.digest = ""
+        self.is_closed = False
+
+    @property
+    def view(self) -> View:
+        """What the export comes to, as far as its entries were asked for."""
+        return self._reader.view
+
+    def entries(self) -> Iterator[Entry]:
+        """Its entries, each folded when it is given out; after the last its tail is compared. Raises `ExportDamaged`."""
+        last = self.head.start - 1
+        while "entries" not in self._next:
+            entry = self._entry(self._next)
+            if not last < entry.offset <= self.head.end:
+                raise self._refusal(f"position {entry.offset} stands out of order")
+            last = entry.offset
+            self.count += 1
+            self._fold(entry, self._next)
+            yield entry
+            self._next = self._read()
+        self.offset, self.digest = self.view.offset, spelled(self.view.digest())
+        self._compare("entries", self.count, self._next)
+        self._compare("offset", self.offset, self._next)
+        self._compare("digest", self.digest, self._next)
+        self._number += 1
+        if next(self._lines, None) is not None:
+            raise self._refusal("something stands behind the end")
+
+    def _fold(self, entry: Entry, line: Line) -> None:
+        if entry.offset >= self._reader.position and not self.is_closed:
+            try:
+                verdict = self._reader.feed(entry).verdict
+                self._compare("accepted", verdict.accepted, line)
+                self._compare("reason", verdict.reason, line)
+            except LogClosed:
+                self.is_closed = True
+        self._compare("offset", entry.offset + self.view.base, line)
+        if "digest" in line:
+            self._compare("digest", spelled(self.view.digest()), line)
+
+    def _read_head(self) -> Head:
+        line = self._read()
+        if line.get("equipoise") != "channel":
+            raise self._refusal("it is no export of a channel, or only a part of one (made with --from)")
+        if line.get("format") != FORMAT:
+            raise self._refusal(f"it is of format {line.get('format')!r}, and this version reads format {FORMAT}")
+        match line:
+            case {"log": str(log), "start": int(start), "end": int(end), "folded_from": int(folded_from)} if (
+                0 < start <= folded_from <= end + 1 <= OFFSET_MAX
+            ):
+                return Head(log=log, start=start, end=end, folded_from=folded_from)
+        raise self._refusal("it does not say of which log it is, from where to where")
+
+    def _read_twin(self) -> TwinImage | None:
+        rows: dict[str, bytes] = {}
+        while "twin" in self._next:
+            rows[str(self._next["twin"])] = self._data(self._next, "row")
+            self._next = self._read()
+        marker = rows.pop(MARKER_KEY, None)
+        if marker is None and rows:
+            raise self._refusal("the twin has no marker")
+        return None if marker is None else TwinImage(marker=marker, rows=rows)
+
+    def _first_view(self) -> View | None:
+        try:
+            return view_of(self.image) if self.image is not None and begins_with(self.image, self.head.folded_from) else None
+        except TwinDamaged as error:
+            raise self._refusal(str(error)) from error
+
+    def _entry(self, line: Line) -> Entry:
+        position = line.get("position")
+        if type(position) is not int:
+            raise self._refusal("it is no entry: it has no position")
+        data = self._data(line, "record")
+        if len(data) > RECORD_BYTES_MAX:
+            raise self._refusal(f"its record has {len(data)} bytes, and a log takes at most {RECORD_BYTES_MAX}")
+        return Entry(position, data)
+
+    def _data(self, line: Line, name: str) -> bytes:
+        value, spelled_data = line.get(name), line.get("data")
+        if type(value) is dict:
+            return orjson.dumps(value)
+        if type(spelled_data) is not str:
+            raise self._refusal(f"it has neither {name} nor data")
+        try:
+            return b64decode(spelled_data, validate=True)
+        except (Base64Error, ValueError) as error:
+            raise self._refusal(f"its data are not base64: {error}") from error
+
+    def _read(self) -> Line:
+        self._number += 1
+        try:
+            data = next(self._lines, None)
+            if data is None:
+                raise self._refusal("the file ends here, without the tail of an export: it was cut off")
+            line = orjson.loads(data)
+        except ValueError as error:
+            raise self._refusal(f"it cannot be read: {error}") from error
+        if type(line) is not dict:
+            raise self._refusal("it is no JSON object")
+        return line
+
+    def _compare(self, name: str, found: object, line: Line) -> None:
+        if line.get(name) != found:
+            raise self._refusal(f"it promises {name} {line.get(name)!r}, and what stands there comes to {found!r}")
+
+    def _refusal(self, problem: str) -> ExportDamaged:
+        return ExportDamaged(file=self.file, line=self._number, problem=problem)
+
+
+def import_to(
+    url: str, lines: Iterator[bytes], *, file: str, deadline: Deadline, ahead: int = AHEAD, progress: Progress = unwatched
+) -> Imported:
+    """Make a new log at `url` of the `lines` of an export; `file` is its name for messages.
+
+    Raises `ExportDamaged`, `TargetNotEmpty`, `LogNotBegun` for an export without a genesis and `LogClosed` for one of a closed
+    log where only a copy can be made, `DeadlineExceeded`, and what `open_log` and the ports raise.
+    """
+    export = Export(lines, file=file)
+    entries = _watched(export, deadline, progress)
+    # What is made at once is made last, so that an export which is refused leaves no empty log behind that somebody may begin.
+    view = _copied_view(export, entries, ahead=ahead) if log_path(url) is None else None
+    with made_aside(url) as target:
+        if view is None:
+            assert isinstance(target, Skipping), "a log in a file can leave out offsets"
+            _make_same(target, export, entries, deadline=deadline, ahead=ahead)
+        else:
+            begin_above(target, empty_target(target, deadline=deadline), view, deadline=deadline)
+    return _imported(export, same=view is None)
+
+
+def _imported(export: Export, *, same: bool) -> Imported:
+    view = export.view
+    return Imported(cluster=view.cluster, entries=export.count, offset=export.offset, digest=export.digest, same=same, base=view.base)
+
+
+def _watched(export: Export, deadline: Deadline, progress: Progress) -> Iterator[Entry]:
+    first, end = export.head.start, export.head.end
+    for count, entry in enumerate(export.entries()):
+        if not count % ENTRIES_BETWEEN_LOOKS:
+            deadline.check("the import")
+            progress(entry.offset - first, end + 1 - first)
+        yield entry
+
+
+def _copied_view(export: Export, entries: Iterator[Entry], *, ahead: int) -> View:
+    """What a copy of the export begins with, all of which is checked."""
+    for _ in entries:
+        pass
+    view = export.view
+    if export.is_closed:
+        raise LogClosed(log=export.head.log, offset=view.offset)
+    if view.genesis is None:
+        raise LogNotBegun(log=export.head.log, problem="its export holds no genesis")
+    if view.base > OFFSET_MAX:
+        raise ExportDamaged(file=export.file, line=1, problem=f"above its base, {view.base}, there is no room")
+    view.go_on_above(max(view.offset, export.head.end + view.base) + ahead, level=view.level, level_last=view.level_last)
+    return view
+
+
+def _make_same(target: Skipping, export: Export, entries: Iterator[Entry], *, deadline: Deadline, ahead: int) -> None:
+    log, head = target, export.head
+    twin = empty_target(log, deadline=deadline)
+    if export.image is not None:
+        marker = replace(decode_marker(export.image.marker), log=log.identity)
+        rows = [TwinRow(key, data) for key, data in export.image.rows.items()]
+        twin.replace(rows, encode_marker(marker), timeout_ms=deadline.remaining_ms())
+    log.skip(head.start, timeout_ms=deadline.remaining_ms())
+    log.truncate(head.start, timeout_ms=deadline.remaining_ms())
+    for batch in _batches(entries):
+        log.skip(batch[0].offset, timeout_ms=deadline.remaining_ms())
+        log.append([entry.data for entry in batch], timeout_ms=deadline.remaining_ms())
+    log.skip(head.end + 1 + ahead, timeout_ms=deadline.remaining_ms())
+
+
+def _batches(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
+    """Runs of entries without a gap, each as large as one append may be."""
+    batch: list[Entry] = []
+    batch_bytes = 0
+    for entry in entries:
+        follows = batch and entry.offset == batch[-1].offset + 1
+        if batch and (not follows or len(batch) == BATCH_ENTRIES_MAX or batch_bytes + len(entry.data) > BATCH_BYTES_MAX):
+            yield batch
+            batch, batch_bytes = [], 0
+        batch.append(entry)
+        batch_bytes += len(entry.data)
+    if batch:
+        yield batch
+
+
+@contextmanager
+def made_aside(url: str) -> Iterator[Log]:
+    """A new log that bears the name `url` once the block has ended without an error; where a log is no file, at once.
+
+    Raises `TargetNotEmpty` if there is a file, and what `open_log` raises.
+    """
+    name = log_path(url)
+    if name is None:
+        log = open_log(url)
+        try:
+            yield log
+        finally:
+            log.close()
+        return
+    with suppress(LogNotBegun, LogDamaged):
+        open_log(url, create=False).close()
+    if os.path.lexists(name):
+        raise TargetNotEmpty(log=url, problem=f"there is a file {name}")
+    usable_path(name, url=url, create=True)
+    part = f"{name}.{uuid.uuid4().hex[:8]}.part"
+    try:
+        log = open_log(f"{url.partition(':')[0]}:{part}{url.partition(':')[2][len(name) :]}")
+        try:
+            yield log
+        finally:
+            log.close()
+        _take_name(Path(part), Path(name), url)
+    finally:
+        for suffix in ("", "-wal", "-shm", "-bell"):
+            Path(f"{part}{suffix}").unlink(missing_ok=True)
+
+
+def _take_name(part: Path, path: Path, url: str) -> None:
+    if Path(f"{part}-wal").exists():  # The last one who closes the file takes it along.
+        raise LogUnavailable(log=url, problem=f"another process has {part} open", in_doubt=False)
+    try:
+        os.link(part, path)  # Unlike a rename, it replaces nobody's file.
+    except FileExistsError as error:
+        raise TargetNotEmpty(log=url, problem=f"a file {path} has come to be there meanwhile") from error
+    sync_folder(path)

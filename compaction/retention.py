@@ -1,0 +1,111 @@
+"""How much of a compacted log is kept for those who look back: a time, a size or a number of offsets.
+
+May live here: `Retention`, its spelling, and the position below which it lets a log be cut.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from channel.errors import CompactionRefused, InvalidRetention
+from channel.records import INTEGER_MAX
+from channel.twin_rows import Marker
+
+Unit = Literal["ms", "bytes", "offsets"]
+
+RETAIN_BY_DEFAULT: Final = "7d"
+"""At 100 brokers that renew every 3 s a week is 20 million records, or 4 GB."""
+
+NEWEST_MS: Final = 600_000
+"""What is kept whatever else is said: ten minutes, so that a reader which lags or starts meanwhile is rarely cut off."""
+
+CLOCK_PRECISION_MS: Final = 1_000
+"""How exactly the time of the newest entry is found out."""
+
+_UNITS: Final[Mapping[str, tuple[Unit, int]]] = {
+    "s": ("ms", 1_000),
+    "m": ("ms", 60_000),
+    "h": ("ms", 3_600_000),
+    "d": ("ms", 86_400_000),
+    "B": ("bytes", 1),
+    "KiB": ("bytes", 1 << 10),
+    "MiB": ("bytes", 1 << 20),
+    "GiB": ("bytes", 1 << 30),
+    "offsets": ("offsets", 1),
+}
+_match_retention: Final = re.compile(r"(\d{1,15}) ?([A-Za-z]+)", re.ASCII).fullmatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retention:
+    """At least so much of the log's newest part is kept."""
+
+    unit: Unit
+    amount: int
+
+
+def parse_retention(text: str) -> Retention:
+    """The retention that a text spells: `7d`, `12h`, `30m`, `90s`, `64MiB`, `2GiB`, `10000 offsets`. Raises `InvalidRetention`."""
+    match = _match_retention(text.strip())
+    if match is None or match[2] not in _UNITS:
+        raise InvalidRetention(text=text)
+    unit, factor = _UNITS[match[2]]
+    amount = int(match[1]) * factor
+    if amount > INTEGER_MAX:
+        raise InvalidRetention(text=text)
+    return Retention(unit=unit, amount=amount)
+
+
+def newest_ms(position_at: Callable[[int], int], *, end: int, now_ms: int) -> int:
+    """What time it is by the clock that gave the log's entries theirs: about when the newest was appended, but not after `now_ms`.
+
+    A compactor whose own clock is ahead of that one would else take what was just written for old. Brokers renew all the time, so
+    while any is alive the newest entry is seconds old; where none is, more is kept. `end` is the log's, `position_at` is
+    `Log.position_at`; that is asked some twenty times at most where the clocks agree, and some fifty times where they are years apart.
+    """
+    if position_at(now_ms) <= end or position_at(0) > end:
+        return now_ms
+    age_ms = CLOCK_PRECISION_MS
+    while age_ms < now_ms and position_at(now_ms - age_ms) > end:
+        age_ms *= 2
+    low_ms, high_ms = max(now_ms - age_ms, 0), now_ms
+    while high_ms - low_ms > CLOCK_PRECISION_MS:
+        middle_ms = (low_ms + high_ms) // 2
+        if position_at(middle_ms) <= end:
+            low_ms = middle_ms
+        else:
+            high_ms = middle_ms
+    return low_ms
+
+
+def cut_position(marker: Marker, *, start: int, retain: Retention, position_at: Callable[[int], int], now_ms: int) -> int:
+    """The position below which a log may be truncated once its twin has `marker`; `start` is where it begins now.
+
+    Never above the marker's own position, nor into the newest ten minutes. `position_at` is `Log.position_at`, and
+    `now_ms` the time by the clock that it goes by (see `newest_ms`).
+    """
+    limits = [marker.position, position_at(now_ms - NEWEST_MS)]
+    match retain.unit:
+        case "ms":
+            limits.append(position_at(now_ms - retain.amount))
+        case "bytes":
+            limits.append(_position_of_size(marker, retain.amount))
+        case "offsets":
+            limits.append(marker.position - retain.amount)
+    return max(start, min(limits))
+
+
+def _position_of_size(marker: Marker, size_bytes: int) -> int:
+    """The highest position, of those whose size below is known, from which at least so many bytes lead to the horizon."""
+    known = ((marker.horizon, marker.bytes_below), *reversed(marker.checkpoints))
+    return next((horizon - marker.base + 1 for horizon, below in known if marker.bytes_below - below >= size_bytes), 0)
+
+
+def check_cut(marker: Marker, cut: int, *, log: str) -> None:
+    """Raise `CompactionRefused` if truncating below `cut` would remove what the twin that has `marker` does not hold."""
+    if cut > marker.position:
+        problem = f"a cut below offset {cut} would remove records from {marker.position} on, which its twin does not hold"
+        raise CompactionRefused(log=log, problem=problem, remedy="nothing was removed; please report this")

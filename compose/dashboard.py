@@ -1,0 +1,338 @@
+"""Grafana's dashboard as a table of panels; `python -m compose.dashboard` writes the JSON that Grafana reads.
+
+May live here: which metrics are shown, how they are asked for, and how Grafana wants that spelled. What a metric means is said in
+docs/reference/metrics.md.
+
+What is about the channel and about moves covers the whole cluster, as each broker reads it: so it is never summed over brokers, and
+`max` takes it from one that reads.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+WRITTEN: Final = Path(__file__).with_name("grafana") / "dashboards" / "equipoise.json"
+
+_SOURCE: Final = {"type": "prometheus", "uid": "prometheus"}
+_GRID_WIDTH: Final = 24
+_HEIGHTS: Final = {"timeseries": 7, "stat": 4, "state-timeline": 7}
+
+Json = dict[str, object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Panel:
+    """One picture: curves over time, a number, or a bar of states; `queries` are PromQL by the legends of their answers.
+
+    `unit` is one of Grafana's names.
+    """
+
+    title: str
+    about: str
+    queries: Mapping[str, str]
+    unit: str = "short"
+    kind: Literal["timeseries", "stat", "state-timeline"] = "timeseries"
+    width: int = 8
+    is_stacked: bool = False
+
+
+def _quantiles(buckets: str) -> Mapping[str, str]:
+    """The median of a histogram, and what one in twenty and one in a hundred exceeds."""
+    return {f"p{int(of * 100)}": f"histogram_quantile({of}, {buckets})" for of in (0.5, 0.95, 0.99)}
+
+
+ROWS: Final[Mapping[str, Sequence[Panel]]] = {
+    "Cluster": (
+        Panel(title="Brokers", about="Brokers that answer.", queries={"": 'sum(up{job="equipoise"})'}, kind="stat", width=4),
+        Panel(title="Owned", about="Bundles that have an owner.", queries={"": "sum(equipoise_bundles_owned)"}, kind="stat", width=4),
+        Panel(
+            title="Not owned",
+            about="Bundles on the move, or free. Above 0 for long: see Bundles in flight.",
+            queries={"": "sum(max by (state) (equipoise_bundles_in_flight))"},
+            kind="stat",
+            width=4,
+        ),
+        Panel(
+            title="Channel",
+            about="How many brokers can read the channel.",
+            queries={"": "sum(equipoise_log_available)"},
+            kind="stat",
+            width=4,
+        ),
+        Panel(
+            title="Lookups",
+            about="Lookups answered, by all brokers.",
+            queries={"": 'sum(rate(equipoise_lookup_duration_seconds_count{outcome=~"answered|held"}[1m]))'},
+            unit="reqps",
+            kind="stat",
+            width=4,
+        ),
+        Panel(
+            title="Alarms in an hour",
+            about="What an operator must look at.",
+            queries={"": "sum(increase(equipoise_alarms_total[1h])) or vector(0)"},
+            kind="stat",
+            width=4,
+        ),
+    ),
+    "Ownership": (
+        Panel(
+            title="Bundles owned",
+            about="Who serves how much.",
+            queries={"{{broker}}": "equipoise_bundles_owned"},
+            is_stacked=True,
+        ),
+        Panel(
+            title="Bundles in flight",
+            about="All that somebody waits for. Free for long: nobody takes them; ask `equipoise channel why`.",
+            queries={"{{state}}": "max by (state) (equipoise_bundles_in_flight)"},
+        ),
+        Panel(
+            title="Bundles that outlast a lease",
+            about="Of namespaces that serve on while the channel is lost; tokens alone keep others out.",
+            queries={"{{namespace}} at {{broker}}": "equipoise_bundles_serving_on"},
+        ),
+    ),
+    "Moves": (
+        Panel(
+            title="Moves a minute",
+            about="By kind and result. Many called off or cut short: look at the brokers' logs.",
+            queries={"{{kind}} {{result}}": "max by (kind, result) (rate(equipoise_move_duration_seconds_count[1m])) * 60 > 0"},
+        ),
+        Panel(
+            title="Pause of a transfer",
+            about="From leaving `owned` until it is owned again, of transfers that were done.",
+            queries=_quantiles('max by (le) (rate(equipoise_move_duration_seconds_bucket{kind="transfer", result="done"}[5m]))'),
+            unit="s",
+        ),
+        Panel(
+            title="Pause by kind",
+            about="What one move in twenty exceeds. Deaths include the lease and its margin.",
+            queries={
+                "{{kind}}": 'histogram_quantile(0.95, max by (le, kind) (rate(equipoise_move_duration_seconds_bucket{result="done"}[5m])))'
+            },
+            unit="s",
+        ),
+    ),
+    "Lookups": (
+        Panel(
+            title="Lookups by outcome",
+            about="Many held outside of a failover, or any timed out: bundles are without an owner.",
+            queries={"{{outcome}}": "sum by (outcome) (rate(equipoise_lookup_duration_seconds_count[1m]))"},
+            unit="reqps",
+            width=12,
+        ),
+        Panel(
+            title="Time to an answer",
+            about="Of lookups that were answered at once, and of those that were held.",
+            queries={
+                f"{outcome} p{int(of * 100)}": f"histogram_quantile({of}, sum by (le) "
+                f'(rate(equipoise_lookup_duration_seconds_bucket{{outcome="{outcome}"}}[5m])))'
+                for outcome in ("answered", "held")
+                for of in (0.5, 0.99)
+            },
+            unit="s",
+            width=12,
+        ),
+    ),
+    "Channel": (
+        Panel(
+            title="Records",
+            about="Accepted and rejected. Nine tenths of the accepted are renewals.",
+            queries={
+                "accepted": "max(rate(equipoise_records_accepted_total[1m]))",
+                "rejected": "max(sum by (broker) (rate(equipoise_records_rejected_total[1m])))",
+            },
+        ),
+        Panel(
+            title="Rejected by reason",
+            about="`stale` and `late` are races lost, and normal; look into all others.",
+            queries={"{{reason}}": "max by (reason) (rate(equipoise_records_rejected_total[5m])) * 60 > 0"},
+        ),
+        Panel(
+            title="Lag",
+            about="Records on the channel that a broker has not read. Rising: it is overloaded, and will lose its lease.",
+            queries={"{{broker}}": "equipoise_reader_lag_records"},
+        ),
+        Panel(
+            title="Outages of the channel",
+            about="Whether a broker can read it.",
+            queries={"{{broker}}": "equipoise_log_available"},
+            kind="state-timeline",
+        ),
+        Panel(
+            title="Channel lost for",
+            about="How long a broker has been without it.",
+            queries={"{{broker}}": "equipoise_channel_lost_seconds"},
+            unit="s",
+        ),
+        Panel(
+            title="Lease left",
+            about="How long a broker may still serve without a renewal. Falling towards 0: it is cut off, or stalls.",
+            queries={"{{broker}}": "equipoise_lease_left_seconds"},
+            unit="s",
+        ),
+    ),
+    "Compaction": (
+        Panel(
+            title="Not yet compacted",
+            about="Records since the last compaction. Of the leader; far above its `compact_records`: compactions fail.",
+            queries={"{{broker}}": "equipoise_uncompacted_records"},
+        ),
+        Panel(
+            title="Last compaction",
+            about="How long it took, and how long ago it was, where one has been.",
+            queries={
+                "took, {{broker}}": "equipoise_compaction_duration_seconds > 0",
+                "ago, {{broker}}": "equipoise_compaction_age_seconds > 0",
+            },
+            unit="s",
+        ),
+        Panel(
+            title="Failures and jumps in an hour",
+            about="Compactions that failed; and readers that truncation overtook.",
+            queries={
+                "failed, {{broker}}": "increase(equipoise_compaction_failures_total[1h])",
+                "jumped, {{broker}}": "increase(equipoise_reader_jumps_total[1h])",
+            },
+        ),
+    ),
+    "Pulsar": (
+        Panel(
+            title="Clients",
+            about="Connections, and who uses topics over them.",
+            queries={
+                name: f"sum(equipoise_pulsar_{name})" for name in ("connections", "producers", "consumers", "topics", "topics_waiting")
+            },
+        ),
+        Panel(
+            title="Messages",
+            about="Taken from producers; written to consumers; dropped, since consumers were not ready.",
+            queries={
+                name: f"sum(rate(equipoise_pulsar_messages_{name}_total[1m]))" for name in ("published", "delivered", "dropped", "damaged")
+            },
+            unit="cps",
+        ),
+        Panel(
+            title="Bytes",
+            about="Of the entries taken and written.",
+            queries={name: f"sum(rate(equipoise_pulsar_{name}_bytes_total[1m]))" for name in ("published", "delivered")},
+            unit="Bps",
+        ),
+        Panel(
+            title="Bytes waiting in memory",
+            about="For clients to take them, and of what clients have not finished to say.",
+            queries={f"{name}, {{{{broker}}}}": f"equipoise_pulsar_{name}_bytes" for name in ("behind", "unfinished")},
+            unit="bytes",
+        ),
+        Panel(
+            title="Receipts withheld, handovers damaged",
+            about="In a minute: messages of a bundle whose right had gone; bundles that came without what was known of them.",
+            queries={
+                name: f"sum(rate(equipoise_pulsar_{name}_total[1m])) * 60"
+                for name in ("receipts_withheld", "handovers_damaged", "consumers_forgotten")
+            },
+        ),
+        Panel(
+            title="Disconnected and refused",
+            about="In a minute, by reason.",
+            queries={
+                "{{reason}}": "sum by (reason) (rate(equipoise_pulsar_disconnections_total[1m])) * 60 > 0",
+                "refused": "sum(rate(equipoise_pulsar_connections_refused_total[1m])) * 60 > 0",
+                "request {{command}}": "sum by (command) (rate(equipoise_pulsar_requests_refused_total[1m])) * 60 > 0",
+            },
+        ),
+    ),
+    "Processes": (
+        Panel(
+            title="Processor",
+            about="Near one second a second: one loop does all the work, and leases are at risk.",
+            queries={"{{instance}}": 'rate(process_cpu_seconds_total{job="equipoise"}[1m])'},
+            unit="percentunit",
+        ),
+        Panel(
+            title="Memory",
+            about="What is resident.",
+            queries={"{{instance}}": 'process_resident_memory_bytes{job="equipoise"}'},
+            unit="bytes",
+        ),
+        Panel(
+            title="Open files",
+            about="A part of those that a process may have.",
+            queries={"{{instance}}": 'process_open_fds{job="equipoise"} / process_max_fds{job="equipoise"}'},
+            unit="percentunit",
+        ),
+    ),
+}
+
+
+def dashboard() -> Json:
+    """The dashboard as Grafana reads it (its classic model)."""
+    return {
+        "uid": "equipoise",
+        "title": "Equipoise",
+        "tags": ["equipoise"],
+        "timezone": "browser",
+        "editable": True,
+        "graphTooltip": 1,  # One crosshair over all panels: what happened at once is seen at once.
+        "refresh": "5s",
+        "time": {"from": "now-15m", "to": "now"},
+        "schemaVersion": 39,
+        "templating": {"list": []},
+        "annotations": {"list": []},
+        "panels": [{"id": number, **panel} for number, panel in enumerate(_placed(), start=1)],
+    }
+
+
+def _placed() -> Iterator[Json]:
+    """Rows and panels with their places: from left to right, and on a new line where one does not fit."""
+    top = 0
+    for title, panels in ROWS.items():
+        yield {"type": "row", "title": title, "collapsed": False, "panels": [], "gridPos": {"x": 0, "y": top, "w": _GRID_WIDTH, "h": 1}}
+        top, left, height = top + 1, 0, 0
+        for panel in panels:
+            if left + panel.width > _GRID_WIDTH:
+                top, left = top + height, 0
+            height = _HEIGHTS[panel.kind]
+            yield {**_spelled(panel), "gridPos": {"x": left, "y": top, "w": panel.width, "h": height}}
+            left += panel.width
+        top += height
+
+
+def _spelled(panel: Panel) -> Json:
+    defaults: Json = {"unit": panel.unit, "min": 0}
+    options: Json = {}
+    if panel.kind == "timeseries":
+        defaults["custom"] = {"fillOpacity": 10, "stacking": {"mode": "normal" if panel.is_stacked else "none"}}
+        options["tooltip"] = {"mode": "multi", "sort": "desc"}
+    elif panel.kind == "state-timeline":
+        defaults["mappings"] = [
+            {"type": "value", "options": {"0": {"text": "lost", "color": "red"}, "1": {"text": "there", "color": "green"}}}
+        ]
+    else:
+        options["reduceOptions"] = {"calcs": ["lastNotNull"]}
+    return {
+        "type": panel.kind,
+        "title": panel.title,
+        "description": panel.about,
+        "datasource": _SOURCE,
+        "fieldConfig": {"defaults": defaults, "overrides": []},
+        "options": options,
+        "targets": [
+            {"refId": chr(ord("A") + number), "datasource": _SOURCE, "expr": expression, "legendFormat": legend}
+            for number, (legend, expression) in enumerate(panel.queries.items())
+        ],
+    }
+
+
+def text() -> str:
+    """The file as it must be."""
+    return json.dumps(dashboard(), indent=2) + "\n"
+
+
+if __name__ == "__main__":
+    WRITTEN.write_text(text())

@@ -1,0 +1,75 @@
+"""`python -m compose.demo`: the demo on a real Kafka of this machine, which is killed in its midst and comes back.
+
+May live here: the Kafka of the demo, and the act in which it is away. All else is `brokers.demo`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from brokers.demo.__main__ import parser, run
+from brokers.demo.acts import ACTS
+from brokers.demo.stage import Stage
+from channel.deadline import Deadline
+from compose.local_kafka.cluster import Cluster
+from compose.local_kafka.errors import LocalKafkaError
+
+# Longer than the lease on Kafka (15 s): every broker stops serving in it, and none may be taken for dead after it.
+_AWAY_S: Final = 20.0
+
+# A node that comes back reads its topics, and waits until its former session has run out (9 s).
+_BACK_MS: Final = 60_000
+
+
+class Outage:
+    """The act in which Kafka is killed, and started again after a while."""
+
+    def __init__(self, kafka: Cluster) -> None:
+        self._kafka = kafka
+
+    async def __call__(self, stage: Stage) -> None:
+        """Kill Kafka, start it again, and wait until every broker has renewed its lease and every bundle is served."""
+        view, deaths = stage.table.view, stage.chronicle.deaths
+        lasts = {broker.broker: broker.last for broker in view.live_brokers()}
+        stage.say(
+            f"kill -9 of Kafka: for {_AWAY_S:.0f} s nobody can decide anything; who has a lease serves until it ends, after at most 15 s"
+        )
+        began_s = stage.now_s
+        with stage.killing():
+            await asyncio.to_thread(self._kafka.kill)
+            await asyncio.sleep(_AWAY_S)
+            await asyncio.to_thread(self._kafka.start)
+            stage.say(f"Kafka is back after {stage.now_s - began_s:.1f} s")
+            deadline = Deadline.after(timeout_ms=_BACK_MS)
+            for broker, last in lasts.items():
+                await stage.renewed(broker, last, deadline)
+            await stage.settled()
+            await stage.flow_again()
+        died = stage.chronicle.deaths - deaths
+        verdict = "nobody was taken for dead" if not died else f"{died} brokers were taken for dead, WHICH MUST NOT BE"
+        stage.say(f"all go on {stage.now_s - began_s:.1f} s after the kill; {verdict}")
+
+
+def main() -> int:
+    """Start a Kafka, play the demo on it, and stop it; the exit code, as of `brokers.demo`, and 4 if there is no Kafka."""
+    arguments = parser("python -m compose.demo")
+    parsed = arguments.parse_args()
+    with tempfile.TemporaryDirectory(prefix="equipoise-kafka-") as folder:
+        try:
+            kafka = Cluster.lay_out(Path(folder), nodes=1)
+            kafka.start()
+        except LocalKafkaError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 4
+        try:
+            return run(arguments, parsed, log_url=f"kafka://{kafka.address}/equipoise-demo", acts=(*ACTS[:4], Outage(kafka), *ACTS[4:]))
+        finally:
+            kafka.kill()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

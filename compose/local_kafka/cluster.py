@@ -1,0 +1,232 @@
+"""The nodes of a cluster together: laid out in a folder, started, and stopped.
+
+May live here: what nodes have in common, and the file that remembers it.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import random
+import socket
+import uuid
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Final, Self
+
+from compose.local_kafka.errors import NoCluster, OtherLayout, PortTaken
+from compose.local_kafka.jars import class_path
+from compose.local_kafka.locked import locked
+from compose.local_kafka.node import READY_S, STOP_S, Node
+from compose.local_kafka.server_properties import HOST, Ports, server_properties
+
+NODES: Final = (1, 3)
+"""How many nodes a cluster may have: two would be less available than one, since both are needed for a majority."""
+
+HEAP_MB: Final = 256
+"""Kafka's heap; the process takes as much again."""
+
+_PORT_MIN: Final = 10_000
+_KERNELS_PORTS: Final = Path("/proc/sys/net/ipv4/ip_local_port_range")
+# Of a few thousand ports that nobody uses by default, one in a hundred tries that are all taken does not happen by chance.
+_TRIES_MAX: Final = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What makes a cluster this one: `proxies` and `extra` are those of `server_properties`."""
+
+    cluster_id: str
+    ports: tuple[Ports, ...]
+    proxies: tuple[str, ...] = ()
+    extra: Mapping[str, str] = field(default_factory=dict)
+    heap_mb: int = HEAP_MB
+
+    def to_json(self) -> str:
+        """As text; `from_json` reads it."""
+        return json.dumps(asdict(self), indent=2)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """From text that `to_json` wrote."""
+        known = json.loads(text)
+        ports, proxies = tuple(Ports(**one) for one in known.pop("ports")), tuple(known.pop("proxies"))
+        return cls(ports=ports, proxies=proxies, **known)
+
+
+class Cluster:
+    """A Kafka of one node or three in a folder, which remembers how it is laid out. Whoever opens the folder means the same Kafka."""
+
+    def __init__(self, folder: Path, layout: Layout) -> None:
+        """`lay_out` and `laid_out` make one."""
+        self.folder = folder
+        self.layout = layout
+        numbers = range(1, len(layout.ports) + 1)
+        self.nodes = tuple(Node(folder / f"node-{number}", number=number, heap_mb=layout.heap_mb) for number in numbers)
+
+    @classmethod
+    def laid_out(cls, folder: Path) -> Self:
+        """The cluster that was laid out in a folder before. Raises `NoCluster`, or `OtherLayout` if its file cannot be read."""
+        folder = folder.absolute()
+        try:
+            return cls(folder, Layout.from_json(_layout_file(folder).read_text()))
+        except FileNotFoundError:
+            raise NoCluster(folder=str(folder), problem="there is no local Kafka") from None
+        except (KeyError, TypeError, ValueError) as error:
+            raise OtherLayout(folder=str(folder), problem=f"{_layout_file(folder).name} is not as we write it ({error!r})") from error
+
+    @classmethod
+    def lay_out(
+        cls,
+        folder: Path,
+        *,
+        nodes: int = 1,
+        port: int = 0,
+        proxies: Sequence[str] = (),
+        extra: Mapping[str, str] | None = None,
+        heap_mb: int = HEAP_MB,
+    ) -> Self:
+        """The cluster of a folder, which is laid out if it is not there, and anew if nothing of it runs; its data stays.
+
+        The first node takes clients at `port`, the next ones at those that follow; with 0, where they did before, or else at any that
+        are free.
+        Raises `OtherLayout` if a Kafka of another kind is there, or runs.
+        """
+        assert nodes in NODES, f"{nodes} nodes"
+        folder = folder.absolute()
+        wanted = Layout(cluster_id=_cluster_id(), ports=(), proxies=tuple(proxies), extra=dict(extra or {}), heap_mb=heap_mb)
+        try:
+            known = cls.laid_out(folder)
+        except NoCluster:
+            cluster = cls(folder, replace(wanted, ports=_ports(nodes, port)))
+        else:
+            if len(known.nodes) != nodes:
+                raise OtherLayout(folder=str(folder), problem=f"the number of its nodes is {len(known.nodes)}, not {nodes}")
+            if known.is_running:
+                known.check_same(wanted, port=port)
+                return known
+            ports = _ports(nodes, port) if port else known.layout.ports
+            cluster = cls(folder, replace(wanted, cluster_id=known.layout.cluster_id, ports=ports))
+        cluster.write()
+        return cluster
+
+    @property
+    def address(self) -> str:
+        """Where clients begin (`bootstrap.servers`)."""
+        return ",".join(f"{HOST}:{one.client}" for one in self.layout.ports)
+
+    @property
+    def proxied_addresses(self) -> Sequence[str]:
+        """Where each node takes connections that come through its proxy, which has to forward them to there."""
+        return [f"{HOST}:{one.proxied}" for one in self.layout.ports]
+
+    @property
+    def is_running(self) -> bool:
+        """Whether any of its nodes runs."""
+        return any(node.pid is not None for node in self.nodes)
+
+    def node(self, number: int) -> Node:
+        """A node by its number, from 1. Raises `NoCluster`."""
+        if not 1 <= number <= len(self.nodes):
+            raise NoCluster(folder=str(self.folder), problem=f"it has no node {number}, only 1 to {len(self.nodes)}")
+        return self.nodes[number - 1]
+
+    def check_same(self, wanted: Layout, *, port: int) -> None:
+        """Raise `OtherLayout` unless the running cluster is as wanted; its ports are if they begin at `port`, or that is 0."""
+        running = replace(self.layout, cluster_id=wanted.cluster_id, ports=())
+        if running != wanted or port not in (0, self.layout.ports[0].client):
+            raise OtherLayout(folder=str(self.folder), problem=f"it runs at {self.address}, with other settings than those asked for")
+
+    def write(self) -> None:
+        """Write down how it is laid out, for itself and for its nodes."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        _layout_file(self.folder).write_text(self.layout.to_json())
+        for node in self.nodes:
+            properties = server_properties(
+                node.number, ports=self.layout.ports, proxies=self.layout.proxies, data=node.data, extra=self.layout.extra
+            )
+            node.configure(properties)
+
+    def start(self, *, timeout_s: float = READY_S) -> None:
+        """Start the nodes that do not run, and wait until they serve.
+
+        Raises `PortTaken`, `NodeFailed` (what was started is then ended), `ToolMissing`, `JarsNotFetched`.
+        """
+        with locked(self.folder):
+            starting = [node for node in self.nodes if node.pid is None]
+            for node in starting:
+                self._check_ports(node)
+            class_path()  # Once, before several ask for it.
+            with ThreadPoolExecutor(len(self.nodes)) as pool:
+                list(pool.map(lambda node: node.format(self.layout.cluster_id), starting))
+            try:
+                for node in starting:  # All before any is waited for: none is ready without a majority.
+                    node.begin()
+                for node in starting:
+                    node.wait_ready(timeout_s=timeout_s)
+            except BaseException:
+                for node in starting:
+                    node.kill()
+                raise
+
+    def stop(self, *, timeout_s: float = STOP_S) -> None:
+        """Have all nodes leave in good order, those that run; what is left after `timeout_s` is killed. Raises `NotStopped`."""
+        for node in self.nodes:  # All at once: the last ones would wait in vain for a majority.
+            node.ask_to_stop()
+        for node in self.nodes:
+            node.stop(timeout_s=timeout_s)
+
+    def kill(self) -> None:
+        """End all nodes at once (`kill -9`). Raises `NotStopped`."""
+        for node in self.nodes:
+            node.kill()
+
+    def _check_ports(self, node: Node) -> None:
+        ports = self.layout.ports[node.number - 1]
+        for port in (ports.client, ports.controller, *([ports.proxied] if self.layout.proxies else [])):
+            with socket.socket() as trying:
+                trying.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # As Java does: what has just been closed is no hindrance.
+                if not _binds(trying, port):
+                    raise PortTaken(port=port)
+
+
+def _layout_file(folder: Path) -> Path:
+    return folder / "layout.json"
+
+
+def _cluster_id() -> str:
+    """As Kafka's own tool makes them: 16 bytes at random; a leading hyphen would be taken for an option."""
+    return base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("=").replace("-", "_")
+
+
+def _ports(nodes: int, first: int) -> tuple[Ports, ...]:
+    """The ports of so many nodes: those from `first` on, or any that are free."""
+    ports = list(range(first, first + 3 * nodes)) if first else free_ports(3 * nodes)
+    return tuple(Ports(client=ports[node], controller=ports[nodes + node], proxied=ports[2 * nodes + node]) for node in range(nodes))
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports that are free now, none of them one that the kernel gives to connections going out.
+
+    Of those, one could be taken while its node is down, and the node could not come back.
+    """
+    port_max = int(_KERNELS_PORTS.read_text().split()[0])
+    found: list[int] = []
+    with ExitStack() as holding:
+        for port in random.sample(range(_PORT_MIN, port_max), _TRIES_MAX):
+            if len(found) < count and _binds(holding.enter_context(socket.socket()), port):
+                found.append(port)
+    if len(found) < count:
+        raise PortTaken(port=port_max)
+    return found
+
+
+def _binds(trying: socket.socket, port: int) -> bool:
+    try:
+        trying.bind((HOST, port))
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,72 @@
+"""The jars of Kafka: fetched once by Maven, into the repository that it keeps for this user.
+
+May live here: what knows of Java and Maven. `pom.xml` beside this file names the jars.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Final
+
+from compose.local_kafka.errors import JarsNotFetched, ToolMissing
+from compose.local_kafka.locked import locked
+
+HOME: Final = Path(__file__).resolve().parents[2] / ".kafka"
+"""What all local clusters of this clone share, beside the Makefile."""
+
+POM: Final = Path(__file__).with_name("pom.xml")
+
+# Maven's own plugins and 45 MB of jars over a slow line, 200 kB/s.
+_FETCH_S: Final = 600.0
+_PACKAGES: Final = {"java": "default-jre-headless", "mvn": "maven"}
+
+
+def tool(name: str) -> str:
+    """Where `java` or `mvn` is. Raises `ToolMissing`."""
+    found = shutil.which(name)
+    if found is None:
+        raise ToolMissing(tool=name, package=_PACKAGES[name])
+    return found
+
+
+def kafka_version() -> str:
+    """The version of Kafka whose jars these are."""
+    found = re.search(r"<kafka\.version>(.+)</", POM.read_text())
+    assert found is not None, "the file beside this one has it"
+    return found[1]
+
+
+def class_path(*, home: Path = HOME, telling: Callable[[str], None] = lambda _: None) -> str:
+    """Java's class path for Kafka, whose jars are fetched if they are not there; `telling` hears of that, since it takes its time.
+
+    Raises `ToolMissing`, `JarsNotFetched`.
+    """
+    digest = hashlib.sha256(POM.read_bytes()).hexdigest()[:16]
+    kept = home / f"class-path-{digest}.txt"
+    with locked(home):
+        if not _is_whole(kept):
+            telling("Maven fetches the jars of Kafka (45 MB, once)")
+            _fetch(kept)
+        return kept.read_text().strip()
+
+
+def _is_whole(kept: Path) -> bool:
+    """Whether a class path has been found before, and all its jars are still there."""
+    return kept.exists() and all(Path(jar).exists() for jar in kept.read_text().strip().split(":"))
+
+
+def _fetch(kept: Path) -> None:
+    """Have Maven fetch the jars, and write their class path. Raises `ToolMissing`, `JarsNotFetched`."""
+    goals = ["dependency:build-classpath", "-DincludeScope=runtime", f"-Dmdep.outputFile={kept}"]
+    words = [tool("mvn"), "--quiet", "--batch-mode", f"--file={POM}", *goals]
+    try:
+        fetched = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_FETCH_S)
+    except subprocess.TimeoutExpired as error:
+        raise JarsNotFetched(problem=f"it was not done within {_FETCH_S:.0f} s") from error
+    if fetched.returncode:
+        raise JarsNotFetched(problem=f"{fetched.stdout}{fetched.stderr}".strip())

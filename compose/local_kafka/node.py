@@ -1,0 +1,156 @@
+"""One node: started, found again by its folder, stopped, killed, suspended.
+
+May live here: what concerns one process of Kafka. What nodes have in common is in cluster.py.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from compose.local_kafka.errors import NodeFailed, NotStopped
+from compose.local_kafka.jars import class_path, tool
+from compose.local_kafka.process import handle, has_ended, pid_of, send, start
+from compose.local_kafka.server_properties import spelled
+
+READY_S: Final = 120.0
+"""A node needs 3 s on two quiet cores, and 20 s on busy ones; three at once, three times as long, with as much in reserve."""
+
+STOP_S: Final = 15.0
+"""A node that leaves in good order takes a second. One whose fellows are gone already would ask them for minutes, and is killed."""
+
+_KILL_S: Final = 15.0  # What the kernel takes to free 500 MB, on a machine that swaps.
+_LOOK_S: Final = 0.05
+_FORMAT_S: Final = 60.0  # 1.5 s on two quiet cores, ten times as much on busy ones, three at once.
+_LAST_WORDS_BYTES: Final = 4_000
+_STARTED: Final = b"Kafka Server started"  # By KafkaRaftServer, once other nodes and clients may use it.
+# Java's own choice is made for servers that run for weeks: for the first minutes it spends more on compiling than Kafka on its work.
+# With these a node is ready in half the time, and 3,000 appends one by one cost it 0.8 s of a core instead of 6.5.
+_JAVA_OPTIONS: Final = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Djava.awt.headless=true")
+_LOG4J: Final = Path(__file__).with_name("log4j2.properties")
+
+
+class Node:
+    """A node of a cluster, which may run or not; whoever names the same folder means the same node."""
+
+    def __init__(self, folder: Path, *, number: int, heap_mb: int) -> None:
+        """All that the node leaves behind is below `folder`, an absolute path."""
+        self.number = number
+        self.folder = folder
+        self._heap_mb = heap_mb
+        self._properties = folder / "server.properties"
+        self._output = folder / "output.log"
+        self._pid_file = folder / "pid"
+        self._said_before_bytes = 0
+
+    @property
+    def name(self) -> str:
+        """As messages name it."""
+        return f"node {self.number}"
+
+    @property
+    def data(self) -> Path:
+        """Where its topics are."""
+        return self.folder / "data"
+
+    @property
+    def pid(self) -> int | None:
+        """Its process; None if it does not run."""
+        with handle(self._pid_file, mark=self._mark) as held:
+            return None if held is None else pid_of(self._pid_file)
+
+    @property
+    def _mark(self) -> str:
+        return str(self._properties)
+
+    def configure(self, properties: Mapping[str, str]) -> None:
+        """Give it its settings, which it reads when it starts."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._properties.write_text(spelled(properties))
+
+    def format(self, cluster_id: str) -> None:
+        """Make its folder that of a member of a cluster, unless it is one. Raises `NodeFailed`, `ToolMissing`, `JarsNotFetched`."""
+        if (self.data / "meta.properties").exists():
+            return
+        options = ["format", "--ignore-formatted", "--cluster-id", cluster_id, "--config", str(self._properties)]
+        words = [*self._java(), "kafka.tools.StorageTool", *options]
+        try:
+            formatted = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=_FORMAT_S)
+        except subprocess.TimeoutExpired as error:
+            raise NodeFailed(node=self.name, problem=f"was not formatted within {_FORMAT_S:.0f} s", last_words="") from error
+        if formatted.returncode:
+            raise NodeFailed(node=self.name, problem="could not be formatted", last_words=f"{formatted.stdout}{formatted.stderr}".strip())
+
+    def begin(self) -> None:
+        """Start its process; `wait_ready` waits until it serves. Raises `ToolMissing`, `JarsNotFetched`."""
+        self._said_before_bytes = self._output.stat().st_size if self._output.exists() else 0
+        start([*self._java(), "kafka.Kafka", str(self._properties)], pid_file=self._pid_file, output=self._output)
+
+    def wait_ready(self, *, timeout_s: float = READY_S) -> None:
+        """Wait until it serves. Raises `NodeFailed`."""
+        deadline_s = time.monotonic() + timeout_s
+        while _STARTED not in self._said():
+            if self.pid is None:
+                raise NodeFailed(node=self.name, problem="ended while it started", last_words=self._last_words())
+            if time.monotonic() > deadline_s:
+                raise NodeFailed(node=self.name, problem=f"was not ready within {timeout_s:.0f} s", last_words=self._last_words())
+            time.sleep(_LOOK_S)
+
+    def start(self, *, timeout_s: float = READY_S) -> None:
+        """Start it again where it left off, unless it runs. Raises `NodeFailed`, `ToolMissing`, `JarsNotFetched`."""
+        if self.pid is None:
+            self.begin()
+            self.wait_ready(timeout_s=timeout_s)
+
+    def ask_to_stop(self) -> None:
+        """Tell it to leave in good order, and do not wait."""
+        self._signal(signal.SIGTERM)
+
+    def stop(self, *, timeout_s: float = STOP_S) -> None:
+        """Have it leave in good order; it is killed after `timeout_s`. Raises `NotStopped`."""
+        self.ask_to_stop()
+        with handle(self._pid_file, mark=self._mark) as held:
+            if held is None or has_ended(held, timeout_s=timeout_s):
+                return
+        self.kill()
+
+    def kill(self) -> None:
+        """End it at once (`kill -9`), and wait until it is gone. Raises `NotStopped`."""
+        with handle(self._pid_file, mark=self._mark) as held:
+            if held is None:
+                return
+            send(held, signal.SIGKILL)
+            if not has_ended(held, timeout_s=_KILL_S):
+                raise NotStopped(node=self.name, pid=pid_of(self._pid_file) or 0)
+
+    def suspend(self) -> None:
+        """Stop it in its tracks (SIGSTOP): its sockets stay open, and nothing answers."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let it go on after `suspend`."""
+        self._signal(signal.SIGCONT)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with handle(self._pid_file, mark=self._mark) as held:
+            if held is not None:
+                send(held, number)
+
+    def _java(self) -> list[str]:
+        memory = [f"-Xmx{self._heap_mb}m", f"-Xms{self._heap_mb}m"]
+        return [tool("java"), *memory, *_JAVA_OPTIONS, f"-Dlog4j2.configurationFile={_LOG4J}", "-cp", class_path()]
+
+    def _said(self) -> bytes:
+        """What it has said since it was started last."""
+        if not self._output.exists():
+            return b""
+        with self._output.open("rb") as output:
+            output.seek(self._said_before_bytes)
+            return output.read()
+
+    def _last_words(self) -> str:
+        return self._said()[-_LAST_WORDS_BYTES:].decode(errors="replace").strip()

@@ -1,0 +1,206 @@
+"""How long a compaction takes, what it costs those who append meanwhile, and how soon a reader is ready from what it left.
+
+`make bench BENCH=compaction [LOG=kafka]` prints one JSON line after some minutes, most of which go into making the records.
+
+May live here: the measurement that docs/benchmarks.md quotes of compaction. 100,000 bundles are created, owned, moved and renewed
+over, until 1,000,000 records tell of them. Then another process appends at a steady pace, alone and while this one compacts;
+10,000 more records follow; and a new process restores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from multiprocessing.context import SpawnProcess
+from multiprocessing.queues import Queue
+from multiprocessing.synchronize import Event
+from pathlib import Path
+from typing import Final
+
+from channel import propose
+from channel.log import READ_ENTRIES_MAX, Log
+from channel.open_log import open_log
+from channel.ranges import even_boundaries
+from channel.restore import restored
+from compaction.compactor import compact
+from compaction.retention import Retention
+from tests.benchmarks.figures import machine, percentile, print_line, summary
+from tests.benchmarks.fold import BROKERS, RENEWALS, Stream
+from tests.load.log_places import add_log_option, new_log
+
+RECORDS: Final = 1_000_000
+KEYS: Final = 100_000
+TAIL: Final = 10_000
+NAMESPACES: Final = 2
+BATCH: Final = 2_000
+TIMEOUT_MS: Final = 30_000
+APPEND_PAUSE_SECONDS: Final = 0.004
+ALONE_SECONDS: Final = 5.0
+AN_HOUR_MS: Final = 3_600_000
+
+_spawn = multiprocessing.get_context("spawn")
+Latencies = list[tuple[float, float]]
+"""When each append began, by the clock that all processes share, and how many milliseconds it took."""
+
+
+class History(Stream):
+    """A channel of many bundles, whose records go to a log as they are made."""
+
+    def __init__(self, log: Log, *, keys: int) -> None:
+        super().__init__()
+        self._log = log
+        self._keys = keys
+
+    def found(self) -> None:
+        """Let brokers join and own all bundles."""
+        self.genesis()
+        self.join(*(f"127.0.0.1:{8080 + number}" for number in range(BROKERS)))
+        for number in range(NAMESPACES):
+            self.create(even_boundaries(self._keys // NAMESPACES), namespace=f"tenant/namespace-{number}")
+        self.names = list(self.view.bundles)
+        for place, name in enumerate(self.names):
+            broker = f"127.0.0.1:{8080 + place % BROKERS}"
+            self.accept(propose.assign(self.author(broker), self.view.bundles[name], owner=self.incarnation(broker)))
+            self.accept(propose.opened(self.author(broker), self.view.bundles[name]))
+            self.flush()
+
+    def go_on(self, records: int) -> None:
+        """Renew and move until so many records have been made in all."""
+        while self.view.offset < records:
+            (self.renew if self.random.random() < RENEWALS else self.move)()
+            self.flush()
+        self.flush(at_least=1)
+
+    def flush(self, *, at_least: int = BATCH) -> None:
+        """Append what has been made, once it is so much."""
+        if len(self.entries) < at_least:
+            return
+        offsets = self._log.append([data for _, data in self.entries], timeout_ms=TIMEOUT_MS)
+        assert [offset for offset, _ in self.entries] == list(offsets), "the log is new, and nobody else writes to it"
+        self.entries.clear()
+
+
+def append_steadily(url: str, stop: Event, ready: Event, results: Queue[Latencies]) -> None:
+    """The other process: one record every few milliseconds, each append measured."""
+    log = open_log(url)
+    ready.set()
+    latencies: Latencies = []
+    while not stop.wait(APPEND_PAUSE_SECONDS):
+        began = time.monotonic()
+        log.append([b'{"kind":"none"}'], timeout_ms=TIMEOUT_MS)
+        latencies.append((began, (time.monotonic() - began) * 1e3))
+    results.put(latencies)
+    log.close()
+
+
+@contextmanager
+def appending(url: str) -> Iterator[Queue[Latencies]]:
+    """Somebody appends while the block runs; afterwards what was measured is in the queue."""
+    stop, ready = _spawn.Event(), _spawn.Event()
+    results: Queue[Latencies] = _spawn.Queue()
+    other: SpawnProcess = _spawn.Process(target=append_steadily, args=(url, stop, ready, results))
+    other.start()
+    ready.wait()
+    try:
+        yield results
+    finally:
+        stop.set()
+
+
+def measured_compaction(log: Log) -> tuple[dict[str, object], dict[str, float]]:
+    """Compact beside an appender; what it was like for both, and when each step was done, in seconds."""
+    done_at: dict[str, float] = {}
+    retain = Retention(unit="offsets", amount=0)
+    with appending(log.name) as results:
+        time.sleep(ALONE_SECONDS)
+        began, began_cpu = time.monotonic(), time.process_time()
+        done = compact(
+            log,
+            retain=retain,
+            timeout_ms=TIMEOUT_MS,
+            step=lambda name: done_at.update({str(name): round(time.monotonic() - began, 2)}),
+            now_ms=lambda: time.time_ns() // 1_000_000 + AN_HOUR_MS,
+        )
+        ended, cpu = time.monotonic(), time.process_time() - began_cpu
+    latencies = results.get()
+    alone = [took for at, took in latencies if at < began]
+    meanwhile = [took for at, took in latencies if began <= at < ended]
+    figures: dict[str, object] = {
+        "compact": {"unit": "s", "median": round(ended - began, 2), "repeats": 1},
+        "compact_cpu": {"unit": "s", "median": round(cpu, 2), "repeats": 1},
+        "append_alone": summary(alone, "ms"),
+        "append_meanwhile": summary(meanwhile, "ms"),
+        "append_meanwhile_max": {"unit": "ms", "median": round(percentile(sorted(meanwhile), 100), 1), "repeats": len(meanwhile)},
+        "rows": {"unit": "rows", "median": done.rows, "repeats": 1},
+        "removed": {"unit": "positions", "median": done.start - done.start_before, "repeats": 1},
+    }
+    return figures, done_at
+
+
+def restore_and_tell(url: str, results: Queue[tuple[float, int]]) -> None:
+    """A new process: how many seconds it takes to fold the log to its end, and the digest it comes to."""
+    began = time.monotonic()
+    log = open_log(url)
+    reader = restored(log)
+    while entries := log.read(reader.position, limit=READ_ENTRIES_MAX):
+        for entry in entries:
+            reader.feed(entry)
+    results.put((time.monotonic() - began, reader.view.digest()))
+    log.close()
+
+
+def measured_starts(url: str, repeats: int) -> tuple[list[float], int]:
+    """The seconds of several cold starts, and the digest that all of them came to."""
+    results: Queue[tuple[float, int]] = _spawn.Queue()
+    taken: list[float] = []
+    digests: set[int] = set()
+    for _ in range(repeats):
+        process = _spawn.Process(target=restore_and_tell, args=(url, results))
+        process.start()
+        seconds, digest = results.get()
+        process.join()
+        taken.append(seconds)
+        digests.add(digest)
+    [digest] = digests
+    return taken, digest
+
+
+def measure(url: str, *, records: int, keys: int) -> dict[str, object]:
+    """Make the history, compact it, go on, and restore."""
+    log = open_log(url)
+    history = History(log, keys=keys)
+    history.found()
+    history.go_on(records)
+    print(f"compaction: {history.view.offset} records made", file=sys.stderr)
+    figures, steps = measured_compaction(log)
+    print(f"compaction: {steps}", file=sys.stderr)
+    end = log.end()
+    history.view.offset = end
+    history.go_on(end + TAIL)
+    starts, digest = measured_starts(url, repeats=5)
+    assert history.view.digest() == digest, "what was restored is what was written"
+    log.close()
+    return figures | {"cold_start": summary(starts, "s")}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="tests.benchmarks.compaction")
+    add_log_option(parser)
+    parser.add_argument("--records", type=int, default=RECORDS)
+    parser.add_argument("--keys", type=int, default=KEYS)
+    options = parser.parse_args(arguments)
+    before = machine()
+    with tempfile.TemporaryDirectory() as folder, new_log(options.log, Path(folder)) as url:
+        results = measure(url, records=options.records, keys=options.keys)
+    conditions = f"{before}, {options.records} records, {options.keys} bundles, {TAIL} records of tail, the log on {options.log}"
+    print_line("compaction", results, conditions)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,114 @@
+"""How fast the log on Kafka is: `make bench BENCH=kafka_log` prints one JSON line, in about a minute.
+
+May live here: the measurements that docs/benchmarks.md quotes of the log on a real Kafka of one node, and what they need of other
+processes. What is measured is measured as for SQLite, by tests/benchmarks/log.py.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+import uuid
+from collections.abc import Callable
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+
+from channel.log import FIRST_OFFSET, Log
+from channel.open_log import open_log
+from channel.twin import TwinRow
+from tests.benchmarks import log as any_log
+from tests.benchmarks.figures import machine, print_line, summary
+from tests.kafka.finding import GIVEN, some_kafka
+
+TIMEOUT_MS = 10_000
+WARM_UP_APPENDS = 500
+REPLAY_ENTRIES = 200_000
+TWIN_ROWS, TWIN_ROW_BYTES, TWIN_REPEATS = 100_000, 250, 3
+TAIL_REPEATS = 20
+
+
+def contended(url: str) -> any_log.Latencies:
+    """Milliseconds of single appends of processes that all append without pause."""
+    ready = any_log.spawn.Barrier(any_log.WRITERS)
+    results = any_log.spawn.Queue()
+    writers: list[SpawnProcess] = [
+        any_log.spawn.Process(target=any_log.append_without_pause, args=(url, ready, results)) for _ in range(any_log.WRITERS)
+    ]
+    for writer in writers:
+        writer.start()
+    latencies = [latency for _ in writers for latency in results.get()]
+    for writer in writers:
+        writer.join()
+    return latencies
+
+
+def timed_ms(work: Callable[[], object], repeats: int) -> list[float]:
+    """Milliseconds of doing something, each time."""
+    measured: list[float] = []
+    for _ in range(repeats):
+        began = time.perf_counter()
+        work()
+        measured.append((time.perf_counter() - began) * 1e3)
+    return measured
+
+
+def open_and_close(url: str) -> None:
+    """What a command pays before it reads, and after."""
+    open_log(url, create=False).close()
+
+
+def append_and_read(log: Log) -> None:
+    """What one turn of a broker's thread does: append, and read that back by the same handle."""
+    (offset,) = log.append([any_log.record()], timeout_ms=TIMEOUT_MS)
+    assert len(log.read(offset, limit=10)) == 1
+
+
+def measure(address: str) -> dict[str, object]:
+    """All measurements, on one log of one node."""
+    url = f"kafka://{address}/benchmark-{uuid.uuid4().hex}"
+    log = open_log(url)
+    for _ in range(WARM_UP_APPENDS):  # A JVM that has just started compiles what it runs.
+        append_and_read(log)
+    results: dict[str, object] = {
+        "read_back": summary(any_log.read_back(url), "ms"),
+        "append_and_read": summary(timed_ms(lambda: append_and_read(log), any_log.READ_BACKS), "ms"),
+        "single_appends": summary(any_log.rates(any_log.append_singly, log, any_log.SINGLE_REPEATS), "records/s"),
+        "grouped_appends": summary(any_log.rates(any_log.append_in_groups, log, any_log.GROUP_REPEATS), "records/s"),
+        "four_writers": summary(contended(url), "ms"),
+        "idle_wait": summary(any_log.idle(url), "% of one core"),
+        "open_and_close": summary(timed_ms(lambda: open_and_close(url), TAIL_REPEATS), "ms"),
+    }
+    while log.end() < REPLAY_ENTRIES:
+        any_log.append_in_groups(log)
+    results["replay"] = summary(any_log.rates(any_log.read_all, log, any_log.READ_REPEATS), "records/s")
+    results |= measure_twin(log)
+    assert log.start() == FIRST_OFFSET
+    log.close()
+    return results
+
+
+def measure_twin(log: Log) -> dict[str, object]:
+    """A twin of as many rows as a large cluster has bundles: claimed, replaced as a whole, and loaded."""
+    twin = log.twin()
+    rows = [TwinRow(f"bundle:{number}", b"r" * TWIN_ROW_BYTES) for number in range(TWIN_ROWS)]
+    return {
+        "twin_claim": summary(timed_ms(lambda: twin.claim(timeout_ms=TIMEOUT_MS), TWIN_REPEATS), "ms"),
+        "twin_replace": summary(timed_ms(lambda: twin.replace(rows, b"marker", timeout_ms=TIMEOUT_MS), TWIN_REPEATS), "ms"),
+        "twin_load": summary(timed_ms(twin.load, TWIN_REPEATS), "ms"),
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory() as folder, some_kafka(Path(folder)) as address:
+        where = "given" if os.environ.get(GIVEN) else "of one node on this machine"
+        conditions = (
+            f"{machine()}, Kafka {where}, acks=all, records of {any_log.RECORD_BYTES} bytes, groups of {any_log.GROUP_ENTRIES}, "
+            f"{any_log.WRITERS} writers without pause, a twin of {TWIN_ROWS} rows of {TWIN_ROW_BYTES} bytes"
+        )
+        print_line("kafka_log", measure(address), conditions)
+
+
+if __name__ == "__main__":
+    main()

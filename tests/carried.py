@@ -1,0 +1,51 @@
+"""Logs for tests of what is carried from one to another: with a twin, cut off, closed.
+
+May live here: how such logs are made without a compactor, and what two of them are compared by.
+"""
+
+from __future__ import annotations
+
+from channel.deadline import Deadline
+from channel.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
+from channel.reader import Reader
+from channel.restore import restored
+from channel.twin_rows import encode_marker, marker_of, rows_of
+from channel.view import View
+
+TIMEOUT_MS = 5_000
+
+
+def soon() -> Deadline:
+    """A deadline that no test meets."""
+    return Deadline.after(timeout_ms=60_000)
+
+
+def entries_of(log: Log) -> list[Entry]:
+    """All entries that are left."""
+    entries: list[Entry] = []
+    position = log.start()
+    while found := log.read(position, limit=READ_ENTRIES_MAX):
+        entries += found
+        position = found[-1].offset + 1
+    return entries
+
+
+def view_of_log(log: Log) -> View:
+    """What the log comes to for a broker that starts on it."""
+    reader = restored(log)
+    for entry in log.read(reader.position, limit=READ_ENTRIES_MAX):
+        reader.feed(entry)
+    return reader.view
+
+
+def cut_off(log: Log, *, horizon: int, below: int) -> View:
+    """Give a whole log a twin of its view at physical offset `horizon`, and truncate it below `below`; that view."""
+    reader = Reader(log=log.name)
+    for entry in log.read(FIRST_OFFSET, limit=READ_ENTRIES_MAX):
+        if entry.offset <= horizon:
+            reader.feed(entry)
+    twin = log.twin()
+    twin.claim(timeout_ms=TIMEOUT_MS)
+    twin.replace(rows_of(reader.view, -1), encode_marker(marker_of(reader.view, log=log.identity)), timeout_ms=TIMEOUT_MS)
+    log.truncate(below, timeout_ms=TIMEOUT_MS)
+    return reader.view

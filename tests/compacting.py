@@ -1,0 +1,109 @@
+"""Channels that are compacted in tests: what they hold, folded from zero and restored, laid side by side.
+
+May live here: what the tests of the twin's rows, of restoring and of compacting share.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+
+from channel import propose
+from channel.codec import decode, encode
+from channel.log import READ_ENTRIES_MAX, Log
+from channel.propose import Author
+from channel.restore import restored
+from channel.twin import TwinImage
+from channel.twin_rows import Marker, decode_marker, encode_marker, marker_of, rows_of
+from channel.view import View, apply
+from compaction.compactor import Compacted, compact
+from compaction.retention import Retention
+from tests.folding import CLUSTER, Channel
+from tests.gap_log import GapLog
+
+TIMEOUT_MS = 10_000
+NOTHING = Retention(unit="offsets", amount=0)
+
+# All that a view holds, spelled out so that a field that is forgotten on both ways is missed here.
+FIELDS = (
+    "offset", "cluster", "base", "genesis", "level", "level_last", "removed_at", "bundles", "brokers", "namespaces", "policies", "live",
+)  # fmt: skip
+
+Entries = Sequence[tuple[int, bytes]]
+
+
+def written(log: GapLog, channel: Channel) -> Channel:
+    """Write a channel to a log, on from where it stands."""
+    log.put(*(entry for entry in channel.entries if entry[0] > log.end()))
+    return channel
+
+
+def in_an_hour() -> int:
+    """The time at which all that was written just now is no longer of the newest ten minutes."""
+    return time.time_ns() // 1_000_000 + 3_600_000
+
+
+def compacted(log: Log, *, retain: Retention = NOTHING, step: Callable[[str], None] = lambda _: None, dry_run: bool = False) -> Compacted:
+    """Compact a log as one that has been quiet for an hour."""
+    return compact(log, retain=retain, timeout_ms=TIMEOUT_MS, step=step, dry_run=dry_run, now_ms=in_an_hour)
+
+
+def fold(entries: Iterable[tuple[int, bytes]]) -> View:
+    """The fold from zero."""
+    view = View()
+    for offset, data in entries:
+        apply(view, offset, decode(data))
+    return view
+
+
+def restored_to_end(log: Log, *, own: View | None = None) -> View:
+    """What a reader that begins now comes to at the end of a log."""
+    reader = restored(log, own=own)
+    while entries := log.read(reader.position, limit=READ_ENTRIES_MAX):
+        for entry in entries:
+            reader.feed(entry)
+    return reader.view
+
+
+def all_of(view: View) -> dict[str, object]:
+    """All that a view holds, its digest, and what its indexes say."""
+    return {name: getattr(view, name) for name in FIELDS} | {
+        "digest": view.digest(),
+        "ranges": {name: [bundle.name for bundle in view.bundles_of(name)] for name in view.namespaces},
+        "held": {incarnation: view.held_by(incarnation) for incarnation in view.live},
+        "unsettled": view.unsettled(),
+    }
+
+
+def image_of(log: Log) -> TwinImage:
+    """What a log's twin holds, which was written."""
+    image = log.twin().load()
+    assert image is not None
+    return image
+
+
+def marker_in(log: Log) -> Marker:
+    """The marker of a log's twin."""
+    return decode_marker(image_of(log).marker)
+
+
+def all_rows(view: View) -> dict[str, bytes]:
+    """The rows of a twin that is written at once and whole."""
+    return {key: data for key, data in rows_of(view, -1) if data is not None}
+
+
+def write_twin(log: Log, view: View, *, copied: bool = False) -> None:
+    """Write the twin of a view at once and whole, whatever stands on the log."""
+    log.twin().claim(timeout_ms=TIMEOUT_MS)
+    log.twin().replace(rows_of(view, -1), encode_marker(marker_of(view, log=log.identity, copied=copied)), timeout_ms=TIMEOUT_MS)
+
+
+def begin_copy(log: Log, channel: Channel, *, base: int) -> Log:
+    """Make a new log the copy of a channel, which goes on above `base`; the channel's view becomes the copy's."""
+    view = channel.view
+    view.go_on_above(base, level=view.level, level_last=view.level_last)
+    write_twin(log, view, copied=True)
+    log.append(
+        [encode(propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER, base=base, level=view.level))], timeout_ms=TIMEOUT_MS
+    )
+    return log

@@ -1,0 +1,18 @@
+"""What the suites of the contracts share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.contract.log_adapters import ADAPTERS, Handles, handles_on
+
+
+@pytest.fixture(params=ADAPTERS, ids=lambda adapter: adapter.id)
+def handles(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Handles]:
+    """The opener of handles on one new log, once for each adapter."""
+    opener = handles_on(request.param, tmp_path, request)
+    yield opener
+    opener.close()

@@ -1,0 +1,112 @@
+"""Records the golden channels of the newest level: `python -m tests.golden.record`. It never writes over one that is there.
+
+May live here: what is recorded, and in which files. README.md beside this file says why they are kept.
+
+A channel is recorded as simulated brokers wrote it, with crashes, races, splits and merges, and as it is then compacted, closed and copied.
+Of each there are the SQLite file (`NAME.db.gz`) and its export (`NAME.export.gz`), which has the verdict on each record and
+the digest at its end.
+"""
+
+from __future__ import annotations
+
+import gzip
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from brokers.simulation.clock import MICROSECONDS_PER_SECOND
+from brokers.simulation.scenario import SCENARIOS
+from brokers.simulation.world import World
+from channel import propose
+from channel.codec import encode
+from channel.deadline import Deadline
+from channel.log import Entry
+from channel.propose import Author
+from channel.reader import Reader
+from channel.sqlite_log import SqliteLog
+from channel.view import View
+from compaction.copying import copy
+from compaction.exporting import exported
+from tests.carried import TIMEOUT_MS, cut_off, view_of_log
+from tests.folding import joined
+
+FOLDER: Final = Path(__file__).resolve().parent / "level_1"
+SCENARIO: Final = "heavy"
+SEED: Final = 3
+SECONDS: Final = 30
+GARBAGE: Final = (b"", b"\xff\x00", b'{"kind":"bundle"}', b'{"kind": "renewed", "publisher": "broker-1"}', b"[]")
+COPY_MS_MAX: Final = 60_000
+
+
+def played() -> list[Entry]:
+    """What simulated brokers and admins wrote, but for rejected records that settle nothing, which are made garbage."""
+    world = World(replace(SCENARIOS[SCENARIO], seconds=SECONDS), SEED, tell=None)
+    world.begin()
+    world.stage.schedule.run_until(SECONDS * MICROSECONDS_PER_SECOND)
+    reader = Reader(log="simulated")
+    entries: list[Entry] = []
+    for entry in world.log.entries:
+        folded = reader.feed(entry)
+        settles_nothing = not folded.verdict.accepted and folded.record.incarnation is None
+        entries.append(Entry(entry.offset, GARBAGE[len(entries) % len(GARBAGE)]) if settles_nothing else entry)
+    return entries
+
+
+def write(log: SqliteLog, entries: list[Entry]) -> None:
+    """Append entries at the offsets that they have."""
+    for entry in entries:
+        log.skip(entry.offset, timeout_ms=TIMEOUT_MS)
+        log.append([entry.data], timeout_ms=TIMEOUT_MS)
+
+
+def keep(name: str, path: Path) -> None:
+    """Put a log that nobody has open into the folder, as a file and as an export."""
+    log = SqliteLog(str(path), name=f"sqlite:{name}.db", create=False)
+    export = b"".join(exported(log))
+    log.close()
+    for suffix, data in (("export", export), ("db", path.read_bytes())):
+        target = FOLDER / f"{name}.{suffix}.gz"
+        if not target.exists():
+            target.write_bytes(gzip.compress(data, mtime=0))
+
+
+def go_on(log: SqliteLog, view: View) -> None:
+    """Let a broker join, and take all that is free; one record of another cluster, and a second genesis, come in between."""
+    reader = Reader(log=log.name, view=view)
+
+    def put(data: bytes) -> View:
+        log.append([data], timeout_ms=TIMEOUT_MS)
+        for entry in log.read(reader.position, limit=10):
+            reader.feed(entry)
+        return reader.view
+
+    incarnation = put(encode(joined("broker-9", view, nonce="in the copy"))).brokers["broker-9"].incarnation
+    for cluster, base in (("another", view.base), (str(view.cluster), 0), (str(view.cluster), view.base)):
+        put(encode(propose.genesis(Author(publisher="broker-9"), cluster=cluster, base=base)))
+    sequence = 0
+    for bundle in [bundle for bundle in view.unsettled() if bundle.phase == "free"][:20]:
+        author = Author(publisher="broker-9", incarnation=incarnation, sequence=(sequence := sequence + 1))
+        assigned = put(encode(propose.assign(author, bundle, owner=incarnation))).bundles[bundle.name]
+        put(encode(propose.opened(replace(author, sequence=(sequence := sequence + 1)), assigned)))
+
+
+def record() -> None:
+    """Make the channels, one of the other, and keep each."""
+    with tempfile.TemporaryDirectory() as folder:
+        paths = {name: Path(folder) / f"{name}.db" for name in ("recorded", "compacted", "closed", "copied")}
+        logs = {name: SqliteLog(str(path), name=f"sqlite:{path}") for name, path in paths.items()}
+        entries = played()
+        for name in ("recorded", "compacted", "closed"):
+            write(logs[name], entries)
+        cut_off(logs["compacted"], horizon=entries[len(entries) * 2 // 3].offset, below=entries[len(entries) // 3].offset)
+        copy(logs["closed"], logs["copied"], publisher="admin:golden", deadline=Deadline.after(timeout_ms=COPY_MS_MAX))
+        go_on(logs["copied"], view_of_log(logs["copied"]))
+        for log in logs.values():
+            log.close()
+        for name, path in paths.items():
+            keep(name, path)
+
+
+if __name__ == "__main__":
+    record()

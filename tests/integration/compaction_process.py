@@ -1,0 +1,89 @@
+"""A compactor in a process of its own, which is killed: at one of its named steps, at one of its SQL statements, or at some time.
+
+May live here: what runs in that process, started by test_compaction_crashes.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import threading
+import time
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.queues import SimpleQueue
+
+from channel import sqlite_log, sqlite_twin
+from channel.errors import EquipoiseError
+from channel.open_log import open_log
+from compaction.compactor import compact
+from compaction.retention import Retention
+
+TIMEOUT_MS = 10_000
+
+# So that a small channel takes many transactions to write and to remove.
+STEP_ROWS, TRUNCATE_STEP_ENTRIES = 3, 7
+
+
+@dataclass(frozen=True, kw_only=True)
+class Death:
+    """When to die; never, if nothing is set. A statement is counted from 1, and not executed."""
+
+    step: str | None = None
+    statement: int | None = None
+    after_ms: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lived:
+    """What a compactor tells that was not killed: how many SQL statements it took, and how it failed, if it did."""
+
+    statements: int
+    took_ms: float
+    error: str | None
+
+
+def die() -> None:
+    """Die as a process dies that is killed: nothing is tidied up."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def compact_and_die(url: str, retain: Retention, death: Death, told: SimpleQueue[Lived]) -> None:
+    """Compact a log, as one that has been quiet for an hour, and die on the way."""
+    sqlite_twin.STEP_ROWS, sqlite_log.TRUNCATE_STEP_ENTRIES = STEP_ROWS, TRUNCATE_STEP_ENTRIES  # type: ignore[misc]
+    statements = 0
+
+    class Mortal(sqlite3.Connection):
+        def count(self) -> None:
+            nonlocal statements
+            statements += 1
+            if statements == death.statement:
+                die()
+
+        def execute(self, *args: object) -> sqlite3.Cursor:
+            self.count()
+            return super().execute(*args)  # type: ignore[arg-type] # as it was called
+
+        def executemany(self, *args: object) -> sqlite3.Cursor:
+            self.count()
+            return super().executemany(*args)  # type: ignore[arg-type] # as it was called
+
+    sqlite3.connect = partial(sqlite3.connect, factory=Mortal)  # type: ignore[assignment]
+    log = open_log(url)
+    if death.after_ms is not None:
+        threading.Timer(death.after_ms / 1_000, die).start()
+    began, error = time.monotonic(), None
+    try:
+        compact(
+            log,
+            retain=retain,
+            timeout_ms=TIMEOUT_MS,
+            step=lambda step: die() if step == death.step else None,
+            now_ms=lambda: time.time_ns() // 1_000_000 + 3_600_000,
+        )
+    except EquipoiseError as failed:
+        error = str(failed)
+    told.put(Lived(statements=statements, took_ms=(time.monotonic() - began) * 1e3, error=error))
+    log.close()
+    os._exit(0)  # The timer may still run.

@@ -1,0 +1,114 @@
+"""Brokers in processes of their own, whose log is compacted and cut off: who starts from nothing, and who was stopped meanwhile.
+
+May live here: what only real processes on a real file show. The ten minutes that are always kept are got round by a clock that
+runs ahead, which only a caller of `compaction.compactor` may give.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from pathlib import Path
+from urllib.request import urlopen
+
+import pytest
+
+from brokers.admin.access import opened, until
+from brokers.admin.moving import create_namespace
+from brokers.local_cluster import ClusterSettings, LocalCluster
+from channel.deadline import Deadline
+from channel.open_log import open_log
+from channel.ranges import even_boundaries
+from channel.restore import restoration
+from channel.view import View
+from compaction.compactor import Compacted, compact
+from compaction.retention import parse_retention
+
+pytestmark = pytest.mark.integration
+
+NAMESPACE = "acme/shop"
+PATIENCE_MS = 60_000
+HOUR_MS = 3_600_000
+
+
+def cut_off_all(log_url: str) -> Compacted:
+    """Compact a log, and keep nothing of it for anybody."""
+    log = open_log(log_url, create=False)
+    try:
+        retain = parse_retention("0 offsets")
+        return compact(log, retain=retain, timeout_ms=PATIENCE_MS, now_ms=lambda: time.time_ns() // 1_000_000 + HOUR_MS)
+    finally:
+        log.close()
+
+
+def metric(address: str, name: str) -> float:
+    """What a broker tells of one metric; 0 while it does not answer."""
+    try:
+        with urlopen(f"{address}/metrics", timeout=5) as answer:  # noqa: S310 - a broker of this test
+            match = re.search(rf"^equipoise_{name}{{[^}}]*}} (\S+)$", answer.read().decode(), flags=re.MULTILINE)
+    except OSError:
+        return 0.0
+    return 0.0 if match is None else float(match[1])
+
+
+def wait_for_metric(address: str, name: str, at_least: float) -> None:
+    """Wait until a broker tells so much."""
+    deadline = Deadline.after(timeout_ms=PATIENCE_MS)
+    while metric(address, name) < at_least:
+        deadline.check(f"{name} of {address} being {at_least}")
+        time.sleep(0.05)
+
+
+def wait_until_owned(log_url: str, *brokers: str) -> View:
+    """Wait until these brokers, and no others, are up, and own all bundles between them; the view then."""
+    with opened(log_url, timeout_ms=PATIENCE_MS) as access:
+
+        def owned(view: View) -> View | None:
+            up = {entry.broker for entry in view.live_brokers() if entry.status == "up"}
+            bundles = view.bundles_of(NAMESPACE)
+            return view if up == set(brokers) and bundles and all(bundle.phase == "owned" for bundle in bundles) else None
+
+        return until(access, lambda view, _: owned(view), what="all bundles being owned")
+
+
+def test_brokers_start_from_the_twin_and_jump_through_it(tmp_path: Path) -> None:
+    """A broker without a directory is ready on a log that was cut off, and one that slept through the cut goes on after it."""
+    settings = ClusterSettings(directory=tmp_path, brokers=2, settings={"balance": "false"})
+    with LocalCluster(settings) as cluster:
+        first, second = cluster.broker_ids
+        with opened(cluster.log_url, timeout_ms=PATIENCE_MS, publisher="admin:test") as access:
+            create_namespace(access, NAMESPACE, even_boundaries(8))
+        tokens = {bundle.name: bundle.token for bundle in wait_until_owned(cluster.log_url, first, second).bundles_of(NAMESPACE)}
+
+        cluster.pause(1)
+        wait_until_owned(cluster.log_url, first)  # It is declared dead, and what it had is placed anew: all unread by it.
+        compacted = cut_off_all(cluster.log_url)
+        assert compacted.start > compacted.start_before
+        cluster.resume(1)
+        wait_for_metric(cluster.addresses[1], "reader_jumps_total", 1)
+        view = wait_until_owned(cluster.log_url, first, second)
+        assert all(bundle.token >= tokens[bundle.name] for bundle in view.bundles_of(NAMESPACE))
+
+        cluster.kill(0)
+        shutil.rmtree(cluster.directories[0])
+        wait_until_owned(cluster.log_url, second)
+        cut_off_all(cluster.log_url)
+        cluster.restart(0)
+        wait_until_owned(cluster.log_url, first, second)
+        assert 0 == metric(cluster.addresses[0], "reader_jumps_total")
+
+
+def test_the_leader_compacts_in_a_process_of_its_own(tmp_path: Path) -> None:
+    """With a small bound the leader has the log compacted, tells of it, and keeps for the others what is younger than ten minutes."""
+    settings = ClusterSettings(directory=tmp_path, brokers=1, settings={"compact_records": 3, "retain": "0 offsets"})
+    with LocalCluster(settings) as cluster:
+        wait_for_metric(cluster.addresses[0], "compaction_horizon_offset", 3)
+        assert 0 == metric(cluster.addresses[0], "compaction_failures_total")
+        log = open_log(cluster.log_url, create=False)
+        try:
+            marker = restoration(log).marker
+            assert marker is not None
+            assert (1, True) == (log.start(), marker.horizon >= 3)
+        finally:
+            log.close()

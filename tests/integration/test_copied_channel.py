@@ -1,0 +1,175 @@
+"""A cluster of real processes whose channel is copied to another log: from file to file, to a real Kafka, and back.
+
+May live here: what brokers do with a log that was closed, and with a copy of it. What is copied is told in tests/unit/compaction.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+
+from brokers.admin.access import opened, until
+from brokers.local_cluster import ClusterSettings, LocalCluster
+from channel import propose
+from channel.view import View
+from compaction.importing import AHEAD
+from tests.kafka.fixtures import Kafka
+from tests.unit.cli.fabricated import owned_channel, run, write
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_MS = 90_000
+NAMESPACE = "shop/orders"
+BUNDLES = 8
+KILLS = 8
+KILLED_AFTER_SECONDS = 3.0
+"""At most; of these a process takes half a second to two for its start, and some hundredths for the copy."""
+
+
+def free_ports(count: int) -> int:
+    """The first of so many ports in a row that nobody uses now."""
+    while True:
+        with socket.socket() as first:
+            first.bind(("127.0.0.1", 0))
+            port: int = first.getsockname()[1]
+        try:
+            for number in range(count):
+                with socket.socket() as other:
+                    other.bind(("127.0.0.1", port + number))
+        except OSError:
+            continue
+        return port
+
+
+def view_once(log: str, condition: Callable[[View], bool], what: str) -> View:
+    """The view on a log, as soon as it is as it should be."""
+    with opened(log, timeout_ms=PATIENCE_MS) as access:
+        until(access, lambda view, _: condition(view) or None, what=what)
+        return access.view
+
+
+def all_owned(view: View) -> bool:
+    """Whether every bundle of the namespace has an owner."""
+    return len(view.bundles) == BUNDLES and {bundle.phase for bundle in view.bundles.values()} == {"owned"}
+
+
+def tokens(view: View) -> dict[str, int]:
+    """The token of each bundle."""
+    return {name: bundle.token for name, bundle in view.bundles.items()}
+
+
+def copied(source: str, target: str) -> int:
+    """Copy one log to the other as an operator does; the base of the new one."""
+    result = run("channel", "copy", source, target, "--json", "--timeout", "60")
+    assert ("", 0) == (result.stderr, result.exit_code)
+    base: int = json.loads(result.stdout)["base"]
+    return base
+
+
+def settings(directory: Path, log: str, port: int) -> ClusterSettings:
+    """Two brokers that keep their ids and data directories, whichever log they are on."""
+    return ClusterSettings(directory=directory, brokers=2, http_port=port, log_url=log, settings={"balance": "false"})
+
+
+def worked_on(directory: Path, log: str, port: int) -> dict[str, int]:
+    """Let a cluster work on a log for a while, and stop it; the tokens at the end of it."""
+    with LocalCluster(settings(directory, log, port)) as cluster:
+        view = view_once(log, lambda view: len(view.live_brokers()) == len(cluster.broker_ids), "two brokers that are alive")
+        if NAMESPACE not in view.namespaces:
+            assert 0 == run("namespaces", "create", NAMESPACE, "--bundles", str(BUNDLES), log=log).exit_code
+        view = view_once(log, all_owned, "an owner for each bundle")
+        bundle = min(view.bundles)
+        assert 0 == run("namespaces", "unload", NAMESPACE, "--bundle", bundle.removeprefix(f"{NAMESPACE}/"), log=log).exit_code
+        return tokens(view_once(log, all_owned, "an owner for each bundle, after a move"))
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "kafka"])
+def test_brokers_go_on_from_a_copy_and_back(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """To another log and back, brokers find the bundles that there were, and every token is above all that came before."""
+    logs = [f"sqlite:{tmp_path}/{name}.db" for name in ("first", "second", "third")]
+    if kind == "kafka":
+        kafka: Kafka = request.getfixturevalue("kafka")
+        logs[1] = f"kafka://{kafka.address}/{kafka.topic('copied channel')}"
+    port = free_ports(2)
+    before = worked_on(tmp_path, logs[0], port)
+    for old, new in ((logs[0], logs[1]), (logs[1], logs[2])):
+        base = copied(old, new)
+        after = worked_on(tmp_path, new, port)
+        assert set(before) == set(after)
+        assert base > max(before.values())
+        assert base < min(after.values())
+        assert 0 == run("channel", "verify", log=new).exit_code
+        before = after
+
+
+def test_a_copy_that_is_killed_is_finished(tmp_path: Path) -> None:
+    """Whenever its process is killed, the same command, made again, ends with one whole copy of a log that is closed."""
+    channel = owned_channel()
+    for broker in ("a", "b", "c"):
+        channel.accept(propose.left(channel.author(broker), channel.broker(broker)))
+    seconds = random.Random(4)
+    for attempt in range(KILLS):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        old, new = write(channel.entries, folder), f"sqlite:{folder}/new.db"
+        command = [sys.executable, "-m", "brokers.cli", "channel", "copy", old, new]
+        with (
+            subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
+            suppress(subprocess.TimeoutExpired),
+        ):
+            try:
+                process.wait(KILLED_AFTER_SECONDS * seconds.random())
+            finally:
+                process.kill()
+        again = run("channel", "copy", old, new, "--again")
+        assert 0 == again.exit_code, again.stderr
+        assert channel.view.bundles == view_once(new, lambda _: True, "a view").bundles
+        assert 4 == run("bundles", "list", log=old).exit_code
+        assert 0 == run("channel", "verify", log=new).exit_code
+
+
+def test_a_backup_is_restored_to_kafka(tmp_path: Path, kafka: Kafka) -> None:
+    """An export of a log that is lost makes a topic on which brokers go on, far above what the backup has."""
+    lost, restored = f"sqlite:{tmp_path}/lost.db", f"kafka://{kafka.address}/{kafka.topic('restored channel')}"
+    port = free_ports(2)
+    before = worked_on(tmp_path, lost, port)
+    assert 0 == run("channel", "export", str(tmp_path / "backup.zst"), log=lost).exit_code
+    result = run("channel", "import", str(tmp_path / "backup.zst"), restored, "--json")
+    assert ("", 0, False) == (result.stderr, result.exit_code, json.loads(result.stdout)["same"])
+    after = worked_on(tmp_path, restored, port)
+    assert set(before) == set(after)
+    assert AHEAD < min(after.values())
+    again = run("channel", "import", str(tmp_path / "backup.zst"), restored)
+    assert (2, True) == (again.exit_code, "it has records already" in again.stderr)
+
+
+def test_a_broker_that_slept_through_the_copy_ends(tmp_path: Path) -> None:
+    """It was stopped, not asked; the copy declares it dead, and when it wakes it finds its log closed, and serves no more."""
+    old, new = f"sqlite:{tmp_path}/first.db", f"sqlite:{tmp_path}/second.db"
+    with LocalCluster(settings(tmp_path, old, 0)) as cluster:
+        sleeper, _ = cluster.broker_ids
+        assert 0 == run("namespaces", "create", NAMESPACE, "--bundles", str(BUNDLES), log=old).exit_code
+        view_once(old, all_owned, "an owner for each bundle")
+        refused = run("channel", "copy", old, new, "--timeout", "60")
+        assert (4, True) == (refused.exit_code, "is in use by" in refused.stderr)
+        cluster.pause(0)
+        cluster.stop(1)
+        assert 0 == copied_exit(old, new)
+        cluster.resume(0)
+        assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
+        log_file = (cluster.directories[0] / "broker.log").read_text(encoding="utf-8")
+        assert "when its channel was copied to another log" in log_file
+        assert "left" != view_once(new, lambda _: True, "a view").brokers[sleeper].status
+
+
+def copied_exit(source: str, target: str) -> int:
+    """Copy one log to the other; the exit code."""
+    return run("channel", "copy", source, target, "--timeout", "60").exit_code

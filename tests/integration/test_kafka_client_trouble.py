@@ -1,0 +1,183 @@
+"""The log on a real Kafka whose client does not do its part: it asks once too little, is not answered, or dies.
+
+May live here: single calls of the client that are counted, or made to fail. A whole Kafka in trouble is in test_kafka_log.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Final
+
+import pytest
+
+from channel import kafka_log
+from channel.errors import LogReplaced, LogUnavailable, TwinFenced
+from channel.kafka_answers import Bounds, KafkaFailed, Trouble
+from channel.kafka_client import Administrator, PartitionConsumer
+from channel.kafka_tail import HEADER_KEY
+from channel.kafka_topic import HEADER
+from channel.log import Log
+from channel.open_log import open_log
+from channel.twin import TwinRow
+from tests.kafka.fixtures import Kafka
+from tests.kafka.topics import Writer
+
+pytestmark = pytest.mark.integration
+
+TIMEOUT_MS: Final = 10_000
+SHORT_MS: Final = 500
+
+
+@pytest.fixture
+def log(kafka: Kafka) -> Iterator[Log]:
+    """A handle on a new log."""
+    with closing(open_log(f"kafka://{kafka.address}/{kafka.topic('log')}")) as opened:
+        yield opened
+
+
+@dataclass
+class Asked:
+    """What was asked of the library, of one kind."""
+
+    times: int = 0
+
+
+@pytest.fixture
+def bounds_asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """How often bounds were asked for."""
+    asked = Asked()
+    bounds = PartitionConsumer.bounds
+
+    def counted(consumer: PartitionConsumer, *, timeout_ms: int) -> Bounds:
+        asked.times += 1
+        return bounds(consumer, timeout_ms=timeout_ms)
+
+    monkeypatch.setattr(PartitionConsumer, "bounds", counted)
+    return asked
+
+
+def test_a_reader_behind_a_header_asks_for_what_others_appended(kafka: Kafka, log: Log, bounds_asked: Asked) -> None:
+    """A reader that has passed a gap at the log's end finds nothing only where Kafka says that nothing is there."""
+    log.append([b"a"], timeout_ms=TIMEOUT_MS)
+    Writer(kafka.address).append(log.name.rpartition("/")[2], [(HEADER_KEY, HEADER)])
+    assert [] == list(log.read(2, limit=10))
+    for look in (lambda: log.read(2, limit=10), lambda: log.wait(2, timeout_ms=0)):
+        bounds_asked.times = 0
+        assert not look()
+        assert 1 == bounds_asked.times
+
+
+def test_a_reader_whose_thread_has_died_is_told_and_begins_anew(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where reading ahead has failed at the log's end, one wait says so and the next one waits again: nobody spins."""
+    (offset,) = log.append([b"a"], timeout_ms=TIMEOUT_MS)
+    assert [b"a"] == [entry.data for entry in log.read(offset, limit=10)]
+
+    def failing(consumer: PartitionConsumer, limit: int, *, timeout_ms: int) -> None:
+        raise RuntimeError("boom")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(PartitionConsumer, "take", failing)
+        with pytest.raises(LogUnavailable, match="boom"):
+            log.wait(offset + 1, timeout_ms=TIMEOUT_MS)
+    began_s = time.monotonic()
+    assert not log.wait(offset + 1, timeout_ms=SHORT_MS)
+    assert time.monotonic() - began_s >= SHORT_MS / 1_000
+    log.append([b"b"], timeout_ms=TIMEOUT_MS)
+    assert [b"b"] == [entry.data for entry in log.read(offset + 1, limit=10)]
+
+
+def test_a_look_at_the_topic_that_nobody_answers_keeps_nobody_from_reading(
+    kafka: Kafka, monkeypatch: pytest.MonkeyPatch, bounds_asked: Asked
+) -> None:
+    """The look-up of now and then may fail while bounds are answered; after an outage the topic must be known to be the same."""
+    monkeypatch.setattr(kafka_log, "LOOK_MS", 0)
+    with closing(open_log(f"kafka://{kafka.address}/{kafka.topic('looked-up')}")) as log:
+        log.append([b"a"], timeout_ms=TIMEOUT_MS)
+        with monkeypatch.context() as unanswered:
+            unanswered.setattr(Administrator, "identity", silent)
+            bounds_asked.times = 0
+            assert [1, 1] == [log.end(), log.end()]
+            assert 2 == bounds_asked.times
+            with monkeypatch.context() as out:
+                out.setattr(PartitionConsumer, "bounds", silent)
+                with pytest.raises(LogUnavailable, match="nobody answers"):
+                    log.end()
+            with pytest.raises(LogUnavailable, match="nobody answers"):
+                log.end()
+        assert 1 == log.end()
+
+
+def test_a_topic_is_gone_when_nobody_has_known_of_it_for_a_while(kafka: Kafka, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One answer that there is no such topic is an outage, which ends when somebody knows of it; one that lasts ends the log."""
+    monkeypatch.setattr(kafka_log, "LOOK_MS", 0)
+    with closing(open_log(f"kafka://{kafka.address}/{kafka.topic('unknown')}")) as log:
+        with monkeypatch.context() as unknown:
+            unknown.setattr(Administrator, "identity", lambda administrator, topic, *, timeout_ms: None)
+            log.end()
+            with pytest.raises(LogUnavailable, match="there is no topic"):
+                log.end()
+        assert 0 == log.end()
+        monkeypatch.setattr(kafka_log, "MISSING_MS", 0)
+        monkeypatch.setattr(Administrator, "identity", lambda administrator, topic, *, timeout_ms: None)
+        with pytest.raises(LogReplaced):
+            log.end()
+
+
+@pytest.mark.parametrize("trouble", [Trouble.AWAY, Trouble.NO_TOPIC])
+def test_a_new_topic_may_have_no_leader_yet(kafka: Kafka, monkeypatch: pytest.MonkeyPatch, trouble: Trouble) -> None:
+    """Opening waits for the leader of a topic that has just been made, and for the one who is asked to know of it."""
+    bounds = PartitionConsumer.bounds
+    failures = [KafkaFailed(trouble=trouble, problem="not the leader")] * 2
+
+    def early(consumer: PartitionConsumer, *, timeout_ms: int) -> Bounds:
+        if failures:
+            raise failures.pop()
+        return bounds(consumer, timeout_ms=timeout_ms)
+
+    monkeypatch.setattr(PartitionConsumer, "bounds", early)
+    with closing(open_log(f"kafka://{kafka.address}/{kafka.topic('new')}")) as log:
+        assert [] == failures
+        assert 0 == log.end()
+
+
+def silent(client: object, topic: str = "", *, timeout_ms: int) -> None:
+    """In place of a request: one that nobody answers."""
+    raise KafkaFailed(trouble=Trouble.AWAY, problem="nobody answers")
+
+
+def test_a_twin_that_was_replaced_is_there_for_all(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replacement returns once the end of its transaction has come to the partition, and not when that was only decided on."""
+    bounds = PartitionConsumer.bounds
+    told: list[Bounds] = []
+
+    def late(consumer: PartitionConsumer, *, timeout_ms: int) -> Bounds:
+        told.append(bounds(consumer, timeout_ms=timeout_ms))
+        return told[-1] if len(told) > 2 else Bounds(low=0, high=2)
+
+    twin = log.twin()
+    twin.claim(timeout_ms=TIMEOUT_MS)
+    monkeypatch.setattr(PartitionConsumer, "bounds", late)
+    twin.replace([TwinRow("a", b"1"), TwinRow("b", b"2")], b"first", timeout_ms=TIMEOUT_MS)
+    assert len(told) > 2
+    assert 4 == told[-1].high  # Two rows, the marker, and the transaction's end.
+
+
+def test_a_twin_whose_transaction_does_not_end_is_in_doubt(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A replacement that nobody can read in its time says that its rows may appear later, and its producer claims again."""
+    twin = log.twin()
+    twin.claim(timeout_ms=TIMEOUT_MS)
+    with monkeypatch.context() as endless:
+        endless.setattr(PartitionConsumer, "bounds", lambda consumer, *, timeout_ms: Bounds(low=0, high=0))
+        with pytest.raises(LogUnavailable, match="has not ended on the partition") as caught:
+            twin.replace([TwinRow("a", b"1")], b"first", timeout_ms=SHORT_MS)
+    assert caught.value.in_doubt
+    with pytest.raises(TwinFenced):
+        twin.replace([], b"second", timeout_ms=SHORT_MS)
+    twin.claim(timeout_ms=TIMEOUT_MS)
+    twin.replace([], b"third", timeout_ms=TIMEOUT_MS)
+    image = twin.load()
+    assert image is not None
+    assert (b"third", {"a": b"1"}) == (image.marker, dict(image.rows))

@@ -1,0 +1,477 @@
+"""Outages of a real Kafka: stopped, slow, cut off, and without the leader of the partition.
+
+May live here: brokers on a topic whose Kafka gets into trouble. Whatever it is, what was in flight is settled once and never twice,
+nobody who is alive is declared dead by an outage, all come back by themselves, and no bundle changes its owner.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import aiohttp
+import pytest
+
+from brokers.agent.intents import CreateNamespace, SetPolicy
+from brokers.config import WorkerConfig
+from brokers.demo.calling import CallerProcess, Plan
+from brokers.demo.verdict import judge
+from brokers.demo.workload import uneven
+from brokers.errors import NotProposed, Rejected
+from brokers.local_cluster import LocalCluster
+from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
+from brokers.service import Bundle, Ownership, Peer, Service
+from brokers.worker import Worker
+from channel.deadline import Deadline
+from channel.errors import LogUnavailable, OutcomeUnknown, PeerError
+from channel.open_log import open_log
+from channel.ranges import even_boundaries
+from channel.reader import Folded, Reader
+from channel.records import BrokerRecord, NamespaceRecord, Unreadable
+from channel.view import View
+from compose.local_kafka.node import Node
+from tests.kafka.fixtures import OwnKafka
+from tests.kafka.proxy import Direction
+from tests.load.cluster import counters, running
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+PATIENCE_MS = 120_000
+FENCING, SERVING = "shop/fencing", "shop/serving"
+KEYS = [f"key-{number}" for number in range(16)]
+
+# Short leases, so that outages outlast them; the one Kafka of these tests has no other node to fail over to.
+SHORT = {"lease_ms": 4_000, "renew_ms": 500, "margin_ms": 1_500, "round_trip_ms": 1_000, "reconnect_ms": 3_000, "failover_ms": 0}
+
+
+class Idle(Service):
+    """A service that has nothing to do."""
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        """Nothing is left to do."""
+
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+        return None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """Brokers of one loop, each with a thread and clients of its own, on one topic."""
+
+    workers: Sequence[Worker]
+    log_url: str
+
+    @property
+    def incarnations(self) -> list[int | None]:
+        """In which incarnation each lives."""
+        return [worker.agent.incarnation for worker in self.workers]
+
+    @property
+    def owners(self) -> dict[str, tuple[int | None, int]]:
+        """Who owns each bundle, under which token, as the first broker reads it."""
+        return {bundle.name: (bundle.owner, bundle.token) for bundle in self.workers[0].view.bundles.values()}
+
+    def good(self, namespace: str) -> int:
+        """For how many keys of a namespace some broker may work now."""
+        return sum(worker.ownership(namespace, key) is not None for worker in self.workers for key in KEYS)
+
+    def has_leases(self) -> list[bool]:
+        """Which brokers have a lease that is good."""
+        return [worker.agent.lease.good(worker.clock.now()) for worker in self.workers]
+
+    async def served(self) -> None:
+        """Wait until every key is served by exactly one broker."""
+        await until(lambda: [len(KEYS)] * 2 == [self.good(namespace) for namespace in (FENCING, SERVING)], "every key being served")
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something that nobody announces."""
+    deadline = Deadline.after(timeout_ms=PATIENCE_MS)
+    while not condition():
+        deadline.check(what)
+        await asyncio.sleep(0.01)
+
+
+@asynccontextmanager
+async def brokers(folder: Path, urls: Sequence[str], *, log_url: str, **settings: object) -> AsyncIterator[Cluster]:
+    """A broker at each URL of one topic, and two namespaces whose bundles they serve."""
+    async with AsyncExitStack() as parts:
+        workers = []
+        for number, url in enumerate(urls):
+            config = WorkerConfig.model_validate(
+                {
+                    "log_url": url,
+                    "data_dir": folder / f"{number}",
+                    "broker_id": f"b{number}",
+                    "balance": False,
+                    "drain_ms": 2_000,
+                    **settings,
+                }
+            )
+            worker = Worker(config, {"*": Idle()}, addresses={})
+            parts.push_async_callback(worker.stop)
+            await worker.start()
+            await worker.ready(timeout_ms=PATIENCE_MS)
+            workers.append(worker)
+        cluster = Cluster(workers=workers, log_url=log_url)
+        for namespace, choice in ((FENCING, OnChannelLoss.FENCE), (SERVING, OnChannelLoss.SERVE)):
+            intent = CreateNamespace(name=namespace, boundaries=even_boundaries(4), policies={ON_CHANNEL_LOSS: choice.value})
+            await workers[0].request(intent, timeout_ms=PATIENCE_MS)
+        await cluster.served()
+        yield cluster
+
+
+def url_of(address: str, topic: str) -> str:
+    """The log in a topic, as a client at this address reaches it."""
+    return f"kafka://{address}/{topic}"
+
+
+# --- what is in flight ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """A namespace whose creation was asked for, and what was said to that: the offset, or an error."""
+
+    name: str
+    outcome: int | PeerError
+
+
+async def ask_on(worker: Worker, stop: asyncio.Event) -> list[Asked]:
+    """Ask for one namespace after the other until it is enough."""
+    asked: list[Asked] = []
+    while not stop.is_set():
+        name = f"asked-of/{worker.broker_id}-{len(asked)}"
+        outcome: int | PeerError
+        try:
+            outcome = await worker.request(CreateNamespace(name=name, boundaries=even_boundaries(1)), timeout_ms=2_000)
+        except (LogUnavailable, NotProposed, OutcomeUnknown, Rejected) as error:
+            outcome = error
+        asked.append(Asked(name=name, outcome=outcome))
+        await asyncio.sleep(0.02)
+    return asked
+
+
+@asynccontextmanager
+async def asking(cluster: Cluster) -> AsyncIterator[list[Asked]]:
+    """All brokers are asked for things while the body lasts; the list has the answers when it is over."""
+    stop, answers = asyncio.Event(), list[Asked]()
+    tasks = [asyncio.ensure_future(ask_on(worker, stop)) for worker in cluster.workers]
+    try:
+        yield answers
+    finally:
+        stop.set()
+        for asked in await asyncio.gather(*tasks):
+            answers += asked
+
+
+def history(log_url: str) -> Iterator[Folded]:
+    """Every record of the log, folded."""
+    log, reader = open_log(log_url, create=False), Reader(log=log_url)
+    try:
+        end = log.end()
+        while reader.position <= end and (entries := log.read(reader.position, limit=1_000)):
+            yield from map(reader.feed, entries)
+    finally:
+        log.close()
+
+
+def check_settled_once(asked: Sequence[Asked], records: Sequence[Folded]) -> None:
+    """What was told is what the log says: what succeeded stands there once, what failed for certain does not, and nothing twice."""
+    accepted = Counter(folded.record.key for folded in records if isinstance(folded.record, NamespaceRecord) and folded.verdict.accepted)
+    at = {folded.record.key: folded.offset for folded in records if isinstance(folded.record, NamespaceRecord) and folded.verdict.accepted}
+    for each in asked:
+        if isinstance(each.outcome, int):
+            assert (each.outcome, 1) == (at.get(each.name), accepted[each.name]), each
+        elif not isinstance(each.outcome, OutcomeUnknown):
+            assert 0 == accepted[each.name], each
+    readable = [folded.record for folded in records if not isinstance(folded.record, Unreadable)]
+    attempts = Counter((record.publisher, record.incarnation, record.sequence) for record in readable if record.sequence is not None)
+    assert [] == [attempt for attempt, times in attempts.items() if times > 1], "an idempotent producer writes nothing twice"
+
+
+def deaths(records: Sequence[Folded]) -> list[str]:
+    """Who was declared dead."""
+    return [
+        folded.record.key
+        for folded in records
+        if isinstance(folded.record, BrokerRecord) and folded.record.status == "down" and folded.verdict.accepted
+    ]
+
+
+@contextmanager
+def nothing_lost(cluster: Cluster) -> Iterator[None]:
+    """An outage by itself costs nobody anything: the same brokers own the same bundles under the same tokens."""
+    owners = {name: held for name, held in cluster.owners.items() if name.startswith((FENCING, SERVING))}
+    incarnations = cluster.incarnations
+    yield
+    assert incarnations == cluster.incarnations
+    assert owners == {name: held for name, held in cluster.owners.items() if name in owners}
+
+
+def play(story: Coroutine[None, None, None]) -> None:
+    """Run one story, which ends."""
+
+    async def bounded() -> None:
+        async with asyncio.timeout(5 * PATIENCE_MS / 1_000):
+            await story
+
+    asyncio.run(bounded())
+
+
+# --- the stories ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fall:
+    """A way in which Kafka goes away, and the one in which it comes back."""
+
+    name: str
+    go: Callable[[Node], None]
+    come_back: Callable[[Node], None]
+
+
+FALLS = (
+    Fall(name="killed", go=Node.kill, come_back=Node.start),
+    Fall(name="stopped", go=Node.stop, come_back=Node.start),
+    Fall(name="hanging", go=Node.suspend, come_back=Node.resume),
+)
+
+
+@pytest.mark.parametrize("fall", FALLS, ids=lambda fall: fall.name)
+def test_kafka_goes_away_and_comes_back(tmp_path: Path, own_kafka: OwnKafka, fall: Fall) -> None:
+    """Past their leases brokers serve on only what says so; afterwards everybody has what it had, and each request one outcome."""
+    url, node = url_of(own_kafka.address, own_kafka.topic(fall.name)), own_kafka.cluster.node(1)
+
+    async def story() -> None:
+        async with brokers(tmp_path, [url] * 3, log_url=url, **SHORT) as cluster:
+            with nothing_lost(cluster):
+                async with asking(cluster) as asked:
+                    await asyncio.to_thread(fall.go, node)
+                    await until(lambda: not any(cluster.has_leases()), "the end of all leases")
+                    assert [0, len(KEYS)] == [cluster.good(namespace) for namespace in (FENCING, SERVING)]
+                    assert all(worker.channel_loss is not None for worker in cluster.workers)
+                    await asyncio.to_thread(fall.come_back, node)
+                    await until(lambda: all(cluster.has_leases()), "all having come back")
+                    await cluster.served()
+            assert any(isinstance(each.outcome, PeerError) for each in asked)
+            records = await asyncio.to_thread(lambda: list(history(url)))
+            check_settled_once(asked, records)
+            assert [] == deaths(records)
+
+    play(story())
+
+
+def test_kafka_is_slow(tmp_path: Path, own_kafka: OwnKafka) -> None:
+    """Where every append takes longer than it is waited for, renewals come back all the same, and nobody is fenced."""
+    topic = own_kafka.topic("slow")
+    url = url_of(own_kafka.proxied_address, topic)
+
+    async def story() -> None:
+        async with brokers(tmp_path, [url] * 2, log_url=url_of(own_kafka.address, topic)) as cluster:
+            with nothing_lost(cluster):
+                own_kafka.proxy.delay(400)
+                lasts = [worker.agent.entry.last for worker in cluster.workers if worker.agent.entry is not None]
+                async with asking(cluster) as asked:
+                    await until(lambda: _have_renewed(cluster, lasts, times=2), "renewals through a slow Kafka")
+                    assert [True, True] == cluster.has_leases()
+                    own_kafka.proxy.heal()
+            records = await asyncio.to_thread(lambda: list(history(cluster.log_url)))
+            check_settled_once(asked, records)
+            assert [] == deaths(records)
+
+    play(story())
+
+
+def _have_renewed(cluster: Cluster, lasts: Sequence[int], *, times: int) -> bool:
+    """Whether each broker has read back so many renewals since its entry was last changed at these offsets."""
+    entries = [worker.agent.entry for worker in cluster.workers]
+    return all(entry is not None and entry.last >= last + times for entry, last in zip(entries, lasts, strict=True))
+
+
+def test_connections_are_reset_and_answers_lost(tmp_path: Path, own_kafka: OwnKafka) -> None:
+    """What was carried out and not answered, and what was cut off on its way, is on the log once or not at all, as it was told."""
+    topic = own_kafka.topic("reset")
+    url = url_of(own_kafka.proxied_address, topic)
+
+    async def story() -> None:
+        async with brokers(tmp_path, [url] * 2, log_url=url_of(own_kafka.address, topic)) as cluster:
+            with nothing_lost(cluster):
+                async with asking(cluster) as asked:
+                    for _ in range(3):
+                        own_kafka.proxy.black_hole(Direction.TO_CLIENT)
+                        await asyncio.sleep(0.7)  # Longer than an append is waited for, and part of what is tried.
+                        own_kafka.proxy.reset()
+                        own_kafka.proxy.heal()
+                        offset = max(worker.view.offset for worker in cluster.workers)
+                        for worker in cluster.workers:
+                            await worker.reached(offset + 1, timeout_ms=PATIENCE_MS)
+                await cluster.served()
+            assert any(isinstance(each.outcome, int) for each in asked)
+            records = await asyncio.to_thread(lambda: list(history(cluster.log_url)))
+            check_settled_once(asked, records)
+            assert [] == deaths(records)
+
+    play(story())
+
+
+def test_one_broker_is_cut_off(tmp_path: Path, own_kafka: OwnKafka) -> None:
+    """It fences itself, serves on what it may, is declared dead by the other, and begins anew when it reads of that."""
+    topic = own_kafka.topic("cut off")
+    direct, through_proxy = (url_of(address, topic) for address in (own_kafka.address, own_kafka.proxied_address))
+
+    async def story() -> None:
+        async with brokers(tmp_path, [direct, through_proxy], log_url=direct, **SHORT) as cluster:
+            other, cut_off = cluster.workers
+            former = cut_off.agent.incarnation
+            mine = {namespace: _key_of(cut_off, namespace) for namespace in (FENCING, SERVING)}
+            tokens = {namespace: _token(cut_off, namespace, key) for namespace, key in mine.items()}
+            own_kafka.proxy.black_hole()
+            await until(lambda: all(other.ownership(namespace, key) is not None for namespace, key in mine.items()), "a take-over")
+            assert None is cut_off.ownership(FENCING, mine[FENCING])
+            # Both serve it now, and the store can tell which of them is out of date.
+            assert tokens[SERVING] == _token(cut_off, SERVING, mine[SERVING]) < _token(other, SERVING, mine[SERVING])
+            own_kafka.proxy.heal()
+            await until(lambda: cut_off.agent.incarnation not in (former, None), "a new incarnation")
+            await until(lambda: all(cluster.has_leases()), "a lease for everybody")
+            assert [None, None] == [cut_off.ownership(namespace, key) for namespace, key in mine.items()]
+            await cluster.served()
+            records = await asyncio.to_thread(lambda: list(history(direct)))
+            check_settled_once([], records)
+            assert ["b1"] == deaths(records)
+
+    play(story())
+
+
+def _key_of(worker: Worker, namespace: str) -> str:
+    """A key that a broker owns."""
+    return next(key for key in KEYS if worker.ownership(namespace, key) is not None)
+
+
+def _token(worker: Worker, namespace: str, key: str) -> int:
+    """The token under which a broker serves a key."""
+    ownership = worker.ownership(namespace, key)
+    assert ownership is not None
+    return ownership.token
+
+
+def test_the_partitions_leader_is_killed(tmp_path: Path, three_kafkas: OwnKafka) -> None:
+    """With the durations that are Kafka's by default nobody is even fenced: leases outlast the session and the election."""
+    topic = three_kafkas.topic("leader")
+    url = f"{url_of(three_kafkas.address, topic)}?replication=3"
+
+    async def story() -> None:
+        async with brokers(tmp_path, [url] * 3, log_url=url) as cluster:
+            with nothing_lost(cluster):
+                fenced = list[bool]()
+                async with asking(cluster) as asked, _watching(cluster, fenced):
+                    killed = await asyncio.to_thread(three_kafkas.kill_leader, topic)
+                    await asyncio.to_thread(lambda: three_kafkas.leader_of(topic, other_than=killed))
+                    policy = SetPolicy(name=SERVING, policy="after", value="the election")
+                    await _insist(cluster.workers[0], policy)
+                    lasts = [worker.agent.entry.last for worker in cluster.workers if worker.agent.entry is not None]
+                    await until(lambda: _have_renewed(cluster, lasts, times=1), "renewals at the new leader")
+                assert [] == fenced
+            await asyncio.to_thread(killed.start)
+            records = await asyncio.to_thread(lambda: list(history(url)))
+            check_settled_once(asked, records)
+            assert [] == deaths(records)
+
+    play(story())
+
+
+@asynccontextmanager
+async def _watching(cluster: Cluster, fenced: list[bool]) -> AsyncIterator[None]:
+    """Note each moment at which some broker has no lease."""
+
+    async def watch() -> None:
+        while True:
+            if not all(cluster.has_leases()):
+                fenced.append(True)
+            await asyncio.sleep(0.02)
+
+    watching = asyncio.ensure_future(watch())
+    try:
+        yield
+    finally:
+        watching.cancel()
+
+
+async def _insist(worker: Worker, intent: SetPolicy) -> None:
+    """Have something done as soon as the log takes it."""
+    deadline = Deadline.after(timeout_ms=PATIENCE_MS)
+    while True:
+        try:
+            await worker.request(intent, timeout_ms=5_000)
+        except (LogUnavailable, NotProposed, OutcomeUnknown):
+            deadline.check("a record after the election")
+            await asyncio.sleep(0.1)
+        else:
+            return
+
+
+@pytest.mark.parametrize("choice", OnChannelLoss)
+def test_processes_come_through_an_outage_without_anything_for_the_judge(
+    tmp_path: Path, own_kafka: OwnKafka, choice: OnChannelLoss
+) -> None:
+    """Kafka is away past all leases: no write is lost or made twice, and callers are answered meanwhile where the namespace says so."""
+    namespace = "shop/counters"
+    url = url_of(own_kafka.address, own_kafka.topic(f"judged {choice}"))
+    settings = replace(counters(tmp_path, brokers=2, evidence=True), log_url=url, settings={"balance": "false", **SHORT})
+
+    async def story() -> None:
+        cluster = LocalCluster(settings)
+        streams = uneven(namespace, keys=16, calls_per_second=60.0)
+        plan = Plan(brokers=cluster.addresses, streams=streams, history=tmp_path / "history.jsonl", seed=1)
+        async with running(cluster, namespace, bundles=8) as (table, http), CallerProcess(plan) as callers:
+            policy = f"{cluster.addresses[0]}/admin/v2/namespaces/{namespace}/onChannelLoss"
+            async with http.post(policy, json=choice) as answer:
+                assert 204 == answer.status
+            before = _held(table.view, namespace)
+            await asyncio.to_thread(own_kafka.cluster.node(1).kill)
+            await until_all_say(http, cluster, has_lost=True)
+            answered = await _answered_within(callers, seconds=3.0)
+            assert (choice is OnChannelLoss.SERVE) == (answered > 0)
+            await asyncio.to_thread(own_kafka.cluster.node(1).start)
+            await until_all_say(http, cluster, has_lost=False)
+            assert await _answered_within(callers, seconds=3.0) > 0
+            assert before == _held(table.view, namespace)
+            await callers.stop()
+        evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
+        verdict = await judge([plan.history], store=tmp_path / "counter.db", evidence=evidence)
+        assert verdict is not None
+        assert ({}, None) == (verdict.violations, verdict.problem)
+        assert verdict.totals["pieces_of_work_in_evidence"] > 0
+        assert (choice is OnChannelLoss.SERVE) == any(b'"by_token":true' in path.read_bytes() for path in evidence)
+
+    play(story())
+
+
+async def until_all_say(http: aiohttp.ClientSession, cluster: LocalCluster, *, has_lost: bool) -> None:
+    """Wait until every broker says that its lease has run out for want of the channel, or that all is well."""
+    deadline = Deadline.after(timeout_ms=PATIENCE_MS)
+    for address in cluster.addresses:
+        while True:
+            async with http.get(f"{address}/ready") as answer:
+                problems = (await answer.json())["problems"]
+            if ("its lease has run out" in problems) if has_lost else not problems:
+                break
+            deadline.check(f"{address} having {'lost' if has_lost else 'found'} the channel")
+            await asyncio.sleep(0.05)
+
+
+async def _answered_within(callers: CallerProcess, *, seconds: float) -> int:
+    """How many calls are answered in a span of time that begins with the next that callers tell."""
+    told = callers.tally
+    await until(lambda: callers.tally is not told, "what callers tell")
+    before = callers.tally.acknowledged
+    await asyncio.sleep(seconds)
+    return callers.tally.acknowledged - before
+
+
+def _held(view: View, namespace: str) -> dict[str, tuple[int | None, int]]:
+    return {bundle.name: (bundle.owner, bundle.token) for bundle in view.bundles_of(namespace)}

@@ -1,0 +1,159 @@
+"""A local Kafka of our own: started, found again, killed, cut off, and back with all that it had.
+
+May live here: tests that start a JVM. What of the local Kafka needs none is in test_local_kafka_without_java.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from compose.local_kafka.__main__ import main
+from compose.local_kafka.cluster import Cluster
+from compose.local_kafka.errors import OtherLayout, PortTaken
+from tests.kafka.finding import ROOT
+from tests.kafka.fixtures import Kafka, OwnKafka
+from tests.kafka.proxy import Direction
+from tests.kafka.topics import KafkaFailedError, Writer, advertised, create_topic, delete_topics, leader_of, read_all
+
+pytestmark = pytest.mark.integration
+
+DEADLINE_S = 60.0
+
+
+def values(address: str, topic: str) -> list[bytes | None]:
+    """What stands in a topic."""
+    return [value for _, _, value in read_all(address, topic)]
+
+
+def test_the_shared_kafka_takes_topics_of_any_test(kafka: Kafka) -> None:
+    """Two topics for one purpose are two, and what is deleted is gone."""
+    one, two = kafka.topic("what for?"), kafka.topic("what for?")
+    for topic in (one, two):
+        create_topic(kafka.address, topic)
+    Writer(kafka.address).append(one, [(b"key", b"value")])
+    assert [b"value"] == values(kafka.address, one)
+    assert [] == values(kafka.address, two)
+    delete_topics(kafka.address, [one])
+    create_topic(kafka.address, one)
+    assert [] == values(kafka.address, one)
+
+
+def test_what_was_acknowledged_outlives_a_kill(own_kafka: OwnKafka) -> None:
+    """A node that was killed comes back at the same address, with the records that it had acknowledged."""
+    topic = own_kafka.topic("outlives a kill")
+    create_topic(own_kafka.address, topic)
+    Writer(own_kafka.address).append(topic, [(b"key", b"before")])
+    node = own_kafka.cluster.node(1)
+    node.kill()
+    assert node.pid is None
+    node.start()
+    Writer(own_kafka.address).append(topic, [(b"key", b"after")])
+    assert [b"before", b"after"] == values(own_kafka.address, topic)
+
+
+def test_clients_of_a_proxy_stay_behind_it(own_kafka: OwnKafka) -> None:
+    """Kafka tells whoever comes through the proxy to come back through it, and all others where it is itself."""
+    assert [own_kafka.proxied_address] == advertised(own_kafka.proxied_address)
+    assert [own_kafka.address] == advertised(own_kafka.address)
+
+
+def test_an_append_without_a_receipt_may_be_there(own_kafka: OwnKafka) -> None:
+    """Where answers are swallowed a producer gives up, and its record is on the log all the same."""
+    topic = own_kafka.topic("no receipt")
+    create_topic(own_kafka.address, topic)
+    writer = Writer(own_kafka.proxied_address, timeout_s=3)
+    writer.append(topic, [(b"key", b"certain")])
+    own_kafka.proxy.black_hole(Direction.TO_CLIENT)
+    with pytest.raises(KafkaFailedError, match="have no receipt"):
+        writer.append(topic, [(b"key", b"in doubt")])
+    own_kafka.proxy.heal()
+    assert [b"certain", b"in doubt"] == values(own_kafka.address, topic)
+
+
+def test_a_suspended_node_answers_once_it_goes_on(own_kafka: OwnKafka) -> None:
+    """A node that is stopped in its tracks takes nothing, and takes it again when it goes on."""
+    topic = own_kafka.topic("suspended")
+    create_topic(own_kafka.address, topic)
+    own_kafka.cluster.node(1).suspend()
+    with pytest.raises(KafkaFailedError):
+        Writer(own_kafka.address, timeout_s=1).append(topic, [(b"key", b"lost")])
+    own_kafka.cluster.node(1).resume()
+    Writer(own_kafka.address).append(topic, [(b"key", b"kept")])
+    assert b"kept" in values(own_kafka.address, topic)
+
+
+def test_a_folder_is_one_kafka_however_often_it_is_opened(own_kafka: OwnKafka) -> None:
+    """Whoever lays out a folder whose Kafka runs has that one, unless they want another, which is refused."""
+    folder, layout = own_kafka.cluster.folder, own_kafka.cluster.layout
+    again = Cluster.lay_out(folder, proxies=layout.proxies, extra=layout.extra)
+    assert own_kafka.address == again.address
+    assert own_kafka.cluster.node(1).pid == again.node(1).pid
+    with pytest.raises(OtherLayout, match="other settings"):
+        Cluster.lay_out(folder, proxies=layout.proxies)
+    with pytest.raises(OtherLayout, match="the number of its nodes is 1, not 3"):
+        Cluster.lay_out(folder, nodes=3, proxies=layout.proxies, extra=layout.extra)
+    beside = Cluster.lay_out(folder.parent / "beside", port=layout.ports[0].client)
+    with pytest.raises(PortTaken, match=str(layout.ports[0].client)):
+        beside.start()
+
+
+def test_the_command_line_starts_tells_and_stops(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`start` prints the address, `status` what runs, and `stop` ends it; a second start goes on where the first one was."""
+    folder = ["--folder", str(tmp_path)]
+    try:
+        assert 0 == main(["start", *folder, "--port", "0", "--property", "log.cleaner.backoff.ms=300"])
+        address = capsys.readouterr().out.strip()
+        create_topic(address, "kept")
+        assert 0 == main(["start", *folder, "--port", "0", "--property", "log.cleaner.backoff.ms=300"])
+        assert address == capsys.readouterr().out.strip()
+        assert 0 == main(["status", *folder])
+        assert "node 1 up, process" in capsys.readouterr().out
+        assert 0 == main(["stop", *folder])
+        assert 3 == main(["status", *folder])
+        assert "node 1 down" in capsys.readouterr().out
+        assert 0 == main(["start", *folder, "--port", "0"])
+        assert address == capsys.readouterr().out.strip()
+        assert 1 == leader_of(address, "kept")
+    finally:
+        main(["stop", *folder, "--kill"])
+
+
+def test_a_kafka_ends_with_whoever_started_it_for_tests(tmp_path: Path) -> None:
+    """When a test run is killed, its leash ends the Kafka that it leaves behind."""
+    program = (
+        "import sys, pathlib; from tests.kafka.finding import local_kafka\n"
+        "with local_kafka(pathlib.Path(sys.argv[1])) as cluster: print(cluster.address, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as run:
+        assert run.stdout is not None
+        assert "127.0.0.1:" in run.stdout.readline()
+        node = Cluster.laid_out(tmp_path).node(1)
+        assert node.pid is not None
+        os.kill(run.pid, signal.SIGKILL)
+    deadline_s = time.monotonic() + DEADLINE_S
+    while node.pid is not None:
+        assert time.monotonic() < deadline_s, "the leash has not ended it"
+        time.sleep(0.05)
+
+
+def test_three_nodes_lose_nothing_with_their_leader(three_kafkas: OwnKafka) -> None:
+    """When a partition's leader is killed another node leads it, with all that was acknowledged, and the first one comes back."""
+    topic = three_kafkas.topic("leader dies")
+    create_topic(three_kafkas.address, topic, replicas=3, settings={"min.insync.replicas": "2"})
+    Writer(three_kafkas.proxied_address).append(topic, [(b"key", b"before")])
+    killed = three_kafkas.kill_leader(topic)
+    heir = three_kafkas.leader_of(topic, other_than=killed)
+    assert killed.number != heir.number
+    Writer(three_kafkas.proxied_address).append(topic, [(b"key", b"meanwhile")])
+    assert [b"before", b"meanwhile"] == values(three_kafkas.address, topic)
+    killed.start()
+    assert [proxy.address for proxy in three_kafkas.proxies] == advertised(three_kafkas.proxied_address)

@@ -1,0 +1,120 @@
+"""A channel that goes on in another log, after any history: the same verdicts as if it had gone on where it was.
+
+May live here: properties of the genesis of a copy, and of the view that a copy begins with.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from channel import propose
+from channel.codec import decode, encode
+from channel.log import FIRST_OFFSET, Entry
+from channel.propose import Author
+from channel.reader import Reader
+from channel.records import Genesis, Reason
+from channel.snapshot import from_bytes, to_bytes
+from channel.twin import TwinImage
+from channel.twin_rows import encode_marker, marker_of, rows_of, view_of
+from channel.view import View, apply
+from tests.twin import Twin as DumbTwin
+from tests.twin import facts_of, judge
+from tests.walk import Walk
+
+FOUNDER = Author(publisher="admin:copy")
+WALK_MAX = 160
+
+walks = st.builds(Walk, st.integers(0, 2**32))
+
+
+def folded(walk: Walk, length: int) -> View:
+    """The view after the first entries of a walk."""
+    view = View()
+    for offset, data in islice((walk.step() for _ in range(length)), length):
+        apply(view, offset, decode(data))
+    return view
+
+
+def copied(view: View, *, ahead: int = 0) -> View:
+    """What a copy of the channel begins with: the same view above a new base, through rows and marker as a twin has them."""
+    view = from_bytes(to_bytes(view))
+    view.go_on_above(view.offset + ahead, level=view.level, level_last=view.level_last)
+    marker = marker_of(view, log="the new log", copied=True)
+    rows = {row.key: row.data for row in rows_of(view, -1) if row.data is not None}
+    return view_of(TwinImage(marker=encode_marker(marker), rows=rows))
+
+
+def genesis_of(view: View) -> Genesis:
+    """The genesis of the log that goes on with a copied view."""
+    assert view.cluster is not None
+    return propose.genesis(FOUNDER, cluster=view.cluster, base=view.base, level=view.level)
+
+
+def content(view: View) -> dict[str, object]:
+    """All that a view holds, but for what tells which log it is of."""
+    return {name: value for name, value in facts_of(view).items() if name not in {"base", "genesis"}}
+
+
+@given(walks, st.integers(1, WALK_MAX), st.integers(0, WALK_MAX))
+@settings(deadline=None, max_examples=40)
+def test_the_rest_of_a_history_gets_the_same_verdicts_in_a_copy(walk: Walk, before: int, after: int) -> None:
+    """A copy begins with a genesis in a gap of the old log; each record after it is judged, and changes the view, as there."""
+    there = folded(walk, before)
+    if there.genesis is None:
+        return
+    here = Reader(log="memory:copy", view=copied(there))
+    base = here.view.base
+    assert FIRST_OFFSET == here.position
+    assert here.feed(Entry(FIRST_OFFSET, encode(genesis_of(here.view)))).verdict.accepted
+    walk.entries[-1] = (walk.entries[-1][0] + 1, walk.entries[-1][1])  # So that the walk goes on above the genesis of the copy.
+    for _ in range(after):
+        offset, data = walk.step()
+        expected = apply(there, offset, decode(data))
+        got = here.feed(Entry(offset - base, data))
+        assert (offset, expected.reason) == (got.offset, got.verdict.reason)
+        assert content(there) == content(here.view)
+
+
+@given(walks, st.integers(1, WALK_MAX), st.integers(0, 3))
+@settings(deadline=None)
+def test_a_copy_takes_one_genesis_and_no_other(walk: Walk, length: int, ahead: int) -> None:
+    """Only the first genesis with the cluster, base and level of the twin is accepted; it changes nothing but where the log begins."""
+    there = folded(walk, length)
+    if there.genesis is None:
+        return
+    view = copied(there, ahead=ahead)
+    right = genesis_of(view)
+    before = content(view)
+    wrong = [
+        (propose.genesis(FOUNDER, cluster="another", base=right.base), Reason.FOREIGN_GENESIS),
+        (propose.genesis(FOUNDER, cluster=right.cluster, base=right.base + 1), Reason.STALE),
+        (propose.genesis(FOUNDER, cluster=right.cluster), Reason.STALE if right.base else None),
+        (propose.genesis(FOUNDER, cluster=right.cluster, base=right.base, level=right.level + 1), Reason.STALE),
+        (right, None),
+        (right, Reason.STALE),
+    ]
+    for record, reason in wrong:
+        assert reason == apply(view, view.offset + 1, decode(encode(record))).reason
+    assert (right.base, right.base + len(wrong) - 1) == (view.base, view.genesis)
+    assert before == content(view) | {"offset": before["offset"]}
+
+
+@given(walks, st.integers(1, WALK_MAX))
+@settings(deadline=None)
+def test_no_other_log_begins_twice(walk: Walk, length: int) -> None:
+    """Where no copy was made a second genesis is late, whatever it says, and the dumb twin thinks so too."""
+    view = folded(walk, length)
+    if view.genesis is None:
+        return
+    dumb = DumbTwin()
+    for offset, data in walk.entries:
+        judge(dumb, offset, decode(data))
+    before = content(view)
+    for base in (0, view.base, view.genesis - 1, view.genesis, view.offset):
+        record = propose.genesis(FOUNDER, cluster=str(view.cluster), base=base, level=view.level)
+        offset = view.offset + 1
+        assert Reason.STALE == apply(view, offset, record).reason == judge(dumb, offset, record)
+    assert before == content(view) | {"offset": before["offset"]}

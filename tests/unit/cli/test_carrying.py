@@ -1,0 +1,201 @@
+"""`equipoise channel export`, `import` and `copy`: what they print, and what they leave behind.
+
+May live here: these commands on small logs. What they do with all that a log may hold is in tests/unit/compaction.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from channel import propose
+from channel.codec import encode
+from channel.open_log import open_log
+from tests.carried import TIMEOUT_MS, entries_of, view_of_log
+from tests.folding import Channel
+from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
+
+NO_RECORD = b'{"kind": "\\u001b[2J"}'
+
+
+def left_channel() -> Channel:
+    """A channel that all brokers have left, and somebody wrote nonsense to."""
+    channel = owned_channel()
+    channel.put_bytes(NO_RECORD)
+    for broker in ("a", "b", "c"):
+        channel.accept(propose.left(channel.author(broker), channel.broker(broker)))
+    return channel
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """The URL of the log of `left_channel`."""
+    return write(left_channel().entries, tmp_path)
+
+
+def names(folder: Path) -> set[str]:
+    """What lies in a folder, but for the files that SQLite keeps beside a log."""
+    return {path.name for path in folder.iterdir() if not path.name.endswith(("-bell", "-shm", "-wal"))}
+
+
+def test_export_prints_every_record(log: str) -> None:
+    """Between its head and its tail an export has a line for each record with its verdict."""
+    result = run("channel", "export", log=log)
+    head, *lines, tail = (json.loads(line) for line in result.stdout.splitlines())
+    assert ("channel", 1, log, 1, 13) == tuple(head[name] for name in ("equipoise", "format", "log", "start", "end"))
+    assert list(range(1, 14)) == [line["offset"] for line in lines] == [line["position"] for line in lines]
+    assert {"position", "offset", "record", "accepted", "reason", "problem"} == set(lines[0])
+    assert (LEFT, "assigning", True, None) == (
+        lines[5]["record"]["key"],
+        lines[5]["record"]["state"],
+        lines[5]["accepted"],
+        lines[5]["reason"],
+    )
+    assert (None, False, "malformed") == (lines[9]["record"], lines[9]["accepted"], lines[9]["reason"])
+    assert {"entries": 13, "offset": 13, "digest": f"0x{left_channel().view.digest():016x}"} == tail
+    assert ("", 0) == (result.stderr, result.exit_code)
+
+
+def test_a_part_of_an_export_is_only_records(log: str) -> None:
+    """From an offset on there is a line for each record, and no other."""
+    lines = run("channel", "export", "--format", "jsonl", "--from", "12", log=log).stdout.splitlines()
+    assert [12, 13] == [json.loads(line)["offset"] for line in lines]
+
+
+@pytest.mark.parametrize(("file", "options"), [("channel.jsonl", ()), ("channel.jsonl.zst", ()), ("channel", ("--zstd",))])
+def test_an_export_is_imported(file: str, options: tuple[str, ...], log: str, tmp_path: Path) -> None:
+    """To a file and back, compressed or not, the log is the same."""
+    exported = run("channel", "export", str(tmp_path / file), *options, log=log)
+    assert ("", "", 0) == (exported.stdout, exported.stderr, exported.exit_code)
+    assert bool(options or file.endswith(".zst")) == (tmp_path / file).read_bytes().startswith(b"\x28\xb5\x2f\xfd")
+    to = f"sqlite:{tmp_path}/two.db"
+    result = run("channel", "import", str(tmp_path / file), to, "--ahead", "5")
+    digest = f"0x{left_channel().view.digest():016x}"
+    told = f"imported {tmp_path / file} to {to}: 13 records up to offset 13, digest {digest}; it is the same log\n"
+    assert (told, "", 0) == (result.stdout, result.stderr, result.exit_code)
+    first, second = open_log(log), open_log(to)
+    assert entries_of(first) == entries_of(second)
+    assert first.end() + 5 == second.end()
+    first.close()
+    second.close()
+    assert {"channel.db", "two.db", file} == names(tmp_path)
+
+
+def test_import_tells_programs_the_same(log: str, tmp_path: Path) -> None:
+    """As JSON it says to where, how many, and up to where."""
+    run("channel", "export", str(tmp_path / "export"), log=log)
+    to = f"sqlite:{tmp_path}/two.db"
+    document = json.loads(run("channel", "import", str(tmp_path / "export"), to, "--json").stdout)
+    assert (to, "test", 13, 13, True) == tuple(document[name] for name in ("to", "cluster", "entries", "offset", "same"))
+
+
+def test_an_export_that_fails_leaves_no_file(tmp_path: Path) -> None:
+    """A file bears its name only once it is whole."""
+    url = write(left_channel().entries, tmp_path)
+    log = open_log(url)
+    log.truncate(5, timeout_ms=TIMEOUT_MS)
+    log.close()
+    result = run("channel", "export", str(tmp_path / "export"), log=url)
+    assert 4 == result.exit_code
+    assert {"channel.db"} == names(tmp_path)
+
+
+def test_a_damaged_export_is_refused_in_a_line(log: str, tmp_path: Path) -> None:
+    """The line and the reason are named, and no log is made."""
+    (tmp_path / "export").write_text(run("channel", "export", log=log).stdout.rpartition('{"entries"')[0])
+    result = run("channel", "import", str(tmp_path / "export"), f"sqlite:{tmp_path}/two.db")
+    told = f"error: {tmp_path}/export cannot be imported: line 15: the file ends here, without the tail of an export: it was cut off; "
+    assert ("", 4, True) == (result.stdout, result.exit_code, result.stderr.startswith(told))
+    assert {"channel.db", "export"} == names(tmp_path)
+
+
+def test_files_that_are_none_are_mistakes_of_the_command_line(log: str, tmp_path: Path) -> None:
+    """A folder, a name that no file may have, a file that is not there, and a target that is."""
+    to = f"sqlite:{tmp_path}/two.db"
+    for line in (("export", str(tmp_path)), ("export", ""), ("export", "\ud800"), ("import", "", to), ("import", str(tmp_path / "x"), to)):
+        assert 2 == run("channel", *line, log=log).exit_code, line
+    run("channel", "export", str(tmp_path / "export"), log=log)
+    result = run("channel", "import", str(tmp_path / "export"), log)
+    assert (2, True) == (result.exit_code, result.stderr.startswith(f"error: nothing can be copied to {log}: there is a file"))
+
+
+def test_copy_says_where_the_channel_is_now(log: str, tmp_path: Path) -> None:
+    """The new log has the same keys above the old end; the old one is closed, and says so to whoever would use it."""
+    to = f"sqlite:{tmp_path}/two.db"
+    result = run("channel", "copy", log, to)
+    told = f"copied cluster test to {to}: 1 namespace, 2 bundles, 3 brokers, above offset 14; {log} is closed\n"
+    assert (told, "", 0) == (result.stdout, result.stderr, result.exit_code)
+    copied = open_log(to)
+    assert left_channel().view.bundles == view_of_log(copied).bundles
+    copied.close()
+    assert 4 == run("bundles", "list", log=log).exit_code
+    assert 0 == run("bundles", "list", log=to).exit_code
+    assert 0 == run("channel", "verify", log=to).exit_code
+
+
+def test_copy_tells_programs_the_same(log: str, tmp_path: Path) -> None:
+    """As JSON: from where, to where, above which base, and to which digest it comes."""
+    to = f"sqlite:{tmp_path}/two.db"
+    document = json.loads(run("channel", "copy", log, to, "--json").stdout)
+    assert (log, to, "test", 14, []) == tuple(document[name] for name in ("from", "to", "cluster", "base", "buried"))
+    assert document["digest"] == json.loads(run("channel", "at", "now", "--json", log=to).stdout)["digest"]
+
+
+def test_copy_is_refused_in_a_line(log: str, tmp_path: Path) -> None:
+    """A target that is not empty, a source that was copied already, and one that is not there."""
+    to, other = f"sqlite:{tmp_path}/two.db", f"sqlite:{tmp_path}/three.db"
+    other_log = open_log(to)
+    other_log.append([NO_RECORD], timeout_ms=TIMEOUT_MS)
+    other_log.close()
+    refused = run("channel", "copy", log, to)
+    assert (2, f"error: nothing can be copied to {to}: it has records already") == (refused.exit_code, refused.stderr.partition(";")[0])
+    run("channel", "copy", log, f"sqlite:{tmp_path}/first.db")
+    closed = run("channel", "copy", log, other)
+    assert (4, f"error: the log {log} was closed at offset 14, when its channel was copied to another log") == (
+        closed.exit_code,
+        closed.stderr.partition(": no broker")[0],
+    )
+    assert 0 == run("channel", "copy", log, other, "--again").exit_code
+    assert 2 == run("channel", "copy", f"sqlite:{tmp_path}/nothing.db", f"sqlite:{tmp_path}/four.db").exit_code
+
+
+def test_a_copy_that_was_finished_is_finished_again(log: str, tmp_path: Path) -> None:
+    """Whoever was told nothing of the end may give the same command again, and hears the same."""
+    to = f"sqlite:{tmp_path}/two.db"
+    first = run("channel", "copy", log, to)
+    again = run("channel", "copy", log, to, "--again")
+    assert (0, first.stdout.strip() + "; let brokers work on one copy only\n") == (again.exit_code, again.stdout)
+
+
+def test_a_copy_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
+    """No file bears the name of a log that was not copied to."""
+    log = write(owned_channel().entries, tmp_path)
+    result = run("channel", "copy", log, f"sqlite:{tmp_path}/two.db", "--timeout", "1")
+    assert 0 != result.exit_code
+    assert {"channel.db"} == names(tmp_path)
+
+
+def test_an_export_overwrites_nothing(log: str, tmp_path: Path) -> None:
+    """A file that is there may be the only backup; and a folder that is not there is named as it was given."""
+    (tmp_path / "backup").write_text("precious")
+    result = run("channel", "export", str(tmp_path / "backup"), log=log)
+    assert (2, True) == (result.exit_code, "there is a file" in result.stderr.replace("\n", " "))
+    assert "precious" == (tmp_path / "backup").read_text()
+    result = run("channel", "export", str(tmp_path / "none" / "x"), log=log)
+    assert (2, False) == (result.exit_code, ".part" in result.stderr)
+
+
+def test_what_is_appended_to_a_closed_log_is_nobodys(log: str, tmp_path: Path) -> None:
+    """An admin of the old log is told that it is closed, instead of working on it."""
+    run("channel", "copy", log, f"sqlite:{tmp_path}/two.db")
+    before = Channel()
+    for _, data in left_channel().entries:
+        before.put_bytes(data)
+    old = open_log(log)
+    old.append([encode(propose.set_policy(before.admin(), before.view, name="p", document={}))], timeout_ms=TIMEOUT_MS)
+    old.close()
+    assert 4 == run("namespaces", "create", "shop/orders", log=log).exit_code
+    assert 4 == run("channel", "tail", "--follow", log=log).exit_code
+    assert 14 == len(run("channel", "tail", log=log).stdout.splitlines())

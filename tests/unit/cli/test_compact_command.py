@@ -1,0 +1,105 @@
+"""`equipoise channel compact`: what it says, what it does, and what it refuses.
+
+May live here: this command on logs that were made for it. What a compaction is made of is in tests/unit/test_compactor.py.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from channel.open_log import open_log
+from channel.twin import TwinRow
+from tests.compacting import TIMEOUT_MS, all_of, image_of, in_an_hour, restored_to_end
+from tests.unit.cli.fabricated import owned_channel, run, write
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """The URL of a log of ten records."""
+    return write(owned_channel().entries, tmp_path)
+
+
+@pytest.fixture
+def an_hour_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the command run as if the newest record were an hour old."""
+    later_ms = in_an_hour()
+    monkeypatch.setattr("compaction.compactor.newest_ms", lambda *_, **__: later_ms)
+
+
+def view_at(url: str) -> dict[str, object]:
+    """All that the log comes to."""
+    with closing(open_log(url)) as log:
+        return all_of(restored_to_end(log))
+
+
+def test_a_log_is_compacted(log: str) -> None:
+    """What was folded, written and kept is told; a second time there is nothing to do."""
+    result = run("channel", "compact", log=log)
+    assert ("folded 9 records up to offset 9; wrote 8 rows and 0 tombstones; nothing is removed\n", 0) == (result.stdout, result.exit_code)
+    again = run("channel", "compact", log=log)
+    assert ("folded 0 records up to offset 9; the twin is up to date; nothing is removed\n", 0) == (again.stdout, again.exit_code)
+
+
+def test_an_older_log_is_cut(log: str, an_hour_later: None) -> None:
+    """What the retention does not keep is removed, a dry run says how much, and the channel stays what it is."""
+    before = view_at(log)
+    would = run("channel", "compact", "--retain", "4 offsets", "--dry-run", log=log)
+    assert would.stdout.endswith("would write 8 rows and 0 tombstones; the log would begin at offset 6, instead of 1\n")
+    did = run("channel", "compact", "--retain", "4 offsets", log=log)
+    assert did.stdout.endswith("wrote 8 rows and 0 tombstones; the log now begins at offset 6, instead of 1\n")
+    assert before == view_at(log)
+    verified = run("channel", "verify", log=log)
+    assert "twin up to offset 9, from where the fold began\nall is in order\n" in verified.stdout
+
+
+def test_programs_read_it_as_json(log: str, an_hour_later: None) -> None:
+    """As JSON each number has its name."""
+    document = json.loads(run("channel", "compact", "--retain", "0 offsets", "--json", log=log).stdout)
+    expected = {"log": log, "horizon": 9, "records": 9, "keys": 8, "rows": 8, "tombstones": 0, "start_before": 1, "start": 10, "end": 9}
+    assert expected == {name: document[name] for name in expected}
+    assert document["dry_run"] is False
+
+
+def test_a_log_without_a_channel_is_left_alone(tmp_path: Path) -> None:
+    """Where no broker has begun there is nothing to compact, and that is no failure."""
+    url = write([], tmp_path)
+    assert (f"no broker has begun {url}: there is nothing to compact\n", 0) == (
+        (result := run("channel", "compact", log=url)).stdout,
+        result.exit_code,
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "told", "code"),
+    [
+        (("--retain", "a week"), "'a week' is no retention", 2),
+        (("--cluster", "mine"), "belongs to cluster 'test', not 'mine'", 4),
+        (("--log", "memory:x"), "known only to the process that made it", 2),
+        (("--log", "sqlite:missing.db"), "there is no file", 2),
+    ],
+)
+def test_what_is_wrong_is_told(log: str, options: tuple[str, ...], told: str, code: int) -> None:
+    """A retention, a cluster or a log that is none leaves the log as it is."""
+    result = run("channel", "compact", *options, log=log)
+    assert code == result.exit_code
+    assert told in result.stderr
+
+
+def test_a_damaged_twin_of_a_log_that_was_cut(log: str, an_hour_later: None) -> None:
+    """Without its twin a log that was cut is refused by every command, and `verify` says what is the matter with both."""
+    run("channel", "compact", "--retain", "0 offsets", log=log)
+    with closing(open_log(log)) as handle:
+        handle.twin().claim(timeout_ms=TIMEOUT_MS)
+        handle.twin().replace([TwinRow("genesis", b"{}")], image_of(handle).marker, timeout_ms=TIMEOUT_MS)
+    for command in (("channel", "compact"), ("channel", "tail"), ("bundles", "list")):
+        result = run(*command, log=log)
+        assert 4 == result.exit_code
+        assert "no longer has its records from offset 1 to 9, and its twin cannot be used" in result.stderr
+    verified = run("channel", "verify", log=log)
+    assert 1 == verified.exit_code
+    assert "twin: the twin up to there: its row 'genesis' does not match its checksum" in verified.stdout
+    assert "offsets 1 to 9: incomplete: these records are gone" in verified.stdout

@@ -1,0 +1,176 @@
+"""`equipoise channel at`, `diff` and `why` on logs whose history has times, was cut off, or was ended.
+
+May live here: what these commands print. That `at` shows the whole view is in test_channel_commands.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from channel import propose
+from channel.codec import encode
+from channel.open_log import open_log
+from tests.carried import cut_off
+from tests.folding import Channel, joined
+from tests.unit.cli.fabricated import LEFT, RIGHT, owned_channel, run, write
+
+POLICY = "groups"
+
+
+def moved_channel() -> Channel:
+    """After nine records, at which a owns `LEFT`: it goes to b, c dies, d joins, and a policy comes."""
+    channel = owned_channel()
+    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b")))
+    channel.accept(propose.let_go(channel.author("b"), channel.bundle()))
+    channel.accept(propose.hand_over(channel.author("a"), channel.bundle()))
+    channel.die("c")
+    channel.accept(joined("d", channel.view, nonce="nonce of d"))
+    channel.accept(propose.set_policy(channel.admin(), channel.view, name=POLICY, document={"limit": 1}))
+    channel.accept(propose.renewed(channel.author("a"), channel.broker("a")))
+    return channel
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """The URL of the log of `moved_channel`."""
+    return write(moved_channel().entries, tmp_path)
+
+
+def digest_at(offset: int) -> str:
+    """The digest of the view of `moved_channel` at an offset, as it is printed."""
+    channel = Channel()
+    for _, data in moved_channel().entries[:offset]:
+        channel.put_bytes(data)
+    return f"0x{channel.view.digest():016x}"
+
+
+def test_diff_tells_what_changed(log: str) -> None:
+    """Each key that came, went or changed is a line with what it was and is; what only renewed is none."""
+    result = run("channel", "diff", "9", "16", log=log)
+    assert (
+        f"""\
+offset: 9 -> 16
+level: 1
+leader: a
+digest: {digest_at(9)} -> {digest_at(16)}
+~ broker a: bundles 1 -> 0
+~ broker b: bundles 1 -> 2
+~ broker c: status up -> down
++ broker d: status up, incarnation 14
+~ bundle {LEFT}: owner a -> b, serves a -> b, token 7 -> 12, last 7 -> 12
++ policy {POLICY}: document limit=1
+"""
+        == result.stdout
+    )
+    assert ("", 0) == (result.stderr, result.exit_code)
+
+
+def test_diff_tells_programs_the_same(log: str) -> None:
+    """As JSON it is one document: by kind of key what was added, removed and changed."""
+    document = json.loads(run("channel", "diff", "9", "16", "--json", log=log).stdout)
+    assert (9, 16) == (document["before"]["offset"], document["after"]["offset"])
+    assert ["d"] == [row["broker"] for row in document["brokers"]["added"]]
+    [bundle] = document["bundles"]["changed"]
+    assert (LEFT, {"owner": "a", "serves": "a", "token": 7, "last": 7}) == (bundle["bundle"], bundle["before"])
+    assert {"added": [], "removed": [], "changed": []} == document["namespaces"]
+    assert [{"policy": POLICY, "document": {"limit": 1}}] == document["policies"]["added"]
+
+
+def test_diff_of_renewals_is_nothing(log: str) -> None:
+    """Where only leases were renewed nothing is told but offset and digest."""
+    result = run("channel", "diff", "15", "16", log=log)
+    assert ["offset: 15 -> 16", "nothing changed but renewals"] == [result.stdout.splitlines()[0], result.stdout.splitlines()[-1]]
+    assert "~" not in result.stdout
+
+
+def test_diff_goes_forward(log: str) -> None:
+    """The earlier moment comes first."""
+    for moments in (("16", "9"), ("now", "-1h")):
+        result = run("channel", "diff", *moments, log=log)
+        assert ("", 2) == (result.stdout, result.exit_code)
+        assert f"{moments[1]} lies before {moments[0]}; name the earlier one first" in result.stderr
+
+
+def test_a_time_is_that_of_the_storage(tmp_path: Path) -> None:
+    """At a time the view is what was appended before it, by the clock of the log, whatever the records themselves say."""
+    channel = moved_channel()
+    url = write(channel.entries[:9], tmp_path)
+    between = time.time_ns() // 1_000_000 + 5
+    while time.time_ns() // 1_000_000 <= between:
+        time.sleep(0.001)
+    log = open_log(url)
+    log.append([data for _, data in channel.entries[9:]], timeout_ms=1_000)
+    log.close()
+    moment = datetime.fromtimestamp(between / 1_000, tz=UTC).isoformat()
+    assert 9 == json.loads(run("channel", "at", moment, "--json", log=url).stdout)["offset"]
+    difference = json.loads(run("channel", "diff", moment, "now", "--json", log=url).stdout)
+    assert (9, 16) == (difference["before"]["offset"], difference["after"]["offset"])
+    assert -1 == json.loads(run("channel", "at", "-1h", "--json", log=url).stdout)["offset"]
+    assert 16 == json.loads(run("channel", "at", "now", "--json", log=url).stdout)["offset"]
+
+
+def truncated(url: str) -> None:
+    """Cut the log off: its twin stands at offset 9, and its entries below 8 are gone."""
+    log = open_log(url)
+    cut_off(log, horizon=9, below=8)
+    log.close()
+
+
+def test_the_past_ends_where_the_log_was_compacted(log: str) -> None:
+    """From the twin's horizon on all is known as before; of what lies before it is said that it is gone."""
+    whole = run("channel", "at", "12", log=log).stdout
+    truncated(log)
+    assert whole == run("channel", "at", "12", log=log).stdout
+    assert digest_at(9) in run("channel", "at", "9", log=log).stdout
+    assert digest_at(16) in run("channel", "at", "now", log=log).stdout
+    for moment in ("8", "-1h"):
+        result = run("channel", "at", moment, log=log)
+        told = f"error: the log {log} no longer knows of {'now' if moment.startswith('-') else ''}{moment}: what was before offset 9"
+        assert ("", 2, True) == (result.stdout, result.exit_code, result.stderr.startswith(told))
+
+
+def test_a_record_from_before_is_gone(log: str) -> None:
+    """A record from before the twin's horizon cannot be judged any more, also where its bytes are still on the log."""
+    truncated(log)
+    result = run("channel", "show", "8", log=log)
+    told = f"error: the log {log} no longer knows of offset 8: what was before offset 9 has been compacted"
+    assert ("", 2, True) == (result.stdout, result.exit_code, result.stderr.startswith(told))
+    assert 0 == run("channel", "show", "10", log=log).exit_code
+    assert ["10"] == [line.split()[0] for line in run("channel", "tail", "--from", "0", log=log).stdout.splitlines()][:1]
+
+
+def test_why_begins_where_the_log_was_compacted(log: str) -> None:
+    """The story of a bundle then begins with how it stood at the twin's horizon."""
+    story = run("channel", "why", LEFT, log=log).stdout.splitlines()
+    truncated(log)
+    result = run("channel", "why", LEFT, log=log)
+    assert [
+        "the story begins after offset 9: what was before is not on this log",
+        f"then {LEFT} is owned(a#2), token 7, last changed at 7",
+        *story[-4:],
+    ] == result.stdout.splitlines()
+    first, *_, last = (json.loads(line) for line in run("channel", "why", RIGHT, "--json", log=log).stdout.splitlines())
+    assert {"known_from": 9, "beginning": [f"{RIGHT} is owned(b#3), token 9, last changed at 9"]} == first
+    assert {"ending"} == set(last)
+    assert 2 == run("channel", "why", "other/ns/0x00000000_0xffffffff", log=log).exit_code
+
+
+def test_a_closed_log_still_tells_its_history(tmp_path: Path) -> None:
+    """Who looks back meets the record that closed it as the last one; who would go on with it is refused."""
+    channel = moved_channel()
+    for broker in ("a", "b", "d"):
+        channel.die(broker)
+    closing = propose.close_log(channel.admin(), channel.view)
+    url = write([*channel.entries, (20, encode(closing)), (21, b"too late")], tmp_path)
+    assert "20 admin:ops closes the log, whose channel goes on in a copy, based on 1: accepted" in run("channel", "tail", log=url).stdout
+    assert "20 admin:ops closes the log" in run("channel", "show", "20", log=url).stdout
+    assert f"now {LEFT} is free, token 12" in run("channel", "why", LEFT, log=url).stdout
+    assert 19 == json.loads(run("channel", "at", "19", "--json", log=url).stdout)["offset"]
+    assert 0 == run("channel", "diff", "9", "now", log=url).exit_code
+    refused = run("bundles", "list", log=url)
+    assert (4, True) == (refused.exit_code, refused.stderr.startswith(f"error: the log {url} was closed at offset 20"))

@@ -1,0 +1,436 @@
+"""A channel copied to another log: the same view above a new base, and an old log with which nobody can go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+
+from brokers.errors import BrokersAlive, TargetNotEmpty
+from channel import propose
+from channel.codec import decode, encode
+from channel.deadline import Deadline
+from channel.entries import BundleEntry
+from channel.errors import BegunAbove, ChannelIncomplete, DeadlineExceeded, LogClosed, LogNotBegun, LogUnavailable
+from channel.log import Log
+from channel.memory_log import MemoryLog
+from channel.propose import Author
+from channel.ranges import HASH_MAX
+from channel.reader import Reader
+from channel.records import LEVEL_CLOSED, Genesis, LevelRecord
+from channel.restore import restored
+from channel.twin_rows import encode_marker, marker_of, rows_of
+from channel.view import View
+from compaction.copying import Copied, copy
+from tests.carried import TIMEOUT_MS, cut_off, entries_of, view_of_log
+from tests.folding import CLUSTER, NAMESPACE, Channel, channel_with, joined
+
+LEASE_MS = 20
+
+
+class TroubledLog(MemoryLog):
+    """A log in memory to which something happens just before the append of a record that `trouble` waits for."""
+
+    def __init__(self, *, name: str) -> None:
+        super().__init__(name=name)
+        self.trouble: Callable[[bytes], None] = lambda _: None
+
+    def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:
+        """See `Log.append`."""
+        for data in batch:
+            self.trouble(data)
+        return super().append(batch, timeout_ms=timeout_ms)
+
+
+@pytest.fixture
+def old() -> Iterator[TroubledLog]:
+    """The log that is copied."""
+    log = TroubledLog(name="memory:old")
+    yield log
+    log.close()
+
+
+@pytest.fixture
+def new() -> Iterator[TroubledLog]:
+    """The log that it is copied to."""
+    log = TroubledLog(name="memory:new")
+    yield log
+    log.close()
+
+
+def write(log: Log, channel: Channel) -> None:
+    """Append what a channel has beyond what stands on its log."""
+    log.append([data for _, data in channel.entries[log.end() :]], timeout_ms=TIMEOUT_MS)
+
+
+def working_channel() -> Channel:
+    """A channel at whose brokers work is under way: a transfer, an unload, a split, a deleted policy, a namespace that goes."""
+    channel = Channel()
+    channel.genesis()
+    for broker in ("a", "b"):
+        channel.accept(replace(joined(broker, channel.view, nonce=f"nonce of {broker}"), lease_ms=LEASE_MS, margin_ms=LEASE_MS))
+    channel.create((0, 100, 200, 300, HASH_MAX))
+    for point in (0, 100, 200):
+        channel.own("a", point)
+    channel.accept(propose.transfer(channel.admin(), channel.bundle(0), destination=channel.incarnation("b")))
+    channel.accept(propose.unload(channel.admin(), channel.bundle(100)))
+    channel.accept(propose.start_split(channel.admin(), channel.bundle(200), algorithm="x", positions=(250,)))
+    channel.accept(propose.set_policy(channel.admin(), channel.view, name="kept", document={"limit": 1}))
+    channel.accept(propose.set_policy(channel.admin(), channel.view, name="gone", document={}))
+    channel.accept(propose.remove_policy(channel.admin(), channel.view, name="gone"))
+    channel.create(namespace="tenant/going")
+    channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name="tenant/going"))
+    return channel
+
+
+def left_channel() -> Channel:
+    """A channel that all brokers have left."""
+    channel = channel_with("a", "b", bundles=4)
+    channel.own("a")
+    for broker in ("a", "b"):
+        channel.accept(propose.left(channel.author(broker), channel.broker(broker)))
+    return channel
+
+
+def copied(old: Log, new: Log, *, again: bool = False) -> Copied:
+    """Copy one log to the other."""
+    return copy(old, new, publisher="admin:ops", deadline=Deadline.after(timeout_ms=TIMEOUT_MS), again=again)
+
+
+def held(view: View) -> dict[str, object]:
+    """What a view says of its keys, but for the brokers, whose deaths a copy may have written down."""
+    return {"bundles": view.bundles, "namespaces": view.namespaces, "policies": view.policies, "removed_at": view.removed_at}
+
+
+def before_closing(log: Log) -> View:
+    """What a closed log came to just before the record that closed it."""
+    reader = restored(log)
+    for entry in log.read(reader.position, limit=1_000):
+        record = decode(entry.data)
+        if isinstance(record, LevelRecord) and record.raises_to == LEVEL_CLOSED:
+            break
+        reader.feed(entry)
+    return reader.view
+
+
+def check_copy(old: Log, new: Log, done: Copied) -> None:
+    """The new log comes to the view of the old one above its end, and the old one cannot be gone on with."""
+    there, here = before_closing(old), view_of_log(new)
+    assert held(there) == held(here)
+    assert {name: (b.status, b.incarnation, b.last) for name, b in there.brokers.items()} == {
+        name: (b.status, b.incarnation, b.last) for name, b in here.brokers.items()
+    }
+    assert (CLUSTER, there.level, there.level_last) == (here.cluster, here.level, here.level_last)
+    assert (done.base, done.base + 1, done.digest) == (here.base, here.genesis, here.digest())
+    assert done.base > there.offset
+    with pytest.raises(LogClosed):
+        view_of_log(old)
+
+
+def test_a_channel_that_all_have_left_is_copied(old: TroubledLog, new: TroubledLog) -> None:
+    """Its keys are as they were, and its offsets go on above where the old log was closed."""
+    write(old, left_channel())
+    done = copied(old, new)
+    check_copy(old, new, done)
+    assert (CLUSTER, old.end(), 2, 1, 4, ()) == (done.cluster, done.base, done.brokers, done.namespaces, done.bundles, done.buried)
+    first, *_ = entries_of(new)
+    assert isinstance(decode(first.data), Genesis)
+
+
+def test_no_token_falls(old: TroubledLog, new: TroubledLog) -> None:
+    """Whoever joins the copy gets an incarnation, and for each bundle a token, above all that the old log ever issued."""
+    write(old, left_channel())
+    copied(old, new)
+    reader = restored(new)
+    position = new.end() + 1
+
+    def put(data: bytes) -> None:
+        new.append([data], timeout_ms=TIMEOUT_MS)
+
+    def read() -> View:
+        for entry in new.read(reader.position, limit=1_000):
+            assert reader.feed(entry).verdict.accepted
+        return reader.view
+
+    put(encode(joined("a", read(), nonce="another")))
+    incarnation = read().brokers["a"].incarnation
+    assert incarnation == old.end() + position
+    for sequence, point in enumerate((0, 0x40000000), start=1):
+        bundle = taken(reader.view, point)
+        put(encode(propose.assign(Author(publisher="admin:ops", as_of=reader.view.offset), bundle, owner=incarnation)))
+        read()
+        author = Author(publisher="a", incarnation=incarnation, sequence=sequence)
+        put(encode(propose.opened(author, taken(reader.view, point))))
+        assert old.end() < taken(read(), point).token
+
+
+def taken(view: View, point: int) -> BundleEntry:
+    """The bundle that holds a point."""
+    bundle = view.bundle_at(NAMESPACE, point)
+    assert bundle is not None
+    return bundle
+
+
+def test_brokers_that_are_silent_are_declared_down(old: TroubledLog, new: TroubledLog) -> None:
+    """Whatever they were about is ended as by any death, on the old log, before it is closed."""
+    write(old, working_channel())
+    done = copied(old, new)
+    assert ("a", "b") == done.buried
+    check_copy(old, new, done)
+    assert {"free"} == {bundle.phase for bundle in view_of_log(new).bundles.values()}
+    publishers = {
+        record.publisher.partition("/")[0] for record in map(decode, (entry.data for entry in entries_of(old)[-3:])) if record.publisher
+    }
+    assert {"admin:ops"} == publishers
+
+
+def renewal(channel: Channel, broker: str) -> bytes:
+    """A renewal of a broker."""
+    return encode(propose.renewed(channel.author(broker), channel.broker(broker)))
+
+
+def test_a_broker_that_renews_is_not_copied_away_from(old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While anybody says anything, also what is rejected, the copy is refused, and both logs are as they were."""
+    channel = working_channel()
+    write(old, channel)
+    words = [renewal(channel, "a"), b'{"kind":"?","publisher":"b","incarnation":3,"sequence":99}']
+    for word in words:
+        before = old.end() + 1
+        monkeypatch.setattr(old, "wait", lambda *_, word=word, **__: old.append([word], timeout_ms=TIMEOUT_MS))
+        with pytest.raises(BrokersAlive):
+            copied(old, new)
+        assert [word] == [entry.data for entry in old.read(before, limit=10)][:1]
+        assert [] == entries_of(new)
+        assert view_of_log(old).live
+
+
+@pytest.mark.parametrize("word", ["renewal", "join"])
+def test_a_broker_that_speaks_at_the_last_moment_is_heard(word: str, old: TroubledLog, new: TroubledLog) -> None:
+    """A renewal just before the record of a death, or a broker that joins before the log is closed: both make it refused."""
+    channel = working_channel()
+    write(old, channel)
+
+    def speak(data: bytes) -> None:
+        old.trouble = lambda _: None
+        if word == "renewal":
+            old.append([renewal(channel, "a")], timeout_ms=TIMEOUT_MS)
+        elif b'"level"' in data:
+            old.append([encode(joined("c", view_of_log(old), nonce="new"))], timeout_ms=TIMEOUT_MS)
+        else:
+            old.trouble = speak
+
+    old.trouble = speak
+    with pytest.raises(BrokersAlive, match="a" if word == "renewal" else "c"):
+        copied(old, new)
+    assert view_of_log(old).live
+    assert [] == entries_of(new)
+
+
+def test_of_two_copies_one_is_made(old: TroubledLog, new: TroubledLog) -> None:
+    """The log is closed once, by one of them; the other is refused, and its target stays empty."""
+    write(old, left_channel())
+    rival, third = TroubledLog(name="memory:old"), MemoryLog(name="memory:third")
+
+    def overtake(_: bytes) -> None:
+        old.trouble = lambda _: None
+        copied(rival, third)
+
+    old.trouble = overtake
+    with pytest.raises(LogClosed):
+        copied(old, new)
+    assert ([], 1) == (entries_of(new), len(entries_of(third)))
+    rival.close()
+    third.close()
+
+
+def test_a_copied_log_is_copied_again_only_on_demand(old: TroubledLog, new: TroubledLog) -> None:
+    """Where the first copy is lost, the same one can be made anew, above the same base."""
+    write(old, left_channel())
+    first = copied(old, new)
+    other = MemoryLog(name="memory:other")
+    with pytest.raises(LogClosed):
+        copied(old, other)
+    second = copied(old, other, again=True)
+    assert first == second
+    check_copy(old, other, second)
+    other.close()
+
+
+@pytest.mark.parametrize("step", ["genesis", "twin", "answer"])
+def test_a_copy_that_died_is_finished(step: str, old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it died, it is made again, and comes to the same view."""
+    write(old, left_channel())
+
+    def die(*_: object, **__: object) -> None:
+        raise LogUnavailable(log="memory:new", problem="it is gone")
+
+    with monkeypatch.context() as dying:
+        if step == "genesis":
+            new.trouble = die
+        elif step == "twin":
+            dying.setattr(type(new.twin()), "replace", die)
+        else:
+            dying.setattr("compaction.copying.Copied", die)
+        with pytest.raises(LogUnavailable):
+            copied(old, new)
+    new.trouble = lambda _: None
+    with pytest.raises(LogClosed):
+        copied(old, new)
+    if step == "twin":
+        with pytest.raises(ChannelIncomplete):  # Nobody takes it for a new log.
+            restored(new)
+    elif step != "genesis":
+        # Also before it was finished the new log is that of a copy, for whoever starts on it.
+        assert held(before_closing(old)) == held(view_of_log(new))
+    check_copy(old, new, copied(old, new, again=True))
+
+
+def test_a_target_that_holds_anything_is_refused(old: TroubledLog, new: TroubledLog) -> None:
+    """The old log is not touched then."""
+    write(old, left_channel())
+    end = old.end()
+    view = view_of_log(old)
+    twin = new.twin()
+    twin.claim(timeout_ms=TIMEOUT_MS)
+    twin.replace(rows_of(view, -1), encode_marker(marker_of(view, log=new.identity)), timeout_ms=TIMEOUT_MS)
+    with pytest.raises(TargetNotEmpty, match="it has a twin already"):
+        copied(old, new)
+    new.append([b"x"], timeout_ms=TIMEOUT_MS)
+    with pytest.raises(TargetNotEmpty, match="it has records already"):
+        copied(old, new)
+    new.truncate(2, timeout_ms=TIMEOUT_MS)
+    with pytest.raises(TargetNotEmpty, match="it has records already"):
+        copied(old, new)
+    assert end == old.end()
+
+
+def test_an_unfinished_copy_of_another_channel_is_refused(old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A target is finished only with what it was begun with."""
+    other = TroubledLog(name="memory:other")
+    write(other, left_channel())
+    write(old, channel_with(bundles=2))
+    with monkeypatch.context() as dying:
+        dying.setattr(type(new.twin()), "replace", lambda *_, **__: pytest.fail("the twin is not to be written"))
+        with pytest.raises(pytest.fail.Exception):
+            copied(other, new)
+    end = old.end()
+    with pytest.raises(TargetNotEmpty, match="of another channel"):
+        copied(old, new)
+    assert end == old.end()
+    third = MemoryLog(name="memory:third")
+    copied(old, third)
+    with pytest.raises(TargetNotEmpty, match="of another channel"):
+        copied(old, new, again=True)
+    third.close()
+    other.close()
+
+
+def test_a_log_that_has_not_begun_is_not_copied(old: TroubledLog, new: TroubledLog) -> None:
+    """Where there is nothing but garbage there is no channel, and nothing is appended to either log."""
+    old.append([b"garbage"], timeout_ms=TIMEOUT_MS)
+    with pytest.raises(LogNotBegun):
+        copied(old, new)
+    assert (1, 0) == (old.end(), new.end())
+
+
+def test_somebody_else_begins_the_target_meanwhile(old: TroubledLog, new: TroubledLog) -> None:
+    """A broker that was pointed at the new log too early is noticed, and the copy not taken for one."""
+    write(old, left_channel())
+    stranger = MemoryLog(name="memory:new")
+
+    def begin(_: bytes) -> None:
+        stranger.append([encode(propose.genesis(Author(publisher="b"), cluster=CLUSTER))], timeout_ms=TIMEOUT_MS)
+
+    new.trouble = begin
+    with pytest.raises(TargetNotEmpty, match="somebody began it while the copy was made"):
+        copied(old, new)
+    reader = restored(new)
+    verdicts = [reader.feed(entry).verdict.accepted for entry in entries_of(new)]
+    assert ([True, False], 0, {}) == (verdicts, reader.view.base, dict(reader.view.bundles))
+    assert new.twin().load() is None
+    stranger.close()
+
+
+def test_a_target_that_was_begun_leaves_the_old_log_open(old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While brokers are listened for somebody may begin the new log; that is seen before the old one is closed."""
+    write(old, left_channel())
+    monkeypatch.setattr("compaction.copying._Copier.bury_the_silent", lambda _: new.append([b"garbage"], timeout_ms=TIMEOUT_MS) and ())
+    end = old.end()
+    with pytest.raises(TargetNotEmpty):
+        copied(old, new)
+    assert end == old.end()
+
+
+def test_all_who_speak_are_named(old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once one broker was heard the others get the time of a renewal, so that the operator learns of all at once."""
+    channel = working_channel()
+    write(old, channel)
+    words = iter([renewal(channel, "b"), renewal(channel, "a")])
+    monkeypatch.setattr(old, "wait", lambda *_, **__: old.append([next(words)], timeout_ms=TIMEOUT_MS))
+    with pytest.raises(BrokersAlive) as caught:
+        copied(old, new)
+    assert ("a", "b") == caught.value.brokers
+
+
+def test_who_followed_the_empty_log_does_not_fold_the_copy_from_nothing(old: TroubledLog, new: TroubledLog) -> None:
+    """A reader that was there before the copy does not come to another view than one that starts after it."""
+    write(old, left_channel())
+    early = restored(new)
+    copied(old, new)
+    [genesis] = new.read(early.position, limit=10)
+    with pytest.raises(BegunAbove):
+        early.feed(genesis)
+    assert old.end() == restored(new).view.base
+
+
+def test_a_log_that_was_cut_off_is_copied(old: TroubledLog, new: TroubledLog) -> None:
+    """A compacted channel is copied from its twin on."""
+    write(old, left_channel())
+    cut_off(old, horizon=4, below=5)
+    check_copy(old, new, copied(old, new))
+
+
+def test_a_copy_is_copied(old: TroubledLog, new: TroubledLog) -> None:
+    """Back to the first kind of log, or on to a third: offsets rise each time."""
+    write(old, left_channel())
+    first = copied(old, new)
+    third = MemoryLog(name="memory:third")
+    second = copied(new, third)
+    check_copy(new, third, second)
+    assert second.base > first.base + 1
+    third.close()
+
+
+def test_without_its_twin_a_copy_says_nothing(old: TroubledLog, new: TroubledLog) -> None:
+    """Its records alone would come to an empty view; they are refused instead."""
+    write(old, left_channel())
+    copied(old, new)
+    bare = MemoryLog(name="memory:bare")
+    bare.append([entry.data for entry in entries_of(new)], timeout_ms=TIMEOUT_MS)
+    with pytest.raises(ChannelIncomplete):
+        restored(bare)
+    bare.close()
+
+
+def test_who_sleeps_through_a_copy_stops_when_it_wakes(old: TroubledLog, new: TroubledLog) -> None:
+    """A reader of the old log, of whatever version, folds nothing behind the record that closed it."""
+    write(old, left_channel())
+    sleeper = Reader(log=old.name)
+    for entry in entries_of(old):
+        sleeper.feed(entry)
+    copied(old, new)
+    old.append([encode(joined("a", sleeper.view, nonce="awake"))], timeout_ms=TIMEOUT_MS)
+    closing, late = old.read(sleeper.position, limit=10)
+    for entry in (closing, late, late):
+        with pytest.raises(LogClosed):
+            sleeper.feed(entry)
+    assert closing.offset == sleeper.view.offset
+
+
+def test_a_copy_has_a_deadline(old: TroubledLog, new: TroubledLog) -> None:
+    """Leases that are longer than there is time end it, before anything is closed."""
+    write(old, channel_with("a"))
+    with pytest.raises(DeadlineExceeded):
+        copy(old, new, publisher="admin:ops", deadline=Deadline.after(timeout_ms=300))
+    assert view_of_log(old).live

@@ -1,0 +1,234 @@
+"""The channel is lost to all brokers: what stops, what is served on, who says so, and that all is as it was when it is back.
+
+May live here: brokers over a log in memory that is away for as long as a test wants, asked by a real client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from brokers import worker as workers
+from brokers.http.lookup import CHANNEL_LOST_MS
+from channel.errors import LogUnavailable
+from tests.troubled_log import TroubledLog
+from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, run, until
+
+pytestmark = pytest.mark.integration
+
+SERVING = "acme/serving"
+KEY = "orders"
+POLICY = f"/admin/v2/namespaces/{SERVING}/onChannelLoss"
+
+# A lease of a second, with the margin that clocks and a stall of 200 ms take.
+QUICK = {"lease_ms": 1_000, "renew_ms": 200, "margin_ms": 400, "round_trip_ms": 100, "reconnect_ms": 500, "stall_ms": 200}
+
+
+class Logs:
+    """All handles of the log, and the one switch of its outage."""
+
+    def __init__(self) -> None:
+        self._handles: list[TroubledLog] = []
+
+    def open(self, url: str) -> TroubledLog:
+        self._handles.append(TroubledLog(name=url))
+        return self._handles[-1]
+
+    def go(self) -> None:
+        """From now on nobody reads or appends anything."""
+        for handle in self._handles:
+            handle.read_error = handle.append_error = LogUnavailable(log="memory:away", problem="it is away", in_doubt=False)
+            handle.wake()
+
+    def come_back(self) -> None:
+        for handle in self._handles:
+            handle.read_error = handle.append_error = None
+
+
+@asynccontextmanager
+async def losing(folder: Path, monkeypatch: pytest.MonkeyPatch, **settings: object) -> AsyncIterator[tuple[Cluster, Logs]]:
+    """Two brokers, a namespace that fences and one that serves on."""
+    logs = Logs()
+    monkeypatch.setattr(workers, "open_log", logs.open)
+    async with cluster(folder, brokers=2, bundles=2, **{**QUICK, "lookup_ms": 200, **settings}) as brokers:
+        body = {"bundles": {"numBundles": 2}, "on_channel_loss": "serve"}
+        assert 204 == (await brokers.brokers[0].put(f"/admin/v2/namespaces/{SERVING}", body)).status
+        await brokers.settled()
+        try:
+            yield brokers, logs
+        finally:
+            logs.come_back()  # Otherwise they would have to be killed.
+
+
+def is_fenced(broker: Broker) -> bool:
+    """Whether its lease has run out."""
+    return not broker.worker.agent.lease.good(broker.worker.clock.now())
+
+
+def lookup(namespace: str) -> str:
+    """The path of a topic's lookup."""
+    return f"/lookup/v2/topic/persistent/{namespace}/{KEY}"
+
+
+def test_only_what_says_so_is_served_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past the lease its ownerships are good and no others; the one that is good after the outage is the one from before it."""
+
+    async def story() -> None:
+        async with losing(tmp_path, monkeypatch) as (brokers, logs):
+            keys = [f"key-{number}" for number in range(20)]
+
+            def good(namespace: str) -> int:
+                return sum(broker.worker.ownership(namespace, key) is not None for broker in brokers.brokers for key in keys)
+
+            tokens = {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
+            incarnations = [broker.worker.agent.incarnation for broker in brokers.brokers]
+            await until(lambda: [20, 20] == [good(NAMESPACE), good(SERVING)])
+            logs.go()
+            await until(lambda: all(map(is_fenced, brokers.brokers)))
+            assert [0, 20] == [good(NAMESPACE), good(SERVING)]
+            logs.come_back()
+            await until(lambda: not any(map(is_fenced, brokers.brokers)))
+            assert [20, 20] == [good(NAMESPACE), good(SERVING)]
+            await brokers.settled()
+            assert incarnations == [broker.worker.agent.incarnation for broker in brokers.brokers]
+            assert tokens == {bundle.name: bundle.token for bundle in brokers.view.bundles.values()}
+
+    run(story)
+
+
+def test_lookups_are_held_or_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Past the lease a lookup of what fences ends with 503 and the reason, one of what serves on is answered and says since when."""
+
+    async def story() -> None:
+        async with losing(tmp_path, monkeypatch) as (brokers, logs):
+            before = [(await broker.get(lookup(SERVING))).body for broker in brokers.brokers]
+            logs.go()
+            await until(lambda: all(map(is_fenced, brokers.brokers)))
+            for broker, body in zip(brokers.brokers, before, strict=True):
+                answer = await broker.get(lookup(SERVING))
+                assert (200, body) == (answer.status, answer.body)
+                assert int(answer.headers[CHANNEL_LOST_MS]) >= 500
+                answer = await broker.get(lookup(NAMESPACE))
+                assert (503, "1", "ChannelLost") == (answer.status, answer.headers["Retry-After"], answer.json()["error"])  # type: ignore[index]
+                assert f"broker {broker.id} lost the channel" in answer.reason
+            logs.come_back()
+            await until(lambda: not any(map(is_fenced, brokers.brokers)))
+            for broker in brokers.brokers:
+                for namespace in (SERVING, NAMESPACE):
+                    answer = await broker.get(lookup(namespace))
+                    assert (200, False) == (answer.status, CHANNEL_LOST_MS in answer.headers)
+
+    run(story)
+
+
+def test_a_lookup_that_is_held_is_answered_when_the_channel_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outage that is over before its deadline costs a lookup the wait, and no error."""
+
+    async def story() -> None:
+        async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS) as (brokers, logs):
+            logs.go()
+            await until(lambda: all(map(is_fenced, brokers.brokers)))
+            asked = [asyncio.ensure_future(broker.get(lookup(NAMESPACE))) for broker in brokers.brokers]
+            await until(lambda: all(broker.lookups.held == 1 for broker in brokers.brokers))
+            logs.come_back()
+            assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
+
+    run(story)
+
+
+def series(name: str, answer: bytes) -> list[float]:
+    """The values of a metric."""
+    return [float(line.rpartition(" ")[2]) for line in answer.decode().splitlines() if line.startswith(f"{name}{{")]
+
+
+def test_everybody_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Health, readiness and metrics tell since when the channel is lost and what is served on; and nothing of it afterwards."""
+
+    async def story() -> None:
+        async with losing(tmp_path, monkeypatch) as (brokers, logs):
+            broker = brokers.brokers[0]
+            assert [0.0] == series("equipoise_channel_lost_seconds", (await broker.get("/metrics")).body)
+            logs.go()
+            await until(lambda: is_fenced(broker))
+            for path, status in (("/health", "ok"), ("/ready", "serving on")):
+                answer = await broker.get(path)
+                said = answer.json()
+                assert isinstance(said, dict)
+                loss = said["channel_loss"]
+                assert (200, status, [SERVING], True) == (
+                    answer.status,
+                    said["status"],
+                    loss["serving_on"],
+                    "it is away" in loss["problem"],
+                )
+                assert loss["lost_ms"] >= 500
+                assert loss["since"].endswith("Z")
+            assert b"its lease has run out" in (await broker.get("/ready")).body
+            assert b"ok" == (await broker.get("/admin/v2/brokers/health")).body
+            scraped = (await broker.get("/metrics")).body
+            (lost_s,) = series("equipoise_channel_lost_seconds", scraped)
+            assert lost_s >= 0.5
+            mine = [bundle for bundle in brokers.view.bundles_of(SERVING) if bundle.owner == broker.worker.agent.incarnation]
+            assert [float(len(mine))] == series("equipoise_bundles_serving_on", scraped)
+            logs.come_back()
+            await until(lambda: broker.worker.channel_loss is None)
+            assert {"status": "ready", "problems": [], "channel_loss": None, "broker": broker.id} == (await broker.get("/ready")).json()
+            assert [] == series("equipoise_bundles_serving_on", (await broker.get("/metrics")).body)
+
+    run(story)
+
+
+def test_the_policy_is_changed_while_bundles_are_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is open goes by what its namespace says when the channel is lost, not by what it said when it was opened."""
+
+    async def story() -> None:
+        async with losing(tmp_path, monkeypatch) as (brokers, logs):
+            (one, other) = brokers.brokers
+            assert ["serve"] == [(await one.get(POLICY)).json()]
+            assert 204 == (await other.ask("POST", POLICY, data=b'"fence"')).status
+            assert 204 == (await one.ask("POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=b'"serve"')).status
+            await brokers.settled()
+            assert ["fence", "serve"] == [
+                (await broker.get(f"/admin/v2/namespaces/{namespace}")).json()["on_channel_loss"]  # type: ignore[index]
+                for broker, namespace in ((one, SERVING), (other, NAMESPACE))
+            ]
+            logs.go()
+            await until(lambda: all(map(is_fenced, brokers.brokers)))
+            assert [503, 200] == [(await one.get(lookup(namespace))).status for namespace in (SERVING, NAMESPACE)]
+
+    run(story)
+
+
+@pytest.mark.parametrize("body", [b"", b"null", b'"sometimes"', b"true", b"{}"])
+def test_the_policy_has_one_of_two_values(tmp_path: Path, body: bytes) -> None:
+    """Whatever else is said is refused, with the values that there are."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            answer = await broker.ask("POST", f"/admin/v2/namespaces/{NAMESPACE}/onChannelLoss", data=body)
+            assert (400, True, True) == (answer.status, "fence" in answer.reason, "serve" in answer.reason)
+            answer = await broker.put("/admin/v2/namespaces/acme/new", {"on_channel_loss": "sometimes"})
+            assert (400, True) == (answer.status, "on_channel_loss" in answer.reason)
+            assert {} == broker.worker.view.namespaces[NAMESPACE].policies
+
+    run(story)
+
+
+def test_without_anything_to_serve_on_nobody_is_sent_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that only fences is not ready while it has lost the channel."""
+
+    async def story() -> None:
+        async with losing(tmp_path, monkeypatch) as (brokers, logs):
+            assert 204 == (await brokers.brokers[0].ask("POST", POLICY, data=b'"fence"')).status
+            await brokers.settled()
+            logs.go()
+            await until(lambda: all(map(is_fenced, brokers.brokers)))
+            assert {503} == {(await broker.get("/ready")).status for broker in brokers.brokers}
+            assert {503} == {(await broker.get("/admin/v2/brokers/health")).status for broker in brokers.brokers}
+
+    run(story)

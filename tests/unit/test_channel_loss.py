@@ -1,0 +1,84 @@
+"""What a broker says of its loss of the channel: since when, why, and what it serves on.
+
+May live here: `brokers.channel_loss`, with stand-ins for the agent and the clock. Real brokers are in tests/unit/http.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import cast
+
+from brokers.agent.agent import Agent
+from brokers.agent.events import Instant
+from brokers.agent.handle import Handle, Lease
+from brokers.channel_loss import ChannelLoss, channel_loss
+from channel.errors import LogUnavailable
+from channel.log_seat import Outage
+
+NOW = Instant(100_000, 1_700_000_000_000)
+
+
+class Stopped:
+    """A clock that stands still at `NOW`."""
+
+    def now(self) -> Instant:
+        return NOW
+
+    def boot_ns(self) -> int:
+        return NOW.boot_ms * 1_000_000
+
+
+@dataclass(kw_only=True)
+class Broker:
+    """What is looked at of an agent."""
+
+    silent_ms: int | None = None
+    handles: Mapping[str, Handle] = field(default_factory=dict)
+
+    def out_of_touch_ms(self, now: Instant) -> int | None:
+        assert now == NOW
+        return self.silent_ms
+
+
+def loss(broker: Broker, *, outage_ms: int | None = None) -> ChannelLoss | None:
+    """What is said of a broker whose log cannot be read for so long."""
+    error = LogUnavailable(log="memory:x", problem="it is away", in_doubt=False)
+    outage = None if outage_ms is None else Outage(since_ns=(NOW.boot_ms - outage_ms) * 1_000_000, error=error)
+    return channel_loss(cast("Agent", broker), outage, Stopped())
+
+
+def handle(name: str, *, serves_on: bool, is_open: bool = True) -> Handle:
+    """An open bundle of a broker that is awake, past its lease."""
+    lease = Lease(incarnation=7, skew_max_ms=250, attention_ms=1_400, deadline_ms=NOW.boot_ms)
+    lease.attend(NOW)
+    namespace = name.rpartition("/")[0]
+    return Handle(bundle=name, namespace=namespace, low=0, high=1, token=9, lease=lease, is_open=is_open, serves_on=serves_on)
+
+
+def test_a_broker_that_has_the_channel_has_nothing_to_say() -> None:
+    """Neither is the log away, nor has the broker been out of touch."""
+    assert loss(Broker()) is None
+
+
+def test_the_loss_is_counted_from_what_was_first() -> None:
+    """The log may have been away before the renewals were missed, or take no records long before it cannot be read."""
+    for silent_ms, outage_ms, lost_ms in ((None, 300, 300), (7_000, None, 7_000), (7_000, 300, 7_000), (2_000, 9_000, 9_000)):
+        told = loss(Broker(silent_ms=silent_ms), outage_ms=outage_ms)
+        assert told is not None
+        assert (lost_ms, NOW.wall_ms - lost_ms, outage_ms is None) == (told.lost_ms, told.since_ms, told.problem is None)
+
+
+def test_what_is_served_on_is_counted_by_namespace() -> None:
+    """Bundles that are open, and of namespaces that say so; no others."""
+    handles = (
+        handle("t/b/0_1", serves_on=True),
+        handle("t/b/1_2", serves_on=True),
+        handle("t/a/0_1", serves_on=True),
+        handle("t/a/1_2", serves_on=True, is_open=False),
+        handle("t/c/0_1", serves_on=False),
+    )
+    told = loss(Broker(silent_ms=4_000, handles={each.bundle: each for each in handles}))
+    assert told is not None
+    assert {"t/a": 1, "t/b": 2} == told.serving_on
+    assert {"since": "2023-11-14T22:13:16.000Z", "lost_ms": 4_000, "problem": None, "serving_on": ["t/a", "t/b"]} == told.document()

@@ -1,0 +1,376 @@
+"""A compaction step by step: what it writes, what it removes, what it refuses, and who gets in its way.
+
+May live here: examples of `compaction.compactor` on logs in memory. Any history is compacted in tests/property/test_compaction.py,
+and compactors die in tests/integration/test_compaction_crashes.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+
+from channel import propose
+from channel.errors import ChannelIncomplete, CompactionRefused, ForeignLog, LogTruncated, LogWentBack, TwinFenced
+from channel.twin import TwinRow
+from compaction.compactor import Step, compact
+from compaction.retention import Retention, parse_retention
+from tests.compacting import (
+    NOTHING,
+    TIMEOUT_MS,
+    all_of,
+    all_rows,
+    begin_copy,
+    compacted,
+    image_of,
+    in_an_hour,
+    marker_in,
+    restored_to_end,
+    write_twin,
+    written,
+)
+from tests.folding import Channel, channel_in, channel_with
+from tests.gap_log import GapLog
+
+
+@pytest.fixture
+def log() -> Iterator[GapLog]:
+    """A log of its own."""
+    log = GapLog()
+    yield log
+    log.close()
+
+
+def test_a_log_becomes_short(log: GapLog) -> None:
+    """All is in the twin, nothing is left on the log, and the view is what it was."""
+    channel = written(log, channel_with("a:1", "b:1", bundles=4))
+    done = compacted(log)
+    assert (4, 9, 9, 0, 1, 5, 4) == (done.records, done.keys, done.rows, done.tombstones, done.start_before, done.start, done.end)
+    assert (channel.view.offset, channel.view.digest()) == (done.horizon, done.digest)
+    assert [] == list(log.read(log.start(), limit=10))
+    assert all_of(channel.view) == all_of(restored_to_end(log))
+
+
+def test_a_second_one_finds_nothing_to_do(log: GapLog) -> None:
+    """Compacting a log that has just been compacted writes and removes nothing, and says so."""
+    written(log, channel_with("a:1"))
+    first, before = compacted(log), image_of(log)
+    second = compacted(log)
+    assert before is image_of(log)
+    assert replace(first, records=0, rows=0, start_before=first.start) == second
+
+
+def test_only_what_changed_is_written(log: GapLog) -> None:
+    """The next compaction writes the keys that were changed since, and tombstones for those that went."""
+    channel = written(log, channel_with("a:1", "b:1", bundles=4))
+    compacted(log)
+    channel.own("a:1")
+    channel.accept(propose.start_split(channel.admin(), channel.bundle(), algorithm="x", positions=(7,)))
+    channel.accept(propose.split(channel.author("a:1"), channel.bundle(), cuts=(7,)))
+    written(log, channel)
+    done = compacted(log)
+    assert (4, 2, 1) == (done.records, done.rows, done.tombstones)
+    assert all_rows(channel.view) == image_of(log).rows
+
+
+def test_a_rejected_record_moves_the_marker_and_no_row(log: GapLog) -> None:
+    """What was rejected raises its publisher's sequence, which is the marker's, and changes no row."""
+    channel = written(log, channel_with("a:1", "b:1"))
+    compacted(log)
+    stale = replace(propose.unload(channel.author("a:1"), channel.bundle()), based_on=1)
+    assert not channel.put(stale).accepted
+    written(log, channel)
+    done = compacted(log)
+    assert (1, 0, 0) == (done.records, done.rows, done.tombstones)
+    assert {channel.incarnation("a:1"): 1, channel.incarnation("b:1"): 0} == marker_in(log).sequences
+    assert all_of(channel.view) == all_of(restored_to_end(log))
+
+
+def test_a_dry_run_changes_nothing(log: GapLog) -> None:
+    """A dry run says what a compaction would say, fences nobody, writes nothing and removes nothing."""
+    written(log, channel_with("a:1"))
+    log.twin().claim(timeout_ms=TIMEOUT_MS)
+    other = GapLog(name=log.name)
+    would = compacted(other, dry_run=True)
+    assert (1, None) == (log.start(), log.twin().load())
+    log.twin().replace([], b"not fenced", timeout_ms=TIMEOUT_MS)
+    assert replace(compacted(other), dry_run=True) == would
+    other.close()
+
+
+def test_a_log_that_nobody_has_begun_is_left_alone(log: GapLog) -> None:
+    """Without a genesis there is nothing to hold, and what stands there stays."""
+    log.put((1, b"garbage"))
+    assert (None, None, 1, 1) == (compacted(log).horizon, compacted(log).digest, compacted(log).start, log.start())
+    assert log.twin().load() is None
+
+
+def test_the_newest_ten_minutes_stay(log: GapLog) -> None:
+    """By the real clock nothing of what was written just now is removed, whatever is asked for."""
+    written(log, channel_with("a:1"))
+    done = compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS)
+    assert (3, 1, 1) == (done.horizon, done.start, log.start())
+
+
+@pytest.mark.parametrize("text", ["10 offsets", "64MiB", "3h", "600B"])
+def test_a_retention_keeps_the_newest(log: GapLog, text: str) -> None:
+    """What the retention asks for stays on the log, and what the compaction before kept for it goes when it may."""
+    channel = written(log, channel_with("a:1", bundles=16))
+    for _ in range(20):
+        channel.accept(propose.renewed(channel.author("a:1"), channel.broker("a:1")))
+    written(log, channel)
+    done = compacted(log, retain=parse_retention(text))
+    left = [entry.data for entry in log.read(log.start(), limit=100)]
+    assert {"10 offsets": 10, "64MiB": log.end(), "3h": log.end(), "600B": log.end()}[text] == len(left) == log.end() - done.start + 1
+    assert 1 == compacted(log, retain=replace(NOTHING, amount=1)).end - log.start() + 1
+
+
+def test_a_size_keeps_as_many_bytes(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By size the log is cut at the checkpoint from which at least so many bytes are left, and those are remembered."""
+    monkeypatch.setattr("compaction.compactor.RECORDS_BETWEEN", 5)
+    channel = written(log, channel_with("a:1"))
+    for _ in range(3):
+        for _ in range(17):
+            channel.accept(propose.renewed(channel.author("a:1"), channel.broker("a:1")))
+        written(log, channel)
+        compacted(log, retain=Retention(unit="bytes", amount=2_000))
+        left = [len(entry.data) for entry in log.read(log.start(), limit=100)]
+        assert 2_000 <= sum(left) < 2_000 + 6 * max(left)
+
+
+def test_steps_are_told_in_order(log: GapLog) -> None:
+    """A whole compaction takes every step once, in the order in which they are listed, and there are at least twelve."""
+    written(log, channel_with("a:1"))
+    told: list[str] = []
+    compacted(log, step=told.append)
+    assert list(Step) == told
+    assert 12 <= len(told)
+
+
+class DiedError(Exception):
+    """What a compactor dies of."""
+
+
+def die_at(step: Step, told: str) -> None:
+    """Die at a step."""
+    if told == step:
+        raise DiedError
+
+
+@pytest.mark.parametrize("step", list(Step))
+def test_another_one_goes_on_where_one_died(log: GapLog, step: Step) -> None:
+    """Wherever a compactor dies, what is left is the same channel, and the next one makes it short."""
+    channel = written(log, channel_with("a:1", "b:1", bundles=4))
+    compacted(log)
+    channel.own("a:1")
+    channel.accept(propose.set_policy(channel.admin(), channel.view, name="p", document={}))
+    written(log, channel)
+    with pytest.raises(DiedError):
+        compacted(log, step=partial(die_at, step))
+    assert all_of(channel.view) == all_of(restored_to_end(log))
+    done = compacted(log)
+    assert (channel.view.offset, log.end() + 1) == (done.horizon, log.start())
+    assert all_of(channel.view) == all_of(restored_to_end(log))
+    assert all_rows(channel.view) == image_of(log).rows
+
+
+@pytest.mark.parametrize("step", list(Step))
+def test_two_at_once_do_no_harm(log: GapLog, step: Step) -> None:
+    """Whenever another compactor comes and goes, with more to write even, one is fenced or finds nothing to do."""
+    channel = written(log, channel_with("a:1", "b:1", bundles=4))
+    other = GapLog(name=log.name)
+
+    def overtake(told: str) -> None:
+        if told == step:
+            channel.own("a:1")
+            written(other, channel)
+            compacted(other)
+
+    with suppress(TwinFenced, LogTruncated):
+        compacted(log, step=overtake)
+    assert (all_rows(channel.view), channel.view.offset) == (image_of(log).rows, marker_in(log).horizon)
+    assert all_of(channel.view) == all_of(restored_to_end(log))
+    other.close()
+
+
+def test_an_older_one_is_fenced(log: GapLog) -> None:
+    """Who was overtaken after its claim cannot write, and says that another one does."""
+    channel = written(log, channel_with("a:1"))
+    other = GapLog(name=log.name)
+
+    def overtake(told: str) -> None:
+        if told == Step.SPELLED:
+            compacted(other)
+
+    with pytest.raises(TwinFenced):
+        compacted(log, step=overtake)
+    assert channel.view.offset == marker_in(log).horizon
+    other.close()
+
+
+def parted(channel: Channel, broker: str) -> None:
+    """Let a broker say that its view is another one."""
+    verdict = channel.put(propose.renewed(channel.author(broker), replace(channel.broker(broker), digest_after=1)))
+    assert verdict.diverged
+
+
+def renew(channel: Channel, broker: str) -> None:
+    """Let a broker say that its view is this one."""
+    verdict = channel.put(propose.renewed(channel.author(broker), channel.broker(broker)))
+    assert verdict.accepted
+    assert not verdict.diverged
+
+
+def test_a_view_that_somebody_parted_from_is_not_written(log: GapLog) -> None:
+    """While a broker says that its view is another, nothing is written and nothing is removed, and it is named."""
+    channel = channel_with("a:1", "b:1")
+    parted(channel, "a:1")
+    renew(channel, "b:1")
+    written(log, channel)
+    with pytest.raises(CompactionRefused, match="broker a:1 says at offset 5") as caught:
+        compacted(log)
+    assert log.name == caught.value.log
+    assert (1, None) == (log.start(), log.twin().load())
+    renew(channel, "a:1")
+    written(log, channel)
+    assert channel.view.offset == compacted(log).horizon
+
+
+def test_who_died_of_its_view_is_outlived(log: GapLog) -> None:
+    """A broker that parted and died is in the way until another one, alive, has said that it agrees."""
+    channel = channel_with("a:1", "b:1")
+    parted(channel, "a:1")
+    channel.die("a:1")
+    written(log, channel)
+    with pytest.raises(CompactionRefused):
+        compacted(log)
+    renew(channel, "b:1")
+    written(log, channel)
+    assert channel.view.offset == compacted(log).horizon
+
+
+def test_a_digest_is_compared_across_a_horizon(log: GapLog) -> None:
+    """What a broker must say after a horizon is in the twin, so that the first renewal after it is judged as any other."""
+    channel = written(log, channel_with("a:1"))
+    compacted(log)
+    renew(channel, "a:1")
+    written(log, channel)
+    compacted(log)
+    parted(channel, "a:1")
+    written(log, channel)
+    with pytest.raises(CompactionRefused):
+        compacted(log)
+
+
+def test_what_is_not_read_back_as_it_was_meant_removes_nothing(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A twin that does not hold what was written to it is found out before the log is cut."""
+    written(log, channel_with("a:1"))
+    twin = log.twin()
+    replace_rows = twin.replace
+
+    def lose_one(rows: Iterable[TwinRow], marker: bytes, *, timeout_ms: int) -> None:
+        replace_rows([row for row in rows if row.key != "broker:a:1"], marker, timeout_ms=timeout_ms)
+
+    monkeypatch.setattr(twin, "replace", lose_one)
+    with pytest.raises(CompactionRefused, match="is not what was written"):
+        compacted(log)
+    assert 1 == log.start()
+
+
+def test_a_truncation_that_did_nothing_is_told(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A log that does not begin where it was cut is not called compacted."""
+    written(log, channel_with("a:1"))
+    monkeypatch.setattr(log, "truncate", lambda below, *, timeout_ms: None)
+    with pytest.raises(CompactionRefused, match="was to begin at offset 4 and begins at 1"):
+        compacted(log)
+
+
+def test_a_damaged_twin_is_written_anew(log: GapLog) -> None:
+    """While the log is whole a damaged twin is replaced whole: its keys too, whose rows nobody needs."""
+    channel = written(log, channel_with("a:1"))
+    write_twin(log, channel.view)
+    log.twin().replace([TwinRow("broker:ghost", b"{}")], image_of(log).marker, timeout_ms=TIMEOUT_MS)
+    done = compacted(log)
+    assert (5, 1) == (done.rows, done.tombstones)
+    assert all_rows(channel.view) == image_of(log).rows
+
+
+def test_a_channel_that_is_incomplete_is_left_alone(log: GapLog) -> None:
+    """Where the beginning is gone without a twin, nothing is written that would make it look whole."""
+    written(log, channel_with("a:1"))
+    log.truncate(2, timeout_ms=TIMEOUT_MS)
+    with pytest.raises(ChannelIncomplete):
+        compacted(log)
+    assert log.twin().load() is None
+
+
+def test_the_log_of_another_cluster_is_refused(log: GapLog) -> None:
+    """With a cluster named, no other one's log is touched, whether it has a twin or not."""
+    written(log, channel_with("a:1"))
+    for _ in range(2):
+        with pytest.raises(ForeignLog):
+            compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS, cluster="mine", now_ms=in_an_hour)
+        assert 1 == log.start()
+        compact(log, retain=parse_retention("9 offsets"), timeout_ms=TIMEOUT_MS, cluster="test", now_ms=in_an_hour)
+
+
+def test_a_log_that_lost_its_end_is_refused(log: GapLog) -> None:
+    """A twin that is ahead of its log shows that records are gone, which no compaction may paper over."""
+    channel = channel_with("a:1", "b:1")
+    log.put(*channel.entries[:2])
+    write_twin(log, channel.view)
+    with pytest.raises(LogWentBack):
+        compacted(log)
+
+
+def test_an_end_in_a_gap_is_an_end(log: GapLog) -> None:
+    """Offsets that were skipped at the end are no records, and cost the next reader nothing."""
+    channel = written(log, channel_with("a:1"))
+    log.leap(50_000)
+    done = compacted(log)
+    assert (3, 4, 50_000) == (done.horizon, done.start, done.end)
+    log.put((50_001, channel.entries[0][1]))
+    assert 50_001 == restored_to_end(log).offset
+
+
+def test_a_copy_is_compacted_like_any_log(log: GapLog) -> None:
+    """A log that goes on above another one's end is compacted to the view that it comes to, and not to less."""
+    channel = channel_in("owned")
+    begin_copy(log, channel, base=1_000)
+    before = restored_to_end(log)
+    done = compacted(log)
+    assert (1_001, 2, 2) == (done.horizon, done.start, log.start())
+    assert all_of(before) == all_of(restored_to_end(log))
+    assert all_rows(before) == image_of(log).rows
+
+
+def test_a_check_ends_it(log: GapLog) -> None:
+    """What `check` raises ends a compaction, which has written nothing by then."""
+    written(log, channel_with("a:1"))
+
+    def too_late() -> None:
+        raise TimeoutError
+
+    with pytest.raises(TimeoutError):
+        compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS, check=too_late)
+    assert log.twin().load() is None
+
+
+def test_progress_counts_the_records(log: GapLog) -> None:
+    """The records that are folded are counted, up to as many as there are."""
+    written(log, channel_with("a:1", "b:1"))
+    told: list[tuple[int, int | None]] = []
+    compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS, progress=lambda done, total: told.append((done, total)))
+    assert (4, 4) == told[-1]
+
+
+def test_a_clock_that_is_ahead_does_not_cut_what_was_just_written(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The newest ten minutes are those of the clock that gave the entries their times, whatever time this machine has."""
+    written(log, channel_with("a:1", bundles=4))
+    later_ns = in_an_hour() * 1_000_000
+    monkeypatch.setattr("compaction.compactor.time", SimpleNamespace(time_ns=lambda: later_ns))
+    assert 1 == compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS).start

@@ -1,0 +1,277 @@
+"""The files for docker compose hang together: what they name exists, here and in the product, and versions and ports agree.
+
+May live here: what can be seen without a container engine. Nothing is started.
+"""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, cast
+
+import orjson
+import pytest
+import typer.main
+import yaml
+
+from brokers.cli.broker import app
+from channel.kafka_settings import address_of
+from compose.dashboard import ROWS, WRITTEN, text
+from compose.local_kafka.jars import kafka_version
+from compose.local_kafka.server_properties import Ports, server_properties
+
+ROOT: Final = Path(__file__).resolve().parents[2]
+COMPOSE: Final = ROOT / "compose"
+FILES: Final = {"laptop.yaml": 1, "three-nodes.yaml": 3}
+"""Each file, and how many nodes its Kafka has."""
+
+PROJECT: Final = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+DOCKERFILE: Final = (COMPOSE / "Dockerfile").read_text(encoding="utf-8")
+
+# Made by Prometheus, not by a broker.
+MADE_BY_PROMETHEUS: Final = frozenset({"up"})
+
+Service = Mapping[str, object]
+
+
+def loaded(name: str) -> dict[str, dict[str, dict[str, object]]]:
+    """A file of compose/ as data."""
+    return cast("dict[str, dict[str, dict[str, object]]]", yaml.safe_load((COMPOSE / name).read_text(encoding="utf-8")))
+
+
+def services(name: str) -> dict[str, Service]:
+    """The services of a file, each with what it extends; lists are joined and mappings merged, as docker compose does it."""
+    found: dict[str, Service] = {}
+    for service, own in loaded(name)["services"].items():
+        extended = cast("dict[str, str]", own.pop("extends"))
+        merged: dict[str, object] = dict(loaded(extended["file"])["services"][extended["service"]])
+        for key, value in own.items():
+            before = merged.get(key)
+            if isinstance(before, dict) and isinstance(value, dict):
+                merged[key] = {**before, **value}
+            elif isinstance(before, list) and isinstance(value, list):
+                merged[key] = [*before, *value]
+            else:
+                merged[key] = value
+        found[service] = merged
+    return found
+
+
+def environment(service: Service) -> dict[str, str]:
+    """The variables of a service; compose takes texts only, and no number or boolean that YAML makes of them."""
+    found = cast("dict[str, object]", service.get("environment", {}))
+    assert [] == [name for name, value in found.items() if not isinstance(value, str)]
+    return cast("dict[str, str]", found)
+
+
+def texts(service: Service, key: str) -> Sequence[str]:
+    """A list of texts; none if there is none."""
+    return cast("Sequence[str]", service.get(key, ()))
+
+
+def kind(name: str, file: str) -> dict[str, Service]:
+    """The services of one kind: `kafka` or `broker`."""
+    return {service: it for service, it in services(file).items() if service.startswith(f"{name}-")}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_image_has_one_version(file: str) -> None:
+    """Each image is named with its full version; ours is that of the project, and Kafka's that of the local one."""
+    images = {name.rstrip("-123"): cast("str", service["image"]) for name, service in services(file).items()}
+    assert {"kafka", "broker", "prometheus", "grafana"} == images.keys()
+    assert [] == [image for image in images.values() if not re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", image)]
+    assert f"apache/kafka:{kafka_version()}" == images["kafka"]
+    assert f"equipoise:{PROJECT['project']['version']}" == images["broker"]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_every_volume_is_there(file: str) -> None:
+    """What a service mounts is a file of the project, or a volume that its file declares; no volume is declared for nobody."""
+    mounted = [mount.split(":")[0] for service in services(file).values() for mount in texts(service, "volumes")]
+    assert [] == [source for source in mounted if source.startswith(".") and not (COMPOSE / source).exists()]
+    named = [source for source in mounted if not source.startswith(".")]
+    assert sorted(loaded(file)["volumes"]) == sorted(named)
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_brokers_wait_for_kafkas_that_are_there(file: str) -> None:
+    """Each broker waits for every node of Kafka, each of which can tell that it is well."""
+    kafkas = kind("kafka", file)
+    assert FILES[file] == len(kafkas)
+    assert 3 == len(kind("broker", file))
+    for broker in kind("broker", file).values():
+        assert {kafka: {"condition": "service_healthy"} for kafka in kafkas} == broker["depends_on"]
+    assert [] == [name for name, service in kafkas.items() if "healthcheck" not in service]
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_brokers_find_their_channel(file: str) -> None:
+    """The channel of the brokers is a log URL that names each node of Kafka, where it listens for containers."""
+    (url,) = {environment(broker)["EQUIPOISE_LOG"] for broker in kind("broker", file).values()}
+    address = address_of(url)
+    listening = [
+        re.findall(r"CLIENT://([^,]+)", environment(kafka)["KAFKA_ADVERTISED_LISTENERS"]) for kafka in kind("kafka", file).values()
+    ]
+    assert address.servers.split(",") == [one for found in listening for one in found]
+    assert (3 if FILES[file] == 3 else None) == address.replication
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_nodes_of_kafka_know_one_another(file: str) -> None:
+    """Each node has a number of its own, is reached by its service's name, and knows all voters, with as many copies as nodes."""
+    kafkas = kind("kafka", file)
+    voters = ",".join(f"{environment(service)['KAFKA_NODE_ID']}@{name}:9094" for name, service in kafkas.items())
+    assert [str(number) for number in range(1, FILES[file] + 1)] == [environment(service)["KAFKA_NODE_ID"] for service in kafkas.values()]
+    for name, service in kafkas.items():
+        known = environment(service)
+        assert voters == known["KAFKA_CONTROLLER_QUORUM_VOTERS"]
+        assert f"CLIENT://{name}:9092" == known["KAFKA_ADVERTISED_LISTENERS"].split(",")[0]
+        assert {str(FILES[file])} == {value for key, value in known.items() if key.endswith("REPLICATION_FACTOR")}
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_settings_of_kafka_are_those_of_the_local_one(file: str) -> None:
+    """Each setting by which an image is told how to be Kafka is one that the local Kafka, which the tests run, has as well."""
+    ports = (Ports(client=1, controller=2, proxied=3),)
+    known = server_properties(1, ports=ports, proxies=(), data=Path("data"), extra={})
+    variables = {name for service in kind("kafka", file).values() for name in environment(service) if name.startswith("KAFKA_")}
+    assert set() == {name.removeprefix("KAFKA_").lower().replace("_", ".") for name in variables} - known.keys()
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_ports_agree(file: str) -> None:
+    """Whoever is told an address finds it: what a container listens on and tells is published under the same number, once."""
+    published: list[str] = [port for service in services(file).values() for port in texts(service, "ports")]
+    assert [] == [port for port in published if not re.fullmatch(r"127\.0\.0\.1:(\d+):\1", port)]
+    assert len(published) == len(set(published))
+    for name, broker in kind("broker", file).items():
+        known = environment(broker)
+        assert name == known["ADVERTISED_HOST"] == broker["hostname"]
+        assert [f"127.0.0.1:{known[port]}:{known[port]}" for port in ("HTTP_PORT", "PULSAR_PORT")] == texts(broker, "ports")
+    for kafka in kind("kafka", file).values():
+        (told,) = re.findall(r"HOST://localhost:(\d+)", environment(kafka)["KAFKA_ADVERTISED_LISTENERS"])
+        assert [f"127.0.0.1:{told}:{told}"] == texts(kafka, "ports")
+        assert f"HOST://:{told}" in environment(kafka)["KAFKA_LISTENERS"].split(",")
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_prometheus_scrapes_every_broker(file: str) -> None:
+    """The targets of Prometheus are the brokers, where their HTTP listens."""
+    (job,) = cast("Sequence[dict[str, object]]", loaded("prometheus/prometheus.yaml")["scrape_configs"])
+    assert ("equipoise", "/metrics") == (job["job_name"], job["metrics_path"])
+    (targets,) = cast("Sequence[dict[str, object]]", job["static_configs"])
+    assert [f"{name}:{environment(it)['HTTP_PORT']}" for name, it in kind("broker", file).items()] == targets["targets"]
+
+
+def test_every_variable_is_one_that_somebody_reads() -> None:
+    """A variable that is set for brokers is read by the product or by the script that starts it, and the script's are all set."""
+    source = "".join(path.read_text(encoding="utf-8") for folder in ("brokers", "channel") for path in (ROOT / folder).rglob("*.py"))
+    script = (COMPOSE / "broker.sh").read_text(encoding="utf-8")
+    for file in FILES:
+        for broker in kind("broker", file).values():
+            for name in environment(broker):
+                assert f'"{name}"' in source or re.search(rf"\$\{{?{name}\b", script), name
+    defaults = "".join(re.findall(r"^ENV .*$", DOCKERFILE, re.MULTILINE))
+    assert [] == [name for name in re.findall(r"\$([A-Z_]+)", script) if f"{name}=" not in defaults]
+
+
+def test_the_script_starts_a_broker_as_the_command_line_has_it() -> None:
+    """Each option that the script gives is one of `equipoise broker`."""
+    command = typer.main.get_command(app)
+    options = {option for parameter in command.params for option in parameter.opts}
+    if not options:  # A group with one command.
+        options = {option for each in getattr(command, "commands", {}).values() for parameter in each.params for option in parameter.opts}
+    given = re.findall(r"(?<= )--[a-z-]+(?= )", (COMPOSE / "broker.sh").read_text(encoding="utf-8").split("exec ")[1])
+    assert "--advertised-host" in given
+    assert [] == [option for option in given if option not in options]
+
+
+def copied() -> Iterator[str]:
+    """What the Dockerfile takes from this project."""
+    for line in re.findall(r"^COPY (?!--from)(.*)$", DOCKERFILE, re.MULTILINE):
+        *sources, _ = [word for word in line.split() if not word.startswith("--")]
+        yield from sources
+
+
+def test_the_image_holds_the_whole_product() -> None:
+    """Every package of the wheel is copied, from a place that is there and that the ignore file lets through."""
+    packages = PROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
+    assert [] == [package for package in packages if package not in set(copied())]
+    assert [] == [source for source in copied() if not (ROOT / source).exists()]
+    let_through = (COMPOSE / "Dockerfile.dockerignore").read_text(encoding="utf-8").splitlines()
+    assert [] == [source for source in copied() if f"!{source}" not in let_through]
+
+
+def test_the_image_is_built_from_named_versions() -> None:
+    """Both stages stand on one image of a full version, and uv is the one of the Makefile; extras are those of the project."""
+    (image,) = set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE))
+    assert re.fullmatch(r"python:3\.\d+\.\d+-slim-[a-z]+", image)
+    (makefile,) = re.findall(r"^UV_VERSION := (\S+)", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert [makefile] == re.findall(r"uv==(\S+)", DOCKERFILE)
+    assert set(re.findall(r"--extra (\S+)", DOCKERFILE)) <= PROJECT["project"]["optional-dependencies"].keys()
+    assert "USER equipoise" in DOCKERFILE
+    assert "/ready" in DOCKERFILE
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_brokers_have_the_time_to_leave(file: str) -> None:
+    """No broker is killed before the minute that it may take to move its bundles away."""
+    assert {"75s"} == {cast("str", broker["stop_grace_period"]) for broker in kind("broker", file).values()}
+
+
+def test_grafana_finds_its_dashboard_and_prometheus() -> None:
+    """The provider's folder is where the dashboards are mounted, and the panels ask the source that is provisioned."""
+    mounts = dict(mount.split(":")[:2] for mount in texts(services("laptop.yaml")["grafana"], "volumes"))
+    (provider,) = cast("Sequence[dict[str, dict[str, str]]]", loaded("grafana/provisioning/dashboards/equipoise.yaml")["providers"])
+    assert mounts["./grafana/dashboards"] == provider["options"]["path"]
+    (source,) = cast("Sequence[dict[str, str]]", loaded("grafana/provisioning/datasources/prometheus.yaml")["datasources"])
+    assert ("prometheus", "http://prometheus:9090") == (source["uid"], source["url"])
+    panels = orjson.loads(WRITTEN.read_bytes())["panels"]
+    assert {"prometheus"} == {target["datasource"]["uid"] for panel in panels for target in panel.get("targets", ())}
+    assert environment(services("laptop.yaml")["grafana"])["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"].endswith(f"/{WRITTEN.name}")
+
+
+def test_the_dashboard_is_the_one_that_is_written_down() -> None:
+    """The JSON is what `python -m compose.dashboard` writes."""
+    assert text() == WRITTEN.read_text(encoding="utf-8")
+
+
+def test_no_two_panels_overlap() -> None:
+    """Each panel has its own place within the width of the screen."""
+    taken: set[tuple[int, int]] = set()
+    for panel in orjson.loads(WRITTEN.read_bytes())["panels"]:
+        place = panel["gridPos"]
+        assert place["x"] + place["w"] <= 24
+        cells = {(place["x"] + x, place["y"] + y) for x in range(place["w"]) for y in range(place["h"])}
+        assert set() == cells & taken, panel["title"]
+        taken |= cells
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_every_metric_that_is_shown_is_told(row: str) -> None:
+    """Each metric of the dashboard has its line in the reference, which other tests hold equal to what brokers tell."""
+    told = set(re.findall(r"`((?:equipoise|process)_\w+)`", (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")))
+    asked = {
+        name for panel in ROWS[row] for query in panel.queries.values() for name in re.findall(r"\b(?:equipoise|process)_\w+|\bup\b", query)
+    }
+    assert asked
+    assert set() == {re.sub(r"(?<=_seconds)_(bucket|count|sum)$", "", name) for name in asked} - told - MADE_BY_PROMETHEUS
+
+
+def test_every_label_that_is_shown_is_one_of_its_metric() -> None:
+    """A legend names no label that the query behind it does not give."""
+    told = {
+        name: set(re.findall(r"`(\w+)`", labels)) | {"broker", "instance"}
+        for names, labels in re.findall(
+            r"^\| ((?:`\w+`(?:, )?)+) \|([^|]*)\|", (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8"), re.MULTILINE
+        )
+        for name in re.findall(r"`(\w+)`", names)
+    }
+    for panels in ROWS.values():
+        for panel in panels:
+            for legend, query in panel.queries.items():
+                shown = set(re.findall(r"\{\{(\w+)\}\}", legend)) | set(re.findall(r"(\w+)=~?\"", query)) - {"job"}
+                metric = re.sub(r"(?<=_seconds)_(bucket|count|sum)$", "", re.findall(r"(?:equipoise|process)_\w+|\bup\b", query)[0])
+                assert shown <= told.get(metric, {"instance"}), (panel.title, legend)

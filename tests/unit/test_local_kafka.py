@@ -1,0 +1,138 @@
+"""What the local Kafka says and decides without any process: settings of nodes, layouts, the words of its command line.
+
+May live here: tests that need no Java. Those that start one are in tests/integration.
+"""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from compose.local_kafka.__main__ import main
+from compose.local_kafka.cluster import Cluster, Layout
+from compose.local_kafka.errors import NoCluster, NodeFailed, OtherLayout
+from compose.local_kafka.process import handle
+from compose.local_kafka.server_properties import Ports, server_properties, spelled
+
+PORTS = tuple(Ports(client=9092 + node, controller=9095 + node, proxied=9098 + node) for node in range(3))
+
+
+def test_one_node_is_its_own_quorum() -> None:
+    """A single node votes for itself, keeps one copy of all, and listens for clients and its controller only."""
+    properties = server_properties(1, ports=PORTS[:1], proxies=(), data=Path("data"), extra={})
+    assert "1@127.0.0.1:9095" == properties["controller.quorum.voters"]
+    assert "CLIENT://127.0.0.1:9092,CONTROLLER://127.0.0.1:9095" == properties["listeners"]
+    assert "CLIENT://127.0.0.1:9092" == properties["advertised.listeners"]
+    assert ("1", "1") == (properties["default.replication.factor"], properties["min.insync.replicas"])
+
+
+def test_three_nodes_vote_together_and_keep_three_copies() -> None:
+    """Each of three nodes knows all voters, and a record is safe once two nodes have it."""
+    properties = server_properties(2, ports=PORTS, proxies=(), data=Path("data"), extra={})
+    assert "1@127.0.0.1:9095,2@127.0.0.1:9096,3@127.0.0.1:9097" == properties["controller.quorum.voters"]
+    assert ("2", "CLIENT://127.0.0.1:9093") == (properties["node.id"], properties["advertised.listeners"])
+    assert ("3", "2") == (properties["transaction.state.log.replication.factor"], properties["transaction.state.log.min.isr"])
+
+
+def test_a_node_behind_a_proxy_names_the_proxy_to_those_who_come_through_it() -> None:
+    """The listener for the proxy listens where the proxy forwards to, and names the proxy's own address."""
+    properties = server_properties(2, ports=PORTS, proxies=("h:1", "h:2", "h:3"), data=Path("data"), extra={})
+    assert "CLIENT://127.0.0.1:9093,CONTROLLER://127.0.0.1:9096,PROXIED://127.0.0.1:9099" == properties["listeners"]
+    assert "CLIENT://127.0.0.1:9093,PROXIED://h:2" == properties["advertised.listeners"]
+    assert "PROXIED:PLAINTEXT" in properties["listener.security.protocol.map"].split(",")
+
+
+def test_extra_settings_go_before_ours() -> None:
+    """A setting that is given takes the place of ours, and one of which we know nothing is added."""
+    properties = server_properties(1, ports=PORTS[:1], proxies=(), data=Path("data"), extra={"node.id": "7", "log.segment.bytes": "9"})
+    assert ("7", "9") == (properties["node.id"], properties["log.segment.bytes"])
+    assert "a=1\nb=2\n" == spelled({"a": "1", "b": "2"})
+
+
+def test_a_layout_survives_its_file() -> None:
+    """What is written down of a layout is read back as it was."""
+    layout = Layout(cluster_id="id", ports=PORTS, proxies=("h:1",), extra={"a": "b"}, heap_mb=300)
+    assert layout == Layout.from_json(layout.to_json())
+
+
+def test_a_stopped_cluster_may_be_laid_out_anew_but_not_grow(tmp_path: Path) -> None:
+    """While nothing runs, ports and settings may change; the cluster's id and the number of its nodes may not."""
+    first = Cluster.lay_out(tmp_path, port=20_000)
+    second = Cluster.lay_out(tmp_path, port=20_100, extra={"a": "b"})
+    assert ("127.0.0.1:20000", "127.0.0.1:20100") == (first.address, second.address)
+    assert "127.0.0.1:20100" == Cluster.lay_out(tmp_path, extra={"a": "b"}).address
+    assert first.layout.cluster_id == second.layout.cluster_id
+    assert "a=b" in (second.node(1).folder / "server.properties").read_text().splitlines()
+    assert second.layout == Cluster.laid_out(tmp_path).layout
+    with pytest.raises(OtherLayout, match="the number of its nodes is 1, not 3"):
+        Cluster.lay_out(tmp_path, nodes=3)
+
+
+def test_ports_of_three_nodes_do_not_overlap(tmp_path: Path) -> None:
+    """From a given port on, or from any that are free, each listener of each node has a port of its own."""
+    free, given = (Cluster.lay_out(tmp_path / str(port), nodes=3, port=port).layout.ports for port in (0, 9092))
+    for ports in (free, given):
+        assert 9 == len({each for one in ports for each in (one.client, one.controller, one.proxied)})
+    assert [9092, 9093, 9094] == [one.client for one in given]
+
+
+def test_a_cluster_id_is_what_kafka_takes(tmp_path: Path) -> None:
+    """An id has the 22 characters of 16 bytes, and cannot be mistaken for an option."""
+    found = Cluster.lay_out(tmp_path).layout.cluster_id
+    assert 22 == len(found)
+    assert not found.startswith("-")
+
+
+def test_nobody_has_a_kafka_that_was_never_laid_out(tmp_path: Path) -> None:
+    """An empty folder holds no Kafka, and a Kafka no nodes beyond its own."""
+    with pytest.raises(NoCluster, match="start a Kafka there first"):
+        Cluster.laid_out(tmp_path)
+    with pytest.raises(NoCluster, match="no node 2"):
+        Cluster.lay_out(tmp_path).node(2)
+
+
+def test_a_java_that_is_too_old_is_named() -> None:
+    """The words of an old Java, which name no version that people know, are told with the one that is needed."""
+    error = NodeFailed(node="node 1", problem="ended while it started", last_words="java.lang.UnsupportedClassVersionError: 61.0")
+    assert "Kafka 4 needs Java 17 or newer" in str(error)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"ports": [{}], "proxies": []}', '{"ports": [], "proxies": [], "more": 1}'])
+def test_a_layout_that_cannot_be_read_is_refused(text: str, tmp_path: Path) -> None:
+    """Whatever stands in the file of a layout, an error says which folder it is."""
+    (tmp_path / "layout.json").write_text(text)
+    with pytest.raises(OtherLayout, match="is not as we write it"):
+        Cluster.laid_out(tmp_path)
+
+
+@pytest.mark.parametrize("port", ["-1", "65528", "many"])
+def test_a_port_that_is_none_is_refused(port: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A port must leave room for all that a cluster listens on."""
+    with pytest.raises(SystemExit):
+        main(["start", "--folder", str(tmp_path), "--port", port])
+    assert "--port" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("words", [["status"], ["stop"], ["stop", "--kill"], ["status", "--node", "1"]])
+def test_commands_say_that_there_is_no_kafka(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A command about a folder without a Kafka is refused in one sentence."""
+    assert 1 == main([*words, "--folder", str(tmp_path)])
+    assert "there is no local Kafka" in capsys.readouterr().err
+
+
+def test_a_property_without_a_value_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A setting that is no setting is refused before anything is started."""
+    assert 1 == main(["start", "--folder", str(tmp_path), "--property", "nonsense"])
+    assert "'nonsense'" in capsys.readouterr().err
+
+
+def test_a_number_that_is_now_a_threads_is_nobodys(tmp_path: Path) -> None:
+    """A process that was killed leaves its number in the file; if a thread of another program has it by now, nothing runs."""
+    with ThreadPoolExecutor(1) as pool:
+        pid_file = tmp_path / "pid"
+        pid_file.write_text(str(pool.submit(threading.get_native_id).result()))
+        with handle(pid_file, mark="") as held:
+            assert held is None

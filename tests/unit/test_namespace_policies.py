@@ -1,0 +1,45 @@
+"""The policies of a namespace: which values they may have, and what is made of all others.
+
+May live here: `brokers.namespace_policies`, alone.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss, misfit, on_channel_loss, serves_on
+from channel import propose
+from channel.records import Scalar
+from tests.folding import NAMESPACE, channel_with
+
+STRANGE: tuple[Scalar, ...] = ("Serve", "", "serve ", True, 0, 1)
+
+
+@pytest.mark.parametrize("value", list(OnChannelLoss))
+def test_what_a_policy_may_be(value: OnChannelLoss) -> None:
+    """Both words are taken, and mean what they say."""
+    policies = {ON_CHANNEL_LOSS: value.value, "limit": 3}
+    assert (None, value) == (misfit(policies), on_channel_loss(policies))
+
+
+@pytest.mark.parametrize("value", STRANGE)
+def test_what_is_no_such_word_fences(value: Scalar) -> None:
+    """What somebody has written past all checks is refused to others, and taken for the safe choice."""
+    policies = {ON_CHANNEL_LOSS: value}
+    assert OnChannelLoss.FENCE is on_channel_loss(policies)
+    assert f"on_channel_loss is {value!r}, and can only be fence or serve" == misfit(policies)
+
+
+def test_without_the_policy_a_namespace_fences() -> None:
+    """The default is to stop when the lease ends."""
+    assert (None, OnChannelLoss.FENCE) == (misfit({}), on_channel_loss({}))
+
+
+def test_what_a_view_says_of_a_namespace() -> None:
+    """The newest policies count; a namespace that is not there serves nothing on."""
+    channel = channel_with("a")
+    assert (False, False) == (serves_on(channel.view, NAMESPACE), serves_on(channel.view, "tenant/nowhere"))
+    for value, expected in (("serve", True), ("fence", False)):
+        policies = {ON_CHANNEL_LOSS: value}
+        channel.accept(propose.set_namespace_policies(channel.admin(), channel.view, name=NAMESPACE, policies=policies))
+        assert expected == serves_on(channel.view, NAMESPACE)

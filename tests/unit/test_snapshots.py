@@ -1,0 +1,37 @@
+"""The snapshots of a broker: which view its start begins with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from brokers.data_directory import DataDirectory
+from brokers.snapshots import Snapshots
+from channel.errors import LogUnavailable
+from channel.memory_log import MemoryLog
+from channel.snapshot import to_bytes
+from tests.folding import channel_with
+
+LOG = "the identity of the log"
+
+
+class AwayLog(MemoryLog):
+    """A log that was opened, and is away now."""
+
+    def start(self) -> int:
+        raise LogUnavailable(log=self.name, problem="it is away", in_doubt=False)
+
+
+def test_a_snapshot_outlasts_a_log_that_is_away(tmp_path: Path) -> None:
+    """What its own disk says is not forgotten for an outage: it tells a log that went back, or a damaged twin, from a whole one."""
+    view = channel_with("a:1").view
+    assert view.cluster is not None
+    directory = DataDirectory(tmp_path)
+    try:
+        snapshots = Snapshots(directory, log=LOG, cluster=view.cluster)
+        assert snapshots.reader(AwayLog(name="memory:away")) is None
+        directory.save_snapshot(to_bytes(view), log_identity=LOG)
+        reader = snapshots.reader(AwayLog(name="memory:away"))
+        assert reader is not None
+        assert (view.digest(), view.offset) == (reader.view.digest(), reader.view.offset)
+    finally:
+        directory.close()
