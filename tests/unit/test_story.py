@@ -14,7 +14,7 @@ import orjson
 import pytest
 
 from channel import propose, story
-from channel.codec import encode
+from channel.codec import decode, encode
 from channel.entries import BundleEntry, Verdict
 from channel.lifecycle import ROWS
 from channel.log import Entry
@@ -23,7 +23,7 @@ from channel.ranges import HASH_MAX, BundleName, parse_bundle
 from channel.reader import Folded, Reader
 from channel.records import ADMIN_WINDOW_OFFSETS, LevelRecord, Reason
 from channel.story import Names, as_document, concerns, describe, ending_of, explain, standing, story_of
-from channel.view import View
+from channel.view import View, apply
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined, raise_level
 from tests.walk import Walk
 
@@ -154,12 +154,13 @@ def _reject_others(channel: Channel) -> None:
 
 def fold(channel: Channel) -> Iterator[tuple[Folded, View, Names]]:
     """The records of a channel one by one, each with the view and the names just after it."""
-    reader = Reader(log="memory:test")
-    known = Names(reader.view)
+    view = View()
+    known = Names(view)
     for offset, data in channel.entries:
-        folded = reader.feed(Entry(offset - channel.view.base, data))
+        record = decode(data)
+        folded = Folded(offset=offset, record=record, verdict=apply(view, offset, record))
         known.learn(folded)
-        yield folded, reader.view, known
+        yield folded, view, known
 
 
 def all_of(channel: Channel) -> list[str]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import pytest
 
 from channel import propose, verify
+from channel.codec import encode
 from channel.entries import BrokerChanged, BundleChanged, BundleEntry, Change, NamespaceChanged, NamespaceEntry, bundle_entry
 from channel.errors import LogDamaged, LogUnavailable
 from channel.log import Entry
@@ -198,11 +199,15 @@ def test_a_digest_that_others_confirm_otherwise_is_wrong_for_certain() -> None:
 
 def test_offsets_are_logical() -> None:
     """On a log that goes on above another one, findings name the offsets that records and tokens name."""
-    channel = Channel()
-    channel.put(propose.genesis(Author(publisher="admin:ops"), cluster="test", base=1_000), offset=1_001)
-    channel.put(replace(propose.set_policy(channel.admin(), channel.view, name="limit", document={}), based_on=500))
-    channel.put_bytes(b"garbage")
-    assert [(Kind.MALFORMED, 1_003, 1_003, ())] == kinds(audit_of(channel))
+    channel = channel_with("a:1")
+    view = channel.view
+    stale = replace(propose.set_policy(channel.admin(), view, name="limit", document={}), based_on=500)
+    view.go_on_above(1_000, level=view.level, level_last=view.level_last)
+    audit = Audit(Reader(log="memory:test", view=view))
+    genesis = propose.genesis(Author(publisher="admin:ops"), cluster="test", base=1_000, level=view.level)
+    for offset, data in enumerate((encode(genesis), encode(stale), b"garbage"), 1):
+        audit.feed(Entry(offset, data))
+    assert [(Kind.MALFORMED, 1_003, 1_003, ())] == kinds(audit.findings())
 
 
 def test_findings_are_bounded_and_counted() -> None:
