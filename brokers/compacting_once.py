@@ -19,15 +19,9 @@ import orjson
 from brokers.errors import CompactionFailed
 from channel.errors import EquipoiseError
 from channel.open_log import is_in_memory, open_log
+from compaction.bounds import COMPACT_S_MAX, WAIT_MS_MAX
 from compaction.compactor import compact
 from compaction.retention import parse_retention
-
-COMPACT_S_MAX: Final = 600
-"""How long one compaction may take. A million records take 15 s in a process that has a core for itself; at a tenth of one, and for
-the ten million of a log that was never compacted, it is ended too late rather than too soon."""
-
-_WAIT_MS: Final = 10_000
-"""How long a compaction waits for other writers at each of its writes: the brokers', whose batches take milliseconds."""
 
 _NICE: Final = 10
 """A compaction gives way to what serves clients, on a machine that has no core to spare."""
@@ -69,7 +63,7 @@ def _compact_here(compaction: Compaction) -> int:
     try:
         log = open_log(compaction.log_url, create=False)
         try:
-            done = compact(log, cluster=compaction.cluster, retain=parse_retention(compaction.retain), timeout_ms=_WAIT_MS)
+            done = compact(log, cluster=compaction.cluster, retain=parse_retention(compaction.retain), timeout_ms=WAIT_MS_MAX)
         finally:
             log.close()
     except EquipoiseError as error:

@@ -89,6 +89,7 @@ PURE = (
     "channel.view",
     "channel.whole",
     "compaction.agreement",
+    "compaction.bounds",
     "compaction.checkpoints",
     "compaction.retention",
     "shedder",

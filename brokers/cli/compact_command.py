@@ -6,7 +6,7 @@ May live here: this command. What it does is told in `compaction.compactor`.
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,16 +15,11 @@ from brokers.cli.output import counted, print_fact
 from brokers.cli.progress import progress
 from brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
 from channel.deadline import Deadline
+from compaction.bounds import COMPACT_S_MAX, WAIT_MS_MAX
 from compaction.retention import RETAIN_BY_DEFAULT, parse_retention
 
 if TYPE_CHECKING:
     from compaction.compactor import Compacted
-
-COMPACT_S: Final = 600
-"""How long a compaction may take by default: ten million records are folded in two minutes."""
-
-_WAIT_MS: Final = 10_000
-"""How long it waits for other writers at each of its writes: theirs take milliseconds."""
 
 
 def compact(
@@ -38,7 +33,7 @@ def compact(
     ] = RETAIN_BY_DEFAULT,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be written and removed.")] = False,
     cluster: Annotated[str | None, typer.Option(metavar="NAME", help="The cluster that the log should be of.", show_default=False)] = None,
-    timeout: TimeoutOption = COMPACT_S,
+    timeout: TimeoutOption = COMPACT_S_MAX,
     stop_on_eof: StopOnEofOption = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -57,7 +52,7 @@ def compact(
         done = compact_log(
             opened,
             retain=kept,
-            timeout_ms=_WAIT_MS,
+            timeout_ms=WAIT_MS_MAX,
             cluster=cluster,
             dry_run=dry_run,
             check=lambda: deadline.check(f"the compaction of {log}"),

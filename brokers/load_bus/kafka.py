@@ -17,6 +17,7 @@ from brokers.load import Report
 from channel.errors import InvalidKafkaSetting
 from channel.kafka_answers import KafkaFailed, Trouble
 from channel.kafka_client import REQUEST_BYTES_MAX, Clients, Message, PartitionConsumer, PartitionProducer
+from channel.kafka_topic import REPLICATION
 
 TOPIC_SUFFIX: Final = "-loads"
 
@@ -74,7 +75,7 @@ class KafkaLoadBus:
     def _make(self) -> None:
         with self._clients.administrator() as administrator:
             if administrator.describe(self._topic, timeout_ms=_ANSWER_MS_MAX) is None:
-                copies = min(3, administrator.brokers(timeout_ms=_ANSWER_MS_MAX))
+                copies = min(REPLICATION, administrator.brokers(timeout_ms=_ANSWER_MS_MAX))
                 administrator.create(self._topic, replication=copies, settings=_SETTINGS, timeout_ms=_ANSWER_MS_MAX)
         self._is_made = True
 

@@ -42,6 +42,16 @@ async def busy(running: Brokers) -> tuple[Member, Member, WireClient]:
     return source, destination, client
 
 
+async def published_behind_a_move(running: Brokers) -> tuple[Member, WireClient]:
+    """Where the topic of `busy` has just moved, and a client there whose producer 1 (`mine`) has sent entry 2, `1`; no consumer is back."""
+    _, destination, _ = await busy(running)
+    await running.transfer(destination)
+    there = await destination.client()
+    await there.producer(1, name="mine", epoch=1)
+    there.publish(1, 1, "1")
+    return destination, there
+
+
 async def sent_away(client: WireClient) -> tuple[str, str]:
     """Where the producer and the consumer of a client are sent."""
     producer = (await client.hear(T.CLOSE_PRODUCER)).close_producer
@@ -123,11 +133,7 @@ def test_receipts_wait_for_the_consumers(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with brokers(tmp_path, count=2, settings=PATIENT) as running:
-            _, destination, _ = await busy(running)
-            await running.transfer(destination)
-            there = await destination.client()
-            await there.producer(1, name="mine", epoch=1)
-            there.publish(1, 1, "1")
+            _, there = await published_behind_a_move(running)
             await there.located()
             assert [] == there.names()
             await there.consumer(1, name="me")
@@ -143,11 +149,7 @@ def test_who_never_comes_back_is_not_waited_for_for_ever(tmp_path: Path) -> None
     async def story() -> None:
         settings = Settings(topics=TopicLimits(receipt_wait_ms=10, reconnect_wait_ms=150))
         async with brokers(tmp_path, count=2, settings=settings) as running:
-            _, destination, _ = await busy(running)
-            await running.transfer(destination)
-            there = await destination.client()
-            await there.producer(1, name="mine", epoch=1)
-            there.publish(1, 1, "1")
+            destination, there = await published_behind_a_move(running)
             await there.receipt(1, 1)
             await metric_becomes(destination, "messages_dropped_total", 1)
             there.vanish()

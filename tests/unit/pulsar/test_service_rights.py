@@ -20,7 +20,7 @@ from brokers.service import Ownership, Peer
 from channel.deadline import Deadline
 from tests.pulsar_speech import entry, send
 from tests.unit.http.cluster import run
-from tests.unit.pulsar.test_service_moves import HASTY, PATIENT, busy
+from tests.unit.pulsar.test_service_moves import HASTY, PATIENT, busy, published_behind_a_move
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Brokers, Member, T, WireClient, brokers
 
@@ -36,11 +36,7 @@ def served_at(member: Member) -> Served:
 
 async def holding(running: Brokers) -> tuple[Member, WireClient]:
     """The topic just moved to a broker, where entry 2, `1`, waits with its receipt for a consumer that has no permits yet."""
-    _, destination, _ = await busy(running)
-    await running.transfer(destination)
-    there = await destination.client()
-    await there.producer(1, name="mine", epoch=1)
-    there.publish(1, 1, "1")
+    destination, there = await published_behind_a_move(running)
     await there.consumer(1, name="me", permits=0)
     return destination, there
 
@@ -184,11 +180,7 @@ def test_a_bundle_that_comes_back_to_its_broker_brings_its_messages(tmp_path: Pa
 
     async def story() -> None:
         async with brokers(tmp_path, count=2, settings=HASTY) as running:
-            _, destination, _ = await busy(running)
-            await running.transfer(destination)
-            there = await destination.client()
-            await there.producer(1, name="mine", epoch=1)
-            there.publish(1, 1, "1")
+            destination, there = await published_behind_a_move(running)
             await there.receipt(1, 1)
             service, former = destination.service, served_at(destination).ownership
             handover = await service.close(former.bundle, ELSEWHERE, Deadline.after(timeout_ms=PATIENCE_MS))
