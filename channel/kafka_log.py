@@ -11,7 +11,8 @@ Theory of operation:
 * Reads that find something ask nobody. One that finds nothing asks the partition's leader for the end, so that "nothing is
   there" holds for all that any process appended before. Kafka tells the end only when it holds for the next leader, too.
 * One consumer for each position at which somebody reads; see `Tail`. None ever moves elsewhere: a consumer that is told to
-  goes on waiting first for what it had asked for.
+  goes on waiting first for what it had asked for. One that does not bring what is known to be there is given up for a new one:
+  the library's sometimes fetch no more once their broker was restarted (librdkafka issue 5153), and never recover.
 * A topic that was deleted and made anew has another id: it is looked up where something is odd, and now and then.
 * A reader may still be given entries that it had read ahead when another process truncated the log. They are what they are.
 """
@@ -43,6 +44,10 @@ READ_MS_MAX: Final = 1_000
 
 FIRST_ANSWER_MS_MAX: Final = 3_000
 """The same for the first that a new client is answered: it connects first, to more than one broker, and agrees on keys if there is TLS."""
+
+MISSED_MAX: Final = 3
+"""How often in a row a tail may not bring in time what is known to be there. With the first answer to its successor that takes
+some 6 s, less than half a lease."""
 
 LOOK_MS: Final = 60_000
 """How often it is looked up whether the topic is still the one that was opened. One that is deleted is noticed at once; this is
@@ -257,6 +262,9 @@ class KafkaLog:
             self._give_up(tail)
             self._explain(tail.failure, tail.head)
         if not has_come:
+            tail.missed += 1
+            if tail.missed == MISSED_MAX:
+                self._give_up(tail)
             problem = f"what stands at offset {tail.head} did not come within {answer_ms} ms"
             raise LogUnavailable(log=self.name, problem=problem, in_doubt=False)
         return False

@@ -50,6 +50,8 @@ class Tail:
         """All that stands below was read: it is here, or was given away, or there is nothing."""
         self.has_begun = False
         """Whether Kafka has answered once."""
+        self.missed = 0
+        """How often in a row it was waited for in vain. The handle counts, and what comes ends the row."""
         self.failure: KafkaFailed | None = None
         """Why no more will come. What is here can still be taken."""
         self._entries: deque[Entry] = deque()
@@ -156,6 +158,7 @@ class Tail:
             self._bytes += sum(len(entry.data) for entry in entries)
             self.reached = max(self.reached, reached)
             self.has_begun = True
+            self.missed = 0
             self.failure = self.failure or failure
             self._changed.notify_all()
 

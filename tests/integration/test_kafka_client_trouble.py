@@ -6,7 +6,7 @@ May live here: single calls of the client that are counted, or made to fail. A w
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Final
@@ -16,7 +16,7 @@ import pytest
 from channel import kafka_log
 from channel.errors import LogReplaced, LogUnavailable, TwinFenced
 from channel.kafka_answers import Bounds, KafkaFailed, Trouble
-from channel.kafka_client import Administrator, PartitionConsumer
+from channel.kafka_client import Administrator, Message, PartitionConsumer
 from channel.kafka_tail import HEADER_KEY
 from channel.kafka_topic import HEADER
 from channel.log import Log
@@ -87,6 +87,28 @@ def test_a_reader_whose_thread_has_died_is_told_and_begins_anew(log: Log, monkey
     assert time.monotonic() - began_s >= SHORT_MS / 1_000
     log.append([b"b"], timeout_ms=TIMEOUT_MS)
     assert [b"b"] == [entry.data for entry in log.read(offset + 1, limit=10)]
+
+
+def test_a_reader_whose_consumer_fetches_no_more_gets_another(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer that stays silent about what is known to be there, as some do once their broker was restarted, is replaced."""
+    monkeypatch.setattr(kafka_log, "READ_MS_MAX", SHORT_MS)
+    (first,) = log.append([b"a"], timeout_ms=TIMEOUT_MS)
+    take, stuck = PartitionConsumer.take, set[PartitionConsumer]()
+
+    def sticking(consumer: PartitionConsumer, limit: int, *, timeout_ms: int) -> Sequence[Message]:
+        messages = take(consumer, limit, timeout_ms=timeout_ms)
+        if any(message.offset() == first for message in messages):
+            stuck.add(consumer)
+            return messages
+        return () if consumer in stuck else messages
+
+    monkeypatch.setattr(PartitionConsumer, "take", sticking)
+    assert [b"a"] == [entry.data for entry in log.read(first, limit=10)]
+    (second,) = log.append([b"b"], timeout_ms=TIMEOUT_MS)
+    for _ in range(kafka_log.MISSED_MAX):
+        with pytest.raises(LogUnavailable, match="did not come"):
+            log.read(second, limit=10)
+    assert [b"b"] == [entry.data for entry in log.read(second, limit=10)]
 
 
 def test_a_look_at_the_topic_that_nobody_answers_keeps_nobody_from_reading(
