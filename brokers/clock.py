@@ -10,7 +10,7 @@ import time
 from typing import Final, Protocol
 
 from brokers.agent.events import Instant
-from channel.log_thread import boot_ns
+from channel.boot_clock import boot_ns
 
 _NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 

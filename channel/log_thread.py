@@ -15,15 +15,17 @@ A turn of the thread
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
 
-from channel.append_queue import Appended, AppendOutcome, AppendQueue, Attempt, Done, InDoubt, NotAppended, next_batch
+from channel.append_queue import AppendQueue, Attempt, Done, InDoubt, NotAppended, next_batch
+from channel.appending import Settled, all_settled, appended
+from channel.boot_clock import boot_ns
 from channel.errors import BegunAbove, Bug, ChannelIncomplete, EquipoiseError, LogTruncated, LogUnavailable, LogWentBack
 from channel.log import Entry, Log
 from channel.log_seat import Outage, Place
@@ -38,18 +40,13 @@ UNDELIVERED_ENTRIES_MAX: Final = 2 * READ_ENTRIES
 """Entries read and not yet taken by the loop, counted likewise: while it folds one batch the next is read. More would only fill
 the memory. One bound for all seats, since they wait for the same loop: where one is behind, all are."""
 
-APPEND_MS_MAX: Final = 500
-"""How long an append waits for other writers, and tailing with it. Four busy writers keep one another for 50 ms, so after
-500 ms one of them is stopped; and of a lease of 3 s enough is left to decide anew."""
-
-ATTEMPT_AGE_MS_MAX: Final = 2 * APPEND_MS_MAX
-"""How old an attempt may be when its append begins: it waits for one append that times out, and one slow read. An older one
-was overtaken by an outage, or by the machine's sleep, and must not speak as if it were decided now."""
-
 BACK_OFF_MS_MIN: Final = 50
 BACK_OFF_MS_MAX: Final = 500
 """The pause between two attempts to read during an outage, doubled each time: short against a lease, cheap for a log that
 is struggling back to its feet."""
+
+TOLD_AGAIN_MS: Final = 10_000
+"""The least time between two outages that the process's log tells of."""
 
 WAIT_MS_MAX: Final = 1_000
 """How long the thread waits for the log in one call. What happens ends the wait, but for the end of a loop that was closed while
@@ -65,20 +62,7 @@ are written within 10 s. After that the copy has died, and they end as all do wh
 
 Argument = TypeVar("Argument")
 
-
-# Linux has a clock that runs on while the machine sleeps. Elsewhere the monotonic one is the nearest there is, and for a lease
-# the comparison with the wall clock is what notices a sleep.
-_BOOT_CLOCK: Final[int] = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-
-
-def boot_ns() -> int:
-    """Nanoseconds of a clock that runs on while the machine sleeps, where the system has one."""
-    return time.clock_gettime_ns(_BOOT_CLOCK)
-
-
-class _Settled(NamedTuple):
-    attempt: Attempt
-    outcome: AppendOutcome
+_logger: Final = logging.getLogger(__name__)
 
 
 class _Taken(NamedTuple):
@@ -101,6 +85,8 @@ class LogThread:
         # The loop's side.
         self.name = name
         self.outage: Outage | None = None
+        self._told_outage: Outage | None = None
+        self._quiet_until_ns = 0
         self._now_ns = now_ns
         self._loop: asyncio.AbstractEventLoop | None = None
         # Between both: changed while `_changed` is held.
@@ -167,7 +153,7 @@ class LogThread:
 
     # --- on the loop, for the thread ---
 
-    def _take(self, settled: Sequence[_Settled], read: Sequence[_Taken]) -> None:
+    def _take(self, settled: Sequence[Settled], read: Sequence[_Taken]) -> None:
         """What one turn of the thread brought. After a failure outcomes still count, and entries no longer do."""
         try:
             for attempt, outcome in settled:
@@ -195,7 +181,19 @@ class LogThread:
             self._tell(place, place.jumped, reader)
 
     def _take_outage(self, outage: Outage | None) -> None:
+        self._tell_of_outage(outage)
         self.outage = outage
+
+    def _tell_of_outage(self, outage: Outage | None) -> None:
+        """One line for its beginning and one for its end; a log that comes and goes is told of once in a while."""
+        now_ns = self._now_ns()
+        if outage is None and self._told_outage is not None:
+            outage_ms = (now_ns - self._told_outage.since_ns) // 1_000_000
+            _logger.info("the log can be read again: %s", self.name, extra={"outage_ms": outage_ms})
+            self._told_outage = None
+        elif outage is not None and self._told_outage is None and now_ns >= self._quiet_until_ns:
+            _logger.warning("the log cannot be read: %s", outage.error)
+            self._told_outage, self._quiet_until_ns = outage, now_ns + TOLD_AGAIN_MS * 1_000_000
 
     def _take_end(self, place: Place, failure: EquipoiseError | None) -> None:
         if failure is not None:
@@ -380,40 +378,19 @@ class LogThread:
             is_new = self._places is not places
             return not (is_new or self._waiting) and all(place.is_caught_up and not place.is_leaving for place in places)
 
-    def _append_queued(self, log: Log) -> list[_Settled]:
-        """Append the oldest of what is queued as one batch; too old an attempt is refused instead."""
+    def _append_queued(self, log: Log) -> Sequence[Settled]:
+        """Append the oldest of what is queued as one batch."""
         if not self._waiting:
-            return []
-        oldest_ns = self._now_ns() - ATTEMPT_AGE_MS_MAX * 1_000_000
+            return ()
         with self._changed:
             drawn = next_batch(self._waiting)
-        settled = [_Settled(attempt, NotAppended(error=self._too_old())) for attempt in drawn if attempt.queued_ns < oldest_ns]
-        batch = [attempt for attempt in drawn if attempt.queued_ns >= oldest_ns]
-        if not batch:
-            return settled
         try:
-            outcomes = self._outcomes(log, batch)
+            return appended(log, drawn, now_ns=self._now_ns())
         except Exception as error:
             # It ends the thread, but not before those who asked know that nobody can tell them more.
             problem = f"appending to it met {type(error).__name__}: {error}"
-            in_doubt = InDoubt(error=LogUnavailable(log=self.name, problem=problem))
-            self._hand_over([*settled, *(_Settled(attempt, in_doubt) for attempt in batch)], ())
+            self._hand_over(all_settled(drawn, InDoubt(error=LogUnavailable(log=self.name, problem=problem))), ())
             raise
-        return [*settled, *map(_Settled, batch, outcomes)]
-
-    def _outcomes(self, log: Log, batch: Sequence[Attempt]) -> Sequence[AppendOutcome]:
-        try:
-            offsets = log.append([attempt.data for attempt in batch], timeout_ms=APPEND_MS_MAX)
-        except LogUnavailable as error:
-            outcome = InDoubt(error=error) if error.in_doubt else NotAppended(error=error)
-        except EquipoiseError as error:
-            outcome = NotAppended(error=error)
-        else:
-            return [Appended(offset=offset) for offset in offsets]
-        return [outcome] * len(batch)
-
-    def _too_old(self) -> LogUnavailable:
-        return LogUnavailable(log=self.name, problem=f"the record waited for more than {ATTEMPT_AGE_MS_MAX} ms", in_doubt=False)
 
     def _turn_out(self, places: Sequence[Place], error: EquipoiseError) -> None:
         with self._changed:
@@ -439,9 +416,9 @@ class LogThread:
                 if place.queue:
                     self._waiting.remove(place.queue)
                     refused += place.queue.drain()
-        self._hand_over([_Settled(attempt, NotAppended(error=error)) for attempt in refused], ())
+        self._hand_over(all_settled(refused, NotAppended(error=error)), ())
 
-    def _hand_over(self, settled: Sequence[_Settled], read: Sequence[_Taken]) -> None:
+    def _hand_over(self, settled: Sequence[Settled], read: Sequence[_Taken]) -> None:
         if not settled and not read:
             return
         with self._changed:

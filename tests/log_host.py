@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 
-from channel import log_thread
+from channel import boot_clock
 from channel.deadline import Deadline
 from channel.errors import LogDamaged, LogUnavailable
 from channel.log import FIRST_OFFSET, Entry, Log
@@ -33,7 +33,7 @@ class Host:
 
     log: TroubledLog
     position: int = FIRST_OFFSET
-    now_ns: Callable[[], int] = log_thread.boot_ns
+    now_ns: Callable[[], int] = boot_clock.boot_ns
     told: list[object] = field(default_factory=list)
     entries: list[Entry] = field(default_factory=list)
     batches: list[int] = field(default_factory=list)
@@ -105,7 +105,7 @@ def run(
     *,
     log: TroubledLog | None = None,
     position: int = FIRST_OFFSET,
-    now_ns: Callable[[], int] = log_thread.boot_ns,
+    now_ns: Callable[[], int] = boot_clock.boot_ns,
 ) -> Host:
     """Run a scenario with a host whose thread has started, and stop it."""
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
-from channel.log_thread import boot_ns
+from channel.boot_clock import boot_ns
 
 # A broker that was stopped inside a call keeps its callers for this long; then another one is asked.
 ATTEMPT_S: Final = 2.0

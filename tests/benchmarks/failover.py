@@ -21,8 +21,8 @@ import aiohttp
 from brokers.demo import operator
 from brokers.demo.operator import Deed, Move
 from brokers.local_cluster import LocalCluster
+from channel.boot_clock import boot_ns
 from channel.entries import BundleChanged
-from channel.log_thread import boot_ns
 from channel.reader import Folded
 from channel.records import Joined, Renewed
 from channel.table_view import TableView

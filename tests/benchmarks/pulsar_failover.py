@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Final
 
 from brokers.local_cluster import ClusterSettings, LocalCluster
+from channel.boot_clock import boot_ns
 from channel.entries import BundleEntry
-from channel.log_thread import boot_ns
 from channel.ranges import topic_hash
 from channel.table_view import TableView
 from tests.benchmarks.failover import Observer

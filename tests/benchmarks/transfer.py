@@ -25,8 +25,8 @@ from brokers.demo.calling import CallerProcess, Plan, Stream
 from brokers.demo.operator import Deed, Move
 from brokers.demo.verdict import judge
 from brokers.local_cluster import LocalCluster
+from channel.boot_clock import boot_ns
 from channel.entries import BundleEntry
-from channel.log_thread import boot_ns
 from channel.ranges import key_hash
 from channel.table_view import TableView
 from tests.benchmarks.figures import Figures, machine, percentile, print_line, summary

@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 
 import pytest
 
-from channel import log_thread, propose
+from channel import boot_clock, log_thread, propose
 from channel.append_queue import Appended
 from channel.codec import encode
 from channel.errors import ChannelIncomplete, EquipoiseError, ForeignLog, LogTruncated
@@ -269,7 +269,7 @@ class Folding(Host):
         super().jump(reader)
 
 
-def run_folding(scenario: Callable[[Folding], Coroutine[None, None, None]], *, now_ns: Callable[[], int] = log_thread.boot_ns) -> Folding:
+def run_folding(scenario: Callable[[Folding], Coroutine[None, None, None]], *, now_ns: Callable[[], int] = boot_clock.boot_ns) -> Folding:
     """Run a scenario with a host that folds, and has caught up with an empty log."""
     hosts: list[Folding] = []
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import pytest
 
-from channel import append_queue, log_thread
+from channel import append_queue, appending, log_thread
 from channel.append_queue import Appended, NotAppended
 from channel.log import FIRST_OFFSET, Entry
 from tests.log_host import LOG_NAMES, Host, run
@@ -237,7 +237,7 @@ def test_an_attempt_that_waited_too_long_is_refused_alone() -> None:
         one.seat.append(b"first")
         await asyncio.to_thread(one.log.at_gate.wait, DEADLINE_SECONDS)
         one.seat.append(b"old", one.tell)
-        now_ms += log_thread.ATTEMPT_AGE_MS_MAX + 1
+        now_ms += appending.ATTEMPT_AGE_MS_MAX + 1
         two.seat.append(b"fresh", two.tell)
         one.log.gate.set()
         await two.until(lambda: b"fresh" in two.told)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from channel import append_queue, log_thread
+from channel import append_queue, appending, log_thread
 from channel.append_queue import Appended, AppendOutcome, InDoubt, NotAppended
 from channel.errors import AppendTooLarge, EquipoiseError, LogStorageFull, LogUnavailable, Overloaded
 from channel.log import BATCH_ENTRIES_MAX, FIRST_OFFSET, RECORD_BYTES_MAX, Entry
@@ -262,7 +262,7 @@ def test_an_attempt_that_waited_too_long_is_not_appended() -> None:
         host.seat.append(b"first")
         await asyncio.to_thread(host.log.at_gate.wait, DEADLINE_SECONDS)
         host.seat.append(b"old", host.tell)
-        now_ms += log_thread.ATTEMPT_AGE_MS_MAX + 1
+        now_ms += appending.ATTEMPT_AGE_MS_MAX + 1
         host.seat.append(b"fresh", host.tell)
         host.log.gate.set()
         await host.until(lambda: b"fresh" in host.told)

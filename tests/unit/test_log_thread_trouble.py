@@ -55,6 +55,27 @@ def test_an_outage_is_told_and_survived() -> None:
     assert host.seat.failure is None
 
 
+def test_an_outage_has_one_line_for_its_beginning_and_one_for_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    """Whose appends succeed and whose reads fail has nothing else that says so; a log that comes and goes is told of once in a while."""
+    now_ms = 0
+
+    async def scenario(host: Host) -> None:
+        nonlocal now_ms
+        for begins_ms, ends_ms in ((1_000, 3_000), (4_000, 5_000), (12_000, 20_000)):
+            now_ms = begins_ms
+            host.log.read_error = UNAVAILABLE
+            host.log.wake()
+            await host.until_in_thread(lambda: host.seat.outage is not None)
+            now_ms = ends_ms
+            host.log.read_error = None
+            await host.until_in_thread(lambda: host.seat.outage is None)
+
+    with caplog.at_level("INFO", logger="channel.log_thread"):
+        run(scenario, now_ns=lambda: now_ms * 1_000_000)
+    lines = [(record.levelname, getattr(record, "outage_ms", None)) for record in caplog.records]
+    assert [("WARNING", None), ("INFO", 2_000), ("WARNING", None), ("INFO", 8_000)] == lines
+
+
 def test_the_pause_between_two_attempts_grows_and_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """During an outage each pause is twice as long as the one before, up to the bound, and short again after it."""
     pauses: list[int] = []
