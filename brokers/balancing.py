@@ -13,6 +13,7 @@ from typing import Final
 
 from brokers.agent.intents import Transfer
 from brokers.load import Averages, BundleLoad, LoadBus, Report
+from brokers.repeated_failures import RepeatedFailures
 from brokers.worker import Worker
 from channel.errors import EquipoiseError
 from channel.view import View
@@ -29,6 +30,9 @@ _INTERVALS_FRESH: Final = 3
 # How long a bundle rests after a move, in intervals: the averages have forgotten by then how it was called before.
 _INTERVALS_AT_REST: Final = 12
 
+# The bus is away when the log is, which is told already; what is wrong with the bus alone, or with a shedder, waits for somebody.
+_TOLD_AGAIN_MS: Final = 60_000
+
 
 class Balancing:
     """The balancer of one worker. `run` goes on until it is cancelled; whatever fails in a round is told, and tried anew."""
@@ -43,6 +47,7 @@ class Balancing:
         self._sampled_ms = worker.clock.now().boot_ms
         self._moves: set[asyncio.Task[None]] = set()
         self._told: Mapping[str, str] = {}
+        self._failures = RepeatedFailures(told_again_ms=_TOLD_AGAIN_MS)
 
     async def run(self) -> None:
         """Publish this broker's load every half interval; when it leads, shed. Its end is that of all that it waits for, too."""
@@ -61,10 +66,22 @@ class Balancing:
             await asyncio.to_thread(self._bus.publish, self._report())
             if self._worker.agent.leads and self._scheduler.due(self._worker.clock.now().boot_ms):
                 await self._round()
-        except EquipoiseError as error:
-            _logger.warning("a round of balancing failed: %s", error, extra={"broker": self._worker.broker_id})
-        except Exception:  # What a shedder gets wrong must not end balancing unheard.
-            _logger.exception("a round of balancing failed", extra={"broker": self._worker.broker_id})
+        except Exception as error:  # noqa: BLE001 - what a shedder gets wrong must not end balancing unheard.
+            self._failed(error)
+        else:
+            untold = self._failures.succeeded()
+            if untold is not None:
+                _logger.info("balancing succeeds again", extra={"broker": self._worker.broker_id, "failures": untold})
+
+    def _failed(self, error: Exception) -> None:
+        failures = self._failures.failed(self._worker.clock.now().boot_ms)
+        if failures is None:
+            return
+        fields = {"broker": self._worker.broker_id, "failures": failures}
+        if isinstance(error, EquipoiseError):
+            _logger.warning("a round of balancing failed: %s", error, extra=fields)
+        else:
+            _logger.error("a round of balancing failed", extra=fields, exc_info=error)
 
     def _report(self) -> Report:
         sample = self._worker.loads.latest()

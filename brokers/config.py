@@ -153,6 +153,13 @@ class WorkerConfig(BaseModel):
         description="The service's deadline to close a bundle; nobody serves it meanwhile. A service that overruns it and cannot be "
         "stopped ends its process.",
     )
+    log_wait_ms: int = Field(
+        default=60_000,
+        ge=0,
+        le=_DEADLINE_MS_MAX,
+        description="How long a start waits for a log that is away before it fails; meanwhile `/health` answers, and `/ready` says why it "
+        "is not. What is wrong with the log is no reason to wait.",
+    )
     drain_ms: DeadlineMs = Field(
         default=30_000,
         description="The deadline of a graceful stop: what has not been moved away by then is let go without a new owner.",

@@ -78,7 +78,8 @@ class Worker:
 
     def in_thread(self) -> WorkerInThread:
         """The same in a thread of its own, as a plain context, for a program that has no event loop."""
-        return WorkerInThread(self, stop_ms=self._config.stop_ms + CROSSING_MS)
+        start_ms = self._config.log_wait_ms + READY_MS_MAX + CROSSING_MS
+        return WorkerInThread(self, start_ms=start_ms, stop_ms=self._config.stop_ms + CROSSING_MS)
 
     async def __aenter__(self) -> Self:
         """Start, and wait until the broker is a member. Raises what makes that impossible, and `DeadlineExceeded`."""
@@ -165,9 +166,9 @@ class WorkerInThread(InThread):
     Entering and its calls raise what `Worker` raises, and `NotRunning` outside the context.
     """
 
-    def __init__(self, worker: Worker, *, stop_ms: int) -> None:
+    def __init__(self, worker: Worker, *, start_ms: int, stop_ms: int) -> None:
         """Made by `Worker.in_thread`."""
-        super().__init__(worker, what="the worker", start_ms=READY_MS_MAX + CROSSING_MS, stop_ms=stop_ms)
+        super().__init__(worker, what="the worker", start_ms=start_ms, stop_ms=stop_ms)
         self._worker = worker
 
     @property

@@ -257,6 +257,23 @@ class BrokersAlive(OperatorError):
         super().__init__(f"the log {log} is in use by {', '.join(brokers)}: stop all brokers of it, and copy it then; it is as it was")
 
 
+class CopiedElsewhere(OperatorError):
+    """A channel that was copied was to be copied again to another log: each copy would issue the same tokens."""
+
+    def __init__(self, *, log: str, offset: int, copied_to: str | None, target: str) -> None:
+        """`log` was closed at `offset` for its copy to `copied_to`, which is not the log `target`."""
+        self.log = log
+        self.offset = offset
+        self.copied_to = copied_to
+        self.target = target
+        first = copied_to or "another log"
+        super().__init__(
+            f"the log {log} was closed at offset {offset} for its copy to {first}, and {target} is not that log: two copies would "
+            f"issue the same tokens; finish the first one (equipoise channel copy {log} {first} --again). Only if it is surely "
+            "lost, so that no broker can ever start on it, add --other-is-lost"
+        )
+
+
 class ExportDamaged(OperatorError):
     """A file that is no export of a channel, or not the one that it claims to be."""
 
@@ -266,6 +283,19 @@ class ExportDamaged(OperatorError):
         self.line = line
         self.problem = problem
         super().__init__(f"{file} cannot be imported: line {line}: {problem}; nothing was imported, use another copy of the export")
+
+
+class OutputFailed(OperatorError):
+    """What a command has to say cannot be written to where it was sent."""
+
+    def __init__(self, *, output: str, problem: str) -> None:
+        """`output` is a file as named, or the standard output; `problem` is what the operating system says."""
+        self.output = output
+        self.problem = problem
+        super().__init__(
+            f"{output} cannot be written: {problem}; mend that, such as by freeing space on its disk, or write to another place, "
+            "and run the command again"
+        )
 
 
 class InvalidRequest(CallerError):

@@ -21,22 +21,20 @@ from brokers.balancing import Balancing
 from brokers.compacting import Compacting
 from brokers.config import WorkerConfig
 from brokers.errors import AddressInUse, InvalidConfig, InvalidService
-from brokers.http.app import make_app
+from brokers.http.app import BACKLOG, make_app, served
 from brokers.http.errors import typed, unmatched
 from brokers.load_bus import open_load_bus
 from brokers.lookups import Lookups
 from brokers.open_files import room_for_files
 from brokers.service import Service
+from brokers.starting import Starting
 from brokers.worker import Worker
-from channel.errors import DeadlineExceeded, EquipoiseError
+from channel.errors import DeadlineExceeded, EquipoiseError, LogUnavailable
 
 if TYPE_CHECKING:
     from brokers.pulsar.admin import Topics
 
 _logger: Final = logging.getLogger(__name__)
-
-# Accepted connections that wait for the loop: a stampede of clients after a death of their broker.
-_BACKLOG: Final = 1_024
 
 # A broker that is not ready says so this often, for as long as it is not.
 _READY_MS: Final = 60_000
@@ -44,26 +42,30 @@ _READY_MS: Final = 60_000
 # What a broker has open beside connections of Pulsar's clients: its log, its disk, callers and other brokers over HTTP.
 _OTHER_FILES: Final = 256
 
-# Answers to callers that are under way when the broker stops get this long after it has left.
-_SHUTDOWN_S: Final = 2.0
-
 
 class Broker:
     """One broker on the running loop, as a context: its worker, its HTTP, its balancer. Leaving the context stops it gracefully.
 
-    The port listens before the broker joins, so that what it advertises is true; HTTP answers 503 until it is ready.
+    The port listens before the broker joins, so that what it advertises is true; HTTP answers 503 until it is ready, and while
+    the log is waited for.
     """
 
     def __init__(
-        self, config: WorkerConfig, services: Mapping[str, Service], *, advertised_addresses: Mapping[str, str] | None = None
+        self,
+        config: WorkerConfig,
+        services: Mapping[str, Service],
+        *,
+        advertised_addresses: Mapping[str, str] | None = None,
+        stopping: asyncio.Event | None = None,
     ) -> None:
-        """`services` maps patterns of namespaces to services.
+        """`services` maps patterns of namespaces to services. Once `stopping` is set a start does not wait for its log any more.
 
         With `advertised_addresses` given, which may be empty, nothing listens here: it is where the program itself serves.
         """
         self._config = config
         self._services = services
         self._advertised_addresses = advertised_addresses
+        self._stopping = stopping or asyncio.Event()
         self._parts = AsyncExitStack()
 
     async def __aenter__(self) -> Worker:
@@ -86,7 +88,7 @@ class Broker:
         worker = Worker(config, self._services, addresses=addresses)
         lookups = Lookups(worker)
         try:
-            await worker.start()
+            await Starting(worker, listening=listening.get("http_port"), stopping=self._stopping).start()
             topics: Topics | None = None
             if "pulsar_port" in listening:
                 topics = await parts.enter_async_context(_serving_pulsar(worker, lookups, listening["pulsar_port"]))
@@ -113,7 +115,14 @@ async def run_broker(config: WorkerConfig, services: Mapping[str, Service]) -> N
     stopping = asyncio.Event()
     for name in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(name, stopping.set)
-    async with Broker(config, services) as worker:
+    async with AsyncExitStack() as parts:
+        try:
+            worker = await parts.enter_async_context(Broker(config, services, stopping=stopping))
+        except LogUnavailable:
+            if not stopping.is_set():
+                raise
+            _logger.info("stopping", extra={"broker": config.id})
+            return
         asked = asyncio.ensure_future(stopping.wait())
         ended = asyncio.ensure_future(worker.finished())
         announced = asyncio.ensure_future(_announce(worker))
@@ -154,13 +163,8 @@ async def _serving(worker: Worker, lookups: Lookups, topics: Topics | None, list
     for service in worker.services:
         _add_routes(app, service)
     app.add_routes([unmatched()])
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=_SHUTDOWN_S)
-    await runner.setup()
-    try:
-        await web.SockSite(runner, listening, backlog=_BACKLOG).start()
+    async with served(app, listening):
         yield
-    finally:
-        await runner.cleanup()
 
 
 @asynccontextmanager
@@ -231,7 +235,7 @@ def bind(host: str, port: int, *, setting: str = "http_port") -> socket.socket:
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))
-        listening.listen(_BACKLOG)
+        listening.listen(BACKLOG)
     except OSError as error:
         listening.close()
         raise AddressInUse(address=f"{host}:{port}", problem=error.strerror or str(error), setting=setting) from error

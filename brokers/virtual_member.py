@@ -116,7 +116,14 @@ class Member:
             predecessor_nonces=world.nonces.get(broker, frozenset()),
             placement=world.placement,
         )
-        self.whereabouts = Whereabouts(self.agent, ownerships=self.runner.ownerships, clock=world.clock, waiting=self, step=self.step)
+        self.whereabouts = Whereabouts(
+            self.agent,
+            ownerships=self.runner.ownerships,
+            clock=world.clock,
+            waiting=self,
+            step=self.step,
+            log_is_readable=lambda: True,  # It lies in the same memory.
+        )
 
     # --- what makes it act ---
 

@@ -50,14 +50,22 @@ class Whereabouts:
     """What one broker knows of who serves what. Its methods are told of at `brokers.worker.Worker`."""
 
     def __init__(
-        self, agent: Agent, *, ownerships: Mapping[str, Ownership], clock: Clock, waiting: Waiting, step: Callable[[Wanted], None]
+        self,
+        agent: Agent,
+        *,
+        ownerships: Mapping[str, Ownership],
+        clock: Clock,
+        waiting: Waiting,
+        step: Callable[[Wanted], None],
+        log_is_readable: Callable[[], bool],
     ) -> None:
-        """`ownerships` are what is open here, by name of bundle; `step` gives the agent an event."""
+        """`ownerships` are what is open here, by name of bundle; `step` gives the agent an event; `log_is_readable` is of this moment."""
         self._agent = agent
         self._ownerships = ownerships
         self._clock = clock
         self._waiting = waiting
         self._step = step
+        self._log_is_readable = log_is_readable
 
     def ownership(self, namespace: str, key: str) -> Ownership | None:
         """The right to work on `key` of `namespace`, if this broker has it at this moment."""
@@ -109,9 +117,9 @@ class Whereabouts:
             return Located(bundle=bundle, broker=server, lost_ms=self._agent.out_of_touch_ms(now))
         if not self._agent.lease.good(now):
             return None  # A broker without a lease may be cut off: its view is not to be trusted.
-        if server is None or self._agent.is_suspect(server):
+        if server is None or self._agent.is_suspect(server, now, log_is_readable=self._log_is_readable()):
             return None
-        return Located(bundle=bundle, broker=server)
+        return Located(bundle=bundle, broker=server, lost_ms=self._agent.out_of_touch_ms(now))
 
 
 def goes_on(agent: Agent, namespace: str, now: Instant) -> bool:

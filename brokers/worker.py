@@ -17,16 +17,7 @@ from typing import Final, TypeVar
 
 from brokers.agent.agent import Agent
 from brokers.agent.core import Profile
-from brokers.agent.effects import (
-    Alarm,
-    Answered,
-    Append,
-    Effect,
-    ForgetNonces,
-    Refold,
-    Stop,
-    WriteNonce,
-)
+from brokers.agent.effects import Alarm, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteNonce
 from brokers.agent.events import AppendFailed, DrainRequested, Event, Jumped, NonceWritten, Read, Tick, Wanted
 from brokers.agent.handle import Handle
 from brokers.agent.intents import Intent
@@ -157,7 +148,12 @@ class Worker:
             directory.close()
             raise
         self._whereabouts = Whereabouts(
-            self.agent, ownerships=self._runner.ownerships, clock=self.clock, waiting=self._waiting, step=self._step
+            self.agent,
+            ownerships=self._runner.ownerships,
+            clock=self.clock,
+            waiting=self._waiting,
+            step=self._step,
+            log_is_readable=lambda: self.log_is_available,
         )
         self._refolding = Refolding(self._snapshots, log_url=self.config.log_url, broker=self.broker_id, fail=self._fail)
         self._directory = DirectoryThread(directory)

@@ -41,6 +41,7 @@ from channel.records import (
     CUTS_MAX,
     INTEGER_MAX,
     KEY_CHARACTERS_MAX,
+    TEXT_CHARACTERS_MAX,
     AnyRecord,
     BrokerChange,
     BrokerRecord,
@@ -226,6 +227,12 @@ def _unreadable(raw: Raw, problem: str) -> Unreadable:
     return Unreadable(problem=problem, publisher=publisher, incarnation=incarnation, sequence=sequence, level=level)
 
 
+def _remark(raw: Raw, name: str) -> str | None:
+    """A text that came to level 1 later. Versions that do not know it ignore it, so none of its forms may make a record malformed."""
+    value = raw.get(name)
+    return value if type(value) is str and 0 < len(value) <= TEXT_CHARACTERS_MAX else None
+
+
 # --- kinds ----------------------------------------------------------------------------------------------------------------
 
 
@@ -372,6 +379,8 @@ def _decode_level(raw: Raw) -> LevelRecord:
     return LevelRecord(
         **_envelope(raw),
         raises_to=integer(raw, "raises_to"),
+        copied_to=_remark(raw, "copied_to"),
+        copied_to_identity=_remark(raw, "copied_to_identity"),
     )
 
 
@@ -417,7 +426,7 @@ _OWN_FIELDS: Final[Mapping[type[AnyRecord], tuple[str, str | None, tuple[str, ..
     Renewed: ("broker", "renewed", ("digest",)),
     BrokerRecord: ("broker", None, ("status", "nonce", "reason")),
     PolicyRecord: ("policy", None, ("status", "document")),
-    LevelRecord: ("level", None, ("raises_to",)),
+    LevelRecord: ("level", None, ("raises_to", "copied_to", "copied_to_identity")),
 }
 
 

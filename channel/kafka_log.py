@@ -76,7 +76,8 @@ class KafkaLog:
         self.name = name
         self._address = address
         self._clients = Clients(servers=address.servers, settings=settings)
-        self._twin = KafkaTwin(self._clients, address, log=name)
+        self._twin = KafkaTwin(self._clients, address, topic=address.twin_topic, log=name)
+        self._floor = KafkaTwin(self._clients, address, topic=address.floor_topic, log=name)
         self._changed = threading.Condition()
         self._woken = False
         self._tails: dict[Tail, float] = {}  # And when each was last read from.
@@ -185,6 +186,10 @@ class KafkaLog:
         """See `Log.twin`."""
         return self._twin
 
+    def floor(self) -> Twin:
+        """See `Log.floor`."""
+        return self._floor
+
     def truncate(self, below: int, *, timeout_ms: int) -> None:
         """See `Log.truncate`."""
         self._ask_bounds()
@@ -202,6 +207,7 @@ class KafkaLog:
     def close(self) -> None:
         """See `Log.close`."""
         self._twin.close()
+        self._floor.close()
         tails, self._tails, self._leaving = [*self._tails, *self._leaving], {}, []
         for tail in tails:
             tail.stop()

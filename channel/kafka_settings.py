@@ -22,6 +22,10 @@ CONFIG_FILE_VARIABLE: Final = "EQUIPOISE_KAFKA_CONFIG_FILE"
 MASK: Final = "***"
 
 TWIN_SUFFIX: Final = "-twin"
+FLOOR_SUFFIX: Final = "-floor"
+
+TOPIC_CHARACTERS_MAX: Final = 249 - max(len(TWIN_SUFFIX), len(FLOOR_SUFFIX))
+"""Kafka takes 249, also of the topics beside it."""
 
 _BY_EQUIPOISE: Final = "Equipoise sets it, because the order and the durability of the log rest on it"
 _BY_URL: Final = "the log's URL says it"
@@ -73,7 +77,7 @@ FIXED: Final[Mapping[str, str]] = {
 # Whatever may hold a key or a password, now or in a later version of the library: rather one too many than one too few.
 _is_secret: Final = re.compile(r"password|passphrase|secret|credential|token|\.pem$|private|assertion|sasl\.oauthbearer\.config").search
 
-_match_topic: Final = re.compile(rf"(?!\.\.?\Z)[A-Za-z0-9._-]{{1,{249 - len(TWIN_SUFFIX)}}}").fullmatch
+_match_topic: Final = re.compile(rf"(?!\.\.?\Z)[A-Za-z0-9._-]{{1,{TOPIC_CHARACTERS_MAX}}}").fullmatch
 _match_server: Final = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):(\d{1,5})").fullmatch
 _match_setting: Final = re.compile(r"[a-z][a-z0-9._]*").fullmatch
 
@@ -94,6 +98,11 @@ class KafkaAddress:
         """The topic of the log's twin."""
         return self.topic + TWIN_SUFFIX
 
+    @property
+    def floor_topic(self) -> str:
+        """The topic of the log's floor."""
+        return self.topic + FLOOR_SUFFIX
+
 
 def address_of(url: str) -> KafkaAddress:
     """The parts of `kafka://host:port[,host:port]/topic[?replication=N]`. Raises `InvalidLogUrl`, and repeats no password."""
@@ -113,7 +122,7 @@ def address_of(url: str) -> KafkaAddress:
         if match is None or not 0 < int(match[2]) <= _PORT_MAX:
             raise InvalidLogUrl(url=url, problem=f"{server!r} is not HOST:PORT")
     if _match_topic(topic) is None:
-        problem = f"{topic!r} is no name of a topic: 1 to {249 - len(TWIN_SUFFIX)} of A-Z a-z 0-9 . _ -"
+        problem = f"{topic!r} is no name of a topic: 1 to {TOPIC_CHARACTERS_MAX} of A-Z a-z 0-9 . _ -"
         raise InvalidLogUrl(url=url, problem=problem)
     return KafkaAddress(servers=servers, topic=topic, replication=_replication(url, options))
 

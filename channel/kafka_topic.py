@@ -1,6 +1,7 @@
 """The topic of a log: made as it must be, or checked to be so, and marked as ours.
 
-May live here: which settings a topic and its twin's must have and why, and what is done to a topic when a log on it is opened.
+May live here: which settings a topic and those of its twin and its floor must have and why, and what is done to a topic when a
+log on it is opened.
 """
 
 from __future__ import annotations
@@ -82,7 +83,7 @@ def needed_of_log(replication: int) -> Sequence[Needed]:
 
 
 def needed_of_twin(replication: int) -> Sequence[Needed]:
-    """What the topic of a twin must have: Kafka keeps the last row of each key, and lets nobody down who is just reading."""
+    """What the topics of a twin and a floor must have: Kafka keeps the last row of each key, and lets nobody down who is just reading."""
     return (
         _exactly("cleanup.policy", "compact"),
         _at_least("min.compaction.lag.ms", LAG_MS_MIN),

@@ -1,7 +1,7 @@
 """The `Twin` on a Kafka topic that Kafka itself compacts, beside the topic of its log.
 
-May live here: `KafkaTwin`, and which message is what: a row under its key, a tombstone for a row that is gone, and the marker
-last of each transaction.
+May live here: `KafkaTwin`, which is a log's twin or its floor, by the topic that it is given; and which message is what: a row
+under its key, a tombstone for a row that is gone, and the marker last of each transaction.
 
 Kafka's cleaner keeps the last row of each key, so that a twin of many years is as long as the view that it holds. It may pass
 while somebody reads: a reader that finds rows which do not fit its marker reads again.
@@ -40,21 +40,21 @@ _TAKE_MS: Final = 100  # Between two calls of `check`.
 class KafkaTwin:
     """The twin of one log on Kafka. See `Twin` for the contract; it belongs to the thread of its log's handle."""
 
-    def __init__(self, clients: Clients, address: KafkaAddress, *, log: str) -> None:
-        """`log` is the log's name, for messages."""
+    def __init__(self, clients: Clients, address: KafkaAddress, *, topic: str, log: str) -> None:
+        """`topic` is where it lies, beside the log at `address`; `log` is the log's name, for messages."""
         self._clients = clients
-        self._address = address
+        self._replication = address.replication
+        self._topic = topic
         self._log = log
         self._producer: TransactionalProducer | None = None
 
     def claim(self, *, timeout_ms: int) -> None:
         """See `Twin.claim`. A new claim is a new producer: the old one may have ended."""
         deadline = Deadline.after(timeout_ms=timeout_ms)
-        topic = self._address.twin_topic
         self.close()
         try:
             self._look(create=True, deadline=deadline)
-            self._producer = self._clients.transactions(topic, transactional_id=topic)
+            self._producer = self._clients.transactions(self._topic, transactional_id=self._topic)
             self._producer.claim(timeout_ms=max(1, deadline.remaining_ms()))
         except KafkaFailed as failed:
             raise failed.as_error(log=self._log, in_doubt=False) from failed
@@ -64,7 +64,7 @@ class KafkaTwin:
         try:
             if not self._look(create=False, deadline=Deadline.after(timeout_ms=LOOK_MS_MAX)):
                 return None
-            with closing(self._clients.consumer(self._address.twin_topic, committed=True)) as consumer:
+            with closing(self._clients.consumer(self._topic, committed=True)) as consumer:
                 rows = self._rows(consumer, check, progress)
         except KafkaFailed as failed:
             raise failed.as_error(log=self._log, in_doubt=False) from failed
@@ -91,7 +91,7 @@ class KafkaTwin:
 
     def _await_readable(self, last: int, deadline: Deadline) -> None:
         """Wait until whoever loads sees the transaction whose last message is at offset `last`. Raises `KafkaFailed`."""
-        with closing(self._clients.consumer(self._address.twin_topic, committed=True)) as consumer:
+        with closing(self._clients.consumer(self._topic, committed=True)) as consumer:
             while consumer.bounds(timeout_ms=max(1, deadline.remaining_ms())).high <= last:
                 if not deadline.remaining_ms():
                     problem = f"the transaction has not ended on the partition after {deadline.timeout_ms} ms"
@@ -106,10 +106,10 @@ class KafkaTwin:
 
     def _look(self, *, create: bool, deadline: Deadline) -> bool:
         """Whether the topic is there, as it must be."""
-        topic, replication = self._address.twin_topic, self._address.replication
+        replication = self._replication
         with self._clients.administrator() as administrator:
             facts = fitting_topic(
-                administrator, topic, needed_of_twin, log=self._log, replication=replication, create=create, deadline=deadline
+                administrator, self._topic, needed_of_twin, log=self._log, replication=replication, create=create, deadline=deadline
             )
         return facts is not None
 

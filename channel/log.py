@@ -130,6 +130,13 @@ class Log(Protocol):
         """
         ...
 
+    def floor(self) -> Twin:
+        """The floor of this log: beside its twin, in the same form, the view just below where the log begins.
+
+        From it what is left of the log can be told, of which the twin has only the end. Otherwise as `twin`.
+        """
+        ...
+
     def truncate(self, below: int, *, timeout_ms: int) -> None:
         """Remove all entries with an offset below `below`, and raise `start` to it; to a lower one changes nothing.
 

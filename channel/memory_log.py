@@ -1,6 +1,6 @@
 """The `Log` in memory, shared by name between the threads of one process: for tests and for clusters within a process.
 
-May live here: `MemoryLog` and what handles of one name share; their twin is in `memory_twin`. Nothing survives the process; a
+May live here: `MemoryLog` and what handles of one name share; their twin and floor are in `memory_twin`. Nothing survives the process; a
 log lives as long as a handle on it is open, so that two tests which use one name after the other do not meet.
 """
 
@@ -27,6 +27,7 @@ class _Storage:
         self.records: list[bytes] = []  # The record at offset `start + i` stands at index i: this log has no gaps.
         self.appended_ms: list[int] = []  # When each of them was appended; it never falls.
         self.twin = TwinStorage()
+        self.floor = TwinStorage()
 
     @property
     def end(self) -> int:
@@ -49,6 +50,7 @@ class MemoryLog:
             self._storage = _storages.setdefault(name, _Storage())
         self.identity = self._storage.identity
         self._twin = MemoryTwin(self._storage.twin, name=name)
+        self._floor = MemoryTwin(self._storage.floor, name=name)
 
     def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:  # noqa: ARG002 - nobody holds this log for long
         """See `Log.append`."""
@@ -118,6 +120,10 @@ class MemoryLog:
     def twin(self) -> MemoryTwin:
         """See `Log.twin`."""
         return self._twin
+
+    def floor(self) -> MemoryTwin:
+        """See `Log.floor`."""
+        return self._floor
 
     def truncate(self, below: int, *, timeout_ms: int) -> None:  # noqa: ARG002 - nobody holds this log for long
         """See `Log.truncate`."""

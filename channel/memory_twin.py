@@ -1,4 +1,4 @@
-"""The `Twin` of a log in memory: shared by the handles of one name, and gone with the last of them.
+"""The `Twin` of a log in memory, or its floor: shared by the handles of one name, and gone with the last of them.
 
 May live here: `MemoryTwin` and what handles of one name share.
 """

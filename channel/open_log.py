@@ -20,7 +20,7 @@ from channel.sqlite_storage import Synchronous
 _SYNCHRONOUS: Final = {"synchronous=full": Synchronous.FULL, "synchronous=normal": Synchronous.NORMAL, "": Synchronous.FULL}
 
 
-def open_log(url: str, *, create: bool = True, kafka: Mapping[str, str] | None = None) -> Log:
+def open_log(url: str, *, create: bool = True, kafka: Mapping[str, str] | None = None, name: str | None = None) -> Log:
     """A new handle on the log at `url`.
 
     * `sqlite:PATH` is one file for all processes of one machine. PATH is taken as it stands up to the first `?`, and
@@ -31,6 +31,7 @@ def open_log(url: str, *, create: bool = True, kafka: Mapping[str, str] | None =
       librdkafka's names, such as those of TLS and SASL; by default `kafka_settings()`.
     * `memory:NAME` is shared by the threads of this process, and lives while a handle is open.
 
+    A log in a file is called `name` in messages, if that is another one: one that is made aside takes its own name later.
     Without `create`, a file or topic that is not there is not made, and one that is empty stays so: for those who only want
     to look.
 
@@ -51,7 +52,7 @@ def open_log(url: str, *, create: bool = True, kafka: Mapping[str, str] | None =
             raise InvalidLogUrl(
                 url=url, problem=f"one slash begins a path, not two: sqlite:/{path.lstrip('/')}, or sqlite:{path.lstrip('/')}"
             )
-        return SqliteLog(path, name=url, synchronous=_SYNCHRONOUS[options], create=create)
+        return SqliteLog(path, name=name or url, synchronous=_SYNCHRONOUS[options], create=create)
     if scheme == "kafka":
         return _open_kafka_log(url, create=create, settings=kafka_settings() if kafka is None else checked(kafka))
     problem = f"there is no log of the kind {scheme!r}" if colon else "it does not begin with the kind of the log and a colon"

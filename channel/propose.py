@@ -77,9 +77,19 @@ def genesis(author: Author, *, cluster: str, base: int = 0, level: int = 1) -> G
     )
 
 
-def close_log(author: Author, view: View) -> LevelRecord:
-    """The last record of a log whose channel goes on in a copy: accepted once no broker of it is alive."""
-    return LevelRecord(key="level", based_on=view.level_last, **author.signature, raises_to=LEVEL_CLOSED)
+def close_log(author: Author, view: View, *, copied_to: str | None = None, identity: str | None = None) -> LevelRecord:
+    """The last record of a log whose channel goes on in a copy: accepted once no broker of it is alive.
+
+    `copied_to` is the URL of the log with the copy, and `identity` tells it from every other.
+    """
+    return LevelRecord(
+        key="level",
+        based_on=view.level_last,
+        **author.signature,
+        raises_to=LEVEL_CLOSED,
+        copied_to=None if copied_to is None else copied_to[:TEXT_CHARACTERS_MAX],
+        copied_to_identity=identity,
+    )
 
 
 # --- bundles ---

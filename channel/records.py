@@ -190,9 +190,14 @@ class PolicyRecord(Record):
 
 @hot_frozen
 class LevelRecord(Record):
-    """Raises the level of the rules, once every live broker has said that it supports it."""
+    """Raises the level of the rules, once every live broker has said that it supports it.
+
+    One that closes a log says where its channel goes on: the URL of that log as it was given, for people, and its identity.
+    """
 
     raises_to: int
+    copied_to: str | None = None
+    copied_to_identity: str | None = None
 
 
 @hot_frozen

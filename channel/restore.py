@@ -1,7 +1,7 @@
 """Restore: where a reader of a channel begins, so that it folds as little as it can and never guesses.
 
-May live here: the choice between a snapshot of one's own, the channel's twin, and the log's beginning; and the refusal where
-none of them leads to what the log says today.
+May live here: the choice between a snapshot of one's own, the channel's twin, its floor, and the log's beginning; and the refusal
+where none of them leads to what the log says today.
 """
 
 from __future__ import annotations
@@ -12,23 +12,20 @@ from dataclasses import dataclass
 from typing import Final
 
 from channel.errors import ChannelIncomplete, TwinDamaged
+from channel.floor import floor_of
 from channel.log import FIRST_OFFSET, Log
 from channel.reader import Reader
-from channel.twin import Check, Progress, TwinImage, unchecked, unwatched
+from channel.twin import LOADS_MAX, Check, Progress, TwinImage, unchecked, unwatched
 from channel.twin_rows import Marker, check_log, decode_marker, view_of
 from channel.view import View
-from channel.whole import base_of, is_whole
-
-LOADS_MAX: Final = 3
-"""How often a twin is loaded that does not fit: where the storage itself removes old rows, it may have done so while we read,
-and a compactor may have cut the log meanwhile. Twice in a row is bad luck, three times is damage."""
+from channel.whole import base_of, is_told_from_zero, is_whole
 
 _logger: Final = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoration:
-    """Where a reader begins. `marker` is that of the twin, or None for one that begins at the log's first record.
+    """Where a reader begins. `marker` is that of the twin or floor, or None for one that begins at the log's first record.
 
     `rows` are what the twin holds, also one that cannot be used: whoever replaces it has to know its keys.
     """
@@ -52,10 +49,23 @@ def restored(
 
 
 def earliest(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Reader:
-    """As `restored`, but for those who ask about the past: from zero wherever that is possible, however long it takes."""
-    if log.start() == FIRST_OFFSET and base_of(log) == 0:
-        return Reader(log=log.name, cluster=cluster)
-    return restoration(log, cluster=cluster, check=check, progress=progress).reader
+    """As `restored`, but for those who ask about the past: see `beginning`."""
+    return beginning(log, cluster=cluster, check=check, progress=progress).reader
+
+
+def beginning(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Restoration:
+    """Where all that is left of `log` can be told from, however long it takes: zero, else the floor, else as `restoration`.
+
+    A floor that is damaged is not needed to go on, only to look back: it is left out, with a warning. Raises what `restoration` raises.
+    """
+    if is_told_from_zero(log):
+        return Restoration(reader=Reader(log=log.name, cluster=cluster), marker=None, rows={})
+    floor = floor_of(log, check=check, progress=progress)
+    if floor.view is not None:
+        return Restoration(reader=Reader(log=log.name, cluster=cluster, view=floor.view), marker=floor.marker, rows=floor.rows)
+    if floor.problem is not None:
+        _logger.warning("the log %s is told from its twin on, because its floor cannot be used: %s", log.name, floor.problem)
+    return restoration(log, cluster=cluster, check=check, progress=progress)
 
 
 def restoration(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Restoration:
@@ -68,21 +78,22 @@ def restoration(log: Log, *, cluster: str | None = None, check: Check = unchecke
     `LevelTooNew`; what `check` raises; and what `Log.read` and `Twin.load` raise.
     """
     image: TwinImage | None = None
-    problem = "it has no twin"
+    problem: str | None = None
     for _ in range(LOADS_MAX):
-        image = log.twin().load(check=check, progress=progress)
-        if image is None:
-            break
+        image, problem = None, None
         try:
+            image = log.twin().load(check=check, progress=progress)
+            if image is None:
+                break
             marker = _marker(log, image)
             view = view_of(image, check=check)
         except TwinDamaged as error:
             problem = f"its twin cannot be used: {error.problem}"
             continue
         return Restoration(reader=Reader(log=log.name, cluster=cluster, view=view), marker=marker, rows=image.rows)
-    if not is_whole(log) or (image is not None and base_of(log) is None and not _is_foreign(log, image)):
-        raise _incomplete(log, problem)
-    if image is not None:
+    if not is_whole(log) or (problem is not None and base_of(log) is None and not _is_foreign(log, image)):
+        raise _incomplete(log, problem or "it has no twin")
+    if problem is not None:
         _logger.warning("the log %s is folded from its beginning: %s", log.name, problem)
     return Restoration(reader=Reader(log=log.name, cluster=cluster), marker=None, rows={} if image is None else image.rows)
 
@@ -97,10 +108,10 @@ def _marker(log: Log, image: TwinImage) -> Marker:
     return marker
 
 
-def _is_foreign(log: Log, image: TwinImage) -> bool:
-    """Whether a twin is surely that of another log."""
+def _is_foreign(log: Log, image: TwinImage | None) -> bool:
+    """Whether a twin, if it could be loaded, is surely that of another log."""
     try:
-        return decode_marker(image.marker).log != log.identity
+        return image is not None and decode_marker(image.marker).log != log.identity
     except TwinDamaged:
         return False
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Annotated, Final, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, model_validator
 
 from channel.lifecycle import PHASE_OF_SHAPE
 from channel.ranges import ADMIN_PREFIX
@@ -55,6 +55,11 @@ def _or_empty(value: dict[str, str] | None) -> dict[str, str]:
     return value or {}
 
 
+def _text_or_none(value: object) -> object:
+    return value if isinstance(value, str) and 0 < len(value) <= TEXT_CHARACTERS_MAX else None
+
+
+Remark = Annotated[Text | None, BeforeValidator(_text_or_none)]
 OneIfAbsent = Annotated[Positive | None, AfterValidator(_or_one)]
 ZeroIfAbsent = Annotated[Integer | None, AfterValidator(_or_zero)]
 EmptyIfAbsent = Annotated[Texts | None, AfterValidator(_or_empty)]
@@ -220,6 +225,8 @@ class LevelModel(_Signed):
     kind: Literal["level"]
     key: Literal["level"] = Field(description="Always `level`.")
     raises_to: Integer = Field(description="The level that is active from this record on; 2^63 - 1 closes the log for good.")
+    copied_to: Remark = Field(default=None, description="Of a log that is closed: the URL of the log that it is copied to, for people.")
+    copied_to_identity: Remark = Field(default=None, description="Of a log that is closed: the identity of the log that it is copied to.")
 
 
 BrokerModels = Annotated[JoinedModel | RenewedModel | BrokerModel, Field(discriminator="status")]

@@ -6,6 +6,7 @@ a connection; what the tables are used for is in `sqlite_log` and `sqlite_twin`.
 `entries` holds the log, and `log` its bounds in one row, with the time of the newest append, below which none may fall, and that
 from which on entries bear their own, for those who look at the file. In `twin` each row has the number of the
 replacement that wrote it, and `twin_marker` says in one row which of them is the newest that counts (see `sqlite_twin`).
+`floor` and `floor_marker` are the same of the log's floor. A file gets them, and so format 3, when its floor is first claimed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,10 @@ from channel.log import FIRST_OFFSET
 
 APPLICATION_ID: Final = 0x45515053  # "EQPS"
 FORMAT: Final = 2
+FORMAT_WITH_FLOOR: Final = 3
+
+TWIN: Final = "twin"
+FLOOR: Final = "floor"
 
 SKIP_AFTER_RESTART: Final = 1_000_000
 """Offsets left out on the first open after a machine's restart. It must be more than a power cut can take back, which is
@@ -30,13 +35,15 @@ _APPENDED_MS: Final = "appended_ms INTEGER NOT NULL DEFAULT 0"
 _BEGUN_MS: Final = "begun_ms INTEGER NOT NULL DEFAULT 0"
 _ENTRIES_1: Final = "CREATE TABLE entries (offset INTEGER PRIMARY KEY, data BLOB NOT NULL, checksum INTEGER NOT NULL"
 _LOG_1: Final = "CREATE TABLE log (identity TEXT NOT NULL, start_offset INTEGER NOT NULL, end_offset INTEGER NOT NULL, boot TEXT NOT NULL"
-_TWIN_TABLES: Final = (
-    "CREATE TABLE twin (key BLOB NOT NULL, generation INTEGER NOT NULL, data BLOB, PRIMARY KEY (key, generation)) WITHOUT ROWID",
-    "CREATE TABLE twin_marker (claim INTEGER NOT NULL, generation INTEGER NOT NULL, is_tidy INTEGER NOT NULL, data BLOB)",
-)
+_ROWS: Final = "(key BLOB NOT NULL, generation INTEGER NOT NULL, data BLOB, PRIMARY KEY (key, generation)) WITHOUT ROWID"
+_MARKER: Final = "(claim INTEGER NOT NULL, generation INTEGER NOT NULL, is_tidy INTEGER NOT NULL, data BLOB)"
+_TWIN_TABLES: Final = (f"CREATE TABLE {TWIN} {_ROWS}", f"CREATE TABLE {TWIN}_marker {_MARKER}")
+_FLOOR_TABLES: Final = (f"CREATE TABLE {FLOOR} {_ROWS}", f"CREATE TABLE {FLOOR}_marker {_MARKER}")
 _TABLES_1: Final = (f"{_ENTRIES_1})", f"{_LOG_1})")
 # By name, and spelled as SQLite itself spells a table to which a column was added, so that a file brought up looks like one made anew.
-_TABLES: Final = (f"{_ENTRIES_1}, {_APPENDED_MS})", f"{_LOG_1}, {_BEGUN_MS}, {_APPENDED_MS})", *_TWIN_TABLES)
+_ENTRIES: Final = f"{_ENTRIES_1}, {_APPENDED_MS})"
+_LOG: Final = f"{_LOG_1}, {_BEGUN_MS}, {_APPENDED_MS})"
+_TABLES: Final = (_ENTRIES, _LOG, *_TWIN_TABLES)
 
 
 def found_format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
@@ -63,13 +70,14 @@ def _format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
         raise LogDamaged(log=log, problem=f"{path} is an SQLite database of another program")
     [(file_format,)] = connection.execute("PRAGMA user_version").fetchall()
     if file_format not in _TABLES_OF:
-        raise LogDamaged(log=log, problem=f"{path} has format {file_format}, and this version reads format {FORMAT} and older ones")
+        problem = f"{path} has format {file_format}, and this version reads format {FORMAT_WITH_FLOOR} and older ones"
+        raise LogDamaged(log=log, problem=problem)
     if tables != [(statement.encode(),) for statement in _TABLES_OF[file_format]]:
         raise LogDamaged(log=log, problem=f"the tables in {path} are not as they were made")
     return int(file_format)
 
 
-_TABLES_OF: Final = {1: _TABLES_1, FORMAT: _TABLES}
+_TABLES_OF: Final = {1: _TABLES_1, FORMAT: _TABLES, FORMAT_WITH_FLOOR: (_ENTRIES, *_FLOOR_TABLES, _LOG, *_TWIN_TABLES)}
 
 
 def create(connection: sqlite3.Connection, *, boot: str) -> None:
@@ -85,7 +93,7 @@ def create(connection: sqlite3.Connection, *, boot: str) -> None:
 
 
 def bring_up(connection: sqlite3.Connection) -> None:
-    """Make a file of format 1 one of the newest format, within the caller's transaction.
+    """Make a file of format 1 one as it is made today, within the caller's transaction.
 
     Its last entry gets the time of now, as which all below it count then (see `SqliteLog.position_at`).
     """
@@ -103,6 +111,20 @@ def bring_up(connection: sqlite3.Connection) -> None:
 
 def _begin_twin(connection: sqlite3.Connection) -> None:
     connection.execute("INSERT INTO twin_marker VALUES (0, 0, 1, NULL)")
+
+
+def has_floor(connection: sqlite3.Connection) -> bool:
+    """Whether the file has the tables of a floor."""
+    [(file_format,)] = connection.execute("PRAGMA user_version").fetchall()
+    return bool(file_format >= FORMAT_WITH_FLOOR)
+
+
+def add_floor(connection: sqlite3.Connection) -> None:
+    """Make the tables of a floor, which the file does not have yet, within the caller's transaction."""
+    for statement in _FLOOR_TABLES:
+        connection.execute(statement)
+    connection.execute(f"PRAGMA user_version = {FORMAT_WITH_FLOOR}")
+    connection.execute("INSERT INTO floor_marker VALUES (0, 0, 1, NULL)")
 
 
 def is_of_other_boot(connection: sqlite3.Connection, boot: str) -> bool:

@@ -1,7 +1,7 @@
 """The `Log` in one SQLite file, shared by all processes of one machine.
 
 May live here: `SqliteLog`, on the file that `sqlite_storage` opens. How a reader is woken is told in `sqlite_bell`, and the
-log's twin in `sqlite_twin`.
+log's twin and its floor in `sqlite_twin`.
 
 Theory of operation:
 
@@ -37,6 +37,7 @@ from channel.file_system import MOUNT_TABLE, refuse_network_file_system
 from channel.log import READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
 from channel.sqlite_bell import Bell
 from channel.sqlite_file import BOOT_ID, this_boot, usable_path
+from channel.sqlite_format import FLOOR
 from channel.sqlite_storage import READ_MS_MAX, SqliteStorage, Synchronous
 from channel.sqlite_twin import SqliteTwin
 
@@ -78,6 +79,7 @@ class SqliteLog:
         self.identity = self._storage.identity
         self._bell = Bell(f"{real_path}-bell", use_inotify=use_inotify)
         self._twin = SqliteTwin(self._storage)
+        self._floor = SqliteTwin(self._storage, table=FLOOR)
 
     def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:
         """See `Log.append`. The batch is appended whole or not at all, and stands together, which is more than is promised."""
@@ -183,6 +185,10 @@ class SqliteLog:
     def twin(self) -> SqliteTwin:
         """See `Log.twin`."""
         return self._twin
+
+    def floor(self) -> SqliteTwin:
+        """See `Log.floor`."""
+        return self._floor
 
     def truncate(self, below: int, *, timeout_ms: int) -> None:
         """See `Log.truncate`. `start` is raised first and entries removed in steps, so that appends pass in between."""

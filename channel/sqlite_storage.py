@@ -1,6 +1,6 @@
 """The file of an SQLite log in use: its connection, the transactions that many processes contend for, and what goes wrong.
 
-May live here: `SqliteStorage`, on which the log and its twin stand, and what both need of SQLite: waiting for the write lock,
+May live here: `SqliteStorage`, on which the log, its twin and its floor stand, and what they need of SQLite: waiting for the write lock,
 the file's identity while it is open, its WAL's size, and the translation of its errors. What stands in the file is told in
 `sqlite_format`, where the file may be in `sqlite_file`.
 """
@@ -213,7 +213,7 @@ class SqliteStorage:
         self._set_synchronous(self._synchronous)
         for setting in _SETTINGS:
             self.connection.execute(setting).fetchall()
-        if file_format != FORMAT or is_of_other_boot(self.connection, boot):  # 3.
+        if file_format < FORMAT or is_of_other_boot(self.connection, boot):  # 3.
             self.connection.execute("BEGIN IMMEDIATE")
             self._make_up(boot)
             self.connection.execute("COMMIT")
@@ -229,7 +229,7 @@ class SqliteStorage:
         if not file_format:
             create(self.connection, boot=boot)
             return
-        if file_format != FORMAT:
+        if file_format < FORMAT:
             bring_up(self.connection)
         if is_of_other_boot(self.connection, boot):
             skip_ahead(self.connection, boot)

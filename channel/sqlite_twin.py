@@ -1,9 +1,10 @@
-"""The `Twin` in the file of an SQLite log.
+"""The `Twin` in the file of an SQLite log, or its floor.
 
 May live here: `SqliteTwin`, and how many rows become visible at once without holding appends up.
 
 Theory of operation:
 
+* A log's twin and its floor are each two tables of the same form; below those of the twin are named.
 * Each `replace` has a number of its own, its generation, and writes its rows beside the older ones of the same keys, under
   that number. The table `twin_marker` says which generation is the newest that counts; a reader takes of each key the
   newest row that is no newer than that. So the transaction that makes 100,000 rows count changes one row.
@@ -18,13 +19,15 @@ Theory of operation:
 from __future__ import annotations
 
 import contextlib
+import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import groupby
 from operator import itemgetter
 from typing import Final, NamedTuple
 
-from channel.errors import LogDamaged, LogStorageFull, LogUnavailable, TwinFenced
+from channel.errors import LogDamaged, LogStorageFull, LogUnavailable, TwinDamaged, TwinFenced
+from channel.sqlite_format import FLOOR, TWIN, add_floor, has_floor
 from channel.sqlite_storage import READ_MS_MAX, SqliteStorage
 from channel.twin import Check, Progress, TwinImage, TwinRow, unchecked, unwatched
 
@@ -52,18 +55,25 @@ class _State(NamedTuple):
     marker: bytes | None
 
 
+_UNCLAIMED: Final = _State(claim=0, generation=0, is_tidy=True, marker=None)
+
+
 class SqliteTwin:
     """The twin in the file that `storage` has open. See `Twin` for the contract."""
 
-    def __init__(self, storage: SqliteStorage) -> None:
+    def __init__(self, storage: SqliteStorage, *, table: str = TWIN) -> None:
+        """`table` is `TWIN` or `FLOOR`."""
         self._storage = storage
+        self._table = table
         self._claim = _NO_CLAIM
 
     def claim(self, *, timeout_ms: int) -> None:
         """See `Twin.claim`."""
         with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms):
+            if not self._is_there():
+                add_floor(self._storage.connection)
             state = self._state()
-            self._storage.connection.execute("UPDATE twin_marker SET claim = ?", (state.claim + 1,))
+            self._execute("UPDATE {table}_marker SET claim = ?", (state.claim + 1,))
         if not state.is_tidy:
             with contextlib.suppress(TwinFenced):  # Taken over already: the first replacement will say so.
                 self._tidy(state.claim + 1, timeout_ms=timeout_ms)
@@ -73,20 +83,24 @@ class SqliteTwin:
         """See `Twin.load`."""
         rows: dict[str, bytes] = {}
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX):
-            state = self._state()
+            try:
+                state = self._state()
+            except LogDamaged as error:  # To a reader only the twin is damaged: a log that is whole leads on without it.
+                raise TwinDamaged(problem=error.problem) from error
             if state.marker is None:
                 return None
-            query = "SELECT key, generation, data FROM twin WHERE generation <= ? ORDER BY key, generation"
-            cursor = self._storage.connection.execute(query, (state.generation,))
+            query = "SELECT key, generation, data FROM {table} WHERE generation <= ? ORDER BY key, generation"
+            cursor = self._execute(query, (state.generation,))
             while found := cursor.fetchmany(LOAD_ROWS):
                 check()
                 for key, _, data in found:
-                    if type(key) is not bytes or not isinstance(data, bytes | None):
-                        raise LogDamaged(log=self._storage.name, problem="a row of its twin is not of bytes")
+                    if type(key) is not bytes:
+                        raise TwinDamaged(problem=f"a row has the key {key!r}, which is no text")
                     if data is None:
-                        rows.pop(key.decode(), None)
+                        rows.pop(key.decode("utf-8", "replace"), None)
                     else:
-                        rows[key.decode()] = data
+                        # What is not of bytes cannot be what was written. Its key is kept: it is to be replaced, or removed.
+                        rows[key.decode("utf-8", "replace")] = data if type(data) is bytes else b""
                 progress(len(rows), None)
         return TwinImage(marker=state.marker, rows=rows)
 
@@ -101,33 +115,32 @@ class SqliteTwin:
                 self._step(claim, partial(self._write, step), timeout_ms=timeout_ms)
         with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms):
             self._check_claim(claim)
-            switch = "UPDATE twin_marker SET claim = ?, generation = ?, data = ?"
-            self._storage.connection.execute(switch, (claim + 1, claim, marker))
+            self._execute("UPDATE {table}_marker SET claim = ?, generation = ?, data = ?", (claim + 1, claim, marker))
         self._claim = claim + 1
         # What counts now counts, whatever becomes of the rest; the next claimant tidies if this one did not.
         with contextlib.suppress(TwinFenced, LogUnavailable, LogStorageFull):
             self._tidy(self._claim, timeout_ms=timeout_ms)
 
     def _write(self, rows: Sequence[_Version]) -> None:
-        self._storage.connection.execute("UPDATE twin_marker SET is_tidy = 0")
-        self._storage.connection.executemany("INSERT INTO twin (key, generation, data) VALUES (?, ?, ?)", rows)
+        self._execute("UPDATE {table}_marker SET is_tidy = 0")
+        self._execute_many("INSERT INTO {table} (key, generation, data) VALUES (?, ?, ?)", rows)
 
     def _tidy(self, claim: int, *, timeout_ms: int) -> None:
         """Remove all rows that do not count, and declare the twin tidy."""
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX):
             newest = self._state().generation
-            query = "SELECT key, generation, data IS NULL FROM twin ORDER BY key, generation"
-            litter = _litter(self._storage.connection.execute(query).fetchall(), newest)
+            query = "SELECT key, generation, data IS NULL FROM {table} ORDER BY key, generation"
+            litter = _litter(self._execute(query).fetchall(), newest)
         with self._storage.lazily():
             for first in range(0, len(litter), STEP_ROWS):
                 self._step(claim, partial(self._remove, litter[first : first + STEP_ROWS]), timeout_ms=timeout_ms)
             self._step(claim, self._declare_tidy, timeout_ms=timeout_ms)
 
     def _remove(self, litter: Sequence[tuple[bytes, int]]) -> None:
-        self._storage.connection.executemany("DELETE FROM twin WHERE key = ? AND generation = ?", litter)
+        self._execute_many("DELETE FROM {table} WHERE key = ? AND generation = ?", litter)
 
     def _declare_tidy(self) -> None:
-        self._storage.connection.execute("UPDATE twin_marker SET is_tidy = 1")
+        self._execute("UPDATE {table}_marker SET is_tidy = 1")
 
     def _step(self, claim: int, change: Callable[[], None], *, timeout_ms: int) -> None:
         """Make a change in a transaction of its own, if the twin is still this claimant's."""
@@ -143,11 +156,23 @@ class SqliteTwin:
             raise TwinFenced(log=self._storage.name)
 
     def _state(self) -> _State:
-        rows = self._storage.connection.execute("SELECT claim, generation, is_tidy, data FROM twin_marker").fetchall()
+        if not self._is_there():
+            return _UNCLAIMED
+        rows = self._execute("SELECT claim, generation, is_tidy, data FROM {table}_marker").fetchall()
         match rows:
             case [(int(claim), int(generation), int(is_tidy), bytes() | None as marker)] if 0 <= generation <= claim:
                 return _State(claim, generation, bool(is_tidy), marker)
-        raise LogDamaged(log=self._storage.name, problem=f"the table of its twin's marker says {rows!r:.100}")
+        raise LogDamaged(log=self._storage.name, problem=f"the table {self._table}_marker says {rows!r:.100}")
+
+    def _is_there(self) -> bool:
+        """Whether the tables are there: those of a floor are made when it is first claimed."""
+        return self._table != FLOOR or has_floor(self._storage.connection)
+
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        return self._storage.connection.execute(statement.format(table=self._table), values)
+
+    def _execute_many(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
+        self._storage.connection.executemany(statement.format(table=self._table), rows)
 
 
 def _steps(rows: Sequence[_Version]) -> Iterator[list[_Version]]:

@@ -240,11 +240,9 @@ def _deed(folded: Folded, names: Names) -> str:
         case Merge() as record:
             return f"merges {record.key} with {record.right}"
         case LevelRecord() as record:
-            return (
-                "closes the log, whose channel goes on in a copy"
-                if record.raises_to == LEVEL_CLOSED
-                else f"raises the level to {record.raises_to}"
-            )
+            if record.raises_to != LEVEL_CLOSED:
+                return f"raises the level to {record.raises_to}"
+            return "closes the log, whose channel goes on in a copy" + (f" at {record.copied_to}" if record.copied_to else "")
     raise AssertionError("a record of no kind")
 
 

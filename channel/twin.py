@@ -2,14 +2,18 @@
 
 May live here: the port with its contract, and what passes through it. To a twin a row is a key with bytes, and a marker is
 bytes; what they say is in `twin_rows`. The adapters are `memory_twin`, `sqlite_twin` and `kafka_twin`; `Log.twin` gives the
-one that lies on the log's own storage.
+one that lies on the log's own storage, and `Log.floor` another one, which is like it in all but where it stands in the log.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple, Protocol
+
+LOADS_MAX: Final = 3
+"""How often a twin is loaded that does not fit: where the storage itself removes old rows, it may have done so while we read,
+and a compactor may have cut the log meanwhile. Twice in a row is bad luck, three times is damage."""
 
 Check = Callable[[], None]
 """Called now and then in the course of something long, which it may end by raising."""
@@ -65,7 +69,7 @@ class Twin(Protocol):
     def load(self, *, check: Check = unchecked, progress: Progress = unwatched) -> TwinImage | None:
         """What the twin holds as of its last marker; None if it was never written.
 
-        `progress` counts rows. Raises what `claim` raises, and what `check` raises.
+        `progress` counts rows. Raises `TwinDamaged` where only the twin cannot be read, what `claim` raises, and what `check` raises.
         """
         ...
 

@@ -1,6 +1,6 @@
-"""What can be said of a log's twin by itself, whatever the log says.
+"""What can be said of a log's twin and of its floor by themselves, whatever the log says; and how the log is compared with them.
 
-May live here: the looks that `channel.verify` takes at a twin. What a twin should hold is told in `channel.twin_rows`.
+May live here: the looks that `channel.verify` takes at both. What they should hold is told in `channel.twin_rows`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from channel.errors import LogDamaged, TwinDamaged
+from channel.findings import Kind
+from channel.floor import floor_of
 from channel.log import Log
 from channel.twin import Check
 from channel.twin_rows import Marker, check_log, decode_marker, view_of
@@ -36,3 +38,29 @@ def facts_of_twin(log: Log, *, check: Check) -> TwinFacts:
     except (TwinDamaged, LogDamaged) as error:
         return TwinFacts(marker=marker, problem=error.problem)
     return TwinFacts(marker=marker, view=view)
+
+
+def facts_of_floor(log: Log, *, check: Check) -> TwinFacts:
+    """What a log's floor is; nothing, if the log's beginning has passed it. Raises what `floor_of` raises."""
+    floor = floor_of(log, check=check)
+    return TwinFacts(marker=floor.marker, view=floor.view, problem=floor.problem)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promise:
+    """What the marker of a `kind` says the log comes to, which it is still to be compared with."""
+
+    kind: Kind
+    marker: Marker
+
+    def is_due(self, view: View) -> bool:
+        """Whether the view has come to the horizon."""
+        return view.offset >= self.marker.horizon
+
+    def broken_by(self, view: View) -> str | None:
+        """What is wrong with it, once it is due; None if nothing is."""
+        if view.offset > self.marker.horizon:
+            return "nothing stands there on the log"
+        if view.digest() != self.marker.digest:
+            return f"it has digest {self.marker.digest}, and the log folds to digest {view.digest()}"
+        return None

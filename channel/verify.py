@@ -11,8 +11,9 @@ What is found, and how
 4. The digests: a renewal says what its author's view came to just after its last renewal. Where that is not what this view
    came to, some record between the last agreement and there is not what that author read.
 5. The invariants of the view: the bundles of a namespace cover the hash space once, tokens rise, holders are alive.
-6. The twin: its rows against their checksums and its marker's digest, and the marker against what the log folds to at that
-   offset. Where the beginning of the log is gone, the fold begins with the twin; then the digests of step 4 judge it too.
+6. The twin and the floor: their rows against their checksums and the marker's digest, and the marker against what the log folds to
+   at that offset. Where the beginning of the log is gone, the fold begins with the floor, or else the twin; then the digests of
+   step 4 judge that too.
 """
 
 from __future__ import annotations
@@ -21,20 +22,18 @@ from array import array
 from bisect import bisect_left, insort
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from typing import Final, Protocol, runtime_checkable
 
 from channel.codec import encode
 from channel.entries import BrokerChanged, BundleChanged, BundleEntry, Change, NamespaceChanged
 from channel.errors import ForeignLog, LevelTooNew, LogClosed, LogDamaged, LogWentBack
+from channel.findings import Finding, Findings, Kind
 from channel.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
 from channel.ranges import HASH_MAX
 from channel.reader import Folded, Reader
 from channel.records import QUIET_REASONS, Genesis, Joined, Reason, Record, Renewed, Unreadable
 from channel.twin import Check, Progress, unchecked, unwatched
-from channel.twin_audit import TwinFacts, facts_of_twin
-from channel.twin_rows import Marker
+from channel.twin_audit import Promise, TwinFacts, facts_of_floor, facts_of_twin
 from channel.view import View
 from channel.whole import is_whole
 
@@ -48,64 +47,6 @@ AGREEMENTS_MAX: Final = 1_000
 """Agreements of digests that are remembered, the newest ones: brokers confirm one another's views within a lease or two."""
 
 
-class Kind(StrEnum):
-    """What is wrong."""
-
-    DAMAGED = "damaged"
-    MALFORMED = "malformed"
-    FOREIGN = "foreign"
-    BASELESS = "baseless"
-    DIVERGED = "diverged"
-    NOT_COVERED = "not_covered"
-    TOKEN_FELL = "token_fell"  # noqa: S105 - a fencing token
-    DEAD_HOLDER = "dead_holder"
-    TWIN = "twin"
-    INCOMPLETE = "incomplete"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """Something wrong with the records from `first` to `last` (logical offsets, both included; equal where one is meant).
-
-    `suspects` are records that are the likelier culprits; they may lie outside, when several records contradict each other.
-    """
-
-    kind: Kind
-    first: int
-    last: int
-    text: str
-    suspects: tuple[int, ...] = ()
-
-    def names(self, offset: int) -> bool:
-        """Whether this finding points at the record at `offset`."""
-        return self.first <= offset <= self.last or offset in self.suspects
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
-    """What an audit came to: `findings`, the likeliest cause of the others first, at most `FINDINGS_MAX` of `findings_count`.
-
-    `folded_to` is the last logical offset that was folded (-1: none); `records`, `accepted` and `rejected` (by reason) count
-    what was folded, and `agreements` the renewals whose digest is that of this view. `twin_to` is the horizon of the log's
-    twin (None: it has none that can be read), and `from_twin` says that the fold began there, and not with the log.
-    """
-
-    twin_to: int | None = None
-    from_twin: bool = False
-    folded_to: int
-    records: int
-    accepted: int
-    rejected: Mapping[Reason, int]
-    agreements: int
-    findings_count: int
-    findings: tuple[Finding, ...]
-
-    @property
-    def in_order(self) -> bool:
-        """Whether nothing was found."""
-        return not self.findings_count
-
-
 @runtime_checkable
 class SelfChecking(Protocol):
     """A log whose storage has a structure of its own that may be damaged where reading does not notice."""
@@ -116,14 +57,14 @@ class SelfChecking(Protocol):
 
 
 def verify(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Findings:
-    """Audit a log, to the end that it has now, and its twin; damage is found, not raised.
+    """Audit a log, to the end that it has now, its twin and its floor; damage is found, not raised.
 
     `check` is called before each read, and may end the audit by raising; `progress` counts offsets. Raises `LogTruncated` if
     the log is compacted meanwhile, and `LogUnavailable`, `LogReplaced`.
     """
     audit = Audit(Reader(log=log.name, cluster=cluster))
     damage = _damaged_storage(log)
-    _begin(audit, log, facts_of_twin(log, check=check))
+    _begin(audit, log, facts_of_twin(log, check=check), facts_of_floor(log, check=check))
     end = log.end()
     limit = READ_ENTRIES_MAX
     while audit.goes_on and audit.position <= end:
@@ -146,14 +87,17 @@ def verify(log: Log, *, cluster: str | None = None, check: Check = unchecked, pr
     return audit.findings()
 
 
-def _begin(audit: Audit, log: Log, twin: TwinFacts) -> None:
-    """Begin with the log's first record, or, if that is gone, with its twin."""
+def _begin(audit: Audit, log: Log, twin: TwinFacts, floor: TwinFacts) -> None:
+    """Begin with the log's first record, or, if that is gone, with its floor, or its twin."""
     try:
         whole = is_whole(log)
     except LogDamaged:
         whole = True  # Its beginning is there, and the audit will meet the damage.
-    audit.knows(twin, whole=whole)
-    if not whole and twin.view is None:
+    facts = {Kind.FLOOR: floor, Kind.TWIN: twin}
+    if twin.marker is not None and floor.marker is not None and log.start() <= twin.marker.position < floor.marker.position:
+        facts = {Kind.TWIN: twin, Kind.FLOOR: floor}  # A compactor died after it had moved the floor.
+    audit.knows(facts, whole=whole)
+    if not whole and twin.view is None and floor.view is None:
         audit.incomplete(log.start(), twin)
 
 
@@ -184,45 +128,48 @@ class Audit:
         self._digests = _Digests()
         self._findings: list[Finding] = []
         self._findings_count = 0
-        self._marker: Marker | None = None
-        self._from_twin = False
-        self._awaits_horizon = False
+        self._images: Mapping[Kind, TwinFacts] = {}
+        self._begun_from: Kind | None = None
+        self._promises: list[Promise] = []
 
-    def knows(self, twin: TwinFacts, *, whole: bool) -> None:
-        """Take in what was found of the log's twin; fold on from there, unless the log is `whole`."""
-        self._marker = twin.marker
-        if twin.problem is not None:
-            self._of_twin(twin.problem)
-        self._awaits_horizon = whole and twin.view is not None
-        if whole or twin.view is None:
-            return
-        self._from_twin = True
+    def knows(self, images: Mapping[Kind, TwinFacts], *, whole: bool) -> None:
+        """Take in what was found of the log's twin and floor; fold on from the first that can be used, unless the log is `whole`."""
+        self._images = images
+        for kind, facts in images.items():
+            if facts.problem is not None:
+                self._of(kind, facts, facts.problem)
+            if facts.marker is not None and facts.view is not None:
+                if whole or self._begun_from is not None:
+                    self._promises.append(Promise(kind=kind, marker=facts.marker))
+                else:
+                    self._begin_from(kind, facts.view)
+        self._keep_promises()  # The twin may be what the floor is.
+
+    def _begin_from(self, kind: Kind, view: View) -> None:
+        self._begun_from = kind
         try:
-            self._reader = Reader(log=self._reader.log, cluster=self._reader.cluster, view=twin.view)
+            self._reader = Reader(log=self._reader.log, cluster=self._reader.cluster, view=view)
         except (ForeignLog, LevelTooNew, LogClosed) as error:
             self.goes_on = False
-            self._add(Finding(kind=Kind.FOREIGN, first=twin.view.offset, last=twin.view.offset, text=str(error)))
+            self._add(Finding(kind=Kind.FOREIGN, first=view.offset, last=view.offset, text=str(error)))
 
     def incomplete(self, start: int, twin: TwinFacts) -> None:
         """The log begins at physical offset `start`, and nothing says what was before."""
         why = "it has no twin that stands for them" if twin.problem is None else "its twin cannot be used"
         self._stop(Kind.INCOMPLETE, FIRST_OFFSET, f"these records are gone, and {why}; what follows was not folded", last=max(start - 1, 1))
 
-    def _of_twin(self, text: str) -> None:
-        horizon = 0 if self._marker is None else self._marker.horizon
-        self._add(Finding(kind=Kind.TWIN, first=horizon, last=horizon, text=f"the twin up to there: {text}"))
+    def _of(self, kind: Kind, facts: TwinFacts | Promise, text: str) -> None:
+        horizon = 0 if facts.marker is None else facts.marker.horizon
+        self._add(Finding(kind=kind, first=horizon, last=horizon, text=f"the {kind} up to there: {text}"))
 
-    def _compare_with_twin(self, offset: int) -> None:
-        """What the log folds to at the twin's horizon, or where that should be, must be what the twin says."""
-        marker = self._marker
-        assert marker is not None, "a horizon is awaited"
-        if offset < marker.horizon:
-            return
-        self._awaits_horizon = False
-        if offset > marker.horizon:
-            self._of_twin("nothing stands there on the log")
-        elif self._reader.view.digest() != marker.digest:
-            self._of_twin(f"it has digest {marker.digest}, and the log folds to digest {self._reader.view.digest()}")
+    def _keep_promises(self) -> None:
+        """What the log folds to at a horizon, or where that should be, must be what the marker there says."""
+        view = self._reader.view
+        for promise in [promise for promise in self._promises if promise.is_due(view)]:
+            self._promises.remove(promise)
+            problem = promise.broken_by(view)
+            if problem is not None:
+                self._of(promise.kind, promise, problem)
 
     @property
     def position(self) -> int:
@@ -253,8 +200,8 @@ class Audit:
         self._check_form(folded, entry)
         self._check_ties(folded)
         self._check_digest(folded)
-        if self._awaits_horizon:
-            self._compare_with_twin(folded.offset)
+        if self._promises:
+            self._keep_promises()
         if folded.verdict.reason is not None:
             self._rejected[folded.verdict.reason] += 1
             return
@@ -280,17 +227,19 @@ class Audit:
     def findings(self) -> Findings:
         """What has been found so far, with what can only be said at the end."""
         view = self._reader.view
-        if self._awaits_horizon and self.goes_on:
-            self._awaits_horizon = False
-            self._of_twin(f"the log ends before it, at offset {view.offset}")
+        for promise in self._promises if self.goes_on else ():
+            self._of(promise.kind, promise, f"the log ends before it, at offset {view.offset}")
+        self._promises.clear()
         at_the_end = [Finding(kind=kind, first=view.offset, last=view.offset, text=text) for kind, text in problems_of_view(view)]
         parted = self._digests.finding()
         found = [*self._findings, *at_the_end[:FINDINGS_MAX], *([] if parted is None else [parted])]
         # What the storage lost or damaged explains what else is found; then the record comes first that may explain those after it.
         found.sort(key=lambda finding: (finding.kind not in _EXPLAINING, min(finding.first, *finding.suspects, finding.last)))
         return Findings(
-            twin_to=None if self._marker is None else self._marker.horizon,
-            from_twin=self._from_twin,
+            twin_to=self._horizon_of(Kind.TWIN),
+            from_twin=self._begun_from is Kind.TWIN,
+            floor_to=self._horizon_of(Kind.FLOOR),
+            from_floor=self._begun_from is Kind.FLOOR,
             folded_to=view.offset,
             records=self._records,
             accepted=len(self._accepted),
@@ -299,6 +248,10 @@ class Audit:
             findings_count=self._findings_count + len(at_the_end) + (parted is not None),
             findings=tuple(found[:FINDINGS_MAX]),
         )
+
+    def _horizon_of(self, kind: Kind) -> int | None:
+        marker = self._images.get(kind, TwinFacts()).marker
+        return None if marker is None else marker.horizon
 
     def _check_form(self, folded: Folded, entry: Entry) -> None:
         reason = folded.verdict.reason
@@ -405,7 +358,7 @@ class _Digests:
         return Finding(kind=Kind.DIVERGED, first=first, last=at, text=text, suspects=suspects)
 
 
-_EXPLAINING: Final = frozenset({Kind.DAMAGED, Kind.INCOMPLETE, Kind.TWIN})
+_EXPLAINING: Final = frozenset({Kind.DAMAGED, Kind.INCOMPLETE, Kind.TWIN, Kind.FLOOR})
 _NOT_OF_THIS_LOG: Final = frozenset({Reason.NO_GENESIS, Reason.FOREIGN_GENESIS})
 
 

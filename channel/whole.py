@@ -23,6 +23,11 @@ def is_whole(log: Log) -> bool:
     return log.start() == FIRST_OFFSET and not base_of(log)
 
 
+def is_told_from_zero(log: Log) -> bool:
+    """Whether all of the channel, from its genesis on, stands on the log. Raises what `Log.read` raises."""
+    return log.start() == FIRST_OFFSET and base_of(log) == 0
+
+
 def base_of(log: Log) -> int | None:
     """The offset above which a log that has its beginning goes on: 0 if it is no copy, None if it has no genesis."""
     position = FIRST_OFFSET

@@ -1,58 +1,45 @@
 """The compactor: makes a log short without changing what it comes to.
 
 May live here: `compact`, its steps in their order, and what it tells of itself. What is written is decided in
-`channel.twin_rows`, what may be cut in `retention`, whether the fold can be trusted in `agreement`.
+`channel.twin_rows`, how in `writing`, what may be cut in `retention`, how that can still be told in `floor`, and whether the fold
+can be trusted in `agreement`.
 
 How a log is compacted
 1. The twin is claimed, so that no older compactor writes from here on.
 2. The view is restored from the twin; from the log's beginning, if there is none, or none that can be used.
 3. The log is folded on to the end that it has now: the horizon.
 4. The digests that brokers wrote meanwhile are compared with the view's. A view that somebody parted from is not written.
-5. The rows that changed since the twin's horizon are spelled, and tombstones for the keys that are gone.
-6. Rows and marker are written in one transaction.
-7. The twin is read back, and must be byte for byte what was meant. From here on the log's beginning is not needed.
-8. Where the log may be cut is told by the marker that was read back, and by the retention.
-9. The log is truncated, and must then begin there.
+5. Where the log may be cut is told by the marker that is going to be written, and by the retention.
+6. The floor is moved there, and read back: the view from which what stays on the log can be told. Now, because it may be made of
+   what the twin holds until 8, and must be there before 10.
+7. The rows that changed since the twin's horizon are spelled, and tombstones for the keys that are gone.
+8. Rows and marker are written in one transaction.
+9. The twin is read back, and must be byte for byte what was meant. From here on the log's beginning is not needed.
+10. The cut is compared with the marker that was read back.
+11. The log is truncated, and must then begin there.
 
-It may die between any two of these, and within each: before 6 has happened nothing has, after it the rest can be done by
-the next one, which finds nothing to write and goes on with 8.
+It may die between any two of these, and within each: before 8 has happened nothing has but that the floor lies above where the log
+begins; after it the rest can be done by the next one, which finds nothing to write and goes on with 10.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
-from channel.errors import CompactionRefused, TwinFenced
+from channel.errors import CompactionRefused
 from channel.log import Log
 from channel.records import Renewed
-from channel.restore import LOADS_MAX, Restoration, restoration
+from channel.restore import Restoration, restoration
 from channel.twin import Check, Progress, TwinImage, TwinRow, unchecked, unwatched
-from channel.twin_rows import Marker, decode_marker, encode_marker, keys_of, marker_of, rows_of, view_of
+from channel.twin_rows import Marker, encode_marker, keys_of, marker_of, rows_of
 from channel.view import View
 from compaction.agreement import Agreement
 from compaction.checkpoints import RECORDS_BETWEEN, Checkpoint, kept
+from compaction.floor import FloorMove
 from compaction.retention import Retention, check_cut, cut_position, newest_ms
-
-
-class Step(StrEnum):
-    """What a compaction has just done, in this order. Tests let it die at each."""
-
-    BEGUN = "begun"
-    CLAIMED = "claimed"
-    LOADED = "loaded"
-    FOLDED = "folded"
-    AGREED = "agreed"
-    SPELLED = "spelled"
-    FIRST_ROW = "first_row"
-    LAST_ROW = "last_row"
-    REPLACED = "replaced"
-    READ_BACK = "read_back"
-    CUT_CHOSEN = "cut_chosen"
-    TRUNCATED = "truncated"
-    START_VERIFIED = "start_verified"
+from compaction.writing import TWIN, Scribe, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +86,10 @@ def compact(
     what `Reader.feed` raises, and what `Log.append` raises where a log cannot be written.
     """
     return _Compaction(
-        log=log,
+        scribe=Scribe(log=log, timeout_ms=timeout_ms, step=step, check=check),
         retain=retain,
-        timeout_ms=timeout_ms,
         cluster=cluster,
         dry_run=dry_run,
-        step=step,
-        check=check,
         progress=progress,
         now_ms=now_ms,
     ).run()
@@ -135,41 +119,41 @@ class _Written:
 class _Compaction:
     """One compaction, with all that it was given."""
 
-    log: Log
+    scribe: Scribe
     retain: Retention
-    timeout_ms: int
     cluster: str | None
     dry_run: bool
-    step: Callable[[str], None]
-    check: Check
     progress: Progress
     now_ms: Callable[[], int] | None
 
     def run(self) -> Compacted:
-        log = self.log
+        log = self.scribe.log
         start_before = log.start()
-        self.step(Step.BEGUN)
+        self.scribe.step(Step.BEGUN)
         if not self.dry_run:
-            log.twin().claim(timeout_ms=self.timeout_ms)
-            self.step(Step.CLAIMED)
-        begun = restoration(log, cluster=self.cluster, check=self.check)
-        self.step(Step.LOADED)
+            log.twin().claim(timeout_ms=self.scribe.timeout_ms)
+            self.scribe.step(Step.CLAIMED)
+        begun = restoration(log, cluster=self.cluster, check=self.scribe.check)
+        self.scribe.step(Step.LOADED)
         end = log.end()
         folded = self._fold(begun, end)
         if folded.view.genesis is None:
             return self._result(None, folded, start_before=start_before, start=start_before, end=end)
-        written = self._write(begun, folded)
-        start = self._cut(written.marker)
+        marker = self._marker(begun, folded)
+        move = FloorMove(scribe=self.scribe, cluster=self.cluster, begun=begun, dry_run=self.dry_run)
+        cut = move.up_to(self._chosen_cut(marker), marker)
+        written = self._write(begun, folded.view, marker)
+        start = self._cut(written.marker, cut)
         return self._result(written, folded, start_before=start_before, start=start, end=end)
 
     def _fold(self, begun: Restoration, end: int) -> _Fold:
         """Steps 3 and 4."""
-        reader, marker = begun.reader, begun.marker
+        log, reader, marker = self.scribe.log, begun.reader, begun.marker
         agreement = Agreement(reader.view)
         records, bytes_below = 0, 0 if marker is None else marker.bytes_below
         checkpoints: dict[int, int] = {} if marker is None else {**dict(marker.checkpoints), marker.horizon: marker.bytes_below}
         total = max(0, end - reader.position + 1)
-        entries = self.log.read(reader.position, limit=RECORDS_BETWEEN)  # Once in any case: it tells whether the log went back.
+        entries = log.read(reader.position, limit=RECORDS_BETWEEN)  # Once in any case: it tells whether the log went back.
         while entries:
             for entry in entries:
                 folded = reader.feed(entry)
@@ -179,78 +163,61 @@ class _Compaction:
             bytes_below += sum([len(entry.data) for entry in entries])
             checkpoints[reader.view.offset] = bytes_below
             self.progress(records, total)
-            self.check()
-            entries = self.log.read(reader.position, limit=RECORDS_BETWEEN) if reader.position <= end else ()
-        self.step(Step.FOLDED)
+            self.scribe.check()
+            entries = log.read(reader.position, limit=RECORDS_BETWEEN) if reader.position <= end else ()
+        self.scribe.step(Step.FOLDED)
         if agreement.problem is not None:
             remedy = "find out which of them is wrong (equipoise channel verify), and stop that broker"
-            raise CompactionRefused(log=self.log.name, problem=agreement.problem, remedy=remedy)
-        self.step(Step.AGREED)
+            raise CompactionRefused(log=log.name, problem=agreement.problem, remedy=remedy)
+        self.scribe.step(Step.AGREED)
         return _Fold(view=reader.view, records=records, bytes_below=bytes_below, checkpoints=tuple(checkpoints.items()))
 
-    def _write(self, begun: Restoration, folded: _Fold) -> _Written:
-        """Steps 5, 6 and 7; nothing, if the twin is up to date."""
-        view = folded.view
-        before = begun.marker
+    def _marker(self, begun: Restoration, folded: _Fold) -> Marker:
+        """The marker that the twin is going to have; the one that it has, if it is up to date."""
+        view, before, log = folded.view, begun.marker, self.scribe.log
         if before is not None and before.horizon == view.offset:
-            return _Written(marker=before, keys=len(begun.rows))
-        checkpoints = kept(folded.checkpoints, first=self.log.start() + view.base - 1)
-        marker = marker_of(view, log=self.log.identity, bytes_below=folded.bytes_below, checkpoints=checkpoints)
+            return before
+        checkpoints = kept(folded.checkpoints, first=log.start() + view.base - 1)
+        return marker_of(view, log=log.identity, bytes_below=folded.bytes_below, checkpoints=checkpoints)
+
+    def _chosen_cut(self, marker: Marker) -> int:
+        """Step 5."""
+        log = self.scribe.log
+        now_ms = self.now_ms() if self.now_ms else newest_ms(log.position_at, end=log.end(), now_ms=time.time_ns() // 1_000_000)
+        cut = cut_position(marker, start=log.start(), retain=self.retain, position_at=log.position_at, now_ms=now_ms)
+        self.scribe.step(Step.CUT_CHOSEN)
+        return cut
+
+    def _write(self, begun: Restoration, view: View, marker: Marker) -> _Written:
+        """Steps 7, 8 and 9; nothing, if the twin is up to date."""
+        before = begun.marker
+        if before == marker:
+            return _Written(marker=marker, keys=len(begun.rows))
         gone = sorted(begun.rows.keys() - keys_of(view))
         rows = list(rows_of(view, -1 if before is None else before.horizon, gone))
-        self.step(Step.SPELLED)
-        after = _replaced(begun.rows, rows)
+        self.scribe.step(Step.SPELLED)
+        meant = TwinImage(marker=encode_marker(marker), rows=_replaced(begun.rows, rows))
         if not self.dry_run:
-            self.log.twin().replace(self._announced(rows), encode_marker(marker), timeout_ms=self.timeout_ms)
-            self.step(Step.REPLACED)
-            self._read_back(TwinImage(marker=encode_marker(marker), rows=after))
-        return _Written(marker=marker, keys=len(after), rows=len(rows) - len(gone), tombstones=len(gone))
+            self.scribe.write(self.scribe.log.twin(), rows, meant, writing=TWIN)
+        return _Written(marker=marker, keys=len(meant.rows), rows=len(rows) - len(gone), tombstones=len(gone))
 
-    def _announced(self, rows: Iterable[TwinRow]) -> Iterator[TwinRow]:
-        """The rows, with the steps that a twin takes while it asks for them."""
-        is_first = True
-        for row in rows:
-            yield row
-            if is_first:
-                self.step(Step.FIRST_ROW)
-                is_first = False
-        self.step(Step.LAST_ROW)
-
-    def _read_back(self, meant: TwinImage) -> None:
-        """Make sure that the twin holds what it should, before anything is removed that only it holds then."""
-        found: TwinImage | None = None
-        for _ in range(LOADS_MAX):
-            found = self.log.twin().load(check=self.check)
-            if found == meant:
-                view_of(meant, check=self.check)  # As any reader will; so that no slip of the spelling is found when it is too late.
-                self.step(Step.READ_BACK)
-                return
-        if found is not None and decode_marker(found.marker).horizon > decode_marker(meant.marker).horizon:
-            raise TwinFenced(log=self.log.name)
-        problem = "what its twin holds is not what was written to it just now"
-        raise CompactionRefused(
-            log=self.log.name, problem=problem, remedy="nothing was removed; look at the twin's storage, then run it again"
-        )
-
-    def _cut(self, marker: Marker) -> int:
-        """Steps 8 and 9; the position at which the log then begins."""
-        log = self.log
-        start = log.start()
-        now_ms = self.now_ms() if self.now_ms else newest_ms(log.position_at, end=log.end(), now_ms=time.time_ns() // 1_000_000)
-        cut = cut_position(marker, start=start, retain=self.retain, position_at=log.position_at, now_ms=now_ms)
-        self.step(Step.CUT_CHOSEN)
-        if cut > start:  # Otherwise nothing is removed that is still there; another compactor may have cut further than our twin reaches.
+    def _cut(self, marker: Marker, cut: int) -> int:
+        """Steps 10 and 11; the position at which the log then begins."""
+        log = self.scribe.log
+        # Otherwise nothing is removed that is still there; another compactor may have cut further than our twin reaches.
+        if cut > log.start():
             check_cut(marker, cut, log=log.name)
+        self.scribe.step(Step.CUT_CHECKED)
         if self.dry_run:
             return cut
         # Also if it begins there already: one that died in the midst of it may have left entries below.
-        log.truncate(cut, timeout_ms=self.timeout_ms)
-        self.step(Step.TRUNCATED)
+        log.truncate(cut, timeout_ms=self.scribe.timeout_ms)
+        self.scribe.step(Step.TRUNCATED)
         found = log.start()
         if found < cut:
             problem = f"it was to begin at offset {cut} and begins at {found}"
             raise CompactionRefused(log=log.name, problem=problem, remedy="nothing is lost; run it again")
-        self.step(Step.START_VERIFIED)
+        self.scribe.step(Step.START_VERIFIED)
         return found
 
     def _result(self, written: _Written | None, folded: _Fold, *, start_before: int, start: int, end: int) -> Compacted:

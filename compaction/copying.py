@@ -9,7 +9,8 @@ How a channel is copied
 3. Brokers that look alive are listened for, for as long as the longest of their leases and margins. One that says anything
    is alive, and the copy is refused. One that said nothing is declared down, with its nonce from the log as the proof: the
    record is based on the last one that was heard of it, so a renewal that came in between makes it stale.
-4. The target is looked at again, and the source is closed: its level is raised to one that no version supports. That is
+4. A target that was made aside takes its name, so that it is found again whatever happens from here on. It is looked at again,
+   and the source is closed, by a record that names the target: its level is raised to one that no version supports. That is
    accepted once nobody is alive, and is the last record that any reader folds, those of versions too that know nothing of
    copies. So no broker can go on with it, also one that was stopped in its sleep and wakes, and no token can be issued twice.
 5. The target gets its genesis, which must be its first entry. Its base is the offset at which the source was closed, so every
@@ -18,7 +19,9 @@ How a channel is copied
 6. The view just before the source was closed is written to the target's twin, in one transaction. The target is restored as
    a broker would restore it, and must come to the same digest.
 
-A copy that died after step 4 is made again with `again`, which reads the source up to where it was closed.
+A copy that died after step 4 is made again with `again`, which reads the source up to where it was closed. Two copies would
+issue the same tokens, so that is done only to the log for which the source was closed, unless somebody who knows that no broker
+can ever start on that one says so.
 """
 
 from __future__ import annotations
@@ -26,15 +29,15 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
-from brokers.errors import BrokersAlive, Rejected, TargetNotEmpty
+from brokers.errors import BrokersAlive, CopiedElsewhere, Rejected, TargetNotEmpty
 from channel import propose
 from channel.blocking_view import propose as propose_and_wait
 from channel.codec import decode, encode
 from channel.deadline import Deadline
-from channel.errors import Bug, LogClosed, LogNotBegun
+from channel.errors import Bug, LogClosed, LogNotBegun, TwinDamaged
 from channel.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
 from channel.propose import Author
 from channel.reader import Folded, Reader
@@ -66,23 +69,38 @@ class Copied:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Closing:
-    """What the level of the rules was, and the offset of the record that set it, before the record that closed the log."""
+    """What the level of the rules was, and the offset of the record that set it, before the record that closed the log.
+
+    And where that says that the channel goes on, if it says so: earlier versions did not.
+    """
 
     level: int
     level_last: int
+    copied_to: str | None = None
+    identity: str | None = None
 
 
-def copy(source: Log, target: Log, *, publisher: str, deadline: Deadline, again: bool = False, progress: Progress = unwatched) -> Copied:
+def copy(
+    source: Log,
+    target: Log,
+    *,
+    publisher: str,
+    deadline: Deadline,
+    again: bool = False,
+    other_is_lost: bool = False,
+    name_target: Callable[[], Log] | None = None,
+    progress: Progress = unwatched,
+) -> Copied:
     """Copy the channel on `source` to `target`, and close `source`; `publisher` is `admin:NAME`. Both logs are open.
 
-    `progress` counts the entries of the source that have been read.
+    A target that does not bear its name yet gets it by `name_target`, which gives a handle on it under that name. `progress`
+    counts the entries of the source that have been read.
 
-    Raises `TargetNotEmpty`, `BrokersAlive`, `LogClosed` if the source was copied before and `again` is not set, `LogNotBegun`
-    if there is nothing to copy, `Rejected` if the source would not be closed, `DeadlineExceeded`, and what `restored`,
-    `propose` and the ports raise.
+    Raises `TargetNotEmpty`, `BrokersAlive`, `LogClosed` if the source was copied before and `again` is not set,
+    `CopiedElsewhere` if that was to another log and `other_is_lost` is not set, `LogNotBegun` if there is nothing to copy,
+    `Rejected` if the source would not be closed, `DeadlineExceeded`, and what `restored`, `propose` and the ports raise.
     """
-    twin = target.twin()  # 1.
-    twin.claim(timeout_ms=deadline.remaining_ms())
+    twin = _claimed(target, deadline)  # 1.
     found = _found(target, twin, deadline)
     copier = _Copier(source, publisher=publisher, deadline=deadline)
     closing = copier.read_to_end(progress)  # 2.
@@ -92,12 +110,16 @@ def copy(source: Log, target: Log, *, publisher: str, deadline: Deadline, again:
         raise LogNotBegun(log=source.name, problem="no broker has started on it yet")
     if closing is None and found != _NOTHING:  # It cannot be this one's, which has not been closed for any.
         raise _other_copy(target)
-    buried: tuple[str, ...] = ()
+    if closing is not None and closing.identity not in (None, target.identity) and not other_is_lost:
+        raise CopiedElsewhere(log=source.name, offset=copier.view.offset, copied_to=closing.copied_to, target=target.name)
+    buried = copier.bury_the_silent() if closing is None else ()  # 3.
+    if name_target is not None:  # 4.
+        target = name_target()
+        twin = _claimed(target, deadline)
     if closing is None:
-        buried = copier.bury_the_silent()  # 3.
-        if _found(target, twin, deadline) != _NOTHING:  # 4.
+        if _found(target, twin, deadline) != _NOTHING:
             raise _begun_meanwhile(target)
-        closing = copier.close()
+        closing = copier.close(target)
     view = copier.view
     view.go_on_above(view.offset, level=closing.level, level_last=closing.level_last)
     if not found.is_of(view):
@@ -143,10 +165,15 @@ def _begun_meanwhile(target: Log) -> TargetNotEmpty:
 
 def empty_target(target: Log, *, deadline: Deadline) -> Twin:
     """The twin of `target`, claimed. Raises `TargetNotEmpty` if log or twin hold anything, and what the ports raise."""
-    twin = target.twin()
-    twin.claim(timeout_ms=deadline.remaining_ms())
+    twin = _claimed(target, deadline)
     if _found(target, twin, deadline) != _NOTHING:
         raise TargetNotEmpty(log=target.name, problem="it has records already, or the twin of a copy")
+    return twin
+
+
+def _claimed(target: Log, deadline: Deadline) -> Twin:
+    twin = target.twin()
+    twin.claim(timeout_ms=deadline.remaining_ms())
     return twin
 
 
@@ -194,9 +221,12 @@ def _found(target: Log, twin: Twin, deadline: Deadline) -> _Found:
         genesis = decode(first.data)
         if not isinstance(genesis, Genesis) or not genesis.base:
             raise TargetNotEmpty(log=target.name, problem="it has records already")
-    image = twin.load(check=lambda: deadline.check(f"reading the twin of {target.name}"))
-    if image is not None and not decode_marker(image.marker).copied:
-        raise TargetNotEmpty(log=target.name, problem="it has a twin already")
+    try:
+        image = twin.load(check=lambda: deadline.check(f"reading the twin of {target.name}"))
+        if image is not None and not decode_marker(image.marker).copied:
+            raise TargetNotEmpty(log=target.name, problem="it has a twin already")
+    except TwinDamaged as error:
+        raise TargetNotEmpty(log=target.name, problem=f"it has a twin already, which cannot be used: {error.problem}") from error
     return _Found(first=first, image=image)
 
 
@@ -227,7 +257,9 @@ class _Copier:
                 try:
                     self._reader.feed(entry)
                 except LogClosed:
-                    return before
+                    record = decode(entry.data)
+                    assert isinstance(record, LevelRecord), "no other record closes a log"
+                    return replace(before, copied_to=record.copied_to, identity=record.copied_to_identity)
             progress(self._reader.position - first, end + 1 - first)
         return None
 
@@ -260,12 +292,12 @@ class _Copier:
         if heard:
             raise BrokersAlive(log=self._log.name, brokers=tuple(sorted(heard)))
 
-    def close(self) -> _Closing:
-        """Append the record that closes the source, and fold to it."""
+    def close(self, target: Log) -> _Closing:
+        """Append the record that closes the source for its copy to `target`, and fold to it."""
         made: list[tuple[bytes, _Closing]] = []
 
         def closing(view: View, author: Author) -> LevelRecord:
-            record = propose.close_log(author, view)
+            record = propose.close_log(author, view, copied_to=target.name, identity=target.identity)
             made.append((encode(record), _Closing(level=view.level, level_last=view.level_last)))
             return record
 

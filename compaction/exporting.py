@@ -3,22 +3,26 @@
 May live here: the format, and how it is made of a log. It is read by `importing`; files and compression are `compressed`'s.
 
 The lines
-1. A head: `{"equipoise": "channel", "format": 1, "log", "identity", "cluster", "base", "start", "end", "folded_from"}`; offsets
+1. A head: `{"equipoise": "channel", "format": 2, "log", "identity", "cluster", "base", "start", "end", "folded_from"}`; offsets
    are physical, and verdicts begin at `folded_from`.
-2. The rows of the log's twin, if it has one: `{"twin": KEY, "row": {...}}`, the marker first, under the key `marker`.
+2. The rows of the log's twin, if it has one; of its floor, if the log is told from there: `{"twin": KEY, "row": {...}}`, the marker
+   first, under the key `marker`.
 3. An entry per line: its physical `position`, its logical `offset`, the `record`, and the verdict: `accepted`, `reason`,
    `problem`. Where `record`, spelled without blanks, is not byte for byte what stands on the log (it is no JSON, or spelled
-   in another way), it is null and `data` has the bytes in base64. Entries from before the twin's horizon, of which there is no
+   in another way), it is null and `data` has the bytes in base64. Entries from before its horizon, of which there is no
    verdict any more, have `accepted` null. Every `DIGEST_INTERVAL` entries a line has the `digest` of the view after it.
-4. A tail: `{"entries": count, "offset": the last logical one, "digest"}`. An export without its tail is cut off.
+4. A tail: `{"entries": count, "offset": the last logical one, "digest", "sha256"}`. An export without its tail is cut off. The
+   checksum is that of all lines above, since not all that stands in them is in a digest: policies, addresses, times.
 
-Digests are texts in hexadecimal, since not every reader of JSON has numbers of 61 bits.
+Digests are texts in hexadecimal, since not every reader of JSON has numbers of 61 bits. Format 1, which is still read because
+backups outlive versions, is the same without the checksum.
 """
 
 from __future__ import annotations
 
 from base64 import b64encode
 from collections.abc import Iterator
+from hashlib import sha256
 from typing import Final
 
 import orjson
@@ -27,12 +31,13 @@ from channel.entries import Verdict
 from channel.errors import LogClosed, LogTruncated, TwinDamaged
 from channel.log import READ_ENTRIES_MAX, Entry, Log
 from channel.reader import Reader
-from channel.restore import LOADS_MAX, earliest
+from channel.restore import beginning
 from channel.twin import Check, Progress, TwinImage, unchecked, unwatched
-from channel.twin_rows import MARKER_KEY, decode_marker
+from channel.twin_rows import MARKER_KEY, decode_marker, encode_marker, view_of
 from channel.view import View
 
-FORMAT: Final = 1
+FORMAT: Final = 2
+FORMAT_WITHOUT_CHECKSUM: Final = 1
 DIGEST_INTERVAL: Final = 10_000
 
 Line = dict[str, object]
@@ -43,22 +48,43 @@ def exported(log: Log, *, first: int = 0, check: Check = unchecked, progress: Pr
 
     A part, made with `first`, has neither head nor twin nor tail, and cannot be imported. `progress` counts entries.
 
-    Raises `LogTruncated` if the log is compacted meanwhile, what `earliest` and the ports raise, and what `check` raises.
+    Raises `LogTruncated` if the log is compacted meanwhile, what `beginning` and the ports raise, and what `check` raises.
     """
     reader, image = _beginning(log, check)
     start, end = log.start(), log.end()
+    if start > reader.position:  # A compactor passed in between, and there would be a gap.
+        raise LogTruncated(log=log.name, position=reader.position, start=start)
+    checksum = Checksum()
     if not first:
-        yield _line(_head(log, reader, start, end))
-        yield from _twin(image)
+        yield checksum.of(_line(_head(log, reader, start, end)))
+        for row in _twin(image):
+            yield checksum.of(row)
     count = 0
     for count, (entry, line) in enumerate(_entries(log, reader, start, end, check), start=1):
         if not count % DIGEST_INTERVAL:
             line["digest"] = spelled(reader.view.digest())
             progress(entry.offset - start, end + 1 - start)
         if entry.offset + reader.view.base >= first:
-            yield _line(line)
+            yield checksum.of(_line(line))
     if not first:
-        yield _line({"entries": count, "offset": reader.view.offset, "digest": spelled(reader.view.digest())})
+        digest = spelled(reader.view.digest())
+        yield _line({"entries": count, "offset": reader.view.offset, "digest": digest, "sha256": checksum.spelled()})
+
+
+class Checksum:
+    """The checksum of lines, which says of all of them that none was altered, left out, or put in another place."""
+
+    def __init__(self) -> None:
+        self._sum = sha256()
+
+    def of(self, line: bytes) -> bytes:
+        """The line, which now counts. Whether it still has its line end does not matter."""
+        self._sum.update(line if line.endswith(b"\n") else line + b"\n")
+        return line
+
+    def spelled(self) -> str:
+        """The checksum as the tail has it."""
+        return self._sum.hexdigest()
 
 
 def spelled(digest: int) -> str:
@@ -76,22 +102,23 @@ def begins_with(image: TwinImage, folded_from: int) -> bool:
 
 
 def _beginning(log: Log, check: Check) -> tuple[Reader, TwinImage | None]:
-    """Where the fold of an export begins, and the twin that goes into it, from which it begins unless the log is whole."""
-    reader, image = earliest(log, check=check), _twin_of(log, check)
-    for _ in range(LOADS_MAX):
-        if reader.view.genesis is None or (image is not None and begins_with(image, reader.position)):
-            return reader, image
-        reader, image = earliest(log, check=check), _twin_of(log, check)  # A compactor passed in between.
-    raise LogTruncated(log=log.name, position=reader.position, start=log.start())
+    """Where the fold of an export begins, and the image that goes into it as the twin: what it begins with, unless the log is whole."""
+    begun = beginning(log, check=check)
+    if begun.marker is None:
+        return begun.reader, _twin_of(log, check)
+    return begun.reader, TwinImage(marker=encode_marker(begun.marker), rows=begun.rows)
 
 
 def _twin_of(log: Log, check: Check) -> TwinImage | None:
     """The log's twin, unless it is of no use: one that is damaged, or that a former log of this name left behind."""
-    image = log.twin().load(check=check)
     try:
-        return None if image is None or decode_marker(image.marker).log != log.identity else image
+        image = log.twin().load(check=check)
+        if image is None or decode_marker(image.marker).log != log.identity:
+            return None
+        view_of(image, check=check)
     except TwinDamaged:
         return None
+    return image
 
 
 def _head(log: Log, reader: Reader, start: int, end: int) -> Line:

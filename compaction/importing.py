@@ -38,7 +38,7 @@ from channel.twin import Progress, TwinImage, TwinRow, unwatched
 from channel.twin_rows import MARKER_KEY, decode_marker, encode_marker, view_of
 from channel.view import View
 from compaction.copying import begin_above, empty_target
-from compaction.exporting import FORMAT, Line, begins_with, spelled
+from compaction.exporting import FORMAT, FORMAT_WITHOUT_CHECKSUM, Checksum, Line, begins_with, spelled
 
 AHEAD: Final = 1_000_000_000
 """Offsets left out above the end of an export by default. It must be more than the original log issued after the export was
@@ -70,6 +70,7 @@ class Imported:
 class Head:
     """What an export says of its log; `start`, `end` and `folded_from`, where its verdicts begin, are physical offsets."""
 
+    format: int
     log: str
     start: int
     end: int
@@ -87,6 +88,8 @@ class Export:
         self._lines = lines
         self.file = file
         self._number = 0
+        self._checksum = Checksum()  # Of all lines above the one that was read last.
+        self._last = b""
         self.head = self._read_head()
         self._next: Line = self._read()
         self.image = self._read_twin()
@@ -117,6 +120,9 @@ class Export:
         self._compare("entries", self.count, self._next)
         self._compare("offset", self.offset, self._next)
         self._compare("digest", self.digest, self._next)
+        promised = self._next.get("sha256")
+        if promised != self._checksum.spelled() and not (promised is None and self.head.format == FORMAT_WITHOUT_CHECKSUM):
+            raise self._refusal("the checksum of the lines above is another one: some of them are not as they were exported")
         self._number += 1
         if next(self._lines, None) is not None:
             raise self._refusal("something stands behind the end")
@@ -137,13 +143,14 @@ class Export:
         line = self._read()
         if line.get("equipoise") != "channel":
             raise self._refusal("it is no export of a channel, or only a part of one (made with --from)")
-        if line.get("format") != FORMAT:
-            raise self._refusal(f"it is of format {line.get('format')!r}, and this version reads format {FORMAT}")
+        if line.get("format") not in (FORMAT_WITHOUT_CHECKSUM, FORMAT):
+            known = f"{FORMAT_WITHOUT_CHECKSUM} and {FORMAT}"
+            raise self._refusal(f"it is of format {line.get('format')!r}, and this version reads formats {known}")
         match line:
-            case {"log": str(log), "start": int(start), "end": int(end), "folded_from": int(folded_from)} if (
+            case {"format": int(form), "log": str(log), "start": int(start), "end": int(end), "folded_from": int(folded_from)} if (
                 0 < start <= folded_from <= end + 1 <= OFFSET_MAX
             ):
-                return Head(log=log, start=start, end=end, folded_from=folded_from)
+                return Head(format=form, log=log, start=start, end=end, folded_from=folded_from)
         raise self._refusal("it does not say of which log it is, from where to where")
 
     def _read_twin(self) -> TwinImage | None:
@@ -157,10 +164,14 @@ class Export:
         return None if marker is None else TwinImage(marker=marker, rows=rows)
 
     def _first_view(self) -> View | None:
+        """The view of the twin, if the verdicts begin with it. A twin that nothing is folded from is proven all the same."""
+        if self.image is None:
+            return None
         try:
-            return view_of(self.image) if self.image is not None and begins_with(self.image, self.head.folded_from) else None
+            view = view_of(self.image)
+            return view if begins_with(self.image, self.head.folded_from) else None
         except TwinDamaged as error:
-            raise self._refusal(str(error)) from error
+            raise self._refusal(f"its twin cannot be used: {error.problem}") from error
 
     def _entry(self, line: Line) -> Entry:
         position = line.get("position")
@@ -188,6 +199,9 @@ class Export:
             data = next(self._lines, None)
             if data is None:
                 raise self._refusal("the file ends here, without the tail of an export: it was cut off")
+            if self._last:
+                self._checksum.of(self._last)
+            self._last = data
             line = orjson.loads(data)
         except ValueError as error:
             raise self._refusal(f"it cannot be read: {error}") from error
@@ -215,12 +229,14 @@ def import_to(
     entries = _watched(export, deadline, progress)
     # What is made at once is made last, so that an export which is refused leaves no empty log behind that somebody may begin.
     view = _copied_view(export, entries, ahead=ahead) if log_path(url) is None else None
-    with made_aside(url) as target:
+    with made_aside(url) as aside:
+        target = aside.log
         if view is None:
             assert isinstance(target, Skipping), "a log in a file can leave out offsets"
             _make_same(target, export, entries, deadline=deadline, ahead=ahead)
         else:
             begin_above(target, empty_target(target, deadline=deadline), view, deadline=deadline)
+        aside.take_name()
     return _imported(export, same=view is None)
 
 
@@ -283,9 +299,31 @@ def _batches(entries: Iterator[Entry]) -> Iterator[list[Entry]]:
         yield batch
 
 
+class Aside:
+    """A new log, and the name `url` that it gets once it is asked to take it; where a log is no file, it has that at once."""
+
+    def __init__(self, url: str, log: Log, *, part: Path | None) -> None:
+        """`log` lies in the file `part`, if it lies in any."""
+        self._url, self._part = url, part
+        self.log = log
+
+    def take_name(self) -> None:
+        """Close the log, and give it its name. Raises `TargetNotEmpty` if there is something of that name meanwhile."""
+        name = log_path(self._url)
+        if self._part is not None and name is not None:
+            self.log.close()  # While it is open its other files bear the old name.
+            _take_name(self._part, Path(name), self._url)
+
+    def named(self) -> Log:
+        """The log, open under its name, which it takes. Raises as `take_name` and `open_log` do."""
+        self.take_name()
+        self.log = open_log(self._url, create=False)
+        return self.log
+
+
 @contextmanager
-def made_aside(url: str) -> Iterator[Log]:
-    """A new log that bears the name `url` once the block has ended without an error; where a log is no file, at once.
+def made_aside(url: str) -> Iterator[Aside]:
+    """A new log, of which nothing is left when the block has ended, unless it has taken its name.
 
     Raises `TargetNotEmpty` if there is a file, and what `open_log` raises.
     """
@@ -293,7 +331,7 @@ def made_aside(url: str) -> Iterator[Log]:
     if name is None:
         log = open_log(url)
         try:
-            yield log
+            yield Aside(url, log, part=None)
         finally:
             log.close()
         return
@@ -304,12 +342,12 @@ def made_aside(url: str) -> Iterator[Log]:
     usable_path(name, url=url, create=True)
     part = f"{name}.{uuid.uuid4().hex[:8]}.part"
     try:
-        log = open_log(f"{url.partition(':')[0]}:{part}{url.partition(':')[2][len(name) :]}")
+        log = open_log(f"{url.partition(':')[0]}:{part}{url.partition(':')[2][len(name) :]}", name=url)
+        aside = Aside(url, log, part=Path(part))
         try:
-            yield log
+            yield aside
         finally:
-            log.close()
-        _take_name(Path(part), Path(name), url)
+            aside.log.close()
     finally:
         for suffix in ("", "-wal", "-shm", "-bell"):
             Path(f"{part}{suffix}").unlink(missing_ok=True)
@@ -322,4 +360,5 @@ def _take_name(part: Path, path: Path, url: str) -> None:
         os.link(part, path)  # Unlike a rename, it replaces nobody's file.
     except FileExistsError as error:
         raise TargetNotEmpty(log=url, problem=f"a file {path} has come to be there meanwhile") from error
+    part.unlink()  # Two names of one log would be two sets of SQLite's files beside it.
     sync_folder(path)

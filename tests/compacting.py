@@ -12,9 +12,9 @@ from channel import propose
 from channel.codec import decode, encode
 from channel.log import READ_ENTRIES_MAX, Log
 from channel.propose import Author
-from channel.restore import restored
+from channel.restore import earliest, restored
 from channel.twin import TwinImage
-from channel.twin_rows import Marker, decode_marker, encode_marker, marker_of, rows_of
+from channel.twin_rows import Marker, decode_marker, encode_marker, keys_of, marker_of, rows_of
 from channel.view import View, apply
 from compaction.compactor import Compacted, compact
 from compaction.retention import Retention
@@ -92,10 +92,11 @@ def all_rows(view: View) -> dict[str, bytes]:
     return {key: data for key, data in rows_of(view, -1) if data is not None}
 
 
-def write_twin(log: Log, view: View, *, copied: bool = False) -> None:
-    """Write the twin of a view at once and whole, whatever stands on the log."""
+def write_twin(log: Log, view: View, *, copied: bool = False, clear: bool = False) -> None:
+    """Write the twin of a view at once and whole, whatever stands on the log; with `clear` in place of another one."""
     log.twin().claim(timeout_ms=TIMEOUT_MS)
-    log.twin().replace(rows_of(view, -1), encode_marker(marker_of(view, log=log.identity, copied=copied)), timeout_ms=TIMEOUT_MS)
+    gone = image_of(log).rows.keys() - keys_of(view) if clear else ()
+    log.twin().replace(rows_of(view, -1, gone), encode_marker(marker_of(view, log=log.identity, copied=copied)), timeout_ms=TIMEOUT_MS)
 
 
 def begin_copy(log: Log, channel: Channel, *, base: int) -> Log:
@@ -107,3 +108,34 @@ def begin_copy(log: Log, channel: Channel, *, base: int) -> Log:
         [encode(propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER, base=base, level=view.level))], timeout_ms=TIMEOUT_MS
     )
     return log
+
+
+def digests_of(entries: Iterable[tuple[int, bytes]]) -> dict[int, int]:
+    """The digest of the view after each record, folded from zero."""
+    view = View()
+    digests: dict[int, int] = {}
+    for offset, data in entries:
+        apply(view, offset, decode(data))
+        digests[view.offset] = view.digest()
+    return digests
+
+
+def told_by(log: Log) -> dict[int, int]:
+    """The digests of all views that can still be told: of that from which the story is known, and after each record from there on."""
+    reader = earliest(log)
+    digests = {} if reader.view.offset < 0 else {reader.view.offset: reader.view.digest()}
+    while entries := log.read(reader.position, limit=READ_ENTRIES_MAX):
+        for entry in entries:
+            reader.feed(entry)
+            digests[reader.view.offset] = reader.view.digest()
+    return digests
+
+
+def untold(log: Log) -> list[int]:
+    """The positions of the records that stand on the log below that from which it can be told."""
+    known_from, position = earliest(log).position, log.start()
+    offsets: list[int] = []
+    while position < known_from and (entries := log.read(position, limit=READ_ENTRIES_MAX)):
+        offsets += [entry.offset for entry in entries if entry.offset < known_from]
+        position = entries[-1].offset + 1
+    return offsets

@@ -17,9 +17,12 @@ from dataclasses import replace
 
 from channel import propose
 from channel.errors import CompactionRefused, EquipoiseError, LogTruncated, TwinFenced
-from compaction.compactor import Step, compact
+from channel.floor import floor_of
+from channel.restore import earliest
+from compaction.compactor import compact
 from compaction.retention import Retention
-from tests.compacting import NOTHING, TIMEOUT_MS, all_of, all_rows, compacted, fold, image_of, restored_to_end
+from compaction.writing import Step
+from tests.compacting import NOTHING, TIMEOUT_MS, all_of, all_rows, compacted, digests_of, fold, image_of, restored_to_end, told_by, untold
 from tests.folding import channel_with
 from tests.gap_log import GapLog
 from tests.walk import Walk
@@ -46,11 +49,21 @@ def play(seed: int) -> None:
     """One channel, compacted some times, each time perhaps by one that dies or is overtaken."""
     rng, walk, log = random.Random(seed), Walk(seed), GapLog()
     other = GapLog(name=log.name)
+    retain = Retention(unit="offsets", amount=rng.choice((0, 0, 5, RECORDS_MAX)))
+    if rng.random() < 1 / 2:  # As one that kept nothing leaves it: then nothing but the twin tells of what was.
+        log.put(*(walk.step() for _ in range(rng.randrange(RECORDS_MAX))))
+        compacted(log)
     for _ in range(rng.randrange(2, 7)):
         log.put(*(walk.step() for _ in range(rng.randrange(RECORDS_MAX))))
         with suppress(DiedError, TwinFenced, LogTruncated):
-            compacted(log, retain=Retention(unit="offsets", amount=rng.choice((0, 0, 5))), step=_trouble(rng, walk, other))
+            compacted(log, retain=retain, step=_trouble(rng, walk, other, retain))
+            require(not untold(log), "all that a compaction leaves on the log can be told")
         require(all_of(fold(walk.entries)) == all_of(restored_to_end(log)), "restore == fold from zero")
+        require(told_by(log).items() <= digests_of(walk.entries).items(), "what can be told is what a fold from zero tells")
+        floor = floor_of(log).marker
+        # One that died may not have cut yet what it was to cut, which needs not be told.
+        between = not retain.amount or (floor is not None and floor.position == earliest(log).position)
+        require(between or not untold(log), "what stays on the log can be told")
     done = compacted(log)
     view = fold(walk.entries)
     if view.genesis is not None:
@@ -60,7 +73,7 @@ def play(seed: int) -> None:
     other.close()
 
 
-def _trouble(rng: random.Random, walk: Walk, other: GapLog) -> Callable[[str], None]:
+def _trouble(rng: random.Random, walk: Walk, other: GapLog, retain: Retention) -> Callable[[str], None]:
     """What happens to a compactor at one of its steps."""
     where = rng.choice((None, None, *Step))
     what = rng.choice(("dies", "is written past", "is overtaken"))
@@ -72,7 +85,7 @@ def _trouble(rng: random.Random, walk: Walk, other: GapLog) -> Callable[[str], N
             raise DiedError
         other.put(*(walk.step() for _ in range(rng.randrange(RECORDS_MAX))))
         if what == "is overtaken":
-            compacted(other)
+            compacted(other, retain=retain)
 
     return step
 

@@ -65,4 +65,7 @@ RECORDS: tuple[AnyRecord, ...] = (
     PolicyRecord(key="isolation", based_on=1, publisher="admin:ops", as_of=3, status="set", document={"n": INTEGER_MAX}),
     PolicyRecord(key="isolation", based_on=1, publisher="admin:ops", as_of=3, status="removed"),
     LevelRecord(key="level", based_on=1, publisher="admin:ops", as_of=3, raises_to=2),
+    LevelRecord(
+        key="level", based_on=1, publisher="admin:ops", as_of=3, raises_to=INTEGER_MAX, copied_to="sqlite:x", copied_to_identity="i"
+    ),
 )

@@ -146,9 +146,9 @@ class Agent:
         """How long ago an own renewal was last read back, if that is half a lease or more: the channel is lost to this member."""
         return self._membership.out_of_touch_ms(now)
 
-    def is_suspect(self, broker: BrokerEntry) -> bool:
-        """Whether a broker is late with its renewal, so that lookups of its bundles had better wait."""
-        return self._membership.is_suspect(broker)
+    def is_suspect(self, broker: BrokerEntry, now: Instant, *, log_is_readable: bool) -> bool:
+        """Whether a broker is late with its renewal, though others are not, so that lookups of its bundles had better wait."""
+        return self._membership.is_suspect(broker, now, log_is_readable=log_is_readable)
 
     # --- the one way in ---
 

@@ -8,6 +8,10 @@ a margin, counted on its own clock from the latest of three moments: when it rea
 lease last became good, when it last came back in touch with the log. So with clocks that run at nearly one rate nobody is
 declared dead while it may still answer, and an outage of the log by itself kills nobody: whoever returns first is not in
 touch for longer than the others.
+
+Suspicion is a smaller word for the same silence: whoever is late with one renewal may be dead, and clients had better wait.
+It is as relative. A silence counts as that broker's own only if somebody else was heard when its renewal was due already, or
+if nothing tells that the log is away; while nobody is heard it is trusted until its lease must have ended.
 """
 
 from __future__ import annotations
@@ -53,6 +57,10 @@ class Membership:
         self._own_nonces: dict[str, Instant] = {}
         self._caught_up_ms: int | None = None
         self._heard_ms: dict[int, int] = {}
+        # When anybody was last heard, this broker included; and since when that goes on without a gap that cost a renewal.
+        self._heard_anybody_ms = -NEVER_MS
+        self._hearing_since_ms = -NEVER_MS
+        self._append_failed_ms = -NEVER_MS
         self._touched_ms = -NEVER_MS
         self._renewed_ms = -NEVER_MS
         self._back_in_touch_ms = -NEVER_MS
@@ -84,10 +92,29 @@ class Membership:
         join_at_ms = self._join_at_ms if self._may_join else NEVER_MS
         return min(renew_at_ms, join_at_ms, self._accuse_at_ms)
 
-    def is_suspect(self, broker: BrokerEntry) -> bool:
-        """Whether a broker is so late with a renewal that clients had better not be sent to it."""
-        late_ms = broker.joined.renew_ms + broker.joined.margin_ms
-        return self._core.now.boot_ms - self._heard_of_ms(broker) > late_ms
+    def is_suspect(self, broker: BrokerEntry, now: Instant, *, log_is_readable: bool) -> bool:
+        """Whether a broker is so late with a renewal that clients had better not be sent to it; never this one, whose lease tells.
+
+        In an outage of the log nobody can renew, and all serve until their leases end: so long a broker is trusted that was
+        not late before. Once the log is back it has an interval and a margin to be heard.
+        """
+        promised = broker.joined
+        heard_ms = self._heard_of_ms(broker)
+        late_ms = promised.renew_ms + promised.margin_ms
+        if broker.incarnation == self._core.incarnation or now.boot_ms - heard_ms <= late_ms:
+            return False
+        if now.boot_ms - heard_ms >= promised.lease_ms - promised.margin_ms:
+            return True
+        silent_since_ms = max(heard_ms, self._hearing_since_ms)
+        if now.boot_ms - silent_since_ms <= late_ms:
+            return False
+        others_were_heard = self._heard_anybody_ms > silent_since_ms + promised.renew_ms
+        return others_were_heard or (log_is_readable and not self._hears_nobody(now))
+
+    def _hears_nobody(self, now: Instant) -> bool:
+        """Whether the log may be away for all: no renewal comes of it, not even an own one, or it has refused what was last asked."""
+        late_ms = self._core.timing.renew_ms + self._core.timing.margin_ms
+        return now.boot_ms - self._heard_anybody_ms > late_ms or self._append_failed_ms > self._heard_anybody_ms
 
     def is_in_touch(self) -> bool:
         """Whether an own renewal was read back recently enough to judge the silence of others."""
@@ -205,8 +232,10 @@ class Membership:
 
     def _heard(self, incarnation: int | None) -> None:
         if incarnation is not None:
-            now_ms = self._core.now.boot_ms
-            self._heard_ms[incarnation] = now_ms
+            now_ms, timing = self._core.now.boot_ms, self._core.timing
+            if now_ms - self._heard_anybody_ms > timing.renew_ms + timing.margin_ms:
+                self._hearing_since_ms = now_ms
+            self._heard_ms[incarnation] = self._heard_anybody_ms = now_ms
             broker = self._core.view.live.get(incarnation)
             if broker is not None and self._core.incarnation is not None:
                 self._accuse_at_ms = min(self._accuse_at_ms, now_ms + broker.joined.lease_ms + broker.joined.margin_ms)
@@ -234,6 +263,7 @@ class Membership:
 
     def append_failed(self) -> None:
         """The log does not take records: try the next renewal soon, so that an outage ends for us when it ends."""
+        self._append_failed_ms = self._core.now.boot_ms
         soon_ms = self._core.now.boot_ms + self._core.timing.renew_ms // RETRY_DIVISOR
         if self._core.incarnation is not None:
             self._renew_at_ms = min(self._renew_at_ms, soon_ms)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
@@ -29,6 +29,7 @@ from brokers.cli.options import (
     publisher,
     shared,
 )
+from brokers.cli.outcome import output_failed
 from brokers.cli.output import counted, print_fact
 from brokers.cli.progress import progress
 from channel.deadline import Deadline
@@ -118,7 +119,10 @@ def copy(
     source: FromUrlArgument,
     to: ToUrlArgument,
     *,
-    again: Annotated[bool, typer.Option("--again", help="The log was closed by a copy that was not finished, or is lost.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="The log was closed by a copy that was not finished.")] = False,
+    other_is_lost: Annotated[
+        bool, typer.Option("--other-is-lost", help="With --again: the log that it was closed for is lost for good; copy it to another one.")
+    ] = False,
     name: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
@@ -132,24 +136,36 @@ def copy(
     from compaction.copying import copy as copy_channel
 
     deadline = Deadline.after(timeout_ms=timeout * 1_000)
-    with handle(source) as old, _target(to) as new, progress("reading the old log") as watch:
-        done = copy_channel(old, new, publisher=publisher(name), deadline=deadline, again=again, progress=watch)
+    with handle(source) as old, _target(to) as (new, name_target), progress("reading the old log") as watch:
+        done = copy_channel(
+            old,
+            new,
+            publisher=publisher(name),
+            deadline=deadline,
+            again=again,
+            other_is_lost=other_is_lost,
+            name_target=name_target,
+            progress=watch,
+        )
     held = f"{counted(done.namespaces, 'namespace')}, {counted(done.bundles, 'bundle')}, {counted(done.brokers, 'broker')}"
     buried = f"; declared down, because silent: {', '.join(done.buried)}" if done.buried else ""
-    only = "; let brokers work on one copy only" if again else ""
+    only = "; let brokers work on one copy only" if other_is_lost else ""
     sentence = f"copied cluster {done.cluster} to {to}: {held}, above offset {done.base}; {source} is closed{buried}{only}"
     print_fact(sentence, {"from": source, "to": to, **asdict(done), "digest": f"0x{done.digest:016x}"}, as_json=as_json)
 
 
 @contextmanager
-def _target(url: str) -> Iterator[Log]:
-    """The log that is copied to: one that is there, or a new one, of whose file nothing is left if it is not copied to."""
+def _target(url: str) -> Iterator[tuple[Log, Callable[[], Log] | None]]:
+    """The log that is copied to: one that is there, or a new one, and how that gets its name, without which nothing is left of it."""
     from compaction.importing import made_aside
 
     path = log_path(shared(url))
-    is_new_file = path is not None and not os.path.lexists(path)
-    with made_aside(url) if is_new_file else handle(url, create=True) as log:
-        yield log
+    if path is None or os.path.lexists(path):
+        with handle(url, create=True) as log:
+            yield log, None
+    else:
+        with made_aside(url) as aside:
+            yield aside.log, aside.named
 
 
 def _path(file: str) -> Path:
@@ -173,13 +189,20 @@ def _read(file: str) -> Iterator[BinaryIO]:
     path = _path(file)
     if not path.exists():
         raise typer.BadParameter(f"there is no file {file}")
-    with path.open("rb") as stream:
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error.strerror}") from error
+    with stream:
         yield stream
 
 
 @contextmanager
 def _written(file: str) -> Iterator[BinaryIO]:
-    """The standard output, or a file that bears its name once it is whole; nothing is left of an export that failed."""
+    """The standard output, or a file that bears its name once it is whole; nothing is left of an export that failed.
+
+    Raises `OutputFailed`.
+    """
     if file == _STREAM:
         yield sys.stdout.buffer
         return
@@ -189,12 +212,15 @@ def _written(file: str) -> Iterator[BinaryIO]:
     if not path.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {path.parent}")
     part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as stream:
-        try:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        except BaseException:
-            part.unlink()
-            raise
-    part.replace(path)
+    try:
+        with part.open("wb") as stream:
+            try:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+            except BaseException:
+                part.unlink()
+                raise
+        part.replace(path)
+    except OSError as error:
+        raise output_failed(file, error) from error

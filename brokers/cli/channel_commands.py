@@ -39,7 +39,7 @@ from channel.story import Names, as_document, describe, ending_of, standing, sto
 from channel.view import View
 
 if TYPE_CHECKING:
-    from channel.verify import Findings
+    from channel.findings import Findings
 
 app = group("Read the log, tell a bundle's story, check everything.")
 
@@ -51,6 +51,8 @@ CHANGES_SHOWN_MAX: Final = 100
 """Bundles of one record that people are shown: the creation of a namespace changes up to 65,536."""
 
 OffsetArgument = Annotated[int, typer.Argument(min=0, max=INTEGER_MAX, metavar="OFFSET", show_default=False)]
+
+_BEGINNING: Final = ", from where the fold began"
 
 _TIME_CHARACTERS: Final = len("2026-01-31 12:34:56.789")
 
@@ -76,6 +78,8 @@ def tail(
     Accepted renewals are left out: they are nine tenths of a quiet channel.
     """
     with unread(log, timeout) as access:
+        if start is not None and access.view.offset >= start:
+            raise gone(access, f"offset {start}")
         names = Names(access.view)
 
         def lines_of(records: Iterable[Folded | None]) -> Iterator[_Line]:
@@ -93,6 +97,8 @@ def tail(
         there = lines_of(folded_to_end(access))
         for line in deque(there, maxlen=lines) if start is None else there:
             line.show(as_json=as_json)
+        if start and start > access.view.offset + follows:  # Who follows may begin with what comes next.
+            raise unknown_offset(access, start)
         news = follow(access, outage=lambda error: print_error(error, as_json=as_json), jumped=jumped)
         for line in lines_of(news) if follows else ():
             line.show(as_json=as_json)
@@ -159,7 +165,8 @@ def verify_channel(
 ) -> None:
     """Fold all again, and check everything.
 
-    The storage, the twin, each record, each digest that a broker wrote, and each invariant. Exit code 1: something was found.
+    The storage, the twin and the floor, each record, each digest that a broker wrote, and each invariant. Exit code 1: something was
+    found.
     """
     from channel.verify import verify
 
@@ -252,7 +259,9 @@ def _print_findings(findings: Findings) -> None:
     print_line(f"{findings.records} records up to offset {findings.folded_to}: {findings.accepted} accepted; rejected: {rejected}")
     print_line(f"digests of brokers that agree: {findings.agreements}")
     if findings.twin_to is not None:
-        print_line(f"twin up to offset {findings.twin_to}" + (", from where the fold began" if findings.from_twin else ""))
+        print_line(f"twin up to offset {findings.twin_to}" + (_BEGINNING if findings.from_twin else ""))
+    if findings.floor_to is not None:
+        print_line(f"floor at offset {findings.floor_to}" + (_BEGINNING if findings.from_floor else ""))
     for finding in findings.findings:
         where = f"offset {finding.first}" if finding.first == finding.last else f"offsets {finding.first} to {finding.last}"
         suspects = f" (look at {', '.join(map(str, finding.suspects))})" if finding.suspects else ""

@@ -6,6 +6,7 @@ catches an `EquipoiseError` to print it.
 
 from __future__ import annotations
 
+import errno
 import io
 import json
 import os
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Final, cast
 import typer
 from typer.core import TyperGroup
 
-from brokers.errors import CalledOff, InvalidConfig, InvalidTiming, Rejected
+from brokers.errors import CalledOff, InvalidConfig, InvalidTiming, OutputFailed, Rejected
 from channel.errors import Bug, CallerError, EquipoiseError, OperatorError
 
 if TYPE_CHECKING:
@@ -35,6 +36,11 @@ _JSON_WANTED: Final = "equipoise.json"
 _UsageError: Final = cast("type[typer.BadParameter]", typer.BadParameter.__base__)
 
 _match_negative: Final = re.compile(r"-\d").match
+
+STANDARD_OUTPUT: Final = "the standard output"
+
+_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""What only a write can meet. Where no file is named it was to the standard output: all that commands write to else is named."""
 
 _KILLED_BY: Final = 128  # A shell's exit code for a program that a signal ended is this plus its number.
 
@@ -103,6 +109,32 @@ def _usage_errors(*, as_json: bool) -> Iterator[None]:
         raise typer.Exit(ExitCode.USAGE) from error
 
 
+@contextmanager
+def _ended(*, as_json: bool) -> Iterator[None]:
+    """What ends a command on purpose, as a line and an exit code."""
+    try:
+        with _usage_errors(as_json=as_json):
+            yield
+    except EquipoiseError as error:
+        print_error(error, as_json=as_json)
+        raise typer.Exit(exit_code_of(error)) from error
+    except KeyboardInterrupt:
+        raise typer.Exit(_KILLED_BY + signal.SIGINT) from None
+    except BrokenPipeError:
+        # Whatever is still buffered goes nowhere, instead of failing once more when the interpreter ends.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise typer.Exit(_KILLED_BY + signal.SIGPIPE) from None
+    except OSError as error:
+        is_output = error.filename is None and error.errno in _FULL
+        print_error(output_failed(STANDARD_OUTPUT, error) if is_output else error, as_json=as_json)
+        raise typer.Exit(ExitCode.OPERATOR) from error
+
+
+def output_failed(output: str, error: OSError) -> OutputFailed:
+    """Our error for one that writing to `output` met."""
+    return OutputFailed(output=output, problem=error.strerror or str(error))
+
+
 def wants_json(arguments: Sequence[str]) -> bool:
     """Whether a command line asks for JSON, seen before it is parsed: an error of the parser is printed so, too."""
     return JSON_FLAG in arguments[: arguments.index("--") if "--" in arguments else None]
@@ -122,7 +154,7 @@ class Commands(TyperGroup):
     def make_context(self, info_name: str | None, args: list[str], parent: Context | None = None, **extra: object) -> Context:
         """Parse what stands before the name of a command."""
         as_json = wants_json(args)
-        with _usage_errors(as_json=as_json):
+        with _ended(as_json=as_json):
             context = super().make_context(info_name, args, parent, **extra)
         context.meta[_JSON_WANTED] = as_json
         return context
@@ -133,20 +165,7 @@ class Commands(TyperGroup):
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
                 stream.reconfigure(errors="backslashreplace")  # What an encoding does not have must not end a command.
-        try:
-            with _usage_errors(as_json=as_json):
-                result = super().invoke(ctx)
-            sys.stdout.flush()
-        except EquipoiseError as error:
-            print_error(error, as_json=as_json)
-            raise typer.Exit(exit_code_of(error)) from error
-        except KeyboardInterrupt:
-            raise typer.Exit(_KILLED_BY + signal.SIGINT) from None
-        except BrokenPipeError:
-            # Whatever is still buffered goes nowhere, instead of failing once more when the interpreter ends.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-            raise typer.Exit(_KILLED_BY + signal.SIGPIPE) from None
-        except OSError as error:
-            print_error(error, as_json=as_json)
-            raise typer.Exit(ExitCode.OPERATOR) from error
+        with _ended(as_json=as_json):
+            result = super().invoke(ctx)
+            typer.echo(nl=False)  # What is still buffered fails here, or not at all.
         return result

@@ -70,8 +70,8 @@ def up(
     # Before any process is started: each would end with the same words.
     takes_pulsar_clients = speaks_pulsar(service_classes(services).values())
     if not takes_pulsar_clients and pulsar_port != PULSAR_PORT:
-        told = "--pulsar-port is not used, since no service is for Pulsar's clients: name `pulsar` as one (pip install 'equipoise[pulsar]')"
-        typer.echo(told, err=True)
+        problem = "--pulsar-port: no service is for Pulsar's clients; name `pulsar` as one (pip install 'equipoise[pulsar]')"
+        raise typer.BadParameter(problem)
     cluster = LocalCluster(
         ClusterSettings(
             directory=data,

@@ -30,9 +30,10 @@ from brokers.demo.workload import stubborn, uneven
 from brokers.load_bus import open_load_bus
 from brokers.local_cluster import ClusterSettings, LocalCluster
 from brokers.moves import MoveKind
+from channel.findings import Findings
 from channel.open_log import open_log
 from channel.table_view import TableView
-from channel.verify import Findings, verify
+from channel.verify import verify
 
 _BROKERS: Final = 3
 _BUNDLES: Final = {COUNTERS: 16, MESSAGES: 8}

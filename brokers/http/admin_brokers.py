@@ -18,6 +18,7 @@ from brokers.http.readiness import ready_view
 from brokers.load import BundleLoad
 from brokers.named import bundle_named
 from brokers.worker import Worker
+from channel.entries import BrokerEntry
 from channel.view import View
 
 
@@ -92,9 +93,14 @@ class Brokers:
 
     async def entries(self, _request: web.Request) -> web.Response:
         """All that the view holds of every broker, dead or alive, by id."""
-        view, agent = ready_view(self._worker), self._worker.agent
+        view, worker = ready_view(self._worker), self._worker
+        now, is_readable = worker.clock.now(), worker.log_is_available
+
+        def is_suspect(broker: BrokerEntry) -> bool:
+            return broker.live and worker.agent.is_suspect(broker, now, log_is_readable=is_readable)
+
         brokers = [view.brokers[name] for name in sorted(view.brokers)]
-        return json_answer([broker_document(view, broker, suspect=broker.live and agent.is_suspect(broker)) for broker in brokers])
+        return json_answer([broker_document(view, broker, suspect=is_suspect(broker)) for broker in brokers])
 
     async def bundle(self, request: web.Request) -> web.Response:
         """All that the view holds of one bundle."""

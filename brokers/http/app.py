@@ -1,11 +1,14 @@
 """The HTTP interface of a broker, put together.
 
-May live here: the application factory; `brokers.main` serves it.
+May live here: the application factory, and how an application is served at a socket; `brokers.main` joins the two.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Final
 
 from aiohttp import web
 
@@ -20,6 +23,12 @@ from brokers.lookups import Lookups
 from brokers.worker import Worker
 from channel.ranges import TopicName
 
+BACKLOG: Final = 1_024
+"""Accepted connections that wait for the loop: a stampede of clients after a death of their broker."""
+
+SHUTDOWN_S: Final = 2.0
+"""Answers to callers that are under way when the broker stops get this long after it has left."""
+
 
 def make_app(worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicName], bool] | None = None) -> web.Application:
     """All paths of one worker; what any of them raises becomes a typed answer. `is_pulsars` is for `Lookup`.
@@ -33,3 +42,15 @@ def make_app(worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicNam
     # At shutdown, not at cleanup: who follows is sent home before the server waits for what is under way.
     app.on_shutdown.append(assignment.close)
     return app
+
+
+@asynccontextmanager
+async def served(app: web.Application, listening: socket.socket) -> AsyncIterator[None]:
+    """Serve an application at a bound socket, which ends with it; what is under way at its end may still be answered."""
+    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    await runner.setup()
+    try:
+        await web.SockSite(runner, listening, backlog=BACKLOG).start()
+        yield
+    finally:
+        await runner.cleanup()

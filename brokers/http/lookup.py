@@ -89,11 +89,11 @@ class Lookup:
 
         A bundle's entry is replaced by whatever changes it, the death of its broker included.
         """
-        agent = self._worker.agent
+        agent, now = self._worker.agent, self._worker.clock.now()
         bundle = answer.bundle
-        if agent.view.bundles.get(bundle.name) is not bundle or not agent.lease.good(self._worker.clock.now()):
+        if agent.view.bundles.get(bundle.name) is not bundle or not agent.lease.good(now) or agent.out_of_touch_ms(now) is not None:
             return False
-        return not agent.is_suspect(answer.broker)
+        return not agent.is_suspect(answer.broker, now, log_is_readable=self._worker.log_is_available)
 
     async def _topic(self, request: web.Request, topic: TopicName, *, started_ns: int) -> web.Response:
         tells_pulsar = self._is_pulsars is None or self._is_pulsars(topic)
@@ -103,7 +103,7 @@ class Lookup:
             # Not 504: nothing was begun that might still happen, and to ask again is the remedy.
             return error_answer(request, error, status=HTTPStatus.SERVICE_UNAVAILABLE)
         body = _spelled(located, tells_pulsar=tells_pulsar)
-        if located.lost_ms is not None:  # Not to be remembered: what it stands on is not what is checked of the others.
+        if located.lost_ms is not None:  # Not to be remembered: what it says of the loss is another number each time.
             return web.Response(body=body, content_type=JSON, headers={CHANNEL_LOST_MS: str(located.lost_ms)})
         self._remember(request.rel_url.raw_path, located, body)
         return web.Response(body=body, content_type=JSON)

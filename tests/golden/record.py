@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import tempfile
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -94,13 +95,15 @@ def go_on(log: SqliteLog, view: View) -> None:
 def record() -> None:
     """Make the channels, one of the other, and keep each."""
     with tempfile.TemporaryDirectory() as folder:
-        paths = {name: Path(folder) / f"{name}.db" for name in ("recorded", "compacted", "closed", "copied")}
+        paths = {name: Path(folder) / f"{name}.db" for name in ("recorded", "compacted", "closed", "copied", "closed_for")}
         logs = {name: SqliteLog(str(path), name=f"sqlite:{path}") for name, path in paths.items()}
         entries = played()
-        for name in ("recorded", "compacted", "closed"):
+        for name in ("recorded", "compacted", "closed", "closed_for"):
             write(logs[name], entries)
         cut_off(logs["compacted"], horizon=entries[len(entries) * 2 // 3].offset, below=entries[len(entries) // 3].offset)
         copy(logs["closed"], logs["copied"], publisher="admin:golden", deadline=Deadline.after(timeout_ms=COPY_MS_MAX))
+        with closing(SqliteLog(f"{folder}/new.db", name="sqlite:new.db")) as new:
+            copy(logs["closed_for"], new, publisher="admin:golden", deadline=Deadline.after(timeout_ms=COPY_MS_MAX))
         go_on(logs["copied"], view_of_log(logs["copied"]))
         for log in logs.values():
             log.close()

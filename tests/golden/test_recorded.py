@@ -12,10 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from channel.codec import decode
 from channel.entries import BrokerChanged
 from channel.errors import LogClosed
 from channel.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry
 from channel.reader import Reader
+from channel.records import LevelRecord
 from channel.restore import earliest, restored
 from channel.sqlite_log import SqliteLog
 from compaction.exporting import spelled
@@ -109,3 +111,13 @@ def test_the_recorded_channel_is_worth_keeping() -> None:
     closed = export_of("closed")
     assert list(closed.entries())[:-1]
     assert closed.is_closed
+    closed_for = export_of("closed_for")
+    *_, last = closed_for.entries()
+    record = decode(last.data)
+    assert isinstance(record, LevelRecord)
+    assert (1, 2, "sqlite:new.db", 32) == (
+        closed.head.format,
+        closed_for.head.format,
+        record.copied_to,
+        len(record.copied_to_identity or ""),
+    )

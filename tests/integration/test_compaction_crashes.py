@@ -18,9 +18,9 @@ from channel.codec import decode
 from channel.log import Log
 from channel.open_log import open_log
 from channel.view import View, apply
-from compaction.compactor import Step
 from compaction.retention import Retention
-from tests.compacting import TIMEOUT_MS, all_of, all_rows, image_of, marker_in, restored_to_end
+from compaction.writing import Step
+from tests.compacting import TIMEOUT_MS, all_of, all_rows, image_of, marker_in, restored_to_end, told_by, untold
 from tests.integration.compaction_process import Death, Lived, compact_and_die
 from tests.kafka.fixtures import Kafka
 from tests.walk import Walk
@@ -43,6 +43,7 @@ class LiveChannel:
     def __init__(self, log: Log, *, seed: int) -> None:
         self.log = log
         self.view = View()
+        self._digests: dict[int, int] = {}
         self._walk = Walk(seed)
         self._random = random.Random(seed)
 
@@ -53,10 +54,12 @@ class LiveChannel:
             [offset] = self.log.append([data], timeout_ms=TIMEOUT_MS)
             self._walk.entries.append((offset, data))
             apply(self.view, offset, decode(data))
+            self._digests[self.view.offset] = self.view.digest()
 
     def check(self) -> None:
-        """Whoever restores now comes to the view that all records come to."""
+        """Whoever restores now comes to the view that all records come to, and whoever looks back to views that were."""
         assert all_of(self.view) == all_of(restored_to_end(self.log))
+        assert told_by(self.log).items() <= self._digests.items()
 
     def fold_from_zero(self) -> View:
         """Once more all that was ever appended, whatever is left of it."""
@@ -113,8 +116,12 @@ def test_a_compactor_dies_at_each_of_its_steps(log: Log, url: str) -> None:
     for step in Step:
         for _ in range(2):
             channel.go_on()
-            assert run(url, Death(step=step)) is None, f"it was to die at {step}"
+            assert run(url, Death(step=step), kept=1) is None, f"it was to die at {step}"
             channel.check()
+        channel.go_on()
+        assert run(url, kept=5) is not None
+        channel.check()
+        assert [] == untold(log)
         channel.go_on()
         compacts_whole(channel, url)
     assert all_of(channel.fold_from_zero()) == all_of(restored_to_end(log))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -99,10 +100,31 @@ def test_brokers_start_from_the_twin_and_jump_through_it(tmp_path: Path) -> None
         assert 0 == metric(cluster.addresses[0], "reader_jumps_total")
 
 
+def wait_for_child(parent: int, argument: str) -> None:
+    """Wait until a process has a child that was started with this argument: it may be there for no more than half a second."""
+    deadline = Deadline.after(timeout_ms=PATIENCE_MS)
+    while not any(argument in child for child in children(parent)):
+        deadline.check(f"process {parent} having a child with the argument {argument}")
+        time.sleep(0.005)
+
+
+def children(parent: int) -> list[list[str]]:
+    """The command lines of a process's children at this moment, whichever of its threads has started them."""
+    found = []
+    for task in Path(f"/proc/{parent}/task").iterdir():
+        with suppress(OSError):  # The thread, or the child, has just ended.
+            pids = (task / "children").read_text(encoding="ascii").split()
+            found += [Path(f"/proc/{pid}/cmdline").read_text(encoding="utf-8").split("\0") for pid in pids]
+    return found
+
+
 def test_the_leader_compacts_in_a_process_of_its_own(tmp_path: Path) -> None:
     """With a small bound the leader has the log compacted, tells of it, and keeps for the others what is younger than ten minutes."""
     settings = ClusterSettings(directory=tmp_path, brokers=1, settings={"compact_records": 3, "retain": "0 offsets"})
     with LocalCluster(settings) as cluster:
+        pid = cluster.pid(0)
+        assert pid is not None
+        wait_for_child(pid, "compact")
         wait_for_metric(cluster.addresses[0], "compaction_horizon_offset", 3)
         assert 0 == metric(cluster.addresses[0], "compaction_failures_total")
         log = open_log(cluster.log_url, create=False)

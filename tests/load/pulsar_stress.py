@@ -18,7 +18,7 @@ from typing import Final
 
 from brokers.demo.operator import Deed
 from brokers.local_cluster import ClusterSettings, LocalCluster
-from channel.verify import Findings
+from channel.findings import Findings
 from channel.view import View
 from tests.load.cluster import READY_MS, running
 from tests.load.log_places import LogPlace

@@ -25,10 +25,11 @@ from brokers.demo.verdict import Verdict, judge
 from brokers.demo.workload import stubborn, uneven
 from brokers.local_cluster import LocalCluster
 from channel.deadline import Deadline
+from channel.findings import Findings
 from channel.open_log import open_log
 from channel.ranges import key_hash
 from channel.table_view import TableView
-from channel.verify import Findings, verify
+from channel.verify import verify
 from channel.view import View
 from tests.load.cluster import counters, running, settle
 from tests.load.lock_holder import write_lock_held

@@ -17,11 +17,12 @@ from hypothesis import strategies as st
 from channel import propose
 from channel.codec import decode
 from channel.errors import EquipoiseError
+from channel.findings import Findings, Kind
 from channel.log import FIRST_OFFSET, Entry
 from channel.reader import Reader
 from channel.records import AnyRecord, Renewed
 from channel.sqlite_log import SqliteLog
-from channel.verify import Audit, Findings, Kind, verify
+from channel.verify import Audit, verify
 from channel.view import View, apply
 from tests.folding import Channel, channel_with
 from tests.unit.sqlite_files import make

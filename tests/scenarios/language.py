@@ -276,9 +276,9 @@ def _answer(process: Process, bundle: BundleEntry) -> str:
         return "lets the caller wait: it has no lease, and may know nothing of what happens"
     if server is None:
         return f"lets the caller wait: {bundle.name} is {bundle.state}"
-    if agent.is_suspect(server):
+    if agent.is_suspect(server, now, log_is_readable=True):
         return f"lets the caller wait: {server.broker} is late with its renewal"
-    return f"sends the caller to {server.broker}"
+    return f"sends the caller to {server.broker}{'' if agent.out_of_touch_ms(now) is None else ', although it has lost the channel'}"
 
 
 # --- what there is to see ---

@@ -1,14 +1,16 @@
-"""The balancer of one worker: that its end is the end of all that it began."""
+"""The balancer of one worker: that its end is the end of all that it began, and what it tells of rounds that fail."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 
 import pytest
 
 from brokers.balancing import Balancing
-from brokers.load import BundleLoad
+from brokers.errors import LoadBusUnavailable
+from brokers.load import BundleLoad, Report
 from brokers.load_bus.memory import MemoryLoadBus
 from shedder.plan import Move, Plan
 from shedder.snapshot import Snapshot
@@ -55,3 +57,58 @@ def test_nobody_waits_for_a_move_after_the_end(tmp_path: Path) -> None:
             other.service.taking.set()
 
     run(story)
+
+
+class Away(MemoryLoadBus):
+    """A bus that is away for as long as `problem` is set."""
+
+    problem: Exception | None = LoadBusUnavailable(bus="the topic loads", problem="it is away")
+    asked = 0
+
+    def publish(self, report: Report) -> None:
+        self.asked += 1
+        if self.problem is not None:
+            raise self.problem
+        super().publish(report)
+
+
+def test_an_outage_of_the_bus_is_told_once_a_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """However often a round fails, the log has one line, and one when it is over, with how many failures nobody was told of."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
+            bus = Away("away")
+            balancing = asyncio.ensure_future(Balancing(brokers.brokers[0].worker, bus).run())
+            await until(lambda: bus.asked > 10)
+            told = [(record.levelname, record.__dict__["failures"]) for record in lines(caplog)]
+            bus.problem = None
+            await until(lambda: len(lines(caplog)) > 1)
+            balancing.cancel()
+            assert [("WARNING", 1)] == told
+            over = lines(caplog)[-1]
+            assert ("balancing succeeds again", True) == (over.message, over.__dict__["failures"] >= 9)
+
+    with caplog.at_level("INFO", logger="brokers.balancing"):
+        run(story)
+
+
+def test_a_bug_of_a_shedder_is_told_with_its_traceback(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """It comes again with every round, so that the first line is the one that says where."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=1, balance_interval_ms=20) as brokers:
+            bus = Away("bug")
+            bus.problem = KeyError("no such bundle")
+            balancing = asyncio.ensure_future(Balancing(brokers.brokers[0].worker, bus).run())
+            await until(lambda: bus.asked > 10)
+            balancing.cancel()
+            (line,) = lines(caplog)
+            assert ("ERROR", True) == (line.levelname, line.exc_info is not None and isinstance(line.exc_info[1], KeyError))
+
+    with caplog.at_level("INFO", logger="brokers.balancing"):
+        run(story)
+
+
+def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
+    """What the balancer has told."""
+    return [record for record in caplog.records if record.name == "brokers.balancing"]

@@ -13,10 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from brokers import evidence, main, service_runner, worker
+from brokers import evidence, service_runner, worker
 from brokers.agent.timing import Timing, timing_of
 from brokers.config import ENDING_MS, SETTLE_MS_MAX, WorkerConfig
 from brokers.errors import InvalidConfig, InvalidTiming
+from brokers.http import app
 from brokers.pulsar import server
 from brokers.pulsar.settings import Settings as PulsarSettings
 from channel.errors import EquipoiseError
@@ -182,7 +183,7 @@ def test_the_end_of_a_broker_fits_into_what_is_said_of_it() -> None:
     steps_ms = [
         *(worker._LAST_WORDS_MS, worker._LAST_CLOSE_MS, service_runner._ABANDON_MS),  # noqa: SLF001 - as below, nothing else tells them
         *(worker._LAST_WORDS_MS, 2 * evidence._CLOSE_S * 1_000, worker._LAST_WORDS_MS),  # noqa: SLF001
-        *(2 * main._SHUTDOWN_S * 1_000, server._CLOSE_S * 1_000),  # noqa: SLF001
+        *(2 * app.SHUTDOWN_S * 1_000, server._CLOSE_S * 1_000),  # noqa: SLF001
         *(pulsar.drain_wait_ms, max(pulsar.drain_wait_ms, SETTLE_MS_MAX, pulsar.settle_java_ms)),
     ]
     assert sum(steps_ms) + 4_000 <= ENDING_MS

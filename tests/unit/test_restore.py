@@ -18,9 +18,9 @@ from channel import propose
 from channel.entries import Verdict
 from channel.errors import ChannelIncomplete, ForeignLog, LogWentBack, TwinDamaged
 from channel.memory_twin import MemoryTwin, TwinStorage
-from channel.restore import LOADS_MAX, earliest, restored
+from channel.restore import earliest, restored
 from channel.snapshot import from_bytes, to_bytes
-from channel.twin import Check, Progress, TwinImage, TwinRow, unchecked, unwatched
+from channel.twin import LOADS_MAX, Check, Progress, TwinImage, TwinRow, unchecked, unwatched
 from channel.twin_rows import decode_marker, encode_marker, view_of
 from tests.compacting import TIMEOUT_MS, all_of, begin_copy, compacted, image_of, restored_to_end, write_twin, written
 from tests.folding import channel_in, channel_with

@@ -16,7 +16,8 @@ import pytest
 from channel.errors import LogDamaged
 from channel.log import Entry
 from channel.sqlite_file import BOOT_ID, this_boot
-from channel.sqlite_format import APPLICATION_ID, FORMAT
+from channel.sqlite_format import APPLICATION_ID, FORMAT, FORMAT_WITH_FLOOR, SKIP_AFTER_RESTART
+from channel.sqlite_log import SqliteLog
 from channel.twin import TwinRow
 from tests.unit.sqlite_files import TIMEOUT_MS, append, edit, make, open_at
 
@@ -52,6 +53,13 @@ def tables(path: Path) -> list[tuple[str, str]]:
         return connection.execute("SELECT name, sql FROM sqlite_master ORDER BY name").fetchall()
 
 
+def format_of(path: Path) -> int:
+    """The format that a file says it has."""
+    with closing(sqlite3.connect(path)) as connection:
+        [(file_format,)] = connection.execute("PRAGMA user_version").fetchall()
+    return int(file_format)
+
+
 def test_an_older_file_is_brought_up(path: Path, tmp_path: Path) -> None:
     """A log of format 1 is opened with all that is on it, and is then like one that was made today, also for the next."""
     make_of_format_1(path)
@@ -63,8 +71,7 @@ def test_an_older_file_is_brought_up(path: Path, tmp_path: Path) -> None:
         log.close()
     make(tmp_path / "today.db")
     assert tables(tmp_path / "today.db") == tables(path)
-    with closing(sqlite3.connect(path)) as connection:
-        assert [(FORMAT,)] == connection.execute("PRAGMA user_version").fetchall()
+    assert FORMAT == format_of(path)
 
 
 def test_older_entries_count_as_of_then(path: Path) -> None:
@@ -119,6 +126,37 @@ def test_an_older_file_gets_a_twin(path: Path) -> None:
     log.close()
 
 
+def test_a_file_gets_a_floor_when_that_is_first_claimed(path: Path) -> None:
+    """A look at a floor leaves a file as it is, for older versions too; a claim makes it one of a newer format, which all can open."""
+    make(path, b"a")
+    before, other = open_at(path), open_at(path)
+    assert before.floor().load() is None
+    assert FORMAT == format_of(path)
+    before.floor().claim(timeout_ms=TIMEOUT_MS)
+    before.floor().replace([TwinRow("a", b"1")], b"marker", timeout_ms=TIMEOUT_MS)
+    assert FORMAT_WITH_FLOOR == format_of(path)
+    for log in (other, open_at(path)):
+        image = log.floor().load()
+        assert image is not None
+        assert {"a": b"1"} == image.rows
+        log.floor().claim(timeout_ms=TIMEOUT_MS)
+        log.close()
+    before.close()
+
+
+def test_a_file_with_a_floor_is_opened_after_a_restart(path: Path, tmp_path: Path) -> None:
+    """A machine that was started anew finds the newer format as it is, and skips ahead on it."""
+    make(path, b"a")
+    log = open_at(path)
+    log.floor().claim(timeout_ms=TIMEOUT_MS)
+    log.close()
+    (tmp_path / "boot").write_text("another start")
+    log = SqliteLog(str(path), name="a log", boot_id=tmp_path / "boot")
+    assert 1 + SKIP_AFTER_RESTART == log.end()
+    assert FORMAT_WITH_FLOOR == format_of(path)
+    log.close()
+
+
 def test_time_never_falls(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that is set back does not put newer entries before older ones."""
     now_ms = time.time_ns() // 1_000_000 + 10_000
@@ -138,30 +176,6 @@ def test_a_time_that_is_none_is_damage(path: Path, statement: str) -> None:
     edit(path, statement)
     with pytest.raises(LogDamaged):
         open_at(path).position_at(2**40)
-
-
-TWIN_DAMAGES = (
-    "DELETE FROM twin_marker",
-    "UPDATE twin_marker SET claim = 'mine'",
-    "UPDATE twin_marker SET generation = claim + 1",
-    "UPDATE twin_marker SET data = 7",
-    "UPDATE twin SET data = 7",
-    "UPDATE twin SET key = x'ff'",
-)
-
-
-@pytest.mark.parametrize("statement", TWIN_DAMAGES)
-def test_a_meddled_twin_is_damage(path: Path, statement: str) -> None:
-    """A twin whose tables hold what they cannot hold is refused, and the log beside it goes on."""
-    make(path, b"a")
-    log = open_at(path)
-    log.twin().claim(timeout_ms=TIMEOUT_MS)
-    log.twin().replace([TwinRow("a", b"1")], b"marker", timeout_ms=TIMEOUT_MS)
-    edit(path, statement)
-    with pytest.raises(LogDamaged):
-        log.twin().load()
-    append(log, b"b")
-    log.close()
 
 
 def rows_in(path: Path) -> list[tuple[bytes, int, bytes | None]]:

@@ -37,7 +37,7 @@ def make_of_another_application(path: Path) -> None:
 def make_of_a_newer_format(path: Path) -> None:
     """A log of a version to come."""
     make(path, b"a")
-    edit(path, "PRAGMA user_version = 3")
+    edit(path, "PRAGMA user_version = 4")
 
 
 def make_without_entries(path: Path) -> None:

@@ -266,6 +266,14 @@ def test_a_new_level_is_told() -> None:
     assert "4 admin:ops raises the level to 2, based on 1: accepted" == describe(folded, View(), Names(View()))
 
 
+def test_the_end_of_a_log_tells_where_its_channel_goes_on() -> None:
+    """Whoever looks at the old log reads which one is the new one, if whoever closed it said so."""
+    author = Author(publisher="admin:ops", as_of=3)
+    for copied_to, expected in ((None, "goes on in a copy, based"), ("sqlite:new.db", "goes on in a copy at sqlite:new.db, based")):
+        record = propose.close_log(author, View(), copied_to=copied_to, identity="i")
+        assert expected in describe(Folded(offset=4, record=record, verdict=Verdict()), View(), Names(View()))
+
+
 def test_names_come_from_a_view_and_from_who_joins() -> None:
     """A name is known from the view that one starts with or from a record that joined, and spelled with its incarnation."""
     channel = channel_with("a:1")

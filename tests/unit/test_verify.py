@@ -14,13 +14,14 @@ from channel import propose, verify
 from channel.codec import encode
 from channel.entries import BrokerChanged, BundleChanged, BundleEntry, Change, NamespaceChanged, NamespaceEntry, bundle_entry
 from channel.errors import LogDamaged, LogUnavailable
+from channel.findings import Finding, Findings, Kind
 from channel.log import Entry
 from channel.memory_log import MemoryLog
 from channel.propose import Author
 from channel.ranges import HASH_MAX
 from channel.reader import Reader
 from channel.records import AnyRecord, LevelRecord, Reason
-from channel.verify import Audit, Finding, Findings, Kind, problems_of, problems_of_view
+from channel.verify import Audit, problems_of, problems_of_view
 from channel.view import View
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
 from tests.troubled_log import TroubledLog

@@ -11,10 +11,11 @@ from dataclasses import replace
 import pytest
 
 from channel import propose
+from channel.findings import Finding, Kind
 from channel.snapshot import from_bytes, to_bytes
 from channel.twin import TwinRow
 from channel.twin_rows import encode_marker
-from channel.verify import Finding, Kind, verify
+from channel.verify import verify
 from compaction.retention import Retention
 from tests.compacting import TIMEOUT_MS, begin_copy, compacted, image_of, marker_in, write_twin, written
 from tests.folding import Channel, channel_in, channel_with

@@ -81,6 +81,12 @@ def deaths(stage: Stage) -> list[str]:
     return [line.split("(")[0].split(" ", 1)[1].strip() for line in stage.told if "declares" in line and "accepted" in line]
 
 
+def is_suspect(stage: Stage, broker: str, *, at: str, log_is_readable: bool = True) -> bool:
+    """Whether one broker suspects another at this moment."""
+    agent, now = stage.process(at).agent, stage.hosts[at].now()
+    return agent.is_suspect(stage.view.brokers[broker], now, log_is_readable=log_is_readable)
+
+
 def test_unsafe_durations_make_no_agent() -> None:
     """A broker whose margin is too small for its lease does not even start."""
     with pytest.raises(InvalidTiming):
@@ -273,12 +279,59 @@ def test_a_late_copy_of_its_own_joining_puts_no_member_in_touch() -> None:
 def test_an_owner_that_was_never_heard_is_suspect_in_time() -> None:
     """A broker that died before this process started from its snapshot is suspect an interval and a margin after that."""
     stage = play("brokers a b", "snapshot b", "crash a", "restart b from snapshot")
-    agent = stage.process("b").agent
-    dead = stage.view.brokers["a"]
     perform(stage, "advance 1500ms")
-    assert not agent.is_suspect(dead)
-    perform(stage, "advance 500ms")
-    assert agent.is_suspect(dead)
+    assert not is_suspect(stage, "a", at="b")
+    perform(stage, "advance 1ms")
+    assert is_suspect(stage, "a", at="b")
+
+
+def test_the_owner_is_as_late_by_time_alone() -> None:
+    """Where the log is well a dead owner is suspect an interval and a margin after its last renewal, whatever is read meanwhile."""
+    stage = play("brokers a b c", "advance 1s", "crash a", "advance 1500ms")
+    assert not is_suspect(stage, "a", at="b")
+    perform(stage, "advance 1ms")
+    assert is_suspect(stage, "a", at="b")
+    assert not is_suspect(stage, "c", at="b")
+
+
+@pytest.mark.parametrize("out_ms", [1_501, 2_499])
+@pytest.mark.parametrize("trouble", [("outage",), ("hold a", "hold b")], ids=["refuses", "hangs"])
+def test_an_outage_makes_nobody_suspect_before_its_lease_ends(trouble: tuple[str, ...], out_ms: int) -> None:
+    """Where nobody can renew, an owner is trusted for its lease less a margin after its last renewal, to the millisecond."""
+    stage = play("brokers a b", "advance 1s", *trouble, f"advance {out_ms}ms")
+    assert not is_suspect(stage, "a", at="b")
+    perform(stage, f"advance {2_500 - out_ms}ms")
+    assert is_suspect(stage, "a", at="b")
+
+
+def test_a_log_that_cannot_be_read_tells_nothing_of_silence() -> None:
+    """Before anybody else is late as well, it is the log's own word that tells of its outage."""
+    stage = play("brokers a", "advance 500ms", "brokers b", "advance 1s", "hold a", "hold b", "advance 1200ms")
+    assert is_suspect(stage, "a", at="b")
+    assert not is_suspect(stage, "a", at="b", log_is_readable=False)
+
+
+def test_who_was_late_while_others_were_heard_stays_suspect() -> None:
+    """An outage that begins after a death has been noticed takes nothing of that back."""
+    stage = play("brokers a b", "advance 500ms", "crash a", "advance 1700ms", "outage", "advance 200ms")
+    assert is_suspect(stage, "a", at="b", log_is_readable=False)
+
+
+def test_after_an_outage_everybody_has_an_interval_to_be_heard() -> None:
+    """Whoever comes back later than others is not late for that; but of one that has died the lease ends all the same."""
+    stage = play("timing lease_ms 10s", "timing margin_ms 1s", "brokers a b c", "advance 1s", "outage", "crash c", "advance 6s")
+    for command in ("hold a", "outage over", "advance 2s"):
+        perform(stage, command)
+    assert stage.process("b").agent.is_in_touch
+    assert (False, False) == (is_suspect(stage, "a", at="b"), is_suspect(stage, "c", at="b"))
+    perform(stage, "advance 1s")
+    assert (True, True) == (is_suspect(stage, "a", at="b"), is_suspect(stage, "c", at="b"))
+
+
+def test_a_broker_is_not_suspect_to_itself() -> None:
+    """How long it serves its lease tells, even if only its own renewals are lost."""
+    stage = play("brokers a b", "advance 1s", "hold a", "advance 2s")
+    assert (False, True) == (is_suspect(stage, "a", at="a"), is_suspect(stage, "a", at="b"))
 
 
 def test_promises_grow_with_the_membership() -> None:

@@ -37,7 +37,7 @@ LINES: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "up": (
         *("--data", "{folder}/up", "--brokers", "2", "--http-port", "18080", "--pulsar-port", "16650", "--log", "{log}", "--restart"),
-        *("--service", "equipoise.examples.counter:Counter", "--set", "renew_ms=900", "--json"),
+        *("--service", "shop/*=equipoise.examples.counter:Counter", "--service", "public/*=pulsar", "--set", "renew_ms=900", "--json"),
     ),
     "namespaces create": (
         "shop/orders",
@@ -90,7 +90,7 @@ LINES: Final[Mapping[str, tuple[str, ...]]] = {
     "channel diff": ("-1h", "7", "--log", "{log}", "--timeout", "5", "--json"),
     "channel export": ("{folder}/export", "--log", "{log}", "--format", "jsonl", "--from", "3", "--zstd", "--timeout", "5", "--json"),
     "channel import": ("{folder}/export", "sqlite:{folder}/import.db", "--ahead", "3", "--timeout", "5", "--json"),
-    "channel copy": ("{log}", "sqlite:{folder}/copy.db", "--again", "--as", "erin", "--timeout", "1", "--json"),
+    "channel copy": ("{log}", "sqlite:{folder}/copy.db", "--again", "--other-is-lost", "--as", "erin", "--timeout", "1", "--json"),
     "channel compact": ("--log", "{log}", "--retain", "7d", "--dry-run", "--cluster", "test", "--stop-on-eof", "--timeout", "5", "--json"),
 }
 

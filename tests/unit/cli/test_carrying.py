@@ -5,7 +5,10 @@ May live here: these commands on small logs. What they do with all that a log ma
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -44,7 +47,7 @@ def test_export_prints_every_record(log: str) -> None:
     """Between its head and its tail an export has a line for each record with its verdict."""
     result = run("channel", "export", log=log)
     head, *lines, tail = (json.loads(line) for line in result.stdout.splitlines())
-    assert ("channel", 1, log, 1, 13) == tuple(head[name] for name in ("equipoise", "format", "log", "start", "end"))
+    assert ("channel", 2, log, 1, 13) == tuple(head[name] for name in ("equipoise", "format", "log", "start", "end"))
     assert list(range(1, 14)) == [line["offset"] for line in lines] == [line["position"] for line in lines]
     assert {"position", "offset", "record", "accepted", "reason", "problem"} == set(lines[0])
     assert (LEFT, "assigning", True, None) == (
@@ -54,7 +57,9 @@ def test_export_prints_every_record(log: str) -> None:
         lines[5]["reason"],
     )
     assert (None, False, "malformed") == (lines[9]["record"], lines[9]["accepted"], lines[9]["reason"])
-    assert {"entries": 13, "offset": 13, "digest": f"0x{left_channel().view.digest():016x}"} == tail
+    above = result.stdout.rpartition('{"entries"')[0].encode()
+    digest = f"0x{left_channel().view.digest():016x}"
+    assert {"entries": 13, "offset": 13, "digest": digest, "sha256": sha256(above).hexdigest()} == tail
     assert ("", 0) == (result.stderr, result.exit_code)
 
 
@@ -157,7 +162,15 @@ def test_copy_is_refused_in_a_line(log: str, tmp_path: Path) -> None:
         closed.exit_code,
         closed.stderr.partition(": no broker")[0],
     )
-    assert 0 == run("channel", "copy", log, other, "--again").exit_code
+    elsewhere = run("channel", "copy", log, other, "--again", "--json")
+    document = json.loads(elsewhere.stderr)
+    assert (4, "CopiedElsewhere", f"sqlite:{tmp_path}/first.db", other) == (
+        elsewhere.exit_code,
+        *(document[name] for name in ("error", "copied_to", "target")),
+    )
+    assert {"channel.db", "first.db", "two.db"} == names(tmp_path)
+    lost = run("channel", "copy", log, other, "--again", "--other-is-lost")
+    assert (0, True) == (lost.exit_code, lost.stdout.endswith("; let brokers work on one copy only\n"))
     assert 2 == run("channel", "copy", f"sqlite:{tmp_path}/nothing.db", f"sqlite:{tmp_path}/four.db").exit_code
 
 
@@ -166,7 +179,19 @@ def test_a_copy_that_was_finished_is_finished_again(log: str, tmp_path: Path) ->
     to = f"sqlite:{tmp_path}/two.db"
     first = run("channel", "copy", log, to)
     again = run("channel", "copy", log, to, "--again")
-    assert (0, first.stdout.strip() + "; let brokers work on one copy only\n") == (again.exit_code, again.stdout)
+    assert (0, first.stdout) == (again.exit_code, again.stdout)
+
+
+def test_a_copy_that_died_after_the_log_was_closed_is_finished(log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file that it was closed for bears its name by then, so the same command is known to mean the same log."""
+    to = f"sqlite:{tmp_path}/two.db"
+    with monkeypatch.context() as dying:
+        dying.setattr("compaction.copying._begin_above", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        assert 4 == run("channel", "copy", log, to).exit_code
+    assert {"channel.db", "two.db"} == names(tmp_path)
+    assert 4 == run("bundles", "list", log=log).exit_code
+    assert 0 == run("channel", "copy", log, to, "--again").exit_code
+    assert 0 == run("channel", "verify", log=to).exit_code
 
 
 def test_a_copy_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
@@ -174,6 +199,22 @@ def test_a_copy_that_is_refused_leaves_nothing_behind(tmp_path: Path) -> None:
     log = write(owned_channel().entries, tmp_path)
     result = run("channel", "copy", log, f"sqlite:{tmp_path}/two.db", "--timeout", "1")
     assert 0 != result.exit_code
+    assert {"channel.db"} == names(tmp_path)
+
+
+def test_an_export_to_a_full_disk_names_its_file(log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file as it was named, what is the matter, and what to do; and nothing is left of it."""
+
+    def fail(_: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("os.fsync", fail)
+    result = run("channel", "export", str(tmp_path / "backup"), "--json", log=log)
+    document = json.loads(result.stderr)
+    assert (4, "OutputFailed", str(tmp_path / "backup"), "No space left on device") == (
+        result.exit_code,
+        *(document[name] for name in ("error", "output", "problem")),
+    )
     assert {"channel.db"} == names(tmp_path)
 
 

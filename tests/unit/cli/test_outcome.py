@@ -5,6 +5,7 @@ May live here: what concerns all commands. The errors themselves are tested wher
 
 from __future__ import annotations
 
+import errno
 import inspect
 import json
 import os
@@ -20,7 +21,7 @@ from typer.testing import CliRunner
 import brokers.errors
 from brokers.cli.options import publisher
 from brokers.cli.outcome import Commands, ExitCode, exit_code_of, printable
-from brokers.errors import CalledOff, DataDirectoryInUse, InvalidConfig, InvalidTiming, Rejected
+from brokers.errors import CalledOff, DataDirectoryInUse, InvalidConfig, InvalidTiming, OutputFailed, Rejected
 from channel import errors, propose
 from channel.errors import Bug, DeadlineExceeded, EquipoiseError, InvalidName, LogUnavailable, OutcomeUnknown
 from tests.unit.cli.fabricated import owned_channel, run, write
@@ -36,6 +37,7 @@ CASES = {
     "deadline": (DeadlineExceeded(what="w", waited_ms=1), ExitCode.UNAVAILABLE),
     "operator": (DataDirectoryInUse(path="d", pid=7), ExitCode.OPERATOR),
     "bug": (Bug("b"), ExitCode.OPERATOR),
+    "output": (OutputFailed(output="the standard output", problem="p"), ExitCode.OPERATOR),
     "system": (PermissionError(13, "Permission denied", "file"), ExitCode.OPERATOR),
 }
 
@@ -79,6 +81,29 @@ def test_an_error_is_told_to_programs_with_its_attributes(tmp_path: Path) -> Non
     document = json.loads(result.stderr)
     assert ("UnknownOffset", 99, 9, url) == tuple(document[name] for name in ("error", "offset", "end", "log"))
     assert ("", 2) == (result.stdout, result.exit_code)
+
+
+def test_a_full_disk_under_the_output_is_told() -> None:
+    """What a command prints goes to a file on a disk that is full: that is said, and what to do, of a kind of its own."""
+    error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    result = CliRunner().invoke(failing(error), ["fail"])
+    told = "error: the standard output cannot be written: No space left on device; mend that"
+    assert ("", told, 4) == (result.stdout, result.stderr.partition(",")[0], result.exit_code)
+    named = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "file")
+    assert f"error: {named}\n" == CliRunner().invoke(failing(named), ["fail"]).stderr
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("arguments", [("channel", "export"), ("channel", "export", "--zstd"), ("channel", "tail"), ("--help",)])
+def test_a_full_disk_ends_any_command_with_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
+    """Whatever it prints, and however it does it; nothing more is said when the interpreter ends."""
+    url = write(owned_channel().entries, tmp_path)
+    command = [sys.executable, "-m", "brokers.cli", *arguments]
+    with Path("/dev/full").open("wb") as full:
+        environment = {**os.environ, "EQUIPOISE_LOG": url}
+        result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+    assert (4, 1) == (result.returncode, result.stderr.count("\n")), result.stderr
+    assert "the standard output cannot be written: No space left on device" in result.stderr
 
 
 def test_ctrl_c_is_quiet() -> None:

@@ -51,21 +51,23 @@ def test_nothing_is_said_where_nothing_is_overridden(named: str | None, options:
 
 
 def test_ports_that_overlap_are_an_error_of_usage(tmp_path: Path) -> None:
-    """Two rows of ports that overlap are told in one line, and nothing is made; without Pulsar's clients there is but one row."""
+    """Two rows of ports that overlap are told in one line, and nothing is made; nor for a row where nobody would listen."""
     options = ("up", "--data", str(tmp_path / "cluster"), "--http-port", "8080", "--pulsar-port", "8081")
     refused = run(*options, "--service", "pulsar")
     told = "pulsar_port: the ports of 3 brokers from 8081 on overlap with those from http_port=8080 on"
     assert (2, "", 1, True) == (refused.exit_code, refused.stdout, refused.stderr.count("\n"), told in refused.stderr)
     assert not (tmp_path / "cluster").exists()
-    without = run(*options, "--service", "counter")
-    assert ("no broker is left\n", True) == (without.stdout, "--pulsar-port is not used" in without.stderr)
+    unused = run(*options, "--service", "counter")
+    told = "--pulsar-port: no service is for Pulsar's clients"
+    assert (2, "", True) == (unused.exit_code, unused.stdout, told in unused.stderr)
 
 
 @pytest.mark.parametrize(("service", "url"), [("pulsar", "pulsar://127.0.0.1:7000,127.0.0.1:7001"), ("counter", None)])
 def test_the_line_that_it_is_ready_has_all_urls(service: str, url: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever reads it knows the log, what to try, and where Pulsar's clients connect, if any are taken; programs, the same."""
     monkeypatch.setattr(LocalCluster, "start", lambda _: None)
-    options = ("up", "--data", "cluster", "--brokers", "2", "--http-port", "8000", "--pulsar-port", "7000", "--service", service)
+    ports = ("--http-port", "8000", *(("--pulsar-port", "7000") if url else ()))
+    options = ("up", "--data", "cluster", "--brokers", "2", *ports, "--service", service)
     clients = "" if url is None else f"; Pulsar's clients connect to {url}"
     told = f"ready: 2 brokers on sqlite:cluster/channel.db{clients}; try: EQUIPOISE_LOG=sqlite:cluster/channel.db equipoise brokers list"
     assert told == run(*options).stdout.splitlines()[0]

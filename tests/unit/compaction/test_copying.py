@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 
 import pytest
 
-from brokers.errors import BrokersAlive, TargetNotEmpty
+from brokers.errors import BrokersAlive, CopiedElsewhere, TargetNotEmpty
 from channel import propose
 from channel.codec import decode, encode
 from channel.deadline import Deadline
@@ -93,9 +94,10 @@ def left_channel() -> Channel:
     return channel
 
 
-def copied(old: Log, new: Log, *, again: bool = False) -> Copied:
+def copied(old: Log, new: Log, *, again: bool = False, other_is_lost: bool = False) -> Copied:
     """Copy one log to the other."""
-    return copy(old, new, publisher="admin:ops", deadline=Deadline.after(timeout_ms=TIMEOUT_MS), again=again)
+    deadline = Deadline.after(timeout_ms=TIMEOUT_MS)
+    return copy(old, new, publisher="admin:ops", deadline=deadline, again=again, other_is_lost=other_is_lost)
 
 
 def held(view: View) -> dict[str, object]:
@@ -245,16 +247,68 @@ def test_of_two_copies_one_is_made(old: TroubledLog, new: TroubledLog) -> None:
 
 
 def test_a_copied_log_is_copied_again_only_on_demand(old: TroubledLog, new: TroubledLog) -> None:
-    """Where the first copy is lost, the same one can be made anew, above the same base."""
+    """Where the first copy is lost for good, the same one can be made anew on another log, above the same base."""
     write(old, left_channel())
     first = copied(old, new)
-    other = MemoryLog(name="memory:other")
-    with pytest.raises(LogClosed):
-        copied(old, other)
-    second = copied(old, other, again=True)
-    assert first == second
-    check_copy(old, other, second)
-    other.close()
+    with closing(MemoryLog(name="memory:other")) as other:
+        with pytest.raises(LogClosed):
+            copied(old, other)
+        with pytest.raises(
+            CopiedElsewhere, match=r"for its copy to memory:new, and memory:other is not that log.*--other-is-lost"
+        ) as caught:
+            copied(old, other, again=True)
+        assert (old.name, old.end(), new.name, other.name) == (
+            caught.value.log,
+            caught.value.offset,
+            caught.value.copied_to,
+            caught.value.target,
+        )
+        assert [] == entries_of(other)
+        second = copied(old, other, again=True, other_is_lost=True)
+        assert first == second
+        check_copy(old, other, second)
+
+
+def test_a_log_that_was_made_anew_under_the_same_name_is_another_one(old: TroubledLog, new: TroubledLog) -> None:
+    """The copy may have been moved away and be in use: what tells logs apart is not how they are called."""
+    write(old, left_channel())
+    copied(old, new)
+    new.close()
+    with closing(TroubledLog(name="memory:new")) as anew, pytest.raises(CopiedElsewhere):
+        copied(old, anew, again=True)
+
+
+def test_a_log_that_an_earlier_version_closed_is_copied_again(old: TroubledLog, new: TroubledLog) -> None:
+    """Its last record names no log, and a form of that name which nobody knows is none."""
+    channel = left_channel()
+    closed = encode(propose.close_log(channel.admin(), channel.view))
+    channel.put_bytes(closed[:-1] + b',"copied_to":7,"copied_to_identity":{}}')
+    write(old, channel)
+    check_copy(old, new, copied(old, new, again=True))
+
+
+def test_a_target_takes_its_name_before_the_log_is_closed(old: TroubledLog, new: TroubledLog) -> None:
+    """So that a copy which dies then is finished on the log that the closed one names; if it cannot, nothing is closed."""
+    write(old, left_channel())
+    end = old.end()
+    third = MemoryLog(name="memory:third")
+
+    def fail() -> Log:
+        raise LogUnavailable(log="memory:new", problem="no such name")
+
+    def name_target() -> Log:
+        assert end == old.end()
+        return new
+
+    def copied_with(named: Callable[[], Log]) -> Copied:
+        return copy(old, third, publisher="admin:ops", deadline=Deadline.after(timeout_ms=TIMEOUT_MS), name_target=named)
+
+    with pytest.raises(LogUnavailable):
+        copied_with(fail)
+    assert end == old.end()
+    check_copy(old, new, copied_with(name_target))
+    assert [] == entries_of(third)
+    third.close()
 
 
 @pytest.mark.parametrize("step", ["genesis", "twin", "answer"])
@@ -320,8 +374,10 @@ def test_an_unfinished_copy_of_another_channel_is_refused(old: TroubledLog, new:
     assert end == old.end()
     third = MemoryLog(name="memory:third")
     copied(old, third)
-    with pytest.raises(TargetNotEmpty, match="of another channel"):
+    with pytest.raises(CopiedElsewhere):
         copied(old, new, again=True)
+    with pytest.raises(TargetNotEmpty, match="of another channel"):
+        copied(old, new, again=True, other_is_lost=True)
     third.close()
     other.close()
 

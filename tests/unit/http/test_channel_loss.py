@@ -125,6 +125,28 @@ def test_lookups_are_held_or_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     run(story)
 
 
+def test_lookups_go_on_while_leases_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of what fences, too, it is told who serves it as long as that broker's lease may run, with since when the channel is lost."""
+
+    async def story() -> None:
+        async with losing(tmp_path, monkeypatch, lease_ms=6_000) as (brokers, logs):
+            before = [(await broker.get(lookup(NAMESPACE))).body for broker in brokers.brokers]
+            logs.go()
+            await until(
+                lambda: all(broker.worker.agent.out_of_touch_ms(broker.worker.clock.now()) is not None for broker in brokers.brokers)
+            )
+            for broker, body in zip(brokers.brokers, before, strict=True):
+                for _ in range(2):
+                    answer = await broker.get(lookup(NAMESPACE))
+                    assert (200, body) == (answer.status, answer.body)
+                    assert int(answer.headers[CHANNEL_LOST_MS]) >= 3_000
+                documents = (await broker.get("/v1/brokers")).json()
+                assert isinstance(documents, list)
+                assert [False, False] == [document["suspect"] for document in documents]
+
+    run(story)
+
+
 def test_a_lookup_that_is_held_is_answered_when_the_channel_is_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An outage that is over before its deadline costs a lookup the wait, and no error."""
 

@@ -192,7 +192,7 @@ def test_a_remembered_answer_is_given_only_while_it_holds(tmp_path: Path, monkey
             assert 204 == (await one.put(f"{path_of(brokers.bundles()[0])}/split")).status
             assert target.url == await owner()
             with monkeypatch.context() as patched:
-                patched.setattr(type(one.worker.agent), "is_suspect", lambda *_: True)
+                patched.setattr(type(one.worker.agent), "is_suspect", lambda *_, **__: True)
                 assert 503 == (await one.get(f"{PATH}/a")).status
             assert target.url == await owner()
             one.worker.agent.lease.lose()

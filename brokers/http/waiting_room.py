@@ -1,0 +1,53 @@
+"""What a broker answers before it has a log: that it is alive, and what it waits for.
+
+May live here: these few paths. As soon as the log is there `brokers.http.app` takes their place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from http import HTTPStatus
+
+from aiohttp import web
+
+from brokers.channel_loss import ChannelLoss
+from brokers.errors import NotReady
+from brokers.http.answers import json_answer
+from brokers.http.errors import typed
+
+
+class WaitingRoom:
+    """The paths of a broker that waits for its log."""
+
+    def __init__(self, *, broker: str, loss: Callable[[], ChannelLoss]) -> None:
+        """`broker` is its id; `loss` tells since when it waits, and what the log said last."""
+        self._broker = broker
+        self._loss = loss
+
+    def app(self) -> web.Application:
+        """The application that is served meanwhile."""
+        app = web.Application()
+        app.add_routes([typed(route) for route in self.routes()])
+        return app
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """The paths; whatever else is asked for is refused for now."""
+        return (web.get("/health", self.health), web.get("/ready", self.ready), web.route("*", "/{path:(?s:.*)}", self.refused))
+
+    async def health(self, _request: web.Request) -> web.Response:
+        """That the process is alive: it is not to be killed for an outage of the log."""
+        return json_answer({"status": "ok", "broker": self._broker, "channel_loss": self._loss().document()})
+
+    async def ready(self, _request: web.Request) -> web.Response:
+        """That clients had better be sent elsewhere, and why."""
+        loss = self._loss()
+        body = {"status": "not ready", "broker": self._broker, "problems": [_problem(loss)], "channel_loss": loss.document()}
+        return json_answer(body, status=HTTPStatus.SERVICE_UNAVAILABLE)
+
+    async def refused(self, _request: web.Request) -> web.Response:
+        """Nothing can be told of a channel that was never read."""
+        raise NotReady(broker=self._broker, problem=_problem(self._loss()))
+
+
+def _problem(loss: ChannelLoss) -> str:
+    return f"it waits for the log: {loss.problem}"

@@ -1,0 +1,155 @@
+"""The commands that look back, on logs that were compacted: all that stands on the log can be told, as it would be of a whole one.
+
+May live here: logs that were compacted more than once with a retention, copies of logs, and places that a log does not have.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from channel import propose
+from channel.codec import encode
+from channel.open_log import open_log
+from channel.propose import Author
+from channel.restore import restored
+from channel.twin import TwinRow
+from compaction.retention import Retention
+from tests.compacting import TIMEOUT_MS, compacted, digests_of, restored_to_end
+from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
+
+KEPT = Retention(unit="offsets", amount=6)
+RENEWALS = 5
+
+
+def renew(url: str, times: int) -> None:
+    """Let broker a renew."""
+    with closing(open_log(url)) as log:
+        for _ in range(times):
+            view = restored_to_end(log)
+            broker = view.brokers["a"]
+            author = Author(publisher="a", incarnation=broker.incarnation, sequence=broker.sequence + 1)
+            log.append([encode(propose.renewed(author, broker))], timeout_ms=TIMEOUT_MS)
+
+
+@pytest.fixture
+def whole(tmp_path: Path) -> str:
+    """A log of nine records, and fifteen renewals after them."""
+    url = write(owned_channel().entries, tmp_path)
+    renew(url, 3 * RENEWALS)
+    return url
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """The same log, compacted after each five renewals."""
+    (tmp_path / "compacted").mkdir()
+    url = write(owned_channel().entries, tmp_path / "compacted")
+    for _ in range(3):
+        renew(url, RENEWALS)
+        with closing(open_log(url)) as opened:
+            compacted(opened, retain=KEPT)
+    return url
+
+
+def digests_in(url: str) -> dict[int, str]:
+    """The digest at each offset of a whole log, as it is printed."""
+    with closing(open_log(url)) as log:
+        entries = [(entry.offset, entry.data) for entry in log.read(1, limit=100)]
+    return {offset: f"0x{digest:016x}" for offset, digest in digests_of(entries).items()}
+
+
+def test_each_place_that_stands_on_the_log_can_be_told(log: str, whole: str) -> None:
+    """At each of them the view is that of the whole log; below, it is said from where the story is known."""
+    expected = digests_in(whole)
+    for offset in range(18, 25):
+        assert expected[offset] == json.loads(run("channel", "at", str(offset), "--json", log=log).stdout)["digest"]
+    for command in ("at", "show"):
+        result = run("channel", command, "17", log=log)
+        assert ("", 2) == (result.stdout, result.exit_code)
+        assert "no longer knows of" in result.stderr
+        assert "what was before offset 18 has been compacted" in result.stderr
+
+
+@pytest.mark.parametrize("command", [["show", "20"], ["diff", "18", "24"], ["tail", "--from", "19", "--renewals"]])
+def test_a_compacted_log_tells_what_the_whole_one_does(log: str, whole: str, command: list[str]) -> None:
+    """Each command prints of what is left, byte for byte, what it prints of the log that has all."""
+    result = run("channel", *command, log=log)
+    assert (run("channel", *command, log=whole).stdout, 0) == (result.stdout, result.exit_code)
+
+
+def test_a_story_begins_with_the_floor(log: str) -> None:
+    """The story of a bundle begins where the log does, with how the bundle stood then."""
+    first, *_ = run("channel", "why", LEFT, log=log).stdout.splitlines()
+    assert "the story begins after offset 18: what was before is not on this log" == first
+
+
+def test_an_export_takes_the_past_along(log: str, whole: str, tmp_path: Path) -> None:
+    """An export begins with the floor, so what is imported from it can be told as far back as the log."""
+    file = str(tmp_path / "export.jsonl")
+    assert 0 == run("channel", "export", file, log=log).exit_code
+    second = f"sqlite:{tmp_path}/second.db"
+    assert 0 == run("channel", "import", file, second).exit_code
+    for offset in (18, 21, 24):
+        assert digests_in(whole)[offset] == json.loads(run("channel", "at", str(offset), "--json", log=second).stdout)["digest"]
+    assert 0 == run("channel", "verify", log=second).exit_code
+    with closing(open_log(second)) as opened:
+        compacted(opened, retain=Retention(unit="offsets", amount=3))
+        assert 22 == opened.start()
+    assert digests_in(whole)[21] == json.loads(run("channel", "at", "21", "--json", log=second).stdout)["digest"]
+
+
+def test_a_copy_that_was_compacted_is_told_from_its_beginning(whole: str, tmp_path: Path) -> None:
+    """What a copy began with, and all that came after, is known as long as it stands on the log."""
+    with closing(open_log(whole)) as opened:
+        view = restored_to_end(opened)
+        for name in ("a", "b", "c"):
+            opened.append([encode(propose.left(Author(publisher=name, incarnation=view.brokers[name].incarnation,
+                sequence=view.brokers[name].sequence + 1), view.brokers[name]))], timeout_ms=TIMEOUT_MS)  # fmt: skip
+    copy = f"sqlite:{tmp_path}/copy.db"
+    assert 0 == run("channel", "copy", whole, copy).exit_code
+    with closing(open_log(copy)) as opened:
+        base = restored(opened).view.offset
+        for retain in (Retention(unit="offsets", amount=100), Retention(unit="offsets", amount=50)):
+            policy = propose.set_policy(
+                Author(publisher="admin:ops", as_of=opened.end() + base), restored_to_end(opened), name="p", document={}
+            )
+            opened.append([encode(policy)], timeout_ms=TIMEOUT_MS)
+            compacted(opened, retain=retain)
+    for offset in range(base, base + 4):
+        result = run("channel", "at", str(offset), "--json", log=copy)
+        assert (offset, 0) == (json.loads(result.stdout)["offset"], result.exit_code)
+    assert 0 == run("channel", "verify", log=copy).exit_code
+
+
+def test_a_tail_from_where_nothing_is_known_is_refused(log: str) -> None:
+    """Below what can be told, and beyond the end, it says so, as `at` does; who follows may begin with what comes next."""
+    for place, code, words in (
+        ("17", 2, "no longer knows of offset 17"),
+        ("0", 2, "no longer knows of offset 0"),
+        ("25", 2, "its last is at 24"),
+    ):
+        result = run("channel", "tail", "--from", place, log=log)
+        assert ("", code) == (result.stdout, result.exit_code)
+        assert words in result.stderr
+    assert 2 == run("channel", "at", "25", log=log).exit_code
+    assert 2 == run("channel", "tail", "--from", "26", "--follow", log=log).exit_code
+    assert "" == run("channel", "tail", "--from", "24", log=log).stdout  # A renewal, which is not shown.
+
+
+def test_a_damaged_floor_is_told_of(log: str) -> None:
+    """The past is then told from the twin on, with a word, and the audit finds the damage."""
+    with closing(open_log(log)) as opened:
+        image = opened.floor().load()
+        assert image is not None
+        opened.floor().claim(timeout_ms=TIMEOUT_MS)
+        opened.floor().replace([TwinRow("broker:a", b"{}")], image.marker, timeout_ms=TIMEOUT_MS)
+    assert 2 == run("channel", "at", "20", log=log).exit_code
+    result = run("channel", "at", "24", log=log)
+    assert 0 == result.exit_code
+    verified = run("channel", "verify", log=log)
+    assert 1 == verified.exit_code
+    assert "offset 0: floor: the floor up to there: its row 'broker:a' does not match its checksum\n" in verified.stdout
