@@ -55,6 +55,7 @@ class Starting:
                     if self._stopping.is_set() or not deadline.remaining_ms():
                         raise
                     self._tell(error, left_ms=deadline.remaining_ms())
+                    away = error
                 else:
                     return
                 if not is_open and self._listening is not None:
@@ -62,7 +63,8 @@ class Starting:
                     answering = WaitingRoom(broker=self._worker.broker_id, loss=self._loss).app()
                     await room.enter_async_context(served(answering, self._listening.dup()))
                     is_open = True
-                await self._pause(min(_TRY_AGAIN_MS, deadline.remaining_ms()))
+                if await self._is_stopping_after(min(_TRY_AGAIN_MS, deadline.remaining_ms())):
+                    raise away
 
     def _tell(self, error: LogUnavailable, *, left_ms: int) -> None:
         self._problem = str(error)
@@ -71,12 +73,14 @@ class Starting:
             fields = {"broker": self._worker.broker_id, "failures": failures, "seconds_left": left_ms // 1_000}
             _logger.warning("the log is waited for: %s", error, extra=fields)
 
-    async def _pause(self, pause_ms: int) -> None:
+    async def _is_stopping_after(self, pause_ms: int) -> bool:
+        """Let some time pass; whether nobody waits any more."""
         try:
             async with asyncio.timeout(pause_ms / 1_000):
                 await self._stopping.wait()
         except TimeoutError:
-            return
+            return False
+        return True
 
     def _loss(self) -> ChannelLoss:
         now = self._worker.clock.now()

@@ -82,12 +82,14 @@ def close_log(author: Author, view: View, *, copied_to: str | None = None, ident
 
     `copied_to` is the URL of the log with the copy, and `identity` tells it from every other.
     """
+    # For people, so that a path which is no text is spelled as far as it can be.
+    spelled = None if copied_to is None else copied_to.encode("utf-8", "replace").decode()[:TEXT_CHARACTERS_MAX]
     return LevelRecord(
         key="level",
         based_on=view.level_last,
         **author.signature,
         raises_to=LEVEL_CLOSED,
-        copied_to=None if copied_to is None else copied_to[:TEXT_CHARACTERS_MAX],
+        copied_to=spelled,
         copied_to_identity=identity,
     )
 

@@ -119,12 +119,16 @@ def has_floor(connection: sqlite3.Connection) -> bool:
     return bool(file_format >= FORMAT_WITH_FLOOR)
 
 
-def add_floor(connection: sqlite3.Connection) -> None:
-    """Make the tables of a floor, which the file does not have yet, within the caller's transaction."""
+def make_floor(connection: sqlite3.Connection) -> None:
+    """Make the tables of a floor, instead of those that the file may have, within the caller's transaction."""
+    connection.execute(f"DROP TABLE IF EXISTS {FLOOR}")
+    connection.execute(f"DROP TABLE IF EXISTS {FLOOR}_marker")
     for statement in _FLOOR_TABLES:
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {FORMAT_WITH_FLOOR}")
-    connection.execute("INSERT INTO floor_marker VALUES (0, 0, 1, NULL)")
+    # Far above the claims on a floor that was here before, so that none of them counts for this one.
+    claim = time.time_ns()
+    connection.execute("INSERT INTO floor_marker VALUES (?, 0, 1, NULL)", (claim,))
 
 
 def is_of_other_boot(connection: sqlite3.Connection, boot: str) -> bool:

@@ -45,8 +45,8 @@ RECHECK_MS: Final = 250
 """How long a waiting reader trusts the bell before it looks for itself: what a writer costs that is killed between its
 commit and its ring. Four looks a second of about 40 microseconds each are no load."""
 
-TRUNCATE_STEP_ENTRIES: Final = 1_000
-"""Entries removed per transaction: about 60 pages, and some milliseconds of the write lock, which is free as long before the next."""
+TRUNCATE_STEP_ENTRIES: Final = 200
+"""Entries removed per transaction: about 12 pages, and a millisecond or two of the write lock, which is free as long before the next."""
 
 
 class SqliteLog:

@@ -27,7 +27,7 @@ from operator import itemgetter
 from typing import Final, NamedTuple
 
 from channel.errors import LogDamaged, LogStorageFull, LogUnavailable, TwinDamaged, TwinFenced
-from channel.sqlite_format import FLOOR, TWIN, add_floor, has_floor
+from channel.sqlite_format import FLOOR, TWIN, has_floor, make_floor
 from channel.sqlite_storage import READ_MS_MAX, SqliteStorage
 from channel.twin import Check, Progress, TwinImage, TwinRow, unchecked, unwatched
 
@@ -71,7 +71,9 @@ class SqliteTwin:
         """See `Twin.claim`."""
         with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms):
             if not self._is_there():
-                add_floor(self._storage.connection)
+                make_floor(self._storage.connection)
+            elif self._table == FLOOR and not self._is_sound():
+                make_floor(self._storage.connection)  # It tells of the past alone, and a damaged one does not even that.
             state = self._state()
             self._execute("UPDATE {table}_marker SET claim = ?", (state.claim + 1,))
         if not state.is_tidy:
@@ -163,6 +165,14 @@ class SqliteTwin:
             case [(int(claim), int(generation), int(is_tidy), bytes() | None as marker)] if 0 <= generation <= claim:
                 return _State(claim, generation, bool(is_tidy), marker)
         raise LogDamaged(log=self._storage.name, problem=f"the table {self._table}_marker says {rows!r:.100}")
+
+    def _is_sound(self) -> bool:
+        """Whether it can be loaded and replaced, whatever its rows say."""
+        try:
+            self._state()
+        except LogDamaged:
+            return False
+        return not self._execute("SELECT 1 FROM {table} WHERE typeof(key) != 'blob' LIMIT 1").fetchall()
 
     def _is_there(self) -> bool:
         """Whether the tables are there: those of a floor are made when it is first claimed."""

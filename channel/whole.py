@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from channel.codec import decode
+from channel.errors import LogDamaged
 from channel.log import FIRST_OFFSET, Log
 from channel.records import Genesis
 
@@ -24,8 +25,11 @@ def is_whole(log: Log) -> bool:
 
 
 def is_told_from_zero(log: Log) -> bool:
-    """Whether all of the channel, from its genesis on, stands on the log. Raises what `Log.read` raises."""
-    return log.start() == FIRST_OFFSET and base_of(log) == 0
+    """Whether all of the channel, from its genesis on, stands on the log, and undamaged as far as that. Raises what `Log.read` raises."""
+    try:
+        return log.start() == FIRST_OFFSET and base_of(log) == 0
+    except LogDamaged:
+        return False
 
 
 def base_of(log: Log) -> int | None:

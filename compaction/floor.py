@@ -53,7 +53,7 @@ class FloorMove:
         another compactor cut the log meanwhile.
         """
         log = self.scribe.log
-        from_zero = self._is_told_from_zero()
+        from_zero = is_told_from_zero(log)
         if cut == marker.position or (from_zero and cut == FIRST_OFFSET):
             return cut
         floor = self._look()  # 1.
@@ -75,12 +75,6 @@ class FloorMove:
 
     def _look(self) -> Floor:
         return floor_of(self.scribe.log, check=self.scribe.check)
-
-    def _is_told_from_zero(self) -> bool:
-        try:
-            return is_told_from_zero(self.scribe.log)
-        except LogDamaged:
-            return False
 
     def _view_at(self, cut: int, floor: Floor, *, from_zero: bool) -> View:
         """The view from which a reader goes on at `cut`; above it, if that is the lowest that there is."""

@@ -38,6 +38,13 @@ def written(log: GapLog, channel: Channel) -> Channel:
     return channel
 
 
+def renewed(channel: Channel, times: int, *, broker: str = "a:1") -> Channel:
+    """Let a broker renew."""
+    for _ in range(times):
+        channel.accept(propose.renewed(channel.author(broker), channel.broker(broker)))
+    return channel
+
+
 def in_an_hour() -> int:
     """The time at which all that was written just now is no longer of the newest ten minutes."""
     return time.time_ns() // 1_000_000 + 3_600_000

@@ -207,20 +207,26 @@ def _written(file: str) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         return
     path = _path(file)
-    if path.exists():
-        raise typer.BadParameter(f"there is a file {file}, which may be a backup; remove it, or name another one")
+    _check_free(path, file)
     if not path.parent.is_dir():
         raise typer.BadParameter(f"there is no folder {path.parent}")
-    part = path.with_name(f"{path.name}.part")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # Of its own, for another export to the same file may be under way.
     try:
         with part.open("wb") as stream:
             try:
                 yield stream
                 stream.flush()
                 os.fsync(stream.fileno())
+                _check_free(path, file)
             except BaseException:
                 part.unlink()
                 raise
         part.replace(path)
     except OSError as error:
         raise output_failed(file, error) from error
+
+
+def _check_free(path: Path, file: str) -> None:
+    """Raise `typer.BadParameter` if there is such a file."""
+    if path.exists():
+        raise typer.BadParameter(f"there is a file {file}, which may be a backup; remove it, or name another one")

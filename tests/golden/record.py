@@ -29,7 +29,9 @@ from channel.sqlite_log import SqliteLog
 from channel.view import View
 from compaction.copying import copy
 from compaction.exporting import exported
+from compaction.retention import Retention
 from tests.carried import TIMEOUT_MS, cut_off, view_of_log
+from tests.compacting import compacted
 from tests.folding import joined
 
 FOLDER: Final = Path(__file__).resolve().parent / "level_1"
@@ -95,15 +97,16 @@ def go_on(log: SqliteLog, view: View) -> None:
 def record() -> None:
     """Make the channels, one of the other, and keep each."""
     with tempfile.TemporaryDirectory() as folder:
-        paths = {name: Path(folder) / f"{name}.db" for name in ("recorded", "compacted", "closed", "copied", "closed_for")}
+        paths = {name: Path(folder) / f"{name}.db" for name in ("recorded", "compacted", "closed", "copied", "closed_for", "floored")}
         logs = {name: SqliteLog(str(path), name=f"sqlite:{path}") for name, path in paths.items()}
         entries = played()
-        for name in ("recorded", "compacted", "closed", "closed_for"):
+        for name in ("recorded", "compacted", "closed", "closed_for", "floored"):
             write(logs[name], entries)
         cut_off(logs["compacted"], horizon=entries[len(entries) * 2 // 3].offset, below=entries[len(entries) // 3].offset)
         copy(logs["closed"], logs["copied"], publisher="admin:golden", deadline=Deadline.after(timeout_ms=COPY_MS_MAX))
         with closing(SqliteLog(f"{folder}/new.db", name="sqlite:new.db")) as new:
             copy(logs["closed_for"], new, publisher="admin:golden", deadline=Deadline.after(timeout_ms=COPY_MS_MAX))
+        compacted(logs["floored"], retain=Retention(unit="offsets", amount=len(entries) // 2))
         go_on(logs["copied"], view_of_log(logs["copied"]))
         for log in logs.values():
             log.close()

@@ -108,6 +108,8 @@ def test_the_recorded_channel_is_worth_keeping() -> None:
     assert compacted.image is not None
     assert (FIRST_OFFSET, FIRST_OFFSET) == (copied.head.start, copied.head.folded_from)
     assert FIRST_OFFSET < compacted.head.start < compacted.head.folded_from < compacted.head.end
+    floored = export_of("floored")
+    assert FIRST_OFFSET < floored.head.start == floored.head.folded_from < floored.head.end
     closed = export_of("closed")
     assert list(closed.entries())[:-1]
     assert closed.is_closed

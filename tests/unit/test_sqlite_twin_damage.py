@@ -12,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from channel.errors import ChannelIncomplete
-from channel.restore import restored
+from channel.errors import ChannelIncomplete, TwinFenced
+from channel.restore import earliest, restored
 from channel.sqlite_log import SqliteLog
 from channel.verify import verify
 from compaction.exporting import exported
+from compaction.retention import Retention
 from tests.carried import cut_off
-from tests.compacting import all_of, compacted, restored_to_end
+from tests.compacting import all_of, compacted, renewed, restored_to_end
 from tests.folding import Channel, channel_with
 from tests.unit.sqlite_files import TIMEOUT_MS, edit, open_at
 
@@ -37,6 +38,9 @@ DAMAGES = {
 
 HEALED = {"a row that is a number", "a row that is text"}
 """Where the key is known, the next compaction writes the row anew."""
+
+
+KEPT = Retention(unit="offsets", amount=5)
 
 
 @pytest.fixture
@@ -89,6 +93,43 @@ def test_compaction_writes_a_damaged_row_anew(damage: str, log: SqliteLog, chann
     image = log.twin().load()
     assert image is not None
     assert image.rows["level"].startswith(b"{")
+    assert all_of(channel.view) == all_of(restored_to_end(log))
+
+
+FLOOR_DAMAGES = (
+    "DELETE FROM floor_marker",
+    "UPDATE floor_marker SET data = 'x'",
+    "UPDATE floor_marker SET claim = -1",
+    "INSERT INTO floor VALUES (5, 1, x'00')",
+    "UPDATE floor SET data = 5",
+    "UPDATE floor SET key = 'level' WHERE key = CAST('level' AS BLOB)",
+)
+
+
+@pytest.mark.parametrize("damage", FLOOR_DAMAGES)
+def test_a_damaged_floor_is_made_anew(damage: str, path: Path) -> None:
+    """It tells of the past alone: compaction goes on, and what is kept from then on can be told."""
+    channel = renewed(channel_with("a:1", bundles=4), 7)
+    with closing(open_at(path)) as log:
+        log.append([data for _, data in channel.entries], timeout_ms=TIMEOUT_MS)
+        compacted(log, retain=KEPT)
+        late = open_at(path)
+        late.floor().claim(timeout_ms=TIMEOUT_MS)
+        edit(path, damage)
+        known = len(channel.entries)
+        renewed(channel, 9)
+        log.append([data for _, data in channel.entries[known:]], timeout_ms=TIMEOUT_MS)
+        start = compacted(log, retain=KEPT).start
+        assert (start, True) == (earliest(log).position, verify(log).in_order)
+        with pytest.raises(TwinFenced):
+            late.floor().replace([], b"marker", timeout_ms=TIMEOUT_MS)
+        late.close()
+
+
+def test_a_log_with_a_damaged_beginning_is_told_from_its_twin(log: SqliteLog, channel: Channel, path: Path) -> None:
+    """What a broker starts from is enough to tell what came after it."""
+    edit(path, "UPDATE entries SET checksum = 0 WHERE offset = 1")
+    assert earliest(log).position == log.end() + 1
     assert all_of(channel.view) == all_of(restored_to_end(log))
 
 

@@ -119,6 +119,22 @@ def test_what_is_wrong_with_the_log_is_not_waited_for(tmp_path: Path, opening: O
     assert 1 == opening.asked
 
 
+def test_who_is_told_to_stop_does_not_try_again(tmp_path: Path, opening: Opening, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A try may take as long as Kafka takes to answer: none is begun that nobody wants."""
+    monkeypatch.setattr(starting, "_TRY_AGAIN_MS", PATIENCE_MS)
+
+    async def story() -> None:
+        stopping = asyncio.Event()
+        entering = asyncio.ensure_future(Broker(config(tmp_path), {}, stopping=stopping).__aenter__())
+        await until(lambda: opening.asked == 1)
+        stopping.set()
+        with pytest.raises(LogUnavailable):
+            await entering
+
+    run(story)
+    assert 1 == opening.asked
+
+
 def test_who_is_told_to_stop_waits_no_more(tmp_path: Path, opening: Opening, caplog: pytest.LogCaptureFixture) -> None:
     """A signal ends a process that waits for its log, and that is no error."""
 

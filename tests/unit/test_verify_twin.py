@@ -11,16 +11,21 @@ from dataclasses import replace
 import pytest
 
 from channel import propose
+from channel import verify as audit
+from channel.errors import LogTruncated
 from channel.findings import Finding, Kind
+from channel.log import Log
 from channel.snapshot import from_bytes, to_bytes
-from channel.twin import TwinRow
+from channel.twin import Check, TwinRow
+from channel.twin_audit import TwinFacts, facts_of_twin
 from channel.twin_rows import encode_marker
 from channel.verify import verify
 from compaction.retention import Retention
-from tests.compacting import TIMEOUT_MS, begin_copy, compacted, image_of, marker_in, write_twin, written
+from tests.compacting import TIMEOUT_MS, begin_copy, compacted, image_of, marker_in, renewed, write_twin, written
 from tests.folding import Channel, channel_in, channel_with
 from tests.gap_log import GapLog
 
+KEPT = Retention(unit="offsets", amount=5)
 ALL = Retention(unit="offsets", amount=2**40)
 
 
@@ -118,6 +123,25 @@ def test_a_twin_of_a_former_log_is_found(log: GapLog) -> None:
     write_twin(log, channel.view)
     log.twin().replace([], encode_marker(replace(marker_in(log), log="a former one")), timeout_ms=TIMEOUT_MS)
     assert "twin of another log" in only_finding(log).text
+
+
+def test_a_compaction_that_passes_in_between_is_no_finding(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An audit whose log is cut while it looks at twin and floor says so, and accuses neither."""
+    channel = renewed(written(log, channel_with("a:1", bundles=4)), 7)
+    written(log, channel)
+    compacted(log, retain=KEPT)
+    look = facts_of_twin
+
+    def late(audited: Log, *, check: Check) -> TwinFacts:
+        monkeypatch.undo()
+        written(log, renewed(channel, 20))
+        compacted(log, retain=KEPT)
+        return look(audited, check=check)
+
+    monkeypatch.setattr(audit, "facts_of_twin", late)
+    with pytest.raises(LogTruncated):
+        verify(log)
+    assert verify(log).in_order
 
 
 def test_a_log_without_its_beginning_is_incomplete(log: GapLog) -> None:

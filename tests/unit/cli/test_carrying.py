@@ -228,6 +228,14 @@ def test_an_export_overwrites_nothing(log: str, tmp_path: Path) -> None:
     assert (2, False) == (result.exit_code, ".part" in result.stderr)
 
 
+def test_an_export_that_is_overtaken_by_another_leaves_that_alone(log: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two that run to one file at once keep out of each other's way, and the later one is refused."""
+    backup = tmp_path / "backup"
+    monkeypatch.setattr("os.fsync", lambda _: backup.write_text("precious"))
+    assert 2 == run("channel", "export", str(backup), log=log).exit_code
+    assert ("precious", {"channel.db", "backup"}) == (backup.read_text(), names(tmp_path))
+
+
 def test_what_is_appended_to_a_closed_log_is_nobodys(log: str, tmp_path: Path) -> None:
     """An admin of the old log is told that it is closed, instead of working on it."""
     run("channel", "copy", log, f"sqlite:{tmp_path}/two.db")

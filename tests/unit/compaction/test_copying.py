@@ -287,6 +287,13 @@ def test_a_log_that_an_earlier_version_closed_is_copied_again(old: TroubledLog, 
     check_copy(old, new, copied(old, new, again=True))
 
 
+def test_a_name_that_is_no_text_is_told_as_far_as_it_can_be(old: TroubledLog) -> None:
+    """A path may hold bytes that are no text, which no record can carry; the identity tells the copy all the same."""
+    write(old, channel := left_channel())
+    record = propose.close_log(channel.admin(), channel.view, copied_to="sqlite:new\udcff.db", identity="an identity")
+    assert b'"copied_to":"sqlite:new?.db"' in encode(record)
+
+
 def test_a_target_takes_its_name_before_the_log_is_closed(old: TroubledLog, new: TroubledLog) -> None:
     """So that a copy which dies then is finished on the log that the closed one names; if it cannot, nothing is closed."""
     write(old, left_channel())

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from channel import propose
 from channel.errors import TwinFenced
 from channel.findings import Kind
 from channel.floor import floor_of
@@ -22,7 +21,7 @@ from channel.verify import verify
 from compaction.retention import Retention
 from compaction.writing import Step
 from tests.compacted import compact as compact_without_floor
-from tests.compacting import TIMEOUT_MS, begin_copy, compacted, digests_of, fold, told_by, untold, write_twin, written
+from tests.compacting import TIMEOUT_MS, begin_copy, compacted, digests_of, fold, renewed, told_by, untold, write_twin, written
 from tests.folding import Channel, channel_with
 from tests.gap_log import GapLog
 from tests.unit.sqlite_files import edit, open_at
@@ -44,13 +43,6 @@ def channel() -> Channel:
     channel = channel_with("a:1", bundles=4)
     renewed(channel, 7)
     assert 10 == channel.view.offset
-    return channel
-
-
-def renewed(channel: Channel, times: int, *, broker: str = "a:1") -> Channel:
-    """Let a broker renew."""
-    for _ in range(times):
-        channel.accept(propose.renewed(channel.author(broker), channel.broker(broker)))
     return channel
 
 
