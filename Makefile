@@ -30,14 +30,14 @@ $(STAMP): pyproject.toml uv.lock
 	@UV_PROJECT_ENVIRONMENT=.venv UV_PYTHON_DOWNLOADS=never $(BIN)/python -m uv sync --quiet --frozen $(SETTLED) --python $(BIN)/python
 	@touch $(STAMP)
 
-run: setup ## Run the demo: a cluster that balances, fails and heals before your eyes: make run [LOG=kafka]
+run: setup ## Run the demo: a cluster that balances, fails and heals before your eyes: make run [LOG=kafka] [DATA=new folder, to keep its files]
 ifeq ($(LOG),kafka)
 	@echo "== run: the demo, a local cluster under load, on a real Kafka of this machine, which is killed and comes back"
-	@$(BIN)/python -m compose.demo
+	@$(BIN)/python -m compose.demo $(if $(DATA),--data "$(DATA)")
 else
 	@test -z "$(LOG)" || { echo "there is LOG=kafka; without it the log is a file"; exit 2; }
 	@echo "== run: the demo, a local cluster under load"
-	@$(BIN)/python -m brokers.demo
+	@$(BIN)/python -m brokers.demo $(if $(DATA),--data "$(DATA)")
 endif
 
 kafka: setup ## Start a real Kafka on this machine, without Docker, and print its address: make kafka [NODES=3] [PORT=9092]

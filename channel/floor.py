@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from channel.errors import LogDamaged, TwinDamaged
+from channel.errors import LogAccessDenied, LogDamaged, TwinDamaged, UnfitTopic
 from channel.log import Log
 from channel.twin import LOADS_MAX, Check, Progress, unchecked, unwatched
 from channel.twin_rows import Marker, decode_marker, view_of
@@ -29,7 +29,7 @@ class Floor:
 
 
 def floor_of(log: Log, *, check: Check = unchecked, progress: Progress = unwatched) -> Floor:
-    """The floor of a log. Raises what `check` raises, and what `Log.start` and `Twin.load` raise but for damage."""
+    """The floor of a log. Raises what `check` raises, and what `Log.start` and `Twin.load` raise, but for damage and what cannot be had."""
     floor = Floor()
     for _ in range(LOADS_MAX):
         start = log.start()  # Before the load: a floor is moved before the log is cut, so one below this is no floor any more.
@@ -45,6 +45,8 @@ def floor_of(log: Log, *, check: Check = unchecked, progress: Progress = unwatch
         except (TwinDamaged, LogDamaged) as error:
             floor = Floor(rows=floor.rows, problem=error.problem)
             continue
+        except (LogAccessDenied, UnfitTopic) as error:  # Whoever moves the floor cannot do without; whoever only looks back can.
+            return Floor(problem=str(error))
         if marker.position >= log.start():
             return Floor(rows=image.rows, marker=marker, view=view)
     return floor

@@ -5,8 +5,9 @@ one schema: `kind`, `key` and `last` as on the channel, then the fields of the e
 
 Three things prove a twin. Each row, and the marker, ends with a checksum of its key and its bytes, because not all that it
 holds is in the digest. The marker carries the digest of the view, which is built through the same writers as the fold: a row
-that is missing, too old, or of a key that is gone leads to another one. And it names the log: a twin left over from a former
-log of the same name is no twin of this one.
+that is missing, too old, or of a key that is gone leads to another one. What somebody else wrote beside them is left out, and
+the next compaction removes it. And it names the log: a twin left over from a former log of the same name is no twin of this
+one.
 """
 
 from __future__ import annotations
@@ -295,10 +296,12 @@ def view_of(image: TwinImage, *, check: Check = unchecked) -> View:
 
 
 def _put(view: View, key: str, data: bytes, marker: Marker) -> None:
-    raw: Raw = _opened(key, data)
     kind, _, name = key.partition(":")
+    if kind not in _PUTS:
+        return  # Somebody else's. Were it one of ours, with another key than it had, the digest would tell that it is missing.
+    raw: Raw = _opened(key, data)
     try:
-        if kind not in _PUTS or raw["kind"] != kind or raw["key"] != (name or kind) or raw["last"] > marker.horizon:
+        if raw["kind"] != kind or raw["key"] != (name or kind) or raw["last"] > marker.horizon:
             raise TwinDamaged(problem=f"its row {key!r} does not belong there")
         _PUTS[kind](view, raw, marker)
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import asyncio
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
 from brokers.demo.__main__ import parser, run
-from brokers.demo.acts import ACTS
+from brokers.demo.acts import ACTS, Act
 from brokers.demo.stage import Stage
 from channel.deadline import Deadline
 from compose.local_kafka.cluster import Cluster
@@ -66,7 +67,8 @@ def main() -> int:
             print(f"error: {error}", file=sys.stderr)
             return 4
         try:
-            return run(arguments, parsed, log_url=f"kafka://{kafka.address}/equipoise-demo", acts=(*ACTS[:4], Outage(kafka), *ACTS[4:]))
+            acts: Sequence[Act] = (*ACTS[:4], Outage(kafka), *ACTS[4:])
+            return run(arguments, parsed, log_url=f"kafka://{kafka.address}/equipoise-demo", log_stays=False, acts=acts)
         finally:
             kafka.kill()
 

@@ -70,6 +70,6 @@ def _sentence(log: str, done: Compacted) -> str:
     kept = (
         f"the log {removes} at offset {done.start}, instead of {done.start_before}"
         if done.start != done.start_before
-        else "nothing is removed"
+        else "nothing is removed: the newest ten minutes before the last record, and what --retain says, are kept"
     )
     return f"folded {counted(done.records, 'record')} up to offset {done.horizon}; {what}; {kept}"

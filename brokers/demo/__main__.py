@@ -42,8 +42,15 @@ def main() -> int:
     return run(arguments, parsed, log_url=parsed.log)
 
 
-def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, *, log_url: str | None, acts: Sequence[Act] = ACTS) -> int:
-    """Play the demo as a command line that `parser` has read says; the exit code."""
+def run(
+    parser: argparse.ArgumentParser,
+    arguments: argparse.Namespace,
+    *,
+    log_url: str | None,
+    log_stays: bool = True,
+    acts: Sequence[Act] = ACTS,
+) -> int:
+    """Play the demo as a command line that `parser` has read says; the exit code. `log_stays` says whether the log outlives it."""
     if arguments.data is not None and arguments.data.exists() and any(arguments.data.iterdir()):
         parser.error(f"{arguments.data} is not empty; name a new directory")
     with ExitStack() as parts:
@@ -63,7 +70,7 @@ def run(parser: argparse.ArgumentParser, arguments: argparse.Namespace, *, log_u
             print(f"error: {error}", file=sys.stderr)
             return 4
     kept = f"sqlite:{options.directory}/channel.db" if arguments.data is not None else None
-    _print_ending(ending, log=log_url or kept)
+    _print_ending(ending, log=(log_url or kept) if log_stays else None)
     return 0 if ending.is_clean else 1
 
 

@@ -311,6 +311,12 @@ def test_a_log_that_cannot_be_read_tells_nothing_of_silence() -> None:
     assert not is_suspect(stage, "a", at="b", log_is_readable=False)
 
 
+def test_a_log_that_refuses_tells_nothing_of_silence() -> None:
+    """So does a refusal of what this broker asked last, although the log can be read."""
+    stage = play("brokers a", "advance 500ms", "brokers b", "advance 1s", "outage", "advance 1200ms")
+    assert not is_suspect(stage, "a", at="b")
+
+
 def test_who_was_late_while_others_were_heard_stays_suspect() -> None:
     """An outage that begins after a death has been noticed takes nothing of that back."""
     stage = play("brokers a b", "advance 500ms", "crash a", "advance 1700ms", "outage", "advance 200ms")

@@ -9,10 +9,11 @@ import logging
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
-from channel.errors import TwinFenced
+from channel.errors import LogAccessDenied, TwinFenced
 from channel.findings import Kind
 from channel.floor import floor_of
 from channel.restore import earliest
@@ -180,6 +181,26 @@ def test_a_damaged_floor_costs_the_past_alone(log: GapLog, channel: Channel, cap
     compacted(log, retain=KEPT)
     assert verify(log).in_order
     assert (11, [10, 11, 12]) == (floor_position(log), list(told_by(log)))
+
+
+def test_a_floor_that_cannot_be_had_costs_the_past_alone(
+    log: GapLog, channel: Channel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Where a right is missing on its topic, tools look back as far as the twin goes; whoever would move it says what is missing."""
+    written(log, channel)
+    compacted(log, retain=KEPT)
+
+    def denied(**_: object) -> NoReturn:
+        raise LogAccessDenied(log=log.name, problem="not authorized")
+
+    monkeypatch.setattr(log.floor(), "load", denied)
+    monkeypatch.setattr(log.floor(), "claim", denied)
+    with caplog.at_level(logging.WARNING):
+        assert 10 == earliest(log).view.offset
+    assert "not authorized" in caplog.text
+    written(log, renewed(channel, 9))
+    with pytest.raises(LogAccessDenied):
+        compacted(log, retain=KEPT)
 
 
 @pytest.mark.parametrize("damage", ["UPDATE entries SET checksum = 0 WHERE offset = 1", "UPDATE entries SET checksum = 0 WHERE offset = 3"])
