@@ -11,7 +11,7 @@ SETTLED := --all-extras --all-groups --no-group proto --no-group fuzz
 PURE_TESTS := $(wildcard tests/unit tests/property tests/scenarios)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run kafka kafka-stop test check fmt bench simulate mutants soak stress stress-pulsar proto fuzz clean
+.PHONY: help setup run kafka kafka-stop test check fmt bench simulate mutants soak stress stress-pulsar vectors proto fuzz clean
 
 help: ## Say what each target does
 	@echo "Equipoise: make TARGET, where TARGET is one of"
@@ -97,6 +97,10 @@ stress: setup ## Move, kill, stop and cut off real brokers under load, and have 
 stress-pulsar: setup ## Move, cut, join and kill real brokers under real Pulsar clients, and have the judge judge: make stress-pulsar [SEED=0] [LOG=kafka]
 	@echo "== stress-pulsar: some two minutes of Python, Java and Go clients, with moves and deaths"
 	@$(BIN)/python -m tests.stress_pulsar --seed "$(or $(SEED),0)" --log "$(or $(LOG),sqlite)"
+
+vectors: setup ## Ask our own rules what Pulsar's classes were asked, and count equal answers: make vectors [VECTORS=folder]
+	@echo "== vectors: $(or $(VECTORS),tests/vectors)"
+	@$(BIN)/python -m tests.vectors $(if $(VECTORS),"$(VECTORS)")
 
 proto: setup ## Make the code of Pulsar's commands anew from brokers/pulsar/pulsar_api.proto
 	@echo "== proto: protoc, as the group proto in pyproject.toml names it"

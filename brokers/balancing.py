@@ -11,16 +11,18 @@ import logging
 from collections.abc import Mapping
 from typing import Final
 
-from brokers.agent.intents import Transfer
+from brokers.agent.events import Instant
+from brokers.agent.intents import MoveAway, Transfer
 from brokers.load import Averages, BundleLoad, LoadBus, Report
 from brokers.repeated_failures import RepeatedFailures
 from brokers.worker import Worker
 from channel.errors import EquipoiseError
 from channel.view import View
 from shedder.level import Leveller
-from shedder.plan import Move, Shedder
+from shedder.memory import Memory
+from shedder.plan import Move, Plan, Shedder
 from shedder.scheduler import Scheduler
-from shedder.snapshot import take
+from shedder.snapshot import Snapshot, take
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -47,6 +49,7 @@ class Balancing:
         self._sampled_ms = worker.clock.now().boot_ms
         self._moves: set[asyncio.Task[None]] = set()
         self._told: Mapping[str, str] = {}
+        self._memory = Memory()
         self._failures = RepeatedFailures(told_again_ms=_TOLD_AGAIN_MS)
 
     async def run(self) -> None:
@@ -93,35 +96,52 @@ class Balancing:
 
     async def _round(self) -> None:
         now = self._worker.clock.now()
-        reports = await asyncio.to_thread(self._bus.latest)
-        snapshot = take(
-            self._worker.view,
-            reports,
-            now_ms=now.wall_ms,
-            age_ms_max=self._interval_ms * _INTERVALS_FRESH,
-            resting=self._scheduler.resting(now.boot_ms),
-        )
-        plan = self._shedder.plan(snapshot)
-        told = {stay.subject: stay.reason for stay in plan.stays}
-        for subject, reason in told.items():
-            if self._told.get(subject) != reason:
-                _logger.debug("stays", extra={"subject": subject, "reason": reason})
-        self._told = told
+        plan = self._shedder.plan(await self._snapshot(now))
+        self._memory = plan.memory
+        self._tell(plan)
         for move in plan.moves:
             self._scheduler.began(move.bundle, now.boot_ms)
             task = asyncio.get_running_loop().create_task(self._move(move), name=f"move of {move.bundle}")
             self._moves.add(task)
             task.add_done_callback(self._moves.discard)
 
+    async def _snapshot(self, now: Instant) -> Snapshot:
+        reports = await asyncio.to_thread(self._bus.latest)
+        return take(
+            self._worker.view,
+            reports,
+            now_ms=now.wall_ms,
+            age_ms_max=self._interval_ms * _INTERVALS_FRESH,
+            resting=self._scheduler.resting(now.boot_ms),
+            memory=self._memory,
+        )
+
+    def _tell(self, plan: Plan) -> None:
+        """Log why nothing moves, of each that stays and of the whole round, when it is another reason than before."""
+        told = {stay.subject: stay.reason for stay in plan.stays}
+        if plan.idle is not None:
+            told["the round"] = plan.idle.reason
+        for subject, reason in told.items():
+            if self._told.get(subject) != reason:
+                _logger.debug("stays", extra={"subject": subject, "reason": reason})
+        self._told = told
+
     async def _move(self, move: Move) -> None:
         """Ask for one move and wait for its end, whatever it is: owned there, called off, or the deadline."""
         timeout_ms = self._worker.config.admin_ms
         try:
-            intent = Transfer(bundle=move.bundle, destination=move.destination, reason=move.reason)
+            intent = (
+                MoveAway(bundle=move.bundle, reason=move.reason)
+                if move.destination is None
+                else Transfer(bundle=move.bundle, destination=move.destination, reason=move.reason)
+            )
             offset = await self._worker.request(intent, timeout_ms=timeout_ms)
             await self._worker.until(
                 lambda view: _is_over(view, move.bundle, offset), timeout_ms=timeout_ms, what=f"the move of {move.bundle}"
             )
+            owner = _owner_of(self._worker.view, move.bundle)
+            if owner != move.source:  # Else it was called off, and changed nobody's load.
+                self._memory = self._memory.after_move(move.source, owner, now_ms=self._worker.clock.now().wall_ms)
         except EquipoiseError as error:
             _logger.info("a move was not made: %s", error, extra={"bundle": move.bundle, "destination": move.destination})
         finally:
@@ -131,3 +151,10 @@ class Balancing:
 def _is_over(view: View, bundle: str, offset: int) -> bool | None:
     entry = view.bundles.get(bundle)
     return (entry is None or (entry.last > offset and entry.phase == "owned")) or None
+
+
+def _owner_of(view: View, bundle: str) -> str | None:
+    """The broker that a bundle is at after its move; None if it is nowhere, or is gone."""
+    entry = view.bundles.get(bundle)
+    owner = None if entry is None or entry.owner is None else view.live.get(entry.owner)
+    return None if owner is None else owner.broker

@@ -128,6 +128,17 @@ class AddressInUse(OperatorError):
         super().__init__(f"cannot listen on {address}: {problem}; free the port, or choose another with --{setting.replace('_', '-')}")
 
 
+class InvalidSetting(CallerError):
+    """A setting of balancing that cannot be."""
+
+    def __init__(self, *, setting: str, value: object, expected: str) -> None:
+        """`setting` was to be `value`, and must be as `expected`."""
+        self.setting = setting
+        self.value = value
+        self.expected = expected
+        super().__init__(f"{setting} cannot be {value!r}: it must be {expected}; the old setting stays")
+
+
 class InvalidLoad(CallerError):
     """A load report, or a service, says what no bundle and no broker can weigh."""
 
@@ -390,3 +401,33 @@ class UnknownTopic(CallerError):
         """`topic` is the full name that was asked for."""
         self.topic = topic
         super().__init__(f"there is no topic {topic} at present; a topic that is not stored exists while it has a producer or a consumer")
+
+
+class InvalidPolicy(CallerError):
+    """A cluster policy that says what cannot be understood or cannot be meant; what was set before stays."""
+
+    def __init__(self, *, policy: str, problem: str) -> None:
+        """`policy` is its key, `problem` the first thing that is wrong with it."""
+        self.policy = policy
+        self.problem = problem
+        super().__init__(f"the policy {policy} cannot be set: {problem}; what was set before stays")
+
+
+class PolicyLeavesNobody(CallerError):
+    """A change of the cluster policies with which no broker that is up could have a bundle any more."""
+
+    def __init__(self, *, policy: str, subject: str) -> None:
+        """`policy` is the key of what was to change, `subject` the namespace or bundle that nobody could have, or the policy's brokers."""
+        self.policy = policy
+        self.subject = subject
+        super().__init__(f"the change of {policy} would leave no broker that is up for {subject}; what was set before stays")
+
+
+class UnreadableProperties(OperatorError):
+    """A file that is to be in the form of Java's properties, and is not."""
+
+    def __init__(self, *, line: int, problem: str) -> None:
+        """`line` is counted from 1, `problem` says what is wrong there."""
+        self.line = line
+        self.problem = problem
+        super().__init__(f"the settings cannot be read: line {line}: {problem}; nothing of them was taken")

@@ -16,6 +16,12 @@ ON_CHANNEL_LOSS: Final = "on_channel_loss"
 """The name of the policy that says what becomes of a namespace's bundles while their owner has lost the channel."""
 
 
+ANTI_AFFINITY_GROUP: Final = "anti_affinity_group"
+"""The name of the policy that says with which other namespaces one is not to share a failure domain or a broker."""
+
+_GROUP_CHARACTERS_MAX: Final = 255
+
+
 class OnChannelLoss(StrEnum):
     """What the owner of a bundle does past the end of its lease, for as long as it has not read that it is over."""
 
@@ -37,12 +43,28 @@ def serves_on(view: View, namespace: str) -> bool:
     return entry is not None and on_channel_loss(entry.policies) is OnChannelLoss.SERVE
 
 
+def anti_affinity_group(policies: Document) -> str | None:
+    """The group that `policies` put a namespace into, in lower case, as Pulsar compares it; None if they name none."""
+    value = policies.get(ANTI_AFFINITY_GROUP)
+    return value.lower() if isinstance(value, str) and _misfit_of_group(value) is None else None
+
+
 def misfit(policies: Document) -> str | None:
     """Why no namespace may be given these policies; None if it may."""
-    return _misfit_of_loss(policies[ON_CHANNEL_LOSS]) if ON_CHANNEL_LOSS in policies else None
+    checks = {ON_CHANNEL_LOSS: _misfit_of_loss, ANTI_AFFINITY_GROUP: _misfit_of_group}
+    problems = (check(policies[name]) for name, check in checks.items() if name in policies)
+    return next((problem for problem in problems if problem is not None), None)
 
 
 def _misfit_of_loss(value: Scalar) -> str | None:
     if isinstance(value, str) and value in tuple(OnChannelLoss):
         return None
     return f"{ON_CHANNEL_LOSS} is {value!r}, and can only be {' or '.join(OnChannelLoss)}"
+
+
+def _misfit_of_group(value: Scalar) -> str | None:
+    if isinstance(value, str) and value == value.strip() and 1 <= len(value) <= _GROUP_CHARACTERS_MAX:
+        return None
+    return (
+        f"{ANTI_AFFINITY_GROUP} is {value!r}, and is to be a name of 1 to {_GROUP_CHARACTERS_MAX} characters without white space around it"
+    )

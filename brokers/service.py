@@ -15,7 +15,7 @@ from brokers.agent.events import Instant
 from brokers.agent.handle import Handle
 from brokers.clock import Clock
 from brokers.load import BundleLoad
-from brokers.split_points import split_points
+from brokers.split_points import SplitQuestion, split_points
 from channel.deadline import Deadline
 from channel.errors import CallerError, PeerError
 from channel.ranges import bundle_contains, key_hash
@@ -271,8 +271,11 @@ class Service(ABC):
         """`left` and `right` have become one bundle, owned here. Sessions go on."""
 
     async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
-        """Where to cut `bundle`, as hash points strictly inside it; the default knows the algorithms that need no topics."""
-        return split_points(algorithm, bundle.low, bundle.high, topic_hashes=(), positions=positions, force=True)
+        """Where to cut `bundle`, as hash points strictly inside it.
+
+        The default knows no topics, without which only the halves and given positions can be found: see `brokers.split_points`.
+        """
+        return split_points(algorithm, SplitQuestion(low=bundle.low, high=bundle.high, positions=positions, force=True))
 
     def routes(self) -> Sequence[RouteDef]:
         """HTTP routes (aiohttp) to be served on the broker's port."""

@@ -19,7 +19,7 @@ from brokers.loop_thread import NotRunning
 from brokers.namespace_size import check_new_bundles
 from brokers.placement import FewestBundles
 from brokers.service import Ownership, Service, ServiceHost
-from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from brokers.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from brokers.virtual_member import Member, VirtualClock, World
 from channel.entries import BundleEntry
 from channel.errors import CallerError, DeadlineExceeded, LogUnavailable, PeerError
@@ -269,8 +269,8 @@ class Cluster(Generic[S]):
         the owner did not cut it: its service knows no such algorithm, or takes longer.
         """
         self._bundle(bundle)
-        if algorithm == RANGE_EQUALLY_DIVIDE and positions is not None:
-            raise InvalidRequest(what="positions", problem=f"{algorithm} cuts in the middle; they are for {SPECIFIED_POSITIONS_DIVIDE}")
+        if algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE and positions is not None:
+            raise InvalidRequest(what="positions", problem=f"{algorithm} finds its cuts itself; they are for {SPECIFIED_POSITIONS_DIVIDE}")
         self._request(SplitBundle(bundle=bundle, algorithm=algorithm, positions=positions, reason="split by the test"), about=bundle)
         if bundle in self._view.bundles:
             raise NotSplit(bundle=bundle, problem=self._told(bundle))

@@ -50,7 +50,7 @@ class Leveller:
                     break
                 moves.append(move)
         stays += self._stays(piles, mean, moves)
-        return Plan(moves=tuple(moves), stays=tuple(sorted(stays, key=lambda stay: stay.subject)))
+        return Plan(moves=tuple(moves), stays=tuple(sorted(stays, key=lambda stay: stay.subject)), memory=snapshot.memory)
 
     def _next_move(self, piles: Sequence[_Pile], mean: float) -> Move | None:
         """Carry out, on the piles, the move of the fullest that can give to the emptiest that can take."""

@@ -5,20 +5,30 @@ May live here: the plan's values, and the port behind which every policy of bala
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
+from shedder.memory import Memory
 from shedder.snapshot import Snapshot
+
+# Pulsar's names for what came of a round, and why; its counters bear them.
+Result = Literal["Success", "Skip", "Failure"]
+Cause = Literal["Overloaded", "Underloaded", "HitCount", "NoBundles", "CoolDown", "OutDatedData", "NoLoadData", "NoBrokers", "Unknown"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """Transfer `bundle` from the broker `source` to the broker `destination`; `reason` goes on record with it."""
+    """Take `bundle` from the broker `source` to the broker `destination`; None: to whichever placement chooses.
+
+    `reason` goes on record with it. `cause` says of which end the load is wrong.
+    """
 
     bundle: str
     source: str
-    destination: str
+    destination: str | None
     reason: str
+    cause: Cause = "Overloaded"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +40,36 @@ class Stay:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Idle:
+    """Why a whole round moves nothing: in Pulsar's words, and in a sentence."""
+
+    result: Result
+    cause: Cause
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """One round's moves, in the order in which they are to be begun, and the stays, by subject."""
+    """One round's moves, in the order in which they are to be begun, and the stays, by subject.
+
+    `idle` is set where nothing moves, by a policy that says why. `mean` and `deviation` are those of the brokers' loads as
+    they were, `deviation_after` as the moves should leave it; all fractions, None where the policy did not come to compute
+    them. `memory` is to be given to the next round.
+    """
 
     moves: tuple[Move, ...]
     stays: tuple[Stay, ...]
+    idle: Idle | None = None
+    mean: float | None = None
+    deviation: float | None = None
+    deviation_after: float | None = None
+    memory: Memory = field(default_factory=Memory)
+
+    def counts(self) -> dict[tuple[Result, Cause], int]:
+        """How often each result came for each cause, as Pulsar counts decisions; a move counts as the success that it is to be."""
+        if self.idle is not None:
+            return {(self.idle.result, self.idle.cause): 1}
+        return {("Success", cause): number for cause, number in Counter(move.cause for move in self.moves).items()}
 
 
 class Shedder(Protocol):

@@ -101,11 +101,23 @@ class SetPolicy:
     expected: Scalar | Anything | None = Anything.ANYTHING
 
 
-Intent = Transfer | MoveAway | Unload | SplitBundle | MergeBundles | CreateNamespace | StartDeletingNamespace | DeleteNamespace | SetPolicy
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetClusterPolicy:
+    """Set the cluster policy `policy`, KIND/NAME as `brokers.policies` tells it, or, with None, take it away."""
+
+    policy: str
+    document: Document | None
+
+
+AboutBundle = Transfer | MoveAway | Unload | SplitBundle | MergeBundles
+AboutNamespace = CreateNamespace | StartDeletingNamespace | DeleteNamespace | SetPolicy
+Intent = AboutBundle | AboutNamespace | SetClusterPolicy
 
 
 def subject_of(intent: Intent) -> str:
-    """The key that an intent is about: a bundle (of a merge, the left one) or a namespace."""
+    """The key that an intent is about: a bundle (of a merge, the left one), a namespace or a policy."""
+    if isinstance(intent, SetClusterPolicy):
+        return intent.policy
     if isinstance(intent, MergeBundles):
         return intent.left
     return intent.bundle if isinstance(intent, Transfer | MoveAway | Unload | SplitBundle) else intent.name

@@ -9,20 +9,24 @@ from collections.abc import Callable
 from functools import partial
 
 from brokers.agent.intents import (
+    AboutBundle,
     Anything,
     CreateNamespace,
     DeleteNamespace,
     Intent,
     MergeBundles,
     MoveAway,
+    SetClusterPolicy,
     SetPolicy,
     SplitBundle,
     StartDeletingNamespace,
     Transfer,
     Unload,
 )
+from brokers.errors import InvalidPolicy, PolicyLeavesNobody
 from brokers.namespace_policies import misfit
 from brokers.placement import FewestBundles
+from brokers.policy_changes import check_policy_change
 from channel import propose
 from channel.entries import BundleEntry, Verdict
 from channel.propose import Author
@@ -39,7 +43,7 @@ def record_of(view: View, intent: Intent) -> Make | Verdict:
     `channel why` can tell of it. Only what cannot be spelled (an unknown bundle, a bundle nobody owns), or would move nothing,
     is refused here.
     """
-    if isinstance(intent, Transfer | MoveAway | Unload | SplitBundle | MergeBundles):
+    if isinstance(intent, AboutBundle):
         name = intent.left if isinstance(intent, MergeBundles) else intent.bundle
         bundle = view.bundles.get(name)
         if bundle is None:
@@ -47,6 +51,8 @@ def record_of(view: View, intent: Intent) -> Make | Verdict:
         if bundle.phase != "owned":
             return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{name} is {bundle.state}, not owned")
         return _about_bundle(view, bundle, intent)
+    if isinstance(intent, SetClusterPolicy):
+        return _cluster_policy(view, intent)
     if isinstance(intent, CreateNamespace):
         problem = misfit(intent.policies)
         if problem is not None:
@@ -94,7 +100,21 @@ def _told(value: Scalar | None) -> str:
     return "not set" if value is None else repr(value)
 
 
-def _about_bundle(view: View, bundle: BundleEntry, intent: Transfer | MoveAway | Unload | SplitBundle | MergeBundles) -> Make | Verdict:
+def _cluster_policy(view: View, intent: SetClusterPolicy) -> Make | Verdict:
+    if intent.document is None and intent.policy not in view.policies:
+        return Verdict(reason=Reason.UNKNOWN_POLICY)
+    try:
+        check_policy_change(view, intent.policy, intent.document)
+    except InvalidPolicy as error:
+        return Verdict(reason=Reason.MALFORMED, problem=str(error))
+    except PolicyLeavesNobody as error:
+        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=str(error))
+    if intent.document is None:
+        return partial(propose.remove_policy, view=view, name=intent.policy)
+    return partial(propose.set_policy, view=view, name=intent.policy, document=intent.document)
+
+
+def _about_bundle(view: View, bundle: BundleEntry, intent: AboutBundle) -> Make | Verdict:
     if isinstance(intent, Transfer):
         broker = view.brokers.get(intent.destination)
         if broker is None:

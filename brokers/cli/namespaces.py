@@ -20,7 +20,7 @@ from brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
 from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
 from brokers.namespace_size import NEW_BUNDLES_MAX, check_new_bundles
 from brokers.requested_moves import owner_of
-from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from brokers.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from channel.errors import InvalidBoundaries, InvalidName
 from channel.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
 from channel.reader import Folded
@@ -242,7 +242,7 @@ def split_bundle(
             "--split-algorithm-name",
             "-san",
             metavar="NAME",
-            help=f"{RANGE_EQUALLY_DIVIDE}, {SPECIFIED_POSITIONS_DIVIDE}, or another that the service knows.  [default: by --positions]",
+            help=f"{', '.join(ALGORITHMS)}, or another that the service knows.  [default: by --positions]",
             show_default=False,
         ),
     ] = None,
@@ -261,9 +261,9 @@ def split_bundle(
 
     The parts stay with the owner, under the same fencing token, and sessions go on.
     """
-    cuts = None if positions is None else parse_points(positions)
+    cuts = None if positions is None else tuple(sorted(parse_points(positions)))
     name = algorithm or (RANGE_EQUALLY_DIVIDE if cuts is None else SPECIFIED_POSITIONS_DIVIDE)
-    _check_split(name, cuts)
+    _check_split(name, cuts, parse_range(bundle))
     with writing(log, admin, timeout) as access:
         parent = _named(access, namespace, bundle)
         accepted = moving.split(access, parent, name, cuts)
@@ -317,18 +317,22 @@ def parse_boundaries(namespace: str, text: str) -> tuple[int, ...]:
     return points
 
 
-def _check_split(algorithm: str, cuts: tuple[int, ...] | None) -> None:
-    """What can be told to be wrong before the owner is asked; which algorithms there are is its service's business."""
+def _check_split(algorithm: str, cuts: tuple[int, ...] | None, range_: tuple[int, int]) -> None:
+    """What can be told to be wrong before the owner is asked; which algorithms there are is its service's business.
+
+    Raises `InvalidName`, `InvalidBoundaries`, and typer's errors.
+    """
     if not algorithm.isprintable() or len(algorithm) > TEXT_CHARACTERS_MAX:
         raise InvalidName(
             what="split algorithm", name=algorithm[:TEXT_CHARACTERS_MAX], expected=f"up to {TEXT_CHARACTERS_MAX} printable characters"
         )
     if algorithm == SPECIFIED_POSITIONS_DIVIDE and cuts is None:
         raise typer.BadParameter(f"{SPECIFIED_POSITIONS_DIVIDE} cuts where --positions says")
-    if algorithm == RANGE_EQUALLY_DIVIDE and cuts is not None:
-        raise typer.BadParameter(f"{RANGE_EQUALLY_DIVIDE} cuts in the middle, and --positions are for {SPECIFIED_POSITIONS_DIVIDE}")
+    if algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE and cuts is not None:
+        raise typer.BadParameter(f"{algorithm} finds its cuts itself, and --positions are for {SPECIFIED_POSITIONS_DIVIDE}")
     if cuts is not None and len(cuts) > CUTS_MAX:
         raise typer.BadParameter(f"one split makes at most {CUTS_MAX} cuts, not {len(cuts)}")
+    check_cuts(*range_, cuts or ())
 
 
 def _named(access: Access, namespace: str, range_text: str) -> str:

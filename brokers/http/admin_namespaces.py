@@ -177,7 +177,7 @@ class Namespaces:
         algorithm = parameter_of(request, "splitAlgorithmName") or RANGE_EQUALLY_DIVIDE
         if len(algorithm) > TEXT_CHARACTERS_MAX or not algorithm.isprintable():
             raise InvalidRequest(what="the parameter splitAlgorithmName", problem="that is the name of no algorithm")
-        positions = sorted(set(await body_of(request, POSITIONS_BODY) or ()))
+        positions = sorted(await body_of(request, POSITIONS_BODY) or ())
         if positions:
             check_cuts(bundle.low, bundle.high, positions)
         elif algorithm == SPECIFIED_POSITIONS_DIVIDE:

@@ -40,8 +40,9 @@ from brokers.pulsar.schemas import Schemas
 from brokers.pulsar.settings import Settings
 from brokers.pulsar.subscription import Delivery
 from brokers.pulsar.topic import TopicState
-from brokers.pulsar.traffic import Totals, load_of, totals_of
+from brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
 from brokers.service import Bundle, Ownership, OwnershipLost, Peer, Service
+from brokers.split_points import SplitQuestion, split_points
 from channel.deadline import Deadline
 from channel.errors import EquipoiseError
 from channel.ranges import TopicName, topic_hash
@@ -174,6 +175,12 @@ class PulsarService(Service):
     def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:
         """The topics of `parent` are filed under the children; nobody notices."""
         self.hosting.reshape([parent], children)
+
+    async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
+        """Where to cut a bundle, by the topics in it. What an operator names is cut, even with too few topics to divide."""
+        hosted = self.hosting.bundles.get(bundle.name)
+        topics = () if hosted is None else topic_loads(hosted.topics.values())
+        return split_points(algorithm, SplitQuestion(low=bundle.low, high=bundle.high, topics=topics, positions=positions, force=True))
 
     def merge(self, left: Bundle, right: Bundle, union: Ownership) -> None:
         """The topics of both are filed under their union; nobody notices."""

@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 from brokers.load import BundleLoad, Messaging
 from brokers.pulsar.hosting import Served
 from brokers.pulsar.topic import Topic
+from brokers.split_points import TopicLoad
 
 
 class Totals(NamedTuple):
@@ -59,4 +60,16 @@ def load_of(topics: Iterable[Served], before: Mapping[str, Totals], now: Mapping
             consumers=consumers,
             topics=count,
         ),
+    )
+
+
+def topic_loads(topics: Iterable[Served]) -> tuple[TopicLoad, ...]:
+    """Where topics lie in the hash space, and what each carried both ways over the last window of its rates."""
+    return tuple(
+        TopicLoad(
+            point=served.point,
+            messages_per_second=served.topic.published.message_rate + served.topic.delivered.message_rate,
+            bytes_per_second=served.topic.published.byte_rate + served.topic.delivered.byte_rate,
+        )
+        for served in topics
     )

@@ -152,8 +152,9 @@ class Operators:
         if self._stage.chance.happens(500):
             self._ask(SplitBundle(bundle=bundle.name, algorithm=RANGE_EQUALLY_DIVIDE, reason="too hot"))
         else:
-            # Any points of the hash space: of those that lie outside the service makes nothing.
-            positions = tuple(self._stage.chance.within((bundle.low, min(bundle.high * 2, HASH_MAX))) for _ in range(3))
+            drawn = tuple(self._stage.chance.within((bundle.low, min(bundle.high * 2, HASH_MAX))) for _ in range(3))
+            inside = tuple(sorted({point for point in drawn if bundle.low < point < bundle.high}))
+            positions = inside or drawn  # Where none lies inside, an operator has mistaken himself, and the service says so.
             self._ask(SplitBundle(bundle=bundle.name, algorithm=SPECIFIED_POSITIONS_DIVIDE, positions=positions, reason="operator"))
 
     def _merge(self) -> None:

@@ -14,7 +14,7 @@ from brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
 from brokers.agent.handle import Handle
 from brokers.simulation.clock import MICROSECONDS_PER_MS
 from brokers.simulation.stage import Stage
-from brokers.split_points import split_points
+from brokers.split_points import SplitQuestion, split_points
 from channel.entries import BundleEntry
 from channel.errors import CallerError
 
@@ -72,7 +72,8 @@ class SimulatedService:
 
     def _find_cuts(self, bundle: BundleEntry) -> None:
         try:
-            cuts = split_points(bundle.algorithm or "", bundle.low, bundle.high, topic_hashes=(), positions=bundle.positions, force=True)
+            question = SplitQuestion(low=bundle.low, high=bundle.high, positions=bundle.positions, force=True)
+            cuts = split_points(bundle.algorithm or "", question)
             found = CutsFound(bundle=bundle.name, asked_at=bundle.last, cuts=cuts)
         except CallerError as error:
             found = CutsFound(bundle=bundle.name, asked_at=bundle.last, problem=str(error))

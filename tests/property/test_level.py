@@ -48,6 +48,7 @@ def after(snapshot: Snapshot, *moves: Move) -> Snapshot:
     """The cluster once these moves are done."""
     cluster: Cluster = {broker.broker: broker for broker in snapshot.brokers}
     for move in moves:
+        assert move.destination is not None
         source, destination = cluster[move.source], cluster[move.destination]
         (bundle,) = (bundle for bundle in source.bundles if bundle.name == move.bundle)
         cluster[move.source] = replace(source, bundles=tuple(other for other in source.bundles if other is not bundle))

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
 from brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
 from brokers.agent.handle import Handle
-from brokers.split_points import split_points
+from brokers.split_points import SplitQuestion, split_points
 from channel.entries import BrokerEntry
 from channel.errors import CallerError
 
@@ -96,7 +96,8 @@ def _cuts_found(effect: FindCuts, problem: str | None) -> Event:
     if problem is not None:
         return CutsFound(bundle=bundle.name, asked_at=bundle.last, problem=problem)
     try:
-        cuts = split_points(bundle.algorithm or "", bundle.low, bundle.high, topic_hashes=(), positions=bundle.positions, force=True)
+        question = SplitQuestion(low=bundle.low, high=bundle.high, positions=bundle.positions, force=True)
+        cuts = split_points(bundle.algorithm or "", question)
     except CallerError as error:
         return CutsFound(bundle=bundle.name, asked_at=bundle.last, problem=str(error))
     return CutsFound(bundle=bundle.name, asked_at=bundle.last, cuts=cuts)

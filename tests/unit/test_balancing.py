@@ -1,9 +1,13 @@
-"""The balancer of one worker: that its end is the end of all that it began, and what it tells of rounds that fail."""
+"""The balancer of one worker: that its end is that of all that it began, what it remembers, and what it tells of rounds that fail.
+
+May live here: the balancer with policies and buses that are made for one question; what a policy decides is tested without it.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,9 +28,11 @@ class Insisting:
 
     def __init__(self, move: Move) -> None:
         self.move = move
+        self.seen: list[Snapshot] = []
 
     def plan(self, snapshot: Snapshot) -> Plan:
-        return Plan(moves=(self.move,), stays=())
+        self.seen.append(snapshot)
+        return Plan(moves=(self.move,), stays=(), memory=replace(snapshot.memory, hits=7))
 
 
 def moves_under_way() -> list[str]:
@@ -55,6 +61,23 @@ def test_nobody_waits_for_a_move_after_the_end(tmp_path: Path) -> None:
             await until(lambda: bool(left))
             assert ([[]], "transferring") == (left, brokers.view.bundles[bundle].phase)
             other.service.taking.set()
+
+    run(story)
+
+
+def test_a_move_without_a_destination_goes_wherever_another_broker_takes_it(tmp_path: Path) -> None:
+    """Where a policy names no destination, another broker than the owner gets the bundle, and the policy remembers both ends."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2, balance_interval_ms=20) as brokers:
+            leader, other = brokers.brokers
+            bundle = next(name for name in brokers.bundles() if brokers.owner_of(name) is leader)
+            policy = Insisting(Move(bundle=bundle, source=leader.id, destination=None, reason="test"))
+            balancing = asyncio.ensure_future(Balancing(leader.worker, MemoryLoadBus("no destination"), shedder=policy).run())
+            await until(lambda: brokers.owner_of(bundle) is other and bool(policy.seen[-1].memory.gave_ms))
+            balancing.cancel()
+            memory = policy.seen[-1].memory
+            assert [[leader.id], [other.id], 7] == [list(memory.gave_ms), list(memory.got_ms), memory.hits]
 
     run(story)
 

@@ -21,7 +21,7 @@ def plan(*brokers: WeighedBroker, leveller: Leveller | None = None) -> Plan:
     return (leveller or Leveller()).plan(Snapshot(brokers=brokers))
 
 
-def moves(*brokers: WeighedBroker, leveller: Leveller | None = None) -> list[tuple[str, str]]:
+def moves(*brokers: WeighedBroker, leveller: Leveller | None = None) -> list[tuple[str, str | None]]:
     """Which bundle moves where."""
     return [(move.bundle, move.destination) for move in plan(*brokers, leveller=leveller).moves]
 

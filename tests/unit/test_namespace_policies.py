@@ -7,7 +7,15 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss, misfit, on_channel_loss, serves_on
+from brokers.namespace_policies import (
+    ANTI_AFFINITY_GROUP,
+    ON_CHANNEL_LOSS,
+    OnChannelLoss,
+    anti_affinity_group,
+    misfit,
+    on_channel_loss,
+    serves_on,
+)
 from channel import propose
 from channel.records import Scalar
 from tests.folding import NAMESPACE, channel_with
@@ -43,3 +51,18 @@ def test_what_a_view_says_of_a_namespace() -> None:
         policies = {ON_CHANNEL_LOSS: value}
         channel.accept(propose.set_namespace_policies(channel.admin(), channel.view, name=NAMESPACE, policies=policies))
         assert expected == serves_on(channel.view, NAMESPACE)
+
+
+@pytest.mark.parametrize(("value", "group"), [("g", "g"), ("Group-1", "group-1"), ("a b", "a b"), ("x" * 255, "x" * 255)])
+def test_a_group_is_a_name_in_any_case(value: str, group: str) -> None:
+    """Two spellings that differ in case are one group."""
+    policies = {ANTI_AFFINITY_GROUP: value, ON_CHANNEL_LOSS: "serve"}
+    assert (None, group) == (misfit(policies), anti_affinity_group(policies))
+
+
+@pytest.mark.parametrize("value", ["", " ", " g", "x" * 256, 7, True])
+def test_what_is_no_group_is_refused_and_is_none(value: Scalar) -> None:
+    """What somebody has written past all checks puts a namespace into no group."""
+    assert None is anti_affinity_group({ANTI_AFFINITY_GROUP: value})
+    assert f"anti_affinity_group is {value!r}" in str(misfit({ON_CHANNEL_LOSS: "serve", ANTI_AFFINITY_GROUP: value}))
+    assert None is anti_affinity_group({})

@@ -5,13 +5,17 @@ May live here: examples of `shedder.snapshot.take` on real views.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from brokers.load import BundleLoad, Report
 from channel import propose
 from channel.lifecycle import Phase
-from shedder.snapshot import IDLE_COST, Snapshot, WeighedBroker, WeighedBundle, cost_of, take
+from shedder.memory import Memory
+from shedder.snapshot import IDLE_COST, Candidates, Snapshot, WeighedBroker, WeighedBundle, cost_of, take
 from tests.folding import NAMESPACE, Channel, channel_in, channel_with
+from tests.shedding import broker, bundle
 
 NOW_MS = 1_000_000
 AGE_MS_MAX = 15_000
@@ -54,8 +58,8 @@ def test_the_view_says_whose_and_the_reports_what_it_weighs(channel: Channel) ->
         WeighedBroker(broker="c", capacity=100, bundles=()),
     )
     reports = (report("c"), report("b", capacity=200, right=7), report("a", left=5))
-    assert Snapshot(brokers=expected) == taken(channel, *reports)
-    assert Snapshot(brokers=expected) == taken(channel, *reversed(reports))
+    assert expected == taken(channel, *reports).brokers
+    assert expected == taken(channel, *reversed(reports)).brokers
 
 
 def test_costs_are_counted_in_calls() -> None:
@@ -132,3 +136,32 @@ def test_what_rests_or_is_about_to_go_is_barred(channel: Channel) -> None:
     assert ("it has moved lately",) == tuple(b.barred for b in broker_of(taken(channel, *reports, resting=(LEFT,)), "a").bundles)
     channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name=NAMESPACE))
     assert ("its namespace is being deleted",) == tuple(b.barred for b in broker_of(taken(channel, *reports), "b").bundles)
+
+
+def told_by(channel: Channel, *bundles: str) -> Snapshot:
+    """The snapshot when broker a says so much of these bundles."""
+    load = replace(broker(50), bundles=tuple(bundle(name, 1) for name in bundles))
+    return take(channel.view, (), now_ms=NOW_MS, age_ms_max=AGE_MS_MAX, resting=(RIGHT,), loads={"a": load}, memory=Memory(hits=3))
+
+
+def test_who_goes_by_reports_sees_whose_each_reported_bundle_is(channel: Channel) -> None:
+    """The view says who serves what was reported, whoever reported it, and what of it must not be moved now."""
+    snapshot = told_by(channel, LEFT, RIGHT, WHOLE)
+    assert [("a", "b", "c"), {}] == [snapshot.live, snapshot.apart]
+    assert [{LEFT: "a", RIGHT: "b"}, {RIGHT: "it has moved lately"}] == [snapshot.owners, snapshot.resting]
+    assert (3, Candidates(allowed=("a", "b", "c"))) == (snapshot.memory.hits, snapshot.candidates(LEFT))
+
+
+def test_who_goes_by_reports_sees_what_moves_and_who_drains(channel: Channel) -> None:
+    """A bundle on its way is still at its source, and barred; a draining broker stands apart."""
+    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("c")))
+    channel.accept(propose.draining(channel.author("b"), channel.broker("b")))
+    snapshot = told_by(channel, LEFT)
+    assert ({LEFT: "a"}, {LEFT: "it is assigning already"}) == (snapshot.owners, snapshot.resting)
+    assert {"b": "it drains, and moves everything away by itself"} == snapshot.apart
+
+
+def test_what_nobody_serves_has_no_owner() -> None:
+    """A bundle that is free, or that waits for its first owner, is at nobody's."""
+    for phase in ("free", "assigning"):
+        assert {} == told_by(channel_in(phase), WHOLE).owners

@@ -14,16 +14,20 @@ from brokers.agent.intents import (
     DeleteNamespace,
     Intent,
     MergeBundles,
+    MoveAway,
+    SetClusterPolicy,
     SetPolicy,
     SplitBundle,
     StartDeletingNamespace,
     Transfer,
     Unload,
+    subject_of,
 )
 from brokers.agent.requests import record_of
+from channel import propose
 from channel.entries import Verdict
 from channel.ranges import HASH_MAX, bundle_name, even_boundaries
-from channel.records import DOCUMENT_ENTRIES_MAX, Reason
+from channel.records import DOCUMENT_ENTRIES_MAX, Document, Reason
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_with
 
 LEFT, RIGHT = bundle_name(NAMESPACE, 0, MIDDLE), bundle_name(NAMESPACE, MIDDLE, HASH_MAX)
@@ -107,6 +111,61 @@ def test_a_namespace_has_a_bounded_number_of_policies() -> None:
     assert (Reason.ILLEGAL_TRANSITION, True) == (verdict.reason, str(DOCUMENT_ENTRIES_MAX) in (verdict.problem or ""))
     set_policy(channel, "p0", 7)
     assert 7 == channel.view.namespaces[NAMESPACE].policies["p0"]
+
+
+def set_cluster_policy(channel: Channel, key: str, document: Document | None) -> Verdict | None:
+    """Set a cluster policy, against the view as it is; None if it was accepted."""
+    make = record_of(channel.view, SetClusterPolicy(policy=key, document=document))
+    if isinstance(make, Verdict):
+        return make
+    channel.accept(make(channel.author("a")))
+    return None
+
+
+def test_a_cluster_policy_is_set_and_taken_away() -> None:
+    """The record holds the document, and a later one takes its place."""
+    channel = owned_pair()
+    for document in ({"namespace": NAMESPACE, "brokers.0": "a"}, {"namespace": NAMESPACE, "brokers.0": "b"}):
+        assert None is set_cluster_policy(channel, "pin/p", document)
+        assert document == channel.view.policies["pin/p"].document
+    assert "pin/p" == subject_of(SetClusterPolicy(policy="pin/p", document=None))
+    assert None is set_cluster_policy(channel, "pin/p", None)
+    assert {} == channel.view.policies
+
+
+def test_a_cluster_policy_that_cannot_be_is_refused_and_the_old_one_stays() -> None:
+    """One that says nothing sensible, one that leaves nobody, and one that is not there; each with its sentence."""
+    channel = owned_pair()
+    old = {"namespace": NAMESPACE, "brokers.0": "a"}
+    assert None is set_cluster_policy(channel, "pin/p", old)
+    pattern = {"namespaces.0": NAMESPACE, "primary.0": "("}
+    for key, document, reason, problem in (
+        ("isolation/x", pattern, Reason.MALFORMED, "no regular expression"),
+        ("pins/p", old, Reason.MALFORMED, "no such kind"),
+        ("pin/p", {"namespace": NAMESPACE, "brokers.0": "nobody"}, Reason.ILLEGAL_TRANSITION, "would leave no broker"),
+        ("pin/q", None, Reason.UNKNOWN_POLICY, ""),
+    ):
+        verdict = set_cluster_policy(channel, key, document)
+        assert verdict is not None
+        assert reason == verdict.reason
+        assert problem in (verdict.problem or "")
+    assert {"pin/p": old} == {name: entry.document for name, entry in channel.view.policies.items()}
+
+
+def test_a_bundle_moves_away_to_whom_the_rules_allow() -> None:
+    """And is unloaded where they allow nobody else, to be placed anew."""
+    channel = owned_pair()
+    assert None is set_cluster_policy(channel, "pin/p", {"namespace": NAMESPACE, "brokers.0": "a", "brokers.1": "c"})
+    for phase, document in (("transferring", None), ("unloading", {"namespace": NAMESPACE, "brokers.0": "a"})):
+        if document is not None:
+            channel.accept(propose.call_off(channel.admin(), channel.view.bundles[LEFT], reason="again"))
+            assert None is set_cluster_policy(channel, "pin/p", document)
+        make = record_of(channel.view, MoveAway(bundle=LEFT, reason="drill"))
+        assert not isinstance(make, Verdict)
+        channel.accept(make(channel.author("a")))
+        assert phase == channel.view.bundles[LEFT].phase
+        if phase == "transferring":
+            assert channel.incarnation("c") == channel.view.bundles[LEFT].owner
 
 
 def test_a_deleting_namespace_can_be_deleted() -> None:

@@ -356,7 +356,7 @@ def test_an_unknown_bundle_is_the_callers_mistake(log: str) -> None:
     ("options", "children"),
     [
         ((), ["0x00000000_0x40000000", "0x40000000_0x80000000"]),
-        (("--positions", "0x10000000,0x20000000"), ["0x00000000_0x10000000", "0x10000000_0x20000000", "0x20000000_0x80000000"]),
+        (("--positions", "0x20000000,0x10000000"), ["0x00000000_0x10000000", "0x10000000_0x20000000", "0x20000000_0x80000000"]),
         (("-san", "specified_positions_divide", "-sb", "16"), ["0x00000000_0x00000010", "0x00000010_0x80000000"]),
     ],
     ids=["half", "positions", "pulsar"],
@@ -394,8 +394,10 @@ def test_a_split_need_not_be_waited_for(log: str) -> None:
         (("-san", "a\x1bb"), "is not a split algorithm"),
         (("-san", "a" * (TEXT_CHARACTERS_MAX + 1)), "is not a split algorithm"),
         (("-sb", "middle"), "is not a list of points"),
+        (("-sb", "16,0x10"), "0x00000010 does not come after 0x00000010"),
+        (("-sb", "0x80000000"), "strictly inside"),
     ],
-    ids=["no positions", "too many", "unprintable", "long", "no points"],
+    ids=["no positions", "too many", "unprintable", "long", "no points", "doubled", "outside"],
 )
 def test_a_split_that_cannot_be_is_the_callers_mistake(options: tuple[str, ...], problem: str, log: str) -> None:
     """What is wrong by itself is not put to the owner."""

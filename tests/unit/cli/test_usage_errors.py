@@ -45,7 +45,7 @@ USAGE_ERRORS = {
     "positions nobody takes": (
         ("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, "-san", "range_equally_divide", "-sb", "5", "--log", "{log}"),
         "BadParameter",
-        "range_equally_divide cuts in the middle, and --positions are for specified_positions_divide",
+        "range_equally_divide finds its cuts itself, and --positions are for specified_positions_divide",
     ),
 }
 

@@ -359,7 +359,7 @@ def test_bundles_are_split_and_merged(tmp_path: Path) -> None:
             assert halves == brokers.bundles()
             assert 204 == (await broker.put(f"{path_of(halves[0])}/merge")).status
             assert [whole] == brokers.bundles()
-            answer = await broker.put(f"{path_of(whole)}/split?splitAlgorithmName=specified_positions_divide", [48, 16, 16])
+            answer = await broker.put(f"{path_of(whole)}/split?splitAlgorithmName=specified_positions_divide", [48, 16])
             assert 204 == answer.status
             assert [(0, 16), (16, 48), (48, 0xFFFFFFFF)] == [(b.low, b.high) for b in brokers.view.bundles_of(NAMESPACE)]
 
@@ -373,6 +373,7 @@ def test_bundles_are_split_and_merged(tmp_path: Path) -> None:
         ("splitAlgorithmName=specified_positions_divide", [], 412, "there are none"),
         ("splitAlgorithmName=specified_positions_divide", [0], 412, "strictly inside"),
         ("splitAlgorithmName=specified_positions_divide", [0xFFFFFFFF], 412, "strictly inside"),
+        ("splitAlgorithmName=specified_positions_divide", [48, 16, 48], 412, "0x00000030 does not come after 0x00000030"),
         ("splitAlgorithmName=specified_positions_divide", [-1], 400, "greater than or equal to 0"),
         ("splitAlgorithmName=specified_positions_divide", ["16"], 400, "valid integer"),
         ("splitAlgorithmName=specified_positions_divide", list(range(1, 65)), 400, "at most 63"),

@@ -10,6 +10,8 @@ import json
 from pathlib import Path
 
 from brokers.agent.intents import MergeBundles, SplitBundle
+from brokers.split_points import TOPIC_COUNT_EQUALLY_DIVIDE
+from channel.ranges import topic_hash
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.test_service_moves import PATIENT, busy
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, T, brokers
@@ -52,6 +54,30 @@ def test_splits_and_merges_touch_no_session(tmp_path: Path) -> None:
             assert 1 == len(running.view.bundles_of(NAMESPACE))
             assert [] == client.names()
             assert 0 == await member.metric("receipts_withheld_total")
+
+    run(story)
+
+
+def test_a_bundle_is_cut_by_the_topics_in_it(tmp_path: Path) -> None:
+    """With topics counted, a bundle is cut between the two in the middle; without any, there is no place to cut it."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, bundles=1) as running:
+            (member,) = running.members
+            intent = SplitBundle(bundle=running.bundle_of(), algorithm=TOPIC_COUNT_EQUALLY_DIVIDE, reason="a test")
+            await member.worker.request(intent, timeout_ms=PATIENCE_MS)
+            await running.settled()
+            assert 1 == len(running.view.bundles_of(NAMESPACE))
+            client = await member.client()
+            points = []
+            for number in range(4):
+                await client.producer(number, f"{TOPIC}{number}")
+                points.append(topic_hash(f"{TOPIC}{number}"))
+            await member.worker.request(intent, timeout_ms=PATIENCE_MS)
+            await running.settled()
+            points.sort()
+            left, right = running.view.bundles_of(NAMESPACE)
+            assert left.high == right.low == points[1] + (points[2] - points[1]) // 2
 
     run(story)
 

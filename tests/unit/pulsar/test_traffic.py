@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from brokers.load import BundleLoad, Messaging
 from brokers.pulsar.hosting import Served
-from brokers.pulsar.traffic import Totals, load_of, totals_of
+from brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
+from brokers.split_points import TopicLoad
+from channel.ranges import topic_hash
 from tests.unit.pulsar.test_hosting import NAMES, hosting, ownership
 from tests.unit.pulsar.topics import joined, make_producer, send
 
@@ -46,3 +48,11 @@ def test_only_what_was_counted_since_the_last_look_is_load() -> None:
     before = {quiet.name: now[quiet.name], anew.name: Totals(9, 99, 9, 99)}
     load = load_of([quiet, anew], before, now, 1.0)
     assert (0.0, 0.0, 6) == (load.calls_per_second, load.bytes_per_second, load.sessions)
+
+
+def test_topics_are_told_with_their_points_and_rates() -> None:
+    """What a split is cut by: the point of each topic, and what it carried both ways over its last window of rates."""
+    quiet, busy = served(0), served(1)
+    busy.topic.roll(2_000)
+    expected = TopicLoad(point=topic_hash(NAMES[1]), messages_per_second=1.5, bytes_per_second=7.5)
+    assert (TopicLoad(point=topic_hash(NAMES[0])), expected) == topic_loads([quiet, busy])

@@ -1,0 +1,133 @@
+"""Pulsar's `AvgShedder`: pairs the least used broker with the most used, the next with the next, and evens out each pair.
+
+May live here: the strategy `AvgShedder`. A pair acts when it has differed for several rounds: few for a large difference,
+more for a smaller one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from shedder.loads import BundleTraffic, Weights
+from shedder.picking import Picking, Weight, message_rate, throughput
+from shedder.plan import Plan
+from shedder.reported import told_bytes, told_percent
+from shedder.snapshot import Snapshot
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AvgShedder:
+    """See the module. The settings are Pulsar's, by other names.
+
+    * `low_percent`, `high_percent`: which difference of use counts, and which counts as large, in points of percent
+      (`loadBalancerAvgShedderLowThreshold`, `...HighThreshold`).
+    * `low_hits`, `high_hits`: after so many rounds of it a pair acts (`loadBalancerAvgShedderHitCountLowThreshold`, `...High...`).
+    * `unloaded_share`: what part of the difference in traffic is moved (`maxUnloadPercentage`).
+    * `messages_min`, `bytes_min`: not more is not worth a move, per second (`minUnloadMessage`, `minUnloadMessageThroughput`).
+    """
+
+    low_percent: float = 15
+    high_percent: float = 40
+    low_hits: int = 8
+    high_hits: int = 2
+    unloaded_share: float = 0.2
+    messages_min: float = 1_000
+    bytes_min: float = 1_048_576
+    weights: Weights = field(default_factory=Weights)
+    pulsar_exact: bool = False
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """See `Shedder.plan`."""
+        picking = Picking.of(snapshot, pulsar_exact=self.pulsar_exact)
+        scores = self.scores(snapshot)
+        hits = _Hits(low=dict(snapshot.memory.low_hits), high=dict(snapshot.memory.high_hits))
+        if not self.pulsar_exact:  # It remembers who is gone until a round without a pair that differs.
+            hits.forget(*[broker for broker in {**hits.low, **hits.high} if broker not in scores])
+        pairs = self._pairs(scores, hits)
+        if not pairs:
+            hits = _Hits()
+        for least, most in pairs:
+            told = f"it is used by {told_percent(scores[most] / 100)}, and {least} by {told_percent(scores[least] / 100)}"
+            if not self._are_due(hits, least, most):
+                picking.stays[most] = f"{told}: the next rounds will tell whether that lasts"
+                continue
+            hits.forget(least, most)
+            self._even_out(picking, least, most, told)
+        memory = replace(snapshot.memory, low_hits=hits.low, high_hits=hits.high)
+        return picking.plan(
+            idle=f"it differs from its partner by less than {self.low_percent:.0f} %, or is the less used one", memory=memory
+        )
+
+    def scores(self, snapshot: Snapshot) -> dict[str, float]:
+        """The use of each broker that takes part in percent, of which the strategy makes its pairs."""
+        loads = Picking.of(snapshot, pulsar_exact=self.pulsar_exact).loads
+        return {broker: self.weights.weighted_max(load.resources) * 100 for broker, load in loads.items()}
+
+    def _pairs(self, scores: Mapping[str, float], hits: _Hits) -> list[tuple[str, str]]:
+        """The pairs that differ, the outermost first, after counting what they do.
+
+        Of an odd number the one in the middle is its own partner, and its hits are forgotten.
+        """
+        order = sorted(scores) if not self.pulsar_exact else list(scores)
+        order.sort(key=lambda broker: scores[broker])
+        pairs = list(zip(order, reversed(order), strict=True))[: (len(order) + 1) // 2]
+        differing = []
+        for least, most in pairs:
+            difference = scores[most] - scores[least]
+            if difference < self.low_percent:
+                hits.forget(least, most)
+                continue
+            differing.append((least, most))
+            for broker in (least, most):
+                hits.low[broker] = hits.low.get(broker, 0) + 1
+                if difference < self.high_percent:
+                    hits.high.pop(broker, None)
+                else:
+                    hits.high[broker] = hits.high.get(broker, 0) + 1
+        return differing
+
+    def _are_due(self, hits: _Hits, least: str, most: str) -> bool:
+        return any(hits.high.get(broker, 0) >= self.high_hits or hits.low.get(broker, 0) >= self.low_hits for broker in (least, most))
+
+    def _even_out(self, picking: Picking, least: str, most: str, told: str) -> None:
+        """Plan what goes from one of a pair to the other: messages are counted, or bytes where those do not differ enough."""
+        giving, taking = picking.loads[most].traffic, picking.loads[least].traffic
+        messages = (giving.messages_per_second - taking.messages_per_second) * self.unloaded_share
+        bytes_ = (giving.bytes_per_second - taking.bytes_per_second) * self.unloaded_share
+        if messages > self.messages_min:
+            weight, need = message_rate, messages
+            amount = f"{messages:.0f} messages/s"
+        elif bytes_ > self.bytes_min:
+            weight, need = throughput, bytes_
+            amount = told_bytes(bytes_)
+        else:
+            picking.stays[most] = f"{told}, but its traffic is not so much more that a move would be worth it"
+            return
+        chosen = _fitting(picking.movable(most, weight=weight, destination=least), weight, need)
+        picking.give(chosen, most, destination=least, reason=f"average: {most} is to give {amount} to {least}: {told}")
+        if not chosen:
+            picking.stays[most] = f"{told}, and no bundle that can go fits into the {amount} that it is to give"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Hits:
+    """In how many rounds brokers have differed from their partners, at all and much; who has none does not stand there."""
+
+    low: dict[str, int] = field(default_factory=dict)
+    high: dict[str, int] = field(default_factory=dict)
+
+    def forget(self, *brokers: str) -> None:
+        """Begin anew with some brokers."""
+        for broker in brokers:
+            self.low.pop(broker, None)
+            self.high.pop(broker, None)
+
+
+def _fitting(bundles: Sequence[BundleTraffic], weight: Weight, need: float) -> list[BundleTraffic]:
+    chosen: list[BundleTraffic] = []
+    for bundle in bundles:
+        if 0 < weight(bundle) <= need:
+            chosen.append(bundle)
+            need -= weight(bundle)
+    return chosen

@@ -1,0 +1,63 @@
+"""Pulsar's `OverloadShedder`: whoever is used above a threshold gives as much throughput as brings it 5 % below.
+
+May live here: the strategy `OverloadShedder`. It looks at each broker alone, and says not where its bundles go.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from shedder.loads import Weights
+from shedder.picking import Picking, throughput, up_to
+from shedder.plan import Plan
+from shedder.reported import told_bytes, told_percent
+from shedder.snapshot import Snapshot
+
+# By how much a broker comes to lie below the threshold: Pulsar's `ADDITIONAL_THRESHOLD_PERCENT_MARGIN`.
+_MARGIN: Final = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OverloadShedder:
+    """See the module. A broker at 95 % of which 85 % are allowed gives (95 - 85) + 5 = 15 % of its throughput.
+
+    `overloaded_percent` is Pulsar's `loadBalancerBrokerOverloadedThresholdPercentage`. By default nothing moves while there
+    is nobody below it to take it, and one of a broker's bundles always stays.
+    """
+
+    overloaded_percent: float = 85
+    weights: Weights = field(default_factory=Weights)
+    pulsar_exact: bool = False
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """See `Shedder.plan`."""
+        picking = Picking.of(snapshot, pulsar_exact=self.pulsar_exact)
+        threshold = self.overloaded_percent / 100
+        uses = {broker: self.weights.weighted_max(load.resources) for broker, load in picking.loads.items()}
+        has_taker = self.pulsar_exact or any(use < threshold for use in uses.values())
+        for broker, use in uses.items():
+            if use < threshold:
+                picking.stays[broker] = f"it is used by {told_percent(use)}, and may be by {told_percent(threshold)}"
+            elif not has_taker:
+                picking.stays[broker] = f"it is used by {told_percent(use)}, and so much, or more, is everybody who could take something"
+            else:
+                self._shed(picking, broker, use)
+        return picking.plan(idle="nobody is overloaded, or has a bundle that can go")
+
+    def _shed(self, picking: Picking, broker: str, use: float) -> None:
+        load = picking.loads[broker]
+        if load.bundle_count < 2:  # noqa: PLR2004
+            picking.stays[broker] = f"it is used by {told_percent(use)}, and its only bundle would overload the next one: split it"
+            return
+        need = load.traffic.bytes_per_second * (use - self.overloaded_percent / 100 + _MARGIN)
+        reason = (
+            f"overload: {broker} is used by {told_percent(use)}, may be by {self.overloaded_percent:.0f} %, and is to give "
+            f"{told_bytes(need)} of {told_bytes(load.traffic.bytes_per_second)}"
+        )
+        bundles = picking.movable(broker, weight=throughput)
+        one_stays = not self.pulsar_exact and len(bundles) == load.bundle_count
+        chosen = up_to(bundles, need, one_stays=one_stays)
+        picking.give(chosen, broker, reason=reason)
+        if not chosen:
+            picking.stays[broker] = f"it is used by {told_percent(use)}, and none of the bundles that it reported can go"

@@ -1,0 +1,118 @@
+"""Which bundles a broker gives, for the strategies that name no destination, or one for all of them.
+
+May live here: what Pulsar's classic strategies do alike: who is looked at, which bundles may go, and how much is taken. Where
+a rule of theirs is at fault, the default does it right, and `pulsar_exact` as Pulsar.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from shedder.loads import BrokerLoad, BundleTraffic
+from shedder.memory import Memory
+from shedder.plan import Cause, Idle, Move, Plan
+from shedder.reported import Reported, bundles_of, in_order, reported, why_held
+from shedder.snapshot import Snapshot
+
+# How long a report counts, as in `TransferShedder`. Pulsar's classic strategies believe a report for ever.
+LOAD_TTL_MS: Final = 1_800_000
+
+Weight = Callable[[BundleTraffic], float]
+
+
+def throughput(bundle: BundleTraffic) -> float:
+    """What a bundle carries, in bytes per second."""
+    return bundle.traffic.bytes_per_second
+
+
+def message_rate(bundle: BundleTraffic) -> float:
+    """What a bundle carries, in messages per second."""
+    return bundle.traffic.messages_per_second
+
+
+@dataclass(slots=True, kw_only=True)
+class Picking:
+    """One round of a strategy while its plan is made."""
+
+    snapshot: Snapshot
+    pulsar_exact: bool
+    seen: Reported
+    moves: list[Move] = field(default_factory=list)
+    stays: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, snapshot: Snapshot, *, pulsar_exact: bool) -> Picking:
+        """A round over a snapshot; Pulsar's takes every report for true."""
+        seen = Reported(loads=snapshot.loads, out={}, silent=()) if pulsar_exact else reported(snapshot, ttl_ms=LOAD_TTL_MS)
+        return cls(snapshot=snapshot, pulsar_exact=pulsar_exact, seen=seen)
+
+    @property
+    def loads(self) -> Mapping[str, BrokerLoad]:
+        """The brokers that take part, with what they said."""
+        return self.seen.loads
+
+    def movable(self, broker: str, *, weight: Weight, destination: str | None = None) -> list[BundleTraffic]:
+        """What `broker` may give (to `destination`, if there is one), the heaviest first, of equals the first by name.
+
+        Pulsar keeps equals in the order in which it happens to have them, and asks no rule before it unloads.
+        """
+        bundles = bundles_of(self.loads[broker])
+        if self.pulsar_exact:
+            free = [bundle for bundle in bundles if bundle.bundle not in self.snapshot.resting]
+            return sorted(free, key=lambda bundle: -weight(bundle))
+        free = []
+        for bundle in bundles:
+            refusal = self._why_not(bundle, broker, weight, destination)
+            if refusal is None:
+                free.append(bundle)
+            else:
+                self.stays[bundle.bundle] = refusal
+        return sorted(free, key=lambda bundle: (-weight(bundle), bundle.bundle))
+
+    def give(self, bundles: Iterable[BundleTraffic], source: str, *, reason: str, destination: str | None = None) -> None:
+        """Plan the moves of some bundles of one broker; where the rules do not allow the destination, placement finds another."""
+        for bundle in bundles:
+            target = None if destination is None or destination not in self.snapshot.candidates(bundle.bundle).allowed else destination
+            self.moves.append(Move(bundle=bundle.bundle, source=source, destination=target, cause="Overloaded", reason=reason))
+
+    def plan(self, *, idle: str, mean: float | None = None, memory: Memory | None = None) -> Plan:
+        """The plan of what was given; when that is nothing, `idle` tells why of each broker that has no reason of its own."""
+        found = Plan(moves=tuple(self.moves), stays=(), mean=mean, memory=memory or self.snapshot.memory)
+        stays = in_order(
+            {**dict.fromkeys(self.snapshot.live, idle), **self.seen.out, **_waited_for(self.seen.silent), **self.stays}, self.moves
+        )
+        if self.moves:
+            return replace(found, stays=stays)
+        cause: Cause = "NoBundles" if self.loads else "OutDatedData" if self.seen.has_outdated else "NoBrokers"
+        return replace(found, stays=stays, idle=Idle(result="Skip", cause=cause, reason=idle))
+
+    def _why_not(self, bundle: BundleTraffic, broker: str, weight: Weight, destination: str | None) -> str | None:
+        held = why_held(self.snapshot, bundle.bundle, broker)
+        if held is not None:
+            return held
+        if not weight(bundle) > 0:
+            return "nothing goes through it, so that its move would change nothing"
+        candidates = self.snapshot.candidates(bundle.bundle)
+        if destination is not None:
+            return (
+                None if destination in candidates.allowed else candidates.refused.get(destination, f"the rules keep it from {destination}")
+            )
+        return None if any(other != broker for other in candidates.allowed) else "the rules let no other broker have it"
+
+
+def up_to(bundles: Sequence[BundleTraffic], need: float, *, one_stays: bool) -> list[BundleTraffic]:
+    """The heaviest until they carry `need` bytes per second together, at least one; with `one_stays` never all of them."""
+    taken: list[BundleTraffic] = []
+    carried = 0.0
+    for bundle in bundles[: len(bundles) - 1] if one_stays else bundles:
+        if taken and carried >= need:
+            break
+        taken.append(bundle)
+        carried += throughput(bundle)
+    return taken
+
+
+def _waited_for(silent: Iterable[str]) -> dict[str, str]:
+    return dict.fromkeys(silent, "it has not said what its load is")

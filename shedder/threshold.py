@@ -1,0 +1,104 @@
+"""Pulsar's `ThresholdShedder`: whoever is used by more than the mean and a threshold gives what is above it, and 5 % more.
+
+May live here: the strategy `ThresholdShedder`. It says not where bundles go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from shedder.loads import Weights, blend
+from shedder.picking import Picking, throughput, up_to
+from shedder.plan import Plan
+from shedder.reported import told_bytes, told_percent
+from shedder.snapshot import Snapshot
+
+# How much more than the excess is given: Pulsar's `ADDITIONAL_THRESHOLD_PERCENT_MARGIN`.
+_MARGIN: Final = 0.05
+
+# What part of the threshold is taken from the most used when somebody is far below the mean: Pulsar's
+# `LOWER_BOUNDARY_THRESHOLD_MARGIN`.
+_LOWER_BOUNDARY_SHARE: Final = 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ThresholdShedder:
+    """See the module. The settings are Pulsar's, by other names.
+
+    * `threshold_percent`: so far above the mean a broker may be (`loadBalancerBrokerThresholdShedderPercentage`).
+    * `bytes_min`: less is not worth a move, bytes per second (`loadBalancerBundleUnloadMinThroughputThreshold`, there in MiB).
+    * `lower_boundary`: when nobody is too high but somebody as far below, the most used gives (`lowerBoundarySheddingEnabled`).
+    * `history`, `weights`: with `pulsar_exact` the strategy makes its own averages, one step a round; by default it goes by
+      those that brokers report, which decay by time and outlive a leader.
+    """
+
+    threshold_percent: float = 10
+    bytes_min: float = 10 * 1_048_576
+    lower_boundary: bool = False
+    history: float = 0.9
+    weights: Weights = field(default_factory=Weights)
+    pulsar_exact: bool = False
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """See `Shedder.plan`."""
+        picking = Picking.of(snapshot, pulsar_exact=self.pulsar_exact)
+        uses = self._uses(picking, snapshot.memory.averages)
+        mean = _mean_of(uses)
+        memory = replace(snapshot.memory, averages=uses) if self.pulsar_exact else snapshot.memory
+        if mean == 0:
+            return picking.plan(idle="nobody is used at all", mean=mean, memory=memory)
+        for broker, use in uses.items():
+            excess = use - mean - self.threshold_percent / 100
+            if use < mean + self.threshold_percent / 100:
+                picking.stays[broker] = f"{_told(use, mean)}, of which {self.threshold_percent:.0f} % above it is let be"
+            else:
+                self._shed(picking, broker, excess + _MARGIN, _told(use, mean))
+        if self.lower_boundary and not picking.moves:
+            if self.pulsar_exact:  # It makes the averages once more, so that they run twice as fast.
+                uses = self._uses(picking, uses)
+                mean = _mean_of(uses)
+                memory = replace(memory, averages=uses)
+            self._shed_for_the_least_used(picking, uses, mean)
+        return picking.plan(idle="nobody is too far from the mean, or has enough to give", mean=mean, memory=memory)
+
+    def _uses(self, picking: Picking, before: Mapping[str, float]) -> Mapping[str, float]:
+        if not self.pulsar_exact:
+            return {broker: load.averages.weighted_max for broker, load in picking.loads.items()}
+        now = {broker: self.weights.weighted_max(load.resources) for broker, load in picking.loads.items()}
+        return {broker: blend(before[broker], use, kept=self.history) if broker in before else use for broker, use in now.items()}
+
+    def _shed(self, picking: Picking, broker: str, share: float, told: str) -> None:
+        """Plan that `broker` gives this share of its throughput, if that is enough and it has two bundles."""
+        load = picking.loads[broker]
+        need = load.traffic.bytes_per_second * share
+        if need < self.bytes_min:
+            picking.stays[broker] = f"{told}, and the {told_bytes(need)} that it is to give are not worth a move"
+            return
+        if load.bundle_count < 2:  # noqa: PLR2004
+            picking.stays[broker] = f"{told}, and its only bundle would be too much for the next one: split it"
+            return
+        bundles = picking.movable(broker, weight=throughput)
+        chosen = up_to(bundles, need, one_stays=not self.pulsar_exact and len(bundles) == load.bundle_count)
+        reason = f"threshold: {broker} is to give {told_bytes(need)} of {told_bytes(load.traffic.bytes_per_second)}: {told}"
+        picking.give(chosen, broker, reason=reason)
+        if not chosen:
+            picking.stays[broker] = f"{told}, and none of the bundles that it reported can go"
+
+    def _shed_for_the_least_used(self, picking: Picking, uses: Mapping[str, float], mean: float) -> None:
+        threshold = self.threshold_percent / 100
+        if not any(use < mean - threshold for use in uses.values()):
+            return
+        givers = [broker for broker in uses if picking.loads[broker].bundle_count > 1]
+        if givers:
+            most = max(givers, key=lambda broker: uses[broker])
+            self._shed(picking, most, threshold * _LOWER_BOUNDARY_SHARE, f"{_told(uses[most], mean)}, and others are far below it")
+
+
+def _mean_of(uses: Mapping[str, float]) -> float:
+    return sum(uses.values()) / len(uses) if uses else 0.0
+
+
+def _told(use: float, mean: float) -> str:
+    return f"it is used by {told_percent(use)}, where the mean is {told_percent(mean)}"

@@ -1,0 +1,382 @@
+"""Pulsar's `TransferShedder`: pairs the most loaded broker with the least loaded one, and moves half of the difference.
+
+May live here: the strategy `TransferShedder`. It acts when the deviation of the brokers' average uses is above the target,
+or one broker is idle or overloaded beside the others, for several rounds in a row. What a broker may give is counted in
+throughput: the part of it that half the difference is of its load. Where a bundle is too heavy for that, lighter ones may come
+back for it (a swap).
+
+With `pulsar_exact` it decides as the class of Pulsar 4.2.4 does, faults and all. How the two differ, and why, stands in
+docs/reference/balancing.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from shedder.loads import BrokerLoad, BundleTraffic
+from shedder.plan import Cause, Idle, Move, Plan
+from shedder.reported import Reported, bundles_of, in_order, namespace_of, reported, told_bytes, told_ms, told_percent, why_held
+from shedder.snapshot import Snapshot
+from shedder.spread import Spread
+
+# A broker is idle beside the others below the mean times half the target, but never above half of the mean.
+_IDLE_SHARE_MAX: Final = 0.5
+
+# A swap must take at least a quarter of its throughput from the broker that gives.
+_SWAP_SHARE_MAX: Final = 0.75
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferShedder:
+    """See the module. The settings are Pulsar's, by other names.
+
+    * `target_deviation`: of the brokers' average uses, a fraction (`loadBalancerBrokerLoadTargetStd`).
+    * `hit_count_threshold`: so many rounds in a row may be uneven before one acts (`loadBalancerSheddingConditionHitCountThreshold`).
+    * `sources_max`: so many brokers give in one round (`loadBalancerMaxNumberOfBrokerSheddingPerCycle`).
+    * `transfer`: moves name their destination, and swaps are tried (`loadBalancerTransferEnabled`).
+    * `overloaded_percent`: from there on a broker may be overloaded (`loadBalancerBrokerOverloadedThresholdPercentage`).
+    * `load_ttl_ms`: how long a report counts (`loadBalancerBrokerLoadDataTTLInSeconds`).
+    * `cool_down_ms`: how much younger than a move a report must be (`loadBalanceSheddingDelayInSeconds`).
+    * `with_policies`: bundles of namespaces with policies move, too (`loadBalancerSheddingBundlesWithPoliciesEnabled`).
+    * `excluded_namespaces`: their bundles never move (`loadBalancerSheddingExcludedNamespaces`).
+    * `pulsar_debug`: with `pulsar_exact`, as Pulsar in its debug mode, the only one in which it counts what a swap brings back.
+    """
+
+    target_deviation: float = 0.25
+    hit_count_threshold: int = 3
+    sources_max: int = 3
+    transfer: bool = True
+    overloaded_percent: float = 85
+    load_ttl_ms: int = 1_800_000
+    cool_down_ms: int = 180_000
+    with_policies: bool = False
+    excluded_namespaces: frozenset[str] = frozenset()
+    pulsar_exact: bool = False
+    pulsar_debug: bool = False
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """See `Shedder.plan`."""
+        seen = self._as_pulsar(snapshot) if self.pulsar_exact else self._sound(snapshot)
+        memory = replace(snapshot.memory, gave_ms=seen.gave_ms, got_ms=seen.got_ms)
+        if seen.idle is not None:
+            return _idle_plan(Plan(moves=(), stays=(), idle=seen.idle, memory=memory), snapshot, seen.out)
+        spread = Spread((load.averages.weighted_max for load in seen.counted), pulsar_exact=self.pulsar_exact)
+        found = Plan(moves=(), stays=(), mean=spread.mean, deviation=spread.deviation, deviation_after=spread.deviation, memory=memory)
+        round_ = _Round(settings=self, snapshot=snapshot, order=seen.order, spread=spread)
+        cause = round_.cause(0, len(seen.order) - 1)
+        hits = memory.hits + 1 if cause is not None else 0
+        memory = replace(memory, hits=hits)
+        if hits <= self.hit_count_threshold:
+            idle = Idle(result="Skip", cause="HitCount", reason=self._why_waiting(hits, spread))
+            return _idle_plan(replace(found, idle=idle, memory=memory), snapshot, seen.out)
+        round_.run()
+        found = replace(found, deviation_after=spread.deviation)
+        if not round_.moves:
+            idle = Idle(result="Skip", cause=round_.why_none(), reason="the load is uneven, and no bundle can be moved: see each broker")
+            return _idle_plan(replace(found, idle=idle, memory=memory), snapshot, {**seen.out, **round_.stays()})
+        stays = in_order({**seen.out, **round_.stays()}, round_.moves)
+        return replace(found, moves=tuple(round_.moves), stays=stays, memory=replace(memory, hits=0))
+
+    def _sound(self, snapshot: Snapshot) -> _Seen:
+        """Who takes part, and why nobody does: by live brokers alone, with reports that can be true."""
+        found = reported(snapshot, ttl_ms=self.load_ttl_ms)
+        gave_ms = self._still_cooling(snapshot, found, snapshot.memory.gave_ms)
+        got_ms = self._still_cooling(snapshot, found, snapshot.memory.got_ms)
+        tired = [broker for broker in found.loads if broker in gave_ms or broker in got_ms]
+        idle = None
+        if tired:
+            idle = self._cooling(tired[0])
+        elif not found.loads:
+            idle = _nobody(has_outdated=found.has_outdated)
+        elif found.silent:
+            idle = _silent(found.silent[0], len(found.silent))
+        order = sorted(found.loads.items(), key=lambda each: each[1].averages.weighted_max)  # Of equals the first by id stays the first.
+        return _Seen(order=order, counted=tuple(found.loads.values()), gave_ms=gave_ms, got_ms=got_ms, idle=idle, out=found.out)
+
+    def _still_cooling(self, snapshot: Snapshot, found: Reported, ended_ms: Mapping[str, int]) -> dict[str, int]:
+        """The brokers whose last report is not `cool_down_ms` younger than their last move; of one without a report time alone decides.
+
+        A time in the future is taken for now: a clock that was set back must not make it last for ever.
+        """
+        cooling: dict[str, int] = {}
+        for broker, moved_ms in ended_ms.items():
+            since_ms = min(moved_ms, snapshot.now_ms)
+            load = found.loads.get(broker)
+            known_ms = snapshot.now_ms if load is None else min(load.taken_ms, snapshot.now_ms)
+            if known_ms - since_ms < self.cool_down_ms:
+                cooling[broker] = since_ms
+        return cooling
+
+    def _as_pulsar(self, snapshot: Snapshot) -> _Seen:
+        """As `_sound`, in Pulsar's way: over all that the store of reports holds, in its order, until a broker that cools down."""
+        missing = dict.fromkeys(snapshot.live)
+        gave_ms = dict(snapshot.memory.gave_ms)
+        out: dict[str, str] = {}
+        counted: list[BrokerLoad] = []
+        order = sorted(snapshot.loads.items(), key=lambda each: (math.isnan(each[1].averages.weighted_max), each[1].averages.weighted_max))
+        for broker, load in snapshot.loads.items():
+            missing.pop(broker, None)
+            if snapshot.now_ms - load.taken_ms > self.load_ttl_ms:
+                out[broker] = f"its load is outdated: it counts for {told_ms(self.load_ttl_ms)}"
+                continue
+            if broker in gave_ms:
+                if load.taken_ms - gave_ms[broker] < self.cool_down_ms:
+                    return _Seen(order=order, counted=counted, gave_ms=gave_ms, got_ms={}, idle=self._cooling(broker), out=out)
+                del gave_ms[broker]
+            counted.append(load)
+        idle = None
+        if not counted:
+            idle = _nobody(has_outdated=bool(out))
+        elif missing:
+            idle = _silent(next(iter(missing)), len(missing))
+        return _Seen(order=order, counted=counted, gave_ms=gave_ms, got_ms={}, idle=idle, out=out)
+
+    def _cooling(self, broker: str) -> Idle:
+        told = f"{broker} took part in a move, and has not reported {told_ms(self.cool_down_ms)} after it: its load is not known yet"
+        return Idle(result="Skip", cause="CoolDown", reason=told)
+
+    def _why_waiting(self, hits: int, spread: Spread) -> str:
+        if hits == 0:
+            return (
+                f"the load is even: it deviates by {told_percent(spread.deviation)} from the mean of {told_percent(spread.mean)}, of which "
+                f"{told_percent(self.target_deviation)} is let be, and nobody is idle or overloaded"
+            )
+        return f"the load has been uneven for {hits} rounds in a row; moves begin after {self.hit_count_threshold}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Seen:
+    """What a snapshot comes to: brokers from the least loaded to the most, who still cools down, why nothing can be done.
+
+    `counted` are the loads that make the mean: with `pulsar_exact` not those of outdated brokers, which it orders all the same.
+    """
+
+    order: Sequence[tuple[str, BrokerLoad]]
+    counted: Sequence[BrokerLoad]
+    gave_ms: Mapping[str, int]
+    got_ms: Mapping[str, int]
+    idle: Idle | None
+    out: Mapping[str, str]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Round:
+    """The pairs of one round, from the two ends of the order inwards."""
+
+    settings: TransferShedder
+    snapshot: Snapshot
+    order: Sequence[tuple[str, BrokerLoad]]
+    spread: Spread
+    moves: list[Move] = field(default_factory=list)
+    _moved: set[str] = field(default_factory=set)
+    _why: dict[str, str] = field(default_factory=dict)
+    _without_load: int = 0
+    _without_bundles: int = 0
+
+    def cause(self, low: int, high: int) -> Cause | None:
+        """Why the pair is worth a move, or None if it is not: the spread of all, else its least loaded, else its most loaded."""
+        settings, least, most = self.settings, self.order[low][1], self.order[high][1]
+        if self.spread.deviation > settings.target_deviation:
+            return "Overloaded"
+        share = min(_IDLE_SHARE_MAX, max(0.0, settings.target_deviation / 2))
+        is_unused = least.averages.weighted_max < self.spread.mean * share
+        if is_unused or least.averages.bytes_per_second < most.averages.bytes_per_second * share:
+            return "Underloaded"
+        use = most.averages.weighted_max
+        if use > settings.overloaded_percent / 100 and use > self.spread.mean + settings.target_deviation:
+            return "Overloaded"
+        return None
+
+    def run(self) -> None:
+        """Plan the moves: who gives is taken once, whatever comes of it; who takes, until it has got something."""
+        low, high, sources = 0, len(self.order) - 1, 0
+        while sources < self.settings.sources_max and low < high:
+            cause = self.cause(low, high)
+            if cause is None:
+                break
+            if self._shed(self.order[high], self.order[low], cause):
+                sources += 1
+                low += 1
+            high -= 1
+
+    def why_none(self) -> Cause:
+        """What a round without moves is counted as."""
+        return "NoLoadData" if self._without_load else "NoBundles" if self._without_bundles else "HitCount"
+
+    def stays(self) -> dict[str, str]:
+        """Why brokers and bundles that were looked at stay, and why others were not looked at."""
+        mean = told_percent(self.spread.mean)
+        told = {name: f"it is used by {told_percent(load.averages.weighted_max)}, where the mean is {mean}" for name, load in self.order}
+        return {**told, **self._why}
+
+    def _shed(self, source: tuple[str, BrokerLoad], destination: tuple[str, BrokerLoad], cause: Cause) -> bool:
+        """Plan what goes from one broker to another, and what comes back; tell whether anything does."""
+        (name, load), (_, least) = source, destination
+        bundles = bundles_of(load)
+        if len(bundles) < 2:  # noqa: PLR2004
+            self._why[name] = "it is to give, and has reported " + ("only one bundle, which stays" if bundles else "no bundles")
+            self._without_bundles += len(bundles)
+            self._without_load += not bundles
+            return False
+        offload = (load.averages.weighted_max - least.averages.weighted_max) / 2
+        pair = _Pair(
+            round=self,
+            source=source,
+            destination=destination,
+            cause=cause,
+            budget=self._budget(load, offload),
+            back=iter(bundles_of(least)),
+        )
+        pair.run(bundles)
+        if not pair.out > 0:
+            self._why[name] = "it is to give, and none of the bundles that it reported can go"
+            self._without_bundles += 1
+            return False
+        shed = _over((pair.out - pair.gain) * load.averages.weighted_max, load.traffic.bytes_per_second)
+        self.spread.move(load.averages.weighted_max, least.averages.weighted_max, shed)
+        return True
+
+    def _budget(self, load: BrokerLoad, offload: float) -> float:
+        """What a broker may give in bytes per second, when `offload` of its load is to go."""
+        if load.averages.weighted_max == 0:  # Its load tells nothing of its throughput; Pulsar then gives away all but one.
+            return math.inf if self.settings.pulsar_exact else 0.0
+        return load.traffic.bytes_per_second * offload / load.averages.weighted_max
+
+    def add(self, bundle: BundleTraffic, source: str, destination: str, cause: Cause, reason: str) -> None:
+        """Plan one move."""
+        target = destination if self.settings.transfer else None
+        self.moves.append(Move(bundle=bundle.bundle, source=source, destination=target, cause=cause, reason=reason))
+        self._moved.add(bundle.bundle)
+
+    def stay(self, bundle: BundleTraffic, reason: str) -> None:
+        """Tell why a bundle stays."""
+        self._why[bundle.bundle] = reason
+
+    def why_not(self, bundle: BundleTraffic, source: str, destination: str, *, is_swapped: bool = False) -> str | None:
+        """Why a bundle may not go from one broker to the other; None if it may. Pulsar asks less of one that comes back in a swap."""
+        settings, snapshot, name = self.settings, self.snapshot, bundle.bundle
+        if not (settings.pulsar_exact and is_swapped):
+            held = why_held(snapshot, name, source)
+            if held is not None:
+                return held
+            if namespace_of(name) in settings.excluded_namespaces:
+                return "its namespace is excluded from moves"
+            if name in self._moved:
+                return "it moves already"
+        policy = snapshot.policies.get(namespace_of(name))
+        if policy is not None and not settings.with_policies:
+            return f"its namespace has a policy ({policy}), and such bundles are not to move"
+        candidates = snapshot.candidates(name)
+        if settings.transfer or settings.pulsar_exact:
+            return (
+                None if destination in candidates.allowed else candidates.refused.get(destination, f"the rules keep it from {destination}")
+            )
+        return None if any(broker != source for broker in candidates.allowed) else "the rules let no other broker have it"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Pair:
+    """What goes from one broker to another within a budget, and what comes back. Throughputs are bytes per second.
+
+    `out` has been planned to go, `gain` to come back.
+    """
+
+    round: _Round
+    source: tuple[str, BrokerLoad]
+    destination: tuple[str, BrokerLoad]
+    cause: Cause
+    budget: float
+    back: Iterator[BundleTraffic]
+    out: float = 0.0
+    gain: float = 0.0
+
+    def run(self, bundles: Sequence[BundleTraffic]) -> None:
+        """Go through what the source reported, the lightest first; one of it always stays."""
+        source, destination, settings = self.source[0], self.destination[0], self.round.settings
+        remaining = len(bundles)
+        for bundle in bundles:
+            throughput = bundle.traffic.bytes_per_second
+            refusal = self.round.why_not(bundle, source, destination)
+            if refusal is not None:
+                self.round.stay(bundle, refusal)
+                continue
+            if remaining <= 1:
+                self.round.stay(bundle, f"it is the last that {source} reported, and one stays")
+                break
+            if throughput == 0:
+                self.round.stay(bundle, "nothing goes through it, so that its move would change nothing")
+                continue
+            back: Sequence[BundleTraffic] = ()
+            if self.out - self.gain + throughput > self.budget:
+                back = self._swap(throughput)
+                if not back:
+                    left = max(0.0, self.budget - self.out + self.gain)
+                    self.round.stay(bundle, f"it carries {told_bytes(throughput)}, and {source} is to give {told_bytes(left)} more")
+                    break
+            for each in back:
+                self.round.add(each, destination, source, self.cause, f"it comes back to {source} in exchange for {bundle.bundle}")
+                if settings.pulsar_debug or not settings.pulsar_exact:
+                    self.gain += each.traffic.bytes_per_second
+            self.round.add(bundle, source, destination, self.cause, self._reason(throughput))
+            self.out += throughput
+            remaining -= 1
+
+    def _swap(self, throughput: float) -> Sequence[BundleTraffic]:
+        """Bundles of the destination that make up for one of `throughput` that is too heavy alone; none if they do not."""
+        if not self.round.settings.transfer:
+            return ()
+        giving = self.source[1].traffic.bytes_per_second
+        most = giving - self.out + self.gain - throughput
+        least = self.destination[1].traffic.bytes_per_second + self.out - self.gain + throughput
+        chosen: list[BundleTraffic] = []
+        for bundle in self._offered():
+            weight = bundle.traffic.bytes_per_second
+            if weight == 0 or not (most + weight < giving and least - weight < giving):
+                continue
+            if self.round.why_not(bundle, self.destination[0], self.source[0], is_swapped=True) is not None:
+                continue
+            chosen.append(bundle)
+            most, least = most + weight, least - weight
+            # The budget is half of the difference. More than all of it would leave the two further apart than they were.
+            if least <= most < giving * _SWAP_SHARE_MAX and (self.round.settings.pulsar_exact or giving - most <= 2 * self.budget):
+                return chosen
+        return ()
+
+    def _offered(self) -> Iterable[BundleTraffic]:
+        """What may come back. Pulsar looks at each bundle once in a pair; ours is offered again for the next one."""
+        return self.back if self.round.settings.pulsar_exact else bundles_of(self.destination[1])
+
+    def _reason(self, throughput: float) -> str:
+        (source, load), (destination, least) = self.source, self.destination
+        return (
+            f"transfer: {source} is used by {told_percent(load.averages.weighted_max)}, {destination} by "
+            f"{told_percent(least.averages.weighted_max)}; the bundle carries {told_bytes(throughput)} of "
+            f"{told_bytes(load.traffic.bytes_per_second)}"
+        )
+
+
+def _nobody(*, has_outdated: bool) -> Idle:
+    if has_outdated:
+        return Idle(result="Skip", cause="OutDatedData", reason="all reports of load are outdated")
+    return Idle(result="Skip", cause="NoBrokers", reason="there is no fresh load of any broker")
+
+
+def _silent(broker: str, number: int) -> Idle:
+    reason = f"{broker} has not said what its load is" + (f", nor have {number - 1} others" if number > 1 else "")
+    return Idle(result="Skip", cause="NoLoadData", reason=f"{reason}: it is waited for")
+
+
+def _idle_plan(plan: Plan, snapshot: Snapshot, stays: Mapping[str, str]) -> Plan:
+    """The plan of a round in which nothing moves: what holds for all is said of each that has no reason of its own."""
+    assert plan.idle is not None
+    return replace(plan, stays=in_order({**dict.fromkeys(snapshot.live, plan.idle.reason), **stays}, ()))
+
+
+def _over(number: float, divisor: float) -> float:
+    """A quotient as floating point has it; Python raises where it has infinity, or none."""
+    if divisor:
+        return number / divisor
+    return math.copysign(math.inf, number) if number else math.nan

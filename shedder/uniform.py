@@ -1,0 +1,105 @@
+"""Pulsar's `UniformLoadShedder`: compares the busiest broker with the idlest, and takes a part of the difference from it.
+
+May live here: the strategy `UniformLoadShedder`. It counts messages, or bytes where those do not differ enough, and not what
+they cost a broker; it says not where bundles go.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from shedder.loads import BundleTraffic
+from shedder.picking import Picking, Weight, message_rate, throughput
+from shedder.plan import Plan
+from shedder.reported import told_bytes
+from shedder.snapshot import Snapshot
+
+_INTEGER_MAX: Final = 2**31 - 1
+
+# Below this Pulsar takes a rate for none, and counts 1 for it, so that ratios are finite.
+_NOTHING: Final = 1e-6
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UniformLoadShedder:
+    """See the module. The settings are Pulsar's, by other names.
+
+    * `rate_difference_percent`: by so much of the idlest's message rate the busiest may differ; 0: never mind
+      (`loadBalancerMsgRateDifferenceShedderThreshold`).
+    * `throughput_ratio`: so many times the idlest's throughput the busiest may have; 0: never mind
+      (`loadBalancerMsgThroughputMultiplierDifferenceShedderThreshold`).
+    * `unloaded_share`: what part of the difference is taken (`maxUnloadPercentage`).
+    * `messages_min`, `bytes_min`: less is not worth a move, per second (`minUnloadMessage`, `minUnloadMessageThroughput`).
+    * `bundles_max`: so many are taken at most; None: as many as fit (`maxUnloadBundleNumPerShedding`, there -1).
+    """
+
+    rate_difference_percent: float = 50
+    throughput_ratio: float = 4
+    unloaded_share: float = 0.2
+    messages_min: float = 1_000
+    bytes_min: float = 1_048_576
+    bundles_max: int | None = None
+    pulsar_exact: bool = False
+
+    def plan(self, snapshot: Snapshot) -> Plan:
+        """See `Shedder.plan`."""
+        picking = Picking.of(snapshot, pulsar_exact=self.pulsar_exact)
+        loads = picking.loads
+        if not loads:
+            return picking.plan(idle="there is no load of any broker")
+        rates = self._range({broker: load.traffic.messages_per_second for broker, load in loads.items()})
+        throughputs = self._range({broker: load.traffic.bytes_per_second for broker, load in loads.items()})
+        told = (
+            f"the busiest has {rates.most:.0f} messages/s, the idlest {rates.least:.0f}; the one with the most throughput "
+            f"{told_bytes(throughputs.most)}, that with the least {told_bytes(throughputs.least)}"
+        )
+        if 0 < self.rate_difference_percent < (rates.most - rates.least) * 100 / rates.least:
+            weight, compared, need_min = message_rate, rates, self.messages_min
+        elif 0 < self.throughput_ratio < throughputs.most / throughputs.least:
+            weight, compared, need_min = throughput, throughputs, self.bytes_min
+        else:
+            return picking.plan(idle=f"the traffic is uniform enough: {told}")
+        need = self._whole((compared.most - compared.least) * self.unloaded_share)
+        if loads[compared.busiest].bundle_count < 2:  # noqa: PLR2004
+            return picking.plan(idle=f"{compared.busiest} has too much, and one bundle alone: split it; {told}")
+        if need < need_min:
+            return picking.plan(idle=f"what would be taken from {compared.busiest} is not worth a move: {told}")
+        chosen = self._fitting(picking.movable(compared.busiest, weight=weight), weight, need)
+        picking.give(chosen, compared.busiest, reason=f"uniform: {told}")
+        return picking.plan(idle=f"no bundle of {compared.busiest} fits into what is to be taken from it: {told}")
+
+    def _range(self, carried: Mapping[str, float]) -> _Range:
+        least = min(carried.values())
+        if self.pulsar_exact:  # It begins its search for the least with the greatest integer of 32 bits.
+            least = min(least, _INTEGER_MAX)
+        busiest = max(carried, key=lambda broker: carried[broker])
+        return _Range(busiest=busiest, most=carried[busiest], least=1.0 if -_NOTHING <= least <= _NOTHING else least)
+
+    def _fitting(self, bundles: Sequence[BundleTraffic], weight: Weight, need: float) -> list[BundleTraffic]:
+        """The heaviest that fit into what is still needed."""
+        chosen: list[BundleTraffic] = []
+        for bundle in bundles:
+            if self.bundles_max is not None and len(chosen) >= self.bundles_max:
+                break
+            if weight(bundle) <= need:
+                chosen.append(bundle)
+                need -= self._whole(weight(bundle))
+        return chosen
+
+    def _whole(self, number: float) -> float:
+        """Pulsar counts in integers of 32 bits."""
+        if not self.pulsar_exact:
+            return number
+        return 0 if math.isnan(number) else int(min(max(number, -_INTEGER_MAX - 1), _INTEGER_MAX))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Range:
+    """Who carries the most, how much that is per second, and what the idlest carries; 1 for nothing."""
+
+    busiest: str
+    most: float
+    least: float

@@ -1,0 +1,273 @@
+"""Splits and merges together on a load that stays as it is: they come to rest, and never take one another back.
+
+May live here: properties of `brokers.auto_merge`, the little world in which splits and merges are carried out, and mutants of
+the rule that this world must catch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brokers.auto_merge import MergeSettings, MergeSnapshot, Pair, plan_merges
+from brokers.auto_split import SplitSettings, SplitSnapshot, plan_splits
+from brokers.bundle_limits import BundleLimits, Measure, fault_of_bundle
+from brokers.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE, SplitQuestion, TopicLoad, split_points
+from channel.ranges import HASH_MAX, bundle_contains, bundle_name, children, parse_bundle
+from shedder.loads import BundleTraffic, Traffic
+
+NAMESPACE = "t/ns"
+LIMITS = BundleLimits(topics_max=4, sessions_max=40, messages_per_second_max=1_000, bytes_per_second_max=1_000)
+
+# Halving the hash space down to one point takes 32 splits of one bundle, one after another, of up to three rounds each.
+ROUNDS_MAX = 150
+
+# More than the longest row that a world asks for: what is still to come would have come by then.
+QUIET_ROUNDS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """What does not change: where it lies, and what it carries."""
+
+    point: int
+    messages: float
+    sessions: int
+
+
+@dataclass(kw_only=True)
+class World:
+    """A namespace whose bundles are split and merged; `owners` by range. What was ever cut and ever made is remembered."""
+
+    topics: list[Topic]
+    owners: dict[tuple[int, int], str]
+    algorithm: str
+    split: SplitSettings
+    merge: MergeSettings
+    are_counted: bool = True
+    cut: set[tuple[int, int]] = field(default_factory=set)
+    made: set[tuple[int, int]] = field(default_factory=set)
+    split_hits: dict[str, dict[str, int]] = field(default_factory=dict)
+    merge_hits: dict[str, dict[Pair, int]] = field(default_factory=dict)
+    fewest: int = HASH_MAX
+
+    def round(self) -> None:
+        """Let each broker split and merge once."""
+        for broker in sorted(set(self.owners.values())):
+            self._split(broker)
+        # They merge at the same time, none knowing of the others.
+        counted = len(self.owners)
+        for broker in sorted(set(self.owners.values())):
+            self._merge(broker, counted)
+        self.fewest = min(self.fewest, len(self.owners))
+
+    def _split(self, broker: str) -> None:
+        snapshot = SplitSnapshot(
+            broker=broker,
+            bundles=self._bundles(broker),
+            bundle_counts={NAMESPACE: len(self.owners)},
+            find_cuts=self._cuts,
+        )
+        plan = plan_splits(snapshot, self.split, self.split_hits.get(broker, {}))
+        self.split_hits = {**self.split_hits, broker: dict(plan.hits)}
+        for decision in plan.splits:
+            _, low, high = parse_bundle(decision.bundle)
+            self.cut.add((low, high))
+            self.owners = {place: owner for place, owner in self.owners.items() if place != (low, high)}
+            self.owners |= dict.fromkeys(children(low, high, decision.cuts or ()), broker)
+
+    def _merge(self, broker: str, counted: int) -> None:
+        snapshot = MergeSnapshot(
+            broker=broker,
+            bundles=self._bundles(broker),
+            bundle_counts={NAMESPACE: counted},
+            brokers=len(set(self.owners.values())),
+        )
+        plan = plan_merges(snapshot, self.merge, self.merge_hits.get(broker, {}))
+        self.merge_hits = {**self.merge_hits, broker: dict(plan.hits)}
+        for decision in plan.merges:
+            left, right = parse_bundle(decision.left), parse_bundle(decision.right)
+            gone = ((left.low, left.high), (right.low, right.high))
+            assert [broker, broker] == [self.owners[place] for place in gone]
+            assert left.high == right.low
+            self.owners = {place: owner for place, owner in self.owners.items() if place not in gone}
+            self.owners[left.low, right.high] = broker
+            self.made.add((left.low, right.high))
+
+    def _inside(self, low: int, high: int) -> list[Topic]:
+        return [topic for topic in self.topics if bundle_contains(low, high, topic.point)]
+
+    def _bundles(self, broker: str) -> list[BundleTraffic]:
+        bundles = []
+        for low, high in (place for place, owner in self.owners.items() if owner == broker):
+            inside = self._inside(low, high)
+            messages = float(sum(topic.messages for topic in inside))
+            bundles.append(
+                BundleTraffic(
+                    bundle=bundle_name(NAMESPACE, low, high),
+                    traffic=Traffic(messages_in_per_second=messages),
+                    topics=len(inside) if self.are_counted else 0,
+                    consumers=sum(topic.sessions for topic in inside),
+                )
+            )
+        return bundles
+
+    def _cuts(self, bundle: BundleTraffic) -> tuple[int, ...]:
+        _, low, high = parse_bundle(bundle.bundle)
+        topics = [TopicLoad(point=topic.point, messages_per_second=topic.messages) for topic in self._inside(low, high)]
+        return split_points(self.algorithm, SplitQuestion(low=low, high=high, topics=topics, limits=LIMITS, margin=0.0))
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> World:
+    """A namespace of one to eight bundles of one to three brokers, with topics that may lie close together."""
+    points = st.one_of(st.integers(0, HASH_MAX), st.sampled_from([5, 6, 7, 100, 0x40000000, HASH_MAX - 1, HASH_MAX]))
+    messages = st.sampled_from([0.0, 10.0, 100.0, 250.0, 499.0, 500.0, 501.0, 999.0, 1_001.0, 5_000.0])
+    topics = draw(st.lists(st.builds(Topic, point=points, messages=messages, sessions=st.sampled_from([0, 1, 12, 50])), max_size=12))
+    cuts = sorted(draw(st.sets(st.one_of(points, st.integers(1, HASH_MAX - 1)).filter(lambda cut: 0 < cut < HASH_MAX), max_size=7)))
+    brokers = st.sampled_from(["a:1", "b:1", "c:1"][: draw(st.integers(1, 3))])
+    return World(
+        topics=topics,
+        owners={place: draw(brokers) for place in children(0, HASH_MAX, cuts)},
+        algorithm=draw(st.sampled_from([name for name in ALGORITHMS if name != SPECIFIED_POSITIONS_DIVIDE])),
+        split=SplitSettings(limits=LIMITS, hits_threshold=draw(st.integers(0, 2)), splits_max=draw(st.integers(1, 4)), bundles_max=24),
+        merge=MergeSettings(
+            limits=LIMITS,
+            cold_ratio=draw(st.sampled_from([0.1, 0.5, 0.99])),
+            hits_threshold=draw(st.integers(0, 2)),
+            merges_max=draw(st.integers(1, 4)),
+            bundles_min=draw(st.integers(1, 6)),
+        ),
+        are_counted=draw(st.booleans()),
+    )
+
+
+def come_to_rest(world: World) -> None:
+    """Round after round until nothing happens any more; raises where a range is both made and cut, or there is no end to it."""
+    quiet = 0
+    for _ in range(ROUNDS_MAX):
+        before = world.owners
+        world.round()
+        assert not world.cut & world.made, f"made and cut: {sorted(world.cut & world.made)}"
+        quiet = quiet + 1 if world.owners == before else 0
+        if quiet == QUIET_ROUNDS:
+            return
+    raise AssertionError(f"still at it after {ROUNDS_MAX} rounds: {world.owners}")
+
+
+@settings(max_examples=200, deadline=None)
+@given(worlds())
+def test_a_load_that_stays_as_it_is_is_not_cut_and_merged_in_turn(world: World) -> None:
+    """Whatever lies where, splits and merges end, and no range that a merge made is ever cut, nor one that was cut made again."""
+    start, floor = len(world.owners), world.merge.bundles_min
+    come_to_rest(world)
+    assert world.fewest >= min(start, floor)
+    assert [(0, HASH_MAX)] == [(min(low for low, _ in world.owners), max(high for _, high in world.owners))]
+    assert all(one[1] == other[0] for one, other in pairwise(sorted(world.owners)))
+
+
+class EachAlone(BundleLimits):
+    """A mutant: two bundles count as cold if each of them is."""
+
+    def fullest(self, *bundles: BundleTraffic) -> Measure:
+        """What the fuller of them uses most of."""
+        return max((super(EachAlone, self).fullest(bundle) for bundle in bundles), key=lambda measure: measure.share)
+
+
+class NoSessions(BundleLimits):
+    """A mutant: sessions are not looked at when bundles are merged."""
+
+    def fullest(self, *bundles: BundleTraffic) -> Measure:
+        """What they use most of, sessions left out."""
+        return super().fullest(*(replace(bundle, consumers=0) for bundle in bundles))
+
+
+@pytest.mark.parametrize("mutant", [EachAlone, NoSessions])
+def test_a_merge_that_looks_at_too_little_is_caught(mutant: type[BundleLimits]) -> None:
+    """With a rule of merging that is wrong the little world finds a range that is made and cut."""
+    limits = mutant(**{name: getattr(LIMITS, name) for name in LIMITS.__dataclass_fields__})
+    messages, sessions = (600.0, 0) if mutant is EachAlone else (10.0, 30)
+    half = HASH_MAX // 2
+
+    def world(limits: BundleLimits) -> World:
+        return World(
+            topics=[Topic(point=point, messages=messages, sessions=sessions) for point in (10, half + 10)],
+            owners={(0, half): "a:1", (half, HASH_MAX): "a:1"},
+            algorithm=RANGE_EQUALLY_DIVIDE,
+            split=SplitSettings(limits=LIMITS, hits_threshold=1),
+            merge=MergeSettings(limits=limits, cold_ratio=0.9, hits_threshold=1, bundles_min=1),
+        )
+
+    come_to_rest(world(LIMITS))
+    with pytest.raises(AssertionError, match="made and cut"):
+        come_to_rest(world(limits))
+
+
+# --- whatever a report says ---
+
+FIGURES = st.sampled_from([0.0, 1.0, 200.0, 501.0, float("nan"), float("inf"), -1.0, 1e300])
+POINTS = [0, 1, 2, 0x1000, 0x40000000, 0x80000000, HASH_MAX - 1, HASH_MAX]
+NAMES = [bundle_name(namespace, low, high) for namespace in ("t/ns1", "t/ns10") for low, high in pairwise(POINTS)]
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> tuple[MergeSnapshot, MergeSettings, dict[Pair, int]]:
+    """Any round: neighbours, some of whose figures are none, some restless, some with a row that has begun."""
+    names = draw(st.lists(st.sampled_from([*NAMES, "nonsense", bundle_name("t/ns1", 0, HASH_MAX)]), unique=True))
+    traffics = st.builds(Traffic, messages_in_per_second=FIGURES, bytes_out_per_second=FIGURES)
+    snapshot = MergeSnapshot(
+        broker="a:1",
+        bundles=[BundleTraffic(bundle=name, traffic=draw(traffics), topics=draw(st.sampled_from([0, 1, 3, -1]))) for name in names],
+        bundle_counts=draw(st.dictionaries(st.sampled_from(["t/ns1", "t/ns10"]), st.integers(1, 20))),
+        brokers=draw(st.integers(1, 4)),
+        restless=dict.fromkeys(draw(st.lists(st.sampled_from(names), unique=True)) if names else [], "it was moved lately"),
+    )
+    wanted = MergeSettings(
+        limits=LIMITS, hits_threshold=draw(st.integers(0, 3)), merges_max=draw(st.integers(1, 4)), bundles_min=draw(st.integers(1, 8))
+    )
+    pairs = st.sampled_from(list(pairwise(NAMES)))
+    return snapshot, wanted, draw(st.dictionaries(pairs, st.integers(1, 5), max_size=12))
+
+
+@given(rounds())
+def test_every_bundle_is_merged_or_told_why_not(drawn: tuple[MergeSnapshot, MergeSettings, dict[Pair, int]]) -> None:
+    """Each bundle is the left or the right one of one merge, or has a reason, and none has both."""
+    plan = plan_merges(*drawn)
+    merged = [name for merge in plan.merges for name in (merge.left, merge.right)]
+    assert sorted(bundle.bundle for bundle in drawn[0].bundles) == sorted(merged + [stay.subject for stay in plan.stays])
+
+
+@given(rounds())
+def test_no_bound_is_exceeded(drawn: tuple[MergeSnapshot, MergeSettings, dict[Pair, int]]) -> None:
+    """Merges are few enough, of sound neighbours that rest and were cold for long enough, and leave a namespace its bundles."""
+    snapshot, wanted, hits = drawn
+    plan = plan_merges(snapshot, wanted, hits)
+    reported = {bundle.bundle: bundle for bundle in snapshot.bundles}
+    assert len(plan.merges) <= wanted.merges_max
+    merged: Counter[str] = Counter()
+    for merge in plan.merges:
+        left, right = parse_bundle(merge.left), parse_bundle(merge.right)
+        assert (left.namespace, left.high) == (right.namespace, right.low)
+        assert not {merge.left, merge.right} & set(snapshot.restless)
+        assert [None, None] == [fault_of_bundle(reported[name]) for name in (merge.left, merge.right)]
+        assert wanted.limits.fullest(reported[merge.left], reported[merge.right]).share < wanted.cold_ratio
+        assert hits.get((merge.left, merge.right), 0) >= wanted.hits_threshold
+        merged[left.namespace] += 1
+    for namespace, fewer in merged.items():
+        assert snapshot.bundle_counts[namespace] - fewer * snapshot.brokers >= wanted.bundles_min
+
+
+@given(rounds(), st.randoms(use_true_random=False))
+def test_the_order_of_the_report_does_not_matter(
+    drawn: tuple[MergeSnapshot, MergeSettings, dict[Pair, int]], chance: random.Random
+) -> None:
+    """A shuffled report gives the same plan, reasons and all."""
+    snapshot, wanted, hits = drawn
+    shuffled = replace(snapshot, bundles=chance.sample(list(snapshot.bundles), len(snapshot.bundles)))
+    assert plan_merges(snapshot, wanted, hits) == plan_merges(shuffled, wanted, hits)

@@ -1,0 +1,151 @@
+"""Splits whatever a report says: every bundle has its answer, every bound holds, and only a row of rounds splits.
+
+May live here: properties of `brokers.auto_split`, and the strategies that they need.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from dataclasses import replace
+from itertools import combinations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.auto_split import FAILURE, SplitSettings, SplitSnapshot, plan_splits
+from brokers.bundle_limits import BundleLimits, fault_of_bundle
+from brokers.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
+from channel.errors import InvalidBoundaries
+from channel.ranges import HASH_MAX, bundle_name, check_cuts, parse_bundle
+from shedder.loads import BundleTraffic, Traffic
+
+LIMITS = BundleLimits(topics_max=10, sessions_max=10, messages_per_second_max=10, bytes_per_second_max=10)
+POINTS = [0, 1, 2, 0x1000, 0x40000000, 0x80000000, HASH_MAX - 1, HASH_MAX]
+NAMES = [bundle_name(namespace, low, high) for namespace in ("t/ns1", "t/ns10") for low, high in combinations(POINTS, 2)]
+FIGURES = st.sampled_from([0.0, 1.0, 9.0, 10.0, 11.0, 50.0, float("nan"), float("inf"), -1.0, 1e300])
+COUNTS = st.sampled_from([0, 1, 2, 9, 11, 40, -1])
+TRAFFICS = st.builds(
+    Traffic,
+    bytes_in_per_second=FIGURES,
+    bytes_out_per_second=FIGURES,
+    messages_in_per_second=FIGURES,
+    messages_out_per_second=FIGURES,
+)
+BUNDLES = st.builds(
+    BundleTraffic,
+    bundle=st.sampled_from([*NAMES, "nonsense", "t/ns1/0x1_0x2"]),
+    traffic=TRAFFICS,
+    topics=COUNTS,
+    consumers=COUNTS,
+    producers=COUNTS,
+)
+
+
+def cut(bundle: BundleTraffic) -> tuple[int, ...]:
+    """What a service may answer: halves, three cuts, cuts that cannot be, none, or an error."""
+    _, low, high = parse_bundle(bundle.bundle)
+    kind = (low + high) % 5
+    if kind == 0:
+        return (low + 1, low + 2, low + 3)
+    if kind == 1:
+        return (low, high)
+    if kind == 2:
+        return ()
+    if kind == 3:
+        raise InvalidBoundaries(subject=bundle.bundle, problem="for the test")
+    return split_points(RANGE_EQUALLY_DIVIDE, SplitQuestion(low=low, high=high))
+
+
+@st.composite
+def rounds(draw: st.DrawFn) -> tuple[SplitSnapshot, SplitSettings, dict[str, int]]:
+    """Any round: a report with anything in it, and rows of hits that have begun."""
+    bundles = draw(st.lists(BUNDLES, max_size=14, unique_by=lambda bundle: bundle.bundle))
+    names = [bundle.bundle for bundle in bundles]
+    some = st.lists(st.sampled_from(names), unique=True) if names else st.just([])
+    snapshot = SplitSnapshot(
+        broker="a:1",
+        bundles=bundles,
+        bundle_counts=draw(st.dictionaries(st.sampled_from(["t/ns1", "t/ns10"]), st.integers(1, 20))),
+        not_owned=draw(some),
+        splitting=draw(st.lists(st.sampled_from(NAMES), max_size=2)),
+        find_cuts=draw(st.sampled_from([None, cut])),
+    )
+    settings = SplitSettings(
+        limits=LIMITS,
+        hits_threshold=draw(st.integers(0, 3)),
+        splits_max=draw(st.integers(1, 4)),
+        bundles_max=draw(st.integers(1, 20)),
+        pulsar_exact=False,
+    )
+    return snapshot, settings, draw(st.dictionaries(some.map("".join) if not names else st.sampled_from(names), st.integers(1, 5)))
+
+
+@given(rounds())
+def test_every_bundle_is_split_or_told_why_not(drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]]) -> None:
+    """Each bundle of the report either has a decision or a reason, and none has both; failures are counted."""
+    plan = plan_splits(*drawn)
+    split = [decision.bundle for decision in plan.splits]
+    stays = [stay.subject for stay in plan.stays]
+    assert sorted(bundle.bundle for bundle in drawn[0].bundles) == sorted(split + stays)
+    assert plan.counted.get(FAILURE, 0) <= len(stays)
+
+
+@given(rounds())
+def test_no_bound_is_exceeded(drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]]) -> None:
+    """Splits are few enough, of bundles that are owned, sound and over a limit, and leave no namespace with too many bundles."""
+    snapshot, settings, hits = drawn
+    plan = plan_splits(snapshot, settings, hits)
+    reported = {bundle.bundle: bundle for bundle in snapshot.bundles}
+    assert len(plan.splits) <= settings.splits_max
+    added: Counter[str] = Counter()
+    for decision in plan.splits:
+        namespace, low, high = parse_bundle(decision.bundle)
+        assert decision.bundle not in (*snapshot.not_owned, *snapshot.splitting)
+        assert settings.limits.exceeded(reported[decision.bundle]) is not None
+        assert fault_of_bundle(reported[decision.bundle]) is None
+        assert reported[decision.bundle].topics != 1
+        assert hits.get(decision.bundle, 0) >= settings.hits_threshold
+        check_cuts(low, high, decision.cuts or ())
+        added[namespace] += len(decision.cuts or (low,))
+    assert all(snapshot.bundle_counts[namespace] + more <= settings.bundles_max for namespace, more in added.items())
+
+
+@given(rounds())
+def test_overlapping_ranges_are_split_one_at_a_time(drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]]) -> None:
+    """No split overlaps another one of the round, or one that is under way, within its namespace."""
+    plan = plan_splits(*drawn)
+    busy = [parse_bundle(name) for name in drawn[0].splitting] + [parse_bundle(decision.bundle) for decision in plan.splits]
+    for place, one in enumerate(busy):
+        for other in busy[max(place + 1, len(drawn[0].splitting)) :]:
+            assert one.namespace != other.namespace or one.high <= other.low or other.high <= one.low
+
+
+@given(rounds(), st.randoms(use_true_random=False))
+def test_the_order_of_the_report_does_not_matter(drawn: tuple[SplitSnapshot, SplitSettings, dict[str, int]], chance: random.Random) -> None:
+    """A shuffled report gives the same plan, reasons and all."""
+    snapshot, settings, hits = drawn
+    shuffled = replace(
+        snapshot,
+        bundles=chance.sample(list(snapshot.bundles), len(snapshot.bundles)),
+        splitting=chance.sample(list(snapshot.splitting), len(snapshot.splitting)),
+    )
+    assert plan_splits(snapshot, settings, hits) == plan_splits(shuffled, settings, hits)
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), max_size=14), st.integers(0, 3))
+def test_only_a_row_of_rounds_splits(weather: list[list[bool]], hits_threshold: int) -> None:
+    """With nothing in the way a bundle is split exactly when it has exceeded a limit in more rounds in a row than the threshold."""
+    settings = SplitSettings(limits=LIMITS, hits_threshold=hits_threshold)
+    names = [bundle_name("t/ns", low, low + 0x1000) for low in (0, 0x1000, 0x2000)]
+    rows = dict.fromkeys(names, 0)
+    hits: dict[str, int] = {}
+    for hot in weather:
+        bundles = [BundleTraffic(bundle=name, topics=11 if is_hot else 2) for name, is_hot in zip(names, hot, strict=True)]
+        rows = {name: rows[name] + 1 if is_hot else 0 for name, is_hot in zip(names, hot, strict=True)}
+        expected = [name for name in names if rows[name] > hits_threshold]
+        plan = plan_splits(SplitSnapshot(broker="a:1", bundles=bundles, bundle_counts={"t/ns": 3}), settings, hits)
+        assert expected == [decision.bundle for decision in plan.splits]
+        rows.update(dict.fromkeys(expected, 0))
+        hits = dict(plan.hits)
+        assert {name: row for name, row in rows.items() if row > 0} == hits

@@ -1,0 +1,278 @@
+"""Placement under rules: whatever the policies and the loads, no hard rule is broken, and groups are spread evenly.
+
+May live here: properties of `brokers.placement` and `brokers.destinations`. What a rule says is written down here once more, slow
+and obvious, and not read from the product.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from brokers.destinations import Destinations, PlacementRules
+from brokers.placement import FewestBundles, LeastCost, LeastLongTermMessageRate, LeastResourceUsageWithWeight, Placement, RoundRobin
+from channel import propose
+from channel.entries import BundleEntry
+from channel.ranges import HASH_MAX
+from channel.records import Document
+from channel.snapshot import from_bytes, to_bytes
+from shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic
+from shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
+from tests.folding import Channel
+from tests.ruled import Member, bundle_of, give, ruled_channel, set_policy
+
+BROKERS = ("a1", "a2", "b1", "b2", "c1")
+NAMESPACES = ("gold/x", "gold/y", "iron/x", "iron/y")
+BROKER_PATTERNS = ("a.", "b.", ".1", "a1", "c1", ".*", "nobody")
+NAMESPACE_PATTERNS = ("gold/.*", ".*/x", "iron/y", ".*", "nobody/.*")
+FIGURES = st.sampled_from([0.0, 0.1, 0.5, 0.84, 0.86, 1.0, 3.0, 1e9, -1.0, 1e300, float("nan"), float("inf")])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    channel: Channel
+    policies: Mapping[str, Document]
+    loads: Mapping[str, BrokerLoad]
+    rules: PlacementRules
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Document]:
+    """A few policies, among them some that cannot be read."""
+    found: dict[str, Document] = {}
+    for number in range(draw(st.integers(0, 2))):
+        primary = draw(st.lists(st.sampled_from((*BROKER_PATTERNS, "(")), min_size=1, max_size=2))
+        secondary = draw(st.lists(st.sampled_from(BROKER_PATTERNS), max_size=1))
+        found[f"isolation/{number}"] = {
+            "namespaces.0": draw(st.sampled_from(NAMESPACE_PATTERNS)),
+            **{f"primary.{place}": pattern for place, pattern in enumerate(primary)},
+            **{f"secondary.{place}": pattern for place, pattern in enumerate(secondary)},
+            "min_limit": draw(st.integers(0, 3)),
+            "usage_threshold": draw(st.sampled_from([0, 50, 100])),
+        }
+    for number in range(draw(st.integers(0, 2))):
+        low, high = sorted(
+            draw(st.lists(st.sampled_from([0, 0x40000000, 0x80000000, 0xC0000000, HASH_MAX]), min_size=2, max_size=2, unique=True))
+        )
+        brokers = draw(st.lists(st.sampled_from((*BROKERS, "gone")), min_size=1, max_size=3, unique=True))
+        found[f"pin/{number}"] = {
+            "namespace": draw(st.sampled_from(NAMESPACES)),
+            "range": f"0x{low:08x}_0x{high:08x}",
+            **{f"brokers.{place}": broker for place, broker in enumerate(brokers)},
+        }
+    return found
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> dict[str, BrokerLoad]:
+    """Reports of some brokers, true, absurd or missing."""
+    bundles = [f"{namespace}/0x00000000_0x80000000" for namespace in NAMESPACES]
+    return {
+        broker: BrokerLoad(
+            taken_ms=draw(st.integers(0, 5)),
+            averages=Averages(weighted_max=draw(FIGURES), bytes_per_second=draw(FIGURES)),
+            traffic=Traffic(messages_in_per_second=draw(FIGURES)),
+            bundle_count=draw(st.integers(-1, 9)),
+            topics=draw(st.integers(0, 12)),
+            bundles=draw(
+                st.none() | st.just(tuple(BundleTraffic(bundle=name, traffic=Traffic(bytes_in_per_second=1e3)) for name in bundles))
+            ),
+        )
+        for broker in draw(st.lists(st.sampled_from((*BROKERS, "gone")), unique=True))
+    }
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    """A cluster with brokers up, draining and dead, bundles owned and free, and rules about all of them."""
+    members = [
+        Member(broker=name, domain=draw(st.sampled_from([None, "d1", "d2"])), version=draw(st.sampled_from(["1.0", "1.1", ""])))
+        for name in BROKERS
+    ]
+    channel = ruled_channel(members, {name: draw(st.sampled_from([None, "g", "h"])) for name in NAMESPACES}, bundles=2)
+    for bundle in sorted(channel.view.bundles)[:: draw(st.integers(1, 4))]:
+        give(channel, bundle, draw(st.sampled_from(BROKERS)))
+    for broker in BROKERS:
+        match draw(st.sampled_from(["up", "up", "up", "draining", "dead"])):
+            case "draining":
+                channel.accept(propose.draining(channel.author(broker), channel.broker(broker)))
+            case "dead":
+                channel.die(broker)
+    policies = draw(documents())
+    for key, document in policies.items():
+        set_policy(channel, key, document)
+    rules = PlacementRules(
+        topics_max=draw(st.sampled_from([10, 50_000])),
+        prefer_later_versions=draw(st.booleans()),
+        failure_domains=draw(st.booleans()),
+    )
+    return Case(channel=channel, policies=policies, loads=draw(reports()), rules=rules)
+
+
+def strategies_of(case: Case) -> tuple[Placement, ...]:
+    """Each strategy, with what is known of the load."""
+    weighed = tuple(WeighedBundle(name=name, cost=float(place)) for place, name in enumerate(sorted(case.channel.view.bundles)))
+    snapshot = Snapshot(
+        brokers=tuple(WeighedBroker(broker=name, capacity=100, bundles=weighed[place::5]) for place, name in enumerate(BROKERS))
+    )
+    return (
+        FewestBundles(rules=case.rules),
+        LeastCost(snapshot=snapshot, rules=case.rules),
+        LeastLongTermMessageRate(loads=case.loads, rules=case.rules),
+        LeastResourceUsageWithWeight(loads=case.loads, rules=case.rules),
+        RoundRobin(rules=case.rules),
+    )
+
+
+def listed(document: Document, name: str) -> list[str]:
+    """The texts of a list of a document."""
+    return [str(value) for field, value in document.items() if field.startswith(f"{name}.")]
+
+
+def matches(patterns: list[str], text: str) -> bool:
+    """Whether one of the patterns is the whole text."""
+    return any(re.fullmatch(pattern, text) for pattern in patterns)
+
+
+def broken_rule(case: Case, bundle: BundleEntry, broker: str) -> str | None:
+    """The hard rule that a placement breaks, if it breaks one."""
+    entry = case.channel.view.brokers[broker]
+    if entry.status != "up":
+        return f"{broker} is {entry.status}"
+    covering = []
+    for key, document in case.policies.items():
+        if key.startswith("pin/"):
+            low, high = (int(end, 16) for end in str(document["range"]).split("_"))
+            if (
+                document["namespace"] == bundle.namespace
+                and low < bundle.high
+                and bundle.low < high
+                and broker not in listed(document, "brokers")
+            ):
+                return f"{key} names others"
+        elif matches(listed(document, "namespaces"), bundle.namespace):
+            covering.append(document)
+            if "(" in listed(document, "primary"):
+                return f"{key} cannot be read"
+            if not matches(listed(document, "primary") + listed(document, "secondary"), broker):
+                return f"{key} does not name {broker}"
+    readable = [
+        document for key, document in case.policies.items() if key.startswith("isolation/") and "(" not in listed(document, "primary")
+    ]
+    if not covering and any(matches(listed(document, "primary"), broker) for document in readable):
+        return f"{broker} is kept for others"
+    return None
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=cases(), at_most=st.integers(0, 9))
+def test_no_placement_breaks_a_hard_rule(case: Case, at_most: int) -> None:
+    """Whatever the policies and loads, and whatever the strategy; and what it may place it does place."""
+    view = case.channel.view
+    free = [view.bundles[name] for name in sorted(view.bundles) if view.bundles[name].phase == "free"]
+    avoid = {bundle.name: frozenset({case.channel.incarnation("a1")}) for bundle in free[::3]}
+    for strategy in strategies_of(case):
+        loads = getattr(strategy, "loads", {})
+        placed = strategy.place(view, free, avoid=avoid, at_most=at_most)
+        for name, incarnation in placed.items():
+            broker = view.live[incarnation].broker
+            assert None is broken_rule(case, view.bundles[name], broker)
+            assert incarnation not in avoid.get(name, ())
+        believed = {name: load for name, load in loads.items() if load.topics >= case.rules.topics_max}
+        can = [
+            bundle.name
+            for bundle in free
+            if any(
+                broken_rule(case, bundle, broker) is None and case.channel.incarnation(broker) not in avoid.get(bundle.name, ())
+                for broker in BROKERS
+                if broker not in believed
+            )
+        ]
+        if all(not name.startswith("isolation/") for name in case.policies):  # Whether primaries suffice is not judged here.
+            assert set(can[:at_most]) <= set(placed)
+        assert len(placed) <= at_most
+
+
+@settings(max_examples=100, deadline=None)
+@given(case=cases())
+def test_every_broker_is_allowed_or_told_why_not(case: Case) -> None:
+    """None is both, none is neither, and the allowed stand in order."""
+    for rules in (case.rules, PlacementRules(pulsar_exact=True, prefer_later_versions=True)):
+        destinations = Destinations(case.channel.view, loads=case.loads, rules=rules)
+        for bundle in case.channel.view.bundles.values():
+            found = destinations.of(bundle)
+            assert sorted(BROKERS) == sorted([*found.allowed, *found.refused])
+            assert sorted(found.allowed) == list(found.allowed)
+            assert all(found.refused.values())
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases())
+def test_equal_questions_have_equal_answers(case: Case) -> None:
+    """Over a view that was read from a snapshot, and with reports in another order, too."""
+    again = from_bytes(to_bytes(case.channel.view))
+    backwards = Case(channel=case.channel, policies=case.policies, loads=dict(reversed(list(case.loads.items()))), rules=case.rules)
+    for first, second in zip(strategies_of(case), strategies_of(backwards), strict=True):
+        answers = []
+        for view, strategy in ((case.channel.view, first), (again, second)):
+            free = [view.bundles[name] for name in sorted(view.bundles) if view.bundles[name].phase == "free"]
+            answers.append(list(strategy.place(view, free, avoid={}, at_most=99).items()))
+        assert answers[0] == answers[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    domains=st.lists(st.sampled_from([None, "d1", "d2", "d3"]), min_size=1, max_size=7),
+    namespaces=st.integers(1, 12),
+    strategy=st.sampled_from([FewestBundles(), LeastLongTermMessageRate(), LeastResourceUsageWithWeight()]),
+    one_by_one=st.booleans(),
+    exact=st.booleans(),
+    data=st.data(),
+)
+def test_namespaces_of_a_group_are_spread_evenly(
+    domains: list[str | None], namespaces: int, strategy: Placement, *, one_by_one: bool, exact: bool, data: st.DataObject
+) -> None:
+    """Those of one bundle each: over domains, and within each domain over its brokers, the counts differ by one at most."""
+    members = [
+        Member(broker=f"b{place}", domain=domain, capacity=data.draw(st.sampled_from([1, 100]))) for place, domain in enumerate(domains)
+    ]
+    named = [f"t/ns{number:02d}" for number in range(namespaces)]
+    channel = ruled_channel(members, dict.fromkeys(named, "group"))
+    ruled = type(strategy)(rules=PlacementRules(pulsar_exact=exact))  # type: ignore[call-arg]
+    batches = [[name] for name in named] if one_by_one else [named]
+    for batch in batches:
+        placed = ruled.place(channel.view, [bundle_of(channel, name) for name in batch], avoid={}, at_most=99)
+        assert len(batch) == len(placed)
+        for bundle, incarnation in placed.items():
+            give(channel, bundle, channel.view.live[incarnation].broker)
+    held = {member.broker: channel.view.held_count(channel.incarnation(member.broker)) for member in members}
+    by_domain = Counter({member.domain: 0 for member in members})
+    for member in members:
+        by_domain[member.domain] += held[member.broker]
+        same = [held[other.broker] for other in members if other.domain == member.domain]
+        assert max(same) - min(same) <= 1
+    assert max(by_domain.values()) - min(by_domain.values()) <= 1
+
+
+@settings(max_examples=60, deadline=None)
+@given(domains=st.integers(1, 4), each=st.integers(1, 3), namespaces=st.integers(1, 4), bundles=st.integers(1, 6), data=st.data())
+def test_no_domain_has_two_namespaces_while_another_has_none(
+    domains: int, each: int, namespaces: int, bundles: int, data: st.DataObject
+) -> None:
+    """However many bundles each has, and in whichever order they come: a domain that fails then takes one namespace with it."""
+    assume(namespaces <= domains)
+    members = [Member(broker=f"b{place}", domain=f"d{place % domains}") for place in range(domains * each)]
+    channel = ruled_channel(members, {f"t/ns{number}": "group" for number in range(namespaces)}, bundles=bundles)
+    for name in data.draw(st.permutations(sorted(channel.view.bundles))):
+        (incarnation,) = FewestBundles().place(channel.view, [channel.view.bundles[name]], avoid={}, at_most=1).values()
+        give(channel, name, channel.view.live[incarnation].broker)
+    inside: dict[str, set[str]] = {}
+    for bundle in channel.view.bundles.values():
+        assert bundle.owner is not None
+        inside.setdefault(str(channel.view.live[bundle.owner].joined.failure_domain), set()).add(bundle.namespace)
+    assert all(len(found) == 1 for found in inside.values())

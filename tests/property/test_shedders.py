@@ -1,0 +1,236 @@
+"""Whatever brokers say, and whatever the clock does, a plan of the strategies after Pulsar's is sane.
+
+May live here: snapshots at random, most of them absurd, and what must hold of every plan.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Final
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from shedder.average import AvgShedder
+from shedder.loads import Averages, BrokerLoad, Resources, Use, fault_of
+from shedder.memory import Memory
+from shedder.overload import OverloadShedder
+from shedder.plan import Plan, Shedder
+from shedder.snapshot import Candidates, Rules, Snapshot
+from shedder.threshold import ThresholdShedder
+from shedder.transfer import TransferShedder
+from shedder.uniform import UniformLoadShedder
+from tests.shedding import bundle, traffic_of
+
+BROKERS: Final = "abcdef"
+NOW_MS: Final = 10_000_000
+
+EAGER: Final = TransferShedder(hit_count_threshold=0, target_deviation=0.05)
+STRATEGIES: Final[tuple[Shedder, ...]] = (
+    EAGER,
+    replace(EAGER, transfer=False, sources_max=9),
+    replace(EAGER, with_policies=True, excluded_namespaces=frozenset({"tenant/two"})),
+    TransferShedder(),
+    ThresholdShedder(bytes_min=0),
+    ThresholdShedder(bytes_min=0, lower_boundary=True),
+    OverloadShedder(overloaded_percent=50),
+    UniformLoadShedder(messages_min=0, bytes_min=0),
+    UniformLoadShedder(rate_difference_percent=0, bytes_min=0, bundles_max=2),
+    AvgShedder(low_hits=1, messages_min=0, bytes_min=0),
+)
+EXACT: Final[tuple[Shedder, ...]] = (
+    replace(EAGER, pulsar_exact=True),
+    replace(EAGER, pulsar_exact=True, pulsar_debug=True, sources_max=9),
+    ThresholdShedder(bytes_min=0, lower_boundary=True, pulsar_exact=True),
+    OverloadShedder(pulsar_exact=True),
+    UniformLoadShedder(pulsar_exact=True),
+    AvgShedder(pulsar_exact=True),
+)
+
+ABSURD: Final = (math.nan, math.inf, -math.inf, -1.0, 1e300, -1e300, 1e18, 5e-324)
+SEEDS: Final = st.integers(0, 2**32)
+
+
+def sound(chance: random.Random) -> Snapshot:
+    """A cluster in which every broker says the truth: a few bundles each, the lightest first, and any use."""
+    live = tuple(BROKERS[: chance.randint(1, 6)])
+    said = {}
+    for broker in live:
+        scale = chance.choice([0, 1, 100, 10_000])
+        weights = sorted(scale * chance.choice([0, 1, 1, 5, 20, 300]) * 1_000.0 for _ in range(chance.randint(0, 7)))
+        bundles = tuple(bundle(f"tenant/{chance.choice(['one', 'two'])}/{broker}{number}", weight) for number, weight in enumerate(weights))
+        use = chance.choice([0.0, 0.02, 0.1, 0.4, 0.5, 0.9, 1.0, 3.0]) + chance.random() / 100
+        traffic = traffic_of(sum(weights))
+        said[broker] = BrokerLoad(
+            taken_ms=NOW_MS - chance.choice([0, 1_000]),
+            resources=Resources(cpu=Use(used=100 * use, limit=100)),
+            traffic=traffic,
+            averages=Averages(weighted_max=use, bytes_per_second=traffic.bytes_per_second),
+            bundle_count=len(bundles) + chance.choice([0, 0, 3]),
+            bundles=bundles,
+        )
+    owners = {each.bundle: broker for broker, load in said.items() for each in load.bundles or ()}
+    hits = {broker: chance.randint(1, 9) for broker in live}
+    memory = Memory(hits=chance.choice([0, 3, 9]), low_hits=hits, high_hits=hits)
+    return Snapshot(now_ms=NOW_MS, live=live, loads=said, owners=owners, memory=memory)
+
+
+def ruled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
+    """The cluster with some things forbidden, in any way in which they may be."""
+    bundles = tuple(snapshot.owners)
+    allowed = {name: tuple(sorted(chance.sample(BROKERS, chance.randint(0, 6)))) for name in bundles if chance.random() < 0.3}
+    return replace(
+        snapshot,
+        apart=dict.fromkeys(chance.choice([snapshot.live[:1], (), (), ()]), "it drains"),
+        resting={name: "it has moved lately" for name in bundles if chance.random() < 0.1},
+        policies=chance.choice([{}, {}, {"tenant/one": "isolation"}]),
+        rules=chance.choice([None, rules_of(allowed, snapshot.live)]),
+    )
+
+
+def rules_of(allowed: Mapping[str, tuple[str, ...]], live: tuple[str, ...]) -> Rules:
+    """Rules that let everybody have what they do not name."""
+    return lambda name: Candidates(allowed=tuple(broker for broker in live if broker in allowed.get(name, live)))
+
+
+def spoiled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
+    """The cluster when one thing in it is wrong."""
+    broker = chance.choice(snapshot.live)
+    load = snapshot.loads.get(broker)
+    if load is None:
+        return snapshot
+    loads = dict(snapshot.loads)
+    kind = chance.randrange(9)
+    if kind == 0:  # It says nothing, or nothing of its bundles.
+        loads.pop(broker)
+    elif kind == 1:
+        loads[broker] = replace(load, taken_ms=chance.choice([0, -(10**15), NOW_MS + 5_000, 10**15, NOW_MS - 1_800_001]))
+    elif kind in (2, 3):
+        loads[broker] = absurd(load, chance)
+    elif kind == 4:  # It names what is not its own, or something twice.
+        named = tuple(bundle(name, 1_000.0) for name in chance.choices([*snapshot.owners, "tenant/one/unknown"], k=3))
+        loads[broker] = replace(load, bundles=(*named, *(load.bundles or ())))
+    elif kind == 5:
+        loads[broker] = replace(load, bundles=None, bundle_count=chance.choice([0, 7]))
+    elif kind == 6:  # It is dead.
+        return replace(snapshot, live=tuple(other for other in snapshot.live if other != broker) or snapshot.live)
+    elif kind == 7:
+        times = {broker: chance.choice([NOW_MS, NOW_MS - 10**6, 10**15, -(10**15)])}
+        memory = chance.choice([replace(snapshot.memory, gave_ms=times), replace(snapshot.memory, got_ms=times)])
+        return replace(snapshot, memory=memory)
+    else:  # It lies high.
+        loads[broker] = replace(load, averages=Averages(weighted_max=1e9, bytes_per_second=1e15), traffic=traffic_of(1e15))
+    return replace(snapshot, loads=loads)
+
+
+def absurd(load: BrokerLoad, chance: random.Random) -> BrokerLoad:
+    """The report with a figure that is none."""
+    figure, kind = chance.choice(ABSURD), chance.randrange(5)
+    if kind == 0:
+        return replace(load, averages=Averages(weighted_max=figure, bytes_per_second=0))
+    if kind == 1:
+        return replace(load, averages=replace(load.averages, bytes_per_second=figure))
+    if kind == 2:
+        return replace(load, traffic=replace(load.traffic, messages_in_per_second=figure))
+    if kind == 3:
+        return replace(load, resources=replace(load.resources, bandwidth_in=Use(used=chance.choice([0, figure]), limit=figure)))
+    return replace(load, bundles=tuple(bundle(each.bundle, figure) for each in load.bundles or ()))
+
+
+def cluster_of(seed: int, *, faults_max: int) -> Snapshot:
+    """The cluster of this seed."""
+    chance = random.Random(seed)
+    snapshot = ruled(sound(chance), chance)
+    for _ in range(chance.randint(0, faults_max)):
+        snapshot = spoiled(snapshot, chance)
+    return snapshot
+
+
+def check_moves(snapshot: Snapshot, plan: Plan) -> None:
+    """Nothing moves twice; who takes part may; and what moves is its source's, free to move, and allowed where it goes."""
+    moved = [move.bundle for move in plan.moves]
+    assert len(set(moved)) == len(moved) <= len(snapshot.owners)
+    for move in plan.moves:
+        load = snapshot.loads[move.source]
+        assert move.source == snapshot.owners[move.bundle]
+        assert move.source in snapshot.live
+        assert move.source not in snapshot.apart
+        assert fault_of(load) is None
+        assert move.bundle in {each.bundle for each in load.bundles or ()}
+        assert move.bundle not in snapshot.resting
+        allowed = snapshot.candidates(move.bundle).allowed
+        others = [broker for broker in allowed if broker != move.source]
+        assert others if move.destination is None else move.destination in others
+        if move.destination is not None:
+            assert move.destination in snapshot.live
+            assert move.destination not in snapshot.apart
+            assert fault_of(snapshot.loads[move.destination]) is None
+
+
+def check_stays(snapshot: Snapshot, plan: Plan) -> None:
+    """Each live broker gives something or is told why it does not; nothing that moves stays; an idle round says why."""
+    stays = [stay.subject for stay in plan.stays]
+    assert sorted(set(stays)) == stays
+    given_ = {move.source for move in plan.moves}
+    assert set(snapshot.live) - given_ <= set(stays)
+    assert not {*given_, *(move.bundle for move in plan.moves)} & set(stays)
+    assert all(stay.reason for stay in plan.stays)
+    assert all(move.reason for move in plan.moves)
+    assert (plan.idle is None) == bool(plan.moves)
+
+
+def same_but_shuffled(snapshot: Snapshot, chance: random.Random) -> Snapshot:
+    """The snapshot with its reports and its live brokers in another order."""
+    shuffled = chance.sample(list(snapshot.loads.items()), len(snapshot.loads))
+    return replace(snapshot, loads=dict(shuffled), live=tuple(chance.sample(snapshot.live, len(snapshot.live))))
+
+
+def check(snapshot: Snapshot, seed: int) -> None:
+    """Every strategy's plan is sane, and the order of what it is made of does not matter."""
+    shuffled = same_but_shuffled(snapshot, random.Random(seed))
+    for strategy in STRATEGIES:
+        plan = strategy.plan(snapshot)
+        check_moves(snapshot, plan)
+        check_stays(snapshot, plan)
+        assert plan == strategy.plan(shuffled)
+        for figure in (plan.mean, plan.deviation, plan.deviation_after):
+            assert figure is None or math.isfinite(figure)
+
+
+@settings(max_examples=300)
+@given(seed=SEEDS)
+def test_a_plan_is_sane_where_reports_are_true(seed: int) -> None:
+    """Whatever rules forbid, nothing moves that must not, and each stay has its reason; the order of reports does not matter."""
+    check(cluster_of(seed, faults_max=0), seed)
+
+
+@settings(max_examples=300)
+@given(seed=SEEDS)
+def test_a_plan_is_sane_whatever_is_reported(seed: int) -> None:
+    """No absurd report, missing figure, jumping clock or lie leads to a move that must not be, or to none that is told."""
+    check(cluster_of(seed, faults_max=3), seed)
+
+
+@settings(max_examples=300)
+@given(seed=SEEDS)
+def test_a_transfer_never_spreads_the_load_further(seed: int) -> None:
+    """As far as the reports go, brokers are no further apart after a plan of transfers, and no more give than may."""
+    plan = EAGER.plan(cluster_of(seed, faults_max=1))
+    if plan.deviation is not None and plan.deviation_after is not None:
+        assert plan.deviation_after <= plan.deviation * (1 + 1e-9)
+    pairs = {frozenset((move.source, move.destination)) for move in plan.moves}
+    assert len(pairs) <= EAGER.sources_max
+
+
+@settings(max_examples=300)
+@given(seed=SEEDS)
+def test_as_pulsar_it_answers_whatever_it_is_asked(seed: int) -> None:
+    """With `pulsar_exact`, too, every snapshot has a plan, the same each time, in which nobody gives to himself."""
+    snapshot = cluster_of(seed, faults_max=3)
+    for strategy in EXACT:
+        plan = strategy.plan(snapshot)
+        assert all(move.source != move.destination for move in plan.moves)
+        assert repr(plan) == repr(strategy.plan(snapshot))  # Equal but for figures that are no numbers.

@@ -1,0 +1,80 @@
+"""The busiest bundles of a report, against a dumb twin that ranks them all.
+
+May live here: properties of `brokers.top_bundles`, and the values that they need.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.top_bundles import top_bundles
+from shedder.loads import BundleTraffic, Traffic
+
+# A few values on either side of a step, so that ties of one, of some and of all figures are common.
+BYTES = st.sampled_from([0.0, 49_999.0, 50_000.0, 149_999.0, 150_000.0])
+BAD = st.sampled_from([float("nan"), float("inf"), -1.0, 1e300])
+COUNTS = st.sampled_from([0, 1, 499, 500, 1_000])
+NAMESPACES = st.sampled_from(["t/a", "t/a", "t/b", "pulsar/system"])
+
+
+def traffics(figures: st.SearchStrategy[float]) -> st.SearchStrategy[Traffic]:
+    """Traffic of such figures."""
+    return st.builds(
+        Traffic, bytes_in_per_second=figures, bytes_out_per_second=figures, messages_in_per_second=figures, messages_out_per_second=figures
+    )
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> list[BundleTraffic]:
+    """Up to a dozen bundles, some idle, some of a system namespace, some with figures that are none."""
+    sound = traffics(BYTES)
+    traffic = st.one_of(sound, sound, sound, traffics(st.one_of(BYTES, BAD)))
+    bundles = st.builds(BundleTraffic, bundle=NAMESPACES, traffic=traffic, topics=COUNTS, consumers=COUNTS, cache_bytes=BYTES.map(int))
+    drawn = draw(st.lists(bundles, max_size=12))
+    return [replace(bundle, bundle=f"{bundle.bundle}/0x{place:08x}_0x{place + 1:08x}") for place, bundle in enumerate(drawn)]
+
+
+def twin(bundles: list[BundleTraffic], at_most: int) -> list[str]:
+    """All that may be reported, ranked in full, and cut off."""
+    fit = [
+        bundle
+        for bundle in bundles
+        if not bundle.bundle.startswith("pulsar/system/")
+        and 0 < bundle.traffic.bytes_per_second <= 1e18
+        and 0 <= bundle.traffic.messages_per_second <= 1e18
+    ]
+    heaviest_first = sorted(sorted(fit, key=lambda bundle: bundle.bundle), key=figures_of, reverse=True)
+    return [bundle.bundle for bundle in heaviest_first[:at_most]][::-1]
+
+
+def figures_of(bundle: BundleTraffic) -> tuple[int, ...]:
+    """What is compared, in whole steps."""
+    traffic = bundle.traffic
+    return (
+        int((traffic.bytes_in_per_second + 50_000) // 100_000),
+        int((traffic.bytes_out_per_second + 50_000) // 100_000),
+        int((traffic.messages_per_second + 50) // 100),
+        (bundle.topics + bundle.consumers + bundle.producers) // 500,
+        bundle.cache_bytes // 100_000,
+    )
+
+
+@given(reports(), st.one_of(st.integers(0, 3), st.integers(0, 14)), st.randoms(use_true_random=False))
+def test_the_choice_is_that_of_the_dumb_twin(bundles: list[BundleTraffic], at_most: int, chance: random.Random) -> None:
+    """The heaviest are chosen, the lightest of them first, in whatever order the bundles are told."""
+    expected = twin(bundles, at_most)
+    assert expected == [bundle.bundle for bundle in top_bundles(bundles, at_most=at_most)]
+    shuffled = chance.sample(bundles, len(bundles))
+    assert expected == [bundle.bundle for bundle in top_bundles(shuffled, at_most=at_most)]
+
+
+@given(reports())
+def test_namespaces_with_policies_are_passed_over(bundles: list[BundleTraffic]) -> None:
+    """Nothing of a namespace that is passed over is reported, and everything of the others that is busy."""
+    reported = {bundle.bundle for bundle in top_bundles(bundles, at_most=99)}
+    without = {bundle.bundle for bundle in top_bundles(bundles, at_most=99, passed_over={"pulsar/system", "t/a"})}
+    assert {name for name in reported if not name.startswith("t/a/")} == without

@@ -1,0 +1,73 @@
+"""A channel whose brokers, namespaces and policies a test sets up for questions about who may have a bundle.
+
+May live here: the setting up. What is asked stands in the tests.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from brokers.namespace_policies import ANTI_AFFINITY_GROUP
+from channel import propose
+from channel.entries import BundleEntry
+from channel.ranges import even_boundaries
+from channel.records import Document
+from shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic
+from tests.folding import Channel, joined
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """A broker as it joins."""
+
+    broker: str
+    domain: str | None = None
+    version: str = "1.0.0"
+    capacity: int = 100
+
+
+def ruled_channel(members: Iterable[Member | str], namespaces: Mapping[str, str | None], *, bundles: int = 1) -> Channel:
+    """A channel with these brokers, and these namespaces of so many free bundles, each with its anti-affinity group."""
+    channel = Channel()
+    channel.genesis()
+    for member in members:
+        told = Member(broker=member) if isinstance(member, str) else member
+        record = joined(told.broker, channel.view, nonce=f"nonce of {told.broker}")
+        channel.accept(replace(record, failure_domain=told.domain, version=told.version, capacity=told.capacity))
+    for namespace, group in namespaces.items():
+        policies: Document = {} if group is None else {ANTI_AFFINITY_GROUP: group}
+        boundaries = even_boundaries(bundles)
+        channel.accept(propose.create_namespace(channel.admin(), channel.view, name=namespace, boundaries=boundaries, policies=policies))
+    return channel
+
+
+def set_policy(channel: Channel, key: str, document: Document) -> None:
+    """Write a policy, past all checks."""
+    channel.accept(propose.set_policy(channel.admin(), channel.view, name=key, document=document))
+
+
+def give(channel: Channel, bundle: str, broker: str) -> None:
+    """Have a broker own a free bundle."""
+    channel.accept(propose.assign(channel.admin(), channel.view.bundles[bundle], owner=channel.incarnation(broker)))
+    channel.accept(propose.opened(channel.author(broker), channel.view.bundles[bundle]))
+
+
+def bundle_of(channel: Channel, namespace: str, place: int = 0) -> BundleEntry:
+    """One bundle of a namespace, by its place in the hash space."""
+    return channel.view.bundles_of(namespace)[place]
+
+
+def load(
+    used: float = 0.0, *, topics: int = 0, messages: float = 0.0, throughput: float = 0.0, bundles: Mapping[str, float] | None = None
+) -> BrokerLoad:
+    """A report: how much is used, as a fraction; and of each bundle the bytes, and as many messages, per second."""
+    traffic = {name: Traffic(bytes_in_per_second=rate, messages_in_per_second=rate) for name, rate in (bundles or {}).items()}
+    return BrokerLoad(
+        taken_ms=0,
+        averages=Averages(weighted_max=used, bytes_per_second=throughput),
+        traffic=Traffic(bytes_in_per_second=throughput, messages_in_per_second=messages),
+        topics=topics,
+        bundle_count=len(traffic),
+        bundles=tuple(BundleTraffic(bundle=name, traffic=told) for name, told in traffic.items()),
+    )

@@ -1,0 +1,68 @@
+"""Clusters as their brokers report them, for the tests of the strategies after Pulsar's.
+
+May live here: how such a snapshot is made in few words, and how a plan is told in few.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from shedder.loads import Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
+from shedder.plan import Plan
+from shedder.snapshot import Snapshot
+
+NOW_MS = 1_700_000_000_000
+MESSAGE_BYTES = 1_000
+NAMESPACE = "tenant/space"
+
+
+def broker(percent: float, /, **bytes_per_second: float) -> BrokerLoad:
+    """A broker whose CPU is used by so many percent, with bundles that carry so many bytes per second, in messages of 1,000 bytes."""
+    bundles = tuple(bundle(f"{NAMESPACE}/{name}", throughput) for name, throughput in bytes_per_second.items())
+    traffic = traffic_of(sum(bytes_per_second.values()))
+    return BrokerLoad(
+        taken_ms=NOW_MS,
+        resources=Resources(cpu=Use(used=percent, limit=100)),
+        traffic=traffic,
+        averages=Averages(weighted_max=percent / 100, bytes_per_second=traffic.bytes_per_second),
+        bundle_count=len(bundles),
+        bundles=bundles,
+    )
+
+
+def in_namespace(namespace: str, load: BrokerLoad) -> BrokerLoad:
+    """The broker, with its bundles in another namespace."""
+    bundles = [replace(each, bundle=each.bundle.replace(NAMESPACE, namespace)) for each in load.bundles or ()]
+    return replace(load, bundles=tuple(bundles))
+
+
+def bundle(name: str, bytes_per_second: float) -> BundleTraffic:
+    """A bundle that carries so much."""
+    return BundleTraffic(bundle=name, traffic=traffic_of(bytes_per_second), topics=1)
+
+
+def traffic_of(bytes_per_second: float) -> Traffic:
+    """So many bytes per second, all of them going out."""
+    return Traffic(bytes_out_per_second=bytes_per_second, messages_out_per_second=bytes_per_second / MESSAGE_BYTES)
+
+
+def cluster(loads: Mapping[str, BrokerLoad]) -> Snapshot:
+    """A cluster of live brokers that serve what they report."""
+    owners = {each.bundle: name for name, load in loads.items() for each in load.bundles or ()}
+    return Snapshot(now_ms=NOW_MS, live=tuple(sorted(loads)), loads=loads, owners=owners)
+
+
+def moves_of(plan: Plan) -> list[str]:
+    """The moves in order, as `bundle: source -> destination`, without the namespace."""
+    return [f"{move.bundle.rpartition('/')[2]}: {move.source} -> {move.destination or 'any'}" for move in plan.moves]
+
+
+def stays_of(plan: Plan) -> dict[str, str]:
+    """What is said of those that stay; bundles without the namespace."""
+    return {stay.subject.rpartition("/")[2]: stay.reason for stay in plan.stays}
+
+
+def outcome_of(plan: Plan) -> str | None:
+    """What an idle round is counted as."""
+    return None if plan.idle is None else f"{plan.idle.result}/{plan.idle.cause}"

@@ -1,0 +1,219 @@
+"""Pulsar's classic strategies as they are by default: the worked examples of its documents, and what we do otherwise.
+
+May live here: examples. That they decide as Pulsar's classes with `pulsar_exact` is shown by the vectors; what holds for every
+snapshot is in tests/property/test_shedders.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shedder.average import AvgShedder
+from shedder.loads import Averages, BrokerLoad, Weights
+from shedder.memory import Memory
+from shedder.overload import OverloadShedder
+from shedder.plan import Shedder
+from shedder.snapshot import Candidates, Snapshot
+from shedder.threshold import ThresholdShedder
+from shedder.uniform import UniformLoadShedder
+from tests.shedding import broker, cluster, moves_of, outcome_of, stays_of
+
+M = 1_000_000
+
+
+def ten_bundles(letter: str, bytes_per_second: float) -> dict[str, float]:
+    """Ten bundles of the same weight, named after their broker."""
+    return {f"{letter}{number}": bytes_per_second for number in range(10)}
+
+
+# The documents' example: "broker1 is at 40 %, broker2 and broker3 at 10 %"; so the mean is 20 %, and at a threshold of 10 %
+# only the first is above it.
+FORTY_TEN_TEN = cluster(
+    {
+        "b1": broker(40, **ten_bundles("A", 20 * M)),
+        "b2": broker(10, **ten_bundles("B", 5 * M)),
+        "b3": broker(10, **ten_bundles("C", 5 * M)),
+    }
+)
+
+
+def test_threshold_the_documents_40_10_10() -> None:
+    """Of brokers at 40, 10 and 10 % only the first is more than 10 % above the mean of 20 %, and gives what is above that, and 5 % more."""
+    plan = ThresholdShedder().plan(FORTY_TEN_TEN)
+    # (40 - 20 - 10) + 5 = 15 % of 200 MB/s are 30 MB/s: two bundles of 20.
+    assert ["A0: b1 -> any", "A1: b1 -> any"] == moves_of(plan)
+    assert plan.mean == pytest.approx(0.2)
+    assert "threshold: b1 is to give 30 MB/s of 200 MB/s: it is used by 40 %, where the mean is 20 %" == plan.moves[0].reason
+    assert {
+        "b2": "it is used by 10 %, where the mean is 20 %, of which 10 % above it is let be",
+        "b3": "it is used by 10 %, where the mean is 20 %, of which 10 % above it is let be",
+    } == stays_of(plan)
+
+
+def test_threshold_what_is_not_worth_a_move_is_let_be() -> None:
+    """Below the least throughput, or with one bundle alone, a broker above the threshold gives nothing, and says why."""
+    plan = ThresholdShedder(bytes_min=31 * M).plan(FORTY_TEN_TEN)
+    assert ([], "Skip/NoBundles") == (moves_of(plan), outcome_of(plan))
+    assert "it is used by 40 %, where the mean is 20 %, and the 30 MB/s that it is to give are not worth a move" == stays_of(plan)["b1"]
+    one = cluster({"b1": broker(40, A=200 * M), "b2": broker(10, B=M), "b3": broker(10, C=M)})
+    assert "its only bundle would be too much" in stays_of(ThresholdShedder().plan(one))["b1"]
+    assert "nobody is used at all" == stays_of(ThresholdShedder().plan(cluster({"b1": broker(0)})))["b1"]
+
+
+def test_threshold_the_lower_boundary() -> None:
+    """Where nobody is too far above the mean, and one far below it, the most used gives half the threshold, if that is wanted."""
+    loads = {name: broker(50, **ten_bundles(name, 20 * M)) for name in ("b1", "b2", "b3")}
+    low = cluster({**loads, "b4": broker(5, **ten_bundles("D", M))})
+    assert [] == moves_of(ThresholdShedder(threshold_percent=20).plan(low))
+    lower = ThresholdShedder(threshold_percent=20, lower_boundary=True)
+    assert ["b10: b1 -> any"] == moves_of(lower.plan(low))
+    assert [] == moves_of(lower.plan(cluster(loads)))
+
+
+def test_threshold_goes_by_the_reported_averages() -> None:
+    """By default the averages that brokers report count; Pulsar makes its own, one step a round, and so needs a memory."""
+    calm = {name: replace(load, averages=Averages(weighted_max=0.1, bytes_per_second=0)) for name, load in FORTY_TEN_TEN.loads.items()}
+    assert [] == moves_of(ThresholdShedder().plan(cluster(calm)))
+    exact = ThresholdShedder(pulsar_exact=True)
+    plan = exact.plan(cluster(calm))
+    assert ["A0: b1 -> any", "A1: b1 -> any"] == moves_of(plan)
+    assert pytest.approx({"b1": 0.4, "b2": 0.1, "b3": 0.1}) == plan.memory.averages
+    assert {} == ThresholdShedder().plan(cluster(calm)).memory.averages
+    after = exact.plan(replace(cluster({**calm, "b1": broker(0)}), memory=plan.memory))
+    assert after.memory.averages["b1"] == pytest.approx(0.36)
+
+
+def test_overload_the_documents_95_85_5() -> None:
+    """A broker at 95 % of which 85 % are allowed gives (95 - 85) + 5 = 15 % of its throughput: two of ten bundles."""
+    plan = OverloadShedder().plan(cluster({"b1": broker(95, **ten_bundles("A", 10 * M)), "b2": broker(50, B=M)}))
+    assert ["A0: b1 -> any", "A1: b1 -> any"] == moves_of(plan)
+    assert "overload: b1 is used by 95 %, may be by 85 %, and is to give 15 MB/s of 100 MB/s" == plan.moves[0].reason
+    assert {"b2": "it is used by 50 %, and may be by 85 %"} == stays_of(plan)
+
+
+def test_overload_nothing_moves_where_nobody_can_take_it() -> None:
+    """Where everybody is overloaded, moves would only go round in a circle; Pulsar begins them."""
+    full = cluster({"b1": broker(95, A1=M, A2=M), "b2": broker(90, B1=M, B2=M)})
+    assert [] == moves_of(OverloadShedder().plan(full))
+    assert ["A1: b1 -> any", "B1: b2 -> any"] == moves_of(OverloadShedder(pulsar_exact=True).plan(full))
+
+
+def test_overload_the_only_bundle_stays() -> None:
+    """A broker of one bundle would only pass its trouble on."""
+    plan = OverloadShedder().plan(cluster({"b1": broker(95, A=M), "b2": broker(50)}))
+    assert ([], "Skip/NoBundles") == (moves_of(plan), outcome_of(plan))
+    assert "it is used by 95 %, and its only bundle would overload the next one: split it" == stays_of(plan)["b1"]
+
+
+def test_one_bundle_stays_however_overloaded_a_broker_is() -> None:
+    """A broker far above all limits keeps a bundle; Pulsar takes them all."""
+    burning = cluster({"b1": broker(400, A1=3 * M, A2=2 * M, A3=M), "b2": broker(10, B=M)})
+    assert ["A1: b1 -> any", "A2: b1 -> any"] == moves_of(OverloadShedder().plan(burning))
+    all_of_them = ["A1: b1 -> any", "A2: b1 -> any", "A3: b1 -> any"]
+    assert all_of_them == moves_of(OverloadShedder(pulsar_exact=True).plan(burning))
+    threshold = ThresholdShedder(bytes_min=0)
+    assert ["A1: b1 -> any", "A2: b1 -> any"] == moves_of(threshold.plan(burning))
+    assert all_of_them == moves_of(replace(threshold, pulsar_exact=True).plan(burning))
+
+
+def test_resources_count_by_their_weights() -> None:
+    """A resource of weight 0 overloads nobody."""
+    busy = cluster({"b1": broker(95, A1=M, A2=M), "b2": broker(10, B=M)})
+    assert [] == moves_of(OverloadShedder(weights=Weights(cpu=0.5)).plan(busy))
+
+
+UNEVEN = cluster({"b1": broker(50, A1=50 * M, A2=9 * M, A3=0), "b2": broker(50, B1=M, B2=M)})
+
+
+def test_uniform_a_part_of_the_difference_is_taken() -> None:
+    """A fifth of the difference in messages goes from the busiest, in bundles that fit into it."""
+    plan = UniformLoadShedder().plan(UNEVEN)
+    assert ["A2: b1 -> any"] == moves_of(plan)
+    assert "uniform: the busiest has 59000 messages/s, the idlest 2000;" in plan.moves[0].reason
+    assert "nothing goes through it" in stays_of(plan)["A3"]
+    assert ["A2: b1 -> any", "A3: b1 -> any"] == moves_of(UniformLoadShedder(pulsar_exact=True).plan(UNEVEN))
+    assert ["A1: b1 -> any"] == moves_of(UniformLoadShedder(unloaded_share=1, bundles_max=1).plan(UNEVEN))
+
+
+def test_uniform_throughput_decides_where_messages_do_not() -> None:
+    """Without a difference in messages that counts, throughput is compared; where both are let be, nothing moves."""
+    assert ["A2: b1 -> any"] == moves_of(UniformLoadShedder(rate_difference_percent=0).plan(UNEVEN))
+    assert [] == moves_of(UniformLoadShedder(rate_difference_percent=0, throughput_ratio=0).plan(UNEVEN))
+    assert [] == moves_of(UniformLoadShedder(rate_difference_percent=0, bytes_min=12 * M).plan(UNEVEN))
+    assert [] == moves_of(UniformLoadShedder(messages_min=12_000).plan(UNEVEN))
+
+
+@pytest.mark.parametrize("pulsar_exact", [False, True])
+def test_uniform_great_throughputs_are_compared_in_full(pulsar_exact: bool) -> None:
+    """Above 2 GB/s Pulsar compares with the greatest integer of 32 bits, and so takes bundles from brokers that are even."""
+    great = cluster({name: broker(50, **ten_bundles(name, 10**9)) for name in ("b1", "b2")})
+    strategy = UniformLoadShedder(rate_difference_percent=0, pulsar_exact=pulsar_exact)
+    assert pulsar_exact == bool(moves_of(strategy.plan(great)))
+
+
+def rounds(strategy: Shedder, snapshot: Snapshot, number: int) -> list[list[str]]:
+    """The moves of so many rounds, with the memory of each handed to the next."""
+    memory, found = Memory(), []
+    for _ in range(number):
+        plan = strategy.plan(replace(snapshot, memory=memory))
+        memory = plan.memory
+        found.append(moves_of(plan))
+    return found
+
+
+PAIRS = {
+    "b1": broker(10, A1=M, A2=M),
+    "b2": broker(20, B1=M, B2=M),
+    "b3": broker(30, C1=M, C2=M),
+    "b4": broker(45, D1=5 * M, D2=30 * M),
+    "b5": broker(60, E1=5 * M, E2=30 * M),
+}
+
+
+def test_average_pairs_the_extremes_and_then_the_next() -> None:
+    """A pair that differs by 40 % or more acts in the second round, one that differs less in the eighth."""
+    found = rounds(AvgShedder(), cluster(PAIRS), 8)
+    evened = ["E1: b5 -> b1"]
+    assert [[], evened, [], evened, [], evened, [], [*evened, "D1: b4 -> b2"]] == found
+
+
+def test_average_a_pair_that_is_even_begins_anew() -> None:
+    """Hits are forgotten as soon as a pair differs by less than the low threshold, and those of who is gone with it."""
+    strategy = AvgShedder(high_percent=90)
+    hit = strategy.plan(cluster(PAIRS)).memory
+    assert {"b1": 1, "b2": 1, "b4": 1, "b5": 1} == hit.low_hits
+    even: dict[str, BrokerLoad] = {"b1": broker(10), "b5": broker(11)}
+    assert {} == strategy.plan(replace(cluster(even), memory=hit)).memory.low_hits
+    gone = {name: load for name, load in PAIRS.items() if name != "b4"}
+    assert {"b1": 2, "b5": 2} == strategy.plan(replace(cluster(gone), memory=hit)).memory.low_hits
+
+
+def test_average_asks_the_rules_for_its_destination() -> None:
+    """A bundle that the partner must not have stays; as Pulsar's it is unloaded, and placement finds another broker."""
+    rules = replace(cluster(PAIRS), rules=lambda _: Candidates(allowed=("b3",), refused={"b1": "it is pinned elsewhere"}))
+    at_once = AvgShedder(high_hits=1, low_hits=99)
+    plan = at_once.plan(rules)
+    assert ([], "it is pinned elsewhere") == (moves_of(plan), stays_of(plan)["E1"])
+    assert ["E1: b5 -> any"] == moves_of(replace(at_once, pulsar_exact=True).plan(rules))
+
+
+@pytest.mark.parametrize(
+    "strategy", [ThresholdShedder(), OverloadShedder(), UniformLoadShedder(), AvgShedder()], ids=lambda each: type(each).__name__
+)
+def test_the_classic_ones_leave_out_whoever_takes_no_part(strategy: Shedder) -> None:
+    """Without any fresh report nothing moves, and it is counted why; who is silent is told so."""
+    assert "Skip/NoBrokers" == outcome_of(strategy.plan(Snapshot(live=("b1",))))
+    old = cluster({"b1": replace(broker(95, A1=M, A2=M), taken_ms=0)})
+    assert "Skip/OutDatedData" == outcome_of(strategy.plan(old))
+    silent = replace(FORTY_TEN_TEN, live=("b1", "b2", "b3", "b4"))
+    assert "it has not said what its load is" == stays_of(strategy.plan(silent))["b4"]
+
+
+def test_bundles_that_nobody_else_may_have_stay() -> None:
+    """Without a candidate but its owner a bundle is not unloaded; Pulsar unloads it, and it comes back."""
+    fenced = replace(FORTY_TEN_TEN, rules=lambda _: Candidates(allowed=("b1",)))
+    plan = ThresholdShedder().plan(fenced)
+    assert ([], "the rules let no other broker have it") == (moves_of(plan), stays_of(plan)["A0"])
+    assert 2 == len(ThresholdShedder(pulsar_exact=True).plan(fenced).moves)

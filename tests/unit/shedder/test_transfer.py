@@ -1,0 +1,306 @@
+"""`TransferShedder` as it is by default: the cases of Pulsar's own test of it, and what we do otherwise.
+
+May live here: examples. That it decides as Pulsar's class with `pulsar_exact` is shown by the vectors; what holds for every
+snapshot is in tests/property/test_shedders.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from shedder.loads import Averages, BrokerLoad
+from shedder.memory import Memory
+from shedder.plan import Plan
+from shedder.snapshot import Candidates, Snapshot
+from shedder.transfer import TransferShedder
+from tests.shedding import NOW_MS, broker, cluster, in_namespace, moves_of, outcome_of, stays_of
+
+M = 1_000_000
+AT_ONCE = TransferShedder(hit_count_threshold=0)
+
+
+def the_five(**changed: BrokerLoad) -> Snapshot:
+    """The cluster of Pulsar's test: two brokers are at 80 and 90 %, three nearly idle."""
+    five = {
+        "b1": broker(2, A1=M, A2=2 * M),
+        "b2": broker(4, B1=M, B2=3 * M),
+        "b3": broker(6, C1=2 * M, C2=4 * M),
+        "b4": broker(80, D1=2 * M, D2=6 * M),
+        "b5": broker(90, E1=2 * M, E2=7 * M),
+    }
+    return cluster({**five, **changed})
+
+
+def moves(snapshot: Snapshot, strategy: TransferShedder = AT_ONCE) -> list[str]:
+    """The moves of one round."""
+    return moves_of(strategy.plan(snapshot))
+
+
+def told(snapshot: Snapshot, strategy: TransferShedder = AT_ONCE) -> tuple[list[str], str | None]:
+    """The moves of one round, and what it is counted as if there are none."""
+    plan = strategy.plan(snapshot)
+    return moves_of(plan), outcome_of(plan)
+
+
+BOTH = ["E1: b5 -> b1", "D1: b4 -> b2"]
+
+
+def test_the_most_loaded_give_to_the_least_loaded() -> None:
+    """The most loaded gives to the least loaded and the second to the second, until the deviation is on target."""
+    plan = AT_ONCE.plan(the_five())
+    assert BOTH == moves_of(plan)
+    assert pytest.approx((0.364, 0.398276286)) == (plan.mean, plan.deviation)
+    assert plan.deviation is not None
+    assert plan.deviation_after is not None
+    assert plan.deviation_after < 0.25 < plan.deviation
+    assert {("Success", "Overloaded"): 2} == plan.counts()
+    assert BOTH == moves(the_five(), replace(AT_ONCE, sources_max=10))
+    assert BOTH[:1] == moves(the_five(), replace(AT_ONCE, sources_max=1))
+
+
+def test_each_move_says_why_and_each_broker_why_not() -> None:
+    """A move tells of both ends, and who gives nothing of its own use, or of what its bundles keep."""
+    plan = AT_ONCE.plan(the_five())
+    assert "transfer: b5 is used by 90 %, b1 by 2 %; the bundle carries 2 MB/s of 9 MB/s" == plan.moves[0].reason
+    assert {
+        "D2": "it is the last that b4 reported, and one stays",
+        "E2": "it is the last that b5 reported, and one stays",
+        **{name: f"it is used by {percent} %, where the mean is 36 %" for name, percent in (("b1", 2), ("b2", 4), ("b3", 6))},
+    } == stays_of(plan)
+
+
+def test_several_uneven_rounds_come_before_the_first_move() -> None:
+    """Three rounds only count, the fourth moves, and then the count begins anew."""
+    strategy, memory = TransferShedder(), Memory()
+    seen: list[tuple[list[str], str | None, int]] = []
+    for _ in range(5):
+        plan = strategy.plan(replace(the_five(), memory=memory))
+        memory = plan.memory
+        seen.append((moves_of(plan), outcome_of(plan), memory.hits))
+    assert [*[([], "Skip/HitCount", hits) for hits in (1, 2, 3)], (BOTH, None, 0), ([], "Skip/HitCount", 1)] == seen
+
+
+def test_an_even_cluster_forgets_its_hits() -> None:
+    """Where nothing is wrong, the rounds counted so far are forgotten, and everybody is told so."""
+    even = cluster({"b1": broker(10, A1=30, A2=30), "b2": broker(20, B1=40, B2=40), "b3": broker(30, C1=50, C2=50)})
+    plan = TransferShedder().plan(replace(even, memory=Memory(hits=3)))
+    assert (0, "Skip/HitCount") == (plan.memory.hits, outcome_of(plan))
+    reason = "the load is even: it deviates by 8 % from the mean of 20 %, of which 25 % is let be, and nobody is idle or overloaded"
+    assert dict.fromkeys(("b1", "b2", "b3"), reason) == stays_of(plan)
+
+
+def test_an_idle_broker_is_filled_though_the_deviation_is_on_target() -> None:
+    """A broker with hardly any throughput, or far below the mean, gets something from the most loaded one."""
+    by_throughput = replace(broker(4, B1=M, B2=3 * M), averages=Averages(weighted_max=0.04, bytes_per_second=10))
+    others = {"b4": broker(55, D1=2 * M, D2=6 * M), "b5": broker(65, E1=2 * M, E2=7 * M)}
+    for idle in (by_throughput, broker(3, B1=M, B2=3 * M)):
+        plan = AT_ONCE.plan(the_five(b2=idle, **others))
+        assert ["Overloaded", "Underloaded"] == [move.cause for move in plan.moves]
+        assert {"b1", "b2"} == {move.destination for move in plan.moves}
+
+
+def test_a_single_overloaded_broker_gives_though_the_deviation_is_on_target() -> None:
+    """A broker above 85 %, and above the mean by more than the target, gives, however even the others are."""
+    crowd = {f"b{number:02}": broker(50, **{f"B{number:02}": M, f"C{number:02}": M}) for number in range(30)}
+    hot = cluster({**crowd, "hot": broker(90, H1=M, H2=9 * M)})
+    assert (["H1: hot -> b00"], None) == told(hot)
+    assert ["Overloaded"] == [move.cause for move in AT_ONCE.plan(hot).moves]
+
+
+def test_a_swap_brings_lighter_bundles_back() -> None:
+    """Where every bundle is too heavy, one goes and a lighter one comes back, and that is what the deviation says."""
+    cluster_ = cluster({"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)})
+    plan = AT_ONCE.plan(cluster_)
+    assert ["A1: a -> b", "B1: b -> a"] == moves_of(plan)
+    assert plan.deviation_after == pytest.approx(0, abs=1e-6)
+    assert (["H1: b -> a"], None) == told(cluster({"a": broker(10, A1=5 * M, A2=5 * M), "b": broker(1_000, H1=490 * M, H2=510 * M)}))
+
+
+def test_what_a_swap_brings_back_counts_in_pulsar_only_when_it_debugs() -> None:
+    """As Pulsar, without its debug mode, the deviation after a swap is that of a move without one."""
+    cluster_ = cluster({"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)})
+    exact = replace(AT_ONCE, pulsar_exact=True)
+    plans = [replace(exact, pulsar_debug=debug).plan(cluster_) for debug in (True, False)]
+    assert [["A1: a -> b", "B1: b -> a"]] * 2 == [moves_of(plan) for plan in plans]
+    assert [pytest.approx(0, abs=1e-6), pytest.approx(0.24)] == [plan.deviation_after for plan in plans]
+
+
+def test_without_transfer_no_destination_is_named_and_nothing_is_swapped() -> None:
+    """Placement finds the destinations, so that a bundle for which another one would have to come back stays."""
+    off = replace(AT_ONCE, transfer=False)
+    assert ["E1: b5 -> any", "D1: b4 -> any"] == moves(the_five(), off)
+    swapping = cluster({"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)})
+    assert ([], "Skip/NoBundles") == told(swapping, off)
+
+
+def test_without_transfer_any_other_broker_will_do() -> None:
+    """A bundle that the least loaded must not have may still go to another one; Pulsar then keeps it."""
+    rules = replace(the_five(), rules=lambda _: Candidates(allowed=("b2", "b5")))
+    off = replace(AT_ONCE, transfer=False)
+    assert ["E1: b5 -> any", "D1: b4 -> any"] == moves(rules, off)
+    assert ([], "Skip/NoBundles") == told(rules, replace(off, pulsar_exact=True))
+
+
+NO_LOAD = Snapshot(now_ms=NOW_MS, live=("b1", "b2"))
+NO_TOP = cluster({name: replace(load, bundles=None) for name, load in the_five().loads.items()})
+ONE_EACH = cluster({"b1": broker(2, A1=M), "b2": broker(70, B1=70 * M), "b3": broker(95, C1=M)})
+IDLE = cluster({name: broker(percent, **{f"{name}a": 0, f"{name}b": 0}) for name, percent in (("b1", 2), ("b2", 70), ("b3", 95))})
+OLD = cluster({name: replace(load, taken_ms=0) for name, load in the_five().loads.items()})
+
+
+@pytest.mark.parametrize(
+    ("snapshot", "counted"),
+    [
+        (NO_LOAD, "Skip/NoBrokers"),
+        (replace(the_five(), live=("b1", "b2", "b3", "b4", "b5", "b6")), "Skip/NoLoadData"),
+        (NO_TOP, "Skip/NoLoadData"),
+        (ONE_EACH, "Skip/NoBundles"),
+        (IDLE, "Skip/NoBundles"),
+        (OLD, "Skip/OutDatedData"),
+        (replace(the_five(), owners={}), "Skip/NoBundles"),
+        (replace(the_five(), rules=lambda _: Candidates(allowed=())), "Skip/NoBundles"),
+        (replace(the_five(), policies={"tenant/space": "isolation"}), "Skip/NoBundles"),
+    ],
+    ids=[
+        "no load",
+        "one silent",
+        "no bundles told",
+        "one bundle each",
+        "no traffic",
+        "outdated",
+        "not theirs",
+        "no candidates",
+        "policies",
+    ],
+)
+def test_a_round_that_cannot_move_anything_says_what_pulsar_would_count(snapshot: Snapshot, counted: str) -> None:
+    """Each way of having nothing to move has Pulsar's result and cause, a sentence, and a reason for every live broker."""
+    plan = AT_ONCE.plan(snapshot)
+    assert ([], counted) == (moves_of(plan), outcome_of(plan))
+    assert plan.idle is not None
+    assert plan.idle.reason
+    assert set(snapshot.live) <= stays_of(plan).keys()
+    assert {(plan.idle.result, plan.idle.cause): 1} == plan.counts()
+
+
+def test_policies_are_respected_or_let_move() -> None:
+    """Bundles of a namespace with a policy stay, unless the setting lets them move; excluded namespaces stay always."""
+    theirs = replace(the_five(b5=in_namespace("tenant/own", broker(90, E1=2 * M, E2=7 * M))), policies={"tenant/own": "isolation"})
+    assert ["D1: b4 -> b1"] == moves(theirs)
+    assert "its namespace has a policy (isolation), and such bundles are not to move" == stays_of(AT_ONCE.plan(theirs))["E1"]
+    assert BOTH == moves(theirs, replace(AT_ONCE, with_policies=True))
+    assert ["D1: b4 -> b1"] == moves(theirs, replace(AT_ONCE, with_policies=True, excluded_namespaces=frozenset({"tenant/own"})))
+
+
+def test_what_rests_stays() -> None:
+    """Bundles that must not move now are passed over, and a broker that has no other gives nothing in this round."""
+    names = [f"tenant/space/{name}" for name in ("D1", "D2", "E1", "E2")]
+    lighter = the_five(b3=broker(6, C1=1.9 * M, C2=4 * M))
+    assert ["C1: b3 -> b1"] == moves(replace(lighter, resting=dict.fromkeys(names, "it has moved lately")))
+
+
+def test_nothing_that_rests_or_is_excluded_comes_back_in_a_swap() -> None:
+    """A swap asks of what comes back all that is asked of what goes; Pulsar asks only the rules."""
+    swapping = cluster({"a": broker(48, A1=2.4 * M, A2=2.4 * M), "b": broker(100, B1=5 * M, B2=5 * M)})
+    resting = replace(swapping, resting={"tenant/space/A1": "it has moved lately"})
+    assert ["A2: a -> b", "B1: b -> a"] == moves(resting)
+    assert ["A1: a -> b", "B1: b -> a"] == moves(resting, replace(AT_ONCE, pulsar_exact=True))
+
+
+def test_a_swap_never_leaves_the_two_further_apart() -> None:
+    """Where two brokers carry much for their use and little, an exchange by throughput alone would make it worse, as Pulsar's does."""
+    third = broker(1, C1=10 * M, C2=20 * M)
+    uneven = cluster({"a": broker(85, A1=10 * M, A2=30 * M), "b": broker(90, B1=60 * M, B2=90 * M), "c": third})
+    apart = replace(uneven, rules=lambda name: Candidates(allowed=("a", "b") if name.endswith(("A1", "A2", "B1", "B2")) else ("c",)))
+    pair = cluster({"a": apart.loads["a"], "b": apart.loads["b"]})
+    eager = replace(AT_ONCE, target_deviation=0.01)
+    exact = replace(eager, pulsar_exact=True, pulsar_debug=True).plan(pair)
+    assert exact.deviation is not None
+    assert exact.deviation_after is not None
+    assert exact.deviation_after > exact.deviation
+    assert ([], "Skip/NoBundles") == told(pair, eager)
+
+
+def cooling(plan: Plan) -> tuple[str | None, dict[str, int], dict[str, int]]:
+    """What a round is counted as, and who still cools down."""
+    return outcome_of(plan), dict(plan.memory.gave_ms), dict(plan.memory.got_ms)
+
+
+def test_both_ends_of_a_move_cool_down() -> None:
+    """Until both have reported long enough after a move the whole round waits; Pulsar waits for the source alone."""
+    memory = Memory().after_move("b5", "b1", now_ms=NOW_MS - 60_000)
+    young = replace(the_five(), memory=memory)
+    assert ("Skip/CoolDown", {"b5": NOW_MS - 60_000}, {"b1": NOW_MS - 60_000}) == cooling(AT_ONCE.plan(young))
+    source_alone = replace(young, memory=Memory(got_ms={"b1": NOW_MS - 60_000}))
+    assert "Skip/CoolDown" == outcome_of(AT_ONCE.plan(source_alone))
+    assert outcome_of(replace(AT_ONCE, pulsar_exact=True).plan(source_alone)) is None
+    old = replace(the_five(), memory=Memory().after_move("b5", "b1", now_ms=NOW_MS - 180_000))
+    assert (None, {}, {}) == cooling(AT_ONCE.plan(old))
+
+
+def test_a_clock_that_jumps_holds_nobody_up_for_ever() -> None:
+    """A move that seems to lie in the future counts as made now; a report from the future ends no cool-down."""
+    ahead = AT_ONCE.plan(replace(the_five(), memory=Memory(gave_ms={"b5": NOW_MS + 10**9})))
+    assert ("Skip/CoolDown", {"b5": NOW_MS}, {}) == cooling(ahead)
+    hasty = the_five(b5=replace(broker(90, E1=2 * M, E2=7 * M), taken_ms=NOW_MS + 300_000))
+    assert "Skip/CoolDown" == outcome_of(AT_ONCE.plan(replace(hasty, memory=Memory(gave_ms={"b5": NOW_MS - 1_000}))))
+    far = the_five(b5=replace(broker(90, E1=2 * M, E2=7 * M), taken_ms=NOW_MS + 10**9))
+    assert ["D1: b4 -> b1"] == moves(far)
+
+
+def test_who_is_gone_cools_down_by_time_alone() -> None:
+    """A broker that reports no more is remembered until its time is over, and holds nobody up."""
+    gone = replace(the_five(), memory=Memory(gave_ms={"z": NOW_MS - 1_000, "y": NOW_MS - 200_000}))
+    plan = AT_ONCE.plan(gone)
+    assert BOTH == moves_of(plan)
+    assert {"z": NOW_MS - 1_000} == plan.memory.gave_ms
+
+
+def test_whoever_is_dead_draining_outdated_or_absurd_takes_no_part() -> None:
+    """Only live brokers with a fresh and possible report are ordered and counted, and of the others each has its reason."""
+    odd = {
+        "b0": broker(0, X1=M, X2=M),
+        "b6": replace(broker(100, F1=M, F2=M), averages=Averages(weighted_max=float("nan"), bytes_per_second=0)),
+        "b7": replace(broker(99, G1=M, G2=M), taken_ms=NOW_MS - 1_800_001),
+        "b8": broker(98, H1=M, H2=-1),
+        "b9": broker(0, I1=M, I2=M),
+    }
+    snapshot = the_five(**odd)
+    snapshot = replace(snapshot, live=tuple(f"b{number}" for number in range(1, 10)), apart={"b9": "it drains"})
+    plan = AT_ONCE.plan(snapshot)
+    assert BOTH == moves_of(plan)
+    assert {
+        "b6": "its report cannot be true, so it is left out: its average use is nan",
+        "b7": "its load is outdated: it was taken 1800 s ago, and counts for 1800 s",
+        "b8": "its report cannot be true, so it is left out: tenant/space/H2 has bytes_out_per_second=-1",
+        "b9": "it drains",
+    } == {name: reason for name, reason in stays_of(plan).items() if name in odd}
+
+
+def test_of_equal_brokers_the_first_by_name_comes_first() -> None:
+    """The order in which reports come does not matter, whereas Pulsar goes by it."""
+    loads = {name: broker(10, **{f"{name}1": M, f"{name}2": M}) for name in "edcb"}
+    loads["a"] = broker(100, A1=10 * M, A2=90 * M)
+    assert moves(cluster(loads)) == moves(cluster(dict(sorted(loads.items())))) == ["A1: a -> b"]
+    assert ["A1: a -> e"] == moves(cluster(loads), replace(AT_ONCE, pulsar_exact=True))
+
+
+def test_a_broker_without_use_gives_nothing_by_its_throughput() -> None:
+    """Where nobody's use is measured, no part of it can be counted in throughput; Pulsar gives away all bundles but one."""
+    unused = cluster({"a": broker(0, A1=1, A2=1), "b": broker(0, B1=M, B2=M, B3=M)})
+    assert ([], "Skip/NoBundles") == told(unused)
+    assert ["B1: b -> a", "B2: b -> a"] == moves(unused, replace(AT_ONCE, pulsar_exact=True))
+
+
+def test_a_name_that_is_told_twice_moves_once() -> None:
+    """A report that names a bundle twice moves nothing twice, neither away nor back in a swap."""
+    twice = broker(90, E1=M, E2=7 * M)
+    assert twice.bundles is not None
+    doubled = the_five(b5=replace(twice, bundles=(twice.bundles[0], *twice.bundles)))
+    assert ["E1: b5 -> b1", "D1: b4 -> b2"] == moves(doubled)
+    light = broker(48, A1=1.2 * M, A2=3.6 * M)  # Twice the first would do for a swap, once it and the second would not.
+    assert light.bundles is not None
+    swapping = cluster({"a": replace(light, bundles=(light.bundles[0], *light.bundles)), "b": broker(100, B1=5 * M, B2=5 * M)})
+    assert [] == moves(swapping)

@@ -1,0 +1,152 @@
+"""Merges of one broker's round: which pairs, when, how many, and why not the others.
+
+May live here: examples. That splits and merges never chase one another stands in tests/property/test_auto_merge.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from brokers.auto_merge import MergePlan, MergeSettings, MergeSnapshot, Pair, plan_merges
+from brokers.bundle_limits import BundleLimits
+from brokers.errors import InvalidSetting
+from shedder.loads import BundleTraffic, Traffic
+
+A, B, C, D = (f"t/ns/0x{low}0000000_0x{high}" for low, high in (("0", "40000000"), ("4", "80000000"), ("8", "c0000000"), ("c", "ffffffff")))
+AT_ONCE = MergeSettings(limits=BundleLimits(topics_max=100, sessions_max=100, messages_per_second_max=100), hits_threshold=0, bundles_min=1)
+NO_NEIGHBOUR = "its right neighbour is not at a:1, or does not rest, or there is none"
+
+
+def bundle(name: str, topics: int = 0, messages: float = 0.0) -> BundleTraffic:
+    """A bundle that carries so much."""
+    return BundleTraffic(bundle=name, topics=topics, traffic=Traffic(messages_out_per_second=messages))
+
+
+def snapshot(*bundles: BundleTraffic, **more: object) -> MergeSnapshot:
+    """A round in which nothing is in the way, save what is said."""
+    given = {"bundle_counts": {"t/ns": 4, "t/other": 4}, "brokers": 1, **more}
+    return MergeSnapshot(broker="a:1", bundles=bundles, **given)  # type: ignore[arg-type] # Fields by their names.
+
+
+def merged(plan: MergePlan) -> list[Pair]:
+    """The pairs that a plan merges."""
+    return [(merge.left, merge.right) for merge in plan.merges]
+
+
+def told(plan: MergePlan) -> dict[str, str]:
+    """Why each of the others is not merged."""
+    return {stay.subject: stay.reason for stay in plan.stays}
+
+
+def test_two_cold_neighbours_are_merged_with_a_reason() -> None:
+    """Together below half of every limit: the decision names both, their owner, and what they use most of."""
+    (merge,) = plan_merges(snapshot(bundle(A, 10, 5.0), bundle(B, 20, 44.0)), AT_ONCE, {}).merges
+    reason = "together they carry 49 messages/s, where 100 messages/s are the limit, 49% of that, and so little for 1 rounds"
+    assert (A, B, "a:1", reason) == (merge.left, merge.right, merge.broker, merge.reason)
+
+
+def test_half_of_any_limit_is_too_much() -> None:
+    """A pair that uses half of one limit together stays, though each of the two uses less."""
+    plan = plan_merges(snapshot(bundle(A, 25), bundle(B, 25)), AT_ONCE, {})
+    reason = "with its right neighbour it would carry 50 topics, where 100 topics are the limit, 50% of that"
+    assert ([], {A: reason, B: NO_NEIGHBOUR}, {}) == (merged(plan), told(plan), plan.hits)
+
+
+def test_a_pair_must_be_cold_for_a_row_of_rounds() -> None:
+    """The row grows while the pair is cold, is told, ends with a warm round, and is used up by the merge."""
+    settings = replace(AT_ONCE, hits_threshold=2)
+    hits: Mapping[Pair, int] = {}
+    rows = []
+    for topics in (0, 0, 60, 0, 0, 0, 0):
+        plan = plan_merges(snapshot(bundle(A, topics), bundle(B)), settings, hits)
+        hits = plan.hits
+        rows.append((merged(plan), dict(hits)))
+    row: list[tuple[list[Pair], dict[Pair, int]]] = [([], {(A, B): 1}), ([], {(A, B): 2})]
+    assert [*row, ([], {}), *row, ([(A, B)], {}), row[0]] == rows
+    plan = plan_merges(snapshot(bundle(A), bundle(B)), settings, {(A, B): 1})
+    assert {A: "it and its right neighbour have been cold for 2 rounds, of 3", B: NO_NEIGHBOUR} == told(plan)
+
+
+def test_a_pair_whose_right_one_was_cut_begins_a_new_row() -> None:
+    """Rows are those of pairs: a neighbour of another range is another neighbour."""
+    half = "t/ns/0x40000000_0x60000000"
+    plan = plan_merges(snapshot(bundle(A), bundle(half)), replace(AT_ONCE, hits_threshold=1), {(A, B): 5})
+    assert ([], {(A, half): 1}) == (merged(plan), plan.hits)
+
+
+def test_nothing_is_merged_twice_in_a_round() -> None:
+    """Of three in a row the colder pair becomes one, and the third waits; four become two."""
+    plan = plan_merges(snapshot(bundle(A, 10), bundle(B, 2), bundle(C, 1)), AT_ONCE, {})
+    assert ([(B, C)], {A: "one of the two is merged with another"}) == (merged(plan), told(plan))
+    plan = plan_merges(snapshot(bundle(A), bundle(B), bundle(C), bundle(D)), AT_ONCE, {})
+    assert [(A, B), (C, D)] == merged(plan)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bound:
+    id: str
+    reason: str
+    settings: MergeSettings = AT_ONCE
+    more: Mapping[str, object] = field(default_factory=dict)
+    merges: Sequence[Pair] = ((A, B),)
+    of: str = C
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        Bound(id="a round", settings=replace(AT_ONCE, merges_max=1), reason="there are 1 merges in this round already"),
+        Bound(
+            id="the namespace",
+            settings=replace(AT_ONCE, bundles_min=3),
+            reason="t/ns has 4 bundles and keeps 3; each of 1 brokers may merge 1",
+        ),
+        Bound(
+            id="others may merge, too",
+            settings=replace(AT_ONCE, bundles_min=2),
+            more={"brokers": 2},
+            reason="t/ns has 4 bundles and keeps 2; each of 2 brokers may merge 1",
+        ),
+        Bound(
+            id="all that there are",
+            settings=replace(AT_ONCE, bundles_min=5),
+            reason="t/ns has 4 bundles and keeps 5; each of 1 brokers may merge 0",
+            merges=(),
+        ),
+        Bound(id="unknown", more={"bundle_counts": {}}, reason="it is not known how many bundles t/ns has", merges=()),
+    ],
+    ids=lambda case: case.id,
+)
+def test_merges_are_bounded(case: Bound) -> None:
+    """So many a round, and never so many that a namespace has too few bundles, even if all brokers merge at once."""
+    plan = plan_merges(snapshot(bundle(A), bundle(B), bundle(C), bundle(D), **case.more), case.settings, {})
+    assert (list(case.merges), case.reason) == (merged(plan), told(plan)[case.of])
+
+
+def test_only_neighbours_that_rest_here_are_merged() -> None:
+    """No gap, no other namespace, nothing restless, and nothing whose figures or name are none."""
+    other = "t/other/0x40000000_0x80000000"
+    for stranger in (C, other):
+        plan = plan_merges(snapshot(bundle(A), bundle(stranger)), AT_ONCE, {})
+        assert ([], dict.fromkeys((A, stranger), NO_NEIGHBOUR)) == (merged(plan), told(plan))
+    plan = plan_merges(
+        snapshot(bundle(A), bundle(B), bundle(C, -1), bundle("t/ns/all"), restless={A: "it was moved lately"}), AT_ONCE, {(A, B): 9}
+    )
+    assert ([], {}) == (merged(plan), plan.hits)
+    name = told(plan).pop("t/ns/all")
+    assert name.startswith("'t/ns/all' is not a bundle name")
+    bad = "the number of its topics is -1, which is not believed"
+    assert {A: "it was moved lately", B: NO_NEIGHBOUR, C: bad, "t/ns/all": name} == told(plan)
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("hits_threshold", -1), ("merges_max", 0), ("bundles_min", 0), ("cold_ratio", 0.0), ("cold_ratio", 1.0), ("cold_ratio", float("nan"))],
+)
+def test_settings_that_cannot_be_are_refused(setting: str, value: float) -> None:
+    """A number below its least, or a ratio that would merge what is split at once, is an error that names it."""
+    with pytest.raises(InvalidSetting, match=f"{setting} cannot be {value}: it must be .*; the old setting stays"):
+        MergeSettings(**{setting: value})  # type: ignore[arg-type] # A field by its name.

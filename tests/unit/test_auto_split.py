@@ -1,0 +1,399 @@
+"""Splits of one broker's round: Pulsar's own answers, and where ours differ from them on purpose.
+
+May live here: examples. What holds for any report stands in tests/property/test_auto_split.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from brokers.auto_split import FAILURE, SplitPlan, SplitSettings, SplitSnapshot, plan_splits
+from brokers.bundle_limits import MIB, BundleLimits, Excess
+from brokers.errors import InvalidSetting
+from brokers.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
+from channel.errors import InvalidBoundaries
+from channel.ranges import parse_bundle
+from shedder.loads import BundleTraffic, Traffic
+from tests.vectors.cases import Case, read_cases
+from tests.vectors.split_decisions import settings_of, snapshot_of
+
+LEFT, RIGHT = "t/ns/0x00000000_0x80000000", "t/ns/0x80000000_0xffffffff"
+LIMITS = BundleLimits(topics_max=100, sessions_max=100, messages_per_second_max=100, bytes_per_second_max=100)
+AT_ONCE = SplitSettings(limits=LIMITS, hits_threshold=0)
+
+
+def halves(bundle: BundleTraffic) -> tuple[int, ...]:
+    """The middle of a bundle's range."""
+    _, low, high = parse_bundle(bundle.bundle)
+    return split_points(RANGE_EQUALLY_DIVIDE, SplitQuestion(low=low, high=high))
+
+
+def with_topics(name: str, count: int) -> BundleTraffic:
+    """A bundle of so many topics."""
+    return BundleTraffic(bundle=name, topics=count)
+
+
+def snapshot(*bundles: BundleTraffic, **more: object) -> SplitSnapshot:
+    """A round in which nothing is in the way, save what is said."""
+    given = {"bundle_counts": {"t/ns": 2}, "find_cuts": halves, **more}
+    return SplitSnapshot(broker="a:1", bundles=bundles, **given)  # type: ignore[arg-type] # Fields by their names.
+
+
+def split(plan: SplitPlan) -> list[str]:
+    """The names of the bundles that a plan splits."""
+    return [decision.bundle for decision in plan.splits]
+
+
+def told(plan: SplitPlan) -> dict[str, str]:
+    """Why each of the others is not."""
+    return {stay.subject: stay.reason for stay in plan.stays}
+
+
+# --- Pulsar's own answers ---
+
+
+def test_pulsars_own_test_of_rows_and_of_splits_a_round() -> None:
+    """Two bundles over a limit, one split a round, a threshold of 3: the fourth round splits the first, the fifth the second."""
+    whole, part = "t/ns/0x00000000_0xffffffff", "t/ns/0x00000000_0x0fffffff"
+    settings = SplitSettings(limits=replace(LIMITS, topics_max=4), hits_threshold=3, splits_max=1, pulsar_exact=True)
+    hits: Mapping[str, int] = {}
+    seen = []
+    for _ in range(5):
+        plan = plan_splits(snapshot(with_topics(whole, 5), with_topics(part, 5)), settings, hits)
+        hits = plan.hits
+        seen.append([(decision.bundle, decision.cuts) for decision in plan.splits])
+    assert [[], [], [], [(whole, (0x7FFFFFFF,))], [(part, (0x07FFFFFF,))]] == seen
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExcessCase:
+    bundle: BundleTraffic
+    excess: Excess
+    reason: str
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        ExcessCase(
+            bundle=replace(with_topics(LEFT, 1_234), consumers=999, traffic=Traffic(messages_in_per_second=999)),
+            excess=Excess.TOPICS,
+            reason="it carries 1,234 topics, where 100 topics are the limit, for 1 rounds",
+        ),
+        ExcessCase(
+            bundle=BundleTraffic(bundle=LEFT, topics=2, consumers=60, producers=41, traffic=Traffic(messages_in_per_second=999)),
+            excess=Excess.SESSIONS,
+            reason="it carries 101 sessions, where 100 sessions are the limit, for 1 rounds",
+        ),
+        ExcessCase(
+            bundle=BundleTraffic(bundle=LEFT, topics=2, traffic=Traffic(messages_in_per_second=60, messages_out_per_second=41)),
+            excess=Excess.MESSAGES,
+            reason="it carries 101 messages/s, where 100 messages/s are the limit, for 1 rounds",
+        ),
+        ExcessCase(
+            bundle=BundleTraffic(bundle=LEFT, topics=2, traffic=Traffic(bytes_in_per_second=60, bytes_out_per_second=41)),
+            excess=Excess.BYTES,
+            reason="it carries 101 bytes/s, where 100 bytes/s are the limit, for 1 rounds",
+        ),
+    ],
+    ids=lambda case: case.excess.value,
+)
+def test_the_first_limit_that_is_exceeded_is_the_reason(case: ExcessCase) -> None:
+    """Topics, sessions, messages and bytes are asked for in this order, both ways together, and just the limit is in order."""
+    for exact in (False, True):
+        (decision,) = plan_splits(snapshot(case.bundle), replace(AT_ONCE, pulsar_exact=exact), {}).splits
+        assert (LEFT, "a:1", (0x40000000,), case.excess, case.reason) == (
+            decision.bundle,
+            decision.source,
+            decision.cuts,
+            decision.excess,
+            decision.reason,
+        )
+
+
+def test_any_number_of_sessions_may_be_in_order() -> None:
+    """Without a limit of sessions these split nothing."""
+    bundle = BundleTraffic(bundle=LEFT, topics=2, consumers=10_000)
+    settings = replace(AT_ONCE, limits=replace(LIMITS, sessions_max=None))
+    assert {LEFT: "it exceeds no limit"} == told(plan_splits(snapshot(bundle), settings, {}))
+
+
+def test_it_is_told_how_far_a_row_is() -> None:
+    """A bundle over a limit that is not split yet says for how long it has been so; a round below the limit ends the row."""
+    settings = replace(AT_ONCE, hits_threshold=2)
+    hits: Mapping[str, int] = {}
+    for count in (1, 2):
+        plan = plan_splits(snapshot(with_topics(LEFT, 101)), settings, hits)
+        hits = plan.hits
+        reason = f"it carries 101 topics, where 100 topics are the limit, for {count} rounds; it is split after 2 rounds of that"
+        assert ({LEFT: reason}, {LEFT: count}) == (told(plan), hits)
+    plan = plan_splits(snapshot(with_topics(LEFT, 100)), settings, hits)
+    assert ({LEFT: "it exceeds no limit"}, {}) == (told(plan), plan.hits)
+
+
+VECTORS = read_cases("split_decisions")
+
+
+def differing(case: Case) -> bool:
+    """Whether any round of a case is decided otherwise by our own rules than by Pulsar's."""
+    hits: tuple[Mapping[str, int], Mapping[str, int]] = ({}, {})
+    for bundles in case["input"]["rounds"]:
+        plans = [plan_splits(snapshot_of(case, bundles), settings_of(case, pulsar_exact=exact), hits[exact]) for exact in (False, True)]
+        if sorted(split(plans[0])) != sorted(split(plans[1])):
+            return True
+        hits = (plans[0].hits, plans[1].hits)
+    return False
+
+
+def test_most_of_pulsars_decisions_are_ours() -> None:
+    """Our own rules decide as Pulsar's wherever none of its faults is met and a round's splits are enough: in most vectors."""
+    assert 100 == len(VECTORS)
+    assert 60 < sum(not differing(case) for case in VECTORS)
+
+
+# --- where ours differ ---
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    id: str
+    bundles: Sequence[BundleTraffic]
+    pulsar: list[str]
+    ours: list[str]
+    settings: SplitSettings = AT_ONCE
+    splitting: Sequence[str] = ()
+    not_owned: Sequence[str] = ()
+    hits: Mapping[str, int] = field(default_factory=dict)
+    hits_of_pulsar: Mapping[str, int] = field(default_factory=dict)
+    hits_of_ours: Mapping[str, int] = field(default_factory=dict)
+    find_cuts: Callable[[BundleTraffic], tuple[int, ...]] = halves
+
+
+DIFFERENCES = [
+    Difference(
+        id="the hottest come first",
+        bundles=(with_topics(LEFT, 101), with_topics(RIGHT, 500)),
+        settings=replace(AT_ONCE, splits_max=1),
+        pulsar=[LEFT],
+        ours=[RIGHT],
+        hits_of_ours={LEFT: 1},
+    ),
+    Difference(
+        id="what comes after the last split of a round is counted, too",
+        bundles=(with_topics(LEFT, 500), with_topics(RIGHT, 101)),
+        settings=replace(AT_ONCE, splits_max=1),
+        hits={RIGHT: 7},
+        pulsar=[LEFT],
+        ours=[LEFT],
+        hits_of_pulsar={RIGHT: 7},
+        hits_of_ours={RIGHT: 8},
+    ),
+    Difference(
+        id="another namespace whose name begins alike is not in the way",
+        bundles=(with_topics(LEFT, 101),),
+        splitting=("t/ns10/0x00000000_0x40000000",),
+        pulsar=[],
+        ours=[LEFT],
+        hits_of_pulsar={LEFT: 1},
+    ),
+    Difference(
+        id="an overlap need not begin or end alike",
+        bundles=(with_topics(LEFT, 101),),
+        splitting=("t/ns/0x40000000_0xc0000000",),
+        pulsar=[LEFT],
+        ours=[],
+        hits_of_ours={LEFT: 1},
+    ),
+    Difference(
+        id="a neighbour is no overlap",
+        bundles=(with_topics(LEFT, 101),),
+        splitting=("t/ns/0x80000000_0x90000000",),
+        pulsar=[LEFT],
+        ours=[LEFT],
+    ),
+    Difference(
+        id="two of one round do not overlap",
+        bundles=(with_topics(LEFT, 101), with_topics("t/ns/0x00000000_0x40000000", 102)),
+        pulsar=[LEFT, "t/ns/0x00000000_0x40000000"],
+        ours=["t/ns/0x00000000_0x40000000"],
+        hits_of_ours={LEFT: 1},
+    ),
+    Difference(
+        id="a row is broken by a round without topics to divide",
+        bundles=(with_topics(LEFT, 1),),
+        hits={LEFT: 2},
+        pulsar=[],
+        ours=[],
+        hits_of_pulsar={LEFT: 2},
+    ),
+    Difference(
+        id="a row is broken by another owner",
+        bundles=(with_topics(LEFT, 101),),
+        not_owned=(LEFT,),
+        hits={LEFT: 2},
+        pulsar=[],
+        ours=[],
+        hits_of_pulsar={LEFT: 2},
+    ),
+    Difference(
+        id="keys are no topics",
+        bundles=(replace(with_topics(LEFT, 0), traffic=Traffic(messages_in_per_second=101)),),
+        pulsar=[],
+        ours=[LEFT],
+    ),
+    Difference(
+        id="more than two parts",
+        bundles=(with_topics(LEFT, 101),),
+        find_cuts=lambda _: (1, 2),
+        pulsar=[],
+        ours=[LEFT],
+        hits_of_pulsar={LEFT: 1},
+    ),
+    Difference(
+        id="a figure that is none",
+        bundles=(replace(with_topics(LEFT, 101), traffic=Traffic(bytes_in_per_second=float("nan"))),),
+        pulsar=[LEFT],
+        ours=[],
+    ),
+]
+
+
+@pytest.mark.parametrize("case", DIFFERENCES, ids=lambda case: case.id)
+def test_what_pulsar_does_otherwise_is_done_only_on_request(case: Difference) -> None:
+    """The default is our own rule, and Pulsar's is there for who asks for it."""
+    asked = snapshot(*case.bundles, splitting=case.splitting, not_owned=case.not_owned, find_cuts=case.find_cuts)
+    ours = plan_splits(asked, case.settings, case.hits)
+    pulsar = plan_splits(asked, replace(case.settings, pulsar_exact=True), case.hits)
+    assert (case.ours, case.hits_of_ours) == (split(ours), ours.hits)
+    assert (case.pulsar, case.hits_of_pulsar) == (split(pulsar), pulsar.hits)
+
+
+# --- why not ---
+
+
+def fails(bundle: BundleTraffic) -> tuple[int, ...]:
+    """A service that cannot say where to cut."""
+    raise InvalidBoundaries(subject=bundle.bundle, problem="it says no")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Refusal:
+    id: str
+    bundle: BundleTraffic
+    reason: str
+    failures: int = 0
+    more: Mapping[str, object] = field(default_factory=dict)
+    settings: SplitSettings = AT_ONCE
+
+
+HOT = with_topics(LEFT, 101)
+CARRIES = "it carries 101 topics, where 100 topics are the limit, but "
+REFUSALS = [
+    Refusal(id="one topic", bundle=with_topics(LEFT, 1), reason="there are not two topics to divide"),
+    Refusal(id="not ours", bundle=HOT, more={"not_owned": (LEFT,)}, reason="a:1 does not own it"),
+    Refusal(id="under way", bundle=HOT, more={"splitting": (LEFT,)}, reason="it is being split already"),
+    Refusal(
+        id="bad figure",
+        bundle=replace(HOT, producers=-3),
+        reason="the number of its producers is -3, which is not believed",
+        failures=1,
+    ),
+    Refusal(id="narrow", bundle=with_topics("t/ns/0x00000010_0x00000011", 101), reason="its range is too narrow to be cut", failures=1),
+    Refusal(
+        id="overlap",
+        bundle=HOT,
+        more={"splitting": ("t/ns/0x00000000_0x10000000",)},
+        reason=f"{CARRIES}t/ns/0x00000000_0x10000000, which it overlaps, is being split",
+    ),
+    Refusal(
+        id="unknown number",
+        bundle=HOT,
+        more={"bundle_counts": {}},
+        reason=f"{CARRIES}it is not known how many bundles t/ns has",
+        failures=1,
+    ),
+    Refusal(
+        id="enough bundles",
+        bundle=HOT,
+        settings=replace(AT_ONCE, bundles_max=2),
+        reason=f"{CARRIES}t/ns has 2 bundles, and no more than 2 are made",
+    ),
+    Refusal(
+        id="too many parts",
+        bundle=HOT,
+        more={"find_cuts": lambda _: (1, 2)},
+        settings=replace(AT_ONCE, bundles_max=3),
+        reason=f"{CARRIES}t/ns would have 4 bundles, and no more than 3 are made",
+    ),
+    Refusal(id="no place", bundle=HOT, more={"find_cuts": lambda _: ()}, reason=f"{CARRIES}there is no place to cut it", failures=1),
+    Refusal(
+        id="no answer",
+        bundle=HOT,
+        more={"find_cuts": fails},
+        reason=f"{CARRIES}it cannot be told where to cut it: the boundaries of {LEFT} cannot be used: it says no",
+        failures=1,
+    ),
+]
+
+
+@pytest.mark.parametrize("case", REFUSALS, ids=lambda case: case.id)
+def test_a_bundle_that_is_not_split_says_why(case: Refusal) -> None:
+    """Each reason is a sentence about this bundle, and what should have been split and cannot be is counted."""
+    plan = plan_splits(snapshot(case.bundle, **case.more), case.settings, {})
+    assert {case.bundle.bundle: case.reason} == told(plan)
+    assert ({FAILURE: case.failures} if case.failures else {}) == plan.counted
+
+
+def test_a_name_that_is_none_is_a_failure() -> None:
+    """What is no bundle's name is told, counted, and keeps nobody else from being split."""
+    plan = plan_splits(snapshot(with_topics("t/ns/all", 101), HOT), AT_ONCE, {})
+    assert ([LEFT], {FAILURE: 1}) == (split(plan), plan.counted)
+    assert told(plan)["t/ns/all"].startswith("'t/ns/all' is not a bundle name")
+
+
+def test_others_that_carry_more_come_first() -> None:
+    """With too many for one round the others are told so, and those of Pulsar's round that it did not come to."""
+    settings = replace(AT_ONCE, splits_max=1)
+    plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500)), settings, {})
+    assert {LEFT: f"{CARRIES}1 others carry even more, and its turn comes in another round"} == told(plan)
+    plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500)), replace(settings, pulsar_exact=True), {})
+    assert {RIGHT: "there are 1 splits in this round already"} == told(plan)
+
+
+def test_the_service_may_say_later_where_to_cut() -> None:
+    """Without anybody who says so now, a decision has no cuts, and counts as one more bundle."""
+    settings = replace(AT_ONCE, bundles_max=3)
+    plan = plan_splits(snapshot(HOT, with_topics(RIGHT, 500), find_cuts=None), settings, {})
+    assert [(RIGHT, None)] == [(decision.bundle, decision.cuts) for decision in plan.splits]
+    assert {LEFT: f"{CARRIES}t/ns has 3 bundles, and no more than 3 are made"} == told(plan)
+
+
+# --- settings ---
+
+
+@pytest.mark.parametrize(
+    ("setting", "value"),
+    [("hits_threshold", -1), ("splits_max", 0), ("bundles_max", 0)],
+)
+def test_settings_that_cannot_be_are_refused(setting: str, value: int) -> None:
+    """A number below its least is an error that names it."""
+    with pytest.raises(InvalidSetting, match=f"{setting} cannot be {value}: it must be at least {value + 1}; the old setting stays"):
+        SplitSettings(**{setting: value})  # type: ignore[arg-type] # A field by its name.
+
+
+@pytest.mark.parametrize("value", [0, -1, float("nan"), float("inf")])
+@pytest.mark.parametrize("limit", ["topics_max", "sessions_max", "messages_per_second_max", "bytes_per_second_max"])
+def test_limits_that_cannot_be_are_refused(limit: str, value: float) -> None:
+    """A limit is a number above 0."""
+    with pytest.raises(InvalidSetting, match=f"{limit} cannot be .*above 0"):
+        BundleLimits(**{limit: value})  # type: ignore[arg-type] # As above.
+
+
+def test_the_defaults_are_pulsars() -> None:
+    """1,000 topics, 1,000 sessions, 30,000 messages/s, 100 MiB/s; 4 rounds, 10 splits a round, 128 bundles."""
+    settings = SplitSettings()
+    limits = BundleLimits(topics_max=1_000, sessions_max=1_000, messages_per_second_max=30_000, bytes_per_second_max=100 * MIB)
+    assert SplitSettings(limits=limits, hits_threshold=3, splits_max=10, bundles_max=128) == settings

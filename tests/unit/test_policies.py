@@ -1,0 +1,240 @@
+"""Cluster policies: what their documents say, and what is refused.
+
+May live here: `brokers.policies`, and the check of a change in `brokers.policy_changes`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from brokers.errors import InvalidPolicy, PolicyLeavesNobody
+from brokers.policies import Isolation, Pin, host_of, is_named, parse_policy, policies_in
+from brokers.policy_changes import check_policy_change
+from channel import propose
+from channel.ranges import HASH_MAX
+from channel.records import Document
+from tests.ruled import ruled_channel, set_policy
+
+GOLD: Document = {"namespaces.0": "gold/.*", "primary.0": "a[0-9]", "secondary.0": "b[0-9]"}
+
+
+def test_an_isolation_policy_is_read_with_its_defaults() -> None:
+    """Patterns in the order of their numbers; one primary is enough, and none is ever too full."""
+    document = {"namespaces.10": "x/.*", "namespaces.2": "gold/.*", "primary.0": "a.*"}
+    policy = parse_policy("isolation/gold", document)
+    assert isinstance(policy, Isolation)
+    assert ["gold/.*", "x/.*"] == [pattern.pattern for pattern in policy.namespaces]
+    assert (1, 100, ()) == (policy.min_limit, policy.usage_threshold, policy.secondary)
+
+
+@pytest.mark.parametrize(("namespace", "covered"), [("gold/a", True), ("xgold/a", False), ("gold", False), ("golda/x", False)])
+def test_a_pattern_matches_the_whole_name(namespace: str, covered: bool) -> None:
+    """A part of a name is not meant."""
+    policy = parse_policy("isolation/gold", GOLD)
+    assert isinstance(policy, Isolation)
+    assert covered == policy.covers(namespace)
+
+
+@pytest.mark.parametrize(
+    ("broker", "named", "in_pulsar"),
+    [
+        ("h1:8080", True, True),
+        ("h1:8081", True, True),
+        ("h1", True, True),
+        ("h12:8080", False, False),
+        ("x:9", True, False),
+        ("x", False, False),
+    ],
+)
+def test_a_broker_is_named_by_its_host_or_by_its_id(broker: str, named: bool, in_pulsar: bool) -> None:
+    """Pulsar looks at the host alone, so that it cannot tell the brokers of one machine apart."""
+    policy = parse_policy("isolation/gold", {"namespaces.0": ".*", "primary.0": "h[0-9]", "primary.1": "x:9"})
+    assert isinstance(policy, Isolation)
+    assert (named, in_pulsar) == (is_named(policy.primary, broker), is_named(policy.primary, broker, host_only=True))
+
+
+@pytest.mark.parametrize(("broker", "host"), [("h:80", "h"), ("h", "h"), ("[::1]:80", "[::1]"), ("h:x", "h:x"), (":80", "")])
+def test_the_host_is_the_id_without_a_port(broker: str, host: str) -> None:
+    """What is no port belongs to the host."""
+    assert host == host_of(broker)
+
+
+def test_a_pin_is_read() -> None:
+    """Of a whole namespace, or of a range of it; brokers by id."""
+    whole = parse_policy("pin/p", {"namespace": "t/ns", "brokers.1": "b", "brokers.0": "c"})
+    part = parse_policy("pin/p", {"namespace": "t/ns", "range": "0x40000000_0x80000000", "brokers.0": "b"})
+    assert whole == Pin(name="pin/p", namespace="t/ns", low=0, high=HASH_MAX, brokers=("b", "c"))
+    assert part == Pin(name="pin/p", namespace="t/ns", low=0x40000000, high=0x80000000, brokers=("b",))
+
+
+def test_a_pin_is_about_every_bundle_that_shares_a_point_with_it() -> None:
+    """So it outlives splits and merges."""
+    pin = parse_policy("pin/p", {"namespace": "t/ns", "range": "0x40000000_0x80000000", "brokers.0": "b"})
+    assert isinstance(pin, Pin)
+    for bundles, covered in ((1, [True]), (2, [True, False]), (4, [False, True, False, False])):
+        channel = ruled_channel(["b"], {"t/ns": None, "t/other": None}, bundles=bundles)
+        assert covered == [pin.covers(bundle) for bundle in channel.view.bundles_of("t/ns")]
+        assert not any(pin.covers(bundle) for bundle in channel.view.bundles_of("t/other"))
+
+
+def test_another_kind_is_somebody_elses() -> None:
+    """Cluster settings stand among the policies, too."""
+    assert [None, None] == [parse_policy(key, {"x": 1}) for key in ("limits", "settings/balancing")]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wrong:
+    key: str = "isolation/gold"
+    document: Document
+    problem: str
+
+
+WRONG = (
+    Wrong(document={}, problem="needs at least one of namespaces"),
+    Wrong(document={"namespaces.0": ".*"}, problem="needs at least one of primary"),
+    Wrong(document={**GOLD, "primary.1": "a("}, problem=r"primary\.1 is 'a\(', which is no regular expression"),
+    Wrong(document={**GOLD, "primary.1": "a{99999999999}"}, problem="no regular expression"),
+    Wrong(document={**GOLD, "primary.1": "(" * 120 + ")" * 119}, problem="no regular expression"),
+    Wrong(document={**GOLD, "primary.1": "a" * 256}, problem="has 256 characters, and may have 255"),
+    Wrong(document={**GOLD, "primary.1": ""}, problem="is to be a text"),
+    Wrong(document={**GOLD, "primary.1": 7}, problem="is to be a text"),
+    Wrong(document={**GOLD, "primary.01": "a"}, problem=r"it has no field 'primary\.01'"),
+    Wrong(document={**GOLD, "primaries.0": "a"}, problem="it has no field"),
+    Wrong(document={**GOLD, "min_limit": -1}, problem="an integer from 0 to"),
+    Wrong(document={**GOLD, "min_limit": True}, problem="an integer from 0 to"),
+    Wrong(document={**GOLD, "min_limit": "1"}, problem="an integer from 0 to"),
+    Wrong(document={**GOLD, "usage_threshold": 101}, problem="an integer from 0 to 100"),
+    Wrong(key="isolation/", document=GOLD, problem="its name is to be"),
+    Wrong(key="isolation/a b", document=GOLD, problem="its name is to be"),
+    Wrong(key="isolation", document=GOLD, problem="its name is to be"),
+    Wrong(key="pin/p", document={"brokers.0": "b"}, problem="namespace is to be the name"),
+    Wrong(key="pin/p", document={"namespace": "nothing", "brokers.0": "b"}, problem="TENANT/NAMESPACE"),
+    Wrong(key="pin/p", document={"namespace": "t/ns"}, problem="needs at least one of brokers"),
+    Wrong(key="pin/p", document={"namespace": "t/ns", "brokers.0": "admin:x"}, problem=r"brokers\.0"),
+    Wrong(key="pin/p", document={"namespace": "t/ns", "brokers.0": "b", "range": "half"}, problem="0xLOW_0xHIGH"),
+    Wrong(key="pin/p", document={"namespace": "t/ns", "brokers.0": "b", "range": 3}, problem="is to be a range"),
+)
+
+
+@pytest.mark.parametrize("case", WRONG, ids=lambda case: case.problem)
+def test_what_says_nothing_sensible_is_refused(case: Wrong) -> None:
+    """The error names the policy, the field, and what is wrong with it."""
+    with pytest.raises(InvalidPolicy, match=case.problem) as caught:
+        parse_policy(case.key, case.document)
+    assert case.key == caught.value.policy
+    assert "what was set before stays" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["([a-z]+-?)+", "(a*)*", "((a+)b)*c", "(?:x{2,})+", "(a|b+){1,}", "([^]]*)+", r"([\]]+x)*", "(.*)+", "(a(b)+)*"]
+)
+def test_a_pattern_that_may_take_for_ever_is_refused(pattern: str) -> None:
+    """An unbounded repeat of one: every broker would be busy with it, for longer than its lease."""
+    with pytest.raises(InvalidPolicy, match="may take for ever"):
+        parse_policy("isolation/gold", {**GOLD, "primary.1": pattern})
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["a+b*c.*", "(abc)+", "(a+)?", "(a+){1,3}", r"(\*\+)+", "([*+])+", "([]*])+", r"([\]*])+", "(a|b)*", "10\\.(1|2)\\..*", "(a+)(b)+"],
+)
+def test_a_repeat_by_itself_is_none_such(pattern: str) -> None:
+    """One after another, within bounds, of a group without a repeat; and signs that are no repeats."""
+    assert isinstance(parse_policy("isolation/gold", {**GOLD, "primary.1": pattern}), Isolation)
+
+
+def test_one_that_cannot_be_read_spoils_no_other() -> None:
+    """It closes the namespaces that can still be read from it, and the others stand."""
+    documents: dict[str, Document] = {
+        "isolation/bad": {"namespaces.0": "gold/.*", "namespaces.1": "(", "primary.0": "("},
+        "isolation/good": GOLD,
+        "isolation/unknown": {"namespaces.0": "(", "primary.0": "a"},
+        "pin/bad": {"namespace": "t/ns", "brokers.0": 7},
+    }
+    policies = policies_in(documents)
+    assert ["isolation/good"] == [policy.name for policy in policies.isolations]
+    asked = ("gold/x", "t/ns", "t/nsx", "tenant/ns")
+    assert {
+        "isolation/bad": [True, False, False, False],
+        "isolation/unknown": [False, False, False, False],
+        "pin/bad": [False, True, False, False],
+    } == {closed.name: [closed.covers(namespace) for namespace in asked] for closed in policies.closed}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    name: str
+    key: str
+    document: Document | None
+    nobody_for: str | None
+
+
+CHANGES = (
+    Change(name="fits", key="isolation/gold", document={"namespaces.0": "t/gold", "primary.0": "a"}, nobody_for=None),
+    Change(name="keeps all brokers", key="isolation/gold", document={"namespaces.0": "t/gold", "primary.0": ".*"}, nobody_for="t/iron"),
+    Change(name="all for all", key="isolation/gold", document={"namespaces.0": ".*", "primary.0": ".*"}, nobody_for=None),
+    Change(name="names nobody", key="isolation/gold", document={"namespaces.0": "t/gold", "primary.0": "x"}, nobody_for="what it is about"),
+    Change(
+        name="names a secondary only",
+        key="isolation/gold",
+        document={"namespaces.0": "t/gold", "primary.0": "x", "secondary.0": "b"},
+        nobody_for=None,
+    ),
+    Change(
+        name="for a namespace to come",
+        key="isolation/new",
+        document={"namespaces.0": "t/new", "primary.0": "x"},
+        nobody_for="what it is about",
+    ),
+    Change(
+        name="takes the last shared one", key="isolation/second", document={"namespaces.0": "t/new", "primary.0": "b"}, nobody_for="t/iron"
+    ),
+    Change(name="pin to one who is there", key="pin/p", document={"namespace": "t/iron", "brokers.0": "b"}, nobody_for=None),
+    Change(name="pin to one who is not", key="pin/p", document={"namespace": "t/iron", "brokers.0": "x"}, nobody_for="what it is about"),
+    Change(
+        name="pin to one who is kept for others",
+        key="pin/p",
+        document={"namespace": "t/iron", "range": "0x00000000_0x80000000", "brokers.0": "a"},
+        nobody_for="t/iron/0x00000000_0x80000000",
+    ),
+    Change(name="taking away what keeps nobody off", key="isolation/first", document=None, nobody_for=None),
+)
+
+
+@pytest.mark.parametrize("case", CHANGES, ids=lambda case: case.name)
+def test_a_change_must_leave_somebody(case: Change) -> None:
+    """A policy with which a bundle could be had by none is refused, with the first that would be."""
+    channel = ruled_channel(["a", "b"], {"t/gold": None, "t/iron": None}, bundles=2)
+    if case.name in ("takes the last shared one", "pin to one who is kept for others", "taking away what keeps nobody off"):
+        set_policy(channel, "isolation/first", {"namespaces.0": "t/gold", "primary.0": "a"})
+    if case.nobody_for is None:
+        check_policy_change(channel.view, case.key, case.document)
+        return
+    with pytest.raises(PolicyLeavesNobody) as caught:
+        check_policy_change(channel.view, case.key, case.document)
+    assert (case.key, case.nobody_for) == (caught.value.policy, caught.value.subject)
+
+
+def test_taking_a_policy_away_can_leave_nobody_too() -> None:
+    """What it was about then has only the brokers that are kept for nobody, and there is none."""
+    channel = ruled_channel(["a", "b"], {"t/gold": None, "t/iron": None})
+    for name in ("gold", "iron"):
+        set_policy(channel, f"isolation/{name}", {"namespaces.0": f"t/{name}", "primary.0": "a|b"})
+    with pytest.raises(PolicyLeavesNobody, match="no broker that is up for t/gold"):
+        check_policy_change(channel.view, "isolation/gold", None)
+
+
+def test_where_nobody_is_up_anything_may_be_set() -> None:
+    """There is nobody to be left, and the policy may be about those who come."""
+    channel = ruled_channel(["a"], {"t/gold": None})
+    channel.accept(propose.draining(channel.author("a"), channel.broker("a")))
+    check_policy_change(channel.view, "isolation/gold", GOLD)
+
+
+def test_a_kind_that_is_not_known_is_not_set() -> None:
+    """A misspelled kind must not pass for one that does nothing."""
+    channel = ruled_channel(["a"], {"t/gold": None})
+    with pytest.raises(InvalidPolicy, match="no such kind"):
+        check_policy_change(channel.view, "isolations/gold", GOLD)

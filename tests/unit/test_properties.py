@@ -1,0 +1,91 @@
+"""Java's properties files: what `java.util.Properties` makes of a text, we make of it.
+
+May live here: `brokers.properties`. What is expected was answered by Java 17.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.errors import UnreadableProperties
+from brokers.properties import parse_properties
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    text: str
+    expected: dict[str, str]
+
+
+CASES = (
+    Case(text="", expected={}),
+    Case(text="a=1\nb = 2\r\nc: 3\rd 4", expected={"a": "1", "b": "2", "c": "3", "d": "4"}),
+    Case(text="# a=1\n  ! b=2\n \t\f\n c=3", expected={"c": "3"}),
+    Case(text="#x\\\na=1", expected={"a": "1"}),
+    Case(text="a=1\na=2", expected={"a": "2"}),
+    Case(text="a", expected={"a": ""}),
+    Case(text="=1", expected={"": "1"}),
+    Case(text="a==1", expected={"a": "=1"}),
+    Case(text="a = = 1", expected={"a": "= 1"}),
+    Case(text="  \t a\t=\t1 ", expected={"a": "1 "}),
+    Case(text="a=1 # no comment", expected={"a": "1 # no comment"}),
+    Case(text="a=x.\\\n    \t y\\\r\n  z", expected={"a": "x.yz"}),
+    Case(text="a=x\\\n\nb=1", expected={"a": "x", "b": "1"}),
+    Case(text="a=x\\\\\nb=1", expected={"a": "x\\", "b": "1"}),
+    Case(text="a\\\n#b=c", expected={"a#b": "c"}),
+    Case(text="\\\n\n# c\nb=1", expected={"b": "1"}),
+    Case(text="a=x\\", expected={"a": "x"}),
+    Case(text="a\\=b\\:c\\ d=1", expected={"a=b:c d": "1"}),
+    Case(text="a=\\t\\n\\r\\f\\q\\u0042\\u00e9", expected={"a": "\t\n\r\fqBé"}),
+)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: repr(case.text))
+def test_a_text_is_read_as_java_reads_it(case: Case) -> None:
+    """Comments, separators, continued lines and escapes."""
+    assert case.expected == {entry.key: entry.value for entry in parse_properties(case.text)}
+
+
+def test_an_entry_knows_the_line_where_it_begins() -> None:
+    """Lines are counted as an editor counts them, with comments and those that go on."""
+    assert [("a", 2), ("b", 5)] == [(entry.key, entry.line) for entry in parse_properties("# c\na=1\\\n  2\n\nb=3\n")]
+
+
+@pytest.mark.parametrize("text", ["a=\\u00zz", "b=1\na=\\u12", "\\u=1"])
+def test_an_escape_that_is_none_is_refused(text: str) -> None:
+    """Java takes nothing of such a file, and neither do we; the error names the line."""
+    with pytest.raises(UnreadableProperties, match="four hexadecimal digits") as caught:
+        parse_properties(text)
+    assert text.count("\n") + 1 == caught.value.line
+
+
+@given(text=st.text(alphabet="ab=: \t\f\n\r\\#!u0", max_size=40))
+def test_no_text_does_any_harm(text: str) -> None:
+    """Any text gives entries, or the one error."""
+    try:
+        entries = parse_properties(text)
+    except UnreadableProperties:
+        return
+    assert all(entry.line >= 1 for entry in entries)
+
+
+@given(entries=st.dictionaries(st.text(min_size=1, max_size=9), st.text(max_size=9), max_size=5))
+def test_what_is_escaped_is_read_back(entries: dict[str, str]) -> None:
+    """Whatever stands in keys and values, written as escapes of UTF-16 it comes back."""
+
+    def escaped(text: str) -> str:
+        units = text.encode("utf-16-be", "surrogatepass")
+        return "".join(f"\\u{units[place]:02x}{units[place + 1]:02X}" for place in range(0, len(units), 2))
+
+    text = "\n".join(f"{escaped(key)}={escaped(value)}" for key, value in entries.items())
+    found = {whole(entry.key): whole(entry.value) for entry in parse_properties(text)}
+    assert entries == found
+
+
+def whole(text: str) -> str:
+    """A text whose halves of a character beyond the first 65,536 are put together."""
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "surrogatepass")

@@ -1,0 +1,34 @@
+"""The vectors of `AvgShedder`, asked of `shedder.average` with `pulsar_exact`."""
+
+from __future__ import annotations
+
+from shedder.average import AvgShedder
+from tests.vectors.broker_load_data import weights_of
+from tests.vectors.cases import Case
+from tests.vectors.classic import plans_of, unloads_of
+
+
+def replay(case: Case) -> object:
+    """What each call unloads and to whom, the scores, and the hits after it. Pulsar names the destination when it places."""
+    config = case["input"]["config"]
+    strategy = AvgShedder(
+        low_percent=config["lowThreshold"],
+        high_percent=config["highThreshold"],
+        low_hits=config["hitCountLowThreshold"],
+        high_hits=config["hitCountHighThreshold"],
+        unloaded_share=config["maxUnloadPercentage"],
+        messages_min=config["minUnloadMessage"],
+        bytes_min=config["minUnloadMessageThroughput"],
+        weights=weights_of(config["weights"]),
+        pulsar_exact=True,
+    )
+    return [
+        {
+            "unload": unloads_of(plan),
+            "scores": strategy.scores(snapshot),
+            "hitsHigh": plan.memory.high_hits,
+            "hitsLow": plan.memory.low_hits,
+            "destination": {move.bundle: move.destination for move in plan.moves},
+        }
+        for snapshot, plan in plans_of(strategy, case)
+    ]

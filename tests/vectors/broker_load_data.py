@@ -1,0 +1,65 @@
+"""The vectors of `BrokerLoadData`, asked of `shedder.loads`: percent use, the busiest resource, and the averages."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from shedder.loads import Resources, Traffic, Use, Weights, averaged, kept_share
+from tests.vectors.cases import Case
+
+# Pulsar's object before its first sample, and after `clear`; ours is then not there.
+_FRESH = {"maxResourceUsage": 1.0, "weightedMaxEMA": 1.0, "msgThroughputEMA": 0.0, "percent": [0.0] * 5}
+
+
+def replay(case: Case) -> object:
+    """The numbers after each step."""
+    asked = case["input"]
+    kept = kept_share(asked["historyResourcePercentage"], elapsed_ms=0, pulsar_exact=True)
+    weights = weights_of(asked["weights"])
+    averages, found = None, list[object]()
+    for step in asked["steps"]:
+        if step == "clear":
+            averages = None
+            found.append(_FRESH)
+            continue
+        resources = resources_of([step[name] for name in ("cpu", "memory", "directMemory", "bandwidthIn", "bandwidthOut")])
+        traffic = traffic_of([step[name] for name in ("msgThroughputIn", "msgThroughputOut", "msgRateIn", "msgRateOut")])
+        averages = averaged(averages, resources, traffic, weights=weights, kept=kept)
+        uses = (resources.cpu, resources.memory, resources.direct_memory, resources.bandwidth_in, resources.bandwidth_out)
+        found.append(
+            {
+                "maxResourceUsage": resources.max_use,
+                "weightedMaxEMA": averages.weighted_max,
+                "msgThroughputEMA": averages.bytes_per_second,
+                "percent": [use.percent for use in uses],
+            }
+        )
+    return found
+
+
+def weights_of(weights: dict[str, float]) -> Weights:
+    """Weights as vectors tell them; the classic strategies have none for memory."""
+    return Weights(
+        cpu=weights["cpu"],
+        memory=weights.get("memory", 0.0),
+        direct_memory=weights["directMemory"],
+        bandwidth_in=weights["bandwidthIn"],
+        bandwidth_out=weights["bandwidthOut"],
+    )
+
+
+def resources_of(resources: list[list[float]]) -> Resources:
+    """Five pairs of used and limit, in the order of the vectors."""
+    cpu, memory, direct_memory, bandwidth_in, bandwidth_out = (Use(used=used, limit=limit) for used, limit in resources)
+    return Resources(cpu=cpu, memory=memory, direct_memory=direct_memory, bandwidth_in=bandwidth_in, bandwidth_out=bandwidth_out)
+
+
+def traffic_of(traffic: list[Any]) -> Traffic:
+    """Throughput in and out, rate in and out."""
+    bytes_in, bytes_out, messages_in, messages_out = traffic
+    return Traffic(
+        bytes_in_per_second=bytes_in,
+        bytes_out_per_second=bytes_out,
+        messages_in_per_second=messages_in,
+        messages_out_per_second=messages_out,
+    )

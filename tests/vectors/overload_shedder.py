@@ -1,0 +1,17 @@
+"""The vectors of `OverloadShedder`, asked of `shedder.overload` with `pulsar_exact`."""
+
+from __future__ import annotations
+
+from shedder.overload import OverloadShedder
+from tests.vectors.broker_load_data import weights_of
+from tests.vectors.cases import Case
+from tests.vectors.classic import plans_of, unloads_of
+
+
+def replay(case: Case) -> object:
+    """What each call unloads."""
+    config = case["input"]["config"]
+    strategy = OverloadShedder(
+        overloaded_percent=config["overloadedThresholdPercentage"], weights=weights_of(config["weights"]), pulsar_exact=True
+    )
+    return [{"unload": unloads_of(plan)} for _, plan in plans_of(strategy, case)]

@@ -1,0 +1,45 @@
+"""The vectors of the four split algorithms, asked of `brokers.split_points`."""
+
+from __future__ import annotations
+
+from brokers.bundle_limits import MIB, BundleLimits
+from brokers.split_points import SplitQuestion, TopicLoad, split_points
+from channel.errors import InvalidBoundaries
+from tests.vectors.cases import Case
+
+# Pulsar's exception where we raise `InvalidBoundaries`.
+_NO_POSITIONS = {"error": "IllegalArgumentException"}
+
+
+def replay(case: Case) -> object:
+    """The cuts; Pulsar says by null what we say by no cuts."""
+    try:
+        cuts = split_points(case["input"]["algorithm"], question_of(case, pulsar_exact=True))
+    except InvalidBoundaries:
+        return _NO_POSITIONS
+    return {"boundaries": list(cuts) or None}
+
+
+def question_of(case: Case, *, pulsar_exact: bool) -> SplitQuestion:
+    """What a case asks."""
+    asked = case["input"]
+    limits = BundleLimits()
+    if "maxMsgRate" in asked:
+        limits = BundleLimits(messages_per_second_max=asked["maxMsgRate"], bytes_per_second_max=asked["maxBandwidthMbytes"] * MIB)
+    return SplitQuestion(
+        low=asked["lower"],
+        high=asked["upper"],
+        topics=tuple(_topic(point, asked.get("topicStats", {}).get(name)) for name, point in asked["topicHashes"].items()),
+        positions=asked.get("positions"),
+        force=asked.get("force", False),
+        limits=limits,
+        margin=asked.get("differenceThresholdPercentage", 0) / 100,
+        pulsar_exact=pulsar_exact,
+    )
+
+
+def _topic(point: int, stats: list[float] | None) -> TopicLoad:
+    if stats is None:
+        return TopicLoad(point=point)
+    messages_in, messages_out, bytes_in, bytes_out = stats
+    return TopicLoad(point=point, messages_per_second=messages_in + messages_out, bytes_per_second=bytes_in + bytes_out)

@@ -1,0 +1,104 @@
+"""The vectors of Pulsar's split strategy, asked of `brokers.auto_split` round after round."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from brokers.auto_split import SplitPlan, SplitSettings, SplitSnapshot, plan_splits
+from brokers.bundle_limits import MIB, BundleLimits
+from brokers.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
+from channel.errors import InvalidBoundaries
+from channel.ranges import children, parse_bundle
+from shedder.loads import BundleTraffic, Traffic
+from tests.vectors.cases import Case
+
+# The number of bundles of a namespace of which a case does not say it.
+_BUNDLES_UNTOLD = 4
+
+
+def replay(case: Case) -> object:
+    """What each round decides, counts and remembers."""
+    hits: dict[str, int] = {}
+    answers = []
+    for bundles in case["input"]["rounds"]:
+        plan = plan_splits(snapshot_of(case, bundles), settings_of(case), hits)
+        hits = dict(plan.hits)
+        answers.append(_told(plan))
+    return answers
+
+
+def settings_of(case: Case, *, pulsar_exact: bool = True) -> SplitSettings:
+    """The settings of a case; a number of sessions that is not above 0 stands for none."""
+    config = case["input"]["config"]
+    sessions_max = config["maxSessions"]
+    limits = BundleLimits(
+        topics_max=config["maxTopics"],
+        sessions_max=sessions_max if sessions_max > 0 else None,
+        messages_per_second_max=config["maxMsgRate"],
+        bytes_per_second_max=config["maxBandwidthMbytes"] * MIB,
+    )
+    return SplitSettings(
+        limits=limits,
+        hits_threshold=config["hitCountThreshold"],
+        splits_max=config["maxSplitsPerCycle"],
+        bundles_max=config["maxBundlesPerNamespace"],
+        pulsar_exact=pulsar_exact,
+    )
+
+
+def snapshot_of(case: Case, bundles: dict[str, list[float]]) -> SplitSnapshot:
+    """What a round of a case looks at."""
+    asked = case["input"]
+    namespaces = {name.rpartition("/")[0] for name in bundles}
+    counts = {namespace: asked["bundleCount"].get(namespace, _BUNDLES_UNTOLD) for namespace in namespaces}
+    counts.pop(asked["bundleCountFails"], None)
+
+    def find_cuts(bundle: BundleTraffic) -> tuple[int, ...]:
+        _, low, high = parse_bundle(bundle.bundle)
+        match asked["boundaryMode"].get(bundle.bundle):
+            case "error":
+                raise InvalidBoundaries(subject=bundle.bundle, problem="the lookup fails")
+            case "none":
+                return ()
+            case "two":
+                return (low + 1, low + 2)
+            case _:
+                return split_points(RANGE_EQUALLY_DIVIDE, SplitQuestion(low=low, high=high, pulsar_exact=True))
+
+    return SplitSnapshot(
+        broker=asked["me"],
+        bundles=tuple(_traffic(name, figures) for name, figures in bundles.items()),
+        bundle_counts=counts,
+        not_owned=asked["notOwned"],
+        splitting=[name for name, state in asked["states"].items() if state == "Splitting"],
+        find_cuts=find_cuts,
+    )
+
+
+def _traffic(name: str, figures: list[float]) -> BundleTraffic:
+    topics, consumers, producers, messages_in, messages_out, bytes_in, bytes_out = figures
+    return BundleTraffic(
+        bundle=name,
+        traffic=Traffic(
+            bytes_in_per_second=bytes_in,
+            bytes_out_per_second=bytes_out,
+            messages_in_per_second=messages_in,
+            messages_out_per_second=messages_out,
+        ),
+        topics=int(topics),
+        consumers=int(consumers),
+        producers=int(producers),
+    )
+
+
+def _told(plan: SplitPlan) -> dict[str, Any]:
+    decisions = []
+    for split in plan.splits:
+        _, low, high = parse_bundle(split.bundle)
+        parts = [f"0x{start:08x}_0x{end:08x}" for start, end in children(low, high, split.cuts or ())]
+        decisions.append([split.bundle, split.source, parts, "Success", split.excess.value])
+    return {
+        "decisions": decisions,
+        "counted": {"/".join(result_and_reason): count for result_and_reason, count in plan.counted.items()},
+        "hitCounts": dict(plan.hits),
+    }
