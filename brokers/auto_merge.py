@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import NamedTuple
 
-from brokers.bundle_limits import BundleLimits, Measure, fault_of_bundle
+from brokers.bundle_limits import BundleLimits, Measure, check_at_least, fault_of_bundle
 from brokers.errors import InvalidSetting
 from channel.errors import InvalidName
 from channel.ranges import BundleName, parse_bundle
@@ -49,10 +49,7 @@ class MergeSettings:
     def __post_init__(self) -> None:
         if not 0 < self.cold_ratio < 1:
             raise InvalidSetting(setting="cold_ratio", value=self.cold_ratio, expected="between 0 and 1")
-        for setting, least in (("hits_threshold", 0), ("merges_max", 1), ("bundles_min", 1)):
-            value = getattr(self, setting)
-            if value < least:
-                raise InvalidSetting(setting=setting, value=value, expected=f"at least {least}")
+        check_at_least(self, {"hits_threshold": 0, "merges_max": 1, "bundles_min": 1})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

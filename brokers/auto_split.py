@@ -14,8 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
-from brokers.bundle_limits import BundleLimits, Excess, Measure, fault_of_bundle
-from brokers.errors import InvalidSetting
+from brokers.bundle_limits import BundleLimits, Excess, Measure, check_at_least, fault_of_bundle
 from channel.errors import EquipoiseError, InvalidName
 from channel.ranges import BundleName, check_cuts, parse_bundle
 from shedder.loads import BundleTraffic
@@ -43,10 +42,7 @@ class SplitSettings:
     pulsar_exact: bool = False
 
     def __post_init__(self) -> None:
-        for setting, least in (("hits_threshold", 0), ("splits_max", 1), ("bundles_max", 1)):
-            value = getattr(self, setting)
-            if value < least:
-                raise InvalidSetting(setting=setting, value=value, expected=f"at least {least}")
+        check_at_least(self, {"hits_threshold": 0, "splits_max": 1, "bundles_max": 1})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

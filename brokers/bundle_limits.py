@@ -5,7 +5,7 @@ May live here: the limits, what a bundle carries beside them, and which figures 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from enum import StrEnum
 from typing import Final, NamedTuple
@@ -83,6 +83,14 @@ class BundleLimits:
     def fullest(self, *bundles: BundleTraffic) -> Measure:
         """Of all that is limited, what bundles together use most of; of equals the first."""
         return max(self.measures(*bundles), key=lambda measure: measure.share)
+
+
+def check_at_least(settings: object, least: Mapping[str, int]) -> None:
+    """Raise `InvalidSetting` for the first setting that is below the least that it may be."""
+    for setting, bound in least.items():
+        value = getattr(settings, setting)
+        if value < bound:
+            raise InvalidSetting(setting=setting, value=value, expected=f"at least {bound}")
 
 
 def fault_of_bundle(bundle: BundleTraffic) -> str | None:

@@ -7,6 +7,7 @@ and what to do next.
 from __future__ import annotations
 
 from channel.errors import CallerError, DeadlineExceeded, OperatorError, PeerError
+from channel.ranges import namespace_in
 
 
 class UnsupportedAlgorithm(CallerError):
@@ -166,8 +167,7 @@ class UnknownBundle(CallerError):
     def __init__(self, *, bundle: str) -> None:
         """`bundle` is the name asked for."""
         self.bundle = bundle
-        namespace = bundle.rpartition("/")[0]
-        super().__init__(f"there is no bundle {bundle!r}; see which there are: equipoise namespaces bundles {namespace}")
+        super().__init__(f"there is no bundle {bundle!r}; see which there are: equipoise namespaces bundles {namespace_in(bundle)}")
 
 
 class UnknownBroker(CallerError):

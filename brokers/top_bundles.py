@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 from heapq import nlargest, nsmallest
 from typing import Final
 
+from channel.ranges import namespace_in
 from shedder.loads import FIGURE_MAX, BundleTraffic
 
 TOP_BUNDLES_MAX: Final = 10
@@ -41,7 +42,7 @@ def top_bundles(
         # What is not a number fails these, too.
         if 0 < bundle.traffic.bytes_per_second <= FIGURE_MAX
         and 0 <= bundle.traffic.messages_per_second <= FIGURE_MAX
-        and bundle.bundle.rpartition("/")[0] not in passed_over
+        and namespace_in(bundle.bundle) not in passed_over
     ]
     if len(fit) > at_most > 0:
         # To rank thousands takes milliseconds, and most of them are out of the question by what comes first in the ranking.

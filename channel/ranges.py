@@ -113,6 +113,11 @@ def bundle_name(namespace: str, low: int, high: int) -> str:
     return f"{namespace}/0x{low:08x}_0x{high:08x}"
 
 
+def namespace_in(bundle: str) -> str:
+    """The namespace in the name of a bundle, which is not checked; `parse_bundle` takes apart what came from outside."""
+    return bundle.rpartition("/")[0]
+
+
 def parse_bundle(name: str) -> BundleName:
     """Take a canonical bundle name apart; raises `InvalidName` for any other spelling.
 

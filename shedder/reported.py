@@ -64,11 +64,6 @@ def bundles_of(load: BrokerLoad) -> tuple[BundleTraffic, ...]:
     return tuple({bundle.bundle: bundle for bundle in load.bundles or ()}.values())
 
 
-def namespace_of(bundle: str) -> str:
-    """The namespace in a bundle's name."""
-    return bundle.rpartition("/")[0]
-
-
 def in_order(stays: Mapping[str, str], moves: Iterable[Move]) -> tuple[Stay, ...]:
     """The stays by subject, without what moves and the brokers that give something."""
     given = {name for move in moves for name in (move.source, move.bundle)}

@@ -16,9 +16,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from channel.ranges import namespace_in
 from shedder.loads import BrokerLoad, BundleTraffic
 from shedder.plan import Cause, Idle, Move, Plan
-from shedder.reported import Reported, bundles_of, in_order, namespace_of, reported, told_bytes, told_ms, told_percent, why_held
+from shedder.reported import Reported, bundles_of, in_order, reported, told_bytes, told_ms, told_percent, why_held
 from shedder.snapshot import Snapshot
 from shedder.spread import Spread
 
@@ -262,11 +263,11 @@ class _Round:
             held = why_held(snapshot, name, source)
             if held is not None:
                 return held
-            if namespace_of(name) in settings.excluded_namespaces:
+            if namespace_in(name) in settings.excluded_namespaces:
                 return "its namespace is excluded from moves"
             if name in self._moved:
                 return "it moves already"
-        policy = snapshot.policies.get(namespace_of(name))
+        policy = snapshot.policies.get(namespace_in(name))
         if policy is not None and not settings.with_policies:
             return f"its namespace has a policy ({policy}), and such bundles are not to move"
         candidates = snapshot.candidates(name)

@@ -24,7 +24,7 @@ from brokers.worker import Worker
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry
 from channel.errors import InvalidName
-from channel.ranges import HASH_MAX, TopicName, parse_bundle, topic_hash
+from channel.ranges import HASH_MAX, TopicName, namespace_in, parse_bundle, topic_hash
 
 # Bundles that move are nowhere for some milliseconds.
 _AGAIN_S: Final = 0.02
@@ -96,7 +96,7 @@ class Peers:
     def here(self, namespace: str) -> Listing:
         """What this broker has of a namespace. A bundle that another service of it has tells of no topics."""
         hosted = self._hosting.bundles
-        names = [name for name in self._worker.open_bundles if name.rpartition("/")[0] == namespace]
+        names = [name for name in self._worker.open_bundles if namespace_in(name) == namespace]
         bundles = [name for name in names if name not in hosted or hosted[name].ownership.is_good]
         return Listing(bundles=bundles, topics=tuple(self._hosting.of_namespace(namespace)))
 

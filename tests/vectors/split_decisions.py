@@ -9,7 +9,8 @@ from brokers.bundle_limits import MIB, BundleLimits
 from brokers.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
 from channel.errors import InvalidBoundaries
 from channel.ranges import children, parse_bundle
-from shedder.loads import BundleTraffic, Traffic
+from shedder.loads import BundleTraffic
+from tests.vectors.broker_load_data import traffic_of
 from tests.vectors.cases import Case
 
 # The number of bundles of a namespace of which a case does not say it.
@@ -79,12 +80,7 @@ def _traffic(name: str, figures: list[float]) -> BundleTraffic:
     topics, consumers, producers, messages_in, messages_out, bytes_in, bytes_out = figures
     return BundleTraffic(
         bundle=name,
-        traffic=Traffic(
-            bytes_in_per_second=bytes_in,
-            bytes_out_per_second=bytes_out,
-            messages_in_per_second=messages_in,
-            messages_out_per_second=messages_out,
-        ),
+        traffic=traffic_of([bytes_in, bytes_out, messages_in, messages_out]),
         topics=int(topics),
         consumers=int(consumers),
         producers=int(producers),

@@ -254,20 +254,11 @@ def test_what_stands_behind_the_end_is_refused(tmp_path: Path) -> None:
     log.close()
 
 
-def test_a_damaged_twin_is_refused(tmp_path: Path) -> None:
-    """A row that was altered is noticed before anything is folded on from it."""
-    log = written_to(memory("twin"), odd_channel())
-    cut_off(log, horizon=8, below=5)
-    export = [line.replace(b'"status":"up"', b'"status":"left"') if b'"twin"' in line else line for line in exported(log)]
-    log.close()
-    with pytest.raises(ExportDamaged, match="does not match its checksum"):
-        imported(export, tmp_path / "two.db")
-
-
-def test_an_altered_twin_of_a_whole_log_is_refused(tmp_path: Path) -> None:
-    """Nothing is folded from it now, but whoever starts on the new log would begin with it."""
-    log = written_to(memory("whole-twin"), odd_channel())
-    cut_off(log, horizon=8, below=1)
+@pytest.mark.parametrize("below", [5, 1], ids=["cut", "whole"])
+def test_an_altered_twin_is_refused(below: int, tmp_path: Path) -> None:
+    """What a log is folded from is proven before; of a whole one, too, since whoever starts on the new log begins with it."""
+    log = written_to(memory(f"twin-{below}"), odd_channel())
+    cut_off(log, horizon=8, below=below)
     export = [line.replace(b'"status":"up"', b'"status":"left"') if b'"twin"' in line else line for line in exported(log)]
     log.close()
     with pytest.raises(ExportDamaged, match="does not match its checksum"):
