@@ -9,6 +9,9 @@ STAMP := .venv/.set-up
 SETTLED := --all-extras --all-groups --no-group proto --no-group fuzz
 # What needs no process, socket or file of its own: cheap enough to run under a second hash seed.
 PURE_TESTS := $(wildcard tests/unit tests/property tests/scenarios)
+# What starts no real process gains from a process for each core. A file stays in one, so that what its tests share is made once.
+ON_ALL_CORES := -m "not integration" -n auto --dist loadfile
+TEST_LOG := $(if $(LOG),EQUIPOISE_TEST_LOG="$(LOG)")
 
 .DEFAULT_GOAL := help
 .PHONY: help setup run kafka kafka-stop test check fmt bench simulate mutants soak stress stress-pulsar vectors proto fuzz clean
@@ -49,11 +52,13 @@ kafka-stop: setup ## Stop what `make kafka` started
 	@$(BIN)/python -m compose.local_kafka stop
 
 test: check ## Run every check and every test, with branch coverage: make test [LOG=kafka]
-	@echo "== test: all tests, with the coverage of branches"
-	@$(if $(LOG),EQUIPOISE_TEST_LOG="$(LOG)") PYTHONHASHSEED=1 $(BIN)/python -m pytest --cov --cov-report=term
+	@echo "== test: all tests but integration tests, on all cores"
+	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest --quiet $(ON_ALL_CORES) --cov --cov-report= --cov-fail-under=0
+	@echo "== test: integration tests, one after another, with the coverage of branches by all tests"
+	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest -m integration --cov --cov-append --cov-report=term
 ifneq ($(PURE_TESTS),)
 	@echo "== test: the pure tests again under another PYTHONHASHSEED, since no order of a set may leak into a decision"
-	@PYTHONHASHSEED=2 $(BIN)/python -m pytest --quiet -m "not integration" $(PURE_TESTS)
+	@PYTHONHASHSEED=2 $(BIN)/python -m pytest --quiet $(ON_ALL_CORES) $(PURE_TESTS)
 endif
 
 check: setup ## Check format, lint, types and the arrows between packages

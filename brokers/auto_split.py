@@ -80,12 +80,14 @@ class SplitDecision:
 class SplitPlan:
     """What comes of a round: the splits in the order in which they were decided, and of all other bundles why they stay, by name.
 
-    `counted` are failures by result and reason, in the words of Pulsar's counters; what becomes of the splits is counted by
-    who makes them. `hits` goes into the next round.
+    `failures` are those of the others that should be split and cannot be, or of which nothing can be believed, by name; `counted`
+    are the same by result and reason, in the words of Pulsar's counters. What becomes of the splits is counted by who makes them.
+    `hits` goes into the next round.
     """
 
     splits: tuple[SplitDecision, ...]
     stays: tuple[Stay, ...]
+    failures: tuple[str, ...]
     counted: Mapping[tuple[str, str], int]
     hits: Mapping[str, int]
 
@@ -151,6 +153,7 @@ class _Planning:
         return SplitPlan(
             splits=tuple(self.splits),
             stays=tuple(Stay(subject=name, reason=no.reason) for name, no in sorted(noes.items())),
+            failures=tuple(name for name, no in sorted(noes.items()) if no.is_failure),
             counted={FAILURE: self._failures} if self._failures else {},
             hits=self._hits,
         )

@@ -11,9 +11,12 @@ from enum import StrEnum
 from typing import Final, NamedTuple
 
 from brokers.errors import InvalidSetting
-from shedder.loads import FIGURE_MAX, BundleTraffic
+from shedder.loads import FIGURE_MAX, RATES, BundleTraffic, fault_among
 
 MIB: Final = 1_048_576
+
+# What is open in a bundle, by the names of `BundleTraffic`.
+_COUNTS: Final = ("topics", "consumers", "producers")
 
 
 class Excess(StrEnum):
@@ -95,14 +98,5 @@ def check_at_least(settings: object, least: Mapping[str, int]) -> None:
 
 def fault_of_bundle(bundle: BundleTraffic) -> str | None:
     """The first figure that no bundle can have, told for people: not a number, negative, or absurd; None if there is none."""
-    traffic = bundle.traffic
-    figures = {
-        "bytes in": traffic.bytes_in_per_second,
-        "bytes out": traffic.bytes_out_per_second,
-        "messages in": traffic.messages_in_per_second,
-        "messages out": traffic.messages_out_per_second,
-        "topics": bundle.topics,
-        "consumers": bundle.consumers,
-        "producers": bundle.producers,
-    }
-    return next((f"the number of its {name} is {value!r}" for name, value in figures.items() if not 0 <= value <= FIGURE_MAX), None)
+    fault = fault_among(bundle.traffic, RATES) or fault_among(bundle, _COUNTS)
+    return None if fault is None else f"it has {fault}"

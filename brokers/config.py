@@ -7,16 +7,19 @@ opened or resolved here: that a port is taken or a disk is full is found by thos
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Final, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
 
 from brokers.agent.timing import Timing, timing_of
-from brokers.errors import InvalidConfig
+from brokers.balancing_settings import BalancingSettings
+from brokers.errors import InvalidConfig, InvalidSetting, UnknownSetting
+from brokers.setting_values import Value, value_of, with_values
 from channel.errors import CallerError
 from channel.ranges import check_broker_id
 from channel.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TEXT_CHARACTERS_MAX
@@ -43,6 +46,21 @@ SETTLE_MS_MAX: Final = 1_000
 _match_host_name: Final = re.compile(
     r"(?=.{1,240}\Z)(?!\d+(\.\d+){3}\Z)[A-Za-z0-9]([-A-Za-z0-9_]*)(\.[A-Za-z0-9][-A-Za-z0-9_]*)*\.?"
 ).fullmatch
+
+FOLLOWING: Final[Mapping[str, Mapping[str, Callable[[int], Value]]]] = MappingProxyType(
+    {
+        "balance": {"balancing.enabled": bool},
+        "balance_interval_ms": {
+            "balancing.shed_interval_ms": int,
+            "balancing.split_interval_ms": int,
+            "balancing.rest_ms": lambda interval_ms: 12 * interval_ms,
+            "reports.sample_interval_ms": lambda interval_ms: max(interval_ms // 2, 1),
+            "reports.interval_min_ms": lambda interval_ms: max(interval_ms // 2, 1),
+            "reports.interval_max_ms": int,
+        },
+    }
+)
+"""The settings of balancing that follow from those of a broker, and how."""
 
 Promise = Annotated[int, Field(ge=1, le=_PROMISE_MS_MAX)]
 DeadlineMs = Annotated[int, Field(ge=1, le=_DEADLINE_MS_MAX)]
@@ -82,6 +100,14 @@ class WorkerConfig(BaseModel):
     )
     capacity: int = Field(
         default=100, ge=1, le=INTEGER_MAX, description="A weight: a broker of 200 is to carry twice the load of one of 100."
+    )
+    cpu_cores: float | None = Field(
+        default=None,
+        gt=0,
+        le=1_000_000,
+        allow_inf_nan=False,
+        description="How many CPUs there are for this broker and its child processes; as many as the control group and the affinity of "
+        "the process allow if it is not given. Its load report tells how much of them it uses.",
     )
     failure_domain: Text | None = Field(default=None, description="What may fail as a whole with this broker: a rack, a zone.")
     labels: dict[Text, Annotated[str, Field(max_length=TEXT_CHARACTERS_MAX)]] = Field(
@@ -179,6 +205,11 @@ class WorkerConfig(BaseModel):
     balance_interval_ms: DeadlineMs = Field(
         default=5_000, description="The time between two rounds of the balancer. Shorter follows load sooner, and moves more."
     )
+    balancing: dict[str, Value] = Field(
+        default_factory=dict,
+        description="Settings of balancing, GROUP.FIELD, over those that follow from `balance` and `balance_interval_ms`; the channel's "
+        "are over them. Any setting with a dot in its name is one of these.",
+    )
     compact_records: int = Field(
         default=50_000,
         ge=0,
@@ -201,7 +232,7 @@ class WorkerConfig(BaseModel):
     def _typed(cls, values: object, handler: ModelWrapValidatorHandler[Self]) -> Self:
         """Turn what pydantic says into an error of ours; what the checks below raise passes through."""
         try:
-            config = handler(_with_timing(values))
+            config = handler(_with_timing(_with_balancing(values)))
         except ValidationError as error:
             raise InvalidConfig(problems=tuple(_told(detail["loc"], detail["type"], detail["msg"]) for detail in error.errors())) from None
         problems = [f"{setting}: {problem}" for setting, problem in _problems(config).items()]
@@ -225,6 +256,12 @@ class WorkerConfig(BaseModel):
             open_ms=self.open_ms,
             close_ms=self.close_ms,
         )
+
+    @property
+    def base_settings(self) -> BalancingSettings:
+        """The settings of balancing where the channel says nothing else."""
+        following = {name: follows(getattr(self, setting)) for setting, row in FOLLOWING.items() for name, follows in row.items()}
+        return with_values(BalancingSettings(), following | self.balancing)
 
     @property
     def stop_ms(self) -> int:
@@ -270,6 +307,15 @@ def _with_timing(values: object) -> object:
     return {**{setting: getattr(timing, setting) for setting in _BY_KIND_OF_LOG}, **values}
 
 
+def _with_balancing(values: object) -> object:
+    """Settings with those whose name has a dot where they belong."""
+    if not isinstance(values, Mapping) or not isinstance(values.get("balancing", {}), Mapping):
+        return values  # Which the model will say.
+    dotted = {name: value for name, value in values.items() if isinstance(name, str) and "." in name}
+    plain = {name: value for name, value in values.items() if name not in dotted}
+    return {**plain, "balancing": {**values.get("balancing", {}), **dotted}} if dotted else plain
+
+
 def _told(location: tuple[int | str, ...], kind: str, message: str) -> str:
     setting = ".".join(str(part) for part in location)
     problem = "there is no such setting" if kind == "extra_forbidden" else _in_our_words(message)
@@ -306,9 +352,22 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
             problems["advertised_host"] = f"{config.host} stands for all addresses; say which of them clients are to use"
     elif not _is_host(config.advertised_host) or _is_any_address(config.advertised_host):
         problems["advertised_host"] = f"{config.advertised_host!r} is not a host that clients could reach"
+    problems |= _problems_of_balancing(config.balancing)
     for setting, path in (("log_url", Path(config.log_url)), ("data_dir", config.data_dir), ("evidence", config.evidence)):
         if path is not None and "\0" in str(path):
             problems[setting] = "a path cannot hold a null character"
+    return problems
+
+
+def _problems_of_balancing(settings: Mapping[str, Value]) -> Mapping[str, str]:
+    problems = {}
+    for setting, value in settings.items():
+        try:
+            value_of(setting, value)
+        except UnknownSetting as error:
+            problems[setting] = "there is no such setting" + (f"; there is {error.nearest}" if error.nearest else "")
+        except InvalidSetting as error:
+            problems[setting] = f"it must be {error.expected}"
     return problems
 
 

@@ -23,10 +23,11 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 from brokers.namespace_policies import anti_affinity_group
-from brokers.policies import ClusterPolicies, Isolation, is_named, read_policies
+from brokers.policies import Closed, ClusterPolicies, Isolation, Pattern, is_named, read_policies
 from channel.entries import BrokerEntry, BundleEntry
 from channel.view import View
 from shedder.loads import BrokerLoad
@@ -63,6 +64,27 @@ class PlacementRules:
     pulsar_exact: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meant:
+    """Whom an isolation policy means, by id: its primaries and its secondaries. One may be both."""
+
+    primaries: Mapping[str, None]
+    secondaries: Mapping[str, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Covering:
+    """The policies that are about a namespace, each kind by name; pins are about bundles."""
+
+    isolations: tuple[Isolation, ...]
+    closed: tuple[Closed, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each is called, which no other is."""
+        return (*(policy.name for policy in self.isolations), *(policy.name for policy in self.closed))
+
+
 class Destinations:
     """The answers for one view and one set of load reports (by broker id), as they were when it was made.
 
@@ -81,9 +103,11 @@ class Destinations:
         self.view = view
         self._loads = loads or {}
         self._rules = rules or PlacementRules()
-        self._policies = read_policies(view) if policies is None else policies
-        self._covering: dict[str, tuple[Isolation, ...]] = {}
+        self.policies = read_policies(view) if policies is None else policies
+        self._covering: dict[str, _Covering] = {}
+        self._bound: dict[tuple[tuple[str, ...], ...], Candidates] = {}
         self._groups: dict[str, _Group] = {}
+        self._meanings: dict[str, Meant] = {}
         everybody = tuple(view.brokers[broker] for broker in sorted(view.brokers))
         fit, refused = _sift(everybody, {}, (not_up, lambda left: too_many_topics(left, self._loads, self._rules.topics_max)))
         self._fit, self._unfit = fit, refused
@@ -103,29 +127,56 @@ class Destinations:
         left, refused = _sift(left, refused, tuple(_about(step, bundle) for step in self._steps))
         return Candidates(allowed=tuple(broker.broker for broker in left), refused=refused)
 
+    def bound(self, bundle: BundleEntry) -> Candidates:
+        """Whom isolation policies and pins alone let have `bundle`: those who take bundles; and of each live broker that they refuse why.
+
+        A broker that drains, or has all the topics that it may have, is refused only if these rules keep it from the bundle. Bundles
+        that the same policies are about have one answer, which is found once, however many namespaces there are.
+        """
+        question = (self._covering_of(bundle.namespace).names, tuple(pin.name for pin in self.policies.pins if pin.covers(bundle)))
+        found = self._bound.get(question)
+        if found is None:
+            refused = dict(self._forbidden(self._fit, bundle))
+            for broker in self.live:
+                if broker.broker in self._unfit:
+                    # Asked beside the others, because whether primaries suffice is a matter of those who take bundles.
+                    told = self._forbidden((*self._fit, broker), bundle).get(broker.broker)
+                    refused.update({} if told is None else {broker.broker: told})
+            allowed = tuple(broker.broker for broker in self._fit if broker.broker not in refused)
+            found = self._bound[question] = Candidates(allowed=allowed, refused=refused)
+        return found
+
     def placed(self, bundle: BundleEntry, broker: str) -> None:
         """`bundle` is to go to `broker`, and counts there from now on."""
         group = self._group_of(bundle.namespace)
         if group is not None:
             group.move(bundle, broker)
 
-    def bound_namespaces(self) -> dict[str, str]:
+    @cached_property
+    def bound_namespaces(self) -> Mapping[str, str]:
         """The namespaces that an isolation policy is about, or that are in an anti-affinity group, and which of the two.
 
         What shedders ask, because Pulsar's leave these alone unless they are told otherwise.
         """
         found = {}
-        policies = self._policies
         for namespace in sorted(self.view.namespaces):
-            is_isolated = any(policy.covers(namespace) for policy in policies.isolations)
-            if is_isolated or any(closed.covers(namespace) for closed in policies.closed):
+            if self._covering_of(namespace).names:
                 found[namespace] = "isolation"
             elif anti_affinity_group(self.view.namespaces[namespace].policies) is not None:
                 found[namespace] = "anti-affinity"
         return found
 
+    @cached_property
+    def kept(self) -> Mapping[str, str]:
+        """The live brokers that are a primary of an isolation policy, by id, and of which: of several, the first by name."""
+        found: dict[str, str] = {}
+        for policy in self.policies.isolations:
+            for broker in self._meant(policy).primaries:
+                found.setdefault(broker, policy.name)
+        return found
+
     def _has_rules(self, bundle: BundleEntry) -> bool:
-        policies = self._policies
+        policies = self.policies
         return bool(
             self._rules.prefer_later_versions
             or policies.isolations
@@ -136,26 +187,42 @@ class Destinations:
 
     # --- the filters that ask about a bundle ---
 
+    def _forbidden(self, brokers: Brokers, bundle: BundleEntry) -> Refused:
+        return _sift(brokers, {}, (_about(self._isolated, bundle), _about(self._pinned_elsewhere, bundle)))[1]
+
     def _isolated(self, left: Brokers, bundle: BundleEntry) -> Refused:
-        namespace, policies, exact = bundle.namespace, self._policies, self._rules.pulsar_exact
-        if not exact:  # Pulsar takes a policy that it cannot read for one that is not there.
-            for closed in policies.closed:
-                if closed.covers(namespace):
-                    reason = f"the policy {closed.name} cannot be read, so nobody may have what it is about: {closed.problem}"
-                    return {broker.broker: reason for broker in left}
-        covering = self._covering.get(namespace)
-        if covering is None:
-            covering = self._covering[namespace] = tuple(each for each in policies.isolations if each.covers(namespace))
-        if not covering:
-            return kept_for_others(left, policies, host_only=exact)
+        covering, exact = self._covering_of(bundle.namespace), self._rules.pulsar_exact
+        if covering.closed and not exact:  # Pulsar takes a policy that it cannot read for one that is not there.
+            closed = covering.closed[0]
+            reason = f"the policy {closed.name} cannot be read, so nobody may have what it is about: {closed.problem}"
+            return {broker.broker: reason for broker in left}
+        if not covering.isolations:
+            kept = self.kept
+            return {broker.broker: f"{kept[broker.broker]} keeps it for other namespaces" for broker in left if broker.broker in kept}
         dropped: dict[str, str] = {}
-        for policy in covering[:1] if exact else covering:
+        for policy in covering.isolations[:1] if exact else covering.isolations:
             rest = tuple(broker for broker in left if broker.broker not in dropped)
-            dropped.update(isolated(rest, policy, self._loads, pulsar_exact=exact))
+            dropped.update(isolated(rest, policy, self._meant(policy), self._loads, pulsar_exact=exact))
         return dropped
 
+    def _covering_of(self, namespace: str) -> _Covering:
+        """The policies that are about a namespace; their patterns are asked once for each."""
+        found = self._covering.get(namespace)
+        if found is None:
+            isolations = tuple(policy for policy in self.policies.isolations if policy.covers(namespace))
+            closed = tuple(policy for policy in self.policies.closed if policy.covers(namespace))
+            found = self._covering[namespace] = _Covering(isolations=isolations, closed=closed)
+        return found
+
+    def _meant(self, policy: Isolation) -> Meant:
+        """Whom a policy means among the live brokers; its patterns are asked once for each."""
+        found = self._meanings.get(policy.name)
+        if found is None:
+            found = self._meanings[policy.name] = meant_by(policy, self.live, host_only=self._rules.pulsar_exact)
+        return found
+
     def _pinned_elsewhere(self, left: Brokers, bundle: BundleEntry) -> Refused:
-        return pinned_elsewhere(left, bundle, self._policies)
+        return pinned_elsewhere(left, bundle, self.policies)
 
     def _older(self, left: Brokers, _: BundleEntry) -> Refused:
         return older_versions(left, pulsar_exact=self._rules.pulsar_exact) if self._rules.prefer_later_versions else {}
@@ -216,29 +283,28 @@ def older_versions(brokers: Brokers, *, pulsar_exact: bool = False) -> Refused:
     }
 
 
-def kept_for_others(brokers: Brokers, policies: ClusterPolicies, *, host_only: bool = False) -> Refused:
-    """For a namespace that no isolation policy is about: those that are a primary of one."""
-    dropped = {}
-    for policy in policies.isolations:
-        for broker in brokers:
-            if broker.broker not in dropped and is_named(policy.primary, broker.broker, host_only=host_only):
-                dropped[broker.broker] = f"{policy.name} keeps it for other namespaces"
-    return dropped
+def meant_by(policy: Isolation, brokers: Brokers, *, host_only: bool = False) -> Meant:
+    """Whom of these brokers a policy means: by id or by host; with `host_only` by that alone, as in Pulsar."""
+
+    def named(patterns: tuple[Pattern, ...]) -> dict[str, None]:
+        return dict.fromkeys(broker.broker for broker in brokers if is_named(patterns, broker.broker, host_only=host_only))
+
+    return Meant(primaries=named(policy.primary), secondaries=named(policy.secondary))
 
 
-def isolated(brokers: Brokers, policy: Isolation, loads: Mapping[str, BrokerLoad], *, pulsar_exact: bool = False) -> Refused:
+def isolated(brokers: Brokers, policy: Isolation, meant: Meant, loads: Mapping[str, BrokerLoad], *, pulsar_exact: bool = False) -> Refused:
     """Those that are no primary of `policy`, and, as long as enough primaries are available, its secondaries.
 
-    Pulsar counts each primary as available, whatever the policy's `usage_threshold` says.
+    `meant` says who is which. Pulsar counts each primary as available, whatever the policy's `usage_threshold` says.
     """
-    primaries = [broker.broker for broker in brokers if is_named(policy.primary, broker.broker, host_only=pulsar_exact)]
+    primaries = [broker.broker for broker in brokers if broker.broker in meant.primaries]
     available = [name for name in primaries if pulsar_exact or not _is_full(loads.get(name), policy.usage_threshold)]
     fails_over = len(available) < policy.min_limit
     dropped = {}
     for broker in brokers:
-        if broker.broker in primaries:
+        if broker.broker in meant.primaries:
             continue
-        if not is_named(policy.secondary, broker.broker, host_only=pulsar_exact):
+        if broker.broker not in meant.secondaries:
             dropped[broker.broker] = f"{policy.name} gives this namespace other brokers"
         elif not fails_over:
             dropped[broker.broker] = f"{policy.name} has {len(available)} primaries available, and needs {policy.min_limit}"

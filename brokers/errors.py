@@ -140,11 +140,22 @@ class InvalidSetting(CallerError):
         super().__init__(f"{setting} cannot be {value!r}: it must be {expected}; the old setting stays")
 
 
+class UnknownSetting(CallerError):
+    """A setting of balancing that there is not."""
+
+    def __init__(self, *, setting: str, nearest: str | None) -> None:
+        """`setting` is the name asked for, `nearest` the one that it may be meant for."""
+        self.setting = setting
+        self.nearest = nearest
+        near = f"; did you mean {nearest}?" if nearest else "; see which there are: equipoise balancing show --all"
+        super().__init__(f"there is no setting {setting!r} of balancing{near}")
+
+
 class InvalidLoad(CallerError):
     """A load report, or a service, says what no bundle and no broker can weigh."""
 
     def __init__(self, *, subject: str, field: str, value: float) -> None:
-        """`subject` is `bundle` or `broker`, `field` the one that is wrong, `value` what it was set to."""
+        """`subject` is `bundle` or `topic`, `field` the one that is wrong, `value` what it was set to."""
         self.subject = subject
         self.field = field
         self.value = value
@@ -159,6 +170,26 @@ class LoadBusUnavailable(PeerError):
         self.bus = bus
         self.problem = problem
         super().__init__(f"the load bus {bus} cannot be used: {problem}; nothing is balanced until that is mended")
+
+
+class UnreadableLoad(PeerError):
+    """Something on the load bus is no load report; whoever wrote it counts as one that has reported nothing."""
+
+    def __init__(self, *, what: str, problem: str) -> None:
+        """`what` was expected (`sample`, `summary`, `bundle`), and `problem` says what is wrong with what is there."""
+        self.what = what
+        self.problem = problem
+        super().__init__(f"a {what} of load cannot be read: {problem}; look for who writes it, and with which version")
+
+
+class DecisionLogUnavailable(PeerError):
+    """Decisions of balancing cannot be kept or read; balancing goes on."""
+
+    def __init__(self, *, log: str, problem: str) -> None:
+        """`log` names the decision log, `problem` says what it did."""
+        self.log = log
+        self.problem = problem
+        super().__init__(f"the decision log {log} cannot be used: {problem}; balancing goes on, and what it decides is not kept")
 
 
 class UnknownBundle(CallerError):
@@ -423,6 +454,29 @@ class PolicyLeavesNobody(CallerError):
         super().__init__(f"the change of {policy} would leave no broker that is up for {subject}; what was set before stays")
 
 
+class UnknownPolicy(CallerError):
+    """A cluster policy that the channel does not have."""
+
+    def __init__(self, *, policy: str) -> None:
+        """`policy` is the key asked for."""
+        self.policy = policy
+        super().__init__(f"there is no policy {policy!r}; see which there are: equipoise policies list")
+
+
+class DestinationForbidden(CallerError):
+    """A transfer that an operator asked for is to a broker that policies keep from the bundle."""
+
+    def __init__(self, *, bundle: str, broker: str, problem: str) -> None:
+        """`problem` is why `broker` may not have `bundle`: the policy, and what it says."""
+        self.bundle = bundle
+        self.broker = broker
+        self.problem = problem
+        super().__init__(
+            f"{bundle} was not moved: {broker} may not have it: {problem}; name a broker that may (equipoise policies explain {bundle}), "
+            "or force it: then it goes there, and balancing brings it back"
+        )
+
+
 class UnreadableProperties(OperatorError):
     """A file that is to be in the form of Java's properties, and is not."""
 
@@ -431,3 +485,14 @@ class UnreadableProperties(OperatorError):
         self.line = line
         self.problem = problem
         super().__init__(f"the settings cannot be read: line {line}: {problem}; nothing of them was taken")
+
+
+class NoFreshLoad(OperatorError):
+    """Nothing can be said of balancing, because nobody's load is known."""
+
+    def __init__(self, *, log: str, problem: str, advice: str) -> None:
+        """`log` is the URL of the channel, `problem` says who has not reported what, `advice` what to do about it."""
+        self.log = log
+        self.problem = problem
+        self.advice = advice
+        super().__init__(f"there is no fresh load of any broker on {log}: {problem}; {advice}")

@@ -58,7 +58,8 @@ class LoadSampler:
                 problems[number] = f"it returns {type(said).__name__}, not a mapping from names of bundles to loads"
                 continue
             for name, load in said.items():
-                checked = _checked(name, load)
+                # As nearly all are: a broker may have thousands, and looks at them every few seconds.
+                checked = load if type(load) is BundleLoad and type(name) is str and _is_plain(load) else _checked(name, load)
                 if isinstance(checked, BundleLoad):
                     loads[name] = checked
                 else:
@@ -84,7 +85,41 @@ def _checked(name: object, load: object) -> BundleLoad | str:
             calls_per_second=float(load.calls_per_second),
             bytes_per_second=float(load.bytes_per_second),
             sessions=int(load.sessions),
-            messaging=load.messaging if isinstance(load.messaging, Messaging) else None,
+            messaging=_plain_messaging(load.messaging) if isinstance(load.messaging, Messaging) else None,
         )
     except Exception as error:  # noqa: BLE001 - a number of a kind of its own may raise anything
         return f"what it says of {name} is no number: {type(error).__name__}: {error}"
+
+
+def _is_plain(load: BundleLoad) -> bool:
+    messaging = load.messaging
+    return (
+        type(load.calls_per_second) is float
+        and type(load.bytes_per_second) is float
+        and type(load.sessions) is int
+        and (
+            messaging is None
+            or (
+                type(messaging) is Messaging
+                and type(messaging.messages_in_per_second) is float
+                and type(messaging.bytes_in_per_second) is float
+                and type(messaging.messages_out_per_second) is float
+                and type(messaging.bytes_out_per_second) is float
+                and type(messaging.producers) is int
+                and type(messaging.consumers) is int
+                and type(messaging.topics) is int
+            )
+        )
+    )
+
+
+def _plain_messaging(messaging: Messaging) -> Messaging:
+    return Messaging(
+        messages_in_per_second=float(messaging.messages_in_per_second),
+        bytes_in_per_second=float(messaging.bytes_in_per_second),
+        messages_out_per_second=float(messaging.messages_out_per_second),
+        bytes_out_per_second=float(messaging.bytes_out_per_second),
+        producers=int(messaging.producers),
+        consumers=int(messaging.consumers),
+        topics=int(messaging.topics),
+    )

@@ -12,7 +12,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
@@ -21,14 +20,9 @@ from typing import Final
 
 from brokers.config import WorkerConfig
 from brokers.errors import AddressInUse, InvalidConfig
+from brokers.restart_pause import RestartPause
 
 HOST: Final = "127.0.0.1"
-
-RESTART_MS_MIN: Final = 500
-RESTART_MS_MAX: Final = 10_000
-"""The pause before a broker is started again, doubled each time that it lived for less than `STEADY_MS`."""
-
-STEADY_MS: Final = 30_000
 
 _LAST_WORDS_BYTES: Final = 4_096
 
@@ -51,9 +45,8 @@ class LocalBroker:
         self.will_restart = False
         self.burial_wanted = False
         self.started_at_offset = -1
+        self.pause = RestartPause()
         self._starts = 0
-        self._started_ns = 0
-        self._pause_ms = RESTART_MS_MIN
 
     @property
     def is_over(self) -> bool:
@@ -114,15 +107,8 @@ class LocalBroker:
             )
         self.ended = self.ready = self.end_expected = False
         self.started_at_offset = at_offset
-        self._started_ns = time.monotonic_ns()
+        self.pause.started()
         return self.process
-
-    def next_pause_ms(self) -> int:
-        """How long to wait before it is started again."""
-        lived_ms = (time.monotonic_ns() - self._started_ns) // 1_000_000
-        pause_ms = RESTART_MS_MIN if lived_ms >= STEADY_MS else self._pause_ms
-        self._pause_ms = min(2 * pause_ms, RESTART_MS_MAX)
-        return pause_ms
 
     def signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""

@@ -25,6 +25,7 @@ from brokers.admin.access import Access, jump
 from brokers.admin.burial import bury
 from brokers.errors import BrokerFailed, DataDirectoryUnusable
 from brokers.local_broker import HOST, LocalBroker, ending_of, ports_of
+from brokers.local_load_workers import LocalLoadWorkers
 from channel.blocking_view import RETRY_MS, read_on
 from channel.deadline import Deadline
 from channel.errors import (
@@ -71,6 +72,8 @@ class What(StrEnum):
     BURIED = "buried"
     NOT_BURIED = "not_buried"
     STARTS_AGAIN = "starts_again"
+    LOAD_WORKER = "load_worker"
+    """Something happened to a load worker."""
     UNWATCHED = "unwatched"
     """The cluster no longer follows the log: whoever dies from now on is missed only when its lease has run out."""
 
@@ -104,6 +107,7 @@ class ClusterSettings:
     default `sqlite:DIRECTORY/channel.db`. `services` and `settings` are passed on as `--service` and `--set`. With `bury`, a
     broker that dies is declared dead at once; with `restart`, it is started again after that. With `evidence`, each process
     writes `accepts-N.jsonl` to its directory. A broker that is told to stop is killed when it takes longer than its settings allow.
+    `load_workers` run beside the brokers, on Kafka only, with `directory/load-worker-i.log`; they are always started again.
     """
 
     directory: Path
@@ -118,6 +122,7 @@ class ClusterSettings:
     restart: bool = False
     evidence: bool = False
     ready_ms: int = 30_000
+    load_workers: int = 0
 
 
 class LocalCluster:
@@ -140,6 +145,13 @@ class LocalCluster:
         self._members = tuple(LocalBroker(settings.directory / f"broker-{number}", *pair) for number, pair in enumerate(ports))
         self.stop_ms = max(member.config(log_url=self.log_url, settings=settings.settings).stop_ms for member in self._members)
         """How long a broker that is told to stop is waited for before it is killed."""
+        self.load_workers = LocalLoadWorkers(
+            settings.directory,
+            count=settings.load_workers,
+            log_url=self.log_url,
+            environment=settings.environment,
+            tell=lambda text, details: self._tell(What.LOAD_WORKER, None, text, **details),
+        )
         self._listener = tell
         self._telling = threading.Lock()
         self._changed = threading.Condition()
@@ -211,6 +223,7 @@ class LocalCluster:
         self._follower = follower
         for member in self._members:
             self._spawn(member)
+        self.load_workers.start()
         self._await_ready(self._members)
 
     def break_off(self) -> None:
@@ -228,6 +241,7 @@ class LocalCluster:
                 member.end_expected = True
             self._changed.notify_all()
         self._end(self._members)
+        self.load_workers.stop()
         if self._follower is not None:
             with self._changed:
                 self._closing = True
@@ -240,6 +254,7 @@ class LocalCluster:
         """Kill all brokers at once, and return without waiting for their end: for one who does not want to wait."""
         for member in self._members:
             member.signal(signal.SIGKILL)
+        self.load_workers.signal(signal.SIGKILL)
 
     def __enter__(self) -> Self:
         try:
@@ -320,7 +335,7 @@ class LocalCluster:
             self._start_again(member)
 
     def _start_again(self, member: LocalBroker) -> None:
-        pause_ms = member.next_pause_ms()
+        pause_ms = member.pause.next_ms()
         self._tell(What.STARTS_AGAIN, member, f"starts again in {pause_ms} ms", pause_ms=pause_ms)
         with self._changed:
             self._changed.wait_for(lambda: self._stopping or member.end_expected, pause_ms / 1_000)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import signal
 import socket
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
 from types import TracebackType
 from typing import TYPE_CHECKING, Final
@@ -20,13 +20,18 @@ from aiohttp import web
 from brokers.balancing import Balancing
 from brokers.compacting import Compacting
 from brokers.config import WorkerConfig
+from brokers.decision_log import open_decision_log
+from brokers.decision_writer import DecisionWriter
+from brokers.dividing import Dividing
 from brokers.errors import AddressInUse, InvalidConfig, InvalidService
 from brokers.http.app import BACKLOG, make_app, served
 from brokers.http.errors import typed, unmatched
 from brokers.load_bus import open_load_bus
+from brokers.load_reporter import LoadReporter
 from brokers.lookups import Lookups
 from brokers.open_files import room_for_files
 from brokers.service import Service
+from brokers.settings_in_force import SettingsInForce
 from brokers.starting import Starting
 from brokers.worker import Worker
 from channel.errors import DeadlineExceeded, EquipoiseError, LogUnavailable
@@ -100,10 +105,8 @@ class Broker:
             await worker.abort()
             raise
         parts.push_async_callback(worker.stop)
-        if self._config.balance:
-            balancing = Balancing(worker, open_load_bus(self._config.log_url))
-            parts.push_async_callback(_cancelled, asyncio.ensure_future(balancing.run()))
-        parts.push_async_callback(_cancelled, asyncio.ensure_future(Compacting(worker).run()))
+        for loop in (*_balancing(worker), Compacting(worker).run()):
+            parts.push_async_callback(_cancelled, asyncio.ensure_future(loop))
         return worker
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -152,6 +155,21 @@ async def _announce(worker: Worker) -> None:
 async def _cancelled(task: asyncio.Future[None]) -> None:
     task.cancel()
     await asyncio.wait([task])
+
+
+def _balancing(worker: Worker) -> Sequence[Coroutine[None, None, None]]:
+    """What a broker does by itself about load: it reports, it places and sheds, it splits and merges, and it puts down why.
+
+    The settings say what of it is done; they change at run time, so that all of it runs always.
+    """
+    log_url, settings = worker.config.log_url, SettingsInForce(worker)
+    metrics = worker.metrics.balancing
+    writer = DecisionWriter(open_decision_log(log_url), broker=worker.broker_id, clock=worker.clock, counted=metrics.decided)
+    # A handle each, since each is used in threads of its own.
+    reporter = LoadReporter(worker, open_load_bus(log_url), settings)
+    balancing = Balancing(worker, open_load_bus(log_url), settings=settings, decided=writer.decided)
+    dividing = Dividing(worker, reporter.bundles, settings, writer.decided)
+    return (writer.run(), reporter.run(), balancing.run(), dividing.run())
 
 
 @asynccontextmanager

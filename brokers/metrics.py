@@ -1,7 +1,8 @@
 """What a worker tells Prometheus: pure observation, in a registry of its own, so that one process may hold several workers.
 
 May live here: the metrics and the few lines that fill them. Nothing here changes what a broker does. Names begin with
-`equipoise_`, but for those of the process, and end with their unit. `docs/reference/metrics.md` says what each one means to an operator.
+`equipoise_`, but for those of the process and those that Pulsar has a name for, and end with their unit.
+`docs/reference/metrics.md` says what each one means to an operator.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from brokers.balancing_metrics import BalancingMetrics
 from brokers.channel_loss import ChannelLoss
 from brokers.compaction_metrics import CompactionMetrics
 from brokers.moves import Move, MoveKind, MoveResult, Moves
@@ -138,6 +140,7 @@ class Metrics:
         self._jumps = counter("reader_jumps_total", "How often truncation took what this broker had not read yet.").labels(broker)
         self._alarms = counter("alarms_total", "What an operator must look at, by name.", "alarm")
         self.compaction = CompactionMetrics(registry, broker=broker)
+        self.balancing = BalancingMetrics(registry, broker=broker)
         self._broker = broker
 
     def observe(self, folded: Folded, *, live: bool = True) -> Sequence[Move]:
@@ -186,6 +189,7 @@ class Metrics:
         channel_loss: ChannelLoss | None = None,
     ) -> bytes:
         """All metrics in Prometheus' text format (`CONTENT_TYPE`), with the state of this moment."""
+        self.balancing.cluster = view.cluster or ""
         states = Tally(bundle.state for bundle in view.unsettled())
         for state, gauge in self._in_flight.items():
             gauge.set(states[state])

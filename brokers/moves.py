@@ -8,13 +8,13 @@ merge begins and ends in one record.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
 from channel.difference import Jump
-from channel.entries import BundleChanged, BundleEntry
+from channel.entries import BrokerChanged, BundleChanged, BundleEntry, Change, NamespaceChanged
 from channel.lifecycle import Phase
 from channel.reader import Folded
 from channel.records import AnyRecord, BrokerRecord, BundleTransition, Joined, Merge, Split, Unreadable
@@ -111,6 +111,27 @@ class Moves:
                     source = change.before.owner if change.before.source is None else change.before.source
                     self._begun.setdefault(change.name, _Beginning(kind=kind, source=source, reason=_reason(record), at_ns=now_ns))
         return ended
+
+
+def moved_in(changes: Sequence[Change]) -> tuple[str, ...]:
+    """The bundles that a live broker has let go of, for whomever, or that came into being by a split or a merge.
+
+    `changes` are those of one record, or of a jump. Not what a namespace is created with, nor what a death takes from its owner:
+    of these nobody chose where they are.
+    """
+    dead = {change.dead for change in changes if isinstance(change, BrokerChanged)}
+    created = {change.name for change in changes if isinstance(change, NamespaceChanged) and change.before is None}
+    return tuple(
+        change.name
+        for change in changes
+        if isinstance(change, BundleChanged) and change.after is not None and _has_moved(change.before, change.after, dead, created)
+    )
+
+
+def _has_moved(before: BundleEntry | None, after: BundleEntry, dead: Container[int | None], created: Container[str]) -> bool:
+    if before is None:
+        return after.namespace not in created
+    return before.server is not None and before.server != after.server and before.server not in dead
 
 
 def _ended(folded: Folded, change: BundleChanged, begun: _Beginning, result: MoveResult, now_ns: int) -> Move:

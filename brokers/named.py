@@ -1,12 +1,13 @@
-"""Namespaces and bundles of a view by the names that people give them.
+"""Namespaces, bundles and cluster policies of a view by the names that people give them.
 
 May live here: the entry that is meant, or the error that says that it is not there and what to do.
 """
 
 from __future__ import annotations
 
-from brokers.errors import UnknownBundle, UnknownNamespace
-from channel.entries import BundleEntry, NamespaceEntry
+from brokers.errors import UnknownBundle, UnknownNamespace, UnknownPolicy
+from brokers.policies import is_about_bundles
+from channel.entries import BundleEntry, NamespaceEntry, PolicyEntry
 from channel.ranges import check_namespace, parse_bundle
 from channel.view import View
 
@@ -26,3 +27,11 @@ def bundle_named(view: View, name: str) -> BundleEntry:
     if bundle is None:
         raise UnknownBundle(bundle=name)
     return bundle
+
+
+def policy_named(view: View, key: str) -> PolicyEntry:
+    """The isolation policy or the pin of this key, KIND/NAME. Raises `UnknownPolicy`."""
+    policy = view.policies.get(key) if is_about_bundles(key) else None
+    if policy is None:
+        raise UnknownPolicy(policy=key)
+    return policy

@@ -63,8 +63,8 @@ def _misfit_of_loss(value: Scalar) -> str | None:
 
 
 def _misfit_of_group(value: Scalar) -> str | None:
-    if isinstance(value, str) and value == value.strip() and 1 <= len(value) <= _GROUP_CHARACTERS_MAX:
+    is_name = isinstance(value, str) and value == value.strip() and value.isprintable() and 1 <= len(value) <= _GROUP_CHARACTERS_MAX
+    if is_name:
         return None
-    return (
-        f"{ANTI_AFFINITY_GROUP} is {value!r}, and is to be a name of 1 to {_GROUP_CHARACTERS_MAX} characters without white space around it"
-    )
+    expected = f"a name of 1 to {_GROUP_CHARACTERS_MAX} printable characters without white space around it"
+    return f"{ANTI_AFFINITY_GROUP} is {value!r}, and is to be {expected}"

@@ -10,15 +10,15 @@ the shedder goes by, so that the shedder finds nothing to mend in what was place
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Protocol
 from zlib import crc32
 
 from brokers.destinations import Destinations, PlacementRules
+from brokers.load_reports import Summary, fault_of_summary
 from channel.entries import BundleEntry
 from channel.view import View
 from shedder.loads import BrokerLoad, BundleTraffic, fault_of
-from shedder.snapshot import Snapshot
 
 _NOBODY: Final[frozenset[int]] = frozenset()
 
@@ -55,18 +55,62 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reports:
+    """What possible reports say, put together once for a placement: it is asked for each free bundle that somebody looks up.
+
+    * `carried`, `weights`: what brokers carry and bundles weigh by them, in one unit; by id and by name.
+    * `usual`: what a bundle weighs that is in no report: what is left of the reports for each bundle that they count and do not
+      name; if there is no such bundle, the mean of those that are named.
+    * `named`: by broker, the bundles on which its word is the newest.
+    """
+
+    loads: Mapping[str, BrokerLoad]
+    carried: Mapping[str, float]
+    weights: Mapping[str, float]
+    usual: float
+    named: Mapping[str, frozenset[str]]
+
+    def scale(self, view: View) -> Scale:
+        """A scale with what the view has moved since the reports: a herd of lookups must not pick one idle broker."""
+        now, arrived = dict(self.carried), dict.fromkeys(self.carried, 0)
+        for reporter, names in self.named.items():
+            entry = view.brokers.get(reporter)
+            # Nearly all are where they were, and are passed over at one glance.
+            moved = names if entry is None else view.not_settled_at(entry.incarnation, names)
+            for name in sorted(moved):
+                bundle = view.bundles.get(name)
+                owner = None if bundle is None or bundle.owner is None else view.live.get(bundle.owner)
+                if owner is not None and owner.broker != reporter:
+                    now[reporter] -= self.weights[name]
+                    if owner.broker in now:
+                        now[owner.broker] += self.weights[name]
+                        arrived[owner.broker] += 1
+        for broker in view.live.values():
+            if broker.broker in now:
+                unheard = view.held_count(broker.incarnation) - self.loads[broker.broker].bundle_count - arrived[broker.broker]
+                now[broker.broker] += max(0, unheard) * self.usual
+        return Scale(carried={name: max(0.0, amount) for name, amount in now.items()}, weights=self.weights, usual=self.usual)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FewestBundles:
     """Gives each bundle to the broker that will have the fewest for its capacity, counting all that the view has given it.
 
     Capacity is the weight that a broker declared on joining: one of 200 gets two bundles for each that one of 100 gets. It
-    is no ceiling, because a bundle that nobody has is worse off than one at a broker that has many.
+    is no ceiling, because a bundle that nobody has is worse off than one at a broker that has many. `loads` only tell who must
+    not have it.
     """
 
+    loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
     rules: PlacementRules = field(default_factory=PlacementRules)
+    _believed: Mapping[str, BrokerLoad] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_believed", believed(self.loads))
 
     def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
         """See `Placement.place`."""
-        destinations = Destinations(view, rules=self.rules)
+        destinations = Destinations(view, loads=self._believed, rules=self.rules)
         return _Batch(view, destinations, _by_count(destinations)).place(bundles, avoid, at_most)
 
 
@@ -74,12 +118,19 @@ class FewestBundles:
 class LeastCost:
     """Gives each bundle to the broker whose bundles will cost the least for its capacity: the score of `shedder.level`."""
 
-    snapshot: Snapshot
+    summaries: Mapping[str, Summary] = field(default_factory=dict)
     rules: PlacementRules = field(default_factory=PlacementRules)
+    _reports: Reports = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        possible = {name: summary for name, summary in sorted(self.summaries.items()) if fault_of_summary(summary) is None}
+        object.__setattr__(self, "_reports", by_cost(possible))
 
     def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
         """See `Placement.place`."""
-        return _Batch(view, Destinations(view, rules=self.rules), by_cost(self.snapshot)).place(bundles, avoid, at_most)
+        destinations = Destinations(view, loads=self._reports.loads, rules=self.rules)
+        scale = replace(self._reports.scale(view), room=_capacities(destinations))
+        return _Batch(view, destinations, scale).place(bundles, avoid, at_most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,10 +144,14 @@ class LeastLongTermMessageRate:
     loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
     overloaded_percent: float = 85.0
     rules: PlacementRules = field(default_factory=PlacementRules)
+    _reports: Reports = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_reports", by_messages(believed(self.loads)))
 
     def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
         """See `Placement.place`."""
-        loads = believed(self.loads)
+        loads = self._reports.loads
         used = {name: load.averages.weighted_max * 100 for name, load in loads.items()}
 
         def fewest(bundle: BundleEntry, fit: Sequence[str], batch: _Batch) -> Sequence[str]:
@@ -107,7 +162,7 @@ class LeastLongTermMessageRate:
             return [_any_of([name for name in calm if batch.score(name, bundle) == least] or fit, bundle)]
 
         destinations = Destinations(view, loads=loads, rules=self.rules)
-        return _Batch(view, destinations, by_messages(view, loads), narrow=fewest).place(bundles, avoid, at_most)
+        return _Batch(view, destinations, self._reports.scale(view), narrow=fewest).place(bundles, avoid, at_most)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,10 +176,14 @@ class LeastResourceUsageWithWeight:
     loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
     difference_percent: float = 10.0
     rules: PlacementRules = field(default_factory=PlacementRules)
+    _reports: Reports = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_reports", by_use(believed(self.loads)))
 
     def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
         """See `Placement.place`."""
-        loads = believed(self.loads)
+        loads = self._reports.loads
         reported = {name: load.averages.weighted_max for name, load in loads.items()}
 
         def least_used(bundle: BundleEntry, fit: Sequence[str], batch: _Batch) -> Sequence[str]:
@@ -134,14 +193,14 @@ class LeastResourceUsageWithWeight:
             return choose_among(fit, used, self.difference_percent)
 
         destinations = Destinations(view, loads=loads, rules=self.rules)
-        return _Batch(view, destinations, by_use(view, loads), narrow=least_used).place(bundles, avoid, at_most)
+        return _Batch(view, destinations, self._reports.scale(view), narrow=least_used).place(bundles, avoid, at_most)
 
 
 class RoundRobin:
     """Gives each bundle to the broker after the one that got the last, by id; it remembers whose turn it is."""
 
     def __init__(self, *, rules: PlacementRules | None = None) -> None:
-        self._rules = rules or PlacementRules()
+        self.rules = rules or PlacementRules()
         self._turn = 0
 
     def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
@@ -151,7 +210,7 @@ class RoundRobin:
             self._turn += 1
             return [fit[(self._turn - 1) % len(fit)]]
 
-        destinations = Destinations(view, rules=self._rules)
+        destinations = Destinations(view, rules=self.rules)
         return _Batch(view, destinations, _by_count(destinations), narrow=next_in_turn).place(bundles, avoid, at_most)
 
 
@@ -175,24 +234,20 @@ def believed(loads: Mapping[str, BrokerLoad]) -> Mapping[str, BrokerLoad]:
 # --- scales ---
 
 
-def by_cost(snapshot: Snapshot) -> Scale:
-    """What the levelling shedder goes by: the cost of the bundles for the capacity. What nobody has weighed costs the mean."""
-    bundles = {bundle.name: bundle.cost for broker in snapshot.brokers for bundle in broker.bundles}
-    return Scale(
-        carried={broker.broker: sum(bundle.cost for bundle in broker.bundles) for broker in snapshot.brokers},
-        weights=bundles,
-        usual=sum(bundles.values()) / len(bundles) if bundles else 1.0,
-        room={broker.broker: broker.capacity for broker in snapshot.brokers},
-    )
+def by_cost(summaries: Mapping[str, Summary]) -> Reports:
+    """What the levelling shedder goes by: the cost of the bundles, which it compares for the capacity."""
+    loads = {name: summary.load for name, summary in summaries.items()}
+    carried = {name: summary.cost for name, summary in summaries.items()}
+    return _reports_of(loads, carried, lambda name, bundle: summaries[name].costs.get(bundle.bundle, 0.0))
 
 
-def by_messages(view: View, loads: Mapping[str, BrokerLoad]) -> Scale:
+def by_messages(loads: Mapping[str, BrokerLoad]) -> Reports:
     """Messages per second, both ways."""
     carried = {name: load.traffic.messages_per_second for name, load in loads.items()}
-    return _since_reported(view, loads, carried, dict.fromkeys(loads, 1.0), lambda bundle: bundle.traffic.messages_per_second)
+    return _reports_of(loads, carried, lambda _, bundle: bundle.traffic.messages_per_second)
 
 
-def by_use(view: View, loads: Mapping[str, BrokerLoad]) -> Scale:
+def by_use(loads: Mapping[str, BrokerLoad]) -> Reports:
     """The decaying average of the weighted use, which TransferShedder goes by.
 
     A bundle's share of its broker's use is its share of the broker's throughput, as that shedder takes it.
@@ -205,54 +260,39 @@ def by_use(view: View, loads: Mapping[str, BrokerLoad]) -> Scale:
         name: carried[name] / load.averages.bytes_per_second if load.averages.bytes_per_second >= 1 else mean
         for name, load in loads.items()
     }
-    return _since_reported(view, loads, carried, per_byte, lambda bundle: bundle.traffic.bytes_per_second)
+    return _reports_of(loads, carried, lambda name, bundle: bundle.traffic.bytes_per_second * per_byte[name])
 
 
 def _by_count(destinations: Destinations) -> Scale:
     return Scale(
         carried={broker.broker: destinations.view.held_count(broker.incarnation) for broker in destinations.live},
-        room={broker.broker: broker.joined.capacity for broker in destinations.live},
+        room=_capacities(destinations),
     )
 
 
-def _since_reported(
-    view: View,
-    loads: Mapping[str, BrokerLoad],
-    carried: Mapping[str, float],
-    per_unit: Mapping[str, float],
-    units: Callable[[BundleTraffic], float],
-) -> Scale:
-    """A scale of reports, with what the view has moved since: a herd of lookups must not pick one idle broker.
+def _capacities(destinations: Destinations) -> Mapping[str, int]:
+    return {broker.broker: broker.joined.capacity for broker in destinations.live}
 
-    A bundle that is in no report weighs what is left of the reports for each bundle that they count and do not name; if there
-    is no such bundle, the mean of those that are named.
-    """
+
+def _reports_of(loads: Mapping[str, BrokerLoad], carried: Mapping[str, float], weight: Callable[[str, BundleTraffic], float]) -> Reports:
+    """What the reports come to. `weight` is what a bundle weighs at the broker that reported it."""
     weights: dict[str, float] = {}
     reporters: dict[str, str] = {}
     rest, uncounted = 0.0, 0
     # The oldest report first, so that the newest word on a bundle stays.
     for name, load in sorted(loads.items(), key=lambda each: (each[1].taken_ms, each[0])):
-        told = {bundle.bundle: units(bundle) * per_unit[name] for bundle in load.bundles or ()}
+        told = {bundle.bundle: weight(name, bundle) for bundle in load.bundles or ()}
         weights.update(told)
         reporters.update(dict.fromkeys(told, name))
         if load.bundle_count > len(told):
             rest += max(0.0, carried[name] - sum(told.values()))
             uncounted += load.bundle_count - len(told)
     usual = rest / uncounted if uncounted else (sum(weights.values()) / len(weights) if weights else 0.0)
-    now, arrived = dict(carried), dict.fromkeys(carried, 0)
+    named: dict[str, list[str]] = {}
     for bundle, reporter in reporters.items():
-        entry = view.bundles.get(bundle)
-        owner = None if entry is None or entry.owner is None else view.live.get(entry.owner)
-        if owner is not None and owner.broker != reporter:
-            now[reporter] -= weights[bundle]
-            if owner.broker in now:
-                now[owner.broker] += weights[bundle]
-                arrived[owner.broker] += 1
-    for broker in view.live_brokers():
-        if broker.broker in now:
-            unheard = view.held_count(broker.incarnation) - loads[broker.broker].bundle_count - arrived[broker.broker]
-            now[broker.broker] += max(0, unheard) * usual
-    return Scale(carried={name: max(0.0, amount) for name, amount in now.items()}, weights=weights, usual=usual)
+        named.setdefault(reporter, []).append(bundle)
+    by_reporter = {reporter: frozenset(bundles) for reporter, bundles in named.items()}
+    return Reports(loads=loads, carried=carried, weights=weights, usual=usual, named=by_reporter)
 
 
 # --- batches ---

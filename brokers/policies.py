@@ -27,11 +27,15 @@ from brokers.errors import InvalidPolicy
 from channel.entries import BundleEntry
 from channel.errors import InvalidName
 from channel.ranges import HASH_MAX, check_broker_id, check_namespace, parse_range
-from channel.records import Document, Scalar
+from channel.records import DOCUMENT_ENTRIES_MAX, Document, Scalar
 from channel.view import View
 
 ISOLATION: Final = "isolation"
 PIN: Final = "pin"
+
+MIN_LIMIT_DEFAULT: Final = 1
+USAGE_THRESHOLD_DEFAULT: Final = 100
+"""Percent. By default a primary is not available only when it is used to the full."""
 
 _match_name: Final = re.compile(r"[-=:.\w]{1,255}", re.ASCII).fullmatch
 _match_item: Final = re.compile(r"([a-z_]+)\.(0|[1-9][0-9]{0,5})").fullmatch
@@ -108,13 +112,44 @@ def host_of(broker: str) -> str:
     return host if colon and port.isdecimal() else broker
 
 
+def is_about_bundles(key: str) -> bool:
+    """Whether a policy of this key is of a kind that is known here."""
+    return key.partition("/")[0] in (ISOLATION, PIN)
+
+
+def isolation_document(
+    *,
+    namespaces: Iterable[str],
+    primary: Iterable[str],
+    secondary: Iterable[str] = (),
+    min_limit: int = MIN_LIMIT_DEFAULT,
+    usage_threshold: int = USAGE_THRESHOLD_DEFAULT,
+) -> Document:
+    """The document of an isolation policy; whether it can be set, `parse_policy` says."""
+    lists = _numbered("namespaces", namespaces) | _numbered("primary", primary) | _numbered("secondary", secondary)
+    return lists | {"min_limit": min_limit, "usage_threshold": usage_threshold}
+
+
+def pin_document(*, namespace: str, brokers: Iterable[str], range_: str | None = None) -> Document:
+    """The document of a pin, of the whole namespace if no range is given; whether it can be set, `parse_policy` says."""
+    return {"namespace": namespace} | ({} if range_ is None else {"range": range_}) | _numbered("brokers", brokers)
+
+
+def items_of(document: Document, name: str) -> list[str]:
+    """The texts of one of a document's lists, in the order of their numbers; what is no text is left out."""
+    found = [(int(match[2]), value) for field, value in document.items() if (match := _match_item(field)) and match[1] == name]
+    return [value for _, value in sorted(found, key=lambda item: item[0]) if isinstance(value, str)]
+
+
 def parse_policy(key: str, document: Document) -> Isolation | Pin | None:
     """What the policy `key` says; None if it is of a kind that is not known here. Raises `InvalidPolicy`."""
     kind, _, name = key.partition("/")
-    if kind not in (ISOLATION, PIN):
+    if not is_about_bundles(key):
         return None
     if _match_name(name) is None:
         raise InvalidPolicy(policy=key, problem="its name is to be 1 to 255 ASCII letters, digits, '_', '-', '=', ':' or '.'")
+    if len(document) > DOCUMENT_ENTRIES_MAX:
+        raise InvalidPolicy(policy=key, problem=f"it has {len(document)} entries, and may have {DOCUMENT_ENTRIES_MAX}")
     return _isolation(key, _Fields(key, document)) if kind == ISOLATION else _pin(key, _Fields(key, document))
 
 
@@ -149,8 +184,8 @@ def _isolation(key: str, fields: _Fields) -> Isolation:
         namespaces=fields.patterns("namespaces"),
         primary=fields.patterns("primary"),
         secondary=fields.patterns("secondary", required=False),
-        min_limit=fields.integer("min_limit", 1, most=_LIMIT_MAX),
-        usage_threshold=fields.integer("usage_threshold", _PERCENT_MAX, most=_PERCENT_MAX),
+        min_limit=fields.integer("min_limit", MIN_LIMIT_DEFAULT, most=_LIMIT_MAX),
+        usage_threshold=fields.integer("usage_threshold", USAGE_THRESHOLD_DEFAULT, most=_PERCENT_MAX),
     )
     fields.check_no_others()
     return policy
@@ -161,6 +196,10 @@ def _pin(key: str, fields: _Fields) -> Pin:
     pin = Pin(name=key, namespace=fields.namespace("namespace"), low=low, high=high, brokers=fields.broker_ids("brokers"))
     fields.check_no_others()
     return pin
+
+
+def _numbered(name: str, items: Iterable[str]) -> dict[str, Scalar]:
+    return {f"{name}.{number}": item for number, item in enumerate(items)}
 
 
 def _known_to_be_about(document: Document) -> tuple[Pattern, ...]:
@@ -293,8 +332,8 @@ class _Fields:
         return [(field, self._text(field, value)) for field, value in items]
 
     def _text(self, field: str, value: Scalar) -> str:
-        if not isinstance(value, str) or not value:
-            raise self._wrong(f"{field} is {value!r}, and is to be a text that is not empty")
+        if not isinstance(value, str) or not value or not value.isprintable():  # No record can spell a lone surrogate, either.
+            raise self._wrong(f"{field} is {value!r}, and is to be a text of printable characters that is not empty")
         return value
 
     def _pattern(self, field: str, text: str) -> Pattern:

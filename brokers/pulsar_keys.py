@@ -13,11 +13,11 @@ from types import MappingProxyType
 from typing import Final
 
 from brokers.bundle_limits import MIB
+from brokers.setting_values import Value
 from brokers.split_points import ALGORITHMS
 from channel.errors import InvalidName
 from channel.ranges import check_namespace
 
-Value = bool | int | float | str | frozenset[str] | None
 Convert = Callable[[str], Value]
 
 _INT_MAX: Final = 2**31 - 1
@@ -120,10 +120,13 @@ _PLACEMENTS: Final = {
     "RoundRobinBrokerSelector": "RoundRobin",
 }
 
+ENABLED: Final = "loadBalancerEnabled"
+"""The key that says whether anything is balanced, unless the load manager is `NOOP`."""
+
 TAKEN: Final[Mapping[str, Taken]] = MappingProxyType(
     {
         # Whether and when.
-        "loadBalancerEnabled": _taken("balancing.enabled", by=_truth),
+        ENABLED: _taken("balancing.enabled", by=_truth),
         "loadBalancerSheddingEnabled": _taken("balancing.shedding", by=_truth),
         "loadBalancerAutoBundleSplitEnabled": _taken("balancing.splitting", by=_truth),
         "loadBalancerAutoUnloadSplitBundlesEnabled": _taken("balancing.unload_split_children", by=_truth),
@@ -198,11 +201,12 @@ TAKEN: Final[Mapping[str, Taken]] = MappingProxyType(
 
 MANAGER: Final = "loadManagerClassName"
 EXTENSIBLE: Final = "ExtensibleLoadManagerImpl"
+NOOP: Final = "NoopLoadManager"
 MANAGERS: Final[Mapping[str, Mapping[str, Value]]] = MappingProxyType(
     {
         "ModularLoadManagerImpl": {},
         EXTENSIBLE: {"balancing.shedder": "TransferShedder", "balancing.placement": "LeastResourceUsageWithWeight"},
-        "NoopLoadManager": {"balancing.enabled": False},
+        NOOP: {"balancing.enabled": False},
     }
 )
 """What each of Pulsar's load managers sets of ours."""

@@ -3,10 +3,7 @@
 May live here: the keys as data, and the one function that reads a text by them. Every entry of the text ends up in one of
 three lists: taken; without meaning here, and why; not understood, and why, which leaves our own default as it is.
 
-Our settings are named GROUP.FIELD. The groups `transfer`, `threshold`, `overload`, `uniform` and `average` are the fields of
-the strategies in `shedder`, `weights` those of `shedder.loads.Weights`; `split` and `limits` those of `brokers.auto_split` and
-`brokers.bundle_limits`; `placement` those of `brokers.destinations.PlacementRules`, `least_message_rate` and `least_usage` of the
-strategies in `brokers.placement`. `balancing` and `reports` say when what is done, and by which of them.
+Our settings are named GROUP.FIELD, as `brokers.balancing_settings` has them, and what is taken is a value of its setting.
 
 The keys, their types and what they mean are those of Pulsar 4.0.8 and 4.2.4. Values are converted as Pulsar does it; where
 Pulsar would take nonsense for something (any word but `true` is false to it), it is not understood here.
@@ -19,20 +16,27 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from brokers.errors import InvalidSetting, UnknownSetting
 from brokers.properties import Property, parse_properties
 from brokers.pulsar_keys import (
+    ENABLED,
     EXTENSIBLE,
     MANAGER,
     MANAGERS,
     MEANINGLESS,
+    NOOP,
     OLD_SPELLINGS,
     OLD_SPELLINGS_YIELD_TO,
     PLACING_SHEDDER,
     STRATEGIES,
     TAKEN,
     Misfit,
-    Value,
+    Taken,
 )
+from brokers.setting_values import Value, value_of
+
+NOT_ABOUT_BALANCING: Final = "it is not about balancing"
+"""Why most entries of a `broker.conf` have no meaning here."""
 
 # Keys of Pulsar that are about balancing begin so; one that does and is unknown is more likely misspelled than about anything else.
 _BEGINNINGS: Final = ("loadbalanc", "loadmanager")
@@ -72,11 +76,10 @@ class PulsarSettings:
     without_meaning: tuple[OtherEntry, ...]
     not_understood: tuple[OtherEntry, ...]
 
-    def of(self, group: str) -> dict[str, Value]:
-        """The fields of one group that were set, to replace those of its defaults."""
-        prefix = f"{group}."
-        settings = {setting: value for entry in self.taken for setting, value in entry.settings.items()}
-        return {setting.removeprefix(prefix): value for setting, value in settings.items() if setting.startswith(prefix)}
+    @property
+    def settings(self) -> Mapping[str, Value]:
+        """Everything that was set, by name; of two keys that set the same the later counts."""
+        return {setting: value for entry in self.taken for setting, value in entry.settings.items()}
 
 
 def read_pulsar_settings(text: str) -> PulsarSettings:
@@ -101,16 +104,41 @@ def read_pulsar_settings(text: str) -> PulsarSettings:
     return PulsarSettings(taken=tuple(taken), without_meaning=tuple(without_meaning), not_understood=tuple(not_understood))
 
 
+DYNAMIC_KEYS: Final = (*TAKEN, MANAGER)
+"""The keys that can be set one by one."""
+
+
+def settings_of_key(key: str, value: str) -> Mapping[str, Value]:
+    """What one key sets, converted from its value. Raises `UnknownSetting`, `InvalidSetting`."""
+    names_of_key(key)
+    try:
+        return _taken(Property(line=1, key=key, value=value.strip())).settings
+    except Misfit as misfit:
+        raise InvalidSetting(setting=key, value=value[:_LEGIBLE], expected=f"as Pulsar has it ({misfit})") from None
+
+
+def names_of_key(key: str) -> tuple[str, ...]:
+    """The settings that one key is here. Raises `UnknownSetting`."""
+    if key in TAKEN:
+        return TAKEN[key].settings
+    if key == MANAGER:
+        return tuple(sorted({setting for settings in MANAGERS.values() for setting in settings}))
+    raise UnknownSetting(setting=key[:_LEGIBLE], nearest=next(iter(_like(key, DYNAMIC_KEYS, _NEAR)), None))
+
+
 def _why_meaningless(entry: Property, values: Mapping[str, str]) -> str | None:
     """Why an entry has no meaning here, or none beside the others; None if it is to be taken."""
     key = entry.key
     if key in MEANINGLESS:
         return MEANINGLESS[key]
     if key not in TAKEN and key not in OLD_SPELLINGS and key != MANAGER:
-        return None if _is_about_balancing(key) else "it is not about balancing"
+        return None if _is_about_balancing(key) else NOT_ABOUT_BALANCING
     if not entry.value:
         return "it is empty, so the default stays"
-    if key in STRATEGIES and _class_in(values.get(MANAGER, "")) == EXTENSIBLE:
+    manager = _class_in(values.get(MANAGER, ""))
+    if key == ENABLED and manager == NOOP:
+        return f"{NOOP} balances nothing, whatever stands here"
+    if key in STRATEGIES and manager == EXTENSIBLE:
         return None if _class_in(entry.value) == STRATEGIES[key] else f"{EXTENSIBLE} uses {STRATEGIES[key]}, whatever stands here"
     if key == _PLACEMENT and _class_in(entry.value) == PLACING_SHEDDER:
         return f"{PLACING_SHEDDER} names the destinations of its moves itself here; for what else has no owner the default stays"
@@ -131,10 +159,17 @@ def _taken(entry: Property) -> TakenEntry:
     if row is None:
         near = _like(entry.key, (*TAKEN, *OLD_SPELLINGS, *MEANINGLESS, MANAGER), _NEAR)
         raise Misfit("Pulsar has no such key" + (f"; it has {near[0]}" if near else ""))
-    value = row.convert(entry.value)
-    settings = dict.fromkeys(row.settings, value)
+    settings = _settings(row, entry.value)
     note = f"the old spelling of {OLD_SPELLINGS[entry.key]}" if entry.key in OLD_SPELLINGS else row.note
     return TakenEntry(line=entry.line, key=entry.key, value=entry.value, settings=settings, note=note)
+
+
+def _settings(row: Taken, text: str) -> Mapping[str, Value]:
+    value = row.convert(text)
+    try:
+        return {setting: value_of(setting, value) for setting in row.settings}
+    except InvalidSetting as error:
+        raise Misfit(f"here {error.setting} must be {error.expected}") from None
 
 
 def _taken_manager(entry: Property) -> TakenEntry:

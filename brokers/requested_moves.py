@@ -11,17 +11,34 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import Final
+from typing import Final, TypeVar
 
-from brokers.agent.intents import CreateNamespace, DeleteNamespace, Intent, MergeBundles, MoveAway, StartDeletingNamespace, Unload
-from brokers.errors import CalledOff, Rejected
+from brokers.agent.intents import (
+    CallOff,
+    CreateNamespace,
+    DeleteNamespace,
+    Intent,
+    MergeBundles,
+    MoveAway,
+    SetClusterPolicy,
+    StartDeletingNamespace,
+    Unload,
+)
+from brokers.agent.requests import STOPPABLE
+from brokers.balancing_settings import BalancingSettings
+from brokers.destinations import Destinations
+from brokers.errors import CalledOff, DestinationForbidden, Rejected
 from brokers.moves import KIND_OF_PHASE, MoveKind
+from brokers.policy_changes import check_policy_change
+from brokers.settings_records import settings_in
 from channel.entries import BundleChanged, BundleEntry
 from channel.lifecycle import PHASE_OF_SHAPE
 from channel.reader import Folded
 from channel.records import BundleTransition, Reason, Record
 from channel.story import Names, describe, explain, standing
 from channel.view import View
+
+T = TypeVar("T")
 
 RACES_MAX: Final = 5
 """A proposal that loses a race is made again against the new state, this often: each time somebody else made progress."""
@@ -32,6 +49,9 @@ clients of all of them do not come back at once."""
 
 BY_OPERATOR: Final = "asked for by an admin"
 """The reason that a move bears on the channel when an operator asked for it."""
+
+CALLED_OFF_BY_OPERATOR: Final = "called off by an admin"
+"""The reason that the end of a move bears when an operator called it off."""
 
 _OVERTAKEN: Final = frozenset({Reason.STALE, Reason.ILLEGAL_TRANSITION, Reason.UNKNOWN_BUNDLE})
 
@@ -59,7 +79,12 @@ def unless_overtaken() -> Iterator[None]:
 
 
 def refuse_in_vain(view: View, intent: Intent) -> None:
-    """Raise `Rejected` for what the channel would surely reject, where more can be told of it than the fold does."""
+    """Raise for what would surely be rejected, where more can be told of it than a rejection does.
+
+    Raises `Rejected`, and what `check_policy_change` raises.
+    """
+    if isinstance(intent, SetClusterPolicy):
+        check_policy_change(view, intent.policy, intent.document)
     if isinstance(intent, CreateNamespace) and intent.name in view.namespaces:
         problem = f"it exists already, with {len(view.bundles_of(intent.name))} bundles"
         raise Rejected(key=intent.name, reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
@@ -68,6 +93,20 @@ def refuse_in_vain(view: View, intent: Intent) -> None:
     if left is not None and right is not None and left.phase == right.phase == "owned" and left.owner != right.owner:
         problem = f"they belong to {owner_of(view, left)} and {owner_of(view, right)}; transfer one of them first"
         raise Rejected(key=f"{left.name} and {right.name}", reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
+
+
+def refuse_forbidden(view: View, bundle: str, destination: str) -> None:
+    """Raise `DestinationForbidden` if isolation policies or pins keep a bundle from the broker `destination`.
+
+    Nobody's load is looked at: primaries that are up count as available. What is not there, or not alive, the channel refuses.
+    """
+    entry = view.bundles.get(bundle)
+    if entry is None:
+        return
+    rules = settings_in(view, BalancingSettings()).placement
+    problem = Destinations(view, rules=rules).bound(entry).refused.get(destination)
+    if problem is not None:
+        raise DestinationForbidden(bundle=bundle, broker=destination, problem=problem)
 
 
 def rejection(folded: Folded, view: View) -> Rejected:
@@ -142,8 +181,16 @@ def unloads_of(bundles: Iterable[BundleEntry], *, kind: type[MoveAway | Unload])
 
     By `MoveAway` they go from hand to hand; `Unload` leaves them free, for their namespace is to go.
     """
-    unloads = (kind(bundle=bundle.name, reason=BY_OPERATOR) for bundle in bundles if bundle.phase == "owned")
-    while batch := tuple(islice(unloads, UNLOADS_AT_ONCE)):
+    return _batches(kind(bundle=bundle.name, reason=BY_OPERATOR) for bundle in bundles if bundle.phase == "owned")
+
+
+def calls_off_of(bundles: Iterable[BundleEntry]) -> Iterator[tuple[CallOff, ...]]:
+    """The ends of the moves of `bundles` that can be called off, as many at a time as are unloaded at a time."""
+    return _batches(CallOff(bundle=bundle.name, reason=CALLED_OFF_BY_OPERATOR) for bundle in bundles if bundle.phase in STOPPABLE)
+
+
+def _batches(intents: Iterator[T]) -> Iterator[tuple[T, ...]]:
+    while batch := tuple(islice(intents, UNLOADS_AT_ONCE)):
         yield batch
 
 

@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 from brokers.agent.agent import Agent
 from brokers.agent.core import Profile
 from brokers.agent.effects import Alarm, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteNonce
-from brokers.agent.events import AppendFailed, DrainRequested, Event, Jumped, NonceWritten, Read, Tick, Wanted
+from brokers.agent.events import AppendFailed, DrainRequested, Event, Jumped, NonceWritten, PlacementChosen, Read, Tick, Wanted
 from brokers.agent.handle import Handle
 from brokers.agent.intents import Intent
 from brokers.bundle_lines import BundleLines
@@ -34,6 +34,7 @@ from brokers.handover import fetch_from
 from brokers.listeners import Listeners
 from brokers.load_sampler import LoadSampler
 from brokers.metrics import Metrics
+from brokers.placement import Placement
 from brokers.refolding import Refolding
 from brokers.requests import Requests
 from brokers.service import Ownership, Peer, Service
@@ -64,8 +65,8 @@ _LAST_WORDS_MS: Final = 2_000
 # and the next owner does not wait at all.
 _LAST_CLOSE_MS: Final = 2_000
 
-# A sample of the services' loads is good for all who ask within a quarter of the balancer's interval: it asks twice in one.
-_SAMPLES_PER_INTERVAL: Final = 4
+# A sample of the services' loads is good for all who ask so soon after it: less than any interval at which load is reported.
+_SAMPLE_FRESH_MS: Final = 250
 
 
 class Worker:
@@ -106,7 +107,7 @@ class Worker:
             self._runner.services,
             broker=self.broker_id,
             clock=self.clock,
-            fresh_ms=config.balance_interval_ms // _SAMPLES_PER_INTERVAL,
+            fresh_ms=min(_SAMPLE_FRESH_MS, config.balance_interval_ms // 2),
         )
         self._listeners = Listeners(broker=self.broker_id)
         self.listen = self._listeners.listen
@@ -448,6 +449,10 @@ class Worker:
         that ended the broker, if it has ended before anything was proposed.
         """
         return await self._requests.request(intent, timeout_ms=timeout_ms)
+
+    def place_by(self, placement: Placement) -> None:
+        """From now on have bundles placed by this plug."""
+        self._step(PlacementChosen(placement=placement))
 
     async def fetch_parted(self, bundle: str) -> bytes | None:
         """For the next owner: what the service here still holds of a bundle that it has closed."""

@@ -31,7 +31,10 @@ from channel.kafka_settings import without_secrets
 __all__ = ["Administrator", "Clients", "Message", "PartitionConsumer", "PartitionProducer", "TransactionalProducer"]
 
 PARTITION: Final = 0
-"""A topic of ours has one partition: that is what makes its order total."""
+"""The topic of a log, and of its twin and its floor, has one partition: that is what makes its order total."""
+
+BY_KEY: Final = -1
+"""In place of a partition: the library takes the one that belongs to the key, for topics that have several."""
 
 REQUEST_BYTES_MAX: Final = 2 << 20
 """The largest message: a record of 1 MiB, its key and Kafka's framing, with room. The topics are made to take as much."""
@@ -186,9 +189,9 @@ class Clients:
         }
         return PartitionConsumer(self, self._made(Consumer, options), topic)
 
-    def producer(self, topic: str) -> PartitionProducer:
-        """A producer of a topic. Raises `InvalidKafkaSetting`."""
-        return PartitionProducer(self, self._made(Producer, _PRODUCING), topic)
+    def producer(self, topic: str, *, partition: int = PARTITION) -> PartitionProducer:
+        """A producer of a topic's partition, or `BY_KEY`. Raises `InvalidKafkaSetting`."""
+        return PartitionProducer(self, self._made(Producer, _PRODUCING), topic, partition=partition)
 
     def transactions(self, topic: str, *, transactional_id: str) -> TransactionalProducer:
         """A producer of a topic that writes in transactions, one at a time for all who bear the id. Raises `InvalidKafkaSetting`."""
@@ -258,9 +261,9 @@ class Administrator:
         """How many brokers the Kafka cluster has now. Raises `KafkaFailed`."""
         return len(self._answer(self._client.describe_cluster(request_timeout=timeout_ms / 1_000), timeout_ms).nodes)
 
-    def create(self, topic: str, *, replication: int, settings: Mapping[str, str], timeout_ms: int) -> None:
-        """Make a topic of one partition; one that is there already stays as it is. Raises `KafkaFailed`."""
-        wanted = NewTopic(topic, num_partitions=1, replication_factor=replication, config=dict(settings))
+    def create(self, topic: str, *, replication: int, settings: Mapping[str, str], timeout_ms: int, partitions: int = 1) -> None:
+        """Make a topic; one that is there already stays as it is. Raises `KafkaFailed`."""
+        wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replication, config=dict(settings))
         seconds = timeout_ms / 1_000
         future = self._client.create_topics([wanted], operation_timeout=seconds, request_timeout=seconds)[topic]
         try:
@@ -347,17 +350,18 @@ class PartitionConsumer:
 
 
 class PartitionProducer:
-    """An idempotent producer to the one partition of a topic. One thread at a time."""
+    """An idempotent producer to one partition of a topic, or to each key's. One thread at a time."""
 
-    def __init__(self, clients: Clients, producer: Producer, topic: str) -> None:
+    def __init__(self, clients: Clients, producer: Producer, topic: str, *, partition: int) -> None:
         """Made by `Clients.producer`."""
         self._clients = clients
         self._producer = producer
         self._topic = topic
+        self._partition = partition
         self._has_number_by_ns = time.monotonic_ns() + NUMBER_MS_MAX * 1_000_000
 
-    def send(self, values: Sequence[bytes], *, timeout_ms: int, key: bytes | None = None) -> Sent:
-        """Deliver records in their order, and wait until all are.
+    def send(self, values: Sequence[bytes | None], *, timeout_ms: int, key: bytes | None = None) -> Sent:
+        """Deliver records in their order, and wait until all are. A value of None is a tombstone.
 
         What was not sent after `timeout_ms` never will be; what was sent and not acknowledged is in doubt.
         """
@@ -372,7 +376,7 @@ class PartitionProducer:
         give_up_ns = max(time.monotonic_ns() + timeout_ms * 1_000_000, self._has_number_by_ns)
         for place, value in enumerate(values):
             try:
-                self._producer.produce(self._topic, value, key, PARTITION, on_delivery=partial(settle, place))
+                self._producer.produce(self._topic, value, key, self._partition, on_delivery=partial(settle, place))
             except KafkaException as error:
                 outcomes[place] = error.args[0]
                 break

@@ -24,7 +24,10 @@ MASK: Final = "***"
 TWIN_SUFFIX: Final = "-twin"
 FLOOR_SUFFIX: Final = "-floor"
 
-TOPIC_CHARACTERS_MAX: Final = 249 - max(len(TWIN_SUFFIX), len(FLOOR_SUFFIX))
+SUFFIX_CHARACTERS_MAX: Final = 29
+"""What stands behind the log's name in those of the topics beside it: of its twin, its floor, and the load plane."""
+
+TOPIC_CHARACTERS_MAX: Final = 249 - SUFFIX_CHARACTERS_MAX
 """Kafka takes 249, also of the topics beside it."""
 
 _BY_EQUIPOISE: Final = "Equipoise sets it, because the order and the durability of the log rest on it"

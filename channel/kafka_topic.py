@@ -114,13 +114,13 @@ def fitting_topic(
         copies = replication or min(REPLICATION, administrator.brokers(timeout_ms=deadline.remaining_ms()))
         settings = {each.name: each.made for each in needed(copies)}
         administrator.create(topic, replication=copies, settings=settings, timeout_ms=deadline.remaining_ms())
-        facts = _described_when_made(administrator, topic, deadline)
+        facts = described_when_made(administrator, topic, deadline)
     if facts is not None:
         check_topic(facts, needed(facts.replication), log=log, topic=topic, replication=replication)
     return facts
 
 
-def _described_when_made(administrator: Administrator, topic: str, deadline: Deadline) -> TopicFacts:
+def described_when_made(administrator: Administrator, topic: str, deadline: Deadline) -> TopicFacts:
     """Not every broker knows at once of a topic that one has made."""
     while True:
         facts = administrator.describe(topic, timeout_ms=deadline.remaining_ms())

@@ -7,6 +7,9 @@ a connection; what the tables are used for is in `sqlite_log` and `sqlite_twin`.
 from which on entries bear their own, for those who look at the file. In `twin` each row has the number of the
 replacement that wrote it, and `twin_marker` says in one row which of them is the newest that counts (see `sqlite_twin`).
 `floor` and `floor_marker` are the same of the log's floor. A file gets them, and so format 3, when its floor is first claimed.
+
+`decisions` is no part of the log: what balancers decided, for people and other programs. A file gets it with the first of them, and
+whatever becomes of it, the log stands.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ FORMAT_WITH_FLOOR: Final = 3
 
 TWIN: Final = "twin"
 FLOOR: Final = "floor"
+DECISIONS: Final = "decisions"
 
 SKIP_AFTER_RESTART: Final = 1_000_000
 """Offsets left out on the first open after a machine's restart. It must be more than a power cut can take back, which is
@@ -39,6 +43,10 @@ _ROWS: Final = "(key BLOB NOT NULL, generation INTEGER NOT NULL, data BLOB, PRIM
 _MARKER: Final = "(claim INTEGER NOT NULL, generation INTEGER NOT NULL, is_tidy INTEGER NOT NULL, data BLOB)"
 _TWIN_TABLES: Final = (f"CREATE TABLE {TWIN} {_ROWS}", f"CREATE TABLE {TWIN}_marker {_MARKER}")
 _FLOOR_TABLES: Final = (f"CREATE TABLE {FLOOR} {_ROWS}", f"CREATE TABLE {FLOOR}_marker {_MARKER}")
+_DECISIONS_TABLE: Final = (
+    f"CREATE TABLE {DECISIONS} (id INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, broker TEXT NOT NULL, kind TEXT NOT NULL, "
+    "strategy TEXT NOT NULL, result TEXT NOT NULL, cause TEXT NOT NULL, document TEXT NOT NULL)"
+)
 _TABLES_1: Final = (f"{_ENTRIES_1})", f"{_LOG_1})")
 # By name, and spelled as SQLite itself spells a table to which a column was added, so that a file brought up looks like one made anew.
 _ENTRIES: Final = f"{_ENTRIES_1}, {_APPENDED_MS})"
@@ -63,8 +71,8 @@ def found_format(connection: sqlite3.Connection, path: Path, *, log: str) -> int
 
 def _format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
     [(application_id,)] = connection.execute("PRAGMA application_id").fetchall()
-    tables = connection.execute("SELECT sql FROM sqlite_master ORDER BY name").fetchall()
-    if application_id == 0 and not tables:
+    found = connection.execute("SELECT tbl_name, sql FROM sqlite_master ORDER BY name").fetchall()
+    if application_id == 0 and not found:
         return 0
     if application_id != APPLICATION_ID:
         raise LogDamaged(log=log, problem=f"{path} is an SQLite database of another program")
@@ -72,7 +80,8 @@ def _format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
     if file_format not in _TABLES_OF:
         problem = f"{path} has format {file_format}, and this version reads format {FORMAT_WITH_FLOOR} and older ones"
         raise LogDamaged(log=log, problem=problem)
-    if tables != [(statement.encode(),) for statement in _TABLES_OF[file_format]]:
+    tables = [statement for table, statement in found if table != DECISIONS.encode()]
+    if tables != [statement.encode() for statement in _TABLES_OF[file_format]]:
         raise LogDamaged(log=log, problem=f"the tables in {path} are not as they were made")
     return int(file_format)
 
@@ -129,6 +138,17 @@ def make_floor(connection: sqlite3.Connection) -> None:
     # Far above the claims on a floor that was here before, so that none of them counts for this one.
     claim = time.time_ns()
     connection.execute("INSERT INTO floor_marker VALUES (?, 0, 1, NULL)", (claim,))
+
+
+def has_decisions(connection: sqlite3.Connection) -> bool:
+    """Whether the file has the table of decisions."""
+    [(known,)] = connection.execute("SELECT count(*) FROM sqlite_master WHERE type = 'table' AND name = ?", (DECISIONS,)).fetchall()
+    return bool(known)
+
+
+def make_decisions(connection: sqlite3.Connection) -> None:
+    """Make the table of decisions, within the caller's transaction. Its ids rise: the newest row is never the one that goes."""
+    connection.execute(_DECISIONS_TABLE)
 
 
 def is_of_other_boot(connection: sqlite3.Connection, boot: str) -> bool:

@@ -46,7 +46,7 @@ RECHECK_MS: Final = 250
 commit and its ring. Four looks a second of about 40 microseconds each are no load."""
 
 TRUNCATE_STEP_ENTRIES: Final = 200
-"""Entries removed per transaction: about 12 pages, and a millisecond or two of the write lock, which is free as long before the next."""
+"""Entries removed per transaction: about 12 pages, and at most a millisecond of the write lock, which is free as long before the next."""
 
 
 class SqliteLog:
@@ -191,13 +191,18 @@ class SqliteLog:
         return self._floor
 
     def truncate(self, below: int, *, timeout_ms: int) -> None:
-        """See `Log.truncate`. `start` is raised first and entries removed in steps, so that appends pass in between."""
+        """See `Log.truncate`. `start` is raised first, durably, and entries removed in steps, so that appends pass in between.
+
+        A power cut may bring back entries that were removed: nobody reads what stands below `start`, and the next truncation
+        removes it.
+        """
         with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms) as bounds:
             start = max(below, bounds.start)
             check_position(self.name, start, start=bounds.start, end=bounds.end)
             self._storage.connection.execute("UPDATE log SET start_offset = ?", (start,))
-        while self._storage.step(partial(self._remove_some, start), timeout_ms=timeout_ms) == TRUNCATE_STEP_ENTRIES:
-            pass
+        with self._storage.lazily():
+            while self._storage.step(partial(self._remove_some, start), timeout_ms=timeout_ms) == TRUNCATE_STEP_ENTRIES:
+                pass
 
     def _remove_some(self, below: int) -> int:
         """Remove the first entries with an offset below `below`; how many there were, but at most `TRUNCATE_STEP_ENTRIES`."""

@@ -141,8 +141,9 @@ class SqliteStorage:
     def lazily(self) -> Iterator[None]:
         """Let the transactions of the block wait for the operating system only, whatever the log's appends wait for.
 
-        For steps that may be lost in a power cut, because the next durable commit, which takes all before it along, is
-        what counts. The write lock is so held for a fraction of the time.
+        For steps that may be lost in a power cut, always the newest of them: because the next durable commit, which takes all
+        before it along, is what counts, or because whoever comes next does again what is not done. The write lock is so held
+        for a fraction of the time. Other connections, and what they append meanwhile, wait for the disk as ever.
         """
         try:
             self.retry(lambda: self._set_synchronous(Synchronous.NORMAL), timeout_ms=READ_MS_MAX)

@@ -13,7 +13,7 @@ from typing import Final
 import orjson
 
 from channel.codec import encode
-from channel.entries import BundleChanged, BundleEntry, NamespaceChanged
+from channel.entries import BundleChanged, BundleEntry, NamespaceChanged, PolicyChanged
 from channel.errors import InvalidName
 from channel.lifecycle import PHASE_OF_SHAPE, ROWS, Phase
 from channel.log import Entry
@@ -34,6 +34,7 @@ from channel.records import (
     Reason,
     Record,
     Renewed,
+    Scalar,
     Split,
     Unreadable,
 )
@@ -94,6 +95,9 @@ _MEANINGS: Final[Mapping[Reason, str]] = {
     Reason.FOREIGN_GENESIS: "the log belongs to cluster {cluster}",
 }
 
+
+ENTRIES_SHOWN_MAX: Final = 16
+"""Entries of a policy that one line tells of: a document has up to 256."""
 
 # What a record is about whose key is not there: one offset stands for all that is absent (`View.removed_at`).
 _ABSENT: Final = "what is absent"
@@ -271,12 +275,31 @@ def _acceptance(folded: Folded, names: Names) -> str:
     if folded.verdict.diverged:
         return "accepted, but its digest is not that of this view: the two have parted"
     changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
+    if isinstance(folded.record, PolicyRecord):
+        return "accepted" + "".join(f", {told}" for told in _policy_changes(folded.verdict.changes))
     if isinstance(folded.record, BundleTransition):
         [change] = changes
         before, after = change.before, change.after
         token = f", token {after.token}" if before and after and before.token != after.token else ""
         return f"accepted, {_state(before, names)} -> {_state(after, names)}{token}"
     return f"accepted, it changes {_count(len(changes), 'bundle')}" if changes else "accepted"
+
+
+def _policy_changes(changes: Iterable[object]) -> list[str]:
+    """What became of the entries of a policy, by name, such as `min_limit: 1 -> 2`; of very many only the first."""
+    told = []
+    for change in changes:
+        if isinstance(change, PolicyChanged):
+            was, now = ({} if entry is None else entry.document for entry in (change.before, change.after))
+            names = [name for name in sorted(was.keys() | now.keys()) if was.get(name) != now.get(name)]
+            told += [f"{name}: {_scalar(was.get(name))} -> {_scalar(now.get(name))}" for name in names]
+    return told if len(told) <= ENTRIES_SHOWN_MAX else [*told[:ENTRIES_SHOWN_MAX], f"and {len(told) - ENTRIES_SHOWN_MAX} more"]
+
+
+def _scalar(value: Scalar | None) -> str:
+    if value is None:
+        return "unset"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _count(number: int, thing: str) -> str:

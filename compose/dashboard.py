@@ -118,6 +118,27 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             unit="s",
         ),
     ),
+    "Balancing": (
+        Panel(
+            title="Load",
+            about="The use of each broker's busiest resource, weighed and averaged: what shedders go by.",
+            queries={"{{broker}}": 'brk_lb_resource_usage{feature="max_ema"}'},
+            unit="percentunit",
+        ),
+        Panel(
+            title="Deviation of the load",
+            about="Of all brokers' load, and its mean, as the leader's last round found them.",
+            queries={"{{stat}}": "max by (stat) (brk_lb_resource_usage_stats)"},
+            unit="percentunit",
+        ),
+        Panel(
+            title="Rounds a minute",
+            about="By what they came to, and why. `equipoise decisions` tells each with its reasons.",
+            queries={
+                "{{kind}} {{result}} {{reason}}": "sum by (kind, result, reason) (rate(equipoise_balancing_rounds_total[1m])) * 60 > 0"
+            },
+        ),
+    ),
     "Lookups": (
         Panel(
             title="Lookups by outcome",

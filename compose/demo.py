@@ -1,6 +1,6 @@
 """`python -m compose.demo`: the demo on a real Kafka of this machine, which is killed in its midst and comes back.
 
-May live here: the Kafka of the demo, and the act in which it is away. All else is `brokers.demo`.
+May live here: the Kafka of the demo and its load workers, and the acts in which these are away. All else is `brokers.demo`.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ from typing import Final
 
 from brokers.demo.__main__ import parser, run
 from brokers.demo.acts import ACTS, Act
+from brokers.demo.load_acts import comes_true, evenness
 from brokers.demo.stage import Stage
+from brokers.moves import MoveKind
 from channel.deadline import Deadline
 from compose.local_kafka.cluster import Cluster
 from compose.local_kafka.errors import LocalKafkaError
@@ -24,6 +26,12 @@ _AWAY_S: Final = 20.0
 
 # A node that comes back reads its topics, and waits until its former session has run out (9 s).
 _BACK_MS: Final = 60_000
+
+# Longer than reports count for, so that the leader knows that it knows nothing.
+_UNKNOWN_S: Final = 6.0
+
+# A load worker joins its group and reads its tables first, which takes it some seconds.
+_WORKERS_BACK_MS: Final = 40_000
 
 
 class Outage:
@@ -55,6 +63,31 @@ class Outage:
         stage.say(f"all go on {stage.now_s - began_s:.1f} s after the kill; {verdict}")
 
 
+async def kill_load_workers(stage: Stage) -> None:
+    """Kill all load workers, see that nothing moves for want of knowledge, and that the averages go on when they are back."""
+    workers = stage.cluster.load_workers
+    if not workers.pids:
+        stage.say("no load workers run: the extra `load` is not installed")
+        return
+    moves = stage.chronicle.done[MoveKind.TRANSFER]
+    stage.say(f"kill -9 of all {len(workers.pids)} load workers: nobody keeps averages for {_UNKNOWN_S:.0f} s")
+    stage.say(f"until then brokers used {evenness(stage).text}")
+    await asyncio.to_thread(workers.kill)
+    await asyncio.sleep(_UNKNOWN_S)
+    moved = stage.chronicle.done[MoveKind.TRANSFER] - moves
+    stage.say(f"balancing waited for fresh figures: {moved} bundles were moved meanwhile; the load workers are started again")
+    began_s, newest_ms = stage.now_s, _newest_ms(stage)
+    await asyncio.to_thread(workers.start)
+    is_back = await comes_true(lambda: _newest_ms(stage) > newest_ms, _WORKERS_BACK_MS)
+    told = f"are back after {stage.now_s - began_s:.1f} s" if is_back else "are NOT BACK"
+    stage.say(f"they {told}, and go on with their averages: brokers use {evenness(stage).text}")
+
+
+def _newest_ms(stage: Stage) -> int:
+    """The time of the newest report that has gone through the load plane."""
+    return max((summary.load.taken_ms for summary in stage.summaries), default=0)
+
+
 def main() -> int:
     """Start a Kafka, play the demo on it, and stop it; the exit code, as of `brokers.demo`, and 4 if there is no Kafka."""
     arguments = parser("python -m compose.demo")
@@ -67,7 +100,7 @@ def main() -> int:
             print(f"error: {error}", file=sys.stderr)
             return 4
         try:
-            acts: Sequence[Act] = (*ACTS[:4], Outage(kafka), *ACTS[4:])
+            acts: Sequence[Act] = (*ACTS[:2], kill_load_workers, *ACTS[2:4], Outage(kafka), *ACTS[4:])
             return run(arguments, parsed, log_url=f"kafka://{kafka.address}/equipoise-demo", log_stays=False, acts=acts)
         finally:
             kafka.kill()

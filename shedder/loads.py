@@ -7,6 +7,7 @@ May live here: the values of such a report, and the arithmetic that makes one nu
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from ctypes import c_float
 from dataclasses import dataclass, field, fields
 from typing import Final
@@ -18,6 +19,10 @@ STEP_MS: Final = 5_000
 # Above this no figure is believed: a million times what the fastest network card carries in bytes, and squares of it still
 # add up.
 FIGURE_MAX: Final = 1e18
+
+# Above this no use is believed, a fraction: 100,000 %. A card that carries 100 Gbit/s and was told to be one of 0.1 comes to
+# 1,000; and what lies beyond would hide what all others use, in the mean and in the deviation.
+USE_MAX: Final = 1_000.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +96,8 @@ class Traffic:
         return self.messages_in_per_second + self.messages_out_per_second
 
 
-_TRAFFIC: Final = tuple(each.name for each in fields(Traffic))
+RATES: Final = tuple(each.name for each in fields(Traffic))
+"""The names of all figures of a `Traffic`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,30 +162,35 @@ def blend(before: float, now: float, *, kept: float) -> float:
 
 
 def fault_of(load: BrokerLoad) -> str | None:
-    """The first figure that no broker can have, told for people: not a number, negative, or above `FIGURE_MAX`; None if there is none."""
-    if not 0 <= load.averages.weighted_max <= FIGURE_MAX:
+    """The first figure that no broker can have, told for people; None if there is none.
+
+    Such is what is not a number, negative, or above `FIGURE_MAX`; of averages and resources also a use above `USE_MAX`.
+    """
+    if not 0 <= load.averages.weighted_max <= USE_MAX:
         return f"its average use is {load.averages.weighted_max!r}"
     if not 0 <= load.averages.bytes_per_second <= FIGURE_MAX:
         return f"its average throughput is {load.averages.bytes_per_second!r}"
     for resource in fields(load.resources):
         use = getattr(load.resources, resource.name)
-        if not (0 <= use.used <= FIGURE_MAX and 0 <= use.limit <= FIGURE_MAX):
+        is_figure = 0 <= use.used <= FIGURE_MAX and 0 <= use.limit <= FIGURE_MAX
+        if not is_figure or 0 < use.limit * USE_MAX < use.used:
             return f"its {resource.name} is {use.used!r} of {use.limit!r}"
-    fault = _fault_of_traffic(load.traffic)
+    fault = fault_among(load.traffic, RATES)
     if fault is not None:
         return f"its {fault}"
     for bundle in load.bundles or ():
-        fault = _fault_of_traffic(bundle.traffic)
+        fault = fault_among(bundle.traffic, RATES)
         if fault is not None:
             return f"{bundle.bundle} has {fault}"
     return None
 
 
-def _fault_of_traffic(traffic: Traffic) -> str | None:
-    for each in _TRAFFIC:
-        value = getattr(traffic, each)
+def fault_among(figures: object, names: Sequence[str]) -> str | None:
+    """The first of the named figures that nobody can have, told as name=value; None if there is none. See `fault_of`."""
+    for name in names:
+        value = getattr(figures, name)
         if not 0 <= value <= FIGURE_MAX:
-            return f"{each}={value!r}"
+            return f"{name}={value!r}"
     return None
 
 

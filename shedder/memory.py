@@ -6,7 +6,7 @@ leader begins with an empty memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 
 
@@ -27,7 +27,20 @@ class Memory:
     low_hits: Mapping[str, int] = field(default_factory=dict)
     high_hits: Mapping[str, int] = field(default_factory=dict)
 
-    def after_move(self, source: str, destination: str | None, *, now_ms: int) -> Memory:
-        """This memory when a move has ended, after which what both ends said of their load counts no more; None: nobody got it yet."""
-        got_ms = self.got_ms if destination is None else {**self.got_ms, destination: now_ms}
-        return replace(self, gave_ms={**self.gave_ms, source: now_ms}, got_ms=got_ms)
+    def without_hits(self) -> Memory:
+        """This memory when rounds have ceased: what was counted in a row begins anew afterwards."""
+        return replace(self, hits=0, low_hits={}, high_hits={})
+
+    def after_move(self, source: str, destination: str | None, *, now_ms: int, live: Container[str]) -> Memory:
+        """This memory when a move has ended, after which what both ends said of their load counts no more; None: nobody got it yet.
+
+        Brokers that are not `live` are forgotten: whoever comes back begins anew, and a strategy that reads none of this forgets nothing.
+        """
+        gave_ms, got_ms = {**self.gave_ms, source: now_ms}, dict(self.got_ms)
+        if destination is not None:
+            got_ms[destination] = now_ms
+        return replace(self, gave_ms=_of(live, gave_ms), got_ms=_of(live, got_ms))
+
+
+def _of(live: Container[str], times: Mapping[str, int]) -> Mapping[str, int]:
+    return {broker: time_ms for broker, time_ms in times.items() if broker in live}

@@ -6,7 +6,8 @@ May live here: the plan's values, and the port behind which every policy of bala
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
 from shedder.memory import Memory
@@ -64,6 +65,12 @@ class Plan:
     deviation: float | None = None
     deviation_after: float | None = None
     memory: Memory = field(default_factory=Memory)
+
+    def with_stays(self, more: Iterable[Stay]) -> Plan:
+        """This plan with stays of what it does not speak of itself."""
+        known = {stay.subject for stay in self.stays} | {move.bundle for move in self.moves}
+        added = [stay for stay in more if stay.subject not in known]
+        return replace(self, stays=tuple(sorted((*self.stays, *added), key=lambda stay: stay.subject))) if added else self
 
     def counts(self) -> dict[tuple[Result, Cause], int]:
         """How often each result came for each cause, as Pulsar counts decisions; a move counts as the success that it is to be."""

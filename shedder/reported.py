@@ -41,7 +41,7 @@ def reported(snapshot: Snapshot, *, ttl_ms: int) -> Reported:
             silent.append(broker)
         elif abs(snapshot.now_ms - load.taken_ms) > ttl_ms:
             out[broker] = (
-                f"its load is outdated: it was taken {told_ms(snapshot.now_ms - load.taken_ms)} ago, and counts for {told_ms(ttl_ms)}"
+                f"its load is outdated: it was taken {told_age(snapshot.now_ms - load.taken_ms)}, and counts for {told_ms(ttl_ms)}"
             )
             has_outdated = True
         elif (fault := fault_of(load)) is not None:
@@ -73,6 +73,11 @@ def in_order(stays: Mapping[str, str], moves: Iterable[Move]) -> tuple[Stay, ...
 def told_ms(duration_ms: int) -> str:
     """A duration for people."""
     return f"{duration_ms / 1_000:.0f} s"
+
+
+def told_age(age_ms: int) -> str:
+    """How long ago something was for people; less than 0 is what another clock says is still to come."""
+    return f"{told_ms(age_ms)} ago" if age_ms >= 0 else f"{told_ms(-age_ms)} ahead of the clock here"
 
 
 def told_percent(fraction: float) -> str:

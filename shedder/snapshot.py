@@ -4,16 +4,19 @@ May live here: the snapshot's values, the cost of a load, and how view and repor
 that it goes by: `Leveller` every bundle's cost, the strategies after Pulsar's what brokers say of themselves.
 
 The view says whose a bundle is, the reports what it weighs. So a bundle on its way weighs on its destination already, and
-a report that is older than a move misleads nobody: the weight goes with the bundle. What cannot be weighed is not touched.
+a report that is older than a move misleads nobody: the weight goes with the bundle. A report names its busiest bundles only:
+each of the others weighs what is left of its broker's cost for one of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Final
 
-from brokers.load import BundleLoad, Report
+from brokers.load import BundleLoad
+from brokers.load_reports import Summary, fault_of_summary
 from channel.entries import BrokerEntry, BundleEntry
 from channel.view import View
 from shedder.loads import BrokerLoad
@@ -51,6 +54,40 @@ class WeighedBroker:
     barred: str | None = None
 
 
+class Weighing(Collection[WeighedBroker]):
+    """The brokers of a snapshot, by id, weighed when somebody looks at them first.
+
+    Most strategies never look, and to weigh 100,000 bundles takes a quarter of a second, in which the leader does nothing else.
+    It compares as the tuple that it comes to.
+    """
+
+    def __init__(self, weigh: Callable[[], tuple[WeighedBroker, ...]]) -> None:
+        """`weigh` is called once at most."""
+        self._weigh = weigh
+
+    @cached_property
+    def _weighed(self) -> tuple[WeighedBroker, ...]:
+        return self._weigh()
+
+    def __iter__(self) -> Iterator[WeighedBroker]:
+        return iter(self._weighed)
+
+    def __len__(self) -> int:
+        return len(self._weighed)
+
+    def __contains__(self, broker: object) -> bool:
+        return broker in self._weighed
+
+    def __eq__(self, other: object) -> bool:
+        return self._weighed == (other._weighed if isinstance(other, Weighing) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._weighed)
+
+    def __repr__(self) -> str:
+        return repr(self._weighed)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidates:
     """Who may take a bundle, by id; and of each of the others why not, told for people."""
@@ -67,6 +104,7 @@ Rules = Callable[[str], Candidates]
 class Snapshot:
     """A cluster at one moment: its live brokers, by id, and what else is known of it.
 
+    * `brokers`: the live brokers with all their bundles, by id: a tuple, or a `Weighing`.
     * `live`: the ids of the live brokers, in order. `apart`: those of them that neither give nor take now, and why.
     * `loads`: what brokers say of themselves, in the order in which the load bus gives it; of dead ones, too. Those of their
       bundles that are at rest have an owner in `owners`; what must not be moved now stands in `resting`, and why.
@@ -75,7 +113,7 @@ class Snapshot:
     * `memory` is what the plan before told to remember. `now_ms` is Unix time.
     """
 
-    brokers: tuple[WeighedBroker, ...] = ()
+    brokers: Collection[WeighedBroker] = ()
     now_ms: int = 0
     live: tuple[str, ...] = ()
     apart: Mapping[str, str] = field(default_factory=dict)
@@ -91,45 +129,44 @@ class Snapshot:
         return Candidates(allowed=self.live) if self.rules is None else self.rules(bundle)
 
 
-def cost_of(load: BundleLoad) -> float:
-    """What a bundle of this load costs its broker, in calls per second."""
-    return IDLE_COST + load.calls_per_second + load.bytes_per_second / BYTES_PER_CALL + load.sessions / SESSIONS_PER_CALL
+def costs_of(loads: Iterable[BundleLoad]) -> list[float]:
+    """What bundles of these loads cost their broker, each in calls per second."""
+    return [
+        IDLE_COST + load.calls_per_second + load.bytes_per_second / BYTES_PER_CALL + load.sessions / SESSIONS_PER_CALL for load in loads
+    ]
 
 
 def take(
     view: View,
-    reports: Iterable[Report],
+    summaries: Iterable[Summary],
     *,
     now_ms: int,
     age_ms_max: int,
     resting: Collection[str] = (),
-    loads: Mapping[str, BrokerLoad] | None = None,
     policies: Mapping[str, str] | None = None,
     rules: Rules | None = None,
     memory: Memory | None = None,
 ) -> Snapshot:
-    """Weigh the cluster of `view` by the reports that are at most `age_ms_max` old at `now_ms` (Unix time).
+    """Weigh the cluster of `view` by the summaries that are at most `age_ms_max` old at `now_ms` (Unix time).
 
-    A report from the future by more than that counts as old, too: its clock tells nothing. `resting` are bundles that have
-    moved lately and must not move again. The rest is for the strategies that go by `loads`: see `Snapshot`.
+    A summary from the future by more than that counts as old, too: its clock tells nothing. One with a figure that no broker
+    can have weighs nothing, and keeps its broker apart. `resting` are bundles that have moved lately and must not move again.
+
+    The strategies that go by `loads` get all of them: each says by itself what is too old for it, and what cannot be. Bundles are
+    weighed for a strategy that looks at `brokers`: as `view` is then, so it is to be asked before the view goes on.
     """
-    fresh = sorted(
-        (report for report in reports if abs(now_ms - report.at_ms) <= age_ms_max), key=lambda report: (report.at_ms, report.broker)
-    )
-    by_broker = {report.broker: report for report in fresh}
-    anywhere: dict[str, BundleLoad] = {}
-    for report in fresh:  # Oldest first: the newest word on a bundle stays.
-        anywhere.update(report.bundles)
+    told = {summary.broker: summary for summary in summaries}
+    recent = [summary for summary in told.values() if abs(now_ms - summary.load.taken_ms) <= age_ms_max]
     rest = frozenset(resting)
     brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
-    told = loads or {}
-    served = [view.bundles[each.bundle] for load in told.values() for each in load.bundles or () if each.bundle in view.bundles]
+    loads = {name: summary.load for name, summary in told.items()}
+    served = [view.bundles[each.bundle] for load in loads.values() for each in load.bundles or () if each.bundle in view.bundles]
     return Snapshot(
-        brokers=tuple(_weigh(view, broker, by_broker.get(broker.broker), anywhere, rest) for broker in brokers),
+        brokers=Weighing(partial(_weighed, view, told, recent, rest)),
         now_ms=now_ms,
         live=tuple(broker.broker for broker in brokers),
         apart={broker.broker: _DRAINING for broker in brokers if broker.status == "draining"},
-        loads=told,
+        loads=loads,
         owners={bundle.name: view.live[bundle.server].broker for bundle in served if bundle.server is not None},
         resting={bundle.name: barred for bundle in served if (barred := _why_barred(view, bundle, rest)) is not None},
         policies=policies or {},
@@ -138,25 +175,57 @@ def take(
     )
 
 
-def _weigh(
-    view: View, broker: BrokerEntry, report: Report | None, anywhere: Mapping[str, BundleLoad], resting: frozenset[str]
-) -> WeighedBroker:
-    """One broker with what it owns or is to own. Its own word on a bundle comes before that of a former owner."""
-    known = anywhere if report is None else {**anywhere, **report.bundles}
-    bundles, unknown = [], []
-    for bundle in view.held_by(broker.incarnation):
-        if bundle.owner != broker.incarnation:
-            continue  # It is on its way to another broker, and weighs there.
-        load = known.get(bundle.name)
-        if load is None:
-            unknown.append(bundle.name)
-        else:
-            bundles.append(WeighedBundle(name=bundle.name, cost=cost_of(load), barred=_why_barred(view, bundle, resting)))
+def _weighed(view: View, told: Mapping[str, Summary], recent: Iterable[Summary], resting: frozenset[str]) -> tuple[WeighedBroker, ...]:
+    """The live brokers, by id, weighed by those of the `recent` summaries that can be true."""
+    scales = _Scales([summary for summary in recent if fault_of_summary(summary) is None])
+    brokers = sorted(view.live_brokers(), key=lambda broker: broker.broker)
+    return tuple(_weigh(view, broker, told.get(broker.broker), scales, resting) for broker in brokers)
+
+
+class _Scales:
+    """What each bundle costs by the summaries that count, whoever has it."""
+
+    def __init__(self, summaries: Iterable[Summary]) -> None:
+        oldest_first = sorted(summaries, key=lambda summary: (summary.load.taken_ms, summary.broker))
+        self.by_broker = {summary.broker: summary for summary in oldest_first}
+        self._named: dict[str, float] = {}
+        for summary in oldest_first:  # So that the newest word on a bundle stays.
+            self._named.update(summary.costs)
+        self._unnamed = {name: cost for name, summary in self.by_broker.items() if (cost := _unnamed_cost(summary)) is not None}
+        counted = [max(summary.load.bundle_count, len(summary.costs)) for summary in oldest_first]
+        cost = sum(summary.cost for summary in oldest_first)
+        self._mean = cost / sum(counted) if sum(counted) else IDLE_COST
+
+    def costs(self, bundles: Sequence[BundleEntry], broker: str) -> list[float]:
+        """What each bundle costs at `broker`: by its own word, else by another's who had it before, else as those that it does not name.
+
+        No word makes it cost less than an idle one.
+        """
+        summary = self.by_broker.get(broker)
+        own = {} if summary is None else summary.costs
+        named, other = self._named, self._unnamed.get(broker, self._mean)
+        return [max(own.get(bundle.name, named.get(bundle.name, other)), IDLE_COST) for bundle in bundles]
+
+
+def _unnamed_cost(summary: Summary) -> float | None:
+    """What each bundle costs that a summary counts and does not name, which may come out as less than nothing; None if there is none."""
+    unnamed = summary.load.bundle_count - len(summary.costs)
+    return (summary.cost - sum(summary.costs.values())) / unnamed if unnamed > 0 else None
+
+
+def _weigh(view: View, broker: BrokerEntry, summary: Summary | None, scales: _Scales, resting: frozenset[str]) -> WeighedBroker:
+    """One broker with what it owns or is to own; what is on its way to another broker weighs there."""
+    owned = [bundle for bundle in view.held_by(broker.incarnation) if bundle.owner == broker.incarnation]
+    bundles = [
+        WeighedBundle(name=bundle.name, cost=cost, barred=_why_barred(view, bundle, resting))
+        for bundle, cost in zip(owned, scales.costs(owned, broker.broker), strict=True)
+    ]
+    counts = broker.broker in scales.by_broker
     return WeighedBroker(
         broker=broker.broker,
-        capacity=broker.joined.capacity if report is None else report.capacity,
+        capacity=broker.joined.capacity,
         bundles=tuple(bundles),
-        barred=_why_apart(broker, report, unknown),
+        barred=_why_apart(broker, summary, counts=counts),
     )
 
 
@@ -168,11 +237,11 @@ def _why_barred(view: View, bundle: BundleEntry, resting: frozenset[str]) -> str
     return "its namespace is being deleted" if view.namespaces[bundle.namespace].status == "deleting" else None
 
 
-def _why_apart(broker: BrokerEntry, report: Report | None, unknown: list[str]) -> str | None:
+def _why_apart(broker: BrokerEntry, summary: Summary | None, *, counts: bool) -> str | None:
+    """Why a broker takes no part; `counts` says whether its summary is fresh and possible."""
     if broker.status == "draining":
         return _DRAINING
-    if report is None:
-        return "there is no fresh report of its load"
-    if unknown:
-        return f"what {len(unknown)} of its bundles weigh is not known yet, {unknown[0]} for one"
-    return None
+    if counts:
+        return None
+    fault = None if summary is None else fault_of_summary(summary)
+    return "there is no fresh report of its load" if fault is None else f"its report cannot be true, so it is left out: {fault}"

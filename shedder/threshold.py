@@ -49,12 +49,16 @@ class ThresholdShedder:
         memory = replace(snapshot.memory, averages=uses) if self.pulsar_exact else snapshot.memory
         if mean == 0:
             return picking.plan(idle="nobody is used at all", mean=mean, memory=memory)
+        bound = mean + self.threshold_percent / 100
         for broker, use in uses.items():
-            excess = use - mean - self.threshold_percent / 100
-            if use < mean + self.threshold_percent / 100:
-                picking.stays[broker] = f"{_told(use, mean)}, of which {self.threshold_percent:.0f} % above it is let be"
+            now = self.weights.weighted_max(picking.loads[broker].resources)
+            if use < bound:
+                picking.stays[broker] = f"{_told(use, mean)}; up to {self.threshold_percent:.0f} points above that are let be"
+            elif not self.pulsar_exact and 0 < now < bound:
+                # What it has given shows at once in its use, and in its average only after many rounds: it would give each time.
+                picking.stays[broker] = f"{_told(use, mean)}, on average; now it is used by {told_percent(now)}"
             else:
-                self._shed(picking, broker, excess + _MARGIN, _told(use, mean))
+                self._shed(picking, broker, use - bound + _MARGIN, _told(use, mean))
         if self.lower_boundary and not picking.moves:
             if self.pulsar_exact:  # It makes the averages once more, so that they run twice as fast.
                 uses = self._uses(picking, uses)

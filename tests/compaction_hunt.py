@@ -27,7 +27,7 @@ from tests.folding import channel_with
 from tests.gap_log import GapLog
 from tests.walk import Walk
 
-SCENARIO = "compaction"
+SCENARIO = "compactor"
 RECORDS_MAX = 40
 
 

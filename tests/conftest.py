@@ -1,8 +1,14 @@
-"""What pytest must know before it looks at any test: fixtures that tests in several folders share, and what some of them run on."""
+"""What pytest must know before it looks at any test: fixtures that tests in several folders share, and what some of them run on.
+
+May live here, too: what holds of all tests, such as how long one may take, and which are traced for the coverage.
+"""
 
 from __future__ import annotations
 
+from typing import Final
+
 import pytest
+from hypothesis import settings
 
 from tests.kafka.fixtures import kafka, own_kafka, own_kafka_of_module, three_kafkas, three_kafkas_of_module
 from tests.log_fixtures import leave_out_all_but_some_on_kafka, log_kind, log_place, log_url, run_on_kinds
@@ -19,11 +25,24 @@ __all__ = [
 ]
 
 
+# How long an example takes says nothing where others use the machine, too; pytest's timeout guards against one that hangs.
+settings.register_profile("unhurried", deadline=None)
+settings.load_profile("unhurried")
+
+UNTRACED: Final = ("tests/property/", "tests/test_house_rules.py")
+"""Tests that take two to three times as long when they are traced, and reach nothing that others do not reach, but for `ALONE`."""
+
+ALONE: Final = ("tests/property/test_command_line_garbage.py", "tests/property/test_schema.py")
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     """See `run_on_kinds`."""
     run_on_kinds(metafunc)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """See `leave_out_all_but_some_on_kafka`."""
+    """See `leave_out_all_but_some_on_kafka` and `UNTRACED`."""
     leave_out_all_but_some_on_kafka(config, items)
+    for item in items:
+        if item.nodeid.startswith(UNTRACED) and not item.nodeid.startswith(ALONE):
+            item.add_marker("no_cover")

@@ -1,7 +1,7 @@
 """The pages of docs/reference that are drawn from the code: `python -m tests.reference_pages` writes them anew.
 
-May live here: how the tables of `channel.lifecycle` and the models of `channel.schema` become Markdown, Mermaid and JSON
-schema. tests/test_reference_pages.py holds the pages in step with the code.
+May live here: how the tables of `channel.lifecycle` and `brokers.setting_values`, and the models of `channel.schema`, become
+Markdown, Mermaid and JSON schema. tests/test_reference_pages.py holds the pages in step with the code.
 """
 
 from __future__ import annotations
@@ -12,6 +12,9 @@ from typing import Final, cast
 
 import orjson
 
+from brokers.pulsar_keys import TAKEN
+from brokers.setting_meanings import GROUPS
+from brokers.setting_values import SETTINGS, spelled
 from channel.entries import bundle_entry
 from channel.lifecycle import DEATHS, PHASE_OF_SHAPE, STATE_OF_PHASE, TRANSITIONS, Holder, Phase
 from channel.schema import json_schema
@@ -192,11 +195,39 @@ def records_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+# --- settings of balancing ---
+
+
+def settings_page() -> str:
+    """docs/reference/settings.md."""
+    keys = {name: [f"`{key}`" for key, row in TAKEN.items() if name in row.settings] for name in SETTINGS}
+    parts = [
+        "# Settings of balancing",
+        WRITTEN_BY,
+        (
+            "They hold for all brokers, stand on the channel, and are changed at run time: `equipoise balancing set NAME=VALUE`, or "
+            "`PATCH /admin/v2/balancing`. Where the channel says nothing a broker goes by what it was started with (`--set`, then "
+            "`--broker-conf`, then what follows from `balance` and `balance_interval_ms`), and else by the default. What cannot be is "
+            "refused, and the old setting stays. `none` stands for no limit. See [Balancing on and off, and its settings]"
+            "(../operations.md#balancing-on-and-off-and-its-settings)."
+        ),
+    ]
+    for group, about in GROUPS.items():
+        rows = [
+            (f"`{name}`", f"`{spelled(setting.default)}`", setting.expected, ", ".join(keys[name]), setting.meaning.text)
+            for name, setting in SETTINGS.items()
+            if name.startswith(f"{group}.")
+        ]
+        parts += [f"## `{group}`", about, table(("setting", "default", "may be", "in Pulsar", "meaning"), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
 def pages() -> dict[str, bytes]:
     """Every page that is drawn from the code, by its name in docs/reference."""
     return {
         "lifecycle.md": lifecycle_page().encode(),
         "records.md": records_page().encode(),
+        "settings.md": settings_page().encode(),
         "records.schema.json": orjson.dumps(json_schema(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE),
     }
 

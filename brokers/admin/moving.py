@@ -1,8 +1,8 @@
 """Moves as an operator asks for them: proposed straight to the channel, and waited for until they have ended one way or another.
 
-May live here: the moves of bundles, the making and the deletion of a namespace, as steps on the channel. Each takes an `Access` and
-raises `Rejected` if the channel refuses it, `CalledOff` if it was accepted and came to nothing, `DeadlineExceeded` if it
-had not ended in time; it may still end then. What has ended how is decided in `brokers.requested_moves`.
+May live here: the moves of bundles, the making and the deletion of a namespace, and changes of policies, as steps on the channel.
+Each takes an `Access` and raises `Rejected` if the channel refuses it, `CalledOff` if it was accepted and came to nothing,
+`DeadlineExceeded` if it had not ended in time; it may still end then. What has ended how is decided in `brokers.requested_moves`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from functools import partial
 
 from brokers.admin.access import Access, submit, until
 from brokers.agent.intents import (
+    CallOff,
     CreateNamespace,
     DeleteNamespace,
     Intent,
     MergeBundles,
     MoveAway,
+    SetClusterPolicy,
     SetPolicy,
     SplitBundle,
     StartDeletingNamespace,
@@ -25,7 +27,18 @@ from brokers.agent.intents import (
 )
 from brokers.agent.requests import record_of
 from brokers.errors import Rejected
-from brokers.requested_moves import BY_OPERATOR, begun_by, made_by, next_of_deletion, refuse_in_vain, unless_overtaken, unloads_of
+from brokers.requested_moves import (
+    BY_OPERATOR,
+    CALLED_OFF_BY_OPERATOR,
+    begun_by,
+    calls_off_of,
+    made_by,
+    next_of_deletion,
+    refuse_forbidden,
+    refuse_in_vain,
+    unless_overtaken,
+    unloads_of,
+)
 from channel.entries import BundleEntry, Verdict
 from channel.propose import Author
 from channel.reader import Folded
@@ -47,8 +60,13 @@ def _spelled(intent: Intent, view: View, author: Author) -> AnyRecord:
     return make(author)
 
 
-def transfer(access: Access, bundle: str, destination: str) -> Folded:
-    """Begin to move `bundle` to the broker `destination`; the record that the channel accepted."""
+def transfer(access: Access, bundle: str, destination: str, *, force: bool = False) -> Folded:
+    """Begin to move `bundle` to the broker `destination`; the record that the channel accepted.
+
+    Raises `DestinationForbidden` if policies keep it from there, unless it is to be moved by `force`.
+    """
+    if not force:
+        refuse_forbidden(access.view, bundle, destination)
     return request(access, Transfer(bundle=bundle, destination=destination, reason=BY_OPERATOR))
 
 
@@ -80,19 +98,19 @@ def unload_all(access: Access, bundles: Iterable[BundleEntry], *, what: str, wai
     """
     all_begun: dict[str, int] = {}
     for batch in unloads_of(bundles, kind=MoveAway):
-        begun = _begin_unloads(access, batch)
+        begun = _begin_all(access, batch, "the unload")
         if wait:
             await_released(access, begun, what=what)
         all_begun |= begun
     return all_begun
 
 
-def _begin_unloads(access: Access, unloads: Sequence[Intent]) -> Mapping[str, int]:
+def _begin_all(access: Access, intents: Sequence[Intent], what: str) -> Mapping[str, int]:
     begun = {}
-    for unload_of_one in unloads:
-        access.deadline.check(f"the unload of {subject_of(unload_of_one)}")
+    for intent in intents:
+        access.deadline.check(f"{what} of {subject_of(intent)}")
         with unless_overtaken():
-            begun[subject_of(unload_of_one)] = request(access, unload_of_one).offset
+            begun[subject_of(intent)] = request(access, intent).offset
     return begun
 
 
@@ -114,6 +132,16 @@ def _is_leaving(bundle: BundleEntry | None, since: int) -> bool:
     return bundle is not None and (bundle.last == since or bundle.phase in ("transferring", "handing_over", "unloading"))
 
 
+def call_off(access: Access, bundle: str) -> Folded:
+    """End a transfer or a split of `bundle` that has not happened; who served it owns it as soon as the channel has accepted that."""
+    return request(access, CallOff(bundle=bundle, reason=CALLED_OFF_BY_OPERATOR))
+
+
+def call_off_all(access: Access, bundles: Iterable[BundleEntry]) -> Mapping[str, int]:
+    """Call off the moves of these bundles as far as they can be; of each that was, by name, the offset of the record."""
+    return {name: offset for batch in calls_off_of(bundles) for name, offset in _begin_all(access, batch, "the end of the move").items()}
+
+
 def merge(access: Access, left: str) -> Folded:
     """Make one bundle of `left` and its right neighbour, at once; the record that the channel accepted."""
     return request(access, MergeBundles(left=left, reason=BY_OPERATOR))
@@ -124,9 +152,17 @@ def create_namespace(access: Access, name: str, boundaries: Sequence[int], polic
     return request(access, CreateNamespace(name=name, boundaries=boundaries, policies=policies or {}))
 
 
-def set_policy(access: Access, name: str, policy: str, value: Scalar) -> Folded:
-    """Set one of the policies of the namespace `name`, the others stay as they are; the record that the channel accepted."""
+def set_policy(access: Access, name: str, policy: str, value: Scalar | None) -> Folded:
+    """Set one of the policies of the namespace `name`, or take it away; the others stay. The record that the channel accepted."""
     return request(access, SetPolicy(name=name, policy=policy, value=value))
+
+
+def set_cluster_policy(access: Access, key: str, document: Document | None) -> Folded:
+    """Set the cluster policy `key`, or take it away; the record that the channel accepted.
+
+    Raises `InvalidPolicy` and `PolicyLeavesNobody` as `brokers.policy_changes.check_policy_change` does.
+    """
+    return request(access, SetClusterPolicy(policy=key, document=document))
 
 
 def delete_namespace(access: Access, name: str, *, progress: Callable[[str], None]) -> Folded:
@@ -143,4 +179,4 @@ def delete_namespace(access: Access, name: str, *, progress: Callable[[str], Non
                     accepted = request(access, start)
                     progress(f"{name} is being deleted since offset {accepted.offset}; its bundles are unloaded")
             case _:
-                await_released(access, _begin_unloads(access, steps), what=what)
+                await_released(access, _begin_all(access, steps, "the unload"), what=what)

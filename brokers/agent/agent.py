@@ -25,6 +25,7 @@ from brokers.agent.events import (
     Jumped,
     NonceWritten,
     Opened,
+    PlacementChosen,
     Prepared,
     Read,
     Requested,
@@ -108,6 +109,11 @@ class Agent:
     def timing(self) -> Timing:
         """The durations in force: what was promised on joining."""
         return self._core.timing
+
+    @property
+    def placement(self) -> Placement:
+        """By what bundles are placed now."""
+        return self._leading.placement
 
     @property
     def is_ready(self) -> bool:
@@ -260,7 +266,7 @@ class Agent:
             without_lease = NotProposed(broker=core.broker, problem="it has no lease at this moment")
             core.effects.append(Answered(ticket=event.ticket, error=without_lease))
             return
-        make = record_of(core.view, event.intent)
+        make = record_of(core.view, event.intent, self._leading.placement)
         if isinstance(make, Verdict):
             core.effects.append(Answered(ticket=event.ticket, verdict=make))
         else:
@@ -320,4 +326,5 @@ _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     Wanted: lambda agent, event: agent._leading.wanted(event.bundle),  # noqa: SLF001
     Requested: Agent._requested,  # noqa: SLF001
     DrainRequested: Agent._drain_requested,  # noqa: SLF001
+    PlacementChosen: lambda agent, event: agent._leading.place_by(event.placement),  # noqa: SLF001
 }

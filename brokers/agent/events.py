@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from brokers.agent.intents import Intent
+from brokers.placement import Placement
 from channel.errors import EquipoiseError
 from channel.log import Entry
 from channel.reader import Reader
@@ -123,4 +124,25 @@ class DrainRequested:
     deadline_ms: int
 
 
-Event = Read | Jumped | Tick | AppendFailed | NonceWritten | Prepared | Opened | Closed | CutsFound | Wanted | Requested | DrainRequested
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementChosen:
+    """From now on bundles are placed by this plug, which may bear what is known of the load."""
+
+    placement: Placement
+
+
+Event = (
+    Read
+    | Jumped
+    | Tick
+    | AppendFailed
+    | NonceWritten
+    | Prepared
+    | Opened
+    | Closed
+    | CutsFound
+    | Wanted
+    | Requested
+    | DrainRequested
+    | PlacementChosen
+)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
+from brokers import settings_records
 from channel.records import Document, Scalar
 
 
@@ -26,11 +27,12 @@ class Transfer:
 class MoveAway:
     """Have another broker than its owner serve `bundle`, whichever: a transfer, which clients notice least.
 
-    Where no other broker takes bundles, it is an `Unload`.
+    Where no other broker may have it, it is an `Unload`; with `or_stay` it is refused, and the bundle goes on where it is.
     """
 
     bundle: str
     reason: str
+    or_stay: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +55,18 @@ class SplitBundle:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeBundles:
-    """Make one bundle of `left` and its right neighbour."""
+    """Make one bundle of `left` and its right neighbour, which, if `right` is given, must be that one."""
 
     left: str
+    reason: str
+    right: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallOff:
+    """End a transfer or a split of `bundle` that has not happened: who served goes on, under the same token."""
+
+    bundle: str
     reason: str
 
 
@@ -109,15 +120,28 @@ class SetClusterPolicy:
     document: Document | None
 
 
-AboutBundle = Transfer | MoveAway | Unload | SplitBundle | MergeBundles
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetSettings:
+    """Set settings of balancing, GROUP.FIELD as `brokers.setting_values` tells them, or, with None, take them away.
+
+    The others stay as they are. `changed_by` says who wants it, where that is not whoever proposes it.
+    """
+
+    changes: settings_records.Changes
+    changed_by: str | None = None
+
+
+AboutBundle = Transfer | MoveAway | Unload | SplitBundle | MergeBundles | CallOff
 AboutNamespace = CreateNamespace | StartDeletingNamespace | DeleteNamespace | SetPolicy
-Intent = AboutBundle | AboutNamespace | SetClusterPolicy
+Intent = AboutBundle | AboutNamespace | SetClusterPolicy | SetSettings
 
 
 def subject_of(intent: Intent) -> str:
-    """The key that an intent is about: a bundle (of a merge, the left one), a namespace or a policy."""
+    """The key that an intent is about: a bundle (of a merge, the left one), a namespace, a policy, or the one of the settings."""
     if isinstance(intent, SetClusterPolicy):
         return intent.policy
+    if isinstance(intent, SetSettings):
+        return settings_records.KEY
     if isinstance(intent, MergeBundles):
         return intent.left
-    return intent.bundle if isinstance(intent, Transfer | MoveAway | Unload | SplitBundle) else intent.name
+    return intent.bundle if isinstance(intent, Transfer | MoveAway | Unload | SplitBundle | CallOff) else intent.name

@@ -49,7 +49,7 @@ class Leading:
     def __init__(self, core: Core, membership: Membership, placement: Placement, batches: Batches) -> None:
         self._core = core
         self._membership = membership
-        self._placement = placement
+        self.placement = placement
         self._batches = batches
         # Since when this broker has seen each unsettled bundle as it is: (last, boot time). And what a death has freed.
         self._since: dict[str, tuple[int, int]] = {}
@@ -61,6 +61,10 @@ class Leading:
         self._knows_the_gone = False
         self._has_news = False
         self.wake_at_ms = NEVER_MS
+
+    def place_by(self, placement: Placement) -> None:
+        """Place by this plug from now on."""
+        self.placement = placement
 
     def folded(self, folded: Folded) -> None:
         """Take note of changes; `tick` acts on them once the whole batch is folded, so that a death is placed in one batch."""
@@ -182,7 +186,7 @@ class Leading:
         if not bundles:
             return {}
         avoid = self._refusals.to_avoid([bundle.name for bundle in bundles], self._core.now.boot_ms)
-        return self._placement.place(self._core.view, bundles, avoid=avoid, at_most=at_most)
+        return self.placement.place(self._core.view, bundles, avoid=avoid, at_most=at_most)
 
     def _unstick(self, bundle: BundleEntry, standing: int) -> None:
         """Call off what takes too long, or assign it to another: only where the log allows it without its actor."""
@@ -195,7 +199,7 @@ class Leading:
             core.propose(partial(propose.call_off, bundle=bundle, reason=reason))
         elif bundle.phase == "assigning" and bundle.owner is not None:
             avoid = {bundle.name: frozenset({bundle.owner})}
-            for owner in self._placement.place(core.view, [bundle], avoid=avoid, at_most=1).values():
+            for owner in self.placement.place(core.view, [bundle], avoid=avoid, at_most=1).values():
                 core.propose(partial(propose.assign, bundle=bundle, owner=owner, reason=reason))
 
     # --- a broker that drains ---

@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Final
 
+from brokers import settings_records
 from brokers.agent.intents import (
     AboutBundle,
     Anything,
+    CallOff,
     CreateNamespace,
     DeleteNamespace,
     Intent,
@@ -18,26 +21,35 @@ from brokers.agent.intents import (
     MoveAway,
     SetClusterPolicy,
     SetPolicy,
+    SetSettings,
     SplitBundle,
     StartDeletingNamespace,
     Transfer,
     Unload,
 )
-from brokers.errors import InvalidPolicy, PolicyLeavesNobody
+from brokers.destinations import Destinations
+from brokers.errors import InvalidPolicy, InvalidSetting, PolicyLeavesNobody, UnknownSetting
 from brokers.namespace_policies import misfit
-from brokers.placement import FewestBundles
+from brokers.placement import FewestBundles, Placement
 from brokers.policy_changes import check_policy_change
 from channel import propose
 from channel.entries import BundleEntry, Verdict
+from channel.lifecycle import Phase
 from channel.propose import Author
 from channel.records import DOCUMENT_ENTRIES_MAX, AnyRecord, Reason, Scalar
 from channel.view import View
 
+BY_COUNT: Final = FewestBundles()
+"""How a destination is chosen by whoever knows nothing of the load."""
+
+STOPPABLE: Final = frozenset[Phase]({"transferring", "splitting"})
+"""The phases of a move that has not happened: past that its source has been told to let go, and nobody can stop it."""
+
 Make = Callable[[Author], AnyRecord]
 
 
-def record_of(view: View, intent: Intent) -> Make | Verdict:
-    """How to spell `intent`, or the rejection that the fold would answer.
+def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Make | Verdict:
+    """How to spell `intent`, or the rejection that the fold would answer; `placement` chooses where no destination is named.
 
     A transfer to a broker that is dead or drains IS spelled, and rejected by the log: so the refusal is on record, and
     `channel why` can tell of it. Only what cannot be spelled (an unknown bundle, a bundle nobody owns), or would move nothing,
@@ -48,11 +60,15 @@ def record_of(view: View, intent: Intent) -> Make | Verdict:
         bundle = view.bundles.get(name)
         if bundle is None:
             return Verdict(reason=Reason.UNKNOWN_BUNDLE)
+        if isinstance(intent, CallOff):
+            return _call_off(bundle, intent.reason)
         if bundle.phase != "owned":
             return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{name} is {bundle.state}, not owned")
-        return _about_bundle(view, bundle, intent)
+        return _about_bundle(view, bundle, intent, placement)
     if isinstance(intent, SetClusterPolicy):
         return _cluster_policy(view, intent)
+    if isinstance(intent, SetSettings):
+        return _settings(view, intent)
     if isinstance(intent, CreateNamespace):
         problem = misfit(intent.policies)
         if problem is not None:
@@ -68,13 +84,19 @@ def record_of(view: View, intent: Intent) -> Make | Verdict:
     return partial(propose.delete_namespace, view=view, name=intent.name)
 
 
-def _away(view: View, bundle: BundleEntry, reason: str) -> Make:
-    """A transfer to the broker that has the fewest for its capacity; an unload if there is none beside the owner."""
+def _away(view: View, bundle: BundleEntry, intent: MoveAway, placement: Placement) -> Make | Verdict:
+    """A transfer to another broker than the owner, as placement chooses; if there is none, an unload, or nothing."""
     assert bundle.owner is not None, "an owned bundle has an owner"
-    placed = FewestBundles().place(view, [bundle], avoid={bundle.name: frozenset({bundle.owner})}, at_most=1)
-    if bundle.name not in placed:
-        return partial(propose.unload, bundle=bundle, reason=reason)
-    return partial(propose.transfer, bundle=bundle, destination=placed[bundle.name], reason=reason)
+    placed = placement.place(view, [bundle], avoid={bundle.name: frozenset({bundle.owner})}, at_most=1)
+    if bundle.name in placed:
+        return partial(propose.transfer, bundle=bundle, destination=placed[bundle.name], reason=intent.reason)
+    if not intent.or_stay:
+        return partial(propose.unload, bundle=bundle, reason=intent.reason)
+    owner = view.live[bundle.owner].broker
+    refused = Destinations(view).bound(bundle).refused
+    reasons = sorted({reason for broker, reason in refused.items() if broker != owner})
+    problem = f"{bundle.name} stays at {owner}, since nobody else may have it: {'; '.join(reasons) or 'no other broker takes bundles'}"
+    return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
 
 
 def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
@@ -114,7 +136,26 @@ def _cluster_policy(view: View, intent: SetClusterPolicy) -> Make | Verdict:
     return partial(propose.set_policy, view=view, name=intent.policy, document=intent.document)
 
 
-def _about_bundle(view: View, bundle: BundleEntry, intent: AboutBundle) -> Make | Verdict:
+def _settings(view: View, intent: SetSettings) -> Make | Verdict:
+    """Of the settings that stand there at this moment, so that two who change different ones at once both have their way."""
+    try:
+        document = settings_records.changed(settings_records.document_of(view), intent.changes, intent.changed_by)
+    except (UnknownSetting, InvalidSetting) as error:
+        return Verdict(reason=Reason.MALFORMED, problem=str(error))
+    if len(document) > DOCUMENT_ENTRIES_MAX:
+        problem = f"the settings of balancing have {DOCUMENT_ENTRIES_MAX} entries at most, namespaces counted one by one"
+        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
+    return partial(propose.set_policy, view=view, name=settings_records.KEY, document=document)
+
+
+def _call_off(bundle: BundleEntry, reason: str) -> Make | Verdict:
+    if bundle.phase not in STOPPABLE:
+        told = "it is owned, and not on the move" if bundle.phase == "owned" else f"it is {bundle.state} already"
+        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{bundle.name} has no move that could be called off: {told}")
+    return partial(propose.call_off, bundle=bundle, reason=reason)
+
+
+def _about_bundle(view: View, bundle: BundleEntry, intent: AboutBundle, placement: Placement) -> Make | Verdict:
     if isinstance(intent, Transfer):
         broker = view.brokers.get(intent.destination)
         if broker is None:
@@ -123,12 +164,15 @@ def _about_bundle(view: View, bundle: BundleEntry, intent: AboutBundle) -> Make 
             return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{intent.destination} owns it already, so there is nothing to move")
         return partial(propose.transfer, bundle=bundle, destination=broker.incarnation, reason=intent.reason)
     if isinstance(intent, MoveAway):
-        return _away(view, bundle, intent.reason)
+        return _away(view, bundle, intent, placement)
     if isinstance(intent, Unload):
         return partial(propose.unload, bundle=bundle, reason=intent.reason)
     if isinstance(intent, SplitBundle):
         return partial(propose.start_split, bundle=bundle, algorithm=intent.algorithm, positions=intent.positions, reason=intent.reason)
+    assert isinstance(intent, MergeBundles), "what is called off is spelled elsewhere"
     right = view.right_neighbour(bundle)
     if right is None:
         return Verdict(reason=Reason.NOT_ADJACENT, problem=f"{bundle.name} is the last of its namespace")
+    if intent.right not in (None, right.name):
+        return Verdict(reason=Reason.NOT_ADJACENT, problem=f"the right neighbour of {bundle.name} is {right.name}, not {intent.right}")
     return partial(propose.merge, left=bundle, right=right, reason=intent.reason)

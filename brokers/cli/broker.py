@@ -14,13 +14,14 @@ import typer
 
 from brokers.cli import kafka_options
 from brokers.cli.kafka_options import PrintConfigOption
-from brokers.cli.options import ErrorsAsJsonOption, LogOption
+from brokers.cli.options import BrokerConfOption, ErrorsAsJsonOption, LogOption
 from brokers.cli.outcome import group
 from brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
 
+    from brokers.cli.broker_conf import BrokerConf
     from brokers.config import WorkerConfig
     from brokers.service import Service
 
@@ -39,7 +40,10 @@ ServiceOption = Annotated[
 SetOption = Annotated[
     list[str] | None,
     typer.Option(
-        "--set", metavar="NAME=VALUE", help="Any other setting of a broker, such as lookup_ms=5000; may be repeated.", show_default=False
+        "--set",
+        metavar="NAME=VALUE",
+        help="Any other setting of a broker, such as lookup_ms=5000, or one of balancing, such as level.moves_max=8; may be repeated.",
+        show_default=False,
     ),
 ]
 EvidenceOption = Annotated[
@@ -87,6 +91,7 @@ def run(
     ] = None,
     evidence: EvidenceOption = None,
     settings: SetOption = None,
+    broker_conf: BrokerConfOption = None,
     print_config: PrintConfigOption = False,
     stop_on_eof: StopOnEofOption = False,
     as_json: ErrorsAsJsonOption = False,
@@ -96,40 +101,36 @@ def run(
     SIGTERM or Ctrl-C make it move its bundles away and leave.
     """
     del as_json  # Its log is JSON without it.
+    from brokers.cli.broker_conf import read_broker_conf, settings_over
     from brokers.cli.services import default_service, load_services, speaks_pulsar
     from brokers.config import WorkerConfig
 
-    named = {
-        "broker_id": broker_id,
-        "cluster": cluster,
-        "host": host,
-        "http_port": http_port,
-        "pulsar_port": pulsar_port,
-        "advertised_host": advertised_host,
-        "capacity": capacity,
-        "failure_domain": failure_domain,
-        "evidence": evidence,
-        "insecure": insecure,
-        "labels": pairs("--label", label or ()),
-    }
+    named: dict[str, object] = {"broker_id": broker_id, "cluster": cluster, "host": host, "http_port": http_port}
+    named |= {"pulsar_port": pulsar_port, "advertised_host": advertised_host, "insecure": insecure, "capacity": capacity}
+    named |= {"failure_domain": failure_domain, "evidence": evidence, "labels": pairs("--label", label or ())}
     given = {name: value for name, value in named.items() if value is not None}
     services = load_services(service or (default_service(),))
     defaults = {"pulsar_port": PULSAR_PORT} if speaks_pulsar(map(type, services.values())) else {}
-    config = WorkerConfig.model_validate({**defaults, **pairs("--set", settings or ()), **given, "log_url": log, "data_dir": data})
+    conf = None if broker_conf is None else read_broker_conf(broker_conf)
+    chosen = settings_over(conf, pairs("--set", settings or ()))
+    config = WorkerConfig.model_validate({**defaults, **chosen, **given, "log_url": log, "data_dir": data})
     if print_config:
         kafka_options.print_config(config.model_dump(mode="json"))
     else:
-        _serve(config, services, stop_on_eof=stop_on_eof)
+        _serve(config, services, stop_on_eof=stop_on_eof, conf=conf)
 
 
-def _serve(config: WorkerConfig, services: Mapping[str, Service], *, stop_on_eof: bool) -> None:
+def _serve(config: WorkerConfig, services: Mapping[str, Service], *, stop_on_eof: bool, conf: BrokerConf | None) -> None:
     """Run the broker until it is told to stop, with what its process needs."""
     import asyncio
 
+    from brokers.cli.broker_conf import log_entries
     from brokers.main import run_broker
     from brokers.structured_logs import configure
 
     configure(sys.stderr)
+    if conf is not None:
+        log_entries(conf)
     if stop_on_eof:
         end_with_standard_input()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -1,4 +1,4 @@
-"""`equipoise bundles`: how bundles are, and who serves a key.
+"""`equipoise bundles`: how bundles are, who serves a key, and the end of a move that is not wanted any more.
 
 May live here: the commands of this group.
 """
@@ -9,13 +9,17 @@ from typing import Annotated
 
 import typer
 
-from brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, reading
+from brokers.admin import moving
+from brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, reading, writing
 from brokers.cli.outcome import ExitCode, group
 from brokers.cli.output import print_document, print_fact, print_rows
 from brokers.cli.rows import BUNDLE_COLUMNS, bundle_row
+from brokers.moves import KIND_OF_PHASE
+from brokers.requested_moves import owner_of
+from channel.entries import BundleChanged
 from channel.ranges import key_hash
 
-app = group("Look at bundles, and at who serves a key.")
+app = group("Look at bundles and their owners; call off moves.")
 
 BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="TENANT/NAMESPACE/0x00000000_0x40000000", show_default=False)]
 
@@ -82,3 +86,24 @@ def owner(
     print_fact(sentence, document, as_json=as_json)
     if server is None:
         raise typer.Exit(ExitCode.UNAVAILABLE)
+
+
+@app.command()
+def cancel(
+    bundle: BundleArgument, *, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
+    """Call off a transfer or a split that has not happened.
+
+    Who serves the bundle goes on with it, under the same fencing token. It is refused once the bundle is being let go of, and
+    where nothing moves. Not in Pulsar.
+    """
+    with writing(log, admin, timeout) as access:
+        accepted = moving.call_off(access, access.bundle(bundle).name)
+        change = accepted.verdict.changes[0]
+        assert isinstance(change, BundleChanged), "a transition changes its bundle"
+        before, after = change.before, change.after
+        assert before is not None, "a move is of a bundle that was there"
+        assert after is not None, "and it goes on"
+        kind, owner = KIND_OF_PHASE[before.phase].value, owner_of(access.view, after)
+    sentence = f"accepted at offset {accepted.offset}: the {kind} of {bundle} is called off; {owner} owns it, token {after.token}"
+    print_fact(sentence, {"offset": accepted.offset, "bundle": bundle, "move": kind, "owner": owner, "token": after.token}, as_json=as_json)

@@ -10,7 +10,6 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final
 
@@ -21,7 +20,7 @@ from brokers.cli.bundles import BundleArgument
 from brokers.cli.carrying import copy, export, import_export
 from brokers.cli.compact_command import compact
 from brokers.cli.history import entries, gone, unknown_offset
-from brokers.cli.moments import TimeCommand
+from brokers.cli.moments import TIME_CHARACTERS, TimeCommand, time_of
 from brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, handle, unread
 from brokers.cli.outcome import ExitCode, group, print_error
 from brokers.cli.output import print_document, print_json, print_line
@@ -34,7 +33,7 @@ from channel.entries import BundleChanged
 from channel.errors import LogClosed
 from channel.ranges import BundleName, parse_bundle
 from channel.reader import Folded
-from channel.records import INTEGER_MAX, QUIET_REASONS, Renewed, Unreadable
+from channel.records import INTEGER_MAX, QUIET_REASONS, Renewed
 from channel.story import Names, as_document, describe, ending_of, standing, story_of
 from channel.view import View
 
@@ -53,8 +52,6 @@ CHANGES_SHOWN_MAX: Final = 100
 OffsetArgument = Annotated[int, typer.Argument(min=0, max=INTEGER_MAX, metavar="OFFSET", show_default=False)]
 
 _BEGINNING: Final = ", from where the fold began"
-
-_TIME_CHARACTERS: Final = len("2026-01-31 12:34:56.789")
 
 
 @app.command()
@@ -207,9 +204,9 @@ class _Line:
         if as_json:
             print_json(as_document(self.folded, self.lines))
             return
-        print_line(f"{_time_of(self.folded)}  {self.lines[0]}", color=self.color)
+        print_line(f"{time_of(self.folded):{TIME_CHARACTERS}}  {self.lines[0]}", color=self.color)
         for line in self.lines[1:]:
-            print_line(f"{'':{_TIME_CHARACTERS}}    {line}")
+            print_line(f"{'':{TIME_CHARACTERS}}    {line}")
 
 
 def _tell_beginning(bundle: BundleName, view: View, names: Names, *, as_json: bool) -> bool:
@@ -236,16 +233,6 @@ def _show_jump(jump: Jump, *, as_json: bool) -> None:
 
 def _is_quiet_renewal(folded: Folded) -> bool:
     return isinstance(folded.record, Renewed) and folded.verdict.accepted and not folded.verdict.diverged
-
-
-def _time_of(folded: Folded) -> str:
-    """The local time that a record bears; blank if it bears none, or one that no calendar has."""
-    timestamp_ms = 0 if isinstance(folded.record, Unreadable) else folded.record.timestamp_ms
-    try:
-        told = datetime.fromtimestamp(timestamp_ms / 1_000).astimezone().isoformat(" ", "milliseconds")
-    except (OverflowError, ValueError, OSError):
-        timestamp_ms, told = 0, ""
-    return told[:_TIME_CHARACTERS] if timestamp_ms else " " * _TIME_CHARACTERS
 
 
 def _changes(folded: Folded, names: Names) -> list[str]:

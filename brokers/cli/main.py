@@ -20,18 +20,23 @@ if TYPE_CHECKING:
 
 GROUPS: Final = {
     "broker": ("brokers.cli.broker", "Run one broker in the foreground."),
+    "load-worker": ("brokers.cli.load_worker", "Average the load of a cluster on Kafka."),
     "up": ("brokers.cli.up", "Run a cluster of brokers on this machine."),
     "namespaces": ("brokers.cli.namespaces", "Make namespaces; move, cut and join their bundles."),
     "topics": ("brokers.cli.topics", "List topics, look at their stats, make partitioned ones."),
-    "bundles": ("brokers.cli.bundles", "Look at bundles, and at who serves a key."),
+    "bundles": ("brokers.cli.bundles", "Look at bundles and their owners; call off moves."),
+    "policies": ("brokers.cli.policy_commands", "Say which brokers may have which bundles."),
     "brokers": ("brokers.cli.broker_commands", "See who is a member; drain a broker, bury a dead one."),
+    "plan": ("brokers.cli.plan", "See what balancing would do now, and why not more."),
+    "decisions": ("brokers.cli.decision_commands", "See what balancing has decided, and why."),
+    "balancing": ("brokers.cli.balancing_commands", "Turn balancing on or off, and change its settings."),
     "channel": ("brokers.cli.channel_commands", "Read the log, tell a bundle's story, check everything."),
 }
 """Each name, the module whose `app` it is, and what `--help` says of it."""
 
 _EPILOG: Final = (
-    "Exit codes: 0 done; 1 refused, or a check found something; 2 the command line is wrong; 3 the log, a broker or the answer "
-    "was not there in time; 4 somebody must act first; 130 Ctrl-C."
+    "Exit codes: 0 done; 1 refused, or something was found; 2 wrong command line; 3 not there in time; 4 somebody must act first; "
+    "130 Ctrl-C."
 )
 
 

@@ -1,6 +1,6 @@
 """Places in the history of a channel, as people write them: an offset, or a time.
 
-May live here: the grammar of OFFSET|TIME, and the class of commands whose arguments may begin with a minus for it.
+May live here: the grammar of OFFSET|TIME, how times are told, and the class of commands whose arguments may begin with a minus for it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from typer.core import TyperCommand
 
-from channel.records import INTEGER_MAX
+from channel.reader import Folded
+from channel.records import INTEGER_MAX, Unreadable
 
 if TYPE_CHECKING:
     from typer._click import Context
@@ -23,6 +24,8 @@ _match_relative: Final = re.compile(r"(?:now)?-(\d{1,9})([smhdw])").fullmatch
 _TIMES: Final = (
     "an offset, a time (2026-01-31T12:34, with Z or +02:00 behind it where it is not local), or how long ago (-10m; s, m, h, d, w)"
 )
+
+TIME_CHARACTERS: Final = len("2026-01-31 12:34:56.789")
 
 MomentArgument = Annotated[
     str,
@@ -67,3 +70,23 @@ class TimeCommand(TyperCommand):
     def parse_args(self, ctx: Context, args: list[str]) -> list[str]:
         """Spell what would be taken for options in the way in which it cannot be."""
         return super().parse_args(ctx, [f"now{arg}" if _match_relative(arg) else arg for arg in args])
+
+
+def told_time(time_ms: int) -> str:
+    """The local time that a Unix time is, in `TIME_CHARACTERS`; empty for one that no calendar has."""
+    try:
+        return datetime.fromtimestamp(time_ms / 1_000).astimezone().isoformat(" ", "milliseconds")[:TIME_CHARACTERS]
+    except (OverflowError, ValueError, OSError):
+        return ""
+
+
+def time_of(folded: Folded) -> str:
+    """The local time that a record bears, in `TIME_CHARACTERS`; empty if it bears none, or one that no calendar has."""
+    timestamp_ms = 0 if isinstance(folded.record, Unreadable) else folded.record.timestamp_ms
+    return told_time(timestamp_ms) if timestamp_ms else ""
+
+
+def told_ago(duration_ms: int) -> str:
+    """How long ago something was, in the largest unit that it fills; what is to come is `just now`, since clocks differ."""
+    found = next((f"{duration_ms // size_ms} {unit} ago" for unit, size_ms in reversed(_UNITS_MS.items()) if duration_ms >= size_ms), None)
+    return found or "just now"

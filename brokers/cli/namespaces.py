@@ -13,13 +13,15 @@ import typer
 
 from brokers.admin import moving
 from brokers.admin.access import Access
+from brokers.balancing_settings import BalancingSettings
 from brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, reading, writing
 from brokers.cli.outcome import group
 from brokers.cli.output import counted, print_document, print_fact, print_json, print_line, print_rows
 from brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
-from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
+from brokers.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss
 from brokers.namespace_size import NEW_BUNDLES_MAX, check_new_bundles
 from brokers.requested_moves import owner_of
+from brokers.settings_records import settings_in
 from brokers.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from channel.errors import InvalidBoundaries, InvalidName
 from channel.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
@@ -27,8 +29,6 @@ from channel.reader import Folded
 from channel.records import CUTS_MAX, TEXT_CHARACTERS_MAX, BundleTransition
 
 app = group("Make namespaces; move, cut and join their bundles.")
-
-BUNDLES_BY_DEFAULT: Final = 4  # As in Pulsar.
 
 # A namespace has a boundary more than bundles, and a point takes 11 characters with its comma.
 _POINTS_CHARACTERS_MAX: Final = 11 * (NEW_BUNDLES_MAX + 1)
@@ -50,7 +50,12 @@ def create(
     log: LogOption,
     bundles: Annotated[
         int | None,
-        typer.Option("--bundles", "-b", metavar="NUMBER", help=f"How many of equal size, at most {NEW_BUNDLES_MAX}.  [default: 4]"),
+        typer.Option(
+            "--bundles",
+            "-b",
+            metavar="NUMBER",
+            help=f"How many of equal size, at most {NEW_BUNDLES_MAX}.  [default: balancing.namespace_bundles, 4]",
+        ),
     ] = None,
     boundaries: Annotated[
         str | None, typer.Option(metavar="POINTS", help="Or else where they begin and end: 0x00000000,0x40000000,0xffffffff.")
@@ -67,11 +72,12 @@ def create(
     check_namespace(namespace)
     if bundles is not None and boundaries is not None:
         raise typer.BadParameter("give --bundles or --boundaries, not both")
-    if boundaries is None:
-        points = even_boundaries(check_new_bundles(namespace, BUNDLES_BY_DEFAULT if bundles is None else bundles))
-    else:
-        points = parse_boundaries(namespace, boundaries)
+    points = None if boundaries is None else parse_boundaries(namespace, boundaries)
+    if bundles is not None:
+        points = even_boundaries(check_new_bundles(namespace, bundles))
     with writing(log, admin, timeout) as access:
+        if points is None:
+            points = even_boundaries(settings_in(access.view, BalancingSettings()).balancing.namespace_bundles)
         policies = {} if on_channel_loss is None else {ON_CHANNEL_LOSS: on_channel_loss.value}
         accepted = moving.create_namespace(access, namespace, points, policies)
     count = len(points) - 1
@@ -100,6 +106,11 @@ def policies(
     *,
     log: LogOption,
     on_channel_loss: OnChannelLossOption = None,
+    group_name: Annotated[
+        str | None,
+        typer.Option("--anti-affinity-group", metavar="GROUP", help="Keep it away from the others of this group.", show_default=False),
+    ] = None,
+    no_group: Annotated[bool, typer.Option("--no-anti-affinity-group", help="Take it out of its group.")] = False,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
@@ -109,16 +120,24 @@ def policies(
     With --on-channel-loss it is set: `fence`, the default, has the owners of its bundles stop when their lease ends; with `serve`
     they serve on while they have lost the channel, and only fencing tokens, checked by your store, keep two of them apart. What
     is open goes by it as soon as its owner has read it.
+
+    The namespaces of one --anti-affinity-group are spread over failure domains, and then over brokers, as they are placed.
     """
-    if on_channel_loss is None:
+    changes: dict[str, str | None] = {} if on_channel_loss is None else {ON_CHANNEL_LOSS: on_channel_loss.value}
+    if no_group or group_name is not None:
+        changes[ANTI_AFFINITY_GROUP] = group_name
+    if len(changes) > 1 or (no_group and group_name is not None):
+        raise typer.BadParameter("one policy is set at a time")
+    if not changes:
         with reading(log, timeout) as access:
             row = namespace_row(access.view, access.namespace(namespace))
         print_document({"namespace": namespace, ON_CHANNEL_LOSS: row[ON_CHANNEL_LOSS], "policies": row["policies"]}, as_json=as_json)
         return
+    ((policy, value),) = changes.items()
     with writing(log, admin, timeout) as access:
-        accepted = moving.set_policy(access, access.namespace(namespace), ON_CHANNEL_LOSS, on_channel_loss.value)
-    sentence = f"accepted at offset {accepted.offset}: {ON_CHANNEL_LOSS} of {namespace} is {on_channel_loss.value}"
-    print_fact(sentence, {"offset": accepted.offset, "namespace": namespace, ON_CHANNEL_LOSS: on_channel_loss.value}, as_json=as_json)
+        accepted = moving.set_policy(access, access.namespace(namespace), policy, value)
+    sentence = f"accepted at offset {accepted.offset}: {policy} of {namespace} is {'no longer set' if value is None else value}"
+    print_fact(sentence, {"offset": accepted.offset, "namespace": namespace, policy: value}, as_json=as_json)
 
 
 @app.command("bundles")
@@ -170,6 +189,7 @@ def unload(
             "--destinationBroker", "--destination-broker", "-d", metavar="ID", help="The broker to move the bundle to.", show_default=False
         ),
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Move it there even if policies forbid it; balancing will bring it back.")] = False,
     wait: WaitOption = True,
     admin: AsOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -178,10 +198,12 @@ def unload(
     """Move one bundle, or all, away from their owners.
 
     A bundle is transferred: its owner serves until the other broker is ready, and callers wait for one hop of the log. Without
-    --destinationBroker that is the broker with the fewest bundles for its capacity; where there is no other, the bundle is let
+    --destinationBroker that is the broker with the fewest bundles for its capacity; where no other may have it, the bundle is let
     go of, and placed anew. Of a whole namespace 64 go at a time, or with --no-wait all at once. A dead or draining broker is
-    refused.
+    refused, and without --force one that isolation policies or pins keep from the bundle.
     """
+    if force and destination is None:
+        raise typer.BadParameter("--force is for a transfer to --destinationBroker")
     if destination is not None and bundle is None:
         raise typer.BadParameter("--destinationBroker moves one bundle; say which with --bundle")
     with writing(log, admin, timeout) as access:
@@ -191,7 +213,7 @@ def unload(
         elif destination is None:
             _unload_one(access, _named(access, namespace, bundle), wait=wait, as_json=as_json)
         else:
-            accepted = moving.transfer(access, _named(access, namespace, bundle), destination)
+            accepted = moving.transfer(access, _named(access, namespace, bundle), destination, force=force)
             _follow_transfer(access, accepted, destination, wait=wait, as_json=as_json)
 
 
@@ -228,6 +250,28 @@ def _unload_all(access: Access, namespace: str, *, wait: bool, as_json: bool) ->
     done = "are unloaded" if wait else "are being unloaded"
     sentence = f"{counted(len(unloads), 'bundle')} of {namespace} {done}; {skipped} had no owner, or were on the move already"
     print_fact(sentence, {"namespace": namespace, "offsets": unloads, "skipped": skipped, "done": wait}, as_json=as_json)
+
+
+@app.command("cancel-moves")
+def cancel_moves(
+    namespace: NamespaceArgument,
+    *,
+    log: LogOption,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Call off all moves of a namespace that have not happened.
+
+    Who serves a bundle goes on with it. What is being let go of already comes to its end. Not in Pulsar.
+    """
+    with writing(log, admin, timeout) as access:
+        bundles = access.view.bundles_of(access.namespace(namespace))
+        moved = sum(bundle.phase not in ("owned", "free") for bundle in bundles)
+        ended = moving.call_off_all(access, bundles)
+    late = moved - len(ended)
+    sentence = f"{counted(len(ended), 'move')} of {namespace} called off; {late} too far on, or over"
+    print_fact(sentence, {"namespace": namespace, "offsets": ended, "late": late}, as_json=as_json)
 
 
 @app.command("split-bundle")

@@ -9,6 +9,7 @@ import getpass
 import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
@@ -47,6 +48,17 @@ TimeoutOption = Annotated[
 AsOption = Annotated[
     str | None,
     typer.Option("--as", metavar="NAME", help="Who asks, as the channel remembers it (admin:NAME).  [default: the user's name]"),
+]
+BrokerConfOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--broker-conf",
+        metavar="FILE",
+        exists=True,
+        dir_okay=False,
+        help="A broker.conf of Pulsar: what it says of balancing is taken, below --set and the channel.",
+        show_default=False,
+    ),
 ]
 WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done, or only until the channel has accepted it.")]
 

@@ -21,7 +21,16 @@ from typing import TYPE_CHECKING, Final, cast
 import typer
 from typer.core import TyperGroup
 
-from brokers.errors import CalledOff, InvalidConfig, InvalidTiming, OutputFailed, Rejected
+from brokers.errors import (
+    CalledOff,
+    DestinationForbidden,
+    InvalidConfig,
+    InvalidTiming,
+    NoFreshLoad,
+    OutputFailed,
+    PolicyLeavesNobody,
+    Rejected,
+)
 from channel.errors import Bug, CallerError, EquipoiseError, OperatorError
 
 if TYPE_CHECKING:
@@ -62,6 +71,10 @@ class ExitCode(IntEnum):
 _CODES: Final[tuple[tuple[type[EquipoiseError], ExitCode], ...]] = (
     (Rejected, ExitCode.REFUSED),
     (CalledOff, ExitCode.REFUSED),
+    (NoFreshLoad, ExitCode.REFUSED),
+    # How the cluster is now stands against it, not how the command line is spelled.
+    (DestinationForbidden, ExitCode.REFUSED),
+    (PolicyLeavesNobody, ExitCode.REFUSED),
     (CallerError, ExitCode.USAGE),
     # Here it is the command line that settings come from.
     (InvalidConfig, ExitCode.USAGE),

@@ -6,7 +6,9 @@ May live here: printing. What a row holds is its command's business; errors are 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Final
 
@@ -26,9 +28,22 @@ def print_json(document: object) -> None:
     typer.echo(json.dumps(document))
 
 
-def print_line(text: str, *, color: str | None = None) -> None:
-    """Print one line, whatever `text` holds; in color on a terminal."""
-    typer.secho(printable(text), fg=color)
+def print_line(text: str, *, color: str | None = None, bold: bool = False) -> None:
+    """Print one line, whatever `text` holds; in color, or bold, on a terminal."""
+    typer.secho(printable(text), fg=color, bold=bold or None)
+
+
+def print_heading(text: str) -> None:
+    """Print an empty line, and below it, bold on a terminal, what the next lines are about."""
+    typer.echo()
+    print_wrapped(text, bold=True)
+
+
+def print_wrapped(text: str, *, indent: int = 0, bold: bool = False) -> None:
+    """Print a sentence fitted to the terminal, what follows its first line indented; on one line where there is none."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _PIPE_COLUMNS
+    for line in textwrap.wrap(printable(text), width, subsequent_indent=" " * indent, break_on_hyphens=False):
+        typer.secho(line, bold=bold or None)
 
 
 def print_fact(sentence: str, document: Row, *, as_json: bool) -> None:

@@ -9,13 +9,18 @@ from collections import Counter
 from typing import Final
 
 from brokers.cli.output import Row
+from brokers.destinations import Destinations
+from brokers.errors import InvalidPolicy
 from brokers.namespace_policies import on_channel_loss
+from brokers.policies import ISOLATION, MIN_LIMIT_DEFAULT, USAGE_THRESHOLD_DEFAULT, items_of, parse_policy
 from channel.entries import BrokerEntry, BundleEntry
 from channel.view import View
 
 BROKER_COLUMNS: Final = ("broker", "status", "leader", "incarnation", "bundles", "capacity", "http", "lease_ms")
 NAMESPACE_COLUMNS: Final = ("namespace", "status", "bundles", "owned", "moving", "free", "on_channel_loss")
 BUNDLE_COLUMNS: Final = ("bundle", "state", "owner", "source", "token", "last")
+POLICY_COLUMNS: Final = ("policy", "namespaces", "brokers", "problem")
+DESTINATION_COLUMNS: Final = ("broker", "may_have_it", "owner", "why_not")
 
 
 def broker_row(view: View, broker: BrokerEntry) -> Row:
@@ -71,6 +76,40 @@ def bundle_row(view: View, bundle: BundleEntry) -> Row:
         "algorithm": bundle.algorithm,
         "positions": None if bundle.positions is None else [f"0x{position:08x}" for position in bundle.positions],
     }
+
+
+def policy_row(view: View, key: str) -> Row:
+    """An isolation policy or a pin as its document says it; `problem` if it cannot be read, and so lets nobody have what it is about."""
+    entry = view.policies[key]
+    document = entry.document
+    try:
+        parse_policy(key, document)
+        problem = None
+    except InvalidPolicy as error:
+        problem = error.problem
+    row: dict[str, object] = {"policy": key}
+    if key.startswith(f"{ISOLATION}/"):
+        row["namespaces"] = items_of(document, "namespaces")
+        row["brokers"] = items_of(document, "primary")
+        row["secondary"] = items_of(document, "secondary")
+        row["min_limit"] = document.get("min_limit", MIN_LIMIT_DEFAULT)
+        row["usage_threshold"] = document.get("usage_threshold", USAGE_THRESHOLD_DEFAULT)
+    else:
+        row["namespaces"] = [document.get("namespace")]
+        row["range"] = document.get("range")
+        row["brokers"] = items_of(document, "brokers")
+    return row | {"problem": problem, "last": entry.last}
+
+
+def destination_rows(destinations: Destinations, bundle: BundleEntry) -> list[Row]:
+    """Every broker that the view knows, whether it may have a bundle, and why not: `rather not` is a preference, `no` a rule."""
+    found, bound = destinations.of(bundle), destinations.bound(bundle)
+    rows: list[Row] = []
+    for broker in sorted(destinations.view.brokers):
+        word = "yes" if broker in found.allowed else "rather not" if broker in bound.allowed else "no"
+        owner = destinations.view.brokers[broker].incarnation == bundle.owner
+        rows.append({"broker": broker, "may_have_it": word, "owner": owner, "why_not": found.refused.get(broker)})
+    return rows
 
 
 def view_document(view: View) -> Row:

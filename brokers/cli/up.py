@@ -18,12 +18,14 @@ import typer
 
 from brokers.cli import kafka_options
 from brokers.cli.broker import PULSAR_PORT, ServiceOption, SetOption, pairs
+from brokers.cli.broker_conf import BrokerConf, document_of, print_entries, read_broker_conf, settings_over
 from brokers.cli.kafka_options import PrintConfigOption
-from brokers.cli.options import LOG_VARIABLE, JsonOption
+from brokers.cli.options import LOG_VARIABLE, BrokerConfOption, JsonOption
 from brokers.cli.outcome import ExitCode, group
 from brokers.cli.output import Row, print_fact, print_json, print_line
 from brokers.cli.services import default_service, service_classes, speaks_pulsar
 from brokers.local_cluster import LOOK_MS, ClusterSettings, Happening, LocalCluster, StartBrokenOff
+from brokers.local_load_workers import can_run
 from channel.open_log import log_path
 
 app = group("Run a cluster of brokers on this machine.")
@@ -54,12 +56,14 @@ def up(
     restart: Annotated[bool, typer.Option("--restart", help="Start a broker again that dies.")] = False,
     service: ServiceOption = None,
     settings: SetOption = None,
+    broker_conf: BrokerConfOption = None,
     print_config: PrintConfigOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Run a cluster of brokers on this machine.
 
-    A broker that dies is declared dead at once, so that its bundles move without waiting for its lease.
+    A broker that dies is declared dead at once, so that its bundles move without waiting for its lease. On Kafka a load worker runs
+    beside them, if the extra `load` is installed, and is started again when it dies.
 
     The first Ctrl-C or SIGTERM stops all brokers gracefully: they move their bundles and leave; exit code 0. The second one
     kills them at once; exit code 130. Exit code 4: no broker is left, or one could not be started.
@@ -72,6 +76,7 @@ def up(
     if not takes_pulsar_clients and pulsar_port != PULSAR_PORT:
         problem = "--pulsar-port: no service is for Pulsar's clients; name `pulsar` as one (pip install 'equipoise[pulsar]')"
         raise typer.BadParameter(problem)
+    conf = None if broker_conf is None else read_broker_conf(broker_conf)
     cluster = LocalCluster(
         ClusterSettings(
             directory=data,
@@ -80,9 +85,10 @@ def up(
             pulsar_port=pulsar_port if takes_pulsar_clients else None,
             log_url=log,
             services=services,
-            settings=pairs("--set", settings or ()),
+            settings=settings_over(conf, pairs("--set", settings or ())),
             environment={} if _COUNTER_STORE in os.environ else {_COUNTER_STORE: str(data.absolute() / "counter.db")},
             restart=restart,
+            load_workers=int(_is_on_kafka(log) and can_run()),
         ),
         tell=_print_json if as_json else _print_line,
     )
@@ -92,6 +98,8 @@ def up(
         return
     if log is None:
         _say_if_overridden(cluster, as_json=as_json)
+    if conf is not None:
+        _say_what_was_taken(conf, as_json=as_json)
     with _signals(cluster) as signals:
         _run(cluster, signals, as_json=as_json)
     if len(signals) > 1:
@@ -145,6 +153,18 @@ def _say_if_overridden(cluster: LocalCluster, *, as_json: bool) -> None:
     if named and not _is_same_log(named, cluster.log_url):
         text = f"{LOG_VARIABLE} names {named}, which is not used: this cluster's log is {cluster.log_url}; --log names another"
         _say(text, {"what": "environment_overridden", LOG_VARIABLE: named, "log": cluster.log_url}, as_json=as_json)
+
+
+def _say_what_was_taken(conf: BrokerConf, *, as_json: bool) -> None:
+    with suppress(OSError):
+        if as_json:
+            print_json({"what": "broker_conf", **document_of(conf)})
+        else:
+            print_entries(conf)
+
+
+def _is_on_kafka(log: str | None) -> bool:
+    return log is not None and log.startswith("kafka:")
 
 
 def _is_same_log(first: str, second: str) -> bool:

@@ -11,14 +11,16 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from brokers.demo import operator
+from brokers.demo.load_acts import divide, even_out
 from brokers.demo.operator import Deed
 from brokers.demo.stage import Stage
+from brokers.demo.tuning import QUICK, tune
 from brokers.errors import BrokerUnreachable
 
 Act = Callable[[Stage], Awaitable[None]]
 
-# Long enough for a few rounds of the balancer, whose interval the demo sets to two seconds.
-_BALANCE_S: Final = 8.0
+# Long enough for a few rounds of the balancer.
+_BALANCE_S: Final = 4.0
 
 # Of each, half are done to counters and half to topics.
 _TRANSFERS: Final = 8
@@ -99,7 +101,12 @@ async def _move(stage: Stage, deed: Deed, times: int) -> None:
 
 
 async def begin(stage: Stage) -> None:
-    """Create the namespaces, and wait until all their bundles are owned. Raises `BrokerUnreachable` if one cannot be created."""
+    """Set what can be watched, create the namespaces, and wait until all their bundles are owned.
+
+    Raises `BrokerUnreachable` if a namespace cannot be created, and what `tune` raises.
+    """
+    await tune(stage.cluster.log_url, QUICK)
+    stage.say("settings are put on the channel, by which brokers report, and balance, each second")
     broker, address = stage.cluster.broker_ids[0], stage.cluster.addresses[0]
     for namespace, bundles in stage.bundles.items():
         problem = await operator.create_namespace(stage.http, address, namespace, bundles=bundles)
@@ -109,4 +116,4 @@ async def begin(stage: Stage) -> None:
     await stage.settled()
 
 
-ACTS: Final[tuple[Act, ...]] = (balance, transfer, split, kill, merge, drain, kill_leader)
+ACTS: Final[tuple[Act, ...]] = (balance, even_out, transfer, split, kill, divide, merge, drain, kill_leader)

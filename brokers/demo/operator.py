@@ -1,4 +1,4 @@
-"""An operator at work: moves bundles by the brokers' HTTP, as a script written for Pulsar would.
+"""An operator at work: moves bundles by the brokers' HTTP, as a script written for Pulsar would, and asks what balancing would do.
 
 May live here: what an operator asks of brokers, and the choice of what to ask for. Whether it may be done is the fold's decision.
 """
@@ -6,6 +6,9 @@ May live here: what an operator asks of brokers, and the choice of what to ask f
 from __future__ import annotations
 
 import asyncio
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -24,6 +27,10 @@ _MOVE_S: Final = 30.0
 
 # How often an operator looks whether the view is what he waits for.
 _LOOK_S: Final = 0.01
+
+# A dry run folds the channel and reads what brokers have reported: a second, and on a busy machine some more.
+_PLAN_S: Final = 20.0
+_AS_WIDE: Final = {"COLUMNS": "120"}
 
 # A bundle of fewer hash points is not cut any further: hardly a key of the demo would lie in it.
 _WIDTH_MIN: Final = 1 << 20
@@ -116,6 +123,20 @@ async def drain(http: aiohttp.ClientSession, broker: str) -> str | None:
 async def create_namespace(http: aiohttp.ClientSession, broker: str, namespace: str, *, bundles: int) -> str | None:
     """Have `broker`, a base URL, create a namespace of so many bundles. As `make`."""
     return await _ask(http, "PUT", f"{broker}/admin/v2/namespaces/{namespace}", body={"bundles": {"numBundles": bundles}})
+
+
+async def plan(log_url: str) -> Sequence[str]:
+    """What `equipoise plan` prints of the cluster on this log, line by line: a dry run, of which no broker knows."""
+    command = (sys.executable, "-P", "-m", "brokers.cli", "plan", "--log", log_url)
+    process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env={**os.environ, **_AS_WIDE})
+    try:
+        async with asyncio.timeout(_PLAN_S):
+            printed, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return [f"it did not come to an end within {_PLAN_S:.0f} s"]
+    return printed.decode(errors="replace").rstrip().splitlines()
 
 
 async def _ask(

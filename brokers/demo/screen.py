@@ -13,6 +13,7 @@ from typing import Final, Protocol, Self
 
 from rich.console import Console, Group
 from rich.live import Live
+from rich.padding import Padding
 from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
@@ -20,8 +21,12 @@ from rich.text import Text
 # Plain lines: how often the whole is summed up between two deeds.
 _SUM_UP_S: Final = 5.0
 
-# The head of a column: calls of counters, messages in and out of topics.
+# The heads of columns: calls of counters, messages in and out of topics; the average use of the busiest resource.
 _WORK: Final = "calls or messages/s"
+_USE: Final = "in use"
+
+# What is quoted stands below what was said of it.
+_QUOTED: Final = " " * 10
 
 # What was said last stays on the live screen.
 _SAID_MAX: Final = 6
@@ -29,7 +34,10 @@ _SAID_MAX: Final = 6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRow:
-    """One broker: `status` as the channel has it, `work_per_second` (calls, and messages in and out) as it reports itself."""
+    """One broker: `status` as the channel has it, `work_per_second` (calls, and messages in and out) as it reports itself.
+
+    `used` is the part of its resources that it uses on average; None where it has not said.
+    """
 
     broker: str
     status: str
@@ -37,6 +45,7 @@ class BrokerRow:
     incarnation: int
     bundles: int
     work_per_second: float
+    used: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +121,10 @@ class Screen(Protocol):
         """Tell what is being done."""
         ...
 
+    def quote(self, lines: Sequence[str]) -> None:
+        """Print what another program has printed, as it stands."""
+        ...
+
     def show(self, picture: Picture) -> None:
         """Show how things stand."""
         ...
@@ -135,6 +148,10 @@ class PlainScreen:
     def say(self, elapsed_s: float, text: str) -> None:
         """See `Screen.say`."""
         print(f"{elapsed_s:6.1f} s  {text}", flush=True)
+
+    def quote(self, lines: Sequence[str]) -> None:
+        """See `Screen.quote`."""
+        print("\n".join(f"{_QUOTED}{line}" for line in lines), flush=True)
 
     def show(self, picture: Picture) -> None:
         """See `Screen.show`."""
@@ -160,6 +177,10 @@ class LiveScreen:
     def say(self, elapsed_s: float, text: str) -> None:
         """See `Screen.say`."""
         self._said = [*self._said[1 - _SAID_MAX :], f"{elapsed_s:6.1f} s  {text}"]
+
+    def quote(self, lines: Sequence[str]) -> None:
+        """See `Screen.quote`: above the picture, where it stays."""
+        self._live.console.print(Padding(Text("\n".join(lines)), (0, 0, 0, len(_QUOTED))))
 
     def show(self, picture: Picture) -> None:
         """See `Screen.show`."""
@@ -190,11 +211,12 @@ def _lines(lines: Sequence[str]) -> Text:
 
 
 def _brokers(picture: Picture) -> Table:
-    table = _table("broker", "status", "incarnation", "bundles", _WORK)
+    table = _table("broker", "status", "incarnation", "bundles", _WORK, _USE)
     for row in picture.brokers:
         status = f"{row.status}, leads" if row.leads else row.status
         style = None if row.status == "up" else "yellow" if row.status == "draining" else "dim"
-        table.add_row(row.broker, status, str(row.incarnation), str(row.bundles), f"{row.work_per_second:.0f}", style=style)
+        used = "" if row.used is None else f"{row.used:.0%}"
+        table.add_row(row.broker, status, str(row.incarnation), str(row.bundles), f"{row.work_per_second:.0f}", used, style=style)
     return table
 
 
@@ -209,5 +231,5 @@ def _bundles(picture: Picture) -> Table:
 def _table(*columns: str) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
-        table.add_column(column, no_wrap=True, justify="right" if column in ("bundles", "token", _WORK, "incarnation") else "left")
+        table.add_column(column, no_wrap=True, justify="right" if column in ("bundles", "token", _WORK, _USE, "incarnation") else "left")
     return table

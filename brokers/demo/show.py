@@ -25,16 +25,19 @@ from brokers.demo.messages import MessageTally
 from brokers.demo.messaging import PulsarClients, lacking
 from brokers.demo.screen import Screen
 from brokers.demo.stage import COUNTERS, MESSAGES, Stage
+from brokers.demo.tuning import CORES
 from brokers.demo.verdict import Verdict, judge, judge_messages
 from brokers.demo.workload import stubborn, uneven
 from brokers.load_bus import open_load_bus
 from brokers.local_cluster import ClusterSettings, LocalCluster
+from brokers.local_load_workers import can_run
 from brokers.moves import MoveKind
 from channel.findings import Findings
 from channel.open_log import open_log
 from channel.table_view import TableView
 from channel.verify import verify
 
+_LOAD_WORKERS: Final = 2  # On Kafka: enough to share the work, and to lose one.
 _BROKERS: Final = 3
 _BUNDLES: Final = {COUNTERS: 16, MESSAGES: 8}
 _SERVICES: Final = {COUNTERS: "counter", MESSAGES: "pulsar"}
@@ -116,15 +119,17 @@ def _store(directory: Path) -> Path:
 
 
 def _cluster(options: Options, namespaces: Sequence[str]) -> LocalCluster:
+    is_on_kafka = options.log_url is not None and options.log_url.startswith("kafka:")
     settings = ClusterSettings(
         directory=options.directory,
         log_url=options.log_url,
         brokers=_BROKERS,
         pulsar_port=0 if MESSAGES in namespaces else None,
         services=tuple(f"{namespace}={_SERVICES[namespace]}" for namespace in namespaces),
-        settings={"balance_interval_ms": _BALANCE_INTERVAL_MS},
+        settings={"balance_interval_ms": _BALANCE_INTERVAL_MS, "cpu_cores": CORES},
         environment={"EQUIPOISE_COUNTER_STORE": str(_store(options.directory))},
         evidence=True,
+        load_workers=_LOAD_WORKERS if is_on_kafka and can_run() else 0,
     )
     return LocalCluster(settings)
 

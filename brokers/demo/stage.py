@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import cycle
@@ -20,12 +20,13 @@ import aiohttp
 from brokers.demo import operator
 from brokers.demo.calling import CallerProcess
 from brokers.demo.chronicle import Chronicle
+from brokers.demo.evenness import evenness_of
 from brokers.demo.messages import MessageTally
 from brokers.demo.messaging import PulsarClients
 from brokers.demo.operator import Deed
 from brokers.demo.screen import BrokerRow, BundleRow, MessagesShown, Picture, Screen
 from brokers.errors import LoadBusUnavailable
-from brokers.load import LoadBus
+from brokers.load_reports import LoadBus, Summary
 from brokers.local_cluster import LocalCluster
 from channel.deadline import Deadline
 from channel.table_view import TableView
@@ -48,7 +49,8 @@ _RATE_PICTURES: Final = 8
 class Stage:
     """Everything that an act may use. `now_s` counts from `began_s`, both of the loop's clock.
 
-    `bundles` says how many bundles each namespace gets. `pulsar` is None where there are no Pulsar clients.
+    `bundles` says how many bundles each namespace gets. `pulsar` is None where there are no Pulsar clients. `summaries` is what
+    brokers said of their load when the picture was drawn last.
     """
 
     bundles: Mapping[str, int]
@@ -62,6 +64,7 @@ class Stage:
     screen: Screen
     random: Random
     began_s: float
+    summaries: Sequence[Summary] = ()
     counted_at: deque[tuple[float, int, int]] = field(default_factory=lambda: deque(maxlen=_RATE_PICTURES))
     turns: Iterator[str] = field(init=False)
 
@@ -77,6 +80,10 @@ class Stage:
     def say(self, text: str) -> None:
         """Tell what is done."""
         self.screen.say(self.now_s, text)
+
+    def quote(self, lines: Sequence[str]) -> None:
+        """Show what another program has printed."""
+        self.screen.quote(lines)
 
     # --- what acts do ---
 
@@ -144,7 +151,8 @@ class Stage:
             await asyncio.sleep(_DRAW_S)
 
     async def _picture(self) -> Picture:
-        work_of = await asyncio.to_thread(_work_of_bundles, self.loads)
+        self.summaries = await asyncio.to_thread(_latest, self.loads)
+        work_of = _work_of_bundles(self.summaries)
         view, tally, now_s = self.table.view, self.callers.tally, self.now_s
         self.counted_at.append((now_s, tally.acknowledged, 0 if self.pulsar is None else self.pulsar.tally.receipted))
         since_s, calls_before, messages_before = self.counted_at[0]
@@ -163,7 +171,7 @@ class Stage:
         busiest = sorted(bundles, key=lambda row: (-row.work_per_second, row.bundle))[:_BUNDLES_SHOWN_MAX]
         return Picture(
             elapsed_s=now_s,
-            brokers=_broker_rows(view, bundles),
+            brokers=_broker_rows(view, bundles, evenness_of(view, self.summaries).used),
             bundles=busiest,
             bundles_count=len(bundles),
             newest=self.chronicle.newest,
@@ -192,18 +200,23 @@ def _messages(tally: MessageTally, before: int, seconds: float) -> MessagesShown
     return shown
 
 
-def _work_of_bundles(loads: LoadBus) -> dict[str, float]:
-    """Calls, and messages in and out, per second of each bundle, as brokers last reported them; what has moved may be there twice."""
-    work_of: dict[str, float] = {}
+def _latest(loads: LoadBus) -> Sequence[Summary]:
+    """What brokers say of themselves; nothing while the load bus is away."""
     try:
-        for report in sorted(loads.latest(), key=lambda report: report.at_ms):
-            work_of.update({name: load.calls_per_second for name, load in report.bundles.items()})
+        return loads.latest()
     except LoadBusUnavailable:
-        return {}
+        return ()
+
+
+def _work_of_bundles(summaries: Sequence[Summary]) -> dict[str, float]:
+    """Calls, and messages in and out, per second of each bundle that a broker names in its load report; the newest word counts."""
+    work_of: dict[str, float] = {}
+    for summary in sorted(summaries, key=lambda summary: summary.load.taken_ms):
+        work_of.update({bundle.bundle: bundle.traffic.messages_per_second for bundle in summary.load.bundles or ()})
     return work_of
 
 
-def _broker_rows(view: View, bundles: list[BundleRow]) -> list[BrokerRow]:
+def _broker_rows(view: View, bundles: list[BundleRow], used: Mapping[str, float]) -> list[BrokerRow]:
     leader = view.leader()
     rows = []
     for broker in sorted(view.brokers.values(), key=lambda broker: broker.broker):
@@ -216,6 +229,7 @@ def _broker_rows(view: View, bundles: list[BundleRow]) -> list[BrokerRow]:
                 incarnation=broker.incarnation,
                 bundles=len(owned),
                 work_per_second=sum(row.work_per_second for row in owned),
+                used=used.get(broker.broker),
             )
         )
     return rows

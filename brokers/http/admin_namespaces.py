@@ -14,6 +14,7 @@ from aiohttp import web
 from brokers.errors import InvalidRequest, Rejected, UnknownTenant
 from brokers.http.answers import done, json_answer
 from brokers.http.bodies import (
+    GROUP_BODY,
     NAMESPACE_BODY,
     ON_CHANNEL_LOSS_BODY,
     POSITIONS_BODY,
@@ -21,13 +22,16 @@ from brokers.http.bodies import (
     NamespaceBody,
     body_of,
     bundle_of,
+    flag_of,
     namespace_of,
     parameter_of,
+    required_body_of,
 )
 from brokers.http.moving import Moving
 from brokers.http.readiness import ready_view
 from brokers.named import bundle_named, namespace_named
-from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss, on_channel_loss
+from brokers.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss, on_channel_loss
+from brokers.settings_records import settings_in
 from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
 from brokers.worker import Worker
 from channel.deadline import Deadline
@@ -65,7 +69,12 @@ class Namespaces:
             web.put(f"{_NAMESPACE}/unload", self.unload_all),
             web.get(f"{_NAMESPACE}/onChannelLoss", self.on_channel_loss),
             web.post(f"{_NAMESPACE}/onChannelLoss", self.set_on_channel_loss),
+            web.delete(f"{_NAMESPACE}/unload", self.cancel_moves),
+            web.get(f"{_NAMESPACE}/antiAffinity", self.anti_affinity),
+            web.post(f"{_NAMESPACE}/antiAffinity", self.set_anti_affinity),
+            web.delete(f"{_NAMESPACE}/antiAffinity", self.delete_anti_affinity),
             web.put(f"{_BUNDLE}/unload", self.unload),
+            web.delete(f"{_BUNDLE}/unload", self.cancel),
             web.put(f"{_BUNDLE}/split", self.split),
             web.put(f"{_BUNDLE}/merge", self.merge),
         )
@@ -109,14 +118,14 @@ class Namespaces:
         view = ready_view(self._worker)
         namespace = namespace_named(view, namespace_of(request))
         bundles = _boundaries(view, namespace.name)
-        return json_answer(
-            {
-                "bundles": bundles,
-                "replication_clusters": [view.cluster],
-                "deleted": namespace.status == "deleting",
-                ON_CHANNEL_LOSS: on_channel_loss(namespace.policies),
-            }
-        )
+        document = {
+            "bundles": bundles,
+            "replication_clusters": [view.cluster],
+            "deleted": namespace.status == "deleting",
+            ON_CHANNEL_LOSS: on_channel_loss(namespace.policies),
+        }
+        group = namespace.policies.get(ANTI_AFFINITY_GROUP)
+        return json_answer(document | ({} if group is None else {"antiAffinityGroup": group}))
 
     async def on_channel_loss(self, request: web.Request) -> web.Response:
         """What becomes of the namespace's bundles while their owners have lost the channel."""
@@ -125,10 +134,26 @@ class Namespaces:
     async def set_on_channel_loss(self, request: web.Request) -> web.Response:
         """Set that; what is open goes by it as soon as its owner has read it."""
         namespace = namespace_named(ready_view(self._worker), namespace_of(request))
-        choice = await body_of(request, ON_CHANNEL_LOSS_BODY)
-        if choice is None:
-            raise InvalidRequest(what="the body", problem=f"it must be one of these, as JSON: {', '.join(OnChannelLoss)}")
+        choice = await required_body_of(request, ON_CHANNEL_LOSS_BODY, f"one of these, as JSON: {', '.join(OnChannelLoss)}")
         await self._moving.set_policy(namespace.name, ON_CHANNEL_LOSS, choice.value, self._deadline())
+        return done()
+
+    async def anti_affinity(self, request: web.Request) -> web.Response:
+        """The group of namespaces from which this one keeps away, as it was spelled; 204 if it is in none."""
+        group = namespace_named(ready_view(self._worker), namespace_of(request)).policies.get(ANTI_AFFINITY_GROUP)
+        return done() if group is None else json_answer(group)
+
+    async def set_anti_affinity(self, request: web.Request) -> web.Response:
+        """Put the namespace into a group; its bundles are spread as they are placed."""
+        namespace = namespace_named(ready_view(self._worker), namespace_of(request))
+        group = await required_body_of(request, GROUP_BODY, "the name of the group, as JSON")
+        await self._moving.set_policy(namespace.name, ANTI_AFFINITY_GROUP, group, self._deadline())
+        return done()
+
+    async def delete_anti_affinity(self, request: web.Request) -> web.Response:
+        """Take the namespace out of its group."""
+        namespace = namespace_named(ready_view(self._worker), namespace_of(request))
+        await self._moving.set_policy(namespace.name, ANTI_AFFINITY_GROUP, None, self._deadline())
         return done()
 
     async def bundles(self, request: web.Request) -> web.Response:
@@ -141,8 +166,8 @@ class Namespaces:
         namespace = namespace_of(request)
         body = await body_of(request, NAMESPACE_BODY)
         body = body or NamespaceBody()
-        cuts = (body.bundles or Bundles()).cuts(namespace)
-        ready_view(self._worker)
+        settings = settings_in(ready_view(self._worker), self._worker.config.base_settings)
+        cuts = (body.bundles or Bundles()).cuts(namespace, default=settings.balancing.namespace_bundles)
         await self._moving.create_namespace(namespace, cuts, body.policies, self._deadline())
         return done()
 
@@ -159,14 +184,25 @@ class Namespaces:
         await self._moving.unload_all(view.bundles_of(namespace.name), self._deadline())
         return done()
 
+    async def cancel_moves(self, request: web.Request) -> web.Response:
+        """Call off all moves of a namespace that have not happened."""
+        view = ready_view(self._worker)
+        await self._moving.call_off_all(view.bundles_of(namespace_named(view, namespace_of(request)).name), self._deadline())
+        return done()
+
     # --- bundles ---
 
+    async def cancel(self, request: web.Request) -> web.Response:
+        """Call off a transfer or a split that has not happened."""
+        await self._moving.call_off(self._bundle(request).name, self._deadline())
+        return done()
+
     async def unload(self, request: web.Request) -> web.Response:
-        """Take a bundle from its owner; with `destinationBroker`, move it there."""
+        """Take a bundle from its owner; with `destinationBroker`, move it there, with `force` whatever policies say."""
         bundle = self._bundle(request)
-        destination = parameter_of(request, "destinationBroker")
+        destination, force = parameter_of(request, "destinationBroker"), flag_of(request, "force")
         if destination is not None:
-            await self._moving.transfer(bundle.name, check_broker_id(destination), self._deadline())
+            await self._moving.transfer(bundle.name, check_broker_id(destination), self._deadline(), force=force)
         elif bundle.phase != "free":
             await self._moving.unload(bundle.name, self._deadline())
         return done()

@@ -15,7 +15,10 @@ from aiohttp import web
 from brokers.http.admin_brokers import Brokers
 from brokers.http.admin_namespaces import Namespaces
 from brokers.http.assignment import Assignment
+from brokers.http.balancing import Balancing
 from brokers.http.bodies import BODY_BYTES_MAX
+from brokers.http.cluster_policies import Policies
+from brokers.http.decisions import Decisions
 from brokers.http.errors import typed
 from brokers.http.health import Health
 from brokers.http.lookup import Lookup
@@ -37,7 +40,9 @@ def make_app(worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicNam
     """
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     assignment = Assignment(worker)
-    for paths in (Lookup(worker, lookups, is_pulsars=is_pulsars), assignment, Namespaces(worker), Brokers(worker), Health(worker)):
+    lookup = Lookup(worker, lookups, is_pulsars=is_pulsars)
+    of_channel = (Namespaces(worker), Policies(worker), Brokers(worker), Balancing(worker))
+    for paths in (lookup, assignment, *of_channel, Decisions(worker), Health(worker)):
         app.add_routes([typed(route) for route in paths.routes()])
     # At shutdown, not at cleanup: who follows is sent home before the server waits for what is under way.
     app.on_shutdown.append(assignment.close)

@@ -7,7 +7,7 @@ that says what is wrong, or an `InvalidName`.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, Final, Literal, TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError
@@ -15,21 +15,22 @@ from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, Validati
 from brokers.errors import InvalidRequest
 from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
 from brokers.namespace_size import check_new_bundles
+from brokers.policies import MIN_LIMIT_DEFAULT, USAGE_THRESHOLD_DEFAULT, isolation_document, pin_document
+from brokers.setting_values import spelled
+from brokers.settings_records import Changes
 from channel.errors import InvalidBoundaries
 from channel.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
-from channel.records import CUTS_MAX, Document
+from channel.records import CUTS_MAX, DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, Document
 
 BODY_BYTES_MAX: Final = 1 << 20
 """The largest body. The largest that makes sense for us names 4,097 boundaries of 13 bytes each: 52 KiB."""
-
-BUNDLES_DEFAULT: Final = 4
-"""Bundles of a namespace whose creator does not say how many, as in Pulsar."""
 
 _PROBLEMS_SHOWN_MAX: Final = 3
 _match_boundary: Final = re.compile(r"0x[0-9a-fA-F]{1,8}").fullmatch
 
 Value = TypeVar("Value")
 Integer = Annotated[int, Strict()]
+Texts = Annotated[list[str], Field(max_length=DOCUMENT_ENTRIES_MAX)]
 
 
 class Bundles(BaseModel):
@@ -40,15 +41,15 @@ class Bundles(BaseModel):
     boundaries: list[str] | None = None
     num_bundles: Integer | None = Field(default=None, alias="numBundles")
 
-    def cuts(self, namespace: str) -> tuple[int, ...]:
-        """The boundaries as hash points, from 0 to `HASH_MAX`; as in Pulsar they win over a number.
+    def cuts(self, namespace: str, *, default: int) -> tuple[int, ...]:
+        """The boundaries as hash points, from 0 to `HASH_MAX`; as in Pulsar they win over a number. Without either, `default` bundles.
 
         Raises `InvalidBoundaries`.
         """
         if not self.boundaries:
             # Pulsar's clients write 0 where nobody has said a number, and Pulsar takes its default for it. It does so for
             # less than 0, too, which we refuse: whoever says that means something else.
-            return even_boundaries(check_new_bundles(namespace, self.num_bundles or BUNDLES_DEFAULT))
+            return even_boundaries(check_new_bundles(namespace, self.num_bundles or default))
         check_new_bundles(namespace, len(self.boundaries) - 1)
         wrong = next((text for text in self.boundaries if not _match_boundary(text)), None)
         if wrong is not None:
@@ -75,10 +76,82 @@ class NamespaceBody(BaseModel):
         return {} if self.on_channel_loss is None else {ON_CHANNEL_LOSS: self.on_channel_loss.value}
 
 
+Given = Annotated[bool, Strict()] | Integer | float | str | list[str] | None
+
+
+class BalancingBody(BaseModel):
+    """Settings of balancing by name, null to take one away, and who wants it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    changes: Annotated[dict[str, Given], Field(max_length=DOCUMENT_ENTRIES_MAX)]
+    by: Annotated[str, Field(min_length=1, max_length=TEXT_CHARACTERS_MAX)] | None = None
+
+    @property
+    def settings(self) -> Changes:
+        """The changes as the channel takes them: of a list one text, and of a number with a fraction."""
+        lists = {name: frozenset(given) if isinstance(given, list) else given for name, given in self.changes.items()}
+        return {name: None if given is None else spelled(given) for name, given in lists.items()}
+
+
+class FailOverLimits(BaseModel):
+    """When secondaries help; Pulsar spells these numbers as text, and so do answers."""
+
+    min_limit: int = MIN_LIMIT_DEFAULT
+    usage_threshold: int = USAGE_THRESHOLD_DEFAULT
+
+
+class FailOver(BaseModel):
+    """Pulsar's `AutoFailoverPolicyData`; it has one type."""
+
+    policy_type: Literal["min_available"] = "min_available"
+    parameters: FailOverLimits = FailOverLimits()
+
+
+class IsolationBody(BaseModel):
+    """Pulsar's `NamespaceIsolationData`; what it says beside this, such as the scope of unloading, is passed over."""
+
+    namespaces: Texts
+    primary: Texts
+    secondary: Texts = []
+    auto_failover_policy: FailOver = FailOver()
+
+    @property
+    def document(self) -> Document:
+        """As the channel spells it."""
+        limits = self.auto_failover_policy.parameters
+        return isolation_document(
+            namespaces=self.namespaces,
+            primary=self.primary,
+            secondary=self.secondary,
+            min_limit=limits.min_limit,
+            usage_threshold=limits.usage_threshold,
+        )
+
+
+class PinBody(BaseModel):
+    """A pin: the bundles of `namespace`, or those that share a point with `range` of it, are kept to `brokers`."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    namespace: str
+    brokers: Texts
+    range: str | None = None
+
+    @property
+    def document(self) -> Document:
+        """As the channel spells it."""
+        return pin_document(namespace=self.namespace, brokers=self.brokers, range_=self.range)
+
+
 Positions = Annotated[list[Annotated[Integer, Field(ge=0, le=HASH_MAX)]], Field(max_length=CUTS_MAX)]
 
+BALANCING_BODY: Final = TypeAdapter[BalancingBody | None](BalancingBody | None)
 NAMESPACE_BODY: Final = TypeAdapter[NamespaceBody | None](NamespaceBody | None)
 ON_CHANNEL_LOSS_BODY: Final = TypeAdapter[OnChannelLoss | None](OnChannelLoss | None)
+GROUP_BODY: Final = TypeAdapter[str | None](str | None)
+ISOLATION_BODY: Final = TypeAdapter[IsolationBody | None](IsolationBody | None)
+PIN_BODY: Final = TypeAdapter[PinBody | None](PinBody | None)
 POSITIONS_BODY: Final = TypeAdapter[list[int] | None](Positions | None)
 
 
@@ -92,6 +165,14 @@ async def body_of(request: web.Request, adapter: TypeAdapter[Value | None]) -> V
     except ValidationError as error:
         problems = [f"{'.'.join(map(str, detail['loc'])) or 'it'}: {detail['msg']}" for detail in error.errors()[:_PROBLEMS_SHOWN_MAX]]
         raise InvalidRequest(what="the body", problem="; ".join(problems)) from None
+
+
+async def required_body_of(request: web.Request, adapter: TypeAdapter[Value | None], expected: str) -> Value:
+    """The body of a request that must have one, as `expected`. Raises `InvalidRequest`."""
+    value = await body_of(request, adapter)
+    if value is None:
+        raise InvalidRequest(what="the body", problem=f"there is none, and it must be {expected}")
+    return value
 
 
 def parameter_of(request: web.Request, name: str) -> str | None:
@@ -110,6 +191,14 @@ def integer_of(request: web.Request, name: str, *, default: int, at_most: int) -
     if not (text.isascii() and text.isdigit() and len(text) <= len(str(at_most)) and int(text) <= at_most):
         raise InvalidRequest(what=f"the parameter {name}", problem=f"{text[:64]!r} is no integer from 0 to {at_most}")
     return int(text)
+
+
+def flag_of(request: web.Request, name: str) -> bool:
+    """A parameter that is `true` or `false`, which it is if it is not given. Raises `InvalidRequest`."""
+    text = parameter_of(request, name)
+    if text not in (None, "true", "false"):
+        raise InvalidRequest(what=f"the parameter {name}", problem=f"{text[:64]!r} is neither true nor false")
+    return text == "true"
 
 
 def namespace_of(request: web.Request) -> str:

@@ -20,11 +20,13 @@ from brokers.errors import (
     CalledOff,
     ChannelLost,
     InvalidRequest,
+    PolicyLeavesNobody,
     Rejected,
     UnknownBroker,
     UnknownBundle,
     UnknownCluster,
     UnknownNamespace,
+    UnknownPolicy,
     UnknownSchema,
     UnknownTenant,
     UnknownTopic,
@@ -46,9 +48,9 @@ _match_request_id: Final = re.compile(r"[!-~]{1,64}").fullmatch
 # in the way. 504 says that something was begun and may still happen, so that asking again blindly is not the remedy.
 _STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]] = (
     ((InvalidRequest,), 400),
-    ((UnknownNamespace, UnknownTenant, UnknownBundle, UnknownBroker, UnknownCluster, UnknownTopic, UnknownSchema), 404),
+    ((UnknownNamespace, UnknownTenant, UnknownBundle, UnknownBroker, UnknownCluster, UnknownPolicy, UnknownTopic, UnknownSchema), 404),
+    ((CalledOff, PolicyLeavesNobody), 409),
     ((CallerError,), 412),
-    ((CalledOff,), 409),
     # It was waited for news, and nothing was begun.
     ((ChannelLost,), 503),
     ((DeadlineExceeded, OutcomeUnknown), 504),

@@ -1,4 +1,4 @@
-"""The load plane: adapters of `brokers.load.LoadBus`, which carry load reports between brokers.
+"""The load plane: adapters of `brokers.load_reports.LoadBus`, which carry samples and summaries of load between brokers.
 
 Here live the adapters and the choice between them. What a report says, and what is made of it, is pure and lives elsewhere.
 """
@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from brokers.load import LoadBus
 from brokers.load_bus.files import FileLoadBus
 from brokers.load_bus.memory import MemoryLoadBus
+from brokers.load_reports import LoadBus
 from channel.errors import InvalidLogUrl, MissingExtra
 from channel.kafka_settings import address_of
 from channel.open_log import kafka_settings, log_path
@@ -35,10 +35,11 @@ def open_load_bus(log_url: str) -> LoadBus:
 def _on_kafka(log_url: str) -> LoadBus:
     address = address_of(log_url)
     try:
-        from brokers.load_bus.kafka import TOPIC_SUFFIX, KafkaLoadBus  # noqa: PLC0415 - its client comes with an extra
+        from brokers.load_bus.kafka import KafkaLoadBus  # noqa: PLC0415 - its client comes with an extra
         from channel.kafka_client import Clients  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise
         raise MissingExtra(what=f"the load bus of {log_url}", extra="kafka") from error
-    return KafkaLoadBus(Clients(servers=address.servers, settings=kafka_settings()), f"{address.topic}{TOPIC_SUFFIX}")
+    clients = Clients(servers=address.servers, settings=kafka_settings())
+    return KafkaLoadBus(clients, address.topic, replication=address.replication)

@@ -1,28 +1,27 @@
-"""The load bus on a Kafka topic beside the log's: one message for each report, of which the last of each broker counts.
+"""The load bus on Kafka topics beside the log's: brokers write samples and read summaries; load workers make the ones of the others.
 
-May live here: `KafkaLoadBus`, its topic, and the spelling of a report as a message. What Kafka is asked for is in
-`channel.kafka_client`.
+May live here: `KafkaLoadBus`. The topics are told in `brokers.load_bus.topics`, the workers in `brokers.load_bus.worker`; what
+Kafka is asked for is in `channel.kafka_client`.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Iterator, Sequence
 from typing import Final
 
-from pydantic import TypeAdapter, ValidationError
-
-from brokers.errors import InvalidLoad, LoadBusUnavailable
-from brokers.load import Report
+from brokers.errors import LoadBusUnavailable, UnreadableLoad
+from brokers.load_bus.spelling import parse_summary, spell_sample
+from brokers.load_bus.topic_making import made
+from brokers.load_bus.topics import SUMMARIES_KEPT_MS, LoadTopics, differences
+from brokers.load_reports import Sample, Summary
+from channel.deadline import Deadline
 from channel.errors import InvalidKafkaSetting
 from channel.kafka_answers import KafkaFailed, Trouble
-from channel.kafka_client import REQUEST_BYTES_MAX, Clients, Message, PartitionConsumer, PartitionProducer
-from channel.kafka_topic import REPLICATION
+from channel.kafka_client import BY_KEY, Clients, Message, PartitionConsumer, PartitionProducer
 
-TOPIC_SUFFIX: Final = "-loads"
-
-# As long as files are kept (`brokers.load_bus.files`): a broker that has said nothing for an hour is gone.
-KEPT_MS: Final = 3_600_000
+logger = logging.getLogger(__name__)
 
 # A third of the default interval, in which a report is of use: what Kafka does not take or give by then is lost, as reports may be.
 _ANSWER_MS_MAX: Final = 1_500
@@ -30,77 +29,81 @@ _ANSWER_MS_MAX: Final = 1_500
 # Messages taken at once; each replaces the one before of its broker, so that they do not pile up.
 _TAKEN_MAX: Final = 1_000
 
-_SETTINGS: Final = {
-    "cleanup.policy": "compact,delete",
-    "retention.ms": str(KEPT_MS),
-    "segment.ms": str(KEPT_MS // 4),  # Nothing is removed from the segment that is written to.
-    "max.message.bytes": str(REQUEST_BYTES_MAX),
-}
-_REPORT: Final = TypeAdapter(Report)
-
 
 class KafkaLoadBus:
-    """A handle on the bus of one topic, which is made with the first report. See `LoadBus`."""
+    """A handle on the bus beside the log of the topic `log`. Its topics are made with the first sample. See `LoadBus`.
 
-    def __init__(self, clients: Clients, topic: str) -> None:
+    A sample becomes a summary once a load worker has read it, within some milliseconds; where none runs, what `latest` gives
+    grows old, which whoever reads it sees by its age.
+    """
+
+    def __init__(self, clients: Clients, log: str, *, replication: int | None = None) -> None:
+        """`replication` is how many copies topics are made with, if that is said."""
         self._clients = clients
-        self._topic = topic
+        self._topics = LoadTopics(log=log)
+        self._replication = replication
         self._is_made = False
         self._producer: PartitionProducer | None = None
         self._consumer: PartitionConsumer | None = None
         self._position = 0  # Where `_consumer` goes on.
-        self._latest: dict[str, tuple[int, Report]] = {}  # By broker, with the time at which Kafka took it.
+        self._latest: dict[str, tuple[int, Summary]] = {}  # By broker, with the time at which its worker wrote it.
 
-    def publish(self, report: Report) -> None:
+    def publish(self, sample: Sample) -> None:
         """See `LoadBus.publish`."""
-        data = _REPORT.dump_json(report)
-        if len(data) > REQUEST_BYTES_MAX // 2:
-            raise self._unavailable(
-                f"a report of {len(report.bundles)} bundles is {len(data)} bytes, and it takes {REQUEST_BYTES_MAX // 2}"
-            )
+        self._send(sample.broker, spell_sample(sample))
+
+    def withdraw(self, broker: str) -> None:
+        """See `LoadBus.withdraw`. Load workers pass it on."""
+        self._send(broker, None)
+
+    def _send(self, broker: str, value: bytes | None) -> None:
+        topic = self._topics.samples.name
         try:
             if not self._is_made:
                 self._make()
             if self._producer is None:
-                self._producer = self._clients.producer(self._topic)
-            sent = self._producer.send([data], key=report.broker.encode(), timeout_ms=_ANSWER_MS_MAX)
+                self._producer = self._clients.producer(topic, partition=BY_KEY)
+            sent = self._producer.send([value], key=broker.encode(), timeout_ms=_ANSWER_MS_MAX)
         except (KafkaFailed, InvalidKafkaSetting) as error:
-            raise self._unavailable(str(error)) from error
+            raise _unavailable(topic, str(error)) from error
         if sent.failure is not None:
-            if sent.failure.trouble is not Trouble.AWAY:  # It passes by itself; what else it was, the next report looks at anew.
+            if sent.failure.trouble is not Trouble.AWAY:  # It passes by itself; what else it was, the next sample looks at anew.
                 self._producer.close()
                 self._producer, self._is_made = None, False
-            raise self._unavailable(sent.failure.problem) from sent.failure
+            raise _unavailable(topic, sent.failure.problem) from sent.failure
 
     def _make(self) -> None:
+        deadline = Deadline.after(timeout_ms=_ANSWER_MS_MAX)
         with self._clients.administrator() as administrator:
-            if administrator.describe(self._topic, timeout_ms=_ANSWER_MS_MAX) is None:
-                copies = min(REPLICATION, administrator.brokers(timeout_ms=_ANSWER_MS_MAX))
-                administrator.create(self._topic, replication=copies, settings=_SETTINGS, timeout_ms=_ANSWER_MS_MAX)
+            for topic in (self._topics.samples, self._topics.summaries):
+                facts = made(administrator, topic, replication=self._replication, deadline=deadline)
+                for difference in differences(topic, facts):
+                    logger.warning("topic not as it would be made", extra={"topic": topic.name, "difference": difference})
         self._is_made = True
 
-    def latest(self) -> Sequence[Report]:
+    def latest(self) -> Sequence[Summary]:
         """See `LoadBus.latest`."""
-        now_ms = time.time_ns() // 1_000_000
+        topic = self._topics.summaries.name
+        oldest_ms = time.time_ns() // 1_000_000 - SUMMARIES_KEPT_MS
         try:
-            for message in self._new_messages(now_ms - KEPT_MS):
+            for message in self._new_messages(topic, oldest_ms):
                 self._take(message)
         except KafkaFailed as failed:
             if self._consumer is not None:
                 self._consumer.close()
                 self._consumer = None
             if failed.trouble is not Trouble.NO_TOPIC:  # Nobody has published anything yet.
-                raise self._unavailable(failed.problem) from failed
+                raise _unavailable(topic, failed.problem) from failed
         except InvalidKafkaSetting as error:
-            raise self._unavailable(str(error)) from error
-        self._latest = {broker: (at_ms, report) for broker, (at_ms, report) in self._latest.items() if at_ms > now_ms - KEPT_MS}
+            raise _unavailable(topic, str(error)) from error
+        self._latest = {broker: (at_ms, summary) for broker, (at_ms, summary) in self._latest.items() if at_ms > oldest_ms}
         return [self._latest[broker][1] for broker in sorted(self._latest)]
 
-    def _new_messages(self, since_ms: int) -> Iterator[Message]:
+    def _new_messages(self, topic: str, since_ms: int) -> Iterator[Message]:
         """What came since the last call, up to the end that the topic has now; at the first call, since `since_ms`."""
         consumer = self._consumer
         if consumer is None:
-            consumer = self._consumer = self._clients.consumer(self._topic)
+            consumer = self._consumer = self._clients.consumer(topic)
             bounds = consumer.bounds(timeout_ms=_ANSWER_MS_MAX)
             found = consumer.offset_at(since_ms, timeout_ms=_ANSWER_MS_MAX)
             self._position = bounds.high if found is None else found
@@ -119,13 +122,18 @@ class KafkaLoadBus:
                     self._position = max(self._position, offset)
 
     def _take(self, message: Message) -> None:
-        """Note a report; a message that is none tells of nobody."""
+        """Note a summary, or that a broker has taken its own back; a message that is neither tells of nobody."""
         _, at_ms = message.timestamp()
-        try:
-            report = _REPORT.validate_json(message.value() or b"")
-        except (ValidationError, InvalidLoad):
+        value = message.value()
+        if value is None:
+            self._latest.pop((message.key() or b"").decode(errors="replace"), None)
             return
-        self._latest[report.broker] = at_ms, report
+        try:
+            summary = parse_summary(value)
+        except UnreadableLoad:
+            return
+        self._latest[summary.broker] = at_ms, summary
 
-    def _unavailable(self, problem: str) -> LoadBusUnavailable:
-        return LoadBusUnavailable(bus=f"the topic {self._topic}", problem=problem)
+
+def _unavailable(topic: str, problem: str) -> LoadBusUnavailable:
+    return LoadBusUnavailable(bus=f"the topic {topic}", problem=problem)

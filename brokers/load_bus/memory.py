@@ -9,18 +9,18 @@ import threading
 from collections.abc import Sequence
 from weakref import WeakValueDictionary
 
-from brokers.load import Report
+from brokers.load_reports import Sample, Summary, summarized
 
 
-class _Reports:
+class _Summaries:
     """What all handles of one name share; `by_broker` is touched only while `lock` is held."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.by_broker: dict[str, Report] = {}
+        self.by_broker: dict[str, Summary] = {}
 
 
-_shared: WeakValueDictionary[str, _Reports] = WeakValueDictionary()
+_shared: WeakValueDictionary[str, _Summaries] = WeakValueDictionary()
 _shared_lock = threading.Lock()
 
 
@@ -29,14 +29,20 @@ class MemoryLoadBus:
 
     def __init__(self, name: str) -> None:
         with _shared_lock:
-            self._reports = _shared.setdefault(name, _Reports())
+            self._summaries = _shared.setdefault(name, _Summaries())
 
-    def publish(self, report: Report) -> None:
+    def publish(self, sample: Sample) -> None:
         """See `LoadBus.publish`."""
-        with self._reports.lock:
-            self._reports.by_broker[report.broker] = report
+        with self._summaries.lock:
+            by_broker = self._summaries.by_broker
+            by_broker[sample.broker] = summarized(by_broker.get(sample.broker), sample)
 
-    def latest(self) -> Sequence[Report]:
+    def withdraw(self, broker: str) -> None:
+        """See `LoadBus.withdraw`."""
+        with self._summaries.lock:
+            self._summaries.by_broker.pop(broker, None)
+
+    def latest(self) -> Sequence[Summary]:
         """See `LoadBus.latest`."""
-        with self._reports.lock:
-            return [self._reports.by_broker[broker] for broker in sorted(self._reports.by_broker)]
+        with self._summaries.lock:
+            return [self._summaries.by_broker[broker] for broker in sorted(self._summaries.by_broker)]

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.contract.log_adapters import ADAPTERS, Handles, handles_on
+from tests.contract.log_adapters import EACH_ADAPTER, Handles, handles_on
 
 
-@pytest.fixture(params=ADAPTERS, ids=lambda adapter: adapter.id)
+@pytest.fixture(params=EACH_ADAPTER)
 def handles(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Handles]:
     """The opener of handles on one new log, once for each adapter."""
     opener = handles_on(request.param, tmp_path, request)

@@ -45,6 +45,9 @@ ADAPTERS = (
     Adapter(id="kafka", place="kafka://{kafka}/{topic}"),
 )
 
+# As parameters: what is asked of a real Kafka is an integration test, and the rest is none.
+EACH_ADAPTER = [pytest.param(each, id=each.id, marks=[pytest.mark.integration] * each.needs_kafka) for each in ADAPTERS]
+
 
 class Handles:
     """Opens handles on one log, and closes them all."""

@@ -1,16 +1,17 @@
-"""One suite for every `LoadBus`: what brokers/load.py promises, asked of each adapter; and what only files can suffer.
+"""One suite for every `LoadBus`: what brokers/load_reports.py promises, asked of each adapter; and what only files can suffer.
 
-May live here: tests that know nothing of an adapter but how to open it, and below them those of damaged files.
+May live here: tests that know nothing of an adapter but how to open it, and below them those of damaged files. A summary is
+waited for: where a process of its own makes it, it comes later than the sample.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -18,47 +19,79 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from brokers.errors import LoadBusUnavailable
-from brokers.load import BundleLoad, LoadBus, Report
 from brokers.load_bus import open_load_bus
-from brokers.load_bus.files import KEPT_SECONDS, REPORT_BYTES_MAX, FileLoadBus
+from brokers.load_bus.files import KEPT_SECONDS, FileLoadBus
+from brokers.load_bus.spelling import SUMMARY_BYTES_MAX, light, spell_summary
+from brokers.load_reports import LoadBus, Sample, SampledBundle, Summary, summarized
 from channel.errors import InvalidLogUrl
+from shedder.loads import STEP_MS, BundleTraffic, Resources, Traffic, Use
+from tests.contract.load_bus_adapters import ADAPTERS
 
-DEADLINE_SECONDS = 30.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Adapter:
-    """One kind of load bus: `url_in` is the URL of a new log beside which it is, given a folder and what fixtures there are."""
-
-    id: str
-    url_in: Callable[[Path, pytest.FixtureRequest], str]
+DEADLINE_SECONDS = 60.0
+POLL_SECONDS = 0.02
 
 
-ADAPTERS = (
-    Adapter(id="memory", url_in=lambda folder, _: f"memory:{folder}"),
-    Adapter(id="files", url_in=lambda folder, _: f"sqlite:{folder}/log.db?synchronous=normal"),
-    Adapter(id="kafka", url_in=lambda _, request: _topic_url(request)),
-)
-
-
-def _topic_url(request: pytest.FixtureRequest) -> str:
-    kafka = request.getfixturevalue("kafka")
-    return f"kafka://{kafka.address}/{kafka.topic('loads')}"
-
-
-@pytest.fixture(params=[pytest.param(each, id=each.id, marks=[pytest.mark.integration] * (each.id == "kafka")) for each in ADAPTERS])
+@pytest.fixture(params=[pytest.param(each, id=each.id, marks=[pytest.mark.integration] * each.is_slow) for each in ADAPTERS])
 def open_bus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], LoadBus]]:
     """The opener of handles on one new bus, once for each adapter; one handle is held, so that the bus lives on."""
     url = request.param.url_in(tmp_path, request)
     held = open_load_bus(url)
-    yield lambda: open_load_bus(url)
+    with request.param.summarizing(url):
+        yield lambda: open_load_bus(url)
     held.latest()
 
 
-def report(broker: str, /, at_ms: int = 1, **calls: float) -> Report:
-    """A report; the names of bundles are those of the arguments."""
-    bundles = {name: BundleLoad(calls_per_second=rate, bytes_per_second=0.5, sessions=3) for name, rate in calls.items()}
-    return Report(broker=broker, at_ms=at_ms, capacity=100, bundles=bundles)
+def now_ms() -> int:
+    """Unix time: a bus may leave out what is hours old."""
+    return time.time_ns() // 1_000_000
+
+
+STARTED_MS = now_ms()
+
+
+def sample(broker: str, /, at_ms: int = 0, used: float = 0.5, **rates: float) -> Sample:
+    """A light sample, `at_ms` after the start of the tests; the names of bundles are those of the arguments."""
+    traffic = {name: Traffic(bytes_in_per_second=rate, messages_out_per_second=rate / 2) for name, rate in rates.items()}
+    bundles = [
+        SampledBundle(traffic=BundleTraffic(bundle=f"t/n/{name}", traffic=each, topics=3), cost=10.5) for name, each in traffic.items()
+    ]
+    return light(
+        Sample(
+            broker=broker,
+            at_ms=STARTED_MS + at_ms,
+            resources=Resources(cpu=Use(used=100 * used, limit=100)),
+            used=used,
+            traffic=Traffic(bytes_in_per_second=sum(rates.values())),
+            bundle_count=len(rates) + 1,
+            topics=7,
+            cost=99.0,
+            bundles=tuple(bundles),
+        )
+    )
+
+
+def summary(*samples: Sample) -> Summary:
+    """The summary of samples of one broker, one after the other."""
+    found = None
+    for each in samples:
+        found = summarized(found, each)
+    assert found is not None
+    return found
+
+
+def until(bus: LoadBus, condition: Callable[[Sequence[Summary]], bool]) -> Sequence[Summary]:
+    """The summaries, once they are as they should be; or as they are when the deadline has passed."""
+    give_up = time.monotonic() + DEADLINE_SECONDS
+    while not condition(found := bus.latest()) and time.monotonic() < give_up:
+        time.sleep(POLL_SECONDS)
+    return found
+
+
+def publish(bus: LoadBus, *samples: Sample) -> None:
+    """Publish, and wait until each is summarized: where nobody waits, a sample may be lost."""
+    for each in samples:
+        bus.publish(each)
+        until(bus, lambda found, at=each: any(s.broker == at.broker and s.load.taken_ms == at.at_ms for s in found))  # type: ignore[misc]
 
 
 def test_a_new_bus_is_empty(open_bus: Callable[[], LoadBus]) -> None:
@@ -67,51 +100,75 @@ def test_a_new_bus_is_empty(open_bus: Callable[[], LoadBus]) -> None:
 
 
 def test_what_is_published_is_read_by_every_handle(open_bus: Callable[[], LoadBus]) -> None:
-    """A report arrives as it was, and the reports stand in the order of their brokers."""
+    """A sample arrives as it was, and the summaries stand in the order of their brokers."""
     one, other = open_bus(), open_bus()
-    published = [report("127.0.0.1:8081", x=0.1), report("127.0.0.1:8080", x=1e300, y=0)]
-    one.publish(published[0])
-    other.publish(published[1])
-    assert published[::-1] == list(one.latest()) == list(other.latest())
+    published = [sample("127.0.0.1:8081", x=0.1), sample("127.0.0.1:8080", y=1e17, z=0)]
+    publish(one, published[0])
+    publish(other, published[1])
+    expected = [summary(published[1]), summary(published[0])]
+    for handle in (one, other):
+        assert expected == list(until(handle, lambda found: len(found) == len(expected)))
 
 
 def test_the_latest_of_each_broker_is_kept(open_bus: Callable[[], LoadBus]) -> None:
-    """A broker's next report takes the place of the one before, whatever time it says."""
+    """A broker's next sample takes the place of the one before, whatever time it says."""
     bus = open_bus()
-    for at_ms in (5, 7, 6):
-        bus.publish(report("a", at_ms=at_ms, x=at_ms))
-    assert [report("a", at_ms=6, x=6)] == list(bus.latest())
+    samples = [sample("a", at_ms=at_ms, x=at_ms) for at_ms in (5, 7, 6)]
+    publish(bus, *samples)
+    assert [summary(*samples)] == list(bus.latest())
+
+
+def test_averages_are_those_of_all_samples(open_bus: Callable[[], LoadBus]) -> None:
+    """Whichever handle gave them, they decay as the samples say: after one step a tenth is new."""
+    samples = [sample("a", x=100), sample("a", at_ms=STEP_MS, used=0.9, x=200), sample("a", at_ms=2 * STEP_MS, x=0)]
+    for each in samples:
+        publish(open_bus(), each)
+    (found,) = open_bus().latest()
+    assert math.isclose(0.9 * (0.9 * 0.5 + 0.1 * 0.9) + 0.1 * 0.5, found.load.averages.weighted_max)
+    assert math.isclose(0.9 * 110, (found.load.bundles or ())[0].traffic.bytes_in_per_second)
+    assert summary(*samples) == found
+
+
+def test_who_leaves_is_forgotten(open_bus: Callable[[], LoadBus]) -> None:
+    """What is taken back is read by nobody, is no error twice, and its averages begin anew."""
+    one, other = open_bus(), open_bus()
+    one.withdraw("a")
+    publish(one, sample("a", x=100), sample("b"))
+    one.withdraw("a")
+    one.withdraw("a")
+    assert ["b"] == [each.broker for each in until(other, lambda found: len(found) == 1)]
+    publish(one, sample("a", at_ms=10, x=200))
+    assert [summary(sample("a", at_ms=10, x=200)), summary(sample("b"))] == list(until(other, lambda found: len(found) == 2))
 
 
 @pytest.mark.parametrize("broker", ["a" * 255, "..", "~!#$%^&*()", "A", "a"])
 def test_any_broker_id_will_do(open_bus: Callable[[], LoadBus], broker: str) -> None:
     """Whatever may be a broker's id may publish, and two that differ only in case are two."""
     bus = open_bus()
-    bus.publish(report("b"))
-    bus.publish(report("B"))
-    bus.publish(report(broker, x=1))
-    assert report(broker, x=1) in bus.latest()
+    publish(bus, sample("b"), sample("B"), sample(broker, x=1))
+    assert summary(sample(broker, x=1)) in bus.latest()
     assert 3 == len(bus.latest())
 
 
-def test_a_reader_never_sees_half_a_report(open_bus: Callable[[], LoadBus]) -> None:
-    """While reports of very different length take each other's place, every one that is read is one that was published."""
-    short, long = report("a"), report("a", 1, **{f"bundle{number}": 1.0 for number in range(2_000)})
+def test_a_reader_never_sees_half_a_summary(open_bus: Callable[[], LoadBus]) -> None:
+    """While samples of very different length take each other's place, every summary that is read is of one that was published."""
+    short, long = sample("a"), sample("a", 1, **{f"bundle{number}": 1.0 for number in range(40)})
+    lengths = {0, len(long.bundles)}
     bus, reader, done = open_bus(), open_bus(), threading.Event()
-    bus.publish(short)
+    publish(bus, short)
 
-    def publish() -> None:
+    def keep_publishing() -> None:
         for _ in range(50):
             bus.publish(long)
             bus.publish(short)
         done.set()
 
     with ThreadPoolExecutor() as pool:
-        publishing = pool.submit(publish)
+        publishing = pool.submit(keep_publishing)
         give_up = time.monotonic() + DEADLINE_SECONDS
         while True:
-            (found,) = reader.latest()
-            assert found in (short, long)
+            (found,) = until(reader, bool)
+            assert len(found.load.bundles or ()) in lengths
             if done.is_set() or time.monotonic() > give_up:
                 break
         publishing.result()
@@ -134,17 +191,17 @@ def only_file(folder: Path) -> Path:
 
 def test_buses_stand_beside_their_logs(tmp_path: Path) -> None:
     """The folder is the log's path and a suffix, whatever options the URL has."""
-    open_load_bus(f"sqlite:{tmp_path}/log.db?synchronous=normal").publish(report("a"))
+    open_load_bus(f"sqlite:{tmp_path}/log.db?synchronous=normal").publish(sample("a"))
     assert [tmp_path / "log.db.loads"] == list(tmp_path.iterdir())
 
 
 def test_files_of_brokers_long_gone_are_taken_away(tmp_path: Path) -> None:
     """What has not been replaced for an hour is neither read nor kept."""
     bus = FileLoadBus(tmp_path / "loads")
-    bus.publish(report("a"))
+    bus.publish(sample("a"))
     path = only_file(tmp_path / "loads")
     os.utime(path, (0, time.time() - KEPT_SECONDS + 60))
-    assert [report("a")] == list(bus.latest())
+    assert [summary(sample("a"))] == list(bus.latest())
     os.utime(path, (0, time.time() - KEPT_SECONDS - 60))
     assert [] == list(bus.latest())
     assert [] == list((tmp_path / "loads").iterdir())
@@ -152,32 +209,25 @@ def test_files_of_brokers_long_gone_are_taken_away(tmp_path: Path) -> None:
 
 DAMAGED = {
     "nothing": b"",
-    "no JSON": b"{",
-    "another type": b"[]",
-    "a field is missing": b'{"broker": "a", "at_ms": 1, "bundles": {}}',
-    "no number": b'{"broker": "a", "at_ms": 1, "capacity": 1, "bundles": {"x": {"calls_per_second": NaN}}}',
-    "an endless number": b'{"broker": "a", "at_ms": 1, "capacity": 1, "bundles": {"x": {"calls_per_second": 1e999}}}',
-    "a negative number": b'{"broker": "a", "at_ms": 1, "capacity": 1, "bundles": {"x": {"sessions": -1}}}',
-    "no capacity": b'{"broker": "a", "at_ms": 1, "capacity": 0, "bundles": {}}',
-    "no UTF-8": b'{"broker": "\xff", "at_ms": 1, "capacity": 1, "bundles": {}}',
-    "too long": b'{"broker": "a", "at_ms": 1, "capacity": 1, "bundles": {}}' + b" " * REPORT_BYTES_MAX,
+    "no summary": b'{"broker": "a"}',
+    "too long": spell_summary(summary(sample("a"))) + b" " * SUMMARY_BYTES_MAX,
 }
 
 
 @pytest.mark.parametrize("damage", DAMAGED.values(), ids=DAMAGED.keys())
 def test_a_damaged_file_is_passed_over(tmp_path: Path, damage: bytes) -> None:
-    """A file that holds no report is as one that is not there, and the next report heals it."""
+    """A file that holds no summary is as one that is not there, and the next sample heals it."""
     bus = FileLoadBus(tmp_path / "loads")
-    bus.publish(report("a", x=1))
+    bus.publish(sample("a", x=1))
     only_file(tmp_path / "loads").write_bytes(damage)
     assert [] == list(bus.latest())
-    bus.publish(report("a", x=2))
-    assert [report("a", x=2)] == list(bus.latest())
+    bus.publish(sample("a", x=2))
+    assert [summary(sample("a", x=2))] == list(bus.latest())
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.binary(max_size=200))
-def test_any_bytes_are_a_report_or_none(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+def test_any_bytes_are_a_summary_or_none(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
     """Whatever stands in a file of the bus, reading it raises nothing."""
     folder = tmp_path_factory.getbasetemp() / "any-bytes"
     folder.mkdir(exist_ok=True)
@@ -186,10 +236,12 @@ def test_any_bytes_are_a_report_or_none(tmp_path_factory: pytest.TempPathFactory
 
 
 def test_a_folder_that_cannot_be_is_a_typed_error(tmp_path: Path) -> None:
-    """Where a file stands in the folder's place, both calls say what is wrong."""
+    """Where a file stands in the folder's place, all calls say what is wrong."""
     (tmp_path / "loads").touch()
     bus = FileLoadBus(tmp_path / "loads")
     with pytest.raises(LoadBusUnavailable, match="loads"):
-        bus.publish(report("a"))
+        bus.publish(sample("a"))
+    with pytest.raises(LoadBusUnavailable, match="Not a directory"):
+        bus.withdraw("a")
     with pytest.raises(LoadBusUnavailable, match="Not a directory"):
         bus.latest()

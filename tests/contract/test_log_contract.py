@@ -28,7 +28,7 @@ from channel.log import (
     Entry,
     Log,
 )
-from tests.contract.log_adapters import ADAPTERS, Adapter, Handles, handles_on
+from tests.contract.log_adapters import ADAPTERS, EACH_ADAPTER, Adapter, Handles, handles_on
 
 TIMEOUT_MS = 10_000
 FOREVER_MS = 3_600_000
@@ -251,7 +251,7 @@ def test_handles_share_one_log(handles: Handles) -> None:
     assert list(map(Entry, offsets, [b"a", b"b"])) == read_all(before) == read_all(after)
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS, ids=lambda adapter: adapter.id)
+@pytest.mark.parametrize("adapter", EACH_ADAPTER)
 def test_identity_tells_logs_apart(adapter: Adapter, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """All handles on one log tell one identity, and a log made anew tells another."""
     opener = handles_on(adapter, tmp_path, request)

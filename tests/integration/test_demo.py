@@ -35,6 +35,10 @@ def test_the_demo_ends_with_a_clean_verdict(tmp_path: Path, capsys: pytest.Captu
     assert said.count("kill -9 of") == 2
     assert said.count("all Pulsar clients are back after") == 2
     assert "drains: its" in said
+    # What balancing did by itself, each with a reason; the plan for the first of them stood there before it was done.
+    assert 0 < said.index("bundles would move") < said.index("TransferShedder: demo/")
+    assert "AutoSplit: demo/" in said
+    assert "AutoMerge: demo/" in said
 
 
 def test_without_pulsar_clients_the_demo_goes_on(

@@ -14,11 +14,14 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from brokers.admin.access import opened, until
+from brokers.cli.asking import ask_at
 from brokers.cli.options import LOG_VARIABLE
+from channel.deadline import Deadline
 from channel.view import View
 from tests.unit.cli.fabricated import run
 
@@ -182,6 +185,36 @@ def test_a_broker_that_dies_is_started_again(tmp_path: Path, log_url: str) -> No
         assert isinstance(again["incarnation"], int)
         assert (True, True) == (again["incarnation"] > buried["offset"], cluster.pids[broker] != first)
         assert 0 == cluster.stop()
+
+
+def test_a_cluster_goes_by_a_broker_conf_until_the_channel_says_otherwise(tmp_path: Path) -> None:
+    """It tells what it took; its brokers start with it, each on its own; and what is set on the channel is over it."""
+    conf = tmp_path / "broker.conf"
+    conf.write_text("loadBalancerSheddingIntervalMinutes=2\nloadBalancerBrokerLoadTargetStd=0.1\nwebServicePort=8080\n", encoding="ascii")
+    cluster = Up(tmp_path, "--brokers", "1", "--service", "counter", "--broker-conf", str(conf))
+    try:
+        told = cluster.heard("broker_conf")
+        assert ([1, 2], [3], []) == tuple(
+            [entry["line"] for entry in cast("list[dict[str, object]]", told[name])]
+            for name in ("taken", "without_meaning", "not_understood")
+        )
+        cluster.heard("cluster_ready")
+        assert 0 == run("balancing", "set", "transfer.target_deviation=0.2", log=cluster.log).exit_code
+        deadline = Deadline.after(timeout_ms=PATIENCE_MS)
+        while (deviation := in_force(cluster, deadline)["transfer.target_deviation"])["from"] != "channel":
+            deadline.check("the broker's reading of the settings")
+        assert (0.2, 120_000) == (deviation["value"], in_force(cluster, deadline)["balancing.shed_interval_ms"]["value"])
+        assert 0 == cluster.stop(), cluster.errors()
+    finally:
+        cluster.process.kill()
+        cluster.process.communicate()
+
+
+def in_force(cluster: Up, deadline: Deadline) -> dict[str, dict[str, object]]:
+    """The settings of balancing at the first broker."""
+    broker = cluster.broker(0)
+    document = json.loads(ask_at(broker, f"http://{broker}", "GET", "/admin/v2/balancing", deadline=deadline).text)
+    return cast("dict[str, dict[str, dict[str, object]]]", document)["settings"]
 
 
 FAILING = """

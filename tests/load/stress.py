@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Final
@@ -157,11 +158,13 @@ class Run:
         for fault in faults:
             if fault == "outage":
                 await self.outage(*next(outages))
-            else:
-                number = self.random.randrange(self.size.brokers) if fault == "kill" else self.busiest()
+            elif fault == "kill":
+                number = self.random.randrange(self.size.brokers)
                 self.out[number] = None
-                await (self.kill(number) if fault == "kill" else self.stop(number))
+                await self.kill(number)
                 del self.out[number]
+            else:
+                await self.stop()
             await self.settled()
             self.made[fault] += 1
 
@@ -181,21 +184,36 @@ class Run:
             await self.settled(without=incarnation)
         await asyncio.to_thread(self.cluster.restart, number)
 
-    async def stop(self, number: int) -> None:
-        """SIGSTOP in the middle of writes, long past the lease; then SIGCONT."""
-        incarnation, timing = self.incarnation(number), timing_of(self.log.url)
+    async def stop(self) -> None:
+        """SIGSTOP of the broker that is called most, in the middle of writes, long past the lease; then SIGCONT."""
+        timing = timing_of(self.log.url)
         stop_s = (timing.lease_ms + timing.margin_ms) / 1_000 + self.size.stop_past_lease_s
+        number = await self.stopped_in_writes()
+        incarnation = self.incarnation(number)
         self.say(f"SIGSTOP of broker {number} for {stop_s} s")
-        async with write_lock_held(self.cluster.settings.directory / "counter.db"):
-            await asyncio.sleep(STORE_HELD_S)
-            self.cluster.pause(number)
-            # Not before it stands still: else it may take the lock that is let go of here, and keep all others from the store.
-            await self.until(lambda _: stands_still(self.cluster.pid(number)), f"broker {number} standing still")
         try:
             await asyncio.sleep(stop_s)
         finally:
             self.cluster.resume(number)
         await self.until(lambda _: self.incarnation(number) > incarnation, f"broker {number} coming back in a new incarnation")
+        del self.out[number]
+
+    async def stopped_in_writes(self) -> int:
+        """Stop the broker that is called most while its writes wait for the store. If these have moved away meanwhile, the next."""
+        while True:
+            number = self.busiest()
+            async with write_lock_held(self.cluster.settings.directory / "counter.db"):
+                await asyncio.sleep(STORE_HELD_S)
+                if number != self.busiest():
+                    continue
+                self.out[number] = None
+                self.cluster.pause(number)
+                # Not before it stands still: else it may take the lock that is let go of here, and keep all others from the store.
+                await self.until(partial(self._stands_still, number), f"broker {number} standing still")
+            return number
+
+    def _stands_still(self, number: int, _: View) -> bool:
+        return stands_still(self.cluster.pid(number))
 
     async def outage(self, seconds: float, stopped: bool) -> None:
         """Nobody can append to the log."""

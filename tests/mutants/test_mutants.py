@@ -37,6 +37,11 @@ def test_a_mutant_applies(mutant: Mutant) -> None:
     assert mutant.scenario in {*SCENARIOS, COMPACTION}
 
 
+def test_the_hunt_for_mutants_of_compaction_has_a_name_of_its_own() -> None:
+    """Under one name a scenario of the simulation would never be simulated, and its mutants pass for tests that nobody ran."""
+    assert COMPACTION not in SCENARIOS
+
+
 def test_there_are_enough_mutants() -> None:
     """At least twenty rules are shown to be needed."""
     assert len(MUTANTS) >= MUTANTS_MIN

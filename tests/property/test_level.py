@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from shedder.level import Leveller
 from shedder.plan import Move
-from shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
+from shedder.snapshot import Candidates, Snapshot, WeighedBroker, WeighedBundle
 
 Cluster = dict[str, WeighedBroker]
 ROUNDS_MAX = 400
@@ -68,12 +68,17 @@ def first_move_of_the_twin(snapshot: Snapshot, leveller: Leveller) -> tuple[str,
         for destination in sorted(part, key=lambda name: (fill[name], name)):
             if not fill[source] > mean > fill[destination]:
                 continue
-            choices = [bundle for bundle in part[source].bundles if bundle.barred is None]
+            choices = [bundle for bundle in part[source].bundles if bundle.barred is None and may_go(snapshot, bundle.name, destination)]
             fit = [bundle for bundle in choices if is_right_even_if_heavier(bundle.cost, part[source], part[destination], leveller)]
             if fit:
                 best = min(fit, key=lambda bundle: (uneven_after(bundle.cost, part[source], part[destination]), bundle.cost, bundle.name))
                 return best.name, destination
     return None
+
+
+def may_go(snapshot: Snapshot, bundle: str, destination: str) -> bool:
+    """Whether the rules, if there are any, let a broker have a bundle."""
+    return snapshot.rules is None or destination in snapshot.rules(bundle).allowed
 
 
 def total(broker: WeighedBroker) -> float:
@@ -116,6 +121,33 @@ def test_the_first_move_is_that_of_the_dumb_twin(snapshot: Snapshot) -> None:
     found = [(move.bundle, move.destination) for move in leveller.plan(snapshot).moves]
     expected = first_move_of_the_twin(snapshot, leveller)
     assert [] == found if expected is None else [expected] == found
+
+
+@given(small_clusters(), st.randoms(use_true_random=False))
+def test_under_rules_too_the_first_move_is_that_of_the_dumb_twin(snapshot: Snapshot, chance: random.Random) -> None:
+    """Whatever rules forbid, the move that is found is the best of those that they allow."""
+    leveller, ruled = Leveller(moves_max=1), forbidding(snapshot, chance)
+    found = [(move.bundle, move.destination) for move in leveller.plan(ruled).moves]
+    expected = first_move_of_the_twin(ruled, leveller)
+    assert [] == found if expected is None else [expected] == found
+
+
+@given(clusters(), st.randoms(use_true_random=False))
+def test_nothing_goes_where_the_rules_forbid_it(snapshot: Snapshot, chance: random.Random) -> None:
+    """Each move of a plan is one that the rules allow, and who gives nothing for their sake is told so."""
+    ruled = forbidding(snapshot, chance)
+    plan = Leveller().plan(ruled)
+    assert all(may_go(ruled, move.bundle, move.destination or "") for move in plan.moves)
+    brokers = {broker.broker for broker in snapshot.brokers}
+    assert sorted(brokers - {move.source for move in plan.moves}) == [stay.subject for stay in plan.stays if stay.subject in brokers]
+
+
+def forbidding(snapshot: Snapshot, chance: random.Random) -> Snapshot:
+    """The cluster with rules that let each bundle go to some brokers."""
+    names = sorted(broker.broker for broker in snapshot.brokers)
+    bundles = sorted(bundle.name for broker in snapshot.brokers for bundle in broker.bundles)
+    allowed = {bundle: tuple(name for name in names if chance.random() < 0.6) for bundle in bundles}
+    return replace(snapshot, live=tuple(names), rules=lambda bundle: Candidates(allowed=allowed[bundle]))
 
 
 @given(clusters())

@@ -6,25 +6,35 @@ and obvious, and not read from the product.
 
 from __future__ import annotations
 
+import random
 import re
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from brokers.destinations import Destinations, PlacementRules
-from brokers.placement import FewestBundles, LeastCost, LeastLongTermMessageRate, LeastResourceUsageWithWeight, Placement, RoundRobin
+from brokers.load_reports import Summary
+from brokers.placement import (
+    FewestBundles,
+    LeastCost,
+    LeastLongTermMessageRate,
+    LeastResourceUsageWithWeight,
+    Placement,
+    RoundRobin,
+    by_messages,
+)
 from channel import propose
 from channel.entries import BundleEntry
 from channel.ranges import HASH_MAX
 from channel.records import Document
 from channel.snapshot import from_bytes, to_bytes
-from shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic
-from shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
+from shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic, fault_of
 from tests.folding import Channel
-from tests.ruled import Member, bundle_of, give, ruled_channel, set_policy
+from tests.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 
 BROKERS = ("a1", "a2", "b1", "b2", "c1")
 NAMESPACES = ("gold/x", "gold/y", "iron/x", "iron/y")
@@ -116,13 +126,13 @@ def cases(draw: st.DrawFn) -> Case:
 
 def strategies_of(case: Case) -> tuple[Placement, ...]:
     """Each strategy, with what is known of the load."""
-    weighed = tuple(WeighedBundle(name=name, cost=float(place)) for place, name in enumerate(sorted(case.channel.view.bundles)))
-    snapshot = Snapshot(
-        brokers=tuple(WeighedBroker(broker=name, capacity=100, bundles=weighed[place::5]) for place, name in enumerate(BROKERS))
-    )
+    summaries = {
+        name: Summary(broker=name, load=told, cost=10.0 * place, costs={bundle.bundle: 10.0 for bundle in told.bundles or ()})
+        for place, (name, told) in enumerate(sorted(case.loads.items()))
+    }
     return (
-        FewestBundles(rules=case.rules),
-        LeastCost(snapshot=snapshot, rules=case.rules),
+        FewestBundles(loads=case.loads, rules=case.rules),
+        LeastCost(summaries=summaries, rules=case.rules),
         LeastLongTermMessageRate(loads=case.loads, rules=case.rules),
         LeastResourceUsageWithWeight(loads=case.loads, rules=case.rules),
         RoundRobin(rules=case.rules),
@@ -183,14 +193,15 @@ def test_no_placement_breaks_a_hard_rule(case: Case, at_most: int) -> None:
             broker = view.live[incarnation].broker
             assert None is broken_rule(case, view.bundles[name], broker)
             assert incarnation not in avoid.get(name, ())
-        believed = {name: load for name, load in loads.items() if load.topics >= case.rules.topics_max}
+        # A report with a figure that cannot be is not believed, nor are the topics in it.
+        full = [name for name, load in loads.items() if load.topics >= case.rules.topics_max and fault_of(load) is None]
         can = [
             bundle.name
             for bundle in free
             if any(
                 broken_rule(case, bundle, broker) is None and case.channel.incarnation(broker) not in avoid.get(bundle.name, ())
                 for broker in BROKERS
-                if broker not in believed
+                if broker not in full
             )
         ]
         if all(not name.startswith("isolation/") for name in case.policies):  # Whether primaries suffice is not judged here.
@@ -223,6 +234,41 @@ def test_equal_questions_have_equal_answers(case: Case) -> None:
             free = [view.bundles[name] for name in sorted(view.bundles) if view.bundles[name].phase == "free"]
             answers.append(list(strategy.place(view, free, avoid={}, at_most=99).items()))
         assert answers[0] == answers[1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(case=cases(), chance=st.randoms(use_true_random=False))
+def test_what_moved_since_the_reports_is_found_wherever_it_is(case: Case, chance: random.Random) -> None:
+    """Each bundle that a report names counts at its owner of now, on its way or not; twin: look at every one of them."""
+    channel, view = case.channel, case.channel.view
+    loads: dict[str, BrokerLoad] = {}
+    for broker in view.live_brokers():
+        told = [bundle.name for bundle in view.held_by(broker.incarnation)] + chance.sample(sorted(view.bundles), 2)
+        count, messages = len(told) + chance.randrange(3), chance.randrange(100)
+        bundles = {name: float(chance.randrange(9)) for name in told if chance.random() < 0.7}
+        loads[broker.broker] = replace(load(messages=messages, bundles=bundles), bundle_count=count, taken_ms=chance.randrange(3))
+    up = [broker for broker in view.live_brokers() if broker.status == "up"]
+    for bundle in sorted(view.bundles.values(), key=lambda bundle: bundle.name):
+        others = [broker for broker in up if broker.incarnation != bundle.owner]
+        if bundle.phase == "owned" and others and chance.random() < 0.5:
+            channel.accept(propose.transfer(channel.admin(), bundle, destination=chance.choice(others).incarnation))
+    reports = by_messages(loads)
+    now, arrived = dict(reports.carried), Counter[str]()
+    reporters: dict[str, str] = {}
+    for name, report in sorted(loads.items(), key=lambda each: (each[1].taken_ms, each[0])):
+        reporters |= {bundle.bundle: name for bundle in report.bundles or ()}
+    for name, reporter in reporters.items():
+        owner = view.live.get(view.bundles[name].owner or -1)
+        if owner is not None and owner.broker != reporter:
+            now[reporter] -= reports.weights[name]
+            if owner.broker in now:
+                now[owner.broker] += reports.weights[name]
+                arrived[owner.broker] += 1
+    for member in view.live_brokers():
+        if member.broker in now:
+            unheard = view.held_count(member.incarnation) - loads[member.broker].bundle_count - arrived[member.broker]
+            now[member.broker] += max(0, unheard) * reports.usual
+    assert {name: pytest.approx(max(0.0, amount)) for name, amount in now.items()} == reports.scale(view).carried
 
 
 @settings(max_examples=60, deadline=None)

@@ -98,6 +98,7 @@ class Twin:
         allowed = self.allowed(subscription, entry)
         if not allowed:
             return False
+        assert self.unexplained, f"nobody got {entry}"
         consumer, delivered = self.unexplained.pop(0)
         assert consumer in allowed
         assert entry == delivered
@@ -323,6 +324,7 @@ class Pair:
     def step_of(self, what: str, consumer: Consumer, amount: int) -> None:
         """One step of a consumer that is here."""
         name = self.homes[consumer]
+        is_readier = what == "flow" or bool(amount % 2)
         if what == "leave":
             self.topic.remove_consumer(consumer)
             self.twin.leave(name, consumer)
@@ -337,10 +339,11 @@ class Pair:
                 home.coming = [each for each in home.coming if each is not consumer]
                 home.ready.append(consumer)
         else:
-            outcome = self.topic.writable(consumer, bool(amount % 2), self.now_ms)
-            self.twin.blocked = [each for each in self.twin.blocked if each is not consumer] + ([] if amount % 2 else [consumer])
+            outcome = self.topic.writable(consumer, is_readier, self.now_ms)
+            self.twin.blocked = [each for each in self.twin.blocked if each is not consumer] + ([] if is_readier else [consumer])
         self.twin.unexplained = list(outcome.deliveries)
-        self.twin.readier(name, self.now_ms)
+        if is_readier:
+            self.twin.readier(name, self.now_ms)
         self.compare(outcome)
 
     def publish(self, producer: Producer, block: bytes, messages: int) -> None:

@@ -138,7 +138,7 @@ def test_only_neighbours_that_rest_here_are_merged() -> None:
     assert ([], {}) == (merged(plan), plan.hits)
     name = told(plan).pop("t/ns/all")
     assert name.startswith("'t/ns/all' is not a bundle name")
-    bad = "the number of its topics is -1, which is not believed"
+    bad = "it has topics=-1, which is not believed"
     assert {A: "it was moved lately", B: NO_NEIGHBOUR, C: bad, "t/ns/all": name} == told(plan)
 
 

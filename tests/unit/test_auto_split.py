@@ -298,7 +298,7 @@ REFUSALS = [
     Refusal(
         id="bad figure",
         bundle=replace(HOT, producers=-3),
-        reason="the number of its producers is -3, which is not believed",
+        reason="it has producers=-3, which is not believed",
         failures=1,
     ),
     Refusal(id="narrow", bundle=with_topics("t/ns/0x00000010_0x00000011", 101), reason="its range is too narrow to be cut", failures=1),

@@ -17,6 +17,7 @@ import typer.main
 import yaml
 
 from brokers.cli.broker import app
+from brokers.cli.main import GROUPS
 from channel.kafka_settings import address_of
 from compose.dashboard import ROWS, WRITTEN, text
 from compose.local_kafka.jars import kafka_version
@@ -72,7 +73,7 @@ def texts(service: Service, key: str) -> Sequence[str]:
 
 
 def kind(name: str, file: str) -> dict[str, Service]:
-    """The services of one kind: `kafka` or `broker`."""
+    """The services of one kind: `kafka`, `broker` or `load-worker`."""
     return {service: it for service, it in services(file).items() if service.startswith(f"{name}-")}
 
 
@@ -80,10 +81,10 @@ def kind(name: str, file: str) -> dict[str, Service]:
 def test_every_image_has_one_version(file: str) -> None:
     """Each image is named with its full version; ours is that of the project, and Kafka's that of the local one."""
     images = {name.rstrip("-123"): cast("str", service["image"]) for name, service in services(file).items()}
-    assert {"kafka", "broker", "prometheus", "grafana"} == images.keys()
+    assert {"kafka", "broker", "load-worker", "prometheus", "grafana"} == images.keys()
     assert [] == [image for image in images.values() if not re.fullmatch(r"[a-z/]+:v?\d+\.\d+\.\d+", image)]
     assert f"apache/kafka:{kafka_version()}" == images["kafka"]
-    assert f"equipoise:{PROJECT['project']['version']}" == images["broker"]
+    assert f"equipoise:{PROJECT['project']['version']}" == images["broker"] == images["load-worker"]
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -116,6 +117,19 @@ def test_brokers_find_their_channel(file: str) -> None:
     ]
     assert address.servers.split(",") == [one for found in listening for one in found]
     assert (3 if FILES[file] == 3 else None) == address.replication
+
+
+@pytest.mark.parametrize("file", FILES)
+def test_load_workers_work_for_the_brokers(file: str) -> None:
+    """Two load workers wait for the same Kafka, name the same log, and are started by a command of the product."""
+    workers = kind("load-worker", file)
+    assert 2 == len(workers)
+    (url,) = {environment(it)["EQUIPOISE_LOG"] for it in [*kind("broker", file).values(), *workers.values()]}
+    assert url
+    for worker in workers.values():
+        assert kind("broker", file)["broker-1"]["depends_on"] == worker["depends_on"]
+        assert ["equipoise", *sorted(GROUPS.keys() & {"load-worker"})] == worker["entrypoint"]
+    assert "load" in re.findall(r"--extra (\S+)", DOCKERFILE)
 
 
 @pytest.mark.parametrize("file", FILES)
@@ -252,9 +266,12 @@ def test_no_two_panels_overlap() -> None:
 @pytest.mark.parametrize("row", ROWS)
 def test_every_metric_that_is_shown_is_told(row: str) -> None:
     """Each metric of the dashboard has its line in the reference, which other tests hold equal to what brokers tell."""
-    told = set(re.findall(r"`((?:equipoise|process)_\w+)`", (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")))
+    told = set(re.findall(r"`((?:equipoise|process|brk)_\w+)`", (ROOT / "docs/reference/metrics.md").read_text(encoding="utf-8")))
     asked = {
-        name for panel in ROWS[row] for query in panel.queries.values() for name in re.findall(r"\b(?:equipoise|process)_\w+|\bup\b", query)
+        name
+        for panel in ROWS[row]
+        for query in panel.queries.values()
+        for name in re.findall(r"\b(?:equipoise|process|brk)_\w+|\bup\b", query)
     }
     assert asked
     assert set() == {re.sub(r"(?<=_seconds)_(bucket|count|sum)$", "", name) for name in asked} - told - MADE_BY_PROMETHEUS
@@ -273,5 +290,5 @@ def test_every_label_that_is_shown_is_one_of_its_metric() -> None:
         for panel in panels:
             for legend, query in panel.queries.items():
                 shown = set(re.findall(r"\{\{(\w+)\}\}", legend)) | set(re.findall(r"(\w+)=~?\"", query)) - {"job"}
-                metric = re.sub(r"(?<=_seconds)_(bucket|count|sum)$", "", re.findall(r"(?:equipoise|process)_\w+|\bup\b", query)[0])
+                metric = re.sub(r"(?<=_seconds)_(bucket|count|sum)$", "", re.findall(r"(?:equipoise|process|brk)_\w+|\bup\b", query)[0])
                 assert shown <= told.get(metric, {"instance"}), (panel.title, legend)

@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from brokers import evidence, service_runner, worker
 from brokers.agent.timing import Timing, timing_of
+from brokers.balancing_settings import BalancingSettings
 from brokers.config import ENDING_MS, SETTLE_MS_MAX, WorkerConfig
 from brokers.errors import InvalidConfig, InvalidTiming
 from brokers.http import app
@@ -73,6 +74,32 @@ def test_durations_that_are_not_safe_are_refused() -> None:
     """A margin that a stall could outlast is refused, and the error says what it must be."""
     with pytest.raises(InvalidTiming, match="at least 460"):
         config(margin_ms=459)
+
+
+def test_settings_of_balancing_follow_from_a_brokers_own_until_they_are_set() -> None:
+    """By name, in the mapping or beside the other settings; what is set as a text is read as its setting wants it."""
+    plain = config(balance=False, balance_interval_ms=900).base_settings
+    assert (False, 900, 10_800, 450) == (
+        plain.balancing.enabled,
+        plain.balancing.shed_interval_ms,
+        plain.balancing.rest_ms,
+        plain.reports.sample_interval_ms,
+    )
+    assert config().base_settings == BalancingSettings()
+    given = {"balancing": {"balancing.rest_ms": 5, "limits.sessions_max": None}, "balancing.enabled": "true", "transfer.transfer": False}
+    settings = config(balance=False, balance_interval_ms=900, **given).base_settings
+    assert (True, 900, 5) == (settings.balancing.enabled, settings.balancing.shed_interval_ms, settings.balancing.rest_ms)
+    assert (None, False) == (settings.limits.sessions_max, settings.transfer.transfer)
+
+
+def test_a_setting_of_balancing_that_cannot_be_is_refused_with_all_the_others() -> None:
+    """Each with what it must be, or with the nearest name."""
+    told = problem(**{"level.moves_max": "0", "level.move_max": "1", "balancing.shedder": "Mine", "x.y": 1})
+    assert "level.moves_max: it must be an integer, at least 1" in told
+    assert "level.move_max: there is no such setting; there is level.moves_max" in told
+    assert "balancing.shedder: it must be one of Leveller" in told
+    assert "x.y: there is no such setting;" in told
+    assert "balancing: it must be a valid dictionary" in problem(**{"balancing": "on", "level.moves_max": 1})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost", "LocalHost."])

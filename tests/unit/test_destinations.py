@@ -320,4 +320,4 @@ def test_shedders_are_told_which_namespaces_are_bound() -> None:
     set_policy(channel, "isolation/bad", {"namespaces.0": "t/closed"})
     set_policy(channel, "pin/p", {"namespace": "t/pinned", "brokers.0": "a"})
     expected = {"t/both": "isolation", "t/closed": "isolation", "t/grouped": "anti-affinity", "t/isolated": "isolation"}
-    assert expected == Destinations(channel.view).bound_namespaces()
+    assert expected == Destinations(channel.view).bound_namespaces

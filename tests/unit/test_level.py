@@ -5,9 +5,14 @@ May live here: examples of `shedder.level`; what holds for every snapshot is in 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
+
+import pytest
+
 from shedder.level import Leveller
-from shedder.plan import Move, Plan
-from shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
+from shedder.plan import Idle, Move, Plan
+from shedder.snapshot import Candidates, Snapshot, WeighedBroker, WeighedBundle
 
 
 def broker(name: str, *costs: float, capacity: int = 100, barred: str | None = None) -> WeighedBroker:
@@ -33,7 +38,8 @@ def stays(*brokers: WeighedBroker) -> dict[str, str]:
 
 def test_a_cluster_without_load_or_brokers_is_level() -> None:
     """Where there is nothing to move, or nobody to take it, nothing moves."""
-    assert Plan(moves=(), stays=()) == plan()
+    nobody = Idle(result="Skip", cause="NoBrokers", reason="there is no fresh load of any broker")
+    assert Plan(moves=(), stays=(), idle=nobody) == plan()
     assert [] == moves(broker("a", 10, 20))
     assert [] == moves(broker("a"), broker("b"))
 
@@ -113,3 +119,58 @@ def test_each_move_says_why() -> None:
     reason = "levelling: a carries 180 % of the mean load, b 20 %; the bundle is 44 % of what a carries"
     (move,) = plan(broker("a", 50, 40), broker("b", 10)).moves
     assert Move(bundle="a2", source="a", destination="b", reason=reason) == move
+
+
+@pytest.mark.parametrize(
+    ("cluster", "cause"),
+    [
+        ((broker("a", 10), broker("b", 10)), "HitCount"),
+        ((broker("a", 100), broker("b")), "NoBundles"),
+        ((broker("a", 10, barred="for a reason"),), "NoBrokers"),
+        ((broker("a", 10, 40, 45), broker("b")), None),
+    ],
+)
+def test_a_round_that_moves_nothing_is_counted_by_what_kept_it(cluster: tuple[WeighedBroker, ...], cause: str | None) -> None:
+    """An even load, a bundle that is all the load, and a cluster of which nothing is known are three things; a move is none."""
+    found = plan(*cluster)
+    assert cause == (None if found.idle is None else found.idle.cause)
+    assert bool(found.moves) == (cause is None)
+
+
+def ruled(forbidden: Mapping[str, str], *brokers: WeighedBroker) -> Snapshot:
+    """A cluster with rules that keep some bundles, by name, from one broker each."""
+    live = tuple(sorted(each.broker for each in brokers))
+
+    def rules(bundle: str) -> Candidates:
+        kept = forbidden.get(bundle)
+        refused = {} if kept is None else {kept: "policy x"}
+        return Candidates(allowed=tuple(name for name in live if name != kept), refused=refused)
+
+    return Snapshot(brokers=brokers, live=live, rules=rules)
+
+
+def test_what_the_rules_forbid_is_passed_over() -> None:
+    """The next best bundle goes, or the best one to the next emptiest; where none may go, that is told with the rule."""
+    cluster = broker("a", 10, 40, 45), broker("b", 20), broker("c", 10)
+    [first] = Leveller(moves_max=1).plan(ruled({}, *cluster)).moves
+    assert ("a2", "c") == (first.bundle, first.destination)
+    [second] = Leveller(moves_max=1).plan(ruled({"a2": "c"}, *cluster)).moves
+    assert ("a3", "c") == (second.bundle, second.destination)
+    none = Leveller().plan(ruled({"a1": "b", "a2": "b"}, broker("a", 40, 45), broker("b", 10)))
+    assert () == none.moves
+    (told,) = [stay.reason for stay in none.stays if stay.subject == "a"]
+    assert told.endswith("but the rules keep its bundles from those that carry less: a1 not to b for one: policy x")
+
+
+def test_a_plan_asks_the_rules_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where rules keep more bundles than one round can look at, it ends without a move, and each bundle was asked about once."""
+    monkeypatch.setattr("shedder.level.ASKED_MAX", 20)
+    asked: list[str] = []
+    snapshot = ruled({}, broker("a", *range(10, 60)), broker("b", 10))
+
+    def nobody(bundle: str) -> Candidates:
+        asked.append(bundle)
+        return Candidates(allowed=())
+
+    assert () == Leveller().plan(replace(snapshot, rules=nobody)).moves
+    assert 10 == len(asked) == len(set(asked))

@@ -10,7 +10,7 @@ from fractions import Fraction
 
 import pytest
 
-from brokers.load import BundleLoad
+from brokers.load import BundleLoad, Messaging
 from brokers.load_sampler import LoadSampler
 from brokers.service import Bundle, Ownership, Peer, Service
 from brokers.virtual_member import VirtualClock
@@ -87,7 +87,19 @@ def test_a_service_that_raises_is_told_with_its_error(caplog: pytest.LogCaptureF
 
 def test_numbers_of_any_kind_become_plain_ones() -> None:
     """What compares like a number is one, in a form that every report can express."""
-    odd = BundleLoad(calls_per_second=Decimal("1.5"), bytes_per_second=Fraction(2), sessions=True)  # type: ignore[arg-type]  # as users do
+    messaging = Messaging(messages_in_per_second=Decimal(7), bytes_out_per_second=Fraction(8), topics=True)  # type: ignore[arg-type]  # as users do
+    odd = BundleLoad(calls_per_second=Decimal("1.5"), bytes_per_second=Fraction(2), sessions=True, messaging=messaging)  # type: ignore[arg-type]
     (load,) = sampler(VirtualClock(), [Saying(lambda: {"b": odd})]).latest().loads.values()
     assert [float, float, int] == [type(load.calls_per_second), type(load.bytes_per_second), type(load.sessions)]
-    assert BundleLoad(calls_per_second=1.5, bytes_per_second=2.0, sessions=1) == load
+    told = load.messaging
+    assert told is not None
+    assert [float, float, int] == [type(told.messages_in_per_second), type(told.bytes_out_per_second), type(told.topics)]
+    assert odd == load
+
+
+def test_plain_numbers_are_taken_as_they_are() -> None:
+    """What any report can express already is not made anew, of which a broker has thousands."""
+    messaging = Messaging(messages_in_per_second=7.0, topics=2)
+    said = {"b": BundleLoad(calls_per_second=1.5, sessions=3), "c": BundleLoad(messaging=messaging)}
+    loads = sampler(VirtualClock(), [Saying(lambda: said)]).latest().loads
+    assert [True, True] == [loads[name] is said[name] for name in ("b", "c")]

@@ -12,7 +12,8 @@ from typing import Self
 import pytest
 
 from brokers.errors import InvalidConfig
-from brokers.local_broker import RESTART_MS_MAX, RESTART_MS_MIN, STEADY_MS, LocalBroker, ending_of, ports_of
+from brokers.local_broker import LocalBroker, ending_of, ports_of
+from brokers.restart_pause import RESTART_MS_MAX, RESTART_MS_MIN, STEADY_MS
 
 
 @pytest.mark.parametrize(
@@ -27,11 +28,11 @@ def test_an_end_is_told_in_words(code: int, told: str) -> None:
 def test_pauses_grow_until_it_is_steady(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that dies again and again is started ever more seldom, up to a bound; one that lived for long, at once."""
     now_ns = 0
-    monkeypatch.setattr("brokers.local_broker.time", SimpleNamespace(monotonic_ns=lambda: now_ns))
+    monkeypatch.setattr("brokers.restart_pause.time", SimpleNamespace(monotonic_ns=lambda: now_ns))
     broker = LocalBroker(tmp_path, 8080)
-    assert [RESTART_MS_MIN, 1_000, 2_000, 4_000, 8_000, RESTART_MS_MAX, RESTART_MS_MAX] == [broker.next_pause_ms() for _ in range(7)]
+    assert [RESTART_MS_MIN, 1_000, 2_000, 4_000, 8_000, RESTART_MS_MAX, RESTART_MS_MAX] == [broker.pause.next_ms() for _ in range(7)]
     now_ns = STEADY_MS * 1_000_000
-    assert RESTART_MS_MIN == broker.next_pause_ms()
+    assert RESTART_MS_MIN == broker.pause.next_ms()
 
 
 def test_the_last_words_are_the_last_line(tmp_path: Path) -> None:

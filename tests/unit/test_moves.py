@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from brokers.moves import Move, MoveKind, MoveResult, Moves
+from brokers.moves import Move, MoveKind, MoveResult, Moves, moved_in
 from channel import propose
 from channel.difference import jump_between
 from channel.entries import BundleEntry
@@ -195,3 +195,57 @@ def test_a_move_that_went_on_unread_is_not_counted() -> None:
     story.jump(before)
     story.about("owner", propose.hand_over)
     assert [] == story.ended
+
+
+def moved_by(channel: Channel, *records: AnyRecord) -> list[str]:
+    """The ranges that the records let move, one after the other."""
+    return [name.rpartition("/")[2] for record in records for name in moved_in(channel.put(record).changes)]
+
+
+@pytest.mark.parametrize("low", [0, MIDDLE])
+def test_what_another_broker_gets_has_moved(low: int) -> None:
+    """A transfer lets its bundle move when the source has closed it, and an unload when it is free; what is called off does not."""
+    channel = channel_with("owner", "target", bundles=2)
+    channel.own("owner", low)
+    target, bundle = channel.incarnation("target"), channel.bundle(low).name.rpartition("/")[2]
+    assert [] == moved_by(channel, propose.transfer(channel.author("owner"), channel.bundle(low), destination=target))
+    assert [] == moved_by(channel, propose.call_off(channel.author("owner"), channel.bundle(low), reason="cold feet"))
+    assert [] == moved_by(channel, propose.transfer(channel.author("owner"), channel.bundle(low), destination=target))
+    assert [] == moved_by(channel, propose.let_go(channel.author("target"), channel.bundle(low)))
+    assert [bundle] == moved_by(channel, propose.hand_over(channel.author("owner"), channel.bundle(low)))
+    assert [] == moved_by(channel, propose.unload(channel.admin(), channel.bundle(low)))
+    assert [bundle] == moved_by(channel, propose.released(channel.author("target"), channel.bundle(low)))
+
+
+def test_what_was_cut_or_joined_has_moved() -> None:
+    """The children of a split, and what a merge makes of neighbours, are new."""
+    channel = channel_in("splitting")
+    assert ["0x00000000_0x80000000", "0x80000000_0xffffffff"] == moved_by(
+        channel, propose.split(channel.author("owner"), channel.bundle(), cuts=(MIDDLE,))
+    )
+    assert ["0x00000000_0xffffffff"] == moved_by(channel, propose.merge(channel.author("owner"), channel.bundle(), channel.bundle(MIDDLE)))
+
+
+def test_what_is_new_or_was_lost_has_not_moved() -> None:
+    """Neither what a namespace begins with, nor what is placed for the first time, nor what is placed after a death."""
+    channel = channel_with("owner", "target")
+    made = propose.create_namespace(channel.admin(), channel.view, name="tenant/new", boundaries=even_boundaries(2))
+    assert [] == moved_by(channel, made)
+    before = channel.view.offset
+    for broker in ("owner", "target"):
+        assert [] == moved_by(channel, propose.assign(channel.admin(), channel.bundle(), owner=channel.incarnation(broker)))
+        assert [] == moved_by(channel, propose.opened(channel.author(broker), channel.bundle()))
+        entry = channel.broker(broker)
+        assert [] == moved_by(channel, propose.down(channel.admin(), entry, nonce=entry.joined.nonce))
+    assert before + 6 == channel.view.offset
+
+
+def test_a_jump_tells_what_has_moved() -> None:
+    """Of records that nobody read, the views on both sides tell whose a bundle was and whose it is."""
+    channel = channel_in("owned", "target")
+    before = from_bytes(to_bytes(channel.view))
+    channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("target")))
+    channel.accept(propose.let_go(channel.author("target"), channel.bundle()))
+    channel.accept(propose.hand_over(channel.author("owner"), channel.bundle()))
+    channel.create(even_boundaries(2), namespace="tenant/new")
+    assert (channel.bundle().name,) == moved_in(jump_between(before, channel.view).changes)

@@ -6,13 +6,16 @@ May live here: the strategies of `brokers.placement`. That the quick choice of `
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 
+from brokers import placement
 from brokers.destinations import PlacementRules
+from brokers.load_reports import Summary
 from brokers.placement import (
     FewestBundles,
     LeastCost,
@@ -26,7 +29,6 @@ from brokers.placement import (
 )
 from channel import propose
 from channel.entries import BundleEntry
-from shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
 from tests.folding import Channel
 from tests.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 
@@ -42,6 +44,12 @@ def placed(channel: Channel, placement: Placement, bundles: list[BundleEntry] | 
     return {name.rpartition("/")[2][2:6]: names[incarnation] for name, incarnation in incarnations.items()}
 
 
+def summary(broker: str, *, cost: float, costs: Mapping[str, float] | None = None) -> Summary:
+    """A report of what the bundles of a broker cost, in all and one by one."""
+    known = costs or {}
+    return Summary(broker=broker, load=load(bundles=dict.fromkeys(known, 0.0)), cost=cost, costs=known)
+
+
 def names(channel: Channel) -> list[str]:
     """The bundles of the namespace, in order of the hash space."""
     return [bundle.name for bundle in channel.view.bundles_of(NS)]
@@ -51,8 +59,7 @@ def test_every_strategy_goes_by_the_rules() -> None:
     """A pinned bundle goes to the one broker that it is pinned to, though all others are idle."""
     channel = ruled_channel(["a", "b", "c"], {NS: None}, bundles=8)
     set_policy(channel, "pin/p", {"namespace": NS, "brokers.0": "b"})
-    snapshot = Snapshot(brokers=())
-    strategies = (FewestBundles(), LeastCost(snapshot=snapshot), LeastLongTermMessageRate(), LeastResourceUsageWithWeight(), RoundRobin())
+    strategies = (FewestBundles(), LeastCost(), LeastLongTermMessageRate(), LeastResourceUsageWithWeight(), RoundRobin())
     exact = (LeastLongTermMessageRate(rules=EXACT), LeastResourceUsageWithWeight(rules=EXACT))
     for strategy in (*strategies, *exact):
         assert {"b": 8} == Counter(placed(channel, strategy).values())
@@ -176,8 +183,8 @@ def test_next_to_no_throughput_says_nothing_of_what_a_byte_costs() -> None:
     channel = ruled_channel(["a", "b"], {NS: None})
     (name,) = names(channel)
     for throughput in (0.0, 5e-324, 1e-300, 0.5, 1.0, 1e18):
-        loads = {"a": load(1e18, throughput=throughput, bundles={name: 0.0}), "b": load(0.5, throughput=throughput)}
-        scale = by_use(channel.view, loads)
+        loads = {"a": load(1e3, throughput=throughput, bundles={name: 0.0}), "b": load(0.5, throughput=throughput)}
+        scale = by_use(loads).scale(channel.view)
         assert all(0 <= figure < float("inf") for figure in (*scale.carried.values(), *scale.weights.values(), scale.usual))
         assert ["b"] == list(placed(channel, LeastResourceUsageWithWeight(loads=loads)).values())
 
@@ -193,24 +200,29 @@ def test_what_moved_since_the_reports_counts_where_it_is() -> None:
     loads = {"a": told, "b": load(0.1, throughput=50, messages=50)}
     give(channel, first, "b")
     give(channel, third, "b")
-    assert {"a": 180.0, "b": 50.0 + 60.0 + 60.0} == by_messages(channel.view, loads).carried
-    assert {"a": pytest.approx(0.3), "b": pytest.approx(0.1 + 0.1 + 0.1)} == by_use(channel.view, loads).carried
-    scale = by_messages(channel.view, {**loads, "a": replace(told, bundle_count=5)})
+    assert {"a": 180.0, "b": 50.0 + 60.0 + 60.0} == by_messages(loads).scale(channel.view).carried
+    assert {"a": pytest.approx(0.3), "b": pytest.approx(0.1 + 0.1 + 0.1)} == by_use(loads).scale(channel.view).carried
+    scale = by_messages({**loads, "a": replace(told, bundle_count=5)}).scale(channel.view)
     assert ({"a": 180.0, "b": 50.0 + 60.0 + 40.0}, 40.0) == (scale.carried, scale.weight(fourth))
 
 
 def test_a_batch_is_weighed_by_the_cost_that_levelling_goes_by() -> None:
     """The heaviest first, for the capacity of each; what nobody has weighed costs the mean."""
     channel = ruled_channel([Member(broker="small"), Member(broker="large", capacity=300)], {NS: None}, bundles=4)
-    weighed = tuple(WeighedBundle(name=name, cost=cost) for name, cost in zip(names(channel)[:3], (10.0, 40.0, 10.0), strict=True))
-    snapshot = Snapshot(
-        brokers=(
-            WeighedBroker(broker="small", capacity=100, bundles=()),
-            WeighedBroker(broker="large", capacity=300, bundles=()),
-            WeighedBroker(broker="dead", capacity=100, bundles=weighed),
-        )
-    )
-    assert {"4000": "large", "c000": "large", "0000": "small", "8000": "small"} == placed(channel, LeastCost(snapshot=snapshot))
+    summaries = {
+        "small": summary("small", cost=0),
+        "large": summary("large", cost=0),
+        "dead": summary("dead", cost=60, costs=dict(zip(names(channel)[:3], (10.0, 40.0, 10.0), strict=True))),
+    }
+    assert {"4000": "large", "c000": "large", "0000": "small", "8000": "small"} == placed(channel, LeastCost(summaries=summaries))
+
+
+def test_a_cost_that_cannot_be_draws_nothing_to_its_broker() -> None:
+    """Who says that its bundles cost less than nothing, or no number, counts as a broker that says nothing."""
+    for cost in (-1e9, math.nan, math.inf):
+        channel = ruled_channel(["a", "b"], {NS: None}, bundles=4)
+        summaries = {"a": summary("a", cost=cost), "b": summary("b", cost=10)}
+        assert {"a": 2, "b": 2} == Counter(placed(channel, LeastCost(summaries=summaries)).values())
 
 
 def test_between_equals_the_fewest_bundles_decide_and_then_the_name() -> None:
@@ -230,3 +242,19 @@ def test_a_draining_broker_gets_nothing_by_load() -> None:
         LeastResourceUsageWithWeight(loads={"a": load(0.0), "b": load(0.9)}),
     ):
         assert {"b": 2} == Counter(placed(channel, strategy).values())
+
+
+def test_what_no_view_changes_is_found_when_a_placement_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To place one bundle, as for each lookup of a free one, reads no report again."""
+    channel = ruled_channel(["a", "b"], {NS: None}, bundles=4)
+    loads = {"a": load(0.5, messages=5), "b": load(0.1, messages=1)}
+    summaries = {"a": summary("a", cost=50), "b": summary("b", cost=1)}
+    strategies = (
+        LeastCost(summaries=summaries),
+        FewestBundles(loads=loads),
+        LeastLongTermMessageRate(loads=loads),
+        LeastResourceUsageWithWeight(loads=loads),
+    )
+    monkeypatch.setattr(placement, "fault_of", None)
+    monkeypatch.setattr(placement, "fault_of_summary", None)
+    assert ["b", "a", "b", "b"] == [placed(channel, strategy, at_most=1)["0000"] for strategy in strategies]

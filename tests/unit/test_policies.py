@@ -9,12 +9,23 @@ from dataclasses import dataclass
 
 import pytest
 
-from brokers.errors import InvalidPolicy, PolicyLeavesNobody
-from brokers.policies import Isolation, Pin, host_of, is_named, parse_policy, policies_in
+from brokers.errors import InvalidPolicy, PolicyLeavesNobody, UnknownPolicy
+from brokers.named import policy_named
+from brokers.policies import (
+    Isolation,
+    Pin,
+    host_of,
+    is_named,
+    isolation_document,
+    items_of,
+    parse_policy,
+    pin_document,
+    policies_in,
+)
 from brokers.policy_changes import check_policy_change
 from channel import propose
 from channel.ranges import HASH_MAX
-from channel.records import Document
+from channel.records import DOCUMENT_ENTRIES_MAX, Document
 from tests.ruled import ruled_channel, set_policy
 
 GOLD: Document = {"namespaces.0": "gold/.*", "primary.0": "a[0-9]", "secondary.0": "b[0-9]"}
@@ -27,6 +38,50 @@ def test_an_isolation_policy_is_read_with_its_defaults() -> None:
     assert isinstance(policy, Isolation)
     assert ["gold/.*", "x/.*"] == [pattern.pattern for pattern in policy.namespaces]
     assert (1, 100, ()) == (policy.min_limit, policy.usage_threshold, policy.secondary)
+
+
+def test_documents_are_made_as_they_are_read() -> None:
+    """What is told in lists and numbers is read back so, in its order, beyond nine items too."""
+    primary = [f"a{number}" for number in range(12)]
+    document = isolation_document(namespaces=["gold/.*", "x"], primary=primary, secondary=["b"], min_limit=3, usage_threshold=80)
+    assert (["gold/.*", "x"], primary, ["b"], []) == tuple(
+        items_of(document, name) for name in ("namespaces", "primary", "secondary", "brokers")
+    )
+    policy = parse_policy("isolation/gold", document)
+    assert isinstance(policy, Isolation)
+    assert (12, 3, 80) == (len(policy.primary), policy.min_limit, policy.usage_threshold)
+    pin = parse_policy("pin/p", pin_document(namespace="t/ns", brokers=["b", "a"], range_="0x00000000_0x80000000"))
+    assert Pin(name="pin/p", namespace="t/ns", low=0, high=0x80000000, brokers=("a", "b")) == pin
+    assert parse_policy("pin/p", pin_document(namespace="t/ns", brokers=["a"])) == parse_policy(
+        "pin/p", {"namespace": "t/ns", "brokers.0": "a"}
+    )
+
+
+def test_items_that_are_no_texts_are_left_out() -> None:
+    """A document that cannot be read is shown as far as it can be."""
+    assert ["a", "b"] == items_of({"primary.1": "b", "primary.0": "a", "primary.2": 7, "primary": "c", "primary.x": "d"}, "primary")
+
+
+def test_a_policy_fits_into_a_record() -> None:
+    """A document of more entries than a record holds is refused before it is spelled, and so is what no record can spell."""
+    primary = [f"b{number}" for number in range(DOCUMENT_ENTRIES_MAX - 3)]
+    assert parse_policy("isolation/x", isolation_document(namespaces=["x"], primary=primary)) is not None
+    with pytest.raises(InvalidPolicy, match="it has 257 entries, and may have 256"):
+        parse_policy("isolation/x", isolation_document(namespaces=["x"], primary=[*primary, "b"]))
+    for text in ("\udc80", "a\nb", ""):
+        with pytest.raises(InvalidPolicy, match="is to be a text of printable characters"):
+            parse_policy("isolation/x", isolation_document(namespaces=["x"], primary=[text]))
+
+
+def test_a_policy_is_found_by_its_key() -> None:
+    """Only isolation policies and pins are policies here: another document under the same roof is none."""
+    channel = ruled_channel(["a"], {"t/gold": None})
+    set_policy(channel, "pin/p", pin_document(namespace="t/gold", brokers=["a"]))
+    set_policy(channel, "settings", {"a": 1})
+    assert {"namespace": "t/gold", "brokers.0": "a"} == policy_named(channel.view, "pin/p").document
+    for key in ("settings", "p", "isolation/p", ""):
+        with pytest.raises(UnknownPolicy):
+            policy_named(channel.view, key)
 
 
 @pytest.mark.parametrize(("namespace", "covered"), [("gold/a", True), ("xgold/a", False), ("gold", False), ("golda/x", False)])

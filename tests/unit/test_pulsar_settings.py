@@ -6,43 +6,16 @@ May live here: `brokers.pulsar_settings` with the tables of `brokers.pulsar_keys
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields, replace
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.auto_split import SplitSettings
-from brokers.bundle_limits import BundleLimits
-from brokers.destinations import PlacementRules
+from brokers.balancing_settings import BalancingSettings
 from brokers.errors import UnreadableProperties
-from brokers.placement import LeastLongTermMessageRate, LeastResourceUsageWithWeight
 from brokers.pulsar_keys import MANAGER, MEANINGLESS, OLD_SPELLINGS, STRATEGIES, TAKEN
-from brokers.pulsar_settings import PulsarSettings, read_pulsar_settings
-from brokers.split_points import SplitQuestion
-from shedder.average import AvgShedder
-from shedder.loads import Weights
-from shedder.overload import OverloadShedder
-from shedder.threshold import ThresholdShedder
-from shedder.transfer import TransferShedder
-from shedder.uniform import UniformLoadShedder
-
-# What the groups of settings are the fields of; `balancing` and `reports` are of the broker itself.
-GROUPS: Mapping[str, Any] = {
-    "transfer": TransferShedder(),
-    "threshold": ThresholdShedder(),
-    "overload": OverloadShedder(),
-    "uniform": UniformLoadShedder(),
-    "average": AvgShedder(),
-    "weights": Weights(),
-    "split": SplitSettings(),
-    "limits": BundleLimits(),
-    "split_points": SplitQuestion(low=0, high=1),
-    "placement": PlacementRules(),
-    "least_message_rate": LeastLongTermMessageRate(),
-    "least_usage": LeastResourceUsageWithWeight(),
-}
+from brokers.pulsar_settings import read_pulsar_settings
+from brokers.setting_values import SETTINGS, with_value
 
 # Each key with the default of Pulsar 4.2.4 and what it sets here.
 DEFAULTS: Mapping[str, tuple[str, Mapping[str, object]]] = {
@@ -153,11 +126,6 @@ KEYS = (
 NEW, OLD = "loadBalancerBandwidthInResourceWeight", "loadBalancerBandwithInResourceWeight"
 
 
-def settings_of(read: PulsarSettings) -> dict[str, object]:
-    """Everything that was set, by its name."""
-    return {setting: value for entry in read.taken for setting, value in entry.settings.items()}
-
-
 def test_every_key_of_pulsar_is_known() -> None:
     """Each is taken, or has no meaning here for a reason."""
     assert () == tuple(key for key in KEYS if key not in {*TAKEN, *OLD_SPELLINGS, *MEANINGLESS, MANAGER})
@@ -172,25 +140,35 @@ def test_the_defaults_are_all_the_keys() -> None:
 def test_a_key_sets_what_it_means(key: str) -> None:
     """Pulsar's default of each key, converted to our names and units."""
     text, expected = DEFAULTS[key]
-    assert pytest.approx(expected) == settings_of(read_pulsar_settings(f"{key} = {text}\n"))
+    assert pytest.approx(expected) == read_pulsar_settings(f"{key} = {text}\n").settings
 
 
 @pytest.mark.parametrize("key", DEFAULTS)
 def test_our_defaults_are_pulsars(key: str) -> None:
     """What Pulsar's default sets is a field of the strategy that it is for, and its default; but for what we have on purpose otherwise."""
     for setting, value in DEFAULTS[key][1].items():
-        group, _, name = setting.partition(".")
-        if group not in GROUPS or setting == "placement.failure_domains":
-            continue
-        assert name in {field.name for field in fields(GROUPS[group])}
-        assert pytest.approx(value) == getattr(GROUPS[group], name)
+        if not setting.startswith(("balancing.", "reports.")) and setting != "placement.failure_domains":
+            assert pytest.approx(value) == SETTINGS[setting].default
 
 
-def test_what_was_read_makes_strategies() -> None:
-    """The fields of a group replace those of its defaults."""
+def test_what_was_read_is_all_that_was_set() -> None:
+    """The settings of all entries, by name."""
     read = read_pulsar_settings("loadBalancerBrokerLoadTargetStd=0.1\nloadBalanceSheddingDelayInSeconds=7\n")
-    assert {"target_deviation": 0.1, "cool_down_ms": 7_000} == read.of("transfer")
-    assert TransferShedder(target_deviation=0.1, cool_down_ms=7_000) == replace(GROUPS["transfer"], **read.of("transfer"))
+    assert {"transfer.target_deviation": 0.1, "transfer.cool_down_ms": 7_000} == read.settings
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("loadBalancerOverrideBrokerNicSpeedGbps=1e300", "here reports.nic_speed_gbps must be a number"),
+        ("defaultNumberOfNamespaceBundles=5000", "here balancing.namespace_bundles must be an integer, from 1 to 4096"),
+        ("defaultNamespaceBundleSplitAlgorithm=specified_positions_divide", "here balancing.split_algorithm must be one of"),
+    ],
+)
+def test_what_pulsar_takes_and_we_do_not_is_told(text: str, why: str) -> None:
+    """A value that our setting cannot have is not understood, and our default stays."""
+    (entry,) = read_pulsar_settings(text).not_understood
+    assert entry.why.startswith(why)
 
 
 @pytest.mark.parametrize(
@@ -251,7 +229,7 @@ def test_what_sets_nothing_is_told(text: str, why: str) -> None:
 def test_the_last_of_two_counts() -> None:
     """As in Java; the first is told of."""
     read = read_pulsar_settings("minUnloadMessage=1\nminUnloadMessage=2\n")
-    assert {"uniform.messages_min": 2, "average.messages_min": 2} == settings_of(read)
+    assert {"uniform.messages_min": 2, "average.messages_min": 2} == read.settings
     assert [(1, "line 2 says it again, and the last counts")] == [(entry.line, entry.why) for entry in read.without_meaning]
 
 
@@ -270,7 +248,7 @@ def test_the_last_of_two_counts() -> None:
 def test_the_old_spelling_counts_as_in_pulsar(text: str, expected: float, unused: list[str]) -> None:
     """Pulsar goes by the old spelling as long as the new one has its default, written out or not."""
     read = read_pulsar_settings(text)
-    assert {"bandwidth_in": expected} == read.of("weights")
+    assert {"weights.bandwidth_in": expected} == read.settings
     assert unused == [entry.key for entry in read.without_meaning]
     assert OLD in OLD_SPELLINGS
 
@@ -282,16 +260,16 @@ def test_the_extensible_load_manager_has_strategies_of_its_own() -> None:
     expected = {"balancing.shedder": "TransferShedder", "balancing.placement": "LeastResourceUsageWithWeight"}
     for text in (manager, manager + others, others + manager):
         read = read_pulsar_settings(text)
-        assert expected == settings_of(read)
+        assert expected == read.settings
         assert () == read.not_understood
         assert all("ExtensibleLoadManagerImpl uses" in entry.why for entry in read.without_meaning)
 
 
 def test_no_load_manager_is_no_balancing() -> None:
     """What Pulsar's standalone settings say."""
-    assert {"balancing.enabled": False} == settings_of(
-        read_pulsar_settings(f"{MANAGER}=org.apache.pulsar.broker.loadbalance.NoopLoadManager")
-    )
+    manager = f"{MANAGER}=org.apache.pulsar.broker.loadbalance.NoopLoadManager\n"
+    for text in (manager, f"{manager}loadBalancerEnabled=true", f"loadBalancerEnabled=true\n{manager}"):
+        assert {"balancing.enabled": False} == read_pulsar_settings(text).settings
 
 
 def test_what_is_no_such_file_is_refused() -> None:
@@ -315,5 +293,5 @@ def test_every_entry_ends_up_in_one_list(entries: list[tuple[str, str]]) -> None
     read = read_pulsar_settings("\n".join(lines))
     told = [entry.line for entry in read.taken] + [entry.line for entry in (*read.without_meaning, *read.not_understood)]
     assert list(range(1, len(entries) + 1)) == sorted(told)
-    for group, default in GROUPS.items():
-        replace(default, **read.of(group))
+    for setting, value in read.settings.items():
+        with_value(BalancingSettings(), setting, value)

@@ -9,17 +9,21 @@ from collections.abc import Callable
 
 import pytest
 
-from brokers.agent.intents import CreateNamespace, DeleteNamespace, MergeBundles, StartDeletingNamespace, Unload
-from brokers.errors import CalledOff, Rejected
+from brokers.agent.intents import CallOff, CreateNamespace, DeleteNamespace, MergeBundles, SetClusterPolicy, StartDeletingNamespace, Unload
+from brokers.errors import CalledOff, DestinationForbidden, InvalidPolicy, PolicyLeavesNobody, Rejected
+from brokers.policies import isolation_document, pin_document
 from brokers.requested_moves import (
     BY_OPERATOR,
+    CALLED_OFF_BY_OPERATOR,
     RACES_MAX,
     UNLOADS_AT_ONCE,
     RequestedMove,
     begun_by,
+    calls_off_of,
     made_by,
     may_run_again,
     next_of_deletion,
+    refuse_forbidden,
     refuse_in_vain,
     rejection,
     unless_overtaken,
@@ -32,6 +36,7 @@ from channel.ranges import even_boundaries
 from channel.reader import Folded
 from channel.records import AnyRecord, Reason
 from tests.folding import MIDDLE, NAMESPACE, channel_in, channel_with
+from tests.ruled import set_policy
 
 Proposal = Callable[[Author, BundleEntry], AnyRecord]
 CUT: Proposal = lambda author, bundle: propose.split(author, bundle, cuts=(MIDDLE,))  # noqa: E731 - one of a row of proposals
@@ -186,6 +191,54 @@ def test_what_is_refused_in_vain_is_told_better() -> None:
     with pytest.raises(Rejected, match="they belong to a and b; transfer one of them first"):
         refuse_in_vain(channel.view, merge)
     refuse_in_vain(channel.view, MergeBundles(left=channel.bundle(MIDDLE).name, reason=BY_OPERATOR))
+
+
+def test_a_policy_that_would_be_rejected_is_told_by_its_own_error() -> None:
+    """What is wrong with a policy, and whom it would leave nobody for, is said before anything is proposed."""
+    view = channel_with("a", "b").view
+    good = isolation_document(namespaces=["tenant/.*"], primary=["a"])
+    refuse_in_vain(view, SetClusterPolicy(policy="isolation/x", document=good))
+    refuse_in_vain(view, SetClusterPolicy(policy="isolation/x", document=None))
+    with pytest.raises(InvalidPolicy):
+        refuse_in_vain(view, SetClusterPolicy(policy="isolation/x", document=isolation_document(namespaces=["("], primary=["a"])))
+    with pytest.raises(PolicyLeavesNobody):
+        refuse_in_vain(view, SetClusterPolicy(policy="pin/x", document=pin_document(namespace=NAMESPACE, brokers=["c"])))
+
+
+def test_a_destination_is_forbidden_by_rules_alone() -> None:
+    """Isolation and pins forbid a broker; that it drains, is dead or is not there, the channel says, and preferences forbid nothing."""
+    channel = channel_with("a", "b", "c", "d")
+    bundle = channel.bundle().name
+    for broker in "abcd":
+        refuse_forbidden(channel.view, bundle, broker)
+    set_policy(channel, "pin/x", pin_document(namespace=NAMESPACE, brokers=["a", "c", "d"]))
+    channel.accept(propose.draining(channel.author("c"), channel.broker("c")))
+    channel.die("d")
+    for broker in ("a", "c", "d", "nobody"):
+        refuse_forbidden(channel.view, bundle, broker)
+    refuse_forbidden(channel.view, "tenant/ns/0x00000000_0x00000001", "b")
+    with pytest.raises(DestinationForbidden, match="b may not have it: pin/x keeps this bundle at a, c, d") as caught:
+        refuse_forbidden(channel.view, bundle, "b")
+    assert (bundle, "b") == (caught.value.bundle, caught.value.broker)
+
+
+def test_moves_are_called_off_some_at_a_time() -> None:
+    """Transfers and splits that have not happened are, in the order of the hash space, and nothing else is."""
+    count = UNLOADS_AT_ONCE + 4
+    channel = channel_with("a", "b", bundles=count)
+    first, second, third, *others = channel.view.bundles_of(NAMESPACE)
+    for bundle in (first, second, *others):
+        channel.own("a", bundle.low)
+    for bundle in others:
+        channel.accept(propose.transfer(channel.admin(), channel.bundle(bundle.low), destination=channel.incarnation("b")))
+    channel.accept(propose.start_split(channel.admin(), channel.bundle(first.low), algorithm="range_equally_divide"))
+    channel.accept(propose.unload(channel.admin(), channel.bundle(second.low)))
+    channel.accept(propose.assign(channel.admin(), third, owner=channel.incarnation("a")))
+    channel.accept(propose.let_go(channel.author("b"), channel.bundle(others[0].low)))
+    batches = list(calls_off_of(channel.view.bundles_of(NAMESPACE)))
+    assert [UNLOADS_AT_ONCE, 1] == [len(batch) for batch in batches]
+    expected = [CallOff(bundle=bundle.name, reason=CALLED_OFF_BY_OPERATOR) for bundle in (first, *others[1:])]
+    assert expected == [call_off for batch in batches for call_off in batch]
 
 
 def test_a_refusal_is_told_in_the_words_of_its_story() -> None:

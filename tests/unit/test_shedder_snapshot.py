@@ -5,16 +5,23 @@ May live here: examples of `shedder.snapshot.take` on real views.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 
-from brokers.load import BundleLoad, Report
+from brokers.load import BundleLoad
+from brokers.load_reports import Summary
 from channel import propose
 from channel.lifecycle import Phase
+from shedder.level import Leveller
+from shedder.loads import Averages, BrokerLoad
 from shedder.memory import Memory
-from shedder.snapshot import IDLE_COST, Candidates, Snapshot, WeighedBroker, WeighedBundle, cost_of, take
+from shedder.snapshot import IDLE_COST, Candidates, Snapshot, WeighedBroker, WeighedBundle, Weighing, costs_of, take
+from shedder.transfer import TransferShedder
 from tests.folding import NAMESPACE, Channel, channel_in, channel_with
+from tests.ruled import Member, ruled_channel
 from tests.shedding import broker, bundle
 
 NOW_MS = 1_000_000
@@ -23,14 +30,20 @@ LEFT, RIGHT = f"{NAMESPACE}/0x00000000_0x80000000", f"{NAMESPACE}/0x80000000_0xf
 WHOLE = f"{NAMESPACE}/0x00000000_0xffffffff"
 
 
-def report(broker: str, /, *, at_ms: int = NOW_MS, capacity: int = 100, **calls: float) -> Report:
-    """What a broker says; a bundle's calls per second stand under `left`, `right` or `whole`."""
+def report(broker: str, /, *, at_ms: int = NOW_MS, unnamed: int = 0, unnamed_cost: float = 0.0, **calls: float) -> Summary:
+    """What a broker says; a bundle's calls per second stand under `left`, `right` or `whole`. So many it does not name cost so much."""
     names = {"left": LEFT, "right": RIGHT, "whole": WHOLE}
-    bundles = {names[which]: BundleLoad(calls_per_second=rate) for which, rate in calls.items()}
-    return Report(broker=broker, at_ms=at_ms, capacity=capacity, bundles=bundles)
+    costs = {names[which]: costs_of([BundleLoad(calls_per_second=rate)])[0] for which, rate in calls.items()}
+    load = BrokerLoad(
+        taken_ms=at_ms,
+        averages=Averages(weighted_max=0.5, bytes_per_second=1.0),
+        bundle_count=len(costs) + unnamed,
+        bundles=tuple(bundle(name, 1) for name in costs),
+    )
+    return Summary(broker=broker, load=load, cost=sum(costs.values()) + unnamed_cost, costs=costs)
 
 
-def taken(channel: Channel, *reports: Report, resting: tuple[str, ...] = ()) -> Snapshot:
+def taken(channel: Channel, *reports: Summary, resting: tuple[str, ...] = ()) -> Snapshot:
     """The snapshot at `NOW_MS`."""
     return take(channel.view, reports, now_ms=NOW_MS, age_ms_max=AGE_MS_MAX, resting=resting)
 
@@ -50,22 +63,25 @@ def channel() -> Channel:
     return channel
 
 
-def test_the_view_says_whose_and_the_reports_what_it_weighs(channel: Channel) -> None:
-    """Each live broker stands there once, by name, with its bundles, their cost, and the capacity that it reported."""
+def test_the_view_says_whose_and_the_reports_what_it_weighs() -> None:
+    """Each live broker stands there once, by name, with its bundles, their cost, and the capacity that it joined with."""
+    channel = ruled_channel(["c", Member(broker="b", capacity=200), "a"], {NAMESPACE: None}, bundles=2)
+    channel.own("a", 0)
+    channel.own("b", 0x80000000)
     expected = (
         WeighedBroker(broker="a", capacity=100, bundles=(WeighedBundle(name=LEFT, cost=IDLE_COST + 5),)),
         WeighedBroker(broker="b", capacity=200, bundles=(WeighedBundle(name=RIGHT, cost=IDLE_COST + 7),)),
         WeighedBroker(broker="c", capacity=100, bundles=()),
     )
-    reports = (report("c"), report("b", capacity=200, right=7), report("a", left=5))
+    reports = (report("c"), report("b", right=7), report("a", left=5))
     assert expected == taken(channel, *reports).brokers
     assert expected == taken(channel, *reversed(reports)).brokers
 
 
 def test_costs_are_counted_in_calls() -> None:
     """16 KiB and a hundred sessions each cost a call, above what an idle bundle costs."""
-    assert IDLE_COST == cost_of(BundleLoad())
-    assert IDLE_COST + 4 + 3 + 2 == cost_of(BundleLoad(calls_per_second=4, bytes_per_second=3 * 16_384, sessions=200))
+    assert IDLE_COST == costs_of([BundleLoad()])[0]
+    assert IDLE_COST + 4 + 3 + 2 == costs_of([BundleLoad(calls_per_second=4, bytes_per_second=3 * 16_384, sessions=200)])[0]
 
 
 def test_a_former_owner_s_report_weighs_a_bundle_until_the_new_owner_says(channel: Channel) -> None:
@@ -91,15 +107,54 @@ def test_of_two_former_owners_the_newer_word_counts(channel: Channel) -> None:
 def test_an_old_report_is_none(channel: Channel, at_ms: int) -> None:
     """A report that is too old, or from too far ahead, weighs nothing and keeps its broker out of the round."""
     snapshot = taken(channel, report("a", at_ms=at_ms, left=5), report("b", right=7), report("c"))
-    assert broker_of(snapshot, "a").barred == "there is no fresh report of its load"
-    assert () == broker_of(snapshot, "a").bundles
+    apart = broker_of(snapshot, "a")
+    assert "there is no fresh report of its load" == apart.barred
+    assert (IDLE_COST + 7,) == tuple(bundle.cost for bundle in apart.bundles)  # As any bundle of which nothing is known.
     assert broker_of(snapshot, "b").barred is None
+    assert ["a", "b", "c"] == list(snapshot.loads)
 
 
-def test_a_bundle_that_nobody_weighed_keeps_its_broker_out(channel: Channel) -> None:
-    """Who has a bundle of unknown weight seems emptier than it is, so it neither gives nor takes."""
-    snapshot = taken(channel, report("a"), report("b", right=7), report("c"))
-    assert broker_of(snapshot, "a").barred == f"what 1 of its bundles weigh is not known yet, {LEFT} for one"
+def weighed_costs(snapshot: Snapshot) -> dict[str, float]:
+    """What each bundle costs."""
+    return {bundle.name: bundle.cost for broker in snapshot.brokers for bundle in broker.bundles}
+
+
+def test_who_is_not_named_costs_what_is_left(channel: Channel) -> None:
+    """What a broker's named bundles leave of its cost is shared by the others, none of which costs less than an idle one."""
+    shared = taken(channel, report("a", unnamed=2, unnamed_cost=100), report("b", right=7), report("c"))
+    assert {LEFT: 50.0, RIGHT: IDLE_COST + 7} == weighed_costs(shared)
+    nothing_left = taken(channel, report("a", whole=5, unnamed=2, unnamed_cost=-5), report("b", right=7), report("c"))
+    assert IDLE_COST == weighed_costs(nothing_left)[LEFT]
+
+
+def test_who_nobody_counts_costs_the_mean(channel: Channel) -> None:
+    """A bundle that has come to a broker since it reported, from one that did not name it, weighs what bundles weigh on average."""
+    reports = (report("a"), report("b", right=50), report("c", unnamed=3, unnamed_cost=60))
+    snapshot = taken(channel, *reports)
+    assert {LEFT: (IDLE_COST + 50 + 60) / 4, RIGHT: IDLE_COST + 50} == weighed_costs(snapshot)
+    assert broker_of(snapshot, "a").barred is None
+    assert {LEFT: IDLE_COST, RIGHT: IDLE_COST} == weighed_costs(taken(channel, report("a"), report("b"), report("c")))
+
+
+FAULTS = {
+    "its average use is nan": lambda told: replace(
+        told, load=replace(told.load, averages=Averages(weighted_max=math.nan, bytes_per_second=1))
+    ),
+    "has bytes_out_per_second=-1": lambda told: replace(told, load=replace(told.load, bundles=(bundle(LEFT, -1),))),
+    "it costs inf": lambda told: replace(told, cost=math.inf),
+    f"{LEFT} costs -1.0": lambda told: replace(told, costs={LEFT: -1.0}),
+}
+
+
+@pytest.mark.parametrize(("fault", "spoil"), FAULTS.items(), ids=["use", "traffic", "cost", "bundle"])
+def test_a_figure_that_cannot_be_keeps_its_broker_apart(channel: Channel, fault: str, spoil: Callable[[Summary], Summary]) -> None:
+    """Such a report weighs nothing, its broker is told why, and the others are weighed as if it had said nothing."""
+    others = (report("b", right=7), report("c"))
+    snapshot = taken(channel, spoil(report("a", left=5)), *others)
+    assert str(broker_of(snapshot, "a").barred).startswith("its report cannot be true, so it is left out: ")
+    assert str(broker_of(snapshot, "a").barred).endswith(fault)
+    without = taken(channel, *others)
+    assert [replace(one, barred=None) for one in without.brokers] == [replace(one, barred=None) for one in snapshot.brokers]
 
 
 def test_who_drains_is_left_alone_and_who_is_dead_is_not_there(channel: Channel) -> None:
@@ -140,8 +195,9 @@ def test_what_rests_or_is_about_to_go_is_barred(channel: Channel) -> None:
 
 def told_by(channel: Channel, *bundles: str) -> Snapshot:
     """The snapshot when broker a says so much of these bundles."""
-    load = replace(broker(50), bundles=tuple(bundle(name, 1) for name in bundles))
-    return take(channel.view, (), now_ms=NOW_MS, age_ms_max=AGE_MS_MAX, resting=(RIGHT,), loads={"a": load}, memory=Memory(hits=3))
+    load = replace(broker(50), taken_ms=0, bundles=tuple(bundle(name, 1) for name in bundles))
+    told = Summary(broker="a", load=load, cost=1.0)
+    return take(channel.view, (told,), now_ms=NOW_MS, age_ms_max=AGE_MS_MAX, resting=(RIGHT,), memory=Memory(hits=3))
 
 
 def test_who_goes_by_reports_sees_whose_each_reported_bundle_is(channel: Channel) -> None:
@@ -165,3 +221,26 @@ def test_what_nobody_serves_has_no_owner() -> None:
     """A bundle that is free, or that waits for its first owner, is at nobody's."""
     for phase in ("free", "assigning"):
         assert {} == told_by(channel_in(phase), WHOLE).owners
+
+
+def test_bundles_are_weighed_for_who_looks_at_them(channel: Channel) -> None:
+    """A strategy that goes by loads weighs nothing; who looks at brokers has them weighed, once."""
+    expected, weighed = taken(channel).brokers, []
+
+    def weigh() -> tuple[WeighedBroker, ...]:
+        weighed.append(True)
+        return tuple(expected)
+
+    snapshot = replace(taken(channel), brokers=Weighing(weigh))
+    TransferShedder().plan(snapshot)
+    assert [] == weighed
+    Leveller().plan(snapshot)
+    assert [True] == weighed
+    assert (expected, 3, hash(expected), repr(expected)) == (
+        snapshot.brokers,
+        len(snapshot.brokers),
+        hash(snapshot.brokers),
+        repr(snapshot.brokers),
+    )
+    assert broker_of(snapshot, "a") in snapshot.brokers
+    assert [True] == weighed

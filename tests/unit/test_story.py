@@ -21,7 +21,7 @@ from channel.log import Entry
 from channel.propose import Author
 from channel.ranges import HASH_MAX, BundleName, parse_bundle
 from channel.reader import Folded, Reader
-from channel.records import ADMIN_WINDOW_OFFSETS, LevelRecord, Reason
+from channel.records import ADMIN_WINDOW_OFFSETS, Document, LevelRecord, Reason
 from channel.story import Names, as_document, concerns, describe, ending_of, explain, standing, story_of
 from channel.view import View, apply
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined, raise_level
@@ -80,6 +80,18 @@ def names() -> Channel:
     channel.put(propose.remove_broker(channel.author("b:1"), channel.broker("a:1")))
     channel.put(replace(propose.renewed(channel.author("b:1"), channel.broker("b:1")), digest=1))
     channel.put(raise_level(channel.admin(), channel.view, level=2))
+    return channel
+
+
+def policies() -> Channel:
+    """A policy is set, changed in part, changed in very much, set to what it is, and removed."""
+    channel = channel_with("a:1")
+    many: Document = {f"entry{number:0>2}": number for number in range(20)}
+    documents: tuple[Document, ...] = ({"limit": 1, "name": "x"}, {"limit": 2, "on": True}, many, many)
+    for document in documents:
+        channel.put(propose.set_policy(channel.admin(), channel.view, name="isolation", document=document))
+    channel.put(propose.set_policy(channel.admin(), channel.view, name="isolation", document={"limit": 2}))
+    channel.put(propose.remove_policy(channel.admin(), channel.view, name="isolation"))
     return channel
 
 
@@ -180,6 +192,7 @@ def story_in(channel: Channel, bundle: str) -> list[str]:
 FILES: dict[str, Callable[[], list[str]]] = {
     "moves": lambda: all_of(moves()),
     "names": lambda: all_of(names()),
+    "policies": lambda: all_of(policies()),
     "rejections": lambda: all_of(rejections()),
     "story_of_a_merged_bundle": lambda: story_in(moves(), f"{NAMESPACE}/0x40000000_0xffffffff"),
     "story_of_a_split_bundle": lambda: story_in(moves(), f"{NAMESPACE}/0x00000000_0x80000000"),

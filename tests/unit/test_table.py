@@ -100,6 +100,14 @@ def test_a_bundle_is_held_by_those_that_it_names(phase: Phase) -> None:
     assert ([] if phase == "owned" else [bundle]) == channel.view.unsettled()
 
 
+def test_the_bundles_of_a_namespace_are_counted() -> None:
+    """The count follows a split, is 0 for a namespace that is not there, and says the same as the bundles themselves."""
+    channel = channel_in("splitting")
+    counts = [channel.view.bundle_count("tenant/none"), channel.view.bundle_count(NAMESPACE)]
+    channel.accept(propose.split(channel.author("owner"), channel.bundle(), cuts=(MIDDLE,)))
+    assert [0, 1, 2, 2] == [*counts, channel.view.bundle_count(NAMESPACE), len(channel.view.bundles_of(NAMESPACE))]
+
+
 def test_an_absent_broker_is_based_on_the_last_removal() -> None:
     """What a record of a broker's key must be based on, whether it is there or not."""
     channel = channel_with("a")

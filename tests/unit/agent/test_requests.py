@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from brokers.agent.intents import (
+    CallOff,
     CreateNamespace,
     DeleteNamespace,
     Intent,
@@ -168,6 +169,23 @@ def test_a_bundle_moves_away_to_whom_the_rules_allow() -> None:
             assert channel.incarnation("c") == channel.view.bundles[LEFT].owner
 
 
+def test_a_bundle_that_nobody_else_may_have_stays_where_that_is_wanted() -> None:
+    """Who moves bundles for the sake of load lets go of none for nothing, and is told why: a pin, or nobody else is there."""
+    channel = owned_pair()
+    assert None is set_cluster_policy(channel, "pin/p", {"namespace": NAMESPACE, "brokers.0": "a"})
+    wish = MoveAway(bundle=LEFT, reason="shed", or_stay=True)
+    verdict = record_of(channel.view, wish)
+    problem = f"{LEFT} stays at a, since nobody else may have it: pin/p keeps this bundle at a"
+    assert Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem) == verdict
+    assert None is set_cluster_policy(channel, "pin/p", None)
+    assert not isinstance(record_of(channel.view, wish), Verdict)
+    for broker in set(channel.view.brokers) - {"a"}:
+        channel.die(broker)
+    alone = record_of(channel.view, wish)
+    assert isinstance(alone, Verdict)
+    assert f"{LEFT} stays at a, since nobody else may have it: no other broker takes bundles" == alone.problem
+
+
 def test_a_deleting_namespace_can_be_deleted() -> None:
     """The second step of a deletion is spelled against the first."""
     channel = channel_with("a")
@@ -227,3 +245,32 @@ def test_a_move_to_where_it_is_moves_nothing() -> None:
     """A transfer to the owner itself is refused with words that say so, and puts nothing on the log."""
     verdict = record_of(owned_pair().view, Transfer(bundle=LEFT, destination="a", reason="x"))
     assert Verdict(reason=Reason.ILLEGAL_TRANSITION, problem="a owns it already, so there is nothing to move") == verdict
+
+
+def test_a_transfer_can_be_called_off_until_its_source_has_been_told_to_let_go() -> None:
+    """A transfer that waits for its destination ends where it began; what is owned, or let go of, is refused with how it is."""
+    channel = owned_pair()
+    refused = record_of(channel.view, CallOff(bundle=LEFT, reason="enough"))
+    assert isinstance(refused, Verdict)
+    assert "owned, and not on the move" in (refused.problem or "")
+    for intent in (Transfer(bundle=LEFT, destination="b", reason="load"), CallOff(bundle=LEFT, reason="enough")):
+        make = record_of(channel.view, intent)
+        assert not isinstance(make, Verdict)
+        channel.accept(make(channel.author("a")))
+    left = channel.view.bundles[LEFT]
+    assert ("owned", "a") == (left.phase, channel.view.live[left.owner or 0].broker)
+    make = record_of(channel.view, Unload(bundle=LEFT, reason="load"))
+    assert not isinstance(make, Verdict)
+    channel.accept(make(channel.author("a")))
+    too_late = record_of(channel.view, CallOff(bundle=LEFT, reason="enough"))
+    assert isinstance(too_late, Verdict)
+    assert "it is releasing already" in (too_late.problem or "")
+
+
+def test_a_merge_with_another_neighbour_than_was_meant_is_refused() -> None:
+    """Whoever saw two cold neighbours must not join a third that has come between them; the neighbour that is there is named."""
+    channel = owned_pair()
+    refused = record_of(channel.view, MergeBundles(left=LEFT, right=NOWHERE, reason="cold"))
+    assert isinstance(refused, Verdict)
+    assert (Reason.NOT_ADJACENT, True) == (refused.reason, RIGHT in (refused.problem or ""))
+    assert not isinstance(record_of(channel.view, MergeBundles(left=LEFT, right=RIGHT, reason="cold")), Verdict)

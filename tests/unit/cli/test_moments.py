@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import typer
 
-from brokers.cli.moments import moment
+from brokers.cli.moments import TIME_CHARACTERS, moment, told_ago, told_time
 
 NOW_MS = 1_767_225_600_123  # 2026-01-01 00:00:00.123 UTC
 
@@ -68,3 +68,19 @@ def test_what_is_no_moment_is_a_mistake_of_the_command_line(text: str) -> None:
     """The error says how a moment is written, or how great an offset may be."""
     with pytest.raises(typer.BadParameter, match=r"no place in a history|greatest offset"):
         moment(text, now_ms=NOW_MS)
+
+
+def test_a_time_is_told_as_the_log_tells_it() -> None:
+    """A Unix time is a local one to the millisecond, and one that no calendar has is nothing."""
+    told = told_time(1_700_000_000_123)
+    assert (TIME_CHARACTERS, "2023-11-1", ".123") == (len(told), told[:9], told[-4:])
+    assert "" == told_time(10**18)
+
+
+@pytest.mark.parametrize(
+    ("duration_ms", "told"),
+    [(-5_000, "just now"), (999, "just now"), (1_000, "1 s ago"), (119_999, "1 m ago"), (7_200_000, "2 h ago"), (10**10, "16 w ago")],
+)
+def test_how_long_ago_something_was_is_told_in_its_largest_unit(duration_ms: int, told: str) -> None:
+    """Nobody reads thousands of seconds; and what is to come, by another's clock, was just now."""
+    assert told == told_ago(duration_ms)

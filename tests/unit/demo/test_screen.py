@@ -23,7 +23,7 @@ MESSAGES = MessagesShown(
 PICTURE = Picture(
     elapsed_s=12.3,
     brokers=[
-        BrokerRow(broker="a:1", status="up", leads=True, incarnation=2, bundles=2, work_per_second=120.4),
+        BrokerRow(broker="a:1", status="up", leads=True, incarnation=2, bundles=2, work_per_second=120.4, used=0.432),
         BrokerRow(broker="b:1", status="down", leads=False, incarnation=3, bundles=0, work_per_second=0.0),
     ],
     bundles=[BundleRow(bundle="t/n/0x00000000_0x80000000", phase="transferring", owner="a:1", token=17, work_per_second=99.6)],
@@ -47,6 +47,8 @@ def test_the_live_screen_shows_everything() -> None:
         "1 brokers up, 2 bundles; counter: 120 calls/s, 1234 calls; pause now 3 ms, longest 82 ms",
         "Pulsar: 320 messages/s, 2000 messages, 0 lost, 0 out of order; pause now 4 ms, longest 27 ms",
         "up, leads",
+        "in use",
+        "43%",
         "down",
         "transferring",
         "the busiest of 2 bundles",
@@ -64,6 +66,16 @@ def test_plain_lines_sum_up_now_and_then(capsys: pytest.CaptureFixture[str]) -> 
         screen.say(13.0, "something happens")
     whole = [f"  12.3 s    {line}" for line in PICTURE.headlines]
     assert [*whole, "  13.0 s  something happens"] == capsys.readouterr().out.splitlines()
+
+
+@pytest.mark.parametrize("screen", [PlainScreen, LiveScreen])
+def test_what_is_quoted_stands_as_it_was_printed(screen: type[PlainScreen | LiveScreen], capsys: pytest.CaptureFixture[str]) -> None:
+    """What another program has printed is shown line by line, and is no markup."""
+    with screen() as shown:
+        shown.quote(["moves", "1. [bold]t/n/0x00000000_0x80000000[/bold]"])
+    said = capsys.readouterr().out
+    assert "          moves" in said
+    assert "          1. [bold]t/n/0x00000000_0x80000000[/bold]" in said
 
 
 def test_what_kills_did_is_told_apart() -> None:

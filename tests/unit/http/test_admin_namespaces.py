@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from brokers import following
 from brokers.admin import moving as admin
 from brokers.admin.access import Access, opened
 from brokers.errors import CalledOff, Rejected
-from brokers.http import moving
 from channel.ranges import even_boundaries
 from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Cluster, cluster, path_of, run, until
 
@@ -431,7 +431,7 @@ def test_moves_overtake_one_another(tmp_path: Path) -> None:
 
 def test_the_row_of_moves_has_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When as many moves are waited for as may be, one more is answered 503, and nothing is begun."""
-    monkeypatch.setattr(moving, "MOVES_MAX", 1)
+    monkeypatch.setattr(following, "MOVES_MAX", 1)
 
     async def story() -> None:
         async with cluster(tmp_path, brokers=2) as brokers:

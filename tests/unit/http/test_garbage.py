@@ -32,7 +32,9 @@ namespaces = st.just(NAMESPACE) | st.builds("{}/{}".format, names, names)
 paths = st.one_of(
     st.builds("/admin/v2/tenants/{}".format, names),
     st.builds("/admin/v2/namespaces/{}".format, namespaces),
-    st.builds("/admin/v2/namespaces/{}/{}".format, namespaces, st.sampled_from(["bundles", "unload"])),
+    st.builds("/admin/v2/namespaces/{}/{}".format, namespaces, st.sampled_from(["bundles", "unload", "antiAffinity"])),
+    st.builds("/admin/v2/clusters/{}/namespaceIsolationPolicies/{}".format, st.just("equipoise") | names, names),
+    st.builds("/admin/v2/policies/pin/{}".format, names),
     st.builds("/admin/v2/namespaces/{}/{}/{}".format, namespaces, ranges, st.sampled_from(["unload", "split", "merge"])),
     st.builds("/admin/v2/brokers/{}".format, names),
     st.builds("/lookup/v2/topic/{}/{}/{}".format, st.sampled_from(["persistent", "non-persistent"]) | names, namespaces, names),
@@ -42,14 +44,16 @@ paths = st.one_of(
     st.text(max_size=40).map("/{}".format),
 )
 queries = st.dictionaries(
-    st.sampled_from(["destinationBroker", "splitAlgorithmName", "after", "unload", "authoritative"]) | st.text(max_size=8),
+    st.sampled_from(["destinationBroker", "splitAlgorithmName", "after", "unload", "authoritative", "force"]) | st.text(max_size=8),
     st.sampled_from(["", "-1", "nobody:1", "specified_positions_divide", "9" * 30]) | st.text(max_size=12),
     max_size=3,
 )
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
-        st.lists(inner, max_size=4) | st.dictionaries(st.sampled_from(["bundles", "numBundles", "boundaries"]), inner, max_size=3)
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["bundles", "numBundles", "boundaries"]), inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["namespaces", "primary", "auto_failover_policy", "namespace", "brokers"]), inner, max_size=5)
     ),
     max_leaves=8,
 )

@@ -42,6 +42,19 @@ def test_what_waited_is_handed_out_in_steps() -> None:
     assert [("a", 43)] * 5 == told(send(topic, producer, now_ms=3))
 
 
+def test_who_loses_room_sets_nothing_off() -> None:
+    """What a next step is to hand out to others stays until then: room is lost in the midst of writing, where nobody takes an outcome."""
+    limits = TopicLimits(step_entries_max=1)
+    topic, producer = make_topic(left(there("a", subscription="s0"), there("b", "c", subscription="s1")), limits=limits), make_producer()
+    topic.add_producer(producer)
+    send(topic, producer, now_ms=1)
+    blocked, _ = (joined(topic, name, "s1", kind=SHARED) for name in "bc")
+    assert [("a", 41)] == told(topic.flow(joined(topic, "a", "s0", kind=SHARED, permits=0), 10, 2))
+    outcome = topic.writable(blocked, is_writable=False, now_ms=2)
+    assert ([], [], 0) == (outcome.deliveries, outcome.receipts, outcome.dropped)
+    assert [("c", 41)] == told(topic.tick(2))
+
+
 def test_many_producers_leave_in_one_step() -> None:
     """What they sent without a receipt goes with them, and nothing of those who stay."""
     topic = make_topic(left(there("a", kind=EXCLUSIVE)))

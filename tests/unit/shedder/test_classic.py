@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 
 from shedder.average import AvgShedder
-from shedder.loads import Averages, BrokerLoad, Weights
+from shedder.loads import Averages, BrokerLoad, Resources, Use, Weights
 from shedder.memory import Memory
 from shedder.overload import OverloadShedder
 from shedder.plan import Shedder
@@ -47,9 +47,18 @@ def test_threshold_the_documents_40_10_10() -> None:
     assert plan.mean == pytest.approx(0.2)
     assert "threshold: b1 is to give 30 MB/s of 200 MB/s: it is used by 40 %, where the mean is 20 %" == plan.moves[0].reason
     assert {
-        "b2": "it is used by 10 %, where the mean is 20 %, of which 10 % above it is let be",
-        "b3": "it is used by 10 %, where the mean is 20 %, of which 10 % above it is let be",
+        "b2": "it is used by 10 %, where the mean is 20 %; up to 10 points above that are let be",
+        "b3": "it is used by 10 %, where the mean is 20 %; up to 10 points above that are let be",
     } == stays_of(plan)
+
+
+def test_threshold_takes_nothing_from_a_broker_that_only_its_average_tells_of() -> None:
+    """What it has given shows in its use at once, and in its average rounds later: else it would give each time, until nothing is left."""
+    loads = dict(FORTY_TEN_TEN.loads)
+    loads["b1"] = replace(loads["b1"], resources=Resources(cpu=Use(used=15, limit=100)))
+    plan = ThresholdShedder().plan(cluster(loads))
+    assert [] == moves_of(plan)
+    assert "it is used by 40 %, where the mean is 20 %, on average; now it is used by 15 %" == stays_of(plan)["b1"]
 
 
 def test_threshold_what_is_not_worth_a_move_is_let_be() -> None:

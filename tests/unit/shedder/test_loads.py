@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from shedder.loads import FIGURE_MAX, Averages, BrokerLoad, Resources, Traffic, Use, Weights, averaged, fault_of, kept_share
+from shedder.loads import FIGURE_MAX, USE_MAX, Averages, BrokerLoad, Resources, Traffic, Use, Weights, averaged, fault_of, kept_share
 from tests.shedding import broker, bundle
 
 
@@ -47,7 +47,11 @@ SOUND = broker(50, A=1, B=2)
         (SOUND, None),
         (replace(SOUND, bundles=None), None),
         (replace(SOUND, averages=Averages(weighted_max=math.nan, bytes_per_second=0)), "its average use is nan"),
+        (replace(SOUND, averages=Averages(weighted_max=USE_MAX, bytes_per_second=0)), None),
+        (replace(SOUND, averages=Averages(weighted_max=1e18, bytes_per_second=0)), "its average use is 1e+18"),
         (replace(SOUND, averages=Averages(weighted_max=0, bytes_per_second=-1)), "its average throughput is -1"),
+        (replace(SOUND, resources=Resources(cpu=Use(used=1e6, limit=1_000))), None),
+        (replace(SOUND, resources=Resources(cpu=Use(used=1e18, limit=100))), "its cpu is 1e+18 of 100"),
         (replace(SOUND, resources=Resources(cpu=Use(used=-1, limit=100))), "its cpu is -1 of 100"),
         (replace(SOUND, resources=Resources(memory=Use(used=1, limit=math.inf))), "its memory is 1 of inf"),
         (replace(SOUND, traffic=Traffic(bytes_in_per_second=2 * FIGURE_MAX)), "its bytes_in_per_second=2e+18"),

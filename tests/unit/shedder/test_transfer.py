@@ -230,13 +230,13 @@ def cooling(plan: Plan) -> tuple[str | None, dict[str, int], dict[str, int]]:
 
 def test_both_ends_of_a_move_cool_down() -> None:
     """Until both have reported long enough after a move the whole round waits; Pulsar waits for the source alone."""
-    memory = Memory().after_move("b5", "b1", now_ms=NOW_MS - 60_000)
+    memory = Memory().after_move("b5", "b1", now_ms=NOW_MS - 60_000, live=the_five().live)
     young = replace(the_five(), memory=memory)
     assert ("Skip/CoolDown", {"b5": NOW_MS - 60_000}, {"b1": NOW_MS - 60_000}) == cooling(AT_ONCE.plan(young))
     source_alone = replace(young, memory=Memory(got_ms={"b1": NOW_MS - 60_000}))
     assert "Skip/CoolDown" == outcome_of(AT_ONCE.plan(source_alone))
     assert outcome_of(replace(AT_ONCE, pulsar_exact=True).plan(source_alone)) is None
-    old = replace(the_five(), memory=Memory().after_move("b5", "b1", now_ms=NOW_MS - 180_000))
+    old = replace(the_five(), memory=Memory().after_move("b5", "b1", now_ms=NOW_MS - 180_000, live=the_five().live))
     assert (None, {}, {}) == cooling(AT_ONCE.plan(old))
 
 
@@ -266,9 +266,11 @@ def test_whoever_is_dead_draining_outdated_or_absurd_takes_no_part() -> None:
         "b7": replace(broker(99, G1=M, G2=M), taken_ms=NOW_MS - 1_800_001),
         "b8": broker(98, H1=M, H2=-1),
         "b9": broker(0, I1=M, I2=M),
+        "c0": replace(broker(97, J1=M, J2=M), taken_ms=NOW_MS + 1_900_000),
     }
     snapshot = the_five(**odd)
-    snapshot = replace(snapshot, live=tuple(f"b{number}" for number in range(1, 10)), apart={"b9": "it drains"})
+    live = (*(f"b{number}" for number in range(1, 10)), "c0")
+    snapshot = replace(snapshot, live=live, apart={"b9": "it drains"})
     plan = AT_ONCE.plan(snapshot)
     assert BOTH == moves_of(plan)
     assert {
@@ -276,6 +278,7 @@ def test_whoever_is_dead_draining_outdated_or_absurd_takes_no_part() -> None:
         "b7": "its load is outdated: it was taken 1800 s ago, and counts for 1800 s",
         "b8": "its report cannot be true, so it is left out: tenant/space/H2 has bytes_out_per_second=-1",
         "b9": "it drains",
+        "c0": "its load is outdated: it was taken 1900 s ahead of the clock here, and counts for 1800 s",
     } == {name: reason for name, reason in stays_of(plan).items() if name in odd}
 
 

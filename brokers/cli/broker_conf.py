@@ -1,0 +1,112 @@
+"""A `broker.conf` of Pulsar as commands take it: read, put below what is given for itself, and told entry by entry.
+
+May live here: the way from such a file to the settings of a broker, and how it is told what became of its entries.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from brokers.cli.output import Row, print_line
+from brokers.config import FOLLOWING
+from brokers.errors import InvalidConfig
+from brokers.pulsar_settings import NOT_ABOUT_BALANCING, OtherEntry, PulsarSettings, TakenEntry, read_pulsar_settings
+from brokers.setting_values import spelled
+
+FILE_BYTES_MAX: Final = 1 << 20
+"""The largest file that is read; the one that Pulsar ships has 100 KiB."""
+
+_logger: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokerConf:
+    """A file, and what became of its entries."""
+
+    file: Path
+    read: PulsarSettings
+
+
+def read_broker_conf(path: Path) -> BrokerConf:
+    """What became of the entries of a file. Raises `InvalidConfig`, `UnreadableProperties`, OSError."""
+    with path.open("rb") as file:
+        data = file.read(FILE_BYTES_MAX + 1)
+    if len(data) > FILE_BYTES_MAX:
+        raise InvalidConfig(problems=(f"--broker-conf: {path} has more than {FILE_BYTES_MAX} bytes, which is no broker.conf",))
+    return BrokerConf(file=path, read=read_pulsar_settings(data.decode("iso-8859-1")))  # As Java reads such files.
+
+
+def settings_over(conf: BrokerConf | None, given: Mapping[str, str]) -> dict[str, str]:
+    """The settings `given`, over those of a file as far as none that is given says otherwise."""
+    said = {name for setting in given for name in FOLLOWING.get(setting, ())}
+    taken = {} if conf is None else {name: spelled(value) for name, value in conf.read.settings.items() if name not in said}
+    return taken | dict(given)
+
+
+def log_entries(conf: BrokerConf) -> None:
+    """Tell what became of the entries, one line for each; of those that are not about balancing only for who wants to know all."""
+    _logger.info("a broker.conf was read", extra={"file": str(conf.file), **_counts(conf.read)})
+    for taken in conf.read.taken:
+        _logger.info("taken from a broker.conf", extra=_taken_row(taken))
+    for other in conf.read.without_meaning:
+        level = logging.DEBUG if other.why == NOT_ABOUT_BALANCING else logging.INFO
+        _logger.log(level, "without meaning here, in a broker.conf", extra=_other_row(other))
+    for other in conf.read.not_understood:
+        _logger.warning("not understood, in a broker.conf", extra=_other_row(other))
+
+
+def document_of(conf: BrokerConf) -> Row:
+    """The three lists, for programs."""
+    return {
+        "file": str(conf.file),
+        "taken": [_taken_row(entry) for entry in conf.read.taken],
+        "without_meaning": [_other_row(entry) for entry in conf.read.without_meaning],
+        "not_understood": [_other_row(entry) for entry in conf.read.not_understood],
+    }
+
+
+def print_entries(conf: BrokerConf) -> None:
+    """Print the three lists for people, an entry a line; of what is not about balancing only the keys."""
+    read = conf.read
+    counts = _counts(read)
+    told = f"{counts['taken']} taken, {counts['without_meaning']} without meaning here, {counts['not_understood']} not understood"
+    print_line(f"{conf.file}: {told}")
+    meaningless = [entry for entry in read.without_meaning if entry.why != NOT_ABOUT_BALANCING]
+    strangers = [entry.key for entry in read.without_meaning if entry.why == NOT_ABOUT_BALANCING]
+    _print_list("taken", [(entry, _told(entry)) for entry in read.taken])
+    _print_list("without meaning here", [(entry, entry.why) for entry in meaningless])
+    if strangers:
+        print_line("")
+        print_line(f"not about balancing: {', '.join(strangers)}")
+    _print_list("not understood", [(entry, entry.why) for entry in read.not_understood])
+
+
+def _print_list(heading: str, entries: Sequence[tuple[TakenEntry | OtherEntry, str]]) -> None:
+    if entries:
+        print_line("")
+        print_line(f"{heading}:")
+    for entry, told in entries:
+        print_line(f"{entry.line:>6}  {entry.key}={entry.value}: {told}")
+
+
+def _told(entry: TakenEntry) -> str:
+    settings = ", ".join(f"{name}={spelled(value)}" for name, value in entry.settings.items())
+    return "; ".join(part for part in (settings, entry.note) if part)
+
+
+def _taken_row(entry: TakenEntry) -> Row:
+    settings = {name: spelled(value) for name, value in entry.settings.items()}
+    return {"line": entry.line, "key": entry.key, "value": entry.value, "settings": settings, "note": entry.note}
+
+
+def _other_row(entry: OtherEntry) -> Row:
+    return {"line": entry.line, "key": entry.key, "value": entry.value, "why": entry.why}
+
+
+def _counts(read: PulsarSettings) -> Mapping[str, int]:
+    lists = {"taken": read.taken, "without_meaning": read.without_meaning, "not_understood": read.not_understood}
+    return {name: len(entries) for name, entries in lists.items()}

@@ -1,0 +1,106 @@
+"""The decision log on a Kafka topic beside the channel's: one message for each decision, kept for a week.
+
+May live here: `KafkaDecisionLog`, and its topic. What Kafka is asked for is in `channel.kafka_client`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Final
+
+from brokers.decision_log.spelling import DOCUMENT_BYTES_MAX, parsed, spelled
+from brokers.decisions import Decision
+from brokers.errors import DecisionLogUnavailable
+from channel.errors import InvalidKafkaSetting
+from channel.kafka_answers import KafkaFailed, Trouble
+from channel.kafka_client import Clients, PartitionConsumer, PartitionProducer
+from channel.kafka_topic import REPLICATION
+
+TOPIC_SUFFIX: Final = "-decisions"
+
+KEPT_MS: Final = 7 * 86_400_000
+"""How long a decision can be asked for: a weekend, and the days after it in which somebody asks."""
+
+# Decisions come seconds apart: what Kafka does not take or give by then is lost, as they may be.
+_ANSWER_MS_MAX: Final = 3_000
+
+_TAKEN_MAX: Final = 1_000
+
+_SETTINGS: Final = {
+    "cleanup.policy": "delete",
+    "retention.ms": str(KEPT_MS),
+    "max.message.bytes": str(2 * DOCUMENT_BYTES_MAX),
+}
+
+
+class KafkaDecisionLog:
+    """A handle on the decisions in one topic, which is made with the first. See `DecisionLog`."""
+
+    def __init__(self, clients: Clients, topic: str) -> None:
+        self._clients = clients
+        self._topic = topic
+        self._is_made = False
+        self._producer: PartitionProducer | None = None
+
+    def write(self, decision: Decision) -> None:
+        """See `DecisionLog.write`. One whose writing failed may appear all the same."""
+        try:
+            if not self._is_made:
+                self._make()
+            if self._producer is None:
+                self._producer = self._clients.producer(self._topic)
+            sent = self._producer.send([spelled(decision)], key=decision.broker.encode(), timeout_ms=_ANSWER_MS_MAX)
+        except (KafkaFailed, InvalidKafkaSetting) as error:
+            raise self._unavailable(str(error)) from error
+        if sent.failure is not None:
+            if sent.failure.trouble is not Trouble.AWAY:  # It passes by itself; what else it was, the next decision looks at anew.
+                self._producer.close()
+                self._producer, self._is_made = None, False
+            raise self._unavailable(sent.failure.problem) from sent.failure
+
+    def _make(self) -> None:
+        with self._clients.administrator() as administrator:
+            if administrator.describe(self._topic, timeout_ms=_ANSWER_MS_MAX) is None:
+                copies = min(REPLICATION, administrator.brokers(timeout_ms=_ANSWER_MS_MAX))
+                administrator.create(self._topic, replication=copies, settings=_SETTINGS, timeout_ms=_ANSWER_MS_MAX)
+        self._is_made = True
+
+    def newest(self, at_most: int) -> Sequence[Decision]:
+        """See `DecisionLog.newest`."""
+        try:
+            with closing(self._clients.consumer(self._topic)) as consumer:
+                found = [parsed(document) for document in _last(consumer, at_most)]
+        except KafkaFailed as failed:
+            if failed.trouble is Trouble.NO_TOPIC:  # Nobody has decided anything yet.
+                return []
+            raise self._unavailable(failed.problem) from failed
+        except InvalidKafkaSetting as error:
+            raise self._unavailable(str(error)) from error
+        return [decision for decision in found if decision is not None]
+
+    def _unavailable(self, problem: str) -> DecisionLogUnavailable:
+        return DecisionLogUnavailable(log=f"on the topic {self._topic}", problem=problem)
+
+
+def _last(consumer: PartitionConsumer, at_most: int) -> Iterator[bytes]:
+    """The last messages up to the end that the topic has now. Raises `KafkaFailed`, also if they do not come in time."""
+    bounds = consumer.bounds(timeout_ms=_ANSWER_MS_MAX)
+    end = bounds.high
+    position = max(bounds.low, end - at_most)
+    consumer.start_at(position)
+    give_up_s = time.monotonic() + _ANSWER_MS_MAX / 1_000
+    while position < end:
+        remaining_s = give_up_s - time.monotonic()
+        if remaining_s <= 0:
+            raise KafkaFailed(trouble=Trouble.AWAY, problem=f"{end - position} of the last decisions did not come in time")
+        for message in consumer.take(_TAKEN_MAX, timeout_ms=int(remaining_s * 1_000)):
+            error, offset = message.error(), message.offset()
+            if error is not None and (failed := consumer.failed(error)) is not None:
+                raise failed
+            if offset is not None and error is None and position <= offset < end:
+                position = offset + 1
+                yield message.value() or b""
+            elif offset is not None:  # The end, or one that came after it was asked for.
+                position = max(position, offset)

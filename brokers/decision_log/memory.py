@@ -1,0 +1,48 @@
+"""The decision log of one process, for clusters whose channel is in memory.
+
+May live here: `MemoryDecisionLog`, and what handles of one name share. A log lives as long as a handle on it is held.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+from weakref import WeakValueDictionary
+
+from brokers.decisions import Decision
+
+DECISIONS_MAX: Final = 1_000
+"""An hour and more of rounds at the default interval; a decision takes some kilobytes."""
+
+
+class _Decisions:
+    """What all handles of one name share; `newest` is touched only while `lock` is held."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.newest: deque[Decision] = deque(maxlen=DECISIONS_MAX)
+
+
+_shared: WeakValueDictionary[str, _Decisions] = WeakValueDictionary()
+_shared_lock = threading.Lock()
+
+
+class MemoryDecisionLog:
+    """A handle on the decision log in memory that bears `name`; the first handle makes it. See `DecisionLog`."""
+
+    def __init__(self, name: str) -> None:
+        with _shared_lock:
+            self._decisions = _shared.setdefault(name, _Decisions())
+
+    def write(self, decision: Decision) -> None:
+        """See `DecisionLog.write`."""
+        with self._decisions.lock:
+            self._decisions.newest.append(decision)
+
+    def newest(self, at_most: int) -> Sequence[Decision]:
+        """See `DecisionLog.newest`."""
+        with self._decisions.lock:
+            kept = list(self._decisions.newest)
+        return kept[max(0, len(kept) - at_most) :]

@@ -1,0 +1,85 @@
+"""The decision log of one machine: a table in the file of the channel, which SQL and Spark read as it is.
+
+May live here: `SqliteDecisionLog`, and what is asked of its table. What the table looks like is said in `channel.sqlite_format`,
+which leaves it out when it checks what the channel itself stands on.
+
+Each call opens the file and lets go of it: decisions come seconds apart, opening takes a millisecond, and a handle that is kept
+would hold on to a file that is replaced.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Final, TypeVar
+
+from brokers.decision_log.spelling import parsed, spelled
+from brokers.decisions import Decision
+from brokers.errors import DecisionLogUnavailable
+from channel.errors import EquipoiseError
+from channel.file_system import refuse_network_file_system
+from channel.sqlite_file import BOOT_ID, this_boot, usable_path
+from channel.sqlite_format import has_decisions, make_decisions
+from channel.sqlite_storage import SqliteStorage, Synchronous
+
+ROWS_MAX: Final = 100_000
+"""The oldest rows beyond these go: six days of rounds at the default interval, and some 100 MB."""
+
+# How long a write or a read waits for the file's writers: what is not written by then is lost, as decisions may be, while a
+# lease would be renewed in time.
+_LOCK_MS_MAX: Final = 500
+
+_INSERT: Final = "INSERT INTO decisions (at_ms, broker, kind, strategy, result, cause, document) VALUES (?, ?, ?, ?, ?, ?, ?)"
+_TIDY: Final = "DELETE FROM decisions WHERE id <= (SELECT max(id) FROM decisions) - ?"
+_NEWEST: Final = "SELECT document FROM decisions ORDER BY id DESC LIMIT ?"
+
+_Answer = TypeVar("_Answer")
+
+
+class SqliteDecisionLog:
+    """A handle on the decisions in the file of the log at `path`, whose URL is `name`. See `DecisionLog`."""
+
+    def __init__(self, path: str, *, name: str, rows_max: int = ROWS_MAX) -> None:
+        self._path = path
+        self._name = name
+        self._rows_max = rows_max
+
+    def write(self, decision: Decision) -> None:
+        """See `DecisionLog.write`. A power cut may take the newest ones back."""
+        document = spelled(decision)
+        row = (decision.at_ms, decision.broker, decision.kind, decision.strategy, *decision.outcome, document.decode())
+
+        def insert(storage: SqliteStorage) -> None:
+            with storage.transaction("BEGIN IMMEDIATE", timeout_ms=_LOCK_MS_MAX):
+                if not has_decisions(storage.connection):
+                    make_decisions(storage.connection)
+                storage.connection.execute(_INSERT, row)
+                storage.connection.execute(_TIDY, (self._rows_max,))
+            storage.bound_wal()
+
+        self._with_storage(insert)
+
+    def newest(self, at_most: int) -> Sequence[Decision]:
+        """See `DecisionLog.newest`."""
+
+        def select(storage: SqliteStorage) -> Sequence[bytes]:
+            with storage.transaction("BEGIN", timeout_ms=_LOCK_MS_MAX):
+                if not has_decisions(storage.connection):
+                    return ()
+                return [document for (document,) in storage.connection.execute(_NEWEST, (at_most,)) if isinstance(document, bytes)]
+
+        found = [parsed(document) for document in self._with_storage(select)]
+        return [decision for decision in reversed(found) if decision is not None]
+
+    def _with_storage(self, act: Callable[[SqliteStorage], _Answer]) -> _Answer:
+        try:
+            path = usable_path(self._path, url=self._name, create=False)
+            refuse_network_file_system(path)
+            with closing(self._opened(path)) as storage:
+                return act(storage)
+        except EquipoiseError as error:
+            raise DecisionLogUnavailable(log=f"in {self._path}", problem=str(error)) from error
+
+    def _opened(self, path: Path) -> SqliteStorage:
+        return SqliteStorage(path, name=self._name, synchronous=Synchronous.NORMAL, boot=this_boot(BOOT_ID), create=False)

@@ -1,0 +1,114 @@
+"""Balancing over HTTP: the settings in force at this broker, and changes of those that the channel holds.
+
+May live here: our paths, and those of Pulsar's dynamic configuration as far as its keys are settings of ours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp import web
+
+from brokers.balancing_settings import BalancingSettings
+from brokers.errors import InvalidRequest
+from brokers.http.answers import done, json_answer
+from brokers.http.bodies import BALANCING_BODY, body_of
+from brokers.http.moving import Moving
+from brokers.http.readiness import ready_view
+from brokers.pulsar_settings import DYNAMIC_KEYS, names_of_key, settings_of_key
+from brokers.setting_values import SETTINGS, Value, spelled, value_in
+from brokers.settings_records import (
+    KEY,
+    Changes,
+    SettingsChange,
+    change_in,
+    changed_by,
+    check_changes,
+    document_of,
+    problems_in,
+    settings_in,
+    settings_of,
+)
+from brokers.worker import Worker
+from channel.deadline import Deadline
+
+_CONFIGURATION: Final = "/admin/v2/brokers/configuration"
+
+
+class Balancing:
+    """The paths about balancing of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._moving = Moving(worker)
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """The paths."""
+        return (
+            web.get("/admin/v2/balancing", self.settings),
+            web.patch("/admin/v2/balancing", self.change),
+            web.get(_CONFIGURATION, self.keys),
+            web.post(f"{_CONFIGURATION}/{{key}}/{{value}}", self.set_key),
+            web.delete(f"{_CONFIGURATION}/{{key}}", self.unset_key),
+        )
+
+    async def settings(self, _request: web.Request) -> web.Response:
+        """Every setting with what it is here and where that comes from; who changed the channel's last; what cannot be read."""
+        view, base = ready_view(self._worker), self._worker.config.base_settings
+        document = document_of(view)
+        entry = view.policies.get(KEY)
+        return json_answer(
+            {
+                "settings": _documents(settings_in(view, base), base, set(settings_of(document))),
+                "changed_at": None if entry is None else entry.last,
+                "changed_by": changed_by(document),
+                "problems": problems_in(view, base),
+            }
+        )
+
+    async def change(self, request: web.Request) -> web.Response:
+        """Set settings on the channel, or take them away; answered with what each was and is there."""
+        body = await body_of(request, BALANCING_BODY)
+        if body is None:
+            raise InvalidRequest(what="the body", problem='it must name the changes, such as {"changes": {"balancing.enabled": false}}')
+        change = await self._change(body.settings, body.by)
+        return json_answer(change.document)
+
+    async def keys(self, _request: web.Request) -> web.Response:
+        """The keys of Pulsar that can be set."""
+        return json_answer(DYNAMIC_KEYS)
+
+    async def set_key(self, request: web.Request) -> web.Response:
+        """Set what one of Pulsar's keys is here, converted as from a `broker.conf`."""
+        settings = settings_of_key(request.match_info["key"], request.match_info["value"])
+        await self._change({name: spelled(value) for name, value in settings.items()}, None)
+        return done()
+
+    async def unset_key(self, request: web.Request) -> web.Response:
+        """Take away what one of Pulsar's keys is here."""
+        await self._change(dict.fromkeys(names_of_key(request.match_info["key"])), None)
+        return done()
+
+    async def _change(self, changes: Changes, by: str | None) -> SettingsChange:
+        check_changes(ready_view(self._worker), changes)
+        deadline = Deadline.after(timeout_ms=self._worker.config.admin_ms)
+        accepted = await self._moving.set_settings(changes, by or f"HTTP at {self._worker.broker_id}", deadline)
+        change = change_in(accepted)
+        assert change is not None, "what was accepted is this record"
+        return change
+
+
+def _documents(settings: BalancingSettings, base: BalancingSettings, held: set[str]) -> dict[str, object]:
+    return {
+        name: {
+            "value": _expressed(value_in(settings, name)),
+            "default": _expressed(setting.default),
+            "from": "channel" if name in held else "default" if value_in(base, name) == setting.default else "broker",
+        }
+        for name, setting in SETTINGS.items()
+    }
+
+
+def _expressed(value: Value) -> object:
+    return sorted(value) if isinstance(value, frozenset) else value

@@ -1,0 +1,131 @@
+"""Cluster policies over HTTP: isolation policies as Pulsar's REST interface spells them, and pins, which are ours.
+
+May live here: these paths: decode, call, encode. What a policy says is told in `brokers.policies`, what is refused in
+`brokers.policy_changes`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from aiohttp import web
+
+from brokers.errors import UnknownCluster
+from brokers.http.answers import done, json_answer
+from brokers.http.bodies import ISOLATION_BODY, PIN_BODY, required_body_of
+from brokers.http.moving import Moving
+from brokers.http.readiness import ready_view
+from brokers.named import policy_named
+from brokers.policies import ISOLATION, MIN_LIMIT_DEFAULT, PIN, USAGE_THRESHOLD_DEFAULT, items_of
+from brokers.worker import Worker
+from channel.deadline import Deadline
+from channel.records import Document
+from channel.view import View
+
+_ISOLATIONS: Final = "/admin/v2/clusters/{cluster}/namespaceIsolationPolicies"
+_PINS: Final = "/admin/v2/policies/pin"
+
+
+class Policies:
+    """The paths of cluster policies of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._moving = Moving(worker)
+
+    def routes(self) -> Sequence[web.RouteDef]:
+        """The paths."""
+        return (
+            web.get(_ISOLATIONS, self.isolations),
+            web.get(f"{_ISOLATIONS}/{{name}}", self.isolation),
+            web.post(f"{_ISOLATIONS}/{{name}}", self.set_isolation),
+            web.delete(f"{_ISOLATIONS}/{{name}}", self.delete_isolation),
+            web.get(_PINS, self.pins),
+            web.get(f"{_PINS}/{{name}}", self.pin),
+            web.post(f"{_PINS}/{{name}}", self.set_pin),
+            web.delete(f"{_PINS}/{{name}}", self.delete_pin),
+        )
+
+    async def isolations(self, request: web.Request) -> web.Response:
+        """All isolation policies by name."""
+        view = self._view_of_cluster(request)
+        return json_answer({name: _isolation(document) for name, document in _named(view, ISOLATION).items()})
+
+    async def isolation(self, request: web.Request) -> web.Response:
+        """One of them."""
+        return json_answer(_isolation(policy_named(self._view_of_cluster(request), _key(request, ISOLATION)).document))
+
+    async def set_isolation(self, request: web.Request) -> web.Response:
+        """Set one. What it misplaces is moved by the leader, some bundles at a time."""
+        self._view_of_cluster(request)
+        body = await required_body_of(request, ISOLATION_BODY, "an object with namespaces and primary, lists of regular expressions")
+        return await self._set(_key(request, ISOLATION), body.document)
+
+    async def delete_isolation(self, request: web.Request) -> web.Response:
+        """Take one away."""
+        return await self._delete(self._view_of_cluster(request), _key(request, ISOLATION))
+
+    async def pins(self, _request: web.Request) -> web.Response:
+        """All pins by name."""
+        return json_answer({name: _pin(document) for name, document in _named(ready_view(self._worker), PIN).items()})
+
+    async def pin(self, request: web.Request) -> web.Response:
+        """One of them."""
+        return json_answer(_pin(policy_named(ready_view(self._worker), _key(request, PIN)).document))
+
+    async def set_pin(self, request: web.Request) -> web.Response:
+        """Set one. What it misplaces is moved by the leader, some bundles at a time."""
+        ready_view(self._worker)
+        body = await required_body_of(request, PIN_BODY, "an object with namespace and brokers, a list of ids")
+        return await self._set(_key(request, PIN), body.document)
+
+    async def delete_pin(self, request: web.Request) -> web.Response:
+        """Take one away."""
+        return await self._delete(ready_view(self._worker), _key(request, PIN))
+
+    async def _set(self, key: str, document: Document) -> web.Response:
+        await self._moving.set_cluster_policy(key, document, self._deadline())
+        return done()
+
+    async def _delete(self, view: View, key: str) -> web.Response:
+        policy_named(view, key)
+        await self._moving.set_cluster_policy(key, None, self._deadline())
+        return done()
+
+    def _view_of_cluster(self, request: web.Request) -> View:
+        """Raises `UnknownCluster` if the path names another than this."""
+        view = ready_view(self._worker)
+        cluster = request.match_info["cluster"]
+        if cluster != view.cluster:
+            raise UnknownCluster(cluster=cluster, known=view.cluster)
+        return view
+
+    def _deadline(self) -> Deadline:
+        return Deadline.after(timeout_ms=self._worker.config.admin_ms)
+
+
+def _key(request: web.Request, kind: str) -> str:
+    return f"{kind}/{request.match_info['name']}"
+
+
+def _named(view: View, kind: str) -> dict[str, Document]:
+    """The documents of one kind, by the name alone."""
+    prefix = f"{kind}/"
+    return {key.removeprefix(prefix): view.policies[key].document for key in sorted(view.policies) if key.startswith(prefix)}
+
+
+def _isolation(document: Document) -> dict[str, object]:
+    """Pulsar's `NamespaceIsolationData`."""
+    limits = {"min_limit": MIN_LIMIT_DEFAULT, "usage_threshold": USAGE_THRESHOLD_DEFAULT}
+    return {
+        **{name: items_of(document, name) for name in ("namespaces", "primary", "secondary")},
+        "auto_failover_policy": {
+            "policy_type": "min_available",
+            "parameters": {name: str(document.get(name, default)) for name, default in limits.items()},
+        },
+    }
+
+
+def _pin(document: Document) -> dict[str, object]:
+    return {"namespace": document.get("namespace"), "range": document.get("range"), "brokers": items_of(document, "brokers")}

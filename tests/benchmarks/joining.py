@@ -1,0 +1,224 @@
+"""How soon a broker that joins a loaded cluster takes its part: `make bench BENCH=joining [LOG=kafka]`, in four minutes.
+
+May live here: the measurement that docs/benchmarks.md quotes of a fourth broker beside three, by the settings of the demo. Times
+count from the moment at which an observer, who follows the channel in a process of his own, reads that it has joined.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+from typing import Final
+
+from brokers.balancing_settings import BalancingSettings
+from brokers.demo.calling import CallerProcess, Plan, Stream
+from brokers.demo.tuning import BY_COST, BY_USE, CORES, QUICK, tune
+from brokers.demo.verdict import judge
+from brokers.load_bus import open_load_bus
+from brokers.load_reports import LoadBus, Summary
+from brokers.local_cluster import LocalCluster
+from brokers.settings_records import settings_in
+from channel.boot_clock import boot_ns
+from channel.deadline import Deadline
+from channel.entries import BrokerChanged, BundleChanged
+from channel.ranges import bundle_contains, key_hash
+from channel.reader import Folded
+from channel.table_view import TableView
+from channel.view import View
+from shedder.spread import Spread
+from tests.benchmarks.figures import machine, print_line, summary
+from tests.benchmarks.transfer import calls
+from tests.load.cluster import counters, running
+from tests.load.log_places import LogKind, add_log_option, new_log
+
+NAMESPACE: Final = "bench/joining"
+BROKERS, BUNDLES, REPEATS = 3, 48, 3
+CALLS_PER_SECOND: Final = 6.0
+# The averages of reports have forgotten the start by then, and three brokers have come to rest.
+WARM_UP_S: Final = 8.0
+# What is even for so long counts as balanced, from its beginning on.
+HELD_S: Final = 4.0
+PATIENCE_MS: Final = 90_000
+_LOOK_S: Final = 0.1
+_NS_PER_S: Final = 1_000_000_000
+_NS_PER_MS: Final = 1_000_000
+
+IsBalanced = Callable[[View, Sequence[Summary], BalancingSettings], bool]
+
+
+def even_by_use(view: View, summaries: Sequence[Summary], settings: BalancingSettings) -> bool:
+    """Whether all live brokers report, and the deviation of what they use on average is within the target of `TransferShedder`."""
+    used = [known.load.averages.weighted_max for known in summaries if known.broker in _live(view)]
+    return len(used) == len(view.live) and Spread(used, pulsar_exact=False).deviation <= settings.transfer.target_deviation
+
+
+def even_by_cost(view: View, _summaries: Sequence[Summary], settings: BalancingSettings) -> bool:
+    """Whether no live broker is further from the mean than the part at which the `Leveller` ends, by what bundles cost in truth.
+
+    All are called equally often, so that is how many of them a broker serves; what is reported of it is an average, and comes later.
+    """
+    served = Counter(bundle.server for bundle in view.bundles_of(NAMESPACE))
+    mean = BUNDLES / len(view.live)
+    return all(abs(served[incarnation] - mean) <= settings.level.settle_ratio * mean for incarnation in view.live)
+
+
+def _live(view: View) -> set[str]:
+    return {broker.broker for broker in view.live_brokers()}
+
+
+STRATEGIES: Final[Mapping[str, tuple[Mapping[str, str | int | bool | None], IsBalanced]]] = {
+    "leveller": (BY_COST, even_by_cost),
+    "transfer_shedder": (BY_USE, even_by_use),
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Observer:
+    """When `joiner` joined, and when the first bundle was on its way to it, in nanoseconds of boot time."""
+
+    joiner: str
+    incarnation: int | None = None
+    joined_ns: int = 0
+    first_move_ns: int | None = None
+    moves: int = 0
+
+    def folded(self, folded: Folded) -> None:
+        """Take in one record."""
+        for change in folded.verdict.changes:
+            if isinstance(change, BrokerChanged) and change.name == self.joiner and change.after is not None and self.incarnation is None:
+                self.incarnation, self.joined_ns = change.after.incarnation, boot_ns()
+            elif isinstance(change, BundleChanged) and change.after is not None and change.after.phase == "transferring":
+                self.moves += self.incarnation is not None
+                if self.incarnation is not None and change.after.owner == self.incarnation and self.first_move_ns is None:
+                    self.first_move_ns = boot_ns()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """One run: the figures of a fourth broker, in seconds and milliseconds."""
+
+    first_move_s: float
+    balanced_s: float
+    longest_pause_ms: float
+    moves: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Watch:
+    """Looks whether the load is even, by what is on the channel and on the load bus."""
+
+    table: TableView
+    bus: LoadBus
+    is_balanced: IsBalanced
+    even_since_ns: int | None = None
+
+    async def balanced_ns(self, deadline: Deadline) -> int:
+        """Since when it is even, once it has been so for `HELD_S`. Raises `DeadlineExceeded`."""
+        self.even_since_ns = None
+        while True:
+            deadline.check("an even load")
+            now_ns = boot_ns()
+            summaries = await asyncio.to_thread(self.bus.latest)
+            settings = settings_in(self.table.view, BalancingSettings())
+            if not self.is_balanced(self.table.view, summaries, settings):
+                self.even_since_ns = None
+            elif self.even_since_ns is None:
+                self.even_since_ns = now_ns
+            elif now_ns - self.even_since_ns >= HELD_S * _NS_PER_S:
+                return self.even_since_ns
+            await asyncio.sleep(_LOOK_S)
+
+
+def streams(ranges: Iterable[tuple[int, int]]) -> tuple[Stream, ...]:
+    """One key in each range, each called as often as the others: so that what is even can be told by counting, too."""
+    keys = [next(key for number in count() if bundle_contains(low, high, key_hash(key := f"key-{number}"))) for low, high in ranges]
+    return tuple(Stream(key=f"{NAMESPACE}/{key}", calls_per_second=CALLS_PER_SECOND) for key in keys)
+
+
+async def measured(directory: Path, log_url: str, strategy: str) -> Run:
+    """Start three brokers under load, let a fourth join, and watch; the judge looks at what became of all calls."""
+    changes, is_balanced = STRATEGIES[strategy]
+    settings = counters(directory, brokers=BROKERS, log_url=log_url, evidence=True, cpu_cores=CORES)
+    # On Kafka nobody knows any load without a load worker; those who join later need none of their own.
+    cluster = LocalCluster(replace(settings, load_workers=int(log_url.startswith("kafka:"))))
+    joining = LocalCluster(replace(settings, directory=directory / "joining", brokers=1))
+    history = directory / "history.jsonl"
+    observer = Observer(joiner=joining.broker_ids[0])
+    async with AsyncExitStack() as parts:
+        table, _ = await parts.enter_async_context(running(cluster, NAMESPACE, bundles=BUNDLES))
+        await tune(log_url, {**QUICK, **changes})
+        ranges = [(bundle.low, bundle.high) for bundle in table.view.bundles_of(NAMESPACE)]
+        callers = CallerProcess(Plan(brokers=cluster.addresses, streams=streams(ranges), history=history))
+        await parts.enter_async_context(callers)
+        watch = Watch(table=table, bus=open_load_bus(log_url), is_balanced=is_balanced)
+        await asyncio.sleep(WARM_UP_S)
+        await watch.balanced_ns(Deadline.after(timeout_ms=PATIENCE_MS))
+        parts.callback(table.listen(observer.folded))
+        parts.push_async_callback(asyncio.to_thread, joining.stop_all)
+        await asyncio.to_thread(joining.start)
+        deadline = Deadline.after(timeout_ms=PATIENCE_MS)
+        while observer.first_move_ns is None:
+            deadline.check("the first move to the broker that joined")
+            await asyncio.sleep(_LOOK_S)
+        balanced_ns = await watch.balanced_ns(deadline)
+        moves = observer.moves  # Before it leaves again, and gives back what it got.
+        await callers.stop()
+    evidence = sorted(path for folder in (*cluster.directories, *joining.directories) for path in folder.glob("accepts-*.jsonl"))
+    verdict = await judge([history], store=directory / "counter.db", evidence=evidence)
+    assert verdict is not None, "a checkout has its judge"
+    assert verdict.is_clean, verdict
+    paused = [ended - began for of_key in calls(history).values() for began, ended in of_key if observer.joined_ns <= began < balanced_ns]
+    run = Run(
+        first_move_s=(observer.first_move_ns - observer.joined_ns) / _NS_PER_S,
+        balanced_s=(balanced_ns - observer.joined_ns) / _NS_PER_S,
+        longest_pause_ms=max(paused, default=0) / _NS_PER_MS,
+        moves=moves,
+    )
+    print(f"joining by {strategy}: {run}, {verdict.text}", file=sys.stderr)
+    return run
+
+
+def measure(folder: Path, kind: LogKind) -> dict[str, object]:
+    """Each strategy on new logs, several times."""
+    results: dict[str, object] = {}
+    for strategy in STRATEGIES:
+        runs = []
+        for number in range(REPEATS):
+            directory = folder / f"{strategy}-{number}"
+            directory.mkdir()
+            with new_log(kind, directory) as log_url:
+                runs.append(asyncio.run(measured(directory, log_url, strategy)))
+        results[strategy] = {
+            "first_move": summary([run.first_move_s for run in runs], "s"),
+            "balanced": summary([run.balanced_s for run in runs], "s"),
+            "longest_pause": summary([run.longest_pause_ms for run in runs], "ms"),
+            "moves": summary([run.moves for run in runs], "moves"),
+        }
+    return results
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(prog="tests.benchmarks.joining")
+    add_log_option(parser)
+    kind = parser.parse_args(arguments).log
+    before = machine()
+    with tempfile.TemporaryDirectory() as folder:
+        results = measure(Path(folder), kind)
+    conditions = (
+        f"{before}, the log on {kind}, {BROKERS} brokers of {CORES} cores each and their callers on the same CPUs, {BUNDLES} bundles with "
+        f"{CALLS_PER_SECOND:.0f} calls/s each, every call a write to SQLite, rounds and reports each second; a fourth broker joins"
+    )
+    print_line("joining", results, conditions)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,50 @@
+"""Every adapter of `LoadBus`, for the suite that asks the same of each: tests/contract/test_load_bus_contract.py.
+
+May live here: how each is opened, and what must run beside it to make summaries of samples. What is asked of them is the
+suite's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.kafka.fixtures import Kafka
+from tests.load_workers import a_load_worker
+
+
+def nothing(url: str) -> AbstractContextManager[object]:
+    """What an adapter needs that makes its summaries by itself."""
+    return nullcontext(url)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """One kind of load bus.
+
+    `url_in` is the URL of a new log beside which it is, given a folder and what fixtures there are. `summarizing` is a
+    context in which samples become summaries, given that URL.
+    """
+
+    id: str
+    url_in: Callable[[Path, pytest.FixtureRequest], str]
+    summarizing: Callable[[str], AbstractContextManager[object]] = nothing
+    is_slow: bool = False
+
+
+def topic_url(request: pytest.FixtureRequest) -> str:
+    """A topic of the Kafka that all tests share."""
+    kafka = request.getfixturevalue("kafka")
+    assert isinstance(kafka, Kafka)
+    return f"kafka://{kafka.address}/{kafka.topic('loads')}"
+
+
+ADAPTERS = (
+    Adapter(id="memory", url_in=lambda folder, _: f"memory:{folder}"),
+    Adapter(id="files", url_in=lambda folder, _: f"sqlite:{folder}/log.db?synchronous=normal"),
+    Adapter(id="kafka", url_in=lambda _, request: topic_url(request), summarizing=a_load_worker, is_slow=True),
+)

@@ -1,0 +1,224 @@
+"""One suite for every `DecisionLog`: what brokers/decisions.py promises, asked of each adapter; and what only files can suffer.
+
+May live here: tests that know nothing of an adapter but how to open it, and below them those of the table in the channel's file.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import pytest
+
+from brokers.decision_log import open_decision_log
+from brokers.decision_log.spelling import DOCUMENT_BYTES_MAX
+from brokers.decision_log.sqlite import SqliteDecisionLog
+from brokers.decisions import DecisionLog
+from brokers.errors import DecisionLogUnavailable
+from channel.errors import InvalidLogUrl
+from channel.open_log import log_path, open_log
+from tests.decisions import AT_MS, idle, move, shed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adapter:
+    """One kind of decision log: `url_in` is the URL of a new channel beside which it is, given a folder and what fixtures there are."""
+
+    id: str
+    url_in: Callable[[Path, pytest.FixtureRequest], str]
+
+
+ADAPTERS = (
+    Adapter(id="memory", url_in=lambda folder, _: f"memory:{folder}"),
+    Adapter(id="sqlite", url_in=lambda folder, _: f"sqlite:{folder}/log.db?synchronous=normal"),
+    Adapter(id="kafka", url_in=lambda _, request: _topic_url(request)),
+)
+
+
+def _topic_url(request: pytest.FixtureRequest) -> str:
+    kafka = request.getfixturevalue("kafka")
+    return f"kafka://{kafka.address}/{kafka.topic('decisions')}"
+
+
+@pytest.fixture(params=[pytest.param(each, id=each.id, marks=[pytest.mark.integration] * (each.id == "kafka")) for each in ADAPTERS])
+def open_decisions(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], DecisionLog]]:
+    """The opener of handles beside one new channel, once for each adapter; one handle is held, so that what is in memory lives on."""
+    url = request.param.url_in(tmp_path, request)
+    if log_path(url) is not None:
+        open_log(url).close()
+    held = open_decision_log(url)
+    yield lambda: open_decision_log(url)
+    held.newest(1)
+
+
+def test_a_new_log_is_empty(open_decisions: Callable[[], DecisionLog]) -> None:
+    """Where nobody has decided anything there is nothing to read."""
+    assert [] == list(open_decisions().newest(10))
+
+
+def test_what_is_written_is_read_by_every_handle(open_decisions: Callable[[], DecisionLog]) -> None:
+    """Decisions arrive as they were, in the order in which they came, whatever time they say."""
+    one, other = open_decisions(), open_decisions()
+    written = [shed(AT_MS + 5), idle(AT_MS), replace(shed(moves=0), kind="split", counted={("Success", "Topics"): 1})]
+    for place, decision in enumerate(written):
+        (one, other)[place % 2].write(decision)
+    assert written == list(one.newest(10)) == list(other.newest(10))
+
+
+def test_the_newest_are_the_last_that_came(open_decisions: Callable[[], DecisionLog]) -> None:
+    """Who asks for fewer than there are gets the last of them, the oldest of those first, also when more have come since."""
+    log = open_decisions()
+    for number in range(5):
+        log.write(idle(AT_MS + number))
+    assert [AT_MS + 3, AT_MS + 4] == [decision.at_ms for decision in log.newest(2)]
+    assert [] == list(log.newest(0))
+    log.write(idle(AT_MS + 5))
+    assert [AT_MS + 4, AT_MS + 5] == [decision.at_ms for decision in log.newest(2)]
+
+
+def test_a_round_of_many_moves_is_kept(open_decisions: Callable[[], DecisionLog]) -> None:
+    """However long a decision is, it is written, and tells how many of its moves were left out."""
+    log = open_decisions()
+    moves = tuple(replace(move(number), reason="x" * 1_000) for number in range(2_000))
+    log.write(replace(shed(), moves=moves, counted={("Success", "Overloaded"): 2_000}))
+    (found,) = log.newest(1)
+    assert 2_000 == len(found.moves) + found.moves_left_out
+    assert moves[: len(found.moves)] == found.moves
+    assert 100 < len(found.moves)
+
+
+def test_a_log_of_another_kind_has_no_decisions() -> None:
+    """A URL that names no log of ours names no decision log."""
+    with pytest.raises(InvalidLogUrl, match="kafka"):
+        open_decision_log("kafka:localhost:9092/channel")
+    with pytest.raises(InvalidLogUrl, match="no decision log"):
+        open_decision_log("ftp:log")
+
+
+# --- what only files can suffer ---
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """The file of a channel with one entry."""
+    path = tmp_path / "log.db"
+    with closing(open_log(f"sqlite:{path}")) as log:
+        log.append([b"a"], timeout_ms=10_000)
+    return path
+
+
+def edit(path: Path, *statements: str) -> None:
+    """Change the file as another program might."""
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in statements:
+            connection.execute(statement)
+        connection.commit()
+
+
+def entries(path: Path) -> list[bytes]:
+    """What stands on the channel."""
+    with closing(open_log(f"sqlite:{path}", create=False)) as log:
+        return [entry.data for entry in log.read(1, limit=10)]
+
+
+def test_the_channel_stands_beside_its_decisions(path: Path) -> None:
+    """A channel that was open when the first decision came goes on, and one that is opened, claimed or copied afterwards is whole."""
+    with closing(open_log(f"sqlite:{path}")) as log:
+        open_decision_log(f"sqlite:{path}").write(shed())
+        log.append([b"b"], timeout_ms=10_000)
+        log.floor().claim(timeout_ms=10_000)
+    copy = path.with_name("copy.db")
+    edit(path, f"VACUUM INTO '{copy}'")
+    assert [b"a", b"b"] == entries(path) == entries(copy)
+    assert [shed()] == list(open_decision_log(f"sqlite:{copy}").newest(10))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "DROP TABLE decisions",
+        "CREATE INDEX by_time ON decisions (at_ms)",
+        "ALTER TABLE decisions ADD COLUMN remark TEXT",
+        "UPDATE decisions SET document = 'none'",
+        "UPDATE decisions SET document = x'ff'",
+        "UPDATE decisions SET document = 5",
+    ],
+)
+def test_whatever_becomes_of_the_table_the_channel_stands(path: Path, damage: str) -> None:
+    """Somebody else's hand on the table of decisions takes nothing from the channel, and the next decision is kept."""
+    log = open_decision_log(f"sqlite:{path}")
+    log.write(shed())
+    edit(path, damage)
+    assert [b"a"] == entries(path)
+    log.write(idle())
+    assert [idle()] == list(log.newest(1))
+
+
+def test_a_table_of_another_program_is_told(path: Path) -> None:
+    """A table of the same name that has no room for decisions is an error that names the file, and the channel stands."""
+    edit(path, "CREATE TABLE decisions (id INTEGER)")
+    log = open_decision_log(f"sqlite:{path}")
+    with pytest.raises(DecisionLogUnavailable, match=r"log\.db"):
+        log.write(shed())
+    with pytest.raises(DecisionLogUnavailable, match=r"log\.db"):
+        log.newest(1)
+    assert [b"a"] == entries(path)
+
+
+def test_the_oldest_decisions_go(path: Path) -> None:
+    """The table never holds more rows than it may, and what goes is the oldest."""
+    log = SqliteDecisionLog(str(path), name="a log", rows_max=3)
+    for number in range(5):
+        log.write(idle(AT_MS + number))
+    assert [AT_MS + 2, AT_MS + 3, AT_MS + 4] == [decision.at_ms for decision in log.newest(10)]
+
+
+def test_the_table_can_be_read_by_sql(path: Path) -> None:
+    """Whoever counts decisions needs no JSON for when, who, what and why; and the document is one object."""
+    open_decision_log(f"sqlite:{path}").write(shed())
+    with closing(sqlite3.connect(path)) as connection:
+        [row] = connection.execute("SELECT at_ms, broker, kind, strategy, result, cause FROM decisions").fetchall()
+        [(document,)] = connection.execute("SELECT document FROM decisions").fetchall()
+    assert (AT_MS, "a", "shed", "TransferShedder", "Success", "Overloaded") == row
+    assert ["t/n/0", "t/n/1"] == [each["bundle"] for each in json.loads(document)["moves"]]
+
+
+def test_a_held_lock_costs_a_decision_and_no_more_than_half_a_second(path: Path) -> None:
+    """While another process writes nobody waits for long: the decision is lost, with an error that says so."""
+    with closing(sqlite3.connect(path, isolation_level=None)) as other:
+        other.execute("BEGIN IMMEDIATE")
+        with pytest.raises(DecisionLogUnavailable, match="held its lock for all of 500 ms"):
+            open_decision_log(f"sqlite:{path}").write(shed())
+    open_decision_log(f"sqlite:{path}").write(shed())
+    assert [shed()] == list(open_decision_log(f"sqlite:{path}").newest(10))
+
+
+def test_many_writers_lose_nothing(path: Path) -> None:
+    """Handles of several threads that begin the table at once make one, and all that they wrote is in it."""
+
+    def write(number: int) -> None:
+        open_decision_log(f"sqlite:{path}").write(idle(AT_MS + number))
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(write, range(40)))
+    assert set(range(40)) == {decision.at_ms - AT_MS for decision in open_decision_log(f"sqlite:{path}").newest(100)}
+
+
+def test_no_channel_no_decisions(tmp_path: Path) -> None:
+    """Where there is no channel none is made, and the error says where it was looked for."""
+    log = open_decision_log(f"sqlite:{tmp_path}/log.db")
+    with pytest.raises(DecisionLogUnavailable, match="there is no file"):
+        log.newest(1)
+    with pytest.raises(DecisionLogUnavailable, match="there is no file"):
+        log.write(shed())
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_document_has_a_bound() -> None:
+    """The longest document fits into a message of Kafka's."""
+    assert DOCUMENT_BYTES_MAX <= 512 * 1024

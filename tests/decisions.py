@@ -1,0 +1,77 @@
+"""Decisions for tests: a few of each kind, made in few words, and such as hypothesis draws.
+
+May live here: how they are made; what is done with them is each test's business.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from hypothesis import strategies as st
+
+from brokers.decisions import Decision, Kind
+from shedder.plan import Cause, Idle, Move, Result, Stay
+
+AT_MS = 1_700_000_000_000
+
+
+def idle(at_ms: int = AT_MS, *, broker: str = "a", cause: Cause = "HitCount") -> Decision:
+    """A round of shedding in which nothing moved."""
+    return Decision(
+        at_ms=at_ms,
+        broker=broker,
+        kind="shed",
+        strategy="TransferShedder",
+        stays=(Stay(subject=broker, reason="it is used by 40 %"),),
+        idle=Idle(result="Skip", cause=cause, reason="the load is even"),
+        counted={("Skip", cause): 1},
+        mean=0.4,
+        deviation=0.01,
+        deviation_after=0.01,
+    )
+
+
+def shed(at_ms: int = AT_MS, *, broker: str = "a", moves: int = 2) -> Decision:
+    """A round in which bundles of one broker move to another."""
+    return Decision(
+        at_ms=at_ms,
+        broker=broker,
+        kind="shed",
+        strategy="TransferShedder",
+        moves=tuple(move(number) for number in range(moves)),
+        counted={("Success", "Overloaded"): moves},
+        mean=0.5,
+        deviation=0.4,
+        deviation_after=0.1,
+    )
+
+
+def move(number: int) -> Move:
+    """A move of the bundle of this number."""
+    return Move(bundle=f"t/n/{number}", source="a", destination="b", reason=f"a is used by 90 %, b by 10 % ({number})")
+
+
+_texts = st.text(max_size=20)  # Without surrogates, as everything that is decoded.
+_figures = st.none() | st.floats(allow_nan=False, allow_infinity=False)
+_moves = st.builds(
+    Move, bundle=_texts, source=_texts, destination=st.none() | _texts, reason=_texts, cause=st.sampled_from(get_args(Cause))
+)
+_stays = st.builds(Stay, subject=_texts, reason=_texts)
+_idles = st.builds(Idle, result=st.sampled_from(get_args(Result)), cause=st.sampled_from(get_args(Cause)), reason=_texts)
+
+decisions = st.builds(
+    Decision,
+    at_ms=st.integers(0, 2**53),
+    broker=_texts,
+    kind=st.sampled_from(get_args(Kind)),
+    strategy=_texts,
+    moves=st.lists(_moves, max_size=4).map(tuple),
+    moves_left_out=st.integers(0, 9),
+    stays=st.lists(_stays, max_size=4).map(tuple),
+    stays_left_out=st.integers(0, 9),
+    idle=st.none() | _idles,
+    counted=st.dictionaries(st.tuples(_texts, _texts), st.integers(1, 9), max_size=3),
+    mean=_figures,
+    deviation=_figures,
+    deviation_after=_figures,
+)

@@ -1,0 +1,434 @@
+"""Load workers on a real Kafka: killed, several of them, busy, stopped, and none at all.
+
+May live here: load workers and handles on the load bus, and brokers whose renewals are watched. What a worker decides of one message
+is tested in tests/unit/load_worker.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import orjson
+import pytest
+
+from brokers.admin.access import opened
+from brokers.cli.outcome import ExitCode
+from brokers.errors import LoadBusUnavailable
+from brokers.load_bus import open_load_bus
+from brokers.load_reports import LoadBus, Sample, SampledBundle, Summary
+from brokers.local_broker import ports_of
+from brokers.local_cluster import LocalCluster
+from brokers.local_load_workers import LocalLoadWorkers
+from channel.codec import decode
+from channel.kafka_client import Clients
+from channel.kafka_settings import address_of
+from channel.records import Renewed
+from shedder.loads import STEP_MS, BundleTraffic, Traffic
+from tests.kafka.fixtures import Kafka, OwnKafka
+from tests.load.cluster import counters
+from tests.load_workers import STARTED, LoadWorker, a_load_worker
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+PATIENCE_S = 90.0
+STOP_S = 15.0  # Three times what a worker allows itself.
+LOOK_S = 0.02
+AGAIN_S = 5.0  # As often as a broker reports.
+BUNDLE = "shop/orders/0x00000000_0xffffffff"
+
+
+def now_ms() -> int:
+    """Unix time."""
+    return time.time_ns() // 1_000_000
+
+
+def until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for something that comes within a deadline."""
+    give_up_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < give_up_s, what
+        time.sleep(LOOK_S)
+
+
+def sample(broker: str, at_ms: int, *, used: float = 0.5, rate: float = 0.0, bundle: str = BUNDLE) -> Sample:
+    """A sample of a broker with one bundle."""
+    traffic = BundleTraffic(bundle=bundle, traffic=Traffic(messages_in_per_second=rate))
+    return Sample(broker=broker, at_ms=at_ms, used=used, bundle_count=1, bundles=(SampledBundle(traffic=traffic, cost=1.0),))
+
+
+def summary_of(bus: LoadBus, broker: str) -> Summary | None:
+    """What is known of one broker."""
+    return next((summary for summary in bus.latest() if summary.broker == broker), None)
+
+
+def published(bus: LoadBus, each: Sample) -> Summary:
+    """The summary that a load worker makes after a sample. What came while the work was shared out anew may be lost, and is said again."""
+    found: list[Summary] = []
+    again_s = 0.0
+
+    def is_there() -> bool:
+        nonlocal again_s
+        if time.monotonic() >= again_s:
+            bus.publish(each)
+            again_s = time.monotonic() + AGAIN_S
+        summary = summary_of(bus, each.broker)
+        if summary is not None and summary.load.taken_ms == each.at_ms:
+            found.append(summary)
+        return bool(found)
+
+    until(is_there, f"a summary of {each.broker}")
+    return found[0]
+
+
+def rate_of(summary: Summary | None) -> float:
+    """The average rate of the only bundle that a summary names."""
+    assert summary is not None
+    (bundle,) = summary.load.bundles or ()
+    return bundle.traffic.messages_in_per_second
+
+
+@pytest.fixture
+def log_url(kafka: Kafka, request: pytest.FixtureRequest) -> str:
+    """A new topic; nothing of it is made."""
+    return f"kafka://{kafka.address}/{kafka.topic(request.node.name)}"
+
+
+def test_averages_survive_the_death_of_every_worker(log_url: str, tmp_path: Path) -> None:
+    """After `kill -9` of all of them, one that starts goes on with the averages of a broker and of a bundle that moves meanwhile."""
+    bus, began_ms = open_load_bus(log_url), now_ms()
+    workers = [LoadWorker.start(log_url, tmp_path) for _ in range(2)]
+    try:
+        for worker in workers:
+            worker.await_started()
+        before = published(bus, sample("a:1", began_ms, used=1.0, rate=100.0))
+        assert (1.0, 100.0) == (before.load.averages.weighted_max, rate_of(before))
+        for worker in workers:
+            worker.kill()
+        with a_load_worker(log_url):
+            after = published(bus, sample("a:1", began_ms + STEP_MS, used=0.0, rate=0.0))
+            assert pytest.approx(0.9) == after.load.averages.weighted_max
+            assert pytest.approx(90.0) == rate_of(after)
+            bus.publish(sample("b:1", began_ms + 2 * STEP_MS, rate=0.0))
+            until(lambda: (at_b := summary_of(bus, "b:1")) is not None and rate_of(at_b) > 0, "the average that the bundle had at a:1")
+            assert pytest.approx(81.0) == rate_of(summary_of(bus, "b:1"))
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def test_workers_share_the_work_and_take_over(log_url: str, tmp_path: Path) -> None:
+    """Two of them have half of the partitions each; when one is killed, the other has all, with the averages."""
+    bus, began_ms = open_load_bus(log_url), now_ms()
+    brokers = [f"broker-{number}:1" for number in range(16)]  # Enough that each worker has some.
+    workers = [LoadWorker.start(log_url, tmp_path) for _ in range(2)]
+    try:
+        until(lambda: [4, 4] == [len(partitions) for each in workers if isinstance(partitions := each.partitions(), list)], "fair shares")
+        for broker in brokers:
+            published(bus, sample(broker, began_ms, used=1.0, bundle=f"shop/orders/{broker}"))
+        workers[0].kill()
+        for broker in brokers:
+            after = published(bus, sample(broker, began_ms + STEP_MS, used=0.0, bundle=f"shop/orders/{broker}"))
+            assert pytest.approx(0.9) == after.load.averages.weighted_max
+        assert list(range(8)) == workers[1].partitions()
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def test_a_worker_that_stood_still_takes_its_share_again(log_url: str, tmp_path: Path) -> None:
+    """Given up by the others and woken again, a worker joins them, and goes on with the averages that they have made meanwhile."""
+    bus, began_ms = open_load_bus(log_url), now_ms()
+    brokers = [f"broker-{number}:1" for number in range(16)]
+    workers = [LoadWorker.start(log_url, tmp_path) for _ in range(2)]
+
+    def published_by_all(step: int, used: float) -> list[float]:
+        samples = [sample(broker, began_ms + step * STEP_MS, used=used, bundle=f"shop/orders/{broker}") for broker in brokers]
+        return [published(bus, each).load.averages.weighted_max for each in samples]
+
+    def share_fairly() -> bool:
+        return [4, 4] == [len(partitions) for each in workers if isinstance(partitions := each.partitions(), list)]
+
+    try:
+        until(share_fairly, "fair shares")
+        assert [1.0] * 16 == published_by_all(0, 1.0)
+        workers[0].process.send_signal(signal.SIGSTOP)
+        assert pytest.approx([0.9] * 16) == published_by_all(1, 0.0)
+        assert list(range(8)) == workers[1].partitions()
+        workers[0].process.send_signal(signal.SIGCONT)
+        until(share_fairly, "fair shares again")
+        assert pytest.approx([0.81] * 16) == published_by_all(2, 0.0)
+        assert [0, 0] == [worker.stop() for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+
+
+def test_without_a_worker_what_is_known_grows_old(log_url: str) -> None:
+    """Nobody makes a summary when none runs: nothing is there, and later the last one stays as old as it is; who reads sees its age."""
+    bus, began_ms = open_load_bus(log_url), now_ms()
+    bus.publish(sample("a:1", began_ms))
+    assert [] == list(bus.latest())
+    with a_load_worker(log_url):
+        until(lambda: summary_of(bus, "a:1") is not None, "what was published before a worker ran")
+    bus.publish(sample("a:1", began_ms + STEP_MS))
+    assert [began_ms] == [summary.load.taken_ms for summary in open_load_bus(log_url).latest()]
+
+
+def test_a_worker_ends_when_it_is_told_to(log_url: str, tmp_path: Path) -> None:
+    """SIGTERM ends it with exit code 0, in its start as well as at work, and its partitions are free at once."""
+    worker = LoadWorker.start(log_url, tmp_path)
+    worker.await_started()
+    assert 0 == worker.stop()
+    with a_load_worker(log_url) as next_one:
+        assert list(range(8)) == next_one.partitions()
+
+
+def test_garbage_is_named_and_kills_nobody(log_url: str, kafka: Kafka) -> None:
+    """What is no sample, is of another broker, is too old, or has figures that cannot be is told in the log, and the next one counts."""
+    bus, began_ms = open_load_bus(log_url), now_ms()
+    with a_load_worker(log_url) as worker:
+        published(bus, sample("a:1", began_ms, used=0.5))
+        bus.publish(sample("old:1", began_ms - 3_600_000))
+        written = published(bus, sample("nan:1", began_ms, used=float("nan")))
+        assert not written.load.averages.weighted_max >= 0
+        after = published(bus, sample("nan:1", began_ms + 1, used=0.5))
+        assert 0.5 == after.load.averages.weighted_max
+        told = {line["broker"]: line["problem"] for line in worker.lines() if "problem" in line}
+    assert "before the time that it is here" in str(told["old:1"])
+    assert "nan" in str(told["nan:1"])
+    assert ["a:1", "nan:1"] == [summary.broker for summary in bus.latest()]
+
+
+# --- what a load worker's trouble does to brokers ---
+
+# Short leases and frequent renewals, so that a disturbance of some seconds would show. One node of Kafka: nothing to fail over to.
+SHORT = {"lease_ms": 4_000, "renew_ms": 500, "margin_ms": 1_500, "round_trip_ms": 1_000, "reconnect_ms": 3_000, "failover_ms": 0}
+RENEWALS = 12
+"""So many of each broker are watched in each trouble: more than a lease lasts."""
+
+
+class Renewals:
+    """When Kafka took the renewals of each broker, in Unix time."""
+
+    def __init__(self, kafka: Kafka, topic: str) -> None:
+        self._consumer = Clients(servers=kafka.address, settings={}).consumer(topic)
+        self._consumer.start_at(self._consumer.bounds(timeout_ms=10_000).high)
+
+    def gaps_ms(self, brokers: Sequence[str]) -> dict[str, int]:
+        """The longest time between two renewals of each broker, over `RENEWALS` from now on."""
+        taken_ms: dict[str, list[int]] = {broker: [] for broker in brokers}
+
+        def are_enough() -> bool:
+            for message in self._consumer.take(100, timeout_ms=1_000):
+                record = decode(message.value() or b"") if message.error() is None else None
+                if isinstance(record, Renewed):
+                    taken_ms[record.key].append(message.timestamp()[1])
+            return all(len(times) > RENEWALS for times in taken_ms.values())
+
+        until(are_enough, f"{RENEWALS} renewals of {brokers}")
+        return {broker: max(after - before for before, after in pairwise(times)) for broker, times in taken_ms.items()}
+
+    def close(self) -> None:
+        """Let go of Kafka."""
+        self._consumer.close()
+
+
+@contextmanager
+def killed(log_url: str) -> Iterator[None]:
+    """A load worker that has been at work, and is killed."""
+    with a_load_worker(log_url) as worker:
+        worker.kill()
+        yield
+
+
+@contextmanager
+def stopped_in_its_tracks(log_url: str) -> Iterator[None]:
+    """A load worker that has been at work, and stands still with all its connections open."""
+    with a_load_worker(log_url) as worker:
+        worker.process.send_signal(signal.SIGSTOP)
+        yield
+
+
+@contextmanager
+def in_a_busy_loop(log_url: str) -> Iterator[None]:
+    """A load worker that takes a whole CPU."""
+    with a_load_worker(log_url, spins=True):
+        yield
+
+
+def incarnations_on(log_url: str) -> dict[str, int]:
+    """The incarnation of each broker: one that was taken for dead has another."""
+    with opened(log_url, timeout_ms=30_000) as access:
+        return {broker.broker: broker.incarnation for broker in access.view.live_brokers()}
+
+
+TROUBLES = (killed, stopped_in_its_tracks, in_a_busy_loop)
+
+
+def test_brokers_renew_whatever_becomes_of_a_load_worker(kafka: Kafka, tmp_path: Path) -> None:
+    """Killed, stopped or busy, a load worker delays no renewal of a broker beyond its lease, and nobody is taken for dead."""
+    topic = kafka.topic("renewals")
+    log_url = f"kafka://{kafka.address}/{topic}"
+    settings = replace(counters(tmp_path, brokers=2), log_url=log_url, settings=SHORT)
+    with LocalCluster(settings) as cluster:
+        incarnations = incarnations_on(log_url)
+        renewals = Renewals(kafka, topic)
+        for trouble in TROUBLES:
+            with trouble(log_url):
+                gaps_ms = renewals.gaps_ms(cluster.broker_ids)
+                assert max(gaps_ms.values()) <= SHORT["lease_ms"], (trouble.__name__, gaps_ms)
+        renewals.close()
+        assert incarnations == incarnations_on(log_url)
+
+
+# --- a Kafka in trouble ---
+
+
+def of(own_kafka: OwnKafka, purpose: str) -> str:
+    """A new topic of a Kafka that a test may do anything to."""
+    return f"kafka://{own_kafka.address}/{own_kafka.topic(purpose)}"
+
+
+def test_a_worker_outlives_an_outage_of_kafka(own_kafka: OwnKafka) -> None:
+    """Killed and started again, Kafka finds the same worker, which goes on with the averages."""
+    log_url = of(own_kafka, "outage")
+    bus, began_ms = open_load_bus(log_url), now_ms()
+    with a_load_worker(log_url) as worker:
+        published(bus, sample("a:1", began_ms, used=1.0))
+        own_kafka.cluster.kill()
+        with pytest.raises(LoadBusUnavailable):
+            bus.publish(sample("a:1", began_ms + 1, used=1.0))
+        own_kafka.mend()
+        after: list[Summary] = []
+
+        def goes_on() -> bool:
+            with suppress(LoadBusUnavailable):
+                bus.publish(sample("a:1", began_ms + STEP_MS, used=0.0))
+                after.extend(each for each in bus.latest() if each.load.taken_ms == began_ms + STEP_MS)
+            return bool(after)
+
+        until(goes_on, "a summary after the outage")
+        assert pytest.approx(0.9) == after[0].load.averages.weighted_max
+        assert worker.process.poll() is None
+
+
+def test_a_worker_ends_although_kafka_is_silent(own_kafka: OwnKafka, tmp_path: Path) -> None:
+    """Where nothing answers any more, SIGTERM still ends a worker within some seconds, and with exit code 0."""
+    worker = LoadWorker.start(of(own_kafka, "silent"), tmp_path)
+    worker.await_started()
+    (node,) = own_kafka.cluster.nodes
+    node.suspend()
+    began_s = time.monotonic()
+    assert 0 == worker.stop()
+    assert time.monotonic() - began_s < STOP_S
+
+
+def test_a_start_without_kafka_is_waited_for_within_a_bound(own_kafka: OwnKafka) -> None:
+    """A worker that finds no Kafka says so and waits; at the end of its wait it fails as one whose log is away."""
+    log_url = of(own_kafka, "away")
+    own_kafka.cluster.kill()
+    ended = subprocess.run(
+        [sys.executable, "-m", "brokers.cli", "load-worker", "--log", log_url, "--timeout", "7"],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=PATIENCE_S,
+    )
+    assert ExitCode.UNAVAILABLE == ended.returncode
+    assert "the log is waited for" in ended.stderr
+    assert f"error: the log {log_url} is unavailable" in ended.stderr
+
+
+# --- load workers of a local cluster ---
+
+
+@contextmanager
+def local_workers(log_url: str, folder: Path, *, count: int) -> Iterator[tuple[LocalLoadWorkers, list[Mapping[str, object]]]]:
+    """Load workers as a local cluster has them, and what is told of them, which grows."""
+    told: list[Mapping[str, object]] = []
+    workers = LocalLoadWorkers(folder, count=count, log_url=log_url, environment={}, tell=lambda text, details: told.append(details))
+    try:
+        workers.start()
+        yield workers, told
+    finally:
+        workers.stop()
+
+
+def running(workers: LocalLoadWorkers) -> set[int]:
+    """The processes that run now."""
+    return set(workers.pids)
+
+
+def test_a_cluster_starts_its_load_workers_again(log_url: str, tmp_path: Path) -> None:
+    """One that dies is started again, those that were killed on purpose are not until they are wanted, and all end when told to."""
+    with local_workers(log_url, tmp_path, count=2) as (workers, told):
+        (first, second) = sorted(running(workers))
+        os.kill(first, signal.SIGKILL)
+        until(lambda: len(running(workers) - {first}) == 2, "a new process in place of the one that was killed")
+        assert second in running(workers)
+        workers.kill()
+        assert set() == running(workers)
+        workers.start()
+        assert 2 == len(running(workers))
+        assert [-signal.SIGKILL] * 3 == [details["exit_code"] for details in told if "exit_code" in details]
+        until(lambda: all(STARTED in path.read_text(encoding="utf-8") for path in tmp_path.glob("load-worker-*.log")), "all being at work")
+    assert set() == running(workers)
+    assert [0, 0] == [details["exit_code"] for details in told if "exit_code" in details][3:]
+
+
+def test_a_cluster_on_kafka_has_a_load_worker(log_url: str, tmp_path: Path) -> None:
+    """`equipoise up` on Kafka runs one beside its brokers, whose summaries are there soon, and no process of it outlives the command."""
+    command = [sys.executable, "-m", "brokers.cli", "up", "--data", str(tmp_path), "--brokers", "1", "--json", "--log", log_url]
+    command += ["--http-port", str(ports_of(0, None, 1)[0][0]), "--service", "counter"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as up:
+        try:
+            until(lambda: bool(open_load_bus(log_url).latest()), "a summary of its broker")
+        finally:
+            up.send_signal(signal.SIGTERM)
+            said, errors = up.communicate(timeout=PATIENCE_S)
+    assert 0 == up.returncode, errors
+    pids = [line["pid"] for line in map(orjson.loads, said.splitlines()) if line["what"] == "load_worker" and "pid" in line]
+    assert 1 == len(pids)
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
+
+
+# --- topics that somebody else made ---
+
+
+def made_by_hand(log_url: str, suffix: str, *, partitions: int) -> None:
+    """A topic beside the log that is not as it would be made."""
+    address = address_of(log_url)
+    with Clients(servers=address.servers, settings={}).administrator() as administrator:
+        administrator.create(address.topic + suffix, partitions=partitions, replication=1, settings={}, timeout_ms=10_000)
+
+
+def test_topics_that_were_made_otherwise_are_told_of_and_used(log_url: str, caplog: pytest.LogCaptureFixture) -> None:
+    """With other settings and three partitions of samples in place of eight all works, and both broker and worker say so."""
+    made_by_hand(log_url, "-samples", partitions=3)
+    made_by_hand(log_url, "-loads", partitions=1)
+    bus = open_load_bus(log_url)
+    with a_load_worker(log_url) as worker:
+        published(bus, sample("a:1", now_ms()))
+        assert [0, 1, 2] == worker.partitions()
+        told = {line["difference"] for line in worker.lines() if line["event"] == "topic not as it would be made"}
+    assert {"it has 3 partitions, not 8", "cleanup.policy is delete, not compact,delete"} <= told
+    assert {"topic not as it would be made"} == {record.message for record in caplog.records if hasattr(record, "difference")}
+
+
+def test_topics_that_workers_cannot_share_are_refused(log_url: str) -> None:
+    """Where a topic between workers has another number of partitions than that of samples, the operator is told what to do."""
+    made_by_hand(log_url, "-load-sightings", partitions=5)
+    command = [sys.executable, "-m", "brokers.cli", "load-worker", "--log", log_url]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
+    assert ExitCode.OPERATOR == ended.returncode
+    assert "it has 5 partitions, and must have 8" in ended.stderr

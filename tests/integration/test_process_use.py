@@ -1,0 +1,103 @@
+"""The use of resources as psutil tells it: of real processes that burn CPU.
+
+May live here: tests of `brokers.process_use` with children of this process.
+"""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from brokers.process_use import ProcessUse
+from channel.boot_clock import boot_ns
+
+pytestmark = pytest.mark.integration
+
+DEADLINE_S = 60.0
+BURN = "while True: pass"
+BURN_IN_A_GRANDCHILD = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {BURN!r}])"
+BURN_HALF_A_SECOND = "import time\nwhile time.process_time() < 0.5: pass"
+
+
+def now_ms() -> int:
+    """Boot time."""
+    return boot_ns() // 1_000_000
+
+
+@pytest.fixture(params=[BURN, BURN_IN_A_GRANDCHILD], ids=["child", "grandchild"])
+def burning(request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[bytes]]:
+    """A child that burns CPU, or has a child that does."""
+    with subprocess.Popen([sys.executable, "-c", request.param]) as process:
+        yield process
+        for descendant in psutil.Process(process.pid).children(recursive=True):
+            descendant.kill()
+        process.kill()
+
+
+def test_descendants_count(burning: subprocess.Popen[bytes]) -> None:
+    """What a child or grandchild uses is the broker's use, of CPU and of memory, in percent of what it is said to have."""
+    alone = psutil.Process().memory_info().rss / (1 << 20)
+    use = ProcessUse(broker="a", cpu_cores=0.5)
+    assert use.look(at_ms=now_ms()) is None
+    give_up_s = time.monotonic() + DEADLINE_S
+    while (found := use.look(at_ms=now_ms())) is None or (found.cpu.used < 20 and time.monotonic() < give_up_s):
+        time.sleep(0.2)
+    assert found.cpu.used >= 20
+    assert 50 == found.cpu.limit
+    assert alone < found.memory.used < found.memory.limit
+
+
+def test_a_child_that_has_ended_counts() -> None:
+    """What it used after the last look is not lost, although it is gone at the next."""
+    use = ProcessUse(broker="a", cpu_cores=1)
+    use.look(at_ms=0)
+    subprocess.run([sys.executable, "-c", BURN_HALF_A_SECOND], check=True)
+    found = use.look(at_ms=1_000)
+    assert found is not None
+    assert 45 <= found.cpu.used <= 300
+
+
+def test_two_looks_at_one_moment_are_one() -> None:
+    """Where no time has passed the use is as it was told last."""
+    use = ProcessUse(broker="a")
+    use.look(at_ms=0)
+    found = use.look(at_ms=100)
+    assert found is not None
+    assert found is use.look(at_ms=100)
+
+
+def test_limits_are_those_of_the_system() -> None:
+    """Without a setting a broker has as many CPUs as it may use, and all the memory that it may take; no more than the machine has."""
+    use = ProcessUse(broker="a")
+    use.look(at_ms=0)
+    found = use.look(at_ms=100)
+    assert found is not None
+    assert 0 < found.cpu.limit <= 100 * len(psutil.Process().cpu_affinity() or ())
+    assert 0 < found.memory.limit <= psutil.virtual_memory().total / (1 << 20)
+
+
+def test_a_network_of_unknown_speed_is_told_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no card says how fast it is the network counts as unused, and the log names the setting that changes that."""
+    monkeypatch.setattr(psutil, "net_if_stats", dict)
+    use = ProcessUse(broker="a")
+    with caplog.at_level(logging.INFO):
+        found = [use.look(at_ms=at_ms, told_in=1_000) for at_ms in (0, 100, 200)][-1]
+    assert found is not None
+    assert (8.0, 0.0, 0.0) == (found.bandwidth_in.used, found.bandwidth_in.limit, found.bandwidth_in.percent)
+    (line,) = (record for record in caplog.records if record.name == "brokers.process_use")
+    assert "reports.nic_speed_gbps" in line.message
+
+
+def test_a_speed_that_is_set_is_the_limit() -> None:
+    """What services carry is weighed against it, whatever the cards say."""
+    use = ProcessUse(broker="a")
+    use.look(at_ms=0)
+    found = use.look(at_ms=1, told_in=25_000_000_000, told_out=0, nic_speed_gbps=100)
+    assert found is not None
+    assert 200 == found.bandwidth_in.percent

@@ -1,0 +1,70 @@
+"""A broker whose process tree burns CPU is relieved, whatever its own bundles carry.
+
+May live here: real broker processes under `TransferShedder`, and what the channel and the decision log say of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from brokers.decision_log import open_decision_log
+from brokers.demo.calling import CallerProcess, Plan, Stream
+from brokers.demo.tuning import BY_USE, QUICK, tune
+from brokers.demo.verdict import judge
+from brokers.local_cluster import LocalCluster
+from channel.deadline import Deadline
+from channel.table_view import TableView
+from tests.load.cluster import counters, running
+
+pytestmark = pytest.mark.integration
+
+NAMESPACE = "acme/relief"
+BROKERS, BUNDLES, KEYS = 3, 12, 24
+BURNING = "tests.integration.burning:Burning"
+PATIENCE_MS = 90_000
+LOOK_S = 0.1
+
+
+def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path) -> None:
+    """A child that wastes a processor costs its broker half of its bundles and more, each move with that reason, and no caller a call."""
+
+    async def story() -> None:
+        settings = counters(tmp_path, brokers=BROKERS, evidence=True, cpu_cores=1)
+        cluster = LocalCluster(replace(settings, services=(BURNING,)))
+        history = tmp_path / "history.jsonl"
+        streams = tuple(Stream(key=f"{NAMESPACE}/key-{number}", calls_per_second=3.0) for number in range(KEYS))
+        async with AsyncExitStack() as parts:
+            table, http = await parts.enter_async_context(running(cluster, NAMESPACE, bundles=BUNDLES))
+            await tune(cluster.log_url, {**QUICK, **BY_USE, "transfer.target_deviation": "0.2"})
+            callers = await parts.enter_async_context(CallerProcess(Plan(brokers=cluster.addresses, streams=streams, history=history)))
+            burning = cluster.broker_ids[1]
+            held = bundles_of(table, burning)
+            assert BUNDLES // BROKERS == held
+            began_ms = time.time_ns() // 1_000_000
+            async with http.post(f"{cluster.addresses[1]}/burn") as response:
+                assert 200 == response.status
+            deadline = Deadline.after(timeout_ms=PATIENCE_MS)
+            while bundles_of(table, burning) > held // 2:
+                deadline.check(f"{burning} being relieved")
+                await asyncio.sleep(LOOK_S)
+            await callers.stop()
+        log = open_decision_log(cluster.log_url)
+        decisions = [decision for decision in log.newest(1_000) if decision.at_ms >= began_ms and decision.moves]
+        assert {("TransferShedder", burning)} == {(decision.strategy, move.source) for decision in decisions for move in decision.moves}
+        evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
+        verdict = await judge([history], store=tmp_path / "counter.db", evidence=evidence)
+        assert verdict is not None
+        assert verdict.is_clean, verdict
+
+    asyncio.run(story())
+
+
+def bundles_of(table: TableView, broker: str) -> int:
+    """How many bundles a broker holds."""
+    return table.view.held_count(table.view.brokers[broker].incarnation)

@@ -1,0 +1,84 @@
+"""The wheel as a user gets it: by itself, without extras, in an environment of its own with the newest of all that it asks for.
+
+May live here: that environment, and commands that need no extra. All other tests run with every extra, whose libraries hold back
+the versions of others, and are there for whoever imports them without asking.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+pytestmark = pytest.mark.integration
+
+
+def done(*command: str, folder: Path) -> str:
+    """What a command prints, which must succeed."""
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=240, check=False)
+    assert 0 == run.returncode, run.stderr
+    return run.stdout
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of programs of an environment into which nothing but the wheel was installed."""
+    folder = tmp_path_factory.mktemp("alone")
+    uv = (sys.executable, "-m", "uv")
+    done(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder), folder=ROOT)
+    (wheel,) = folder.glob("*.whl")
+    done(*uv, "venv", "--quiet", "--python", sys.executable, "env", folder=folder)
+    python = str(folder / "env/bin/python")
+    done(*uv, "pip", "install", "--quiet", "--resolution", "highest", "--python", python, str(wheel), folder=folder)
+    return folder / "env/bin"
+
+
+@pytest.mark.parametrize("module", ["aiokafka", "confluent_kafka", "faust", "google.protobuf"])
+def test_nothing_of_an_extra_is_there(installed: Path, tmp_path: Path, module: str) -> None:
+    """Else this file shows nothing that other tests do not show."""
+    code = f"import sys\ntry:\n import {module}\nexcept ModuleNotFoundError:\n sys.exit(0)\nsys.exit(1)"
+    done(str(installed / "python"), "-c", code, folder=tmp_path)
+
+
+@pytest.mark.parametrize("line", [["--help"], ["namespaces", "create", "--help"], ["plan", "--help"], ["--version"]])
+def test_the_command_line_stands_on_the_newest_libraries(installed: Path, tmp_path: Path, line: Sequence[str]) -> None:
+    """Help, with options and their bounds, is what a new version of the library under it breaks first."""
+    assert done(str(installed / "equipoise"), *line, folder=tmp_path)
+
+
+def test_a_broker_runs_without_any_extra(installed: Path, tmp_path: Path) -> None:
+    """A program with a worker inside makes a namespace and serves it, on a log in a file."""
+    (tmp_path / "program.py").write_text(
+        """
+import asyncio
+from equipoise import Service, Worker
+
+class Quiet(Service):
+    async def open(self, ownership, handover): ...
+    async def close(self, bundle, moved_to, deadline): ...
+
+async def main():
+    async with Worker("sqlite:channel.db", Quiet()) as worker:
+        await worker.create_namespace("acme/shop", bundles=2)
+        await worker.route("acme/shop", "apples", timeout_ms=20_000)
+
+asyncio.run(main())
+print("served")
+""",
+        encoding="utf-8",
+    )
+    assert "served\n" == done(str(installed / "python"), "program.py", folder=tmp_path)
+    told = done(str(installed / "equipoise"), "channel", "verify", "--log", "sqlite:channel.db", folder=tmp_path)
+    assert "in order" in told
+
+
+def test_what_needs_an_extra_says_which(installed: Path, tmp_path: Path) -> None:
+    """A load worker without its extra is refused with the line that installs it."""
+    command = [str(installed / "equipoise"), "load-worker", "--log", "kafka://127.0.0.1:1/shop"]
+    run = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert (True, True) == (run.returncode > 0, "equipoise[" in run.stderr)

@@ -1,0 +1,104 @@
+"""Load workers as processes, for tests on a real Kafka.
+
+May live here: how one is started, known to be at work, and ended. What it does is waited for on the load bus.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+STARTED: Final = "load worker started"
+SHARED_OUT: Final = "load worker has partitions"
+
+_START_S: Final = 90.0
+_STOP_S: Final = 30.0
+_LOOK_S: Final = 0.05
+
+_SPINNING: Final = """
+import threading
+def spin():
+    while True:
+        pass
+threading.Thread(target=spin, daemon=True).start()
+from brokers.cli.__main__ import main
+main()
+"""
+"""A load worker with a thread that does nothing but turn round: it takes a CPU, and half of the worker's own time."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadWorker:
+    """A process, and the file of its log."""
+
+    process: subprocess.Popen[bytes]
+    log_file: Path
+
+    @classmethod
+    def start(cls, log_url: str, folder: Path, *, spins: bool = False, environment: Mapping[str, str] | None = None) -> LoadWorker:
+        """A new process; its log lies in `folder`."""
+        folder.mkdir(parents=True, exist_ok=True)
+        program = ["-c", _SPINNING] if spins else ["-m", "brokers.cli"]
+        with tempfile.NamedTemporaryFile(dir=folder, prefix="load-worker-", suffix=".log", delete=False) as log_file:
+            process = subprocess.Popen(
+                [sys.executable, *program, "load-worker", "--log", log_url],
+                stdin=subprocess.DEVNULL,
+                stdout=log_file,
+                stderr=log_file,
+                env={**os.environ, **(environment or {})},
+                start_new_session=True,
+            )
+        return cls(process=process, log_file=Path(log_file.name))
+
+    def lines(self) -> list[Mapping[str, object]]:
+        """What it has logged."""
+        return [orjson.loads(line) for line in self.log_file.read_bytes().splitlines() if line.startswith(b"{")]
+
+    def events(self) -> list[object]:
+        """The events that it has logged."""
+        return [line["event"] for line in self.lines()]
+
+    def partitions(self) -> object:
+        """The partitions of samples that it was given last; None before."""
+        return next((line["partitions"] for line in reversed(self.lines()) if line["event"] == SHARED_OUT), None)
+
+    def await_started(self) -> None:
+        """Wait until it is at work."""
+        give_up_s = time.monotonic() + _START_S
+        while STARTED not in self.events():
+            assert self.process.poll() is None, self.log_file.read_text(encoding="utf-8")
+            assert time.monotonic() < give_up_s, self.log_file.read_text(encoding="utf-8")
+            time.sleep(_LOOK_S)
+
+    def kill(self) -> None:
+        """`kill -9`; it is gone on return."""
+        self.process.kill()
+        self.process.wait(_STOP_S)
+
+    def stop(self) -> int:
+        """End it in its own way, and say its exit code."""
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(_STOP_S)
+
+
+@contextmanager
+def a_load_worker(log_url: str, *, spins: bool = False) -> Iterator[LoadWorker]:
+    """One load worker at work, for as long as the context lasts."""
+    with tempfile.TemporaryDirectory() as folder:
+        worker = LoadWorker.start(log_url, Path(folder), spins=spins)
+        try:
+            worker.await_started()
+            yield worker
+        finally:
+            worker.kill()

@@ -1,0 +1,67 @@
+"""Channels with load for tests of the command line: who owns what, and what each broker has just said of itself.
+
+May live here: how such a cluster is made in few words, of fabricated records and samples.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Final
+
+from brokers.load_bus import open_load_bus
+from brokers.load_reports import Sample, SampledBundle
+from channel.ranges import even_boundaries
+from shedder.loads import BundleTraffic, Resources, Traffic, Use
+from tests.folding import Channel
+from tests.unit.cli.fabricated import write
+
+BUNDLES: Final = 8
+MEGABYTE: Final = 1_000_000.0
+
+
+def uneven_channel(owners: Sequence[str] = "aaaaaabb", *, brokers: Sequence[str] = "abc") -> Channel:
+    """Live brokers, and a namespace of as many bundles as `owners` says, in the order of their ranges."""
+    channel = Channel()
+    channel.genesis()
+    channel.join(*brokers)
+    boundaries = even_boundaries(len(owners))
+    channel.create(boundaries)
+    for owner, low in zip(owners, boundaries, strict=False):
+        channel.own(owner, low)
+    return channel
+
+
+def loaded(channel: Channel, folder: Path, percents: Mapping[str, float], *, age_ms: int = 0) -> str:
+    """The URL of the channel written to a file, beside which these brokers report: so much use, and 1, 2, ... MB/s for each bundle."""
+    log = write(channel.entries, folder)
+    for broker in percents:
+        open_load_bus(log).publish(sample(channel, broker, percents[broker], age_ms=age_ms))
+    return log
+
+
+def sample(channel: Channel, broker: str, percent: float, *, age_ms: int = 0) -> Sample:
+    """What a broker says of the bundles that it owns."""
+    owned = [bundle.name for bundle in channel.view.held_by(channel.incarnation(broker))]
+    bundles = tuple(
+        SampledBundle(traffic=BundleTraffic(bundle=name, traffic=traffic(place), topics=1), cost=10.0 + 64 * place)
+        for place, name in enumerate(sorted(owned), start=1)
+    )
+    rate = sum(range(1, len(owned) + 1))
+    return Sample(
+        broker=broker,
+        at_ms=time.time_ns() // 1_000_000 - age_ms,
+        resources=Resources(cpu=Use(used=percent, limit=100)),
+        used=percent / 100,
+        traffic=traffic(rate),
+        bundle_count=len(bundles),
+        topics=len(bundles),
+        cost=sum(bundle.cost for bundle in bundles),
+        bundles=bundles,
+    )
+
+
+def traffic(megabytes: float) -> Traffic:
+    """So many MB/s, in messages of 1,000 bytes."""
+    return Traffic(bytes_in_per_second=megabytes * MEGABYTE, messages_in_per_second=megabytes * 1_000)

@@ -1,0 +1,157 @@
+"""What is shown beforehand is what would be: a forecast and its dumb twin, which carries out one move after the other.
+
+May live here: clusters at random, plans of every strategy for them, and what must hold of each forecast.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from dataclasses import replace
+from typing import Final
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from brokers.balancing_settings import SHEDDERS, BalancingSettings
+from brokers.forecast import Forecast, Level, Standing, forecast_of
+from brokers.planning import as_if_due
+from shedder.level import Leveller
+from shedder.loads import BrokerLoad
+from shedder.picking import LOAD_TTL_MS
+from shedder.plan import Move, Plan
+from shedder.snapshot import Snapshot
+from tests.property.test_level import clusters
+from tests.property.test_shedders import SEEDS, STRATEGIES, ruled, sound, spoiled
+
+SETTINGS: Final = BalancingSettings()
+
+
+def foreseen(snapshot: Snapshot, plan: Plan, chance: random.Random) -> Forecast:
+    """The forecast of a plan by use; who has no destination gets any of the live brokers, or none."""
+    placed = {move.bundle: chance.choice(snapshot.live) for move in plan.moves if move.destination is None and chance.random() < 0.9}
+    return forecast_of(snapshot, plan, measure="use", ttl_ms=LOAD_TTL_MS, placed=placed)
+
+
+def carried_out(snapshot: Snapshot, forecast: Forecast) -> dict[str, list[float]]:
+    """The dumb twin: of each broker its use, throughput, messages and number of bundles, after one move after the other."""
+    told: dict[str, list[float]] = {}
+    for broker in snapshot.live:
+        load = snapshot.loads.get(broker)
+        told[broker] = [0.0, 0.0, 0.0, 0] if load is None else figures(load)
+    for each in forecast.moves:
+        source = snapshot.loads[each.move.source]
+        [bundle] = [bundle for bundle in source.bundles or () if bundle.bundle == each.move.bundle][-1:]
+        traffic = bundle.traffic
+        use = source.averages.weighted_max * traffic.bytes_per_second / (source.traffic.bytes_per_second or math.inf)
+        for end, sign in ((each.move.source, -1), (each.destination, 1)):
+            if end is not None:
+                change = (use, traffic.bytes_per_second, traffic.messages_per_second, 1)
+                told[end] = [figure + sign * part for figure, part in zip(told[end], change, strict=True)]
+    return told
+
+
+def figures(load: BrokerLoad) -> list[float]:
+    """What a broker says, in the order of the twin."""
+    return [load.averages.weighted_max, load.traffic.bytes_per_second, load.traffic.messages_per_second, load.bundle_count]
+
+
+def shown(standing: Standing) -> list[float]:
+    """What is shown of a broker, in the order of the twin."""
+    return [standing.used or 0.0, standing.bytes_per_second, standing.messages_per_second, standing.bundles]
+
+
+@given(SEEDS, st.sampled_from(STRATEGIES))
+def test_what_is_shown_after_is_what_the_moves_make_of_before(seed: int, strategy: object) -> None:
+    """For any cluster of honest brokers and any strategy, the standings after are those before with each move carried out."""
+    chance = random.Random(seed)
+    snapshot = ruled(sound(chance), chance)
+    plan = strategy.plan(snapshot)  # type: ignore[attr-defined] # each of them is a `Shedder`
+    forecast = foreseen(snapshot, plan, chance)
+    twin = carried_out(snapshot, forecast)
+    for broker in forecast.brokers:
+        assert twin[broker.broker] == pytest.approx(shown(broker.after), rel=1e-9, abs=1e-6)
+
+
+@given(SEEDS, st.sampled_from(STRATEGIES))
+def test_nothing_comes_of_nothing(seed: int, strategy: object) -> None:
+    """A round that moves nothing leaves all as it is, and whatever brokers say, no figure that is shown is none."""
+    chance = random.Random(seed)
+    snapshot = ruled(spoiled(sound(chance), chance), chance)
+    plan = strategy.plan(snapshot)  # type: ignore[attr-defined] # as above
+    forecast = foreseen(snapshot, plan, chance)
+    for broker in forecast.brokers:
+        assert all(math.isfinite(figure) and figure >= 0 for figure in (*shown(broker.before), *shown(broker.after)[:3]))
+        if not plan.moves:
+            assert broker.before == broker.after
+    assert math.isfinite(forecast.moved_bytes_per_second)
+    assert 0 <= forecast.moved_share
+
+
+@given(clusters())
+def test_costs_move_with_their_bundles(snapshot: Snapshot) -> None:
+    """By cost, too, the standings after are those before with each move carried out, and the level is that of those who take part."""
+    snapshot = replace(snapshot, live=tuple(sorted(broker.broker for broker in snapshot.brokers)))
+    forecast = forecast_of(snapshot, Leveller().plan(snapshot), measure="cost", ttl_ms=LOAD_TTL_MS)
+    piles = {broker.broker: {bundle.name: bundle.cost for bundle in broker.bundles} for broker in snapshot.brokers}
+    for each in forecast.moves:
+        assert each.destination is not None
+        piles[each.destination][each.move.bundle] = piles[each.move.source].pop(each.move.bundle)
+    for broker in forecast.brokers:
+        assert len(piles[broker.broker]) == broker.after.bundles
+        assert math.fsum(piles[broker.broker].values()) == pytest.approx(broker.after.cost, rel=1e-6, abs=1e-6 * broker.before.cost)
+    fills = {name: math.fsum(pile.values()) / capacity_of(snapshot, name) for name, pile in piles.items()}
+    taking = [broker.broker for broker in forecast.brokers if broker.apart is None]
+    assume(taking and any(fills.values()))
+    assert_level(forecast, [fills[name] for name in taking], mean_fill(snapshot, taking))
+
+
+def capacity_of(snapshot: Snapshot, name: str) -> int:
+    """The capacity of a broker."""
+    return next(broker.capacity for broker in snapshot.brokers if broker.broker == name)
+
+
+def mean_fill(snapshot: Snapshot, taking: list[str]) -> float:
+    """The cost of all that take part for the capacity of all."""
+    brokers = [broker for broker in snapshot.brokers if broker.broker in taking]
+    return math.fsum(bundle.cost for broker in brokers for bundle in broker.bundles) / sum(broker.capacity for broker in brokers)
+
+
+def assert_level(forecast: Forecast, fills: list[float], whole: float) -> None:
+    """Check the level after against one that is worked out in the plainest way."""
+    if whole == 0:
+        assert Level(mean=0.0, deviation=0.0) == forecast.after
+        return
+    mean = sum(fill / whole for fill in fills) / len(fills)
+    deviation = (sum((fill / whole - mean) ** 2 for fill in fills) / len(fills)) ** 0.5
+    assert forecast.after is not None
+    assert (mean, deviation) == pytest.approx((forecast.after.mean, forecast.after.deviation), rel=1e-6, abs=1e-6)
+
+
+@given(SEEDS)
+def test_a_plan_that_was_announced_is_the_one_that_is_due(seed: int) -> None:
+    """As if due, a strategy moves all that it moves in the first round in which it acts, for each strategy that counts rounds."""
+    chance = random.Random(seed)
+    snapshot = sound(chance)
+    for name in ("TransferShedder", "AvgShedder"):
+        shedder = SHEDDERS[name](SETTINGS)
+        memory, last = replace(snapshot.memory, hits=0, low_hits={}, high_hits={}), None
+        for _ in range(20):
+            last = shedder.plan(replace(snapshot, memory=memory))
+            memory = last.memory
+            if last.moves:
+                break
+        assert last is not None
+        announced = shedder.plan(as_if_due(snapshot, SETTINGS)).moves
+        assert name == "AvgShedder" or last.moves == announced
+        # The other one acts on a large difference rounds before it acts on a smaller one; as if due, on both.
+        assert [move for move in announced if move in last.moves] == list(last.moves)
+
+
+def test_the_moved_share_is_of_all_that_is_known() -> None:
+    """What moves is told as a part of the throughput of all brokers, and as nothing where there is none."""
+    move = Move(bundle="t/n/1", source="a", destination="b", reason="because")
+    plan = Plan(moves=(move,), stays=())
+    snapshot = Snapshot(live=("a", "b"))
+    assert 0.0 == forecast_of(snapshot, plan, measure="use", ttl_ms=1).moved_share

@@ -1,0 +1,127 @@
+"""The spelling of load reports: what is spelled is read as it was, a light sample is small, and no bytes do harm.
+
+May live here: properties of `brokers.load_bus.spelling` over any sample, and over any bytes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.errors import UnreadableLoad
+from brokers.load_bus.spelling import (
+    SAMPLE_BYTES_MAX,
+    SUMMARY_BYTES_MAX,
+    light,
+    parse_bundle,
+    parse_sample,
+    parse_summary,
+    spell_bundle,
+    spell_sample,
+    spell_summary,
+)
+from brokers.load_reports import Sample, SampledBundle, summarized
+from channel.records import INTEGER_MAX
+from shedder.loads import BundleTraffic, Resources, Traffic, Use
+
+COUNTS = st.integers(0, INTEGER_MAX)
+FIGURES = st.floats(allow_nan=False, allow_infinity=False)
+PARTS = st.text("azAZ09-_=:.", min_size=1, max_size=255)
+NAMES = st.builds("{}/{}/0x00000000_0x80000000".format, PARTS, PARTS)
+TRAFFIC = st.builds(
+    Traffic,
+    bytes_in_per_second=FIGURES,
+    bytes_out_per_second=FIGURES,
+    messages_in_per_second=FIGURES,
+    messages_out_per_second=FIGURES,
+)
+BUNDLES = st.builds(
+    SampledBundle,
+    traffic=st.builds(BundleTraffic, bundle=NAMES, traffic=TRAFFIC, topics=COUNTS, consumers=COUNTS, producers=COUNTS, cache_bytes=COUNTS),
+    cost=FIGURES,
+)
+USES = st.builds(Use, used=FIGURES, limit=FIGURES)
+SAMPLES = st.builds(
+    Sample,
+    broker=st.text("".join(map(chr, range(ord("!"), ord("~") + 1))).replace("/", ""), min_size=1, max_size=255).filter(
+        lambda name: not name.startswith("admin:")
+    ),
+    at_ms=COUNTS,
+    resources=st.builds(Resources, cpu=USES, memory=USES, direct_memory=USES, bandwidth_in=USES, bandwidth_out=USES),
+    used=FIGURES,
+    traffic=TRAFFIC,
+    bundle_count=COUNTS,
+    topics=COUNTS,
+    cost=FIGURES,
+    bundles=st.lists(BUNDLES, max_size=20, unique_by=lambda bundle: bundle.traffic.bundle).map(tuple),
+    history=st.floats(0, 1),
+)
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
+)
+FIELDS = tuple(json.loads(spell_sample(Sample(broker="a", at_ms=0))))
+PARSERS = (parse_sample, parse_summary, parse_bundle)
+
+
+@given(SAMPLES)
+def test_a_sample_is_read_as_it_was_spelled(sample: Sample) -> None:
+    """Nothing of a sample is lost on its way."""
+    assert sample == parse_sample(spell_sample(sample))
+
+
+@given(SAMPLES)
+def test_a_summary_is_read_as_it_was_spelled(sample: Sample) -> None:
+    """Nothing of a summary is lost either, nor of a bundle alone."""
+    summary = summarized(None, sample)
+    assert summary == parse_summary(spell_summary(summary))
+    assert list(sample.bundles) == [parse_bundle(spell_bundle(bundle)) for bundle in sample.bundles]
+
+
+@given(SAMPLES)
+def test_a_light_sample_is_small_and_close(sample: Sample) -> None:
+    """It fits in its bound whatever the names, names as many of the busiest as there is room for, and its figures are nearly the same."""
+    small = light(sample)
+    assert len(spell_sample(small)) <= SAMPLE_BYTES_MAX
+    named = len(small.bundles)
+    assert [b.traffic.bundle for b in sample.bundles[len(sample.bundles) - named :]] == [b.traffic.bundle for b in small.bundles]
+    if named < len(sample.bundles):
+        one_more = light(replace(sample, bundles=sample.bundles[-named - 1 : -named or None]))
+        assert len(spell_sample(replace(small, bundles=(*one_more.bundles, *small.bundles)))) > SAMPLE_BYTES_MAX
+    assert math.isclose(sample.cost, small.cost, rel_tol=1e-5)
+    assert small == light(small)
+
+
+@given(SAMPLES, SAMPLES)
+def test_summaries_of_light_samples_are_bounded(earlier: Sample, sample: Sample) -> None:
+    """An average that cannot be rounded makes a summary longer than its samples, but not beyond its own bound."""
+    summary = summarized(summarized(None, light(earlier)), light(sample))
+    assert len(spell_summary(summary)) <= SUMMARY_BYTES_MAX
+
+
+@given(st.binary(max_size=200) | ANYTHING.map(lambda value: json.dumps(value).encode()))
+def test_any_bytes_are_read_or_refused(data: bytes) -> None:
+    """Whatever stands on the bus, each parser returns a value or raises the one error that it may."""
+    for parse in PARSERS:
+        with suppress(UnreadableLoad):
+            parse(data)
+
+
+@given(SAMPLES, st.sampled_from(FIELDS), ANYTHING)
+def test_any_damage_is_read_or_refused(sample: Sample, field: str, value: object) -> None:
+    """A sample with any value in any of its fields is read as some sample, or refused."""
+    damaged = json.loads(spell_sample(sample)) | {field: value}
+    with suppress(UnreadableLoad):
+        parse_sample(json.dumps(damaged).encode())
+
+
+@pytest.mark.parametrize("figure", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_is_read_as_none(figure: float) -> None:
+    """JSON has no such figure, so that it comes out as not a number, for whoever weighs it to name."""
+    sample = Sample(broker="a", at_ms=0, resources=Resources(cpu=Use(used=figure, limit=1)))
+    assert math.isnan(parse_sample(spell_sample(sample)).resources.cpu.used)

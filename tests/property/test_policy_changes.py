@@ -1,0 +1,86 @@
+"""Changes of cluster policies: asked of few bundles, `check_policy_change` says what asking of each of them would.
+
+May live here: properties of that check, beside a slow and obvious one. Single cases stand in tests/unit/test_policies.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brokers.destinations import Destinations
+from brokers.errors import PolicyLeavesNobody
+from brokers.policies import policies_in, read_policies
+from brokers.policy_changes import check_policy_change
+from channel.ranges import HASH_MAX, even_boundaries
+from channel.records import Document
+from channel.view import View
+from tests.ruled import ruled_channel, set_policy
+
+BROKERS = ("a", "b")
+NAMESPACES = ("t/x", "t/y")
+BUNDLES = (1, 2, 5, 8)
+
+# Where pins may begin and end: at the ends of bundles, and just beside them.
+POINTS = sorted(
+    {min(max(point + beside, 0), HASH_MAX) for bundles in BUNDLES for point in even_boundaries(bundles) for beside in (-1, 0, 1)}
+)
+KEYS = ("isolation/one", "isolation/two", "pin/one", "pin/three", "pin/two")
+CHANGED = ("isolation/one", "pin/four", "pin/one")
+
+
+@st.composite
+def documents(draw: st.DrawFn, key: str) -> Document:
+    """A policy of the kind that its key says."""
+    if key.startswith("isolation/"):
+        return {
+            "namespaces.0": draw(st.sampled_from(("t/x", "t/y", ".*", "nobody/.*"))),
+            "primary.0": draw(st.sampled_from((*BROKERS, ".*"))),
+            **({"secondary.0": draw(st.sampled_from(BROKERS))} if draw(st.booleans()) else {}),
+        }
+    low, high = sorted(draw(st.lists(st.sampled_from(POINTS), min_size=2, max_size=2, unique=True)))
+    # Mostly of one namespace, and of one broker each, so that two that meet leave nobody.
+    namespace, broker = draw(st.sampled_from(("t/x", *NAMESPACES))), draw(st.sampled_from(BROKERS))
+    return {"namespace": namespace, "range": f"0x{low:08x}_0x{high:08x}", "brokers.0": broker}
+
+
+def left_to_nobody(view: View, key: str, document: Document | None) -> str | None:
+    """The first that some broker could have now and nobody then: a bundle where pins tell them apart, else its namespace."""
+    after = {name: entry.document for name, entry in view.policies.items() if name != key} | ({} if document is None else {key: document})
+    policies = (read_policies(view), policies_in(after))
+    now, then = (Destinations(view, policies=each) for each in policies)
+    for namespace in sorted(view.namespaces):
+        are_told_apart = any(pin.namespace == namespace for each in policies for pin in each.pins)
+        for bundle in view.bundles_of(namespace):
+            if now.of(bundle).allowed and not then.of(bundle).allowed:
+                return bundle.name if are_told_apart else namespace
+    return None
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_the_check_says_what_asking_of_each_bundle_says(data: st.DataObject) -> None:
+    """Whatever the policies and the change, it is refused for the same bundle or namespace, or by neither."""
+    channel = ruled_channel(BROKERS, dict.fromkeys(NAMESPACES), bundles=data.draw(st.sampled_from(BUNDLES)))
+    for key in data.draw(st.lists(st.sampled_from(KEYS), unique=True)):
+        set_policy(channel, key, data.draw(documents(key)))
+    key = data.draw(st.sampled_from(CHANGED))
+    document = data.draw(st.none() | documents(key))
+    told = None
+    try:
+        check_policy_change(channel.view, key, document)
+    except PolicyLeavesNobody as error:
+        told = error.subject
+    if told != "what it is about":  # Then no broker that it names is up, which is asked before all bundles are.
+        assert left_to_nobody(channel.view, key, document) == told
+
+
+def test_a_bundle_that_nobody_may_have_hides_no_other() -> None:
+    """Where one bundle is left to nobody already, its neighbour must still not be."""
+    channel = ruled_channel(BROKERS, {"t/x": None}, bundles=4)
+    set_policy(channel, "pin/one", {"namespace": "t/x", "range": "0x00000000_0x80000000", "brokers.0": "a"})
+    set_policy(channel, "pin/two", {"namespace": "t/x", "range": "0x00000000_0x20000000", "brokers.0": "b"})
+    with pytest.raises(PolicyLeavesNobody) as caught:
+        check_policy_change(channel.view, "pin/four", {"namespace": "t/x", "range": "0x10000000_0x80000000", "brokers.0": "b"})
+    assert "t/x/0x40000000_0x80000000" == caught.value.subject

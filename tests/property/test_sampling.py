@@ -1,0 +1,135 @@
+"""Averages in columns, against a dumb twin that keeps each bundle's by itself.
+
+May live here: properties of `brokers.sampling` and of `brokers.load_reports.summarized`, and the values that they need.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.balancing_settings import BalancingSettings
+from brokers.load import BundleLoad, Messaging
+from brokers.load_reports import Sample, SampledBundle, Summary, summarized
+from brokers.sampling import BundleAverages, Carried, sampled
+from brokers.top_bundles import top_bundles
+from shedder.loads import BundleTraffic, Resources, Traffic, Use, fault_of
+from shedder.snapshot import BYTES_PER_CALL, costs_of
+
+HALF_LIFE_MS = 1_000
+RATES = st.floats(0, 1e6)
+COUNTS = st.integers(0, 1_000)
+MESSAGINGS = st.builds(
+    Messaging,
+    messages_in_per_second=RATES,
+    bytes_in_per_second=RATES,
+    messages_out_per_second=RATES,
+    bytes_out_per_second=RATES,
+    producers=COUNTS,
+    consumers=COUNTS,
+    topics=COUNTS,
+)
+LOADS = st.builds(
+    BundleLoad, calls_per_second=RATES, bytes_per_second=st.just(0.0) | RATES, sessions=COUNTS, messaging=st.none() | MESSAGINGS
+)
+NAMES = st.sampled_from([f"t/n/{letter}" for letter in "abcd"])
+TURNS = st.lists(
+    st.tuples(st.lists(NAMES, unique=True), st.dictionaries(NAMES, LOADS), st.integers(-10, 5_000)),
+    min_size=1,
+    max_size=4,
+)
+
+
+def plain(load: BundleLoad) -> list[float]:
+    """Bytes in and out, messages in and out, the cost."""
+    told = load.messaging
+    if told is None:
+        return [load.bytes_per_second or load.calls_per_second * BYTES_PER_CALL, 0.0, load.calls_per_second, 0.0, costs_of([load])[0]]
+    return [
+        told.bytes_in_per_second,
+        told.bytes_out_per_second,
+        told.messages_in_per_second,
+        told.messages_out_per_second,
+        costs_of([load])[0],
+    ]
+
+
+def close(expected: Mapping[str, list[float]], carried: Carried) -> bool:
+    """Whether the rates of all bundles are the same, but for rounding."""
+    columns = (carried.bytes_in, carried.bytes_out, carried.messages_in, carried.messages_out, carried.costs)
+    found = {name: [column[place] for column in columns] for place, name in enumerate(carried.names)}
+    return expected.keys() == found.keys() and all(
+        math.isclose(one, other, rel_tol=1e-9, abs_tol=1e-6)
+        for name in expected
+        for one, other in zip(expected[name], found[name], strict=True)
+    )
+
+
+@given(TURNS)
+def test_columns_are_what_each_bundle_would_be_by_itself(turns: list[tuple[list[str], dict[str, BundleLoad], int]]) -> None:
+    """Whatever comes and goes, each bundle has the average of its own loads, and a sample the sums and the busiest of them."""
+    averages, twin, times = BundleAverages(half_life_ms=HALF_LIFE_MS), dict[str, list[float]](), dict[str, int]()
+    for names, loads, elapsed_ms in turns:
+        carried = averages.update(names, loads, elapsed_ms=elapsed_ms)
+        kept = 0.5 ** (max(elapsed_ms, 0) / HALF_LIFE_MS)
+        now = {name: plain(loads.get(name, BundleLoad())) for name in names}
+        times = {name: times.get(name, 0) + 1 for name in names}
+        before = {name: twin[name] if times[name] > 2 else figures for name, figures in now.items()}
+        twin = {
+            name: [old * kept + new * (1 - kept) for old, new in zip(before[name], figures, strict=True)] for name, figures in now.items()
+        }
+        assert close(twin, carried)
+        sample = sampled(carried, broker="a", at_ms=0, resources=Resources(), settings=BalancingSettings())
+        settled = [bundle for bundle in carried.bundles() if times[bundle.bundle] > 1]
+        assert list(top_bundles(settled, at_most=20)) == [bundle.traffic for bundle in sample.bundles]
+        assert math.isclose(sum(figures[-1] for figures in twin.values()), sample.cost, rel_tol=1e-9, abs_tol=1e-6)
+        assert math.isclose(sum(figures[0] for figures in twin.values()), sample.traffic.bytes_in_per_second, rel_tol=1e-9, abs_tol=1e-6)
+
+
+FIGURES = st.floats() | st.sampled_from([math.nan, math.inf, -1.0, 1e300])
+TRAFFIC = st.builds(Traffic, bytes_in_per_second=FIGURES, messages_out_per_second=FIGURES)
+SAMPLES = st.builds(
+    Sample,
+    broker=st.just("a"),
+    at_ms=st.integers(0, 10**15),
+    used=FIGURES,
+    resources=st.builds(Resources, cpu=st.builds(Use, used=FIGURES, limit=FIGURES)),
+    traffic=TRAFFIC,
+    bundles=st.lists(st.builds(SampledBundle, traffic=st.builds(BundleTraffic, bundle=NAMES, traffic=TRAFFIC), cost=FIGURES)).map(tuple),
+    history=st.floats(0, 1),
+)
+SOUND = Sample(
+    broker="a",
+    at_ms=5_000,
+    used=0.5,
+    traffic=Traffic(bytes_in_per_second=7.0),
+    bundles=(SampledBundle(traffic=BundleTraffic(bundle="t/n/a", traffic=Traffic(bytes_in_per_second=7.0)), cost=11.0),),
+)
+
+
+def after(*samples: Sample) -> Summary | None:
+    """The summary of samples, one after the other."""
+    found = None
+    for sample in samples:
+        found = summarized(found, sample)
+    return found
+
+
+@given(st.lists(SAMPLES, max_size=3), st.integers(0, 10**15))
+def test_no_sample_spoils_the_averages_for_ever(samples: list[Sample], at_ms: int) -> None:
+    """After whatever a broker has said, and however its clock jumps, two sound samples make a summary without a fault."""
+    summary = after(*samples, SOUND, replace(SOUND, at_ms=at_ms))
+    assert summary is not None
+    assert None is fault_of(summary.load)
+
+
+@given(st.floats(0, 1), st.lists(st.floats(0, 1), min_size=1, max_size=5), st.integers(1, 60_000))
+def test_averages_stay_between_what_was_said(history: float, used: list[float], every_ms: int) -> None:
+    """No average is above or below all of what it is of."""
+    summary = after(*(replace(SOUND, used=use, at_ms=turn * every_ms, history=history) for turn, use in enumerate(used)))
+    assert summary is not None
+    assert min(used) - 1e-9 <= summary.load.averages.weighted_max <= max(used) + 1e-9

@@ -1,0 +1,268 @@
+"""`equipoise balancing`: what is put on the channel, what is shown of it, and what is refused.
+
+May live here: the commands of this group, and the option `--broker-conf` of those that start brokers.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+import pytest
+
+from brokers.balancing_settings import BalancingSettings
+from brokers.cli.broker_conf import FILE_BYTES_MAX, log_entries, read_broker_conf
+from brokers.config import WorkerConfig
+from brokers.setting_meanings import GROUPS
+from brokers.setting_values import SETTINGS
+from brokers.settings_records import CHANGED_BY, KEY, document_of, settings_in
+from channel import propose
+from channel.records import Document
+from tests.unit.cli.fabricated import owned_channel, run, view_of, write
+
+BROKER_CONF = """\
+# As Pulsar ships it, by and large.
+metadataStoreUrl=
+clusterName=
+managedLedgerDefaultEnsembleSize=2
+loadBalancerEnabled=true
+loadBalancerSheddingIntervalMinutes=1
+loadBalancerReportUpdateMaxIntervalMinutes=15
+loadManagerClassName=org.apache.pulsar.broker.loadbalance.impl.ModularLoadManagerImpl
+loadBalancerLoadSheddingStrategy=org.apache.pulsar.broker.loadbalance.impl.ThresholdShedder
+loadBalancerBrokerLoadTargetStd=0.25
+loadBalancerSheddingExcludedNamespaces=public/default, public/functions
+loadBalancerNamespaceBundleMaxSessions=-1
+"""
+MISTAKES = "loadBalancerEnabledd=true\nloadBalancerBrokerLoadTargetStd=much\n"
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """The URL of the log of `owned_channel`: 9 records, none of them about settings."""
+    return write(owned_channel().entries, tmp_path)
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    """A `broker.conf` of which all is understood."""
+    path = tmp_path / "broker.conf"
+    path.write_text(BROKER_CONF, encoding="iso-8859-1")
+    return path
+
+
+def balancing(log: str, *arguments: str) -> str:
+    """What a command of the group prints that must succeed."""
+    result = run("balancing", *arguments, log=log)
+    assert (0, "") == (result.exit_code, result.stderr)
+    return result.stdout
+
+
+# --- changes ---
+
+
+def test_balancing_is_turned_off_and_on(log: str) -> None:
+    """It is one setting on the channel, whose old value is told."""
+    assert ["accepted at offset 10: 1 setting changed", "balancing.enabled: true (default) -> false"] == balancing(log, "off").splitlines()
+    assert False is settings_in(view_of(log), BalancingSettings()).balancing.enabled
+    assert ["accepted at offset 11: 1 setting changed", "balancing.enabled: false -> true"] == balancing(log, "on").splitlines()
+    assert "accepted at offset 12: 0 settings changed\n" == balancing(log, "on")
+    assert True is settings_in(view_of(log), BalancingSettings()).balancing.enabled
+
+
+def test_settings_are_set_and_taken_away_together(log: str) -> None:
+    """One record holds them all, and whoever changed them last."""
+    told = balancing(log, "set", "transfer.target_deviation=0.1", "balancing.shedder=TransferShedder", "--as", "erin", "--json")
+    changes = {
+        "balancing.shedder": {"before": None, "after": "TransferShedder"},
+        "transfer.target_deviation": {"before": None, "after": "0.1"},
+    }
+    assert {"offset": 10, "changes": changes} == json.loads(told)
+    assert {"balancing.shedder": "TransferShedder", "transfer.target_deviation": "0.1", CHANGED_BY: "admin:erin"} == document_of(
+        view_of(log)
+    )
+    told = balancing(log, "unset", "balancing.shedder", "transfer.sources_max")
+    assert ["accepted at offset 11: 1 setting changed", "balancing.shedder: TransferShedder -> Leveller (default)"] == told.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("set", "level.moves_max=0"), "error: level.moves_max cannot be '0': it must be an integer, at least 1; the old setting stays"),
+        (("set", "balancing.shedder=Mine", "level.moves_max=9"), "balancing.shedder cannot be 'Mine': it must be one of Leveller, "),
+        (("set", "level.move_max=9"), "error: there is no setting 'level.move_max' of balancing; did you mean level.moves_max?"),
+        (("unset", "nonsense"), "error: there is no setting 'nonsense' of balancing; see which there are: equipoise balancing show --all"),
+        (("set", "level.moves_max"), "balancing set takes NAME=VALUE, not 'level.moves_max'"),
+    ],
+)
+def test_what_cannot_be_is_refused_and_the_old_setting_stays(log: str, arguments: tuple[str, ...], told: str) -> None:
+    """The command line is wrong, says why, and puts nothing on the channel."""
+    result = run("balancing", *arguments, log=log)
+    assert (2, "") == (result.exit_code, result.stdout)
+    assert told in " ".join(result.stderr.split())
+    assert {} == document_of(view_of(log))
+
+
+# --- looking ---
+
+
+def test_what_the_channel_holds_is_shown(log: str) -> None:
+    """Each setting that it holds beside the default, also one that is set to it, and who changed it last."""
+    assert balancing(log, "show").startswith("the channel holds no settings")
+    balancing(log, "set", "level.moves_max=4", "transfer.excluded_namespaces=b/b,a/a", "--as", "erin")
+    assert [
+        ["setting", "value", "default"],
+        ["level.moves_max", "4", "4"],
+        ["transfer.excluded_namespaces", "a/a,b/b", "none"],
+        ["last", "changed", "at", "offset", "10", "by", "admin:erin"],
+    ] == [line.split() for line in balancing(log, "show").splitlines()]
+
+
+def test_all_settings_are_shown_with_who_set_each(log: str) -> None:
+    """Each has its own offset; what was taken away again, and what nobody set, has none."""
+    balancing(log, "set", "level.moves_max=7", "level.start_ratio=0.5", "--as", "erin")
+    balancing(log, "unset", "level.start_ratio", "--as", "bob")
+    balancing(log, "off", "--as", "bob")
+    shown = json.loads(balancing(log, "show", "--all", "--json"))
+    assert list(SETTINGS) == [row["setting"] for row in shown["settings"]]
+    held = {row["setting"]: (row["value"], row["by"], row["offset"]) for row in shown["settings"] if row["is_set"]}
+    assert {"balancing.enabled": ("false", "admin:bob", 12), "level.moves_max": ("7", "admin:erin", 10)} == held
+    assert ({"offset": 12, "by": "admin:bob"}, []) == (shown["changed"], shown["problems"])
+    assert [] == [row for row in shown["settings"] if not row["is_set"] and (row["by"] or row["offset"] or row["value"] != row["default"])]
+    table = [line.split() for line in balancing(log, "show", "--all").splitlines()]
+    assert len(GROUPS) + len(SETTINGS) + 1 == len(table)
+    group = table.index(["level"])
+    assert ["moves_max", "7", "default", "4;", "set", "by", "admin:erin", "at", "offset", "10"] == table[group + 1]
+    assert ["start_ratio", "0.25"] == table[group + 2]
+
+
+def test_the_history_tells_every_change(log: str) -> None:
+    """Where, when and by whom, and from what to what; records about other things are left out."""
+    assert "no setting was ever changed\n" == balancing(log, "history")
+    balancing(log, "set", "level.moves_max=7", "--as", "erin")
+    run("namespaces", "create", "shop/new", log=log)
+    balancing(log, "set", "level.moves_max=8", "level.start_ratio=0.5", "--as", "bob")
+    expected = [
+        (10, "admin:erin", "level.moves_max", None, "7"),
+        (12, "admin:bob", "level.moves_max", "7", "8"),
+        (12, "admin:bob", "level.start_ratio", None, "0.5"),
+    ]
+    rows = json.loads(balancing(log, "history", "--json"))
+    assert expected == [(row["offset"], row["by"], row["setting"], row["before"], row["after"]) for row in rows]
+    assert [["10", "admin:erin", "level.moves_max", "-", "7"]] == [
+        [line.split()[0], *line.split()[3:]] for line in balancing(log, "history").splitlines() if " 7" in line and "admin:erin" in line
+    ]
+
+
+def test_what_cannot_be_read_is_shown(tmp_path: Path) -> None:
+    """A record that no command of ours would write does not keep the others from being seen, and what it holds can be taken away."""
+    channel = owned_channel()
+    document: Document = {"level.moves_max": 0, "later.thing": 1, "level.start_ratio": "0.5"}
+    channel.accept(propose.set_policy(channel.admin(), channel.view, name=KEY, document=document))
+    log = write(channel.entries, tmp_path)
+    lines = balancing(log, "show").splitlines()
+    assert 2 == len([line for line in lines if line.startswith("cannot be read: ")])
+    assert ["level.start_ratio", "0.5", "0.25"] in [line.split() for line in lines]
+    assert "later.thing: 1 -> not set" in balancing(log, "unset", "later.thing", "level.moves_max").splitlines()
+    assert [] == [line for line in balancing(log, "show").splitlines() if line.startswith("cannot be read: ")]
+
+
+def test_a_namespace_is_made_of_as_many_bundles_as_the_channel_says(log: str) -> None:
+    """Where nobody says how many; who says so is obeyed."""
+    balancing(log, "set", "balancing.namespace_bundles=7")
+    assert 0 == run("namespaces", "create", "shop/seven", log=log).exit_code
+    assert 0 == run("namespaces", "create", "shop/two", "--bundles", "2", log=log).exit_code
+    assert [7, 2] == [len(view_of(log).bundles_of(name)) for name in ("shop/seven", "shop/two")]
+
+
+# --- a broker.conf ---
+
+
+def test_a_broker_conf_is_told_without_starting_anything(conf: Path) -> None:
+    """What is taken, what has no meaning here, and of what is not about balancing the keys."""
+    result = run("balancing", "read", str(conf))
+    assert (0, "") == (result.exit_code, result.stderr)
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert f"{conf}: 8 taken, 3 without meaning here, 0 not understood" == lines[0]
+    assert "6 loadBalancerSheddingIntervalMinutes=1: balancing.shed_interval_ms=60000" in lines
+    namespaces = "public/default, public/functions: transfer.excluded_namespaces=public/default,public/functions"
+    assert f"11 loadBalancerSheddingExcludedNamespaces={namespaces}" in lines
+    assert "3 clusterName=: it is a setting of the broker's own, not of balancing: --cluster" in lines
+    assert "not about balancing: metadataStoreUrl, managedLedgerDefaultEnsembleSize" in lines
+
+
+def test_what_is_not_understood_in_a_broker_conf_is_told_and_fails(conf: Path) -> None:
+    """The exit code is that of a check that found something; programs get all three lists."""
+    conf.write_text(BROKER_CONF + MISTAKES, encoding="iso-8859-1")
+    result = run("balancing", "read", str(conf))
+    assert 1 == result.exit_code
+    lines = [" ".join(line.split()) for line in result.stdout.splitlines()]
+    assert "13 loadBalancerEnabledd=true: Pulsar has no such key; it has loadBalancerEnabled" in lines
+    document = json.loads(run("balancing", "read", str(conf), "--json").stdout)
+    assert [13, 14] == [entry["line"] for entry in document["not_understood"]]
+    assert (7, 4) == (len(document["taken"]), len(document["without_meaning"]))
+
+
+@pytest.mark.parametrize(
+    ("data", "code", "told"),
+    [(b"x" * (FILE_BYTES_MAX + 1), 2, "has more than 1048576 bytes"), (b"a=\\uzzzz", 4, "the settings cannot be read: line 1")],
+)
+def test_what_is_no_broker_conf_is_refused(conf: Path, data: bytes, code: int, told: str) -> None:
+    """One that is too large, and one that Java cannot read either."""
+    conf.write_bytes(data)
+    result = run("balancing", "read", str(conf))
+    assert (code, True) == (result.exit_code, told in result.stderr)
+
+
+def test_a_broker_goes_by_its_broker_conf_and_rather_by_what_is_set(log: str, conf: Path, tmp_path: Path) -> None:
+    """Over the defaults and what follows from the broker's own settings, but for those that are given; --set is over all."""
+    arguments = ("broker", "--data", str(tmp_path / "b"), "--broker-conf", str(conf), "--print-config")
+    plain = config_of(run(*arguments, log=log).stdout)
+    assert ("ThresholdShedder", 60_000, 900_000, 60_000) == (
+        plain.balancing.shedder,
+        plain.balancing.shed_interval_ms,
+        plain.reports.interval_max_ms,
+        plain.balancing.rest_ms,
+    )
+    assert (frozenset({"public/default", "public/functions"}), None) == (plain.transfer.excluded_namespaces, plain.limits.sessions_max)
+    given = ("--set", "balance_interval_ms=900", "--set", "balance=false", "--set", "balancing.shedder=AvgShedder")
+    settings = config_of(run(*arguments, *given, log=log).stdout)
+    assert ("AvgShedder", 900, 900, False) == (
+        settings.balancing.shedder,
+        settings.balancing.shed_interval_ms,
+        settings.reports.interval_max_ms,
+        settings.balancing.enabled,
+    )
+
+
+def config_of(printed: str) -> BalancingSettings:
+    """The settings that a broker's configuration comes to, as `--print-config` prints it."""
+    document = json.loads(printed)
+    del document["kafka"]
+    return WorkerConfig.model_validate(document).base_settings
+
+
+def test_a_cluster_takes_a_broker_conf_for_all_its_brokers(conf: Path, tmp_path: Path) -> None:
+    """They are told as settings, so that each would start again with the same."""
+    arguments = ("up", "--data", str(tmp_path / "up"), "--service", "counter", "--broker-conf", str(conf), "--set", "lookup_ms=900")
+    shown = json.loads(run(*arguments, "--print-config").stdout)["settings"]
+    assert ("900", "ThresholdShedder", "none") == (shown["lookup_ms"], shown["balancing.shedder"], shown["limits.sessions_max"])
+
+
+def test_a_broker_logs_what_it_took(conf: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A line for each entry about balancing, a warning for each that was not understood, and the others only for who wants all."""
+    conf.write_text(BROKER_CONF + MISTAKES, encoding="iso-8859-1")
+    with caplog.at_level(logging.DEBUG):
+        log_entries(read_broker_conf(conf))
+    told = [(record.levelname, record.msg, getattr(record, "key", None)) for record in caplog.records]
+    assert [("INFO", "a broker.conf was read", None)] == told[:1]
+    assert (7, 2, 2, 2) == tuple(
+        len([line for line in told[1:] if line[:2] == (level, message)])
+        for level, message in (
+            ("INFO", "taken from a broker.conf"),
+            ("INFO", "without meaning here, in a broker.conf"),
+            ("DEBUG", "without meaning here, in a broker.conf"),
+            ("WARNING", "not understood, in a broker.conf"),
+        )
+    )

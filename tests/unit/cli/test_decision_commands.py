@@ -1,0 +1,87 @@
+"""`equipoise decisions`: what it tells of decisions.
+
+May live here: this command beside channels that were made for it.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from brokers.decision_log import open_decision_log
+from shedder.plan import Stay
+from tests.decisions import AT_MS, idle, move, shed
+from tests.unit.cli.fabricated import owned_channel, run, write
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """The URL of a channel."""
+    return write(owned_channel().entries, tmp_path)
+
+
+def test_decisions_are_told_with_their_reasons(log: str) -> None:
+    """When, who, what it came to, how the load lay, and each move and stay with its reason; the newest last."""
+    now_ms = time.time_ns() // 1_000_000
+    decisions = open_decision_log(log)
+    stays = (Stay(subject="c", reason="it drains"),)
+    decisions.write(replace(shed(now_ms - 7_260_000), stays=stays, stays_left_out=2, moves_left_out=1))
+    decisions.write(idle(now_ms - 61_000))
+    result = run("decisions", log=log)
+    assert 0 == result.exit_code
+    told = [line.partition(", ")[2] if line[0] == "2" else line for line in result.stdout.splitlines()]
+    assert told == [
+        "2 h ago: shed by a (TransferShedder): Success, Overloaded",
+        "  mean 50 %, deviation 40 % -> 10 %",
+        f"  t/n/0: a -> b; {move(0).reason}",
+        f"  t/n/1: a -> b; {move(1).reason}",
+        "  and 1 move more",
+        "  c stays: it drains",
+        "  and 2 others that stay",
+        "1 m ago: shed by a (TransferShedder): Skip, HitCount",
+        "  mean 40 %, deviation 1 %",
+        "  the load is even",
+        "  a stays: it is used by 40 %",
+    ]
+
+
+def test_the_newest_are_told_as_documents(log: str) -> None:
+    """Programs get as many as they ask for, the oldest of those first."""
+    decisions = open_decision_log(log)
+    for number in range(3):
+        decisions.write(idle(AT_MS + number))
+    told = json.loads(run("decisions", "--limit", "2", "--json", log=log).stdout)
+    assert [(AT_MS + 1, "HitCount"), (AT_MS + 2, "HitCount")] == [(each["at_ms"], each["cause"]) for each in told]
+
+
+def test_a_move_without_destination_is_left_to_placement(log: str) -> None:
+    """Where a decision names no destination, that is said."""
+    open_decision_log(log).write(replace(shed(), moves=(replace(move(0), destination=None),)))
+    assert "  t/n/0: a -> wherever placement puts it; " in run("decisions", log=log).stdout
+
+
+def test_where_nothing_was_decided_that_is_said(log: str) -> None:
+    """People read a sentence, programs an empty list."""
+    assert ("nothing has been decided yet\n", "[]\n") == (run("decisions", log=log).stdout, run("decisions", "--json", log=log).stdout)
+
+
+def test_a_channel_that_is_not_there_is_told_as_by_all_commands(tmp_path: Path) -> None:
+    """Nothing is made, and the error names the channel."""
+    result = run("decisions", log=f"sqlite:{tmp_path}/none.db")
+    assert "there is no file" in result.stderr
+    assert result.exit_code
+    assert [] == list(tmp_path.iterdir())
+
+
+def test_a_channel_with_decisions_can_be_carried_about(log: str, tmp_path: Path) -> None:
+    """It is verified, made short and copied as any other; the copy begins without decisions, and here they stay."""
+    open_decision_log(log).write(shed())
+    copy = f"sqlite:{tmp_path}/copy.db"
+    for command in (("verify",), ("compact",), ("verify",), ("copy", log, copy)):
+        result = run("channel", *command, log=log)
+        assert 0 == result.exit_code, result.stderr
+    assert ([shed()], []) == (list(open_decision_log(log).newest(1)), list(open_decision_log(copy).newest(1)))

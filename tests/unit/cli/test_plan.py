@@ -1,0 +1,214 @@
+"""`equipoise plan`: what it shows of a round of balancing, from what it makes that, and what it says where it cannot.
+
+May live here: this command on channels and load that were made for it. What comes of a plan is in tests/property/test_forecast.py.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import time
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from brokers.decision_log import open_decision_log
+from brokers.load_bus import open_load_bus
+from channel import propose
+from channel.open_log import log_path
+from tests.decisions import idle, shed
+from tests.folding import Channel
+from tests.loaded import loaded, sample, uneven_channel
+from tests.unit.cli.fabricated import run, view_of, write
+
+UNEVEN = {"a": 90.0, "b": 35.0, "c": 5.0}
+TRANSFER = ("--shedder", "TransferShedder")
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """Three brokers, the first of which has most of the load."""
+    return loaded(uneven_channel(), tmp_path, UNEVEN)
+
+
+def isolated(channel: Channel) -> Channel:
+    """The channel with a policy that keeps its namespace at a and b."""
+    document = {"namespaces.0": "tenant/ns", "primary.0": "a", "primary.1": "b"}
+    channel.accept(propose.set_policy(channel.admin(), channel.view, name="isolation/first", document=document))
+    return channel
+
+
+TRANSFERRED = """\
+
+brokers
+broker  capacity  bundles  use           MB/s          messages/s
+a       100       6 -> 3   90 % -> 64 %  21.0 -> 15.0  21,000 -> 15,000
+b       100       2        35 %          3.0           3,000
+c       100       0 -> 3   5 % -> 31 %   0.0 -> 6.0    0 -> 6,000
+deviation 35 % -> 15 % around the mean use of 43 %
+
+moves
+1. tenant/ns/0x00000000_0x20000000
+   a -> c, 1.0 MB/s and 1,000 messages/s; transfer: a is used by 90 %, c by 5 %; the bundle carries 1 MB/s of 21 MB/s
+2. tenant/ns/0x20000000_0x40000000
+   a -> c, 2.0 MB/s and 2,000 messages/s; transfer: a is used by 90 %, c by 5 %; the bundle carries 2 MB/s of 21 MB/s
+3. tenant/ns/0x40000000_0x60000000
+   a -> c, 3.0 MB/s and 3,000 messages/s; transfer: a is used by 90 %, c by 5 %; the bundle carries 3 MB/s of 21 MB/s
+
+why not more
+b: it is used by 35 %, where the mean is 43 %
+c: it is used by 5 %, where the mean is 43 %
+tenant/ns/0x60000000_0x80000000: it carries 4 MB/s, and a is to give 3.92 MB/s more
+
+3 bundles would move, 6.0 MB/s and 6,000 messages/s, 25 % of all throughput; the deviation would fall from 35 % to 15 %.
+"""
+
+
+def test_a_plan_is_told_on_one_page(log: str) -> None:
+    """Brokers before and after, the moves with their reasons, why not more, and what it comes to."""
+    result = run("plan", *TRANSFER, log=log)
+    preface, page = result.stdout.split("\n\nbrokers", 1)
+    assert (TRANSFERRED, 0) == (f"\nbrokers{page}", result.exit_code)
+    first, *rest = preface.split("\n")
+    assert first.startswith("TransferShedder, at 2")
+    assert first.endswith(f", offset {view_of(log).offset}; a leads")
+    assert "settings (defaults): balancing.shedder TransferShedder (Leveller)" == rest[0]
+    assert rest[1].startswith("planned as if the load had been uneven")
+    assert "no decision about moves is on record" == rest[2]
+
+
+def test_a_plan_moves_nothing(log: str) -> None:
+    """The channel is as it was, and no decision is written."""
+    before = view_of(log)
+    run("plan", log=log)
+    assert (before.offset, before.digest()) == (view_of(log).offset, view_of(log).digest())
+    assert [] == list(open_decision_log(log).newest(1))
+
+
+def test_a_plan_by_cost_tells_costs(log: str) -> None:
+    """The levelling shedder is told by what it goes by, and is not said to wait for anything."""
+    result = run("plan", log=log)
+    assert "broker  capacity  bundles  use           cost" in result.stdout
+    assert "of the mean cost for the capacity" in result.stdout
+    assert "as if the load" not in result.stdout
+    assert "all settings are the defaults" in result.stdout
+
+
+def test_placement_says_where_a_bundle_without_destination_would_go(log: str) -> None:
+    """A strategy that names no destination is shown with the one that placement would choose."""
+    result = run("plan", "--shedder", "ThresholdShedder", "--set", "threshold.bytes_min=0", "--json", log=log)
+    (first, *_) = json.loads(result.stdout)["moves"]
+    assert ("a", True, "c") == (first["source"], first["placed"], first["destination"])
+    assert " -> c (by placement), " in run("plan", "--shedder", "ThresholdShedder", "--set", "threshold.bytes_min=0", log=log).stdout
+
+
+def test_a_document_holds_all_that_the_page_tells(log: str) -> None:
+    """Programs get brokers, moves, level, stays and what moves, as figures."""
+    document = json.loads(run("plan", *TRANSFER, "--json", log=log).stdout)
+    assert ("TransferShedder", "use", "a") == (document["shedder"], document["measure"], document["leader"])
+    assert {"balancing.shedder": {"value": "TransferShedder", "default": "Leveller"}} == document["settings"]
+    assert ["a", "b", "c"] == [broker["broker"] for broker in document["brokers"]]
+    assert [(6, 3), (2, 2), (0, 3)] == [(broker["before"]["bundles"], broker["after"]["bundles"]) for broker in document["brokers"]]
+    assert [1_000_000.0, 2_000_000.0, 3_000_000.0] == [move["bytes_per_second"] for move in document["moves"]]
+    assert {"bytes_per_second": 6_000_000.0, "messages_per_second": 6_000.0, "share": 0.25} == document["moved"]
+    assert document["after"]["deviation"] < document["before"]["deviation"]
+    assert "3 bundles would move" in document["conclusion"]
+    assert {"b", "c", "tenant/ns/0x60000000_0x80000000"} == {stay["subject"] for stay in document["stays"]}
+
+
+def test_what_the_rules_forbid_is_told(tmp_path: Path) -> None:
+    """A policy that keeps bundles from a broker is named with the bundles and the brokers, and nothing moves there."""
+    log = loaded(isolated(uneven_channel()), tmp_path, UNEVEN)
+    result = run("plan", *TRANSFER, "--set", "transfer.with_policies=true", log=log)
+    assert "kept by rules\n6 bundles (" in result.stdout
+    assert " and 3 more) not to c: isolation/first gives this namespace other brokers\n" in result.stdout
+    assert "Nothing would move: " in result.stdout
+    (rule,) = json.loads(run("plan", *TRANSFER, "--json", log=log).stdout)["forbidden"]
+    assert (6, ["c"]) == (len(rule["bundles"]), rule["brokers"])
+
+
+def test_who_takes_no_part_is_told_with_the_reason(tmp_path: Path) -> None:
+    """A broker whose report is old, and one that says what cannot be, stand aside; the others are planned for."""
+    channel = uneven_channel(brokers="abcde")
+    log = loaded(channel, tmp_path, UNEVEN)
+    open_load_bus(log).publish(sample(channel, "d", 50.0, age_ms=60_000))
+    open_load_bus(log).publish(sample(channel, "e", float("nan")))
+    result = run("plan", *TRANSFER, log=log)
+    assert "* d takes no part: its last report was taken 60 s ago, and counts for 15 s\n" in result.stdout
+    assert "* e takes no part: its report cannot be true, so it is left out: its " in result.stdout
+    assert "3 bundles would move" in result.stdout
+
+
+def test_the_last_decision_of_the_leader_is_told(log: str) -> None:
+    """What the leader decided last about moves stands above the plan; splits in between do not hide it."""
+    now_ms = time.time_ns() // 1_000_000
+    decisions = open_decision_log(log)
+    decisions.write(shed(now_ms - 240_000))
+    assert "decided last, 4 m ago by a (TransferShedder): 2 moves: a is used by 90 %, b by 10 % (0)\n" in run("plan", log=log).stdout
+    decisions.write(idle(now_ms - 125_000))
+    assert "decided last, 2 m ago by a (TransferShedder): Skip, HitCount: the load is even\n" in run("plan", log=log).stdout
+    assert "HitCount" == json.loads(run("plan", "--json", log=log).stdout)["last_decision"]["cause"]
+
+
+def test_a_plan_does_without_decisions_that_cannot_be_read(log: str) -> None:
+    """A table of decisions that is not ours keeps nobody from planning."""
+    with closing(sqlite3.connect(log_path(log) or "")) as connection:
+        connection.execute("CREATE TABLE decisions (id INTEGER)")
+        connection.commit()
+    result = run("plan", *TRANSFER, log=log)
+    assert ("no decision about moves is on record" in result.stdout, 0) == (True, result.exit_code)
+
+
+def test_balancing_that_is_off_is_said(log: str) -> None:
+    """A plan of what is not done says so."""
+    result = run("plan", *TRANSFER, "--set", "balancing.shedding=false", log=log)
+    assert result.stdout.endswith(" None of this is done: balancing.shedding is false.\n")
+
+
+def test_even_load_moves_nothing(tmp_path: Path) -> None:
+    """Where the load is even the reason is told instead of moves."""
+    log = loaded(uneven_channel("abcabc"), tmp_path, {"a": 40.0, "b": 41.0, "c": 40.0})
+    result = run("plan", *TRANSFER, log=log)
+    assert "moves\n" not in result.stdout
+    assert "\nNothing would move: the load is even: it deviates by 0 % from the mean of 40 %" in result.stdout
+
+
+def test_without_load_there_is_no_plan(tmp_path: Path) -> None:
+    """Where nobody has reported, or only long ago, that is an error that says what to do, also as JSON."""
+    channel = uneven_channel()
+    log = write(channel.entries, tmp_path)
+    result = run("plan", *TRANSFER, log=log)
+    assert (1, "") == (result.exit_code, result.stdout)
+    assert "there is no fresh load of any broker" in result.stderr
+    assert "see what brokers log of their reports" in result.stderr
+    open_load_bus(log).publish(sample(channel, "a", 90.0, age_ms=100_000))
+    document = json.loads(run("plan", "--json", log=log).stderr)
+    assert "NoFreshLoad" == document["error"]
+    assert "of 2 others" in document["problem"]
+
+
+def test_without_brokers_there_is_no_plan(tmp_path: Path) -> None:
+    """A channel on which nobody is alive says that."""
+    channel = Channel()
+    channel.genesis()
+    result = run("plan", log=write(channel.entries, tmp_path))
+    assert (1, True) == (result.exit_code, "no broker is alive; start one" in result.stderr)
+
+
+def test_a_broker_conf_of_pulsar_is_planned_by(log: str, tmp_path: Path) -> None:
+    """What it says of balancing holds, below what is given for itself."""
+    file = tmp_path / "broker.conf"
+    file.write_text("loadBalancerLoadSheddingStrategy=org.apache.pulsar.broker.loadbalance.impl.OverloadShedder\n")
+    document = json.loads(run("plan", "--broker-conf", str(file), "--json", log=log).stdout)
+    assert "OverloadShedder" == document["shedder"]
+    assert (
+        "AvgShedder" == json.loads(run("plan", "--broker-conf", str(file), "--shedder", "AvgShedder", "--json", log=log).stdout)["shedder"]
+    )
+
+
+@pytest.mark.parametrize("given", [("--shedder", "Shredder"), ("--set", "transfer.target=1"), ("--set", "transfer.target_deviation=much")])
+def test_a_setting_that_cannot_be_is_refused(log: str, given: tuple[str, str]) -> None:
+    """A name or a value that there is not is an error of the command line, and nothing is planned."""
+    result = run("plan", *given, log=log)
+    assert (2, "") == (result.exit_code, result.stdout)

@@ -1,0 +1,261 @@
+"""Policies over HTTP as scripts written for Pulsar set them, pins, and what policies and operators refuse to moves.
+
+May live here: these paths with what they answer, what they do to the channel, and transfers that policies forbid.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+
+import pytest
+
+from brokers.policies import isolation_document
+from tests.unit.http.cluster import NAMESPACE, Answer, Broker, Cluster, cluster, path_of, run, until
+
+pytestmark = pytest.mark.integration
+
+ISOLATIONS = "/admin/v2/clusters/equipoise/namespaceIsolationPolicies"
+PINS = "/admin/v2/policies/pin"
+ANTI_AFFINITY = f"/admin/v2/namespaces/{NAMESPACE}/antiAffinity"
+
+
+def body_for(*primary: Broker, namespaces: str = "acme/.*") -> dict[str, object]:
+    """Pulsar's body of a policy that gives namespaces to these brokers."""
+    return {
+        "namespaces": [namespaces],
+        "primary": [broker.id for broker in primary],
+        "secondary": [],
+        "auto_failover_policy": {"policy_type": "min_available", "parameters": {"min_limit": "1", "usage_threshold": "80"}},
+    }
+
+
+async def post(broker: Broker, path: str, body: object) -> Answer:
+    """One POST of JSON."""
+    return await broker.ask("POST", path, data=json.dumps(body).encode())
+
+
+def told(answer: Answer) -> tuple[int, str]:
+    """Status and kind of an error."""
+    document = answer.json()
+    assert isinstance(document, dict)
+    return answer.status, document["error"]
+
+
+def test_an_isolation_policy_is_set_as_pulsar_sets_it(tmp_path: Path) -> None:
+    """A policy that any broker took is told by every broker as it was spelled, set anew, and deleted once."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            one, other = brokers.brokers
+            assert {} == (await one.get(ISOLATIONS)).json()
+            body = body_for(one, other)
+            assert 204 == (await post(one, f"{ISOLATIONS}/gold", {**body, "unload_scope": "none"})).status
+            await brokers.settled()
+            assert {"gold": body} == (await other.get(ISOLATIONS)).json()
+            assert body == (await other.get(f"{ISOLATIONS}/gold")).json()
+            expected = isolation_document(namespaces=["acme/.*"], primary=[one.id, other.id], min_limit=1, usage_threshold=80)
+            assert expected == brokers.view.policies["isolation/gold"].document
+            assert 204 == (await post(other, f"{ISOLATIONS}/gold", {"namespaces": ["x"], "primary": [one.id]})).status
+            await brokers.settled()
+            assert isolation_document(namespaces=["x"], primary=[one.id]) == brokers.view.policies["isolation/gold"].document
+            assert 204 == (await one.ask("DELETE", f"{ISOLATIONS}/gold")).status
+            for method in ("GET", "DELETE"):
+                assert (404, "UnknownPolicy") == told(await one.ask(method, f"{ISOLATIONS}/gold"))
+
+    run(story)
+
+
+def test_another_cluster_has_no_policies_here(tmp_path: Path) -> None:
+    """A path that names another cluster is answered 404, whatever is asked, and nothing is set."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            path = "/admin/v2/clusters/other/namespaceIsolationPolicies"
+            assert (404, "UnknownCluster") == told(await broker.get(path))
+            assert (404, "UnknownCluster") == told(await post(broker, f"{path}/gold", body_for(broker)))
+            for method in ("GET", "DELETE"):
+                assert (404, "UnknownCluster") == told(await broker.ask(method, f"{path}/gold"))
+            assert {} == brokers.view.policies
+
+    run(story)
+
+
+BODIES: tuple[tuple[bytes, int, str], ...] = (
+    (b"", 400, "there is none, and it must be an object with namespaces and primary"),
+    (b"{", 400, "Invalid JSON"),
+    (b'{"namespaces": ["x"]}', 400, "primary: Field required"),
+    (b'{"namespaces": "x", "primary": ["a"]}', 400, "namespaces: Input should be a valid"),
+    (b'{"namespaces": ["x"], "primary": [7]}', 400, "primary.0: "),
+    (b'{"namespaces": ["x"], "primary": [".*"], "auto_failover_policy": {"policy_type": "other"}}', 400, "min_available"),
+    (b'{"namespaces": ["x"], "primary": [".*"], "auto_failover_policy": {"parameters": {"min_limit": "x"}}}', 400, "min_limit"),
+    (b'{"namespaces": ["x"], "primary": [".*"], "auto_failover_policy": {"parameters": {"min_limit": -1}}}', 412, "min_limit is -1"),
+    (b'{"namespaces": [], "primary": [".*"]}', 412, "it needs at least one of namespaces"),
+    (b'{"namespaces": ["x"], "primary": ["("]}', 412, "primary.0 is '(', which is no regular expression that can be used: "),
+    (b'{"namespaces": ["x"], "primary": ["(a*)*"]}', 412, "it repeats without bound what holds such a repeat itself"),
+    (b'{"namespaces": ["x"], "primary": ["gone"]}', 409, "would leave no broker that is up for what it is about"),
+)
+
+
+def test_a_policy_that_cannot_be_leaves_the_old_one(tmp_path: Path) -> None:
+    """Whatever is wrong with a body is told with its status, and the policy that was set before stays."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            before = body_for(broker)
+            assert 204 == (await post(broker, f"{ISOLATIONS}/gold", before)).status
+            for body, status, problem in BODIES:
+                answer = await broker.ask("POST", f"{ISOLATIONS}/gold", data=body)
+                assert (status, True) == (answer.status, problem in answer.reason), answer.body
+            assert 412 == (await post(broker, f"{ISOLATIONS}/a%2Fb", before)).status
+            assert {"gold": before} == (await broker.get(ISOLATIONS)).json()
+
+    run(story)
+
+
+def test_pins_are_set_told_and_deleted(tmp_path: Path) -> None:
+    """A pin is of a namespace or of a range of it; what it says wrong is refused, and the old one stays."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            ranged = {"namespace": NAMESPACE, "range": "0x00000000_0x40000000", "brokers": [broker.id]}
+            assert 204 == (await post(broker, f"{PINS}/all", {"namespace": NAMESPACE, "brokers": [broker.id]})).status
+            assert 204 == (await post(broker, f"{PINS}/low", ranged)).status
+            expected = {"all": {"namespace": NAMESPACE, "range": None, "brokers": [broker.id]}, "low": ranged}
+            assert expected == (await broker.get(PINS)).json()
+            assert ranged == (await broker.get(f"{PINS}/low")).json()
+            for body, status, problem in (
+                ({**ranged, "range": "LARGEST"}, 412, "'LARGEST' is not a bundle range"),
+                ({**ranged, "brokers": []}, 412, "it needs at least one of brokers"),
+                ({**ranged, "brokers": ["gone"]}, 409, "would leave no broker that is up for what it is about"),
+                ({**ranged, "ranges": "x"}, 400, "ranges: Extra inputs are not permitted"),
+                (None, 400, "there is none, and it must be an object with namespace and brokers"),
+            ):
+                answer = await post(broker, f"{PINS}/low", body)
+                assert (status, True) == (answer.status, problem in answer.reason), answer.body
+            assert expected == (await broker.get(PINS)).json()
+            assert 204 == (await broker.ask("DELETE", f"{PINS}/low")).status
+            assert (404, "UnknownPolicy") == told(await broker.get(f"{PINS}/low"))
+
+    run(story)
+
+
+def test_a_namespace_joins_a_group_and_leaves_it(tmp_path: Path) -> None:
+    """The anti-affinity group of a namespace is set by its name as JSON, told here and among its policies, and taken away."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            assert 204 == (await broker.get(ANTI_AFFINITY)).status
+            assert b"" == (await broker.get(ANTI_AFFINITY)).body
+            assert 204 == (await post(broker, ANTI_AFFINITY, "Orders")).status
+            assert "Orders" == (await broker.get(ANTI_AFFINITY)).json()
+            policies = (await broker.get(f"/admin/v2/namespaces/{NAMESPACE}")).json()
+            assert isinstance(policies, dict)
+            assert "Orders" == policies["antiAffinityGroup"]
+            for body, status in (("", 412), (" x", 412), (None, 400), (7, 400)):
+                assert status == (await post(broker, ANTI_AFFINITY, body)).status
+            assert "Orders" == (await broker.get(ANTI_AFFINITY)).json()
+            for _ in range(2):
+                assert 204 == (await broker.ask("DELETE", ANTI_AFFINITY)).status
+            assert 204 == (await broker.get(ANTI_AFFINITY)).status
+            for method in ("GET", "POST", "DELETE"):
+                path = "/admin/v2/namespaces/acme/nowhere/antiAffinity"
+                assert (404, "UnknownNamespace") == told(await broker.ask(method, path, data=b'"x"'))
+
+    run(story)
+
+
+# --- moves ---
+
+
+def test_a_transfer_that_policies_forbid_is_refused(tmp_path: Path) -> None:
+    """A destination that may not have the bundle is answered 412 with the rule, unless the transfer is forced."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            bundle = brokers.bundles()[0]
+            source = brokers.owner_of(bundle)
+            target = brokers.other_than(source)
+            assert 204 == (await post(source, f"{ISOLATIONS}/gold", body_for(source))).status
+            move = f"{path_of(bundle)}/unload?destinationBroker={target.id}"
+            refused = await source.put(move)
+            assert (412, "DestinationForbidden") == told(refused)
+            assert f"{target.id} may not have it: isolation/gold gives this namespace other brokers" in refused.reason
+            assert 412 == (await source.put(f"{move}&force=false")).status
+            assert (400, "InvalidRequest") == told(await source.put(f"{move}&force=yes"))
+            assert source is brokers.owner_of(bundle)
+            assert 204 == (await source.put(f"{move}&force=true")).status
+            await brokers.settled()
+            assert target is brokers.owner_of(bundle)
+
+    run(story)
+
+
+async def stalled(brokers: Cluster, bundle: str) -> asyncio.Future[Answer]:
+    """A transfer of a bundle to a broker whose service does not get ready for it."""
+    target = brokers.other_than(brokers.owner_of(bundle))
+    target.service.taking.clear()
+    transfer = asyncio.ensure_future(brokers.brokers[0].put(f"{path_of(bundle)}/unload?destinationBroker={target.id}"))
+    await until(lambda: brokers.view.bundles[bundle].phase == "transferring")
+    return transfer
+
+
+def test_a_transfer_is_called_off(tmp_path: Path) -> None:
+    """A move that has not happened ends, its bundle stays under its token, and who asked for the move is told why; then there is none."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            bundle = brokers.bundles()[0]
+            before = brokers.view.bundles[bundle]
+            transfer = await stalled(brokers, bundle)
+            assert 204 == (await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")).status
+            answer = await transfer
+            assert ((409, "CalledOff"), True) == (told(answer), '("called off by an admin")' in answer.reason)
+            after = brokers.view.bundles[bundle]
+            assert ("owned", before.owner, before.token) == (after.phase, after.owner, after.token)
+            refused = await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")
+            problem = f"{bundle} has no move that could be called off: it is owned, and not on the move"
+            assert (409, True) == (refused.status, problem in refused.reason)
+
+    run(story)
+
+
+def test_it_is_too_late_once_the_source_lets_go(tmp_path: Path) -> None:
+    """A bundle whose source has been told to close it goes on its way, and calling that off is answered 409."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            bundle = brokers.bundles()[0]
+            source = brokers.owner_of(bundle)
+            target = brokers.other_than(source)
+            source.service.closing.clear()
+            transfer = asyncio.ensure_future(source.put(f"{path_of(bundle)}/unload?destinationBroker={target.id}"))
+            await until(lambda: brokers.view.bundles[bundle].phase == "handing_over")
+            refused = await source.ask("DELETE", f"{path_of(bundle)}/unload")
+            assert (409, True) == (refused.status, "it is releasing already" in refused.reason)
+            assert 204 == (await source.ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}/unload")).status
+            source.service.closing.set()
+            assert 204 == (await transfer).status
+            assert target is brokers.owner_of(bundle)
+
+    run(story)
+
+
+def test_all_moves_of_a_namespace_are_called_off(tmp_path: Path) -> None:
+    """Every move of it that has not happened ends."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            transfers = [await stalled(brokers, bundle) for bundle in brokers.bundles()]
+            assert 204 == (await brokers.brokers[1].ask("DELETE", f"/admin/v2/namespaces/{NAMESPACE}/unload")).status
+            assert {(409, "CalledOff")} == {told(await transfer) for transfer in transfers}
+            assert {"owned"} == {bundle.phase for bundle in brokers.view.bundles_of(NAMESPACE)}
+            path = "/admin/v2/namespaces/acme/nowhere/unload"
+            assert (404, "UnknownNamespace") == told(await brokers.brokers[0].ask("DELETE", path))
+
+    run(story)

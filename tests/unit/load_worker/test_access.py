@@ -1,0 +1,81 @@
+"""Settings of Kafka's client as a load worker takes them, or refuses them.
+
+May live here: `brokers.load_bus.worker.access`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+
+from brokers.load_bus.worker.access import Access, Password, Tls, access_of
+from channel.errors import InvalidKafkaSetting
+
+SASL = {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "worker", "sasl.password": "secret"}
+PASSWORD = Password(mechanism="SCRAM-SHA-512", username="worker", password=SASL["sasl.password"])
+SYSTEM = Tls(authorities=None, certificate=None, key=None, key_password=None, verifies_certificate=True, verifies_host=True)
+FILES = {"ssl.ca.location": "ca.pem", "ssl.certificate.location": "crt.pem", "ssl.key.location": "key.pem", "ssl.key.password": "secret"}
+
+TAKEN: Mapping[str, tuple[Mapping[str, str], Access]] = {
+    "nothing": ({}, Access(password=None, tls=None)),
+    "what tunes librdkafka only": ({"socket.timeout.ms": "1000", "debug": "all"}, Access(password=None, tls=None)),
+    "a password in the clear": ({"security.protocol": "sasl_plaintext", **SASL}, Access(password=PASSWORD, tls=None)),
+    "a password under TLS": ({"security.protocol": "SASL_SSL", **SASL}, Access(password=PASSWORD, tls=SYSTEM)),
+    "settings of SASL without it": ({"security.protocol": "ssl", **SASL}, Access(password=None, tls=SYSTEM)),
+    "where the system keeps its own": ({"security.protocol": "ssl", "ssl.ca.location": "probe"}, Access(password=None, tls=SYSTEM)),
+    "files": (
+        {"security.protocol": "ssl", "ssl.endpoint.identification.algorithm": "none", **FILES},
+        Access(
+            password=None,
+            tls=Tls(
+                authorities="ca.pem",
+                certificate="crt.pem",
+                key="key.pem",
+                key_password=FILES["ssl.key.password"],
+                verifies_certificate=True,
+                verifies_host=False,
+            ),
+        ),
+    ),
+    "no verification": (
+        {"security.protocol": "ssl", "enable.ssl.certificate.verification": "false"},
+        Access(
+            password=None,
+            tls=Tls(authorities=None, certificate=None, key=None, key_password=None, verifies_certificate=False, verifies_host=False),
+        ),
+    ),
+}
+
+REFUSED: Mapping[str, tuple[Mapping[str, str], str, str]] = {
+    "another protocol": ({"security.protocol": "tls"}, "security.protocol", "must be one of plaintext, ssl"),
+    "Kerberos": ({"security.protocol": "sasl_ssl"}, "sasl.mechanisms", "can do PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, and not GSSAPI"),
+    "OAuth": ({"security.protocol": "sasl_ssl", "sasl.mechanism": "OAUTHBEARER"}, "sasl.mechanism", "and not OAUTHBEARER"),
+    "no name": ({"security.protocol": "sasl_ssl", "sasl.mechanism": "PLAIN"}, "sasl.username", "PLAIN needs it"),
+    "what it does not know": ({"ssl.ca.pem": "-----"}, "ssl.ca.pem", "a load worker does not know it; it knows enable.ssl"),
+    "no truth": ({"security.protocol": "ssl", "enable.ssl.certificate.verification": "maybe"}, "enable.ssl", "true or false"),
+    "another check": ({"security.protocol": "ssl", "ssl.endpoint.identification.algorithm": "x"}, "ssl.endpoint", "https or none"),
+}
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_what_a_load_worker_can_do_is_taken(case: str) -> None:
+    """Each setting that says who may come in has its counterpart, and what tunes librdkafka is nobody's trouble."""
+    given, expected = TAKEN[case]
+    assert expected == access_of(given)
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_load_worker_cannot_do_is_refused(case: str) -> None:
+    """It never comes in otherwise than the user said: what it cannot do is the caller's error, which names the setting."""
+    given, setting, problem = REFUSED[case]
+    with pytest.raises(InvalidKafkaSetting, match=problem) as caught:
+        access_of(given)
+    assert caught.value.setting.startswith(setting)
+
+
+def test_secrets_are_not_shown() -> None:
+    """Neither a password nor that of a key stands in what a value says of itself."""
+    shown = repr(access_of({"security.protocol": "sasl_ssl", **SASL, **FILES}))
+    assert "worker" in shown
+    assert "secret" not in shown

@@ -1,0 +1,62 @@
+"""The spelling of what load workers keep and tell one another.
+
+May live here: `brokers.load_bus.worker.rows`.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import suppress
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.errors import UnreadableLoad
+from brokers.load_bus.worker.rows import Row, Sighting, parse_row, parse_sighting, spell_row, spell_sighting
+from brokers.load_reports import SampledBundle
+from channel.records import INTEGER_MAX
+from shedder.loads import BundleTraffic, Traffic
+
+OFFSETS = st.integers(0, 10**18 - 1)
+
+
+@given(st.builds(Row, partition=st.integers(0, 10**9 - 1), offset=OFFSETS, at_ms=OFFSETS, handed=OFFSETS, body=st.binary(max_size=100)))
+def test_rows_are_read_as_they_were(row: Row) -> None:
+    """Whatever a row holds, it comes back from its table as it was."""
+    assert row == parse_row(spell_row(row))
+
+
+@given(broker=st.sampled_from(["a:1", "~" * 255]), at_ms=st.integers(0, INTEGER_MAX), partition=st.integers(0, 99), rate=st.floats(0))
+def test_sightings_are_read_as_they_were(broker: str, at_ms: int, partition: int, rate: float) -> None:
+    """Whatever a sighting says, who reads it is told that; what is beyond all numbers is read as none."""
+    bundle = SampledBundle(traffic=BundleTraffic(bundle="t/n/x", traffic=Traffic(messages_in_per_second=rate)), cost=1.5)
+    sighting = Sighting(broker=broker, at_ms=at_ms, partition=partition, history=0.9, bundle=bundle)
+    found = parse_sighting(spell_sighting(sighting))
+    if math.isfinite(rate):
+        assert sighting == found
+    else:
+        assert math.isnan(found.bundle.traffic.traffic.messages_in_per_second)
+
+
+@given(st.binary(max_size=80))
+def test_any_bytes_are_something_or_unreadable(data: bytes) -> None:
+    """No bytes do more harm than to be unreadable."""
+    with suppress(UnreadableLoad):
+        parse_row(data)
+    with suppress(UnreadableLoad):
+        parse_sighting(data)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"{", b"[]", b"{}", b'{"broker":"a:1","at_ms":1,"partition":0,"history":1.5}', b'{"broker":"/","at_ms":1,"partition":0,"history":1}'],
+    ids=["no JSON", "no object", "nothing", "no share", "no broker"],
+)
+def test_a_sighting_of_nobody_is_refused(head: bytes) -> None:
+    """The first line of a sighting says who, when and where, or the whole is unreadable."""
+    bundle = spell_sighting(
+        Sighting(broker="a:1", at_ms=1, partition=0, history=0.9, bundle=SampledBundle(traffic=BundleTraffic(bundle="t/n/x"), cost=0.0))
+    ).partition(b"\n")[2]
+    with pytest.raises(UnreadableLoad, match="sighting"):
+        parse_sighting(head + b"\n" + bundle)

@@ -1,0 +1,305 @@
+"""What a load worker decides of one message, and of all of them: as plain functions, without Faust and without Kafka.
+
+May live here: `brokers.load_bus.worker.steps`, and its dumb twin.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from brokers.load_bus.spelling import parse_sample, parse_summary, spell_sample, spell_summary
+from brokers.load_bus.topics import SUMMARIES_KEPT_MS
+from brokers.load_bus.worker.rows import Row, Sighting, parse_row, parse_sighting, spell_row, spell_sighting
+from brokers.load_bus.worker.steps import (
+    CLOCKS_APART_MS_MAX,
+    Arrived,
+    LeftOut,
+    Seen,
+    Told,
+    is_forgotten,
+    on_handover,
+    on_sample,
+    on_sighting,
+)
+from brokers.load_reports import Sample, SampledBundle, Summary, summarized
+from shedder.loads import STEP_MS, BundleTraffic, Traffic, kept_share
+from tests.load_plane import LoadPlane
+
+NOW_MS = 1_800_000_000_000
+ORDERS = "shop/orders/0x00000000_0xffffffff"
+PARTITIONS = 4
+
+
+def bundle(rate: float, name: str = ORDERS) -> SampledBundle:
+    """A bundle with so many messages a second."""
+    return SampledBundle(traffic=BundleTraffic(bundle=name, traffic=Traffic(messages_in_per_second=rate)), cost=rate / 2)
+
+
+def sample(broker: str = "a:1", at_ms: int = 0, *, used: float = 0.5, bundles: Sequence[SampledBundle] = ()) -> Sample:
+    """A sample, `at_ms` after the beginning."""
+    return Sample(broker=broker, at_ms=NOW_MS + at_ms, used=used, bundle_count=len(bundles), bundles=tuple(bundles))
+
+
+def arrived(each: Sample, *, offset: int = 0, partition: int = 0) -> Arrived:
+    """The message that a broker writes."""
+    return Arrived(partition=partition, offset=offset, key=each.broker.encode(), value=spell_sample(each))
+
+
+def told(row: bytes | None, message: Arrived, *, now_ms: int = NOW_MS) -> Told:
+    """What follows from a message on the topic of samples, which is taken."""
+    outcome = on_sample(row, message, now_ms=now_ms)
+    assert isinstance(outcome, Told), outcome
+    return outcome
+
+
+def seen(row: bytes | None, sighting: Sighting, *, offset: int = 0) -> Seen | LeftOut:
+    """What follows from a sighting."""
+    message = Arrived(partition=1, offset=offset, key=sighting.bundle.traffic.bundle.encode(), value=spell_sighting(sighting))
+    return on_sighting(row, message, now_ms=NOW_MS, partitions=PARTITIONS)
+
+
+def sighting(broker: str, at_ms: int, rate: float, *, partition: int = 0) -> Sighting:
+    """A sighting of the one bundle."""
+    return Sighting(broker=broker, at_ms=NOW_MS + at_ms, partition=partition, history=0.9, bundle=bundle(rate))
+
+
+def summary_in(outcome: Told) -> Summary:
+    """The summary that is published, which is also the one that is kept."""
+    assert outcome.summary is not None
+    assert outcome.row is not None
+    assert outcome.summary == parse_row(outcome.row).body
+    return parse_summary(outcome.summary)
+
+
+# --- samples ---
+
+
+def test_summaries_are_those_of_all_samples() -> None:
+    """Sample after sample, the summary that is kept and published is the one that `summarized` makes of them."""
+    samples = [sample(at_ms=number * STEP_MS, used=number / 4, bundles=[bundle(100.0 * number)]) for number in range(4)]
+    row, expected = None, None
+    for offset, each in enumerate(samples):
+        outcome = told(row, arrived(each, offset=offset))
+        expected = summarized(expected, each)
+        assert expected == summary_in(outcome)
+        row = outcome.row
+
+
+def test_every_bundle_of_a_summary_is_sighted() -> None:
+    """Each bundle is told of under its own name, with its average, and with where its broker's samples lie."""
+    first = told(None, arrived(sample(bundles=[bundle(100.0), bundle(7.0, "shop/orders/y")]), partition=3))
+    then = told(first.row, arrived(sample(at_ms=STEP_MS, bundles=[bundle(0.0)]), offset=1, partition=3))
+    assert [ORDERS.encode(), b"shop/orders/y"] == [key for key, _ in first.sightings]
+    ((key, value),) = then.sightings
+    assert ORDERS.encode() == key
+    found = parse_sighting(value)
+    assert ("a:1", NOW_MS + STEP_MS, 3, 0.9) == (found.broker, found.at_ms, found.partition, found.history)
+    assert pytest.approx(90.0) == found.bundle.traffic.traffic.messages_in_per_second
+
+
+def test_a_sample_that_is_read_twice_changes_nothing_twice() -> None:
+    """What a worker took that was killed before it said so is read once more by the next, and is published again as it was."""
+    messages = [arrived(sample(at_ms=number * STEP_MS, used=number % 2), offset=number) for number in range(3)]
+    row = None
+    for message in messages:
+        row = told(row, message).row
+    for message in messages:
+        again = told(row, message)
+        assert row == again.row
+        assert parse_row(row or b"").body == again.summary
+
+
+def test_a_topic_that_was_made_anew_counts() -> None:
+    """Offsets that begin anew hide no sample that is newer than the last, and a clock that was set back hides none either."""
+    row = told(None, arrived(sample(used=1.0), offset=1_000)).row
+    newer = told(row, arrived(sample(at_ms=STEP_MS, used=0.0), offset=0))
+    assert pytest.approx(0.9) == summary_in(newer).load.averages.weighted_max
+    set_back = told(row, arrived(sample(at_ms=-STEP_MS, used=0.0), offset=1_001))
+    assert NOW_MS - STEP_MS == summary_in(set_back).load.taken_ms
+
+
+def test_who_leaves_is_forgotten() -> None:
+    """A tombstone takes away the row, and is passed on."""
+    row = told(None, arrived(sample())).row
+    assert Told(row=None, summary=None) == told(row, Arrived(partition=0, offset=1, key=b"a:1", value=None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Doubtful:
+    id: str
+    message: Arrived
+    subject: str
+    problem: str
+
+
+DOUBTFUL = (
+    Doubtful(id="no key", message=replace(arrived(sample()), key=None), subject="b''", problem="not the id of a broker"),
+    Doubtful(id="no id", message=replace(arrived(sample()), key=b"\xff"), subject=r"b'\xff'", problem="not the id of a broker"),
+    Doubtful(id="garbage", message=replace(arrived(sample()), value=b"{"), subject="a:1", problem="a sample of load cannot be read"),
+    Doubtful(id="of another", message=replace(arrived(sample("b:1")), key=b"a:1"), subject="a:1", problem="it says that it is b:1"),
+    Doubtful(id="old", message=arrived(sample(at_ms=-CLOCKS_APART_MS_MAX - 1)), subject="a:1", problem="it was taken 600 s before"),
+    Doubtful(id="ahead", message=arrived(sample(at_ms=CLOCKS_APART_MS_MAX + 1)), subject="a:1", problem="it was taken 600 s ahead of"),
+)
+
+
+@pytest.mark.parametrize("case", DOUBTFUL, ids=lambda case: case.id)
+def test_what_is_not_taken_says_why(case: Doubtful) -> None:
+    """What is no sample, or of another broker, or of another time, leaves the row as it is, and is named."""
+    outcome = on_sample(None, case.message, now_ms=NOW_MS)
+    assert isinstance(outcome, LeftOut)
+    assert case.subject == outcome.subject
+    assert case.problem in (outcome.problem or "")
+
+
+@pytest.mark.parametrize(
+    ("each", "problem"),
+    [
+        (sample(used=float("nan")), "its average use is nan"),
+        (sample(used=-1.0), "its average use is -1.0"),
+        (replace(sample(), cost=1e30), "it costs 1e+30"),
+        (sample(bundles=[bundle(-1.0)]), f"{ORDERS} has messages_in_per_second=-1.0"),
+        (sample(bundles=[replace(bundle(3.0), cost=float("nan"))]), f"{ORDERS} costs nan"),
+    ],
+    ids=["nan", "negative", "absurd", "of a bundle", "cost of a bundle"],
+)
+def test_a_figure_that_cannot_be_is_named_and_poisons_nothing(each: Sample, problem: str) -> None:
+    """It goes on to who weighs it, with a word in the log, and the next sample is averaged as if it had not been."""
+    outcome = told(None, arrived(each))
+    assert problem == outcome.problem
+    after = summary_in(told(outcome.row, arrived(sample(at_ms=STEP_MS, used=0.5, bundles=[bundle(3.0)]), offset=1)))
+    assert 0.5 == after.load.averages.weighted_max
+    assert [3.0] == [found.traffic.messages_in_per_second for found in after.load.bundles or ()]
+
+
+# --- bundles that move ---
+
+
+def test_a_bundle_that_moves_is_handed_over() -> None:
+    """Seen at another broker, a bundle gets an average of what both say of it, which goes to the partition of the new one's samples."""
+    first = seen(None, sighting("a:1", 0, 100.0))
+    assert isinstance(first, Seen)
+    assert first.handover is None
+    then = seen(first.row, sighting("b:1", STEP_MS, 0.0, partition=2), offset=1)
+    assert isinstance(then, Seen)
+    assert then.handover is not None
+    partition, key, value = then.handover
+    assert (2, b"b:1") == (partition, key)
+    assert pytest.approx(90.0) == parse_sighting(value).bundle.traffic.traffic.messages_in_per_second
+    assert value == parse_row(then.row).body
+    again = seen(then.row, sighting("b:1", 2 * STEP_MS, 81.0, partition=2), offset=2)
+    assert isinstance(again, Seen)
+    assert again.handover is None
+    assert LeftOut(subject="b:1", problem=None) == seen(again.row, sighting("b:1", STEP_MS, 0.0, partition=2), offset=1)
+
+
+def test_the_last_words_of_a_former_owner_count_for_nothing() -> None:
+    """A sighting that is older than the one at the new broker takes nothing back, and is no trouble."""
+    row = seen(None, sighting("b:1", STEP_MS, 1.0))
+    assert isinstance(row, Seen)
+    assert LeftOut(subject="a:1", problem=None) == seen(row.row, sighting("a:1", 0, 5.0), offset=1)
+
+
+def test_a_handover_takes_the_place_of_an_average_that_began_anew() -> None:
+    """The new broker's summary names the bundle with the average that was handed over, and all else as it was, however often it comes."""
+    began = told(None, arrived(sample("b:1", bundles=[bundle(0.0), bundle(7.0, "shop/orders/y")]), offset=5))
+    message = Arrived(partition=0, offset=0, key=b"b:1", value=spell_sighting(sighting("b:1", 0, 90.0)))
+    row = began.row
+    for _ in range(2):
+        outcome = on_handover(row, message, now_ms=NOW_MS)
+        assert isinstance(outcome, Told)
+        found = summary_in(outcome)
+        assert [90.0, 7.0] == [each.traffic.messages_in_per_second for each in found.load.bundles or ()]
+        assert {ORDERS: 45.0, "shop/orders/y": 3.5} == found.costs
+        assert 5 == parse_row(outcome.row or b"").offset
+        row = outcome.row
+    later = told(row, arrived(sample("b:1", at_ms=STEP_MS, bundles=[bundle(0.0)]), offset=6))
+    assert LeftOut(subject="b:1", problem=None) == on_handover(later.row, message, now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize(
+    "row",
+    [None, b"of another version", told(None, arrived(sample("b:1"))).row, told(None, arrived(sample("c:1", bundles=[bundle(1.0)]))).row],
+    ids=["has left", "cannot be read", "is not among its busiest", "of another"],
+)
+def test_a_handover_that_nobody_waits_for_changes_nothing(row: bytes | None) -> None:
+    """Where the broker has left, or does not name the bundle any more, nothing follows from it, and it is no trouble."""
+    message = Arrived(partition=0, offset=0, key=b"b:1", value=spell_sighting(sighting("b:1", 0, 90.0)))
+    assert LeftOut(subject="b:1", problem=None) == on_handover(row, message, now_ms=NOW_MS)
+
+
+def test_what_is_no_sighting_is_named() -> None:
+    """Garbage among what workers tell one another, and a partition that is not there, are left out with a reason."""
+    garbage = Arrived(partition=0, offset=0, key=b"x", value=None)
+    for outcome in (on_sighting(None, garbage, now_ms=NOW_MS, partitions=PARTITIONS), on_handover(None, garbage, now_ms=NOW_MS)):
+        assert isinstance(outcome, LeftOut)
+        assert outcome.problem is not None
+    beyond = seen(None, sighting("a:1", 0, 1.0, partition=PARTITIONS))
+    assert LeftOut(subject="a:1", problem=f"its samples lie in partition {PARTITIONS}, and there are {PARTITIONS}") == beyond
+
+
+# --- rows ---
+
+
+def test_rows_are_forgotten_by_age_and_in_their_own_partition() -> None:
+    """A row that nobody has renewed for an hour goes, where a message of its partition is at hand; one that cannot be read goes at once."""
+    row = spell_row(Row(partition=2, offset=7, at_ms=NOW_MS, body=b"x"))
+    late_ms = NOW_MS + SUMMARIES_KEPT_MS + 1
+    assert [False, True, False] == [
+        is_forgotten(row, partition=2, now_ms=late_ms - 1),
+        is_forgotten(row, partition=2, now_ms=late_ms),
+        is_forgotten(row, partition=1, now_ms=late_ms),
+    ]
+    assert is_forgotten(b"of another version", partition=1, now_ms=NOW_MS)
+
+
+@settings(max_examples=300, deadline=None)
+@given(row=st.none() | st.binary(max_size=60), value=st.none() | st.binary(max_size=60), key=st.none() | st.binary(max_size=20))
+def test_no_message_and_no_row_raises(row: bytes | None, value: bytes | None, key: bytes | None) -> None:
+    """Whatever stands in a message or in a table, something follows from it or it is left out."""
+    message = Arrived(partition=0, offset=0, key=key, value=value)
+    assert isinstance(on_sample(row, message, now_ms=NOW_MS), Told | LeftOut)
+    assert isinstance(on_sighting(row, message, now_ms=NOW_MS, partitions=PARTITIONS), Seen | LeftOut)
+    assert isinstance(on_handover(row, message, now_ms=NOW_MS), Told | LeftOut)
+    if row is not None:
+        is_forgotten(row, partition=0, now_ms=NOW_MS)
+
+
+# --- all of it, against a dumb twin ---
+
+BROKERS = ("a:1", "b:1", "c:1")
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    owners=st.lists(st.sampled_from(BROKERS), min_size=1, max_size=12),
+    rates=st.lists(st.floats(0, 1e6), min_size=12, max_size=12),
+    deaths=st.sets(st.integers(0, 11)),
+)
+def test_a_bundle_keeps_its_average_wherever_it_goes(owners: list[str], rates: list[float], deaths: set[int]) -> None:
+    """However a bundle moves, and whenever all workers are killed, its average is the one that a single list of its samples gives."""
+    plane = LoadPlane(partitions=PARTITIONS, now_ms=NOW_MS)
+    expected: float | None = None
+    kept = kept_share(0.9, elapsed_ms=STEP_MS)
+    for step, owner in enumerate(owners):
+        rate = parse_sample(spell_sample(sample(bundles=[bundle(rates[step])]))).bundles[0].traffic.traffic.messages_in_per_second
+        expected = rate if expected is None else expected * kept + (1 - kept) * rate
+        for broker in BROKERS:
+            plane.publish(sample(broker, at_ms=step * STEP_MS, bundles=[bundle(rates[step])] if broker == owner else []))
+        plane.work()
+        if step in deaths:
+            plane.read_again(3)
+            plane.work()
+        found = {broker: plane.summaries[broker.encode()] for broker in BROKERS}
+        (only,) = parse_summary(found[owner]).load.bundles or ()
+        assert pytest.approx(expected) == only.traffic.messages_in_per_second
+        assert [0, 0] == [len(parse_summary(found[broker]).load.bundles or ()) for broker in BROKERS if broker != owner]
+
+
+def test_spelled_summaries_are_what_is_published() -> None:
+    """What is published is what `spell_summary` makes, so that whoever reads the topic needs to know nothing of workers."""
+    assert spell_summary(summarized(None, sample())) == told(None, arrived(sample())).summary

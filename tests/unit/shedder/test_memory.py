@@ -1,0 +1,13 @@
+"""What a policy remembers between rounds, and what is forgotten of it."""
+
+from __future__ import annotations
+
+from shedder.memory import Memory
+
+
+def test_a_move_is_remembered_at_both_ends_for_as_long_as_they_live() -> None:
+    """Brokers that come and go leave nothing behind, whichever strategy sheds."""
+    memory = Memory(gave_ms={"gone": 1, "a": 2}, got_ms={"gone": 1}).after_move("b", "a", now_ms=7, live={"a", "b"})
+    assert ({"a": 2, "b": 7}, {"a": 7}) == (memory.gave_ms, memory.got_ms)
+    memory = memory.after_move("a", None, now_ms=9, live={"a"})
+    assert ({"a": 9}, {"a": 7}) == (memory.gave_ms, memory.got_ms)

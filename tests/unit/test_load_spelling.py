@@ -1,0 +1,73 @@
+"""The spelling of load reports, by example: what is refused, and what is said of it.
+
+May live here: examples of `brokers.load_bus.spelling`; what holds for all reports is in `tests/property/test_load_spelling.py`.
+"""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from brokers.errors import UnreadableLoad
+from brokers.load_bus.spelling import light, parse_bundle, parse_sample, parse_summary, spell_bundle, spell_sample, spell_summary
+from brokers.load_reports import Sample, SampledBundle, summarized
+from shedder.loads import BundleTraffic
+
+BUNDLE = SampledBundle(traffic=BundleTraffic(bundle="t/n/0x00000000_0x80000000", topics=1), cost=12.5)
+SAMPLE = Sample(broker="a:8080", at_ms=5, bundle_count=1, bundles=(BUNDLE,))
+NO_SAMPLE = {
+    "nothing": (b"", "sample"),
+    "no JSON": (b"{", "sample"),
+    "another type": (b"[]", "it must be an object"),
+    "nothing at all of it": (b"{}", "history"),
+    "no UTF-8": (b'{"broker": "\xff"}', "sample"),
+    "a broker that cannot be": ({"broker": "admin:eve"}, "broker id"),
+    "a moment before all": ({"at_ms": -1}, "at_ms"),
+    "an average that grows": ({"history": 1.5}, "history"),
+    "an average of nothing": ({"history": None}, "history"),
+    "a missing resource": ({"resources": [0.0] * 9}, "resources"),
+    "a word for a figure": ({"used": "much"}, "used"),
+    "yes for a figure": ({"cost": True}, "cost"),
+    "fewer bundles than none": ({"bundle_count": -1}, "bundle_count"),
+    "no list of bundles": ({"bundles": {}}, "bundles"),
+    "a bundle without a name": ({"bundles": [["", 0, 0, 0, 0, 0, 0, 0, 0, 0]]}, "name of a bundle"),
+    "a bundle without a cost": ({"bundles": [["t/n/r", 0, 0, 0, 0, 0, 0, 0, 0]]}, "each of bundles"),
+    "a bundle twice": ({"bundles": [["t/n/r", 0, 0, 0, 0, 0, 0, 0, 0, 0]] * 2}, "once"),
+}
+
+
+@pytest.mark.parametrize(("damage", "named"), NO_SAMPLE.values(), ids=NO_SAMPLE.keys())
+def test_what_is_no_sample_is_refused_by_what_is_wrong(damage: bytes | dict[str, object], named: str) -> None:
+    """The error names the field, so that whoever wrote it can be found."""
+    data = damage if isinstance(damage, bytes) else json.dumps(json.loads(spell_sample(SAMPLE)) | damage).encode()
+    with pytest.raises(UnreadableLoad, match=named) as caught:
+        parse_sample(data)
+    assert "sample" == caught.value.what
+
+
+def test_a_later_version_may_say_more() -> None:
+    """Fields, and figures at the end of a row, that are unknown are passed over."""
+    raw = json.loads(spell_sample(SAMPLE))
+    raw["bundles"][0].append("more")
+    assert SAMPLE == parse_sample(json.dumps(raw | {"mood": "good"}).encode())
+
+
+def test_a_summary_and_a_bundle_are_refused_in_the_same_way() -> None:
+    """One error for all, which says what was expected."""
+    for parse, what in ((parse_summary, "summary"), (parse_bundle, "bundle")):
+        with pytest.raises(UnreadableLoad, match=f"a {what} of load cannot be read"):
+            parse(b"0")
+    with pytest.raises(UnreadableLoad, match="averages"):
+        parse_summary(spell_summary(summarized(None, SAMPLE)).replace(b'"averages"', b'"mean"'))
+
+
+def test_figures_travel_rounded() -> None:
+    """Nobody measures a rate to one part in a million, and digits take room."""
+    assert b"12.3457" in spell_bundle(light(Sample(broker="a", at_ms=0, bundles=(precise(12.345678),))).bundles[0])
+    assert 1e18 == light(Sample(broker="a", at_ms=0, cost=1e18)).cost
+
+
+def precise(cost: float) -> SampledBundle:
+    """The bundle, of another cost."""
+    return SampledBundle(traffic=BUNDLE.traffic, cost=cost)

@@ -1,0 +1,238 @@
+"""Planning: how view, load and settings become a snapshot, and which strategy and placement a forecast goes by.
+
+May live here: tests of `brokers.planning` on channels and load that were made for it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pytest
+
+from brokers import destinations
+from brokers.balancing_settings import BalancingSettings, ReportRules, Rounds, placement_of
+from brokers.destinations import PlacementRules
+from brokers.load_reports import Summary, summarized
+from brokers.placement import LeastCost
+from brokers.planning import OF_POLICIES, Scene, as_if_due, foreseen, fresh, groups_in_play, measure_of, plan_round, scene_of, stale_moves
+from brokers.policies import Isolation, Pattern, is_named
+from channel import propose
+from channel.entries import BundleEntry
+from channel.view import View
+from shedder.memory import Memory
+from shedder.plan import Move
+from shedder.snapshot import Candidates, Snapshot
+from shedder.threshold import ThresholdShedder
+from shedder.transfer import TransferShedder
+from tests.folding import Channel
+from tests.loaded import sample, uneven_channel
+
+NOW_MS = 1_700_000_000_000
+SETTINGS = BalancingSettings(balancing=Rounds(shedder="TransferShedder"))
+FIRST = "tenant/ns/0x00000000_0x20000000"
+PERCENTS = {"a": 90.0, "b": 35.0, "c": 5.0}
+
+
+def summaries(channel: Channel, percents: Mapping[str, float], *, age_ms: int = 0) -> list[Summary]:
+    """What is known of brokers that have reported once."""
+    return [summarized(None, replace(sample(channel, broker, percents[broker]), at_ms=NOW_MS - age_ms)) for broker in percents]
+
+
+def seen(channel: Channel, settings: BalancingSettings = SETTINGS) -> Scene:
+    """The cluster when all have just reported."""
+    return scene_of(channel.view, summaries(channel, PERCENTS), settings, now_ms=NOW_MS)
+
+
+def taken(channel: Channel, settings: BalancingSettings = SETTINGS) -> Snapshot:
+    """The snapshot of the cluster when all have just reported."""
+    return seen(channel, settings).snapshot
+
+
+def with_policy(channel: Channel, name: str, **document: str) -> Channel:
+    """The channel with a cluster policy; a dot in a field is spelled with two underscores."""
+    fields = {field.replace("__", "."): value for field, value in document.items()}
+    channel.accept(propose.set_policy(channel.admin(), channel.view, name=name, document=fields))
+    return channel
+
+
+def test_a_snapshot_bears_load_and_view() -> None:
+    """Brokers with their bundles are those of the view, loads those of the reports, and the memory is the one that was given."""
+    memory = Memory(hits=2)
+    channel = uneven_channel()
+    snapshot = scene_of(channel.view, summaries(channel, PERCENTS), SETTINGS, now_ms=NOW_MS, memory=memory, resting={FIRST}).snapshot
+    assert ("a", "b", "c") == snapshot.live
+    assert {"a": 0.9, "b": 0.35, "c": 0.05} == {name: load.averages.weighted_max for name, load in snapshot.loads.items()}
+    assert [6, 2, 0] == [len(broker.bundles) for broker in snapshot.brokers]
+    assert ({FIRST: "it has moved lately"}, memory, {}) == (snapshot.resting, snapshot.memory, snapshot.policies)
+
+
+def test_rules_are_those_of_placement() -> None:
+    """A policy of the cluster says who may have a bundle, and shedders are told which namespaces have one."""
+    channel = with_policy(uneven_channel(), "isolation/first", namespaces__0="tenant/ns", primary__0="[ab]")
+    snapshot = taken(channel)
+    assert {"tenant/ns": "isolation"} == snapshot.policies
+    expected = Candidates(allowed=("a", "b"), refused={"c": "isolation/first gives this namespace other brokers"})
+    assert expected == snapshot.candidates(FIRST)
+
+
+def test_nobody_may_have_what_is_gone() -> None:
+    """A report may name a bundle that has been split since: nobody may have it, and nothing fails."""
+    assert Candidates(allowed=()) == taken(uneven_channel()).candidates("tenant/ns/0x00000000_0x10000000")
+
+
+def test_the_limit_of_topics_goes_by_the_reports() -> None:
+    """A broker that says that it has as many topics as it may have gets nothing, unless what it says cannot be."""
+    channel = uneven_channel()
+    few = replace(SETTINGS, placement=replace(SETTINGS.placement, topics_max=6))
+    assert ("b", "c") == taken(channel, few).candidates(FIRST).allowed
+    liars = summaries(channel, {**PERCENTS, "a": math.nan})
+    assert ("a", "b", "c") == scene_of(channel.view, liars, few, now_ms=NOW_MS).snapshot.candidates(FIRST).allowed
+
+
+@pytest.mark.parametrize(("age_ms", "is_apart"), [(15_000, False), (15_001, True), (-15_000, False), (-15_001, True)])
+def test_a_broker_that_ceased_to_report_stands_apart(age_ms: int, is_apart: bool) -> None:
+    """Three intervals without a report, or a report from as far in the future, and nothing is planned with that broker."""
+    channel = uneven_channel()
+    known = [*summaries(channel, {"a": 90.0}, age_ms=age_ms), *summaries(channel, {"b": 35.0, "c": 5.0})]
+    settings = replace(SETTINGS, reports=ReportRules(interval_max_ms=5_000))
+    apart = scene_of(channel.view, known, settings, now_ms=NOW_MS).snapshot.apart
+    assert is_apart == ("a" in apart)
+    assert set() == set(apart) - {"a"}
+
+
+@pytest.mark.parametrize(("age_ms", "told"), [(20_000, "20 s ago"), (-20_000, "20 s ahead of the clock here")])
+def test_a_report_from_the_future_is_told_as_such(age_ms: int, told: str) -> None:
+    """Of two clocks that differ nobody says that something was taken less than no time ago."""
+    settings = replace(SETTINGS, reports=ReportRules(interval_max_ms=5_000))
+    known = summaries(uneven_channel(), {"a": 90.0}, age_ms=age_ms)
+    apart = scene_of(uneven_channel().view, known, settings, now_ms=NOW_MS).snapshot.apart
+    assert {"a": f"its last report was taken {told}, and counts for 15 s"} == apart
+
+
+def test_a_draining_broker_is_told_as_draining() -> None:
+    """Why it stands apart is that it drains, however old its report."""
+    channel = uneven_channel()
+    channel.accept(propose.draining(channel.author("a"), channel.view.brokers["a"]))
+    known = summaries(channel, PERCENTS, age_ms=10**9)
+    assert "it drains" in scene_of(channel.view, known, SETTINGS, now_ms=NOW_MS).snapshot.apart["a"]
+
+
+@pytest.mark.parametrize(
+    ("shedder", "groups", "measure"),
+    [
+        ("Leveller", ("balancing", "level", "weights", "placement"), "cost"),
+        ("TransferShedder", ("balancing", "transfer", "weights", "placement"), "use"),
+        ("AvgShedder", ("balancing", "average", "weights", "placement"), "use"),
+    ],
+)
+def test_each_shedder_has_its_settings_and_its_measure(shedder: str, groups: tuple[str, ...], measure: str) -> None:
+    """The groups that are shown are those that a round goes by, and brokers are compared by what the shedder compares."""
+    settings = BalancingSettings(balancing=Rounds(shedder=shedder))
+    assert (groups, measure) == (groups_in_play(settings), measure_of(settings))
+
+
+def test_a_forecast_acts_where_the_leader_would_wait() -> None:
+    """A strategy that waits for several rounds is asked as if they had passed, and keeps its own memory of moves."""
+    scene = seen(uneven_channel())
+    snapshot = replace(scene.snapshot, memory=Memory(gave_ms={"x": 5}))
+    assert () == TransferShedder().plan(snapshot).moves
+    strategy, forecast = foreseen(replace(scene, snapshot=snapshot), SETTINGS, LeastCost())
+    assert ("TransferShedder", 3) == (strategy, len(forecast.moves))
+    assert {"x": 5} == as_if_due(snapshot, SETTINGS).memory.gave_ms
+
+
+def test_placement_takes_no_owner_for_a_destination() -> None:
+    """What a strategy sends away goes to another broker than it is at, by the placement that is set; or nowhere, if none may have it."""
+    settings = replace(
+        SETTINGS,
+        balancing=Rounds(shedder="ThresholdShedder", placement="LeastResourceUsageWithWeight"),
+        threshold=ThresholdShedder(bytes_min=0),
+    )
+    channel = uneven_channel()
+    placement = placement_of(settings, {summary.broker: summary for summary in summaries(channel, PERCENTS)})
+    _, forecast = foreseen(seen(channel, settings), settings, placement)
+    assert forecast.moves
+    assert {"c"} == {move.destination for move in forecast.moves}
+    assert all(move.move.destination is None for move in forecast.moves)
+
+
+def test_a_round_asks_each_policy_once_about_each_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshot and plan share what they find: no pattern meets a namespace or a broker twice, though 8 bundles are asked about."""
+    asked: list[tuple[object, str]] = []
+    covers = Isolation.covers
+
+    def noted_covers(self: Isolation, namespace: str) -> bool:
+        asked.append((self.name, namespace))
+        return covers(self, namespace)
+
+    def noted_named(patterns: Sequence[Pattern], broker: str, *, host_only: bool = False) -> bool:
+        asked.append((tuple(patterns), broker))
+        return is_named(patterns, broker, host_only=host_only)
+
+    monkeypatch.setattr(Isolation, "covers", noted_covers)
+    monkeypatch.setattr(destinations, "is_named", noted_named)
+    channel = with_policy(uneven_channel(), "isolation/first", namespaces__0="tenant/ns", primary__0="[ab]", secondary__0="c")
+    planned = plan_round(seen(channel), SETTINGS, Unasked())
+    assert "TransferShedder" == planned.strategy
+    assert 1 + 2 * 3 == len(set(asked)) == len(asked)  # One namespace, and three brokers as primaries and secondaries.
+
+
+class Unasked:
+    """A placement that nobody is to ask."""
+
+    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
+        """Never."""
+        raise AssertionError((view, bundles, avoid, at_most))
+
+
+def test_what_policies_misplace_goes_first() -> None:
+    """A bundle that a pin keeps from its owner is the whole round, whatever the load; without it the shedder has its turn."""
+    channel = uneven_channel()
+    bundle = next(bundle for bundle in channel.view.bundles.values() if bundle.owner == channel.incarnation("a"))
+    with_policy(channel, "pin/p", namespace=bundle.namespace, range=bundle.name.rpartition("/")[2], brokers__0="b")
+    planned = plan_round(seen(channel), SETTINGS, LeastCost())
+    assert (OF_POLICIES, "misplaced") == (planned.strategy, planned.kind)
+    assert [(bundle.name, "a", "b")] == [(move.bundle, move.source, move.destination) for move in planned.plan.moves]
+    resting = plan_round(seen(channel), SETTINGS, LeastCost(), resting=(bundle.name,))
+    assert ("TransferShedder", True) == (resting.strategy, bundle.name in {stay.subject for stay in resting.plan.stays})
+
+
+@pytest.mark.parametrize(
+    ("move", "problem"),
+    [
+        (Move(bundle=FIRST, source="a", destination="b", reason="test"), None),
+        (Move(bundle=FIRST, source="a", destination=None, reason="test"), None),
+        (Move(bundle=FIRST, source="b", destination="c", reason="test"), "it is not at its source any more"),
+        (Move(bundle="tenant/ns/0x00000000_0x00000001", source="a", destination="b", reason="test"), "it is not at its source any more"),
+        (Move(bundle=FIRST, source="a", destination="gone", reason="test"), "gone takes nothing now"),
+    ],
+    ids=["named", "to-whoever", "elsewhere", "gone", "nobody"],
+)
+def test_a_move_is_stale_once_its_ends_are_not_what_they_were(move: Move, problem: str | None) -> None:
+    """A move is right while its bundle is at its source and its destination takes bundles."""
+    told = stale_moves(uneven_channel().view, [move], PlacementRules())
+    assert ({} if problem is None else {move.bundle: problem}) == told
+
+
+@pytest.mark.parametrize(
+    ("destination", "problem"),
+    [("b", "pin/kept keeps this bundle at a"), (None, "nobody else may have it now")],
+    ids=["named", "to-whoever"],
+)
+def test_a_move_is_stale_once_a_policy_forbids_it(destination: str | None, problem: str) -> None:
+    """What was planned before a pin was set does not break it afterwards."""
+    channel = with_policy(uneven_channel(), "pin/kept", namespace="tenant/ns", brokers__0="a")
+    move = Move(bundle=FIRST, source="a", destination=destination, reason="test")
+    assert {FIRST: problem} == stale_moves(channel.view, [move], PlacementRules())
+
+
+@pytest.mark.parametrize(("age_ms", "is_known"), [(15_000, True), (15_001, False), (-15_000, True), (-15_001, False)])
+def test_placement_knows_whose_reports_go_on(age_ms: int, is_known: bool) -> None:
+    """Placement forgets a broker when the shedder does, whether its last report is old or from the future."""
+    channel = uneven_channel()
+    (summary,) = summaries(channel, {"c": 5.0}, age_ms=age_ms)
+    assert ({"c": summary} if is_known else {}) == fresh([summary], SETTINGS, now_ms=NOW_MS)
+    snapshot = scene_of(channel.view, [summary], SETTINGS, now_ms=NOW_MS).snapshot
+    assert is_known == ("c" not in snapshot.apart)

@@ -1,0 +1,146 @@
+"""The use of resources, from counters and limits: also where they lie, jump, or say nothing.
+
+May live here: examples of `brokers.resource_use` and of `brokers.cgroup_limits`, on counters and files that are made up.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.cgroup_limits import MEMBERSHIP, CgroupLimits, cgroup_limits
+from brokers.resource_use import Card, Counters, Limits, counting_cards, network_kbits, resources_between
+from shedder.loads import FIGURE_MAX, Resources, Use
+
+MIB = 1 << 20
+BEFORE = Counters(at_ms=1_000, cpu_seconds=10.0, memory_bytes=5 * MIB, bytes_in=1_000, bytes_out=2_000)
+NOW = Counters(at_ms=3_000, cpu_seconds=11.0, memory_bytes=7 * MIB, bytes_in=3_000, bytes_out=2_500)
+LIMITS = Limits(cpu_cores=0.5, memory_bytes=100 * MIB, network_kbits=1_000)
+COUNTS = st.integers(0, 2**63)
+COUNTERS = st.builds(Counters, at_ms=COUNTS, cpu_seconds=st.floats(0, 1e12), memory_bytes=COUNTS, bytes_in=COUNTS, bytes_out=COUNTS)
+
+
+def between(before: Counters, now: Counters, *, told_in: float = 0.0, told_out: float = 0.0) -> Resources | None:
+    """The use of resources under `LIMITS`."""
+    return resources_between(before, now, LIMITS, told_in=told_in, told_out=told_out)
+
+
+def test_use_is_of_the_time_between_two_looks() -> None:
+    """CPU in percent of a core, memory in MiB as it is now, network in Kbit/s, each beside its limit."""
+    expected = Resources(
+        cpu=Use(used=50, limit=50),
+        memory=Use(used=7, limit=100),
+        bandwidth_in=Use(used=8, limit=1_000),
+        bandwidth_out=Use(used=2, limit=1_000),
+    )
+    assert expected == between(BEFORE, NOW)
+
+
+def test_what_no_card_counts_is_what_services_say() -> None:
+    """Loopback goes through no card, so the network carries at least what services say, each way by itself."""
+    found = between(BEFORE, NOW, told_in=500, told_out=1_000)
+    assert found is not None
+    assert (8, 8) == (found.bandwidth_in.used, found.bandwidth_out.used)
+
+
+def test_a_counter_that_went_back_stood_still() -> None:
+    """A child that nobody waited for takes along what it had used, and a card may be made anew."""
+    found = between(NOW, replace(BEFORE, at_ms=5_000))
+    assert found is not None
+    assert (0, 0, 0) == (found.cpu.used, found.bandwidth_in.used, found.bandwidth_out.used)
+
+
+@pytest.mark.parametrize("at_ms", [BEFORE.at_ms, BEFORE.at_ms - 1])
+def test_no_time_says_nothing(at_ms: int) -> None:
+    """Two looks at one moment, or at a clock that went back, tell no rate."""
+    assert between(BEFORE, replace(NOW, at_ms=at_ms)) is None
+
+
+@given(COUNTERS, COUNTERS, st.floats(0, 1e15), st.floats(0, 1e15))
+def test_use_is_never_negative_or_endless(before: Counters, now: Counters, told_in: float, told_out: float) -> None:
+    """Whatever counters and clocks do, each use is a figure."""
+    found = between(before, now, told_in=told_in, told_out=told_out)
+    for use in () if found is None else (found.cpu, found.memory, found.bandwidth_in, found.bandwidth_out):
+        assert 0 <= use.used <= FIGURE_MAX * 1_000
+
+
+ETHERNET = Card(name="eth0", speed_mbits=1_000, bytes_in=5, bytes_out=6)
+BRIDGE = Card(name="docker0", speed_mbits=0, bytes_in=7, bytes_out=8)
+
+
+def test_cards_with_a_speed_count_for_those_without() -> None:
+    """What a container sends goes over the bridge and over the card, and is counted once; where no card says how fast it is, all count."""
+    assert [ETHERNET] == counting_cards([BRIDGE, ETHERNET])
+    assert [BRIDGE] == counting_cards([BRIDGE])
+
+
+@pytest.mark.parametrize(
+    ("cards", "nic_speed_gbps", "expected"),
+    [([ETHERNET, ETHERNET], None, 2_000_000), ([BRIDGE], None, 0), ([], None, 0), ([ETHERNET], 2.5, 2_500_000), ([], 0.5, 500_000)],
+)
+def test_the_network_carries_what_is_set_or_what_cards_say(cards: list[Card], nic_speed_gbps: float | None, expected: float) -> None:
+    """A setting comes first; then the speeds of all cards together, or nothing if nobody knows."""
+    assert expected == network_kbits(cards, nic_speed_gbps=nic_speed_gbps)
+
+
+NO_LIMIT = "9223372036854771712"
+TREES: dict[str, tuple[dict[str, str], CgroupLimits]] = {
+    "no control groups": ({}, CgroupLimits()),
+    "garbage": ({MEMBERSHIP: "x\n1:\n::\n0::relative", "/sys/fs/cgroup/cpu.max": "all of it"}, CgroupLimits()),
+    "v2, no limit": (
+        {MEMBERSHIP: "0::/\n", "/sys/fs/cgroup/cpu.max": "max 100000\n", "/sys/fs/cgroup/memory.max": "max\n"},
+        CgroupLimits(),
+    ),
+    "v2, its own": (
+        {
+            MEMBERSHIP: "0::/app/worker\n",
+            "/sys/fs/cgroup/app/worker/cpu.max": "150000 100000\n",
+            "/sys/fs/cgroup/app/worker/memory.max": "1048576\n",
+        },
+        CgroupLimits(cpu_cores=1.5, memory_bytes=MIB),
+    ),
+    "v2, a tighter one above": (
+        {
+            MEMBERSHIP: "0::/app/worker\n",
+            "/sys/fs/cgroup/app/worker/cpu.max": "150000 100000\n",
+            "/sys/fs/cgroup/app/cpu.max": "50000 100000\n",
+        },
+        CgroupLimits(cpu_cores=0.5),
+    ),
+    "v2, in a container": ({MEMBERSHIP: "0::/docker/4711\n", "/sys/fs/cgroup/cpu.max": "200000 100000\n"}, CgroupLimits(cpu_cores=2.0)),
+    "v1": (
+        {
+            MEMBERSHIP: "4:memory:/app\n3:cpu,cpuacct:/app\n0::/\n",
+            "/sys/fs/cgroup/cpu,cpuacct/app/cpu.cfs_quota_us": "25000\n",
+            "/sys/fs/cgroup/cpu,cpuacct/app/cpu.cfs_period_us": "100000\n",
+            "/sys/fs/cgroup/memory/app/memory.limit_in_bytes": "2097152\n",
+            "/sys/fs/cgroup/memory/memory.limit_in_bytes": NO_LIMIT,
+        },
+        CgroupLimits(cpu_cores=0.25, memory_bytes=2 * MIB),
+    ),
+    "v1, no limit": (
+        {
+            MEMBERSHIP: "3:cpu:/\n",
+            "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1\n",
+            "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000\n",
+        },
+        CgroupLimits(),
+    ),
+    "v2 beside v1": ({MEMBERSHIP: "0::/app\n", "/sys/fs/cgroup/unified/app/cpu.max": "300000 100000"}, CgroupLimits(cpu_cores=3.0)),
+}
+
+
+@pytest.mark.parametrize(("files", "expected"), TREES.values(), ids=TREES.keys())
+def test_the_tightest_control_group_counts(files: dict[str, str], expected: CgroupLimits) -> None:
+    """Limits are found in both versions, above the process' own group, and at the root of what a container sees."""
+    assert expected == cgroup_limits(files.get)
+
+
+@given(st.text(), st.text())
+def test_any_text_is_a_limit_or_none(membership: str, limit: str) -> None:
+    """Whatever the files say, asking raises nothing, and a limit is positive."""
+    found = cgroup_limits(lambda path: membership if path == MEMBERSHIP else limit)
+    assert found.cpu_cores is None or found.cpu_cores > 0

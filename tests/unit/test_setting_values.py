@@ -1,0 +1,141 @@
+"""The settings of balancing one by one: how values are read, what they may be, and how they are spelled.
+
+May live here: `brokers.setting_values` with the table of `brokers.setting_meanings`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import fields
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.balancing_settings import PLACEMENTS, SHEDDERS, BalancingSettings
+from brokers.errors import InvalidSetting, UnknownSetting
+from brokers.setting_meanings import GROUPS, MEANINGS
+from brokers.setting_values import CHOICES, NAMESPACES_MAX, SETTINGS, Value, setting_named, spelled, value_in, value_of, with_value
+from brokers.split_points import ALGORITHMS, SPECIFIED_POSITIONS_DIVIDE
+
+NUMBERS = [name for name, setting in SETTINGS.items() if setting.kind in (int, float)]
+GIVEN: st.SearchStrategy[Value] = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=30)
+    | st.sampled_from(["none", "true", "FALSE", "0", "1", "-0.0", "1e3", "1e999", "0x1p-2", "1_000", "٣", "a/b,c/d", *SHEDDERS])
+    | st.frozensets(st.sampled_from(["a/b", "c/d", "nonsense"]))
+)
+
+
+def test_every_setting_has_a_meaning() -> None:
+    """The tables have a row for each setting and for each group, and for nothing else, in the same order."""
+    assert list(SETTINGS) == list(MEANINGS)
+    assert list(GROUPS) == [group.name for group in fields(BalancingSettings)]
+
+
+def test_names_are_chosen_among_what_there_is() -> None:
+    """Each setting that is a name has its choices; positions that nobody names are no way to split."""
+    assert {name for name, setting in SETTINGS.items() if setting.kind is str} == set(CHOICES)
+    assert (tuple(SHEDDERS), tuple(PLACEMENTS)) == (CHOICES["balancing.shedder"], CHOICES["balancing.placement"])
+    assert {SPECIFIED_POSITIONS_DIVIDE} == set(ALGORITHMS) - set(CHOICES["balancing.split_algorithm"])
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_default_is_a_value_of_its_setting(name: str) -> None:
+    """It is that of the settings as they are made, and read as the same from how it is spelled."""
+    setting = SETTINGS[name]
+    assert setting.default == value_in(BalancingSettings(), name)
+    assert setting.default == value_of(name, setting.default) == value_of(name, spelled(setting.default))
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_both_ends_of_a_range_can_be_had(name: str) -> None:
+    """What the table allows, the groups allow, too; just outside is refused with what is expected."""
+    setting = SETTINGS[name]
+    bounds = setting.meaning.range
+    least, most = setting.kind(bounds.least), setting.kind(min(bounds.most, 1e17))
+    inside, outside = (least, least - 1) if not bounds.open else ((least + most) / 2, least)
+    assert inside == value_of(name, inside)
+    if not bounds.open:
+        assert most == value_of(name, most)
+    for wrong in (outside, -1, math.nan, -math.inf):
+        with pytest.raises(InvalidSetting) as caught:
+            value_of(name, wrong)
+        assert (name, setting.expected) == (caught.value.setting, caught.value.expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "expected"),
+    [
+        ("balancing.enabled", "True", True),
+        ("balancing.shed_interval_ms", "+900", 900),
+        ("balancing.shedder", "AvgShedder", "AvgShedder"),
+        ("transfer.target_deviation", ".1", 0.1),
+        ("transfer.target_deviation", 1, 1.0),
+        ("transfer.excluded_namespaces", "a/b, c/d", frozenset({"a/b", "c/d"})),
+        ("transfer.excluded_namespaces", "none", frozenset()),
+        ("limits.sessions_max", "none", None),
+        ("reports.nic_speed_gbps", None, None),
+    ],
+)
+def test_a_text_is_read_as_its_setting_wants_it(name: str, given: Value, expected: Value) -> None:
+    """As people write it on a command line, and as programs have it."""
+    value = value_of(name, given)
+    assert (expected, type(expected)) == (value, type(value))
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "told"),
+    [
+        ("balancing.enabled", "on", "it must be true or false; the old setting stays"),
+        ("balancing.enabled", 1, "it must be true or false"),
+        ("balancing.shedder", "MyShedder", "it must be one of Leveller, TransferShedder"),
+        ("balancing.split_algorithm", SPECIFIED_POSITIONS_DIVIDE, "it must be one of range_equally_divide"),
+        ("balancing.shed_interval_ms", "0", "it must be an integer, at least 1"),
+        ("balancing.shed_interval_ms", "1.5", "it must be an integer"),
+        ("balancing.shed_interval_ms", True, "it must be an integer"),
+        ("balancing.shed_interval_ms", None, "it must be an integer"),
+        ("reports.history", "1.01", "it must be a number, from 0 to 1"),
+        ("merge.cold_ratio", "1", "it must be a number, above 0 and below 1"),
+        ("limits.sessions_max", "-1", "it must be an integer, at least 1, or none"),
+        ("limits.topics_max", 2**62, "limits.topics_max cannot be"),
+        ("transfer.target_deviation", 10**400, "it must be a number, at least 0"),
+        ("transfer.excluded_namespaces", "shop", f"it must be up to {NAMESPACES_MAX} namespaces"),
+        ("transfer.excluded_namespaces", frozenset(f"a/{number}" for number in range(NAMESPACES_MAX + 1)), "it must be up to"),
+    ],
+)
+def test_what_a_setting_cannot_be_is_refused(name: str, given: Value, told: str) -> None:
+    """With the setting, the value and what is expected; a value of any length is quoted in part."""
+    with pytest.raises(InvalidSetting) as caught:
+        value_of(name, given)
+    assert str(caught.value).startswith(f"{name} cannot be ")
+    assert told in str(caught.value)
+    assert len(str(caught.value)) < 800
+
+
+@pytest.mark.parametrize(
+    ("name", "nearest"),
+    [("transfer.target_deviaton", "transfer.target_deviation"), ("nonsense", None), ("threshold.weights", None), ("x" * 100_000, None)],
+)
+def test_a_setting_that_there_is_not_is_told_with_the_nearest(name: str, nearest: str | None) -> None:
+    """A group inside of another is none either; a name without end costs no time."""
+    with pytest.raises(UnknownSetting) as caught:
+        setting_named(name)
+    assert (nearest is None or nearest == caught.value.nearest, True) == (True, len(str(caught.value)) < 400)
+
+
+@given(name=st.sampled_from(list(SETTINGS)), given=GIVEN)
+def test_whatever_is_given_is_a_value_or_refused(name: str, given: Value) -> None:
+    """A value changes its own setting and no other, and is read as the same from how it is spelled."""
+    try:
+        value = value_of(name, given)
+    except InvalidSetting:
+        return
+    assert value == value_of(name, spelled(value))
+    changed = with_value(BalancingSettings(), name, given)
+    assert {**{other: setting.default for other, setting in SETTINGS.items()}, name: value} == {
+        other: value_in(changed, other) for other in SETTINGS
+    }

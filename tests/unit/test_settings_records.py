@@ -1,0 +1,226 @@
+"""The settings of balancing on the channel: spelled, read, changed, and told.
+
+May live here: `brokers.settings_records`, over documents and over small channels.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from brokers.agent.intents import SetSettings, subject_of
+from brokers.agent.requests import record_of
+from brokers.balancing_settings import BalancingSettings, Rounds
+from brokers.errors import InvalidSetting, UnknownSetting
+from brokers.setting_values import NAMESPACES_MAX, SETTINGS, spelled, with_value
+from brokers.settings_records import (
+    CHANGED_BY,
+    KEY,
+    Changes,
+    change_in,
+    changed,
+    changed_by,
+    check_changes,
+    differences,
+    document_of,
+    problems_in,
+    settings_in,
+    settings_of,
+)
+from channel import propose
+from channel.codec import decode
+from channel.entries import Verdict
+from channel.reader import Folded
+from channel.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TEXT_CHARACTERS_MAX, Document, Reason, Scalar
+from channel.view import View, apply
+from tests.folding import Channel, channel_with
+
+BASE = BalancingSettings(balancing=Rounds(shed_interval_ms=123, namespace_bundles=9))
+
+
+def set_settings(channel: Channel, changes: Changes, by: str | None = None) -> Verdict | None:
+    """Change settings against the view as it is; None if that was accepted."""
+    make = record_of(channel.view, SetSettings(changes=changes, changed_by=by))
+    if isinstance(make, Verdict):
+        return make
+    channel.accept(make(channel.author("a")))
+    return None
+
+
+def with_document(document: Document) -> Channel:
+    """A channel whose settings are this document, whoever wrote it."""
+    channel = channel_with("a")
+    channel.accept(propose.set_policy(channel.author("a"), channel.view, name=KEY, document=document))
+    return channel
+
+
+def test_where_the_channel_says_nothing_the_base_holds() -> None:
+    """Without a record, and of all that a record does not say."""
+    channel = channel_with("a")
+    assert (BASE, ()) == (settings_in(channel.view, BASE), problems_in(channel.view, BASE))
+    assert None is set_settings(channel, {"transfer.target_deviation": "0.1"})
+    assert with_value(BASE, "transfer.target_deviation", 0.1) == settings_in(channel.view, BASE)
+
+
+def test_settings_are_spelled_so_that_others_can_read_them() -> None:
+    """Integers and truths as such, fractions and what is not there as texts, namespaces one by one."""
+    changes: Changes = {
+        "balancing.enabled": "false",
+        "level.moves_max": 7,
+        "transfer.target_deviation": "0.10",
+        "limits.sessions_max": "none",
+        "transfer.excluded_namespaces": "b/b, a/a",
+    }
+    expected = {
+        "balancing.enabled": False,
+        "level.moves_max": 7,
+        "transfer.target_deviation": "0.1",
+        "limits.sessions_max": "none",
+        "transfer.excluded_namespaces.0": "a/a",
+        "transfer.excluded_namespaces.1": "b/b",
+        CHANGED_BY: "admin:erin",
+    }
+    channel = channel_with("a")
+    assert None is set_settings(channel, changes, "admin:erin")
+    document = document_of(channel.view)
+    assert expected == document
+    assert "admin:erin" == changed_by(document)
+    settings = settings_in(channel.view, BASE)
+    assert (False, 7, 0.1, None) == (
+        settings.balancing.enabled,
+        settings.level.moves_max,
+        settings.transfer.target_deviation,
+        settings.limits.sessions_max,
+    )
+    assert frozenset({"a/a", "b/b"}) == settings.transfer.excluded_namespaces
+
+
+def test_a_change_leaves_the_others_as_they_are() -> None:
+    """Namespaces are replaced as a whole; None takes a setting away; who made the change before is forgotten."""
+    document = changed({}, {"transfer.excluded_namespaces": "a/a,b/b", "level.moves_max": 7}, "erin")
+    document = changed(document, {"transfer.excluded_namespaces": "c/c"}, None)
+    assert {"transfer.excluded_namespaces.0": "c/c", "level.moves_max": 7} == document
+    document = changed(document, {"transfer.excluded_namespaces": "none", "level.moves_max": None, "level.start_ratio": None}, None)
+    assert {"transfer.excluded_namespaces": "none"} == document
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"level.moves_max": "9", "level.moves_maxx": "9"}, UnknownSetting),
+        ({"level.moves_max": "9", "level.start_ratio": "-1"}, InvalidSetting),
+        ({"level.moves_max": None, "balancing.shedder": "Mine"}, InvalidSetting),
+        ({"level.moves_max": None, "level.nonsense": None}, UnknownSetting),
+    ],
+)
+def test_of_changes_of_which_one_cannot_be_none_is_made(changes: Changes, error: type[Exception]) -> None:
+    """The refusal says which, the channel keeps what it had, and nothing is put on the log."""
+    channel = channel_with("a")
+    set_settings(channel, {"level.moves_max": "7"})
+    before = channel.view.offset
+    verdict = set_settings(channel, changes)
+    assert verdict is not None
+    assert Reason.MALFORMED == verdict.reason
+    assert next(name for name in changes if name != "level.moves_max") in (verdict.problem or "")
+    assert (before, {"level.moves_max": 7}) == (channel.view.offset, document_of(channel.view))
+    with pytest.raises(error):
+        check_changes(channel.view, changes)
+
+
+def test_a_name_of_any_length_is_refused_before_the_channel_does() -> None:
+    """Who wants a change has as many characters as a text of the channel."""
+    channel = channel_with("a")
+    assert None is set_settings(channel, {}, "x" * TEXT_CHARACTERS_MAX)
+    verdict = set_settings(channel, {}, "x" * (TEXT_CHARACTERS_MAX + 1))
+    assert verdict is not None
+    assert Reason.MALFORMED == verdict.reason
+
+
+def test_two_changes_at_once_both_land() -> None:
+    """The second is based on what was; it is rejected as stale, and made again of what is."""
+    channel = channel_with("a")
+    intents = [SetSettings(changes={"level.moves_max": "7"}), SetSettings(changes={"level.start_ratio": "0.5"})]
+    first, second = (make(channel.author("a")) for make in [record_of(channel.view, intent) for intent in intents] if callable(make))
+    channel.accept(first)
+    assert Reason.STALE == channel.put(second).reason
+    assert None is set_settings(channel, intents[1].changes)
+    assert {"level.moves_max": 7, "level.start_ratio": "0.5"} == document_of(channel.view)
+    assert KEY == subject_of(intents[0])
+
+
+def test_all_settings_at_once_fit_into_a_record() -> None:
+    """Every setting, and as many namespaces as there may be, with names as long as there may be."""
+    names = ",".join(f"{'t' * 255}/{number:0>255}" for number in range(NAMESPACES_MAX))
+    changes: dict[str, Scalar | None] = {name: spelled(setting.default) for name, setting in SETTINGS.items()}
+    channel = channel_with("a")
+    assert None is set_settings(channel, {**changes, "transfer.excluded_namespaces": names}, "x" * TEXT_CHARACTERS_MAX)
+    assert NAMESPACES_MAX == len(settings_in(channel.view, BASE).transfer.excluded_namespaces)
+
+
+def test_a_document_that_others_have_filled_is_not_made_longer() -> None:
+    """What cannot be read stays as it is, and a change that does not fit any more is refused with how much does."""
+    document: Document = {f"later.{number}": number for number in range(DOCUMENT_ENTRIES_MAX)}
+    channel = with_document(document)
+    verdict = set_settings(channel, {"level.moves_max": "7"})
+    assert verdict is not None
+    assert (Reason.ILLEGAL_TRANSITION, True) == (verdict.reason, str(DOCUMENT_ENTRIES_MAX) in (verdict.problem or ""))
+    assert None is set_settings(channel, {"level.moves_max": "7", "later.0": None, "later.1": None})
+    assert 7 == settings_in(channel.view, BASE).level.moves_max
+
+
+def test_what_cannot_be_read_is_told_and_the_base_holds_for_it() -> None:
+    """A setting of another version, a value of another type, a number out of bounds: each is named, and spoils no other."""
+    document: Document = {"later.thing": 1, "balancing.enabled": "perhaps", "level.moves_max": 0, "level.start_ratio": "0.5"}
+    channel = with_document(document)
+    assert with_value(BASE, "level.start_ratio", 0.5) == settings_in(channel.view, BASE)
+    problems = problems_in(channel.view, BASE)
+    assert 3 == len(problems)
+    for problem, name in zip(problems, ("balancing.enabled", "later.thing", "level.moves_max"), strict=True):
+        assert name in problem
+
+
+@given(
+    document=st.dictionaries(
+        st.sampled_from([*SETTINGS, "transfer.excluded_namespaces.0", "transfer.excluded_namespaces.x", "level.", CHANGED_BY])
+        | st.text(min_size=1, max_size=8),
+        st.booleans() | st.integers(0, INTEGER_MAX) | st.text(max_size=8) | st.sampled_from(["0.5", "none", "a/b", "TransferShedder"]),
+        max_size=12,
+    )
+)
+def test_whatever_stands_there_is_read_entry_by_entry(document: dict[str, Scalar]) -> None:
+    """Nothing raises; each setting is as the document says if that can be, else as the base; and each problem is told."""
+    channel = with_document(document)
+    expected, failed = BASE, 0
+    for name, value in settings_of(document).items():
+        try:
+            expected = with_value(expected, name, value)
+        except (UnknownSetting, InvalidSetting):
+            failed += 1
+    assert expected == settings_in(channel.view, BASE)
+    assert failed == len(problems_in(channel.view, BASE))
+
+
+def test_a_change_is_told_with_what_was() -> None:
+    """Of each setting what it was and is; where the channel says nothing, the default is told, too."""
+    before: Document = {"level.moves_max": 7, "transfer.excluded_namespaces.0": "a/a", CHANGED_BY: "x"}
+    after: Document = {"transfer.target_deviation": "0.1", "transfer.excluded_namespaces": "none", "later.thing": 1}
+    assert [
+        "later.thing: not set -> 1",
+        "level.moves_max: 7 -> 4 (default)",
+        "transfer.excluded_namespaces: a/a -> none",
+        "transfer.target_deviation: 0.25 (default) -> 0.1",
+    ] == [str(one) for one in differences(before, after)]
+
+
+def test_a_record_is_told_by_who_wanted_it() -> None:
+    """That is whom the document names, or else its publisher; records about other things are none of these."""
+    channel = channel_with("a")
+    set_settings(channel, {"level.moves_max": "7"}, "erin")
+    set_settings(channel, {"level.moves_max": "8"})
+    view, told = View(), []
+    for offset, data in channel.entries:
+        record = decode(data)
+        change = change_in(Folded(offset=offset, record=record, verdict=apply(view, offset, record)))
+        told += [] if change is None else [(change.by, [(one.before, one.after) for one in change.made])]
+    assert [("erin", [(None, "7")]), ("a", [("7", "8")])] == told

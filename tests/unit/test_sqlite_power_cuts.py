@@ -1,0 +1,118 @@
+"""What an SQLite log leaves to the operating system while it is truncated, and what a power cut then takes back.
+
+May live here: which transactions wait for the disk, and files as a disk may have them once the power was cut.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sqlite3
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from channel.sqlite_log import TRUNCATE_STEP_ENTRIES
+from tests.unit.sqlite_files import TIMEOUT_MS, append, open_at
+
+RECORD = bytes(300)
+ENTRIES = 2 * TRUNCATE_STEP_ENTRIES + 3
+WAL_FRAME_BYTES = 24 + 4_096
+TOLD = ("PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL", "UPDATE log", "DELETE FROM entries", "INSERT INTO entries")
+SLEEP = "channel.sqlite_storage.time.sleep"
+
+
+class CutOffError(Exception):
+    """What a truncation breaks off with."""
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """How each statement of interest begins that is executed in a log opened from here on, in their order."""
+    told: list[str] = []
+
+    class TellingConnection(sqlite3.Connection):
+        def __init__(self, *args: object, **options: object) -> None:
+            super().__init__(*args, **options)  # type: ignore[arg-type] # as it was called
+            self.set_trace_callback(lambda statement: told.extend(begin for begin in TOLD if statement.startswith(begin)))
+
+    monkeypatch.setattr(sqlite3, "connect", partial(sqlite3.connect, factory=TellingConnection))
+    return told
+
+
+def test_a_truncation_waits_for_the_disk_once(told: list[str], tmp_path: Path) -> None:
+    """Its new start is durable before the first entry goes, the steps wait for the operating system, and appends wait again."""
+    log = open_at(tmp_path / "log.db")
+    append(log, *[RECORD] * ENTRIES)
+    told.clear()
+    log.truncate(log.end(), timeout_ms=TIMEOUT_MS)
+    raised, lazy, *removed, durable = told
+    assert ["UPDATE log", "PRAGMA synchronous = NORMAL", "PRAGMA synchronous = FULL"] == [raised, lazy, durable]
+    assert ["DELETE FROM entries"] * 3 == removed
+    log.close()
+
+
+def test_a_truncation_that_breaks_off_leaves_appends_durable(told: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever ends a truncation between two of its steps, the next append waits for the disk."""
+
+    def pause(_: float) -> None:
+        raise CutOffError
+
+    log = open_at(tmp_path / "log.db")
+    append(log, *[RECORD] * ENTRIES)
+    monkeypatch.setattr(SLEEP, pause)
+    with pytest.raises(CutOffError):
+        log.truncate(log.end(), timeout_ms=TIMEOUT_MS)
+    append(log, RECORD)
+    assert ["DELETE FROM entries", "PRAGMA synchronous = FULL", "INSERT INTO entries", "UPDATE log"] == told[-4:]
+    log.close()
+
+
+def cuts(path: Path, folder: Path, *, durable_bytes: int) -> Iterator[Path]:
+    """The log at `path` as a disk may have it: with each part of its WAL beyond what somebody waited for, from none to all of it."""
+    wal = Path(f"{path}-wal").read_bytes()
+    for size in range(durable_bytes, len(wal) + 1, WAL_FRAME_BYTES):
+        cut = folder / f"{size}.db"
+        shutil.copyfile(path, cut)
+        Path(f"{cut}-wal").write_bytes(wal[:size])
+        yield cut
+
+
+def entries_in(path: Path) -> int:
+    """How many entries the file holds, those below the log's start as well."""
+    connection = sqlite3.connect(path)
+    [(entries,)] = connection.execute("SELECT count(*) FROM entries").fetchall()
+    connection.close()
+    return int(entries)
+
+
+def test_a_power_cut_takes_back_what_a_truncation_removed_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever it takes of the WAL that no append waited for, the log holds what was appended, and is truncated again."""
+    path = tmp_path / "log.db"
+    log, other = open_at(path), open_at(path)
+    offsets = append(log, *[RECORD] * ENTRIES)
+    below = offsets[-2]
+    durable_bytes: list[int] = []
+
+    def pause(_: float) -> None:
+        if not durable_bytes:
+            offsets.extend(append(other, b"between two steps"))
+            durable_bytes.append(Path(f"{path}-wal").stat().st_size)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SLEEP, pause)
+        log.truncate(below, timeout_ms=TIMEOUT_MS)
+    kept = [offset for offset in offsets if offset >= below]
+    left = []
+    for cut in cuts(path, tmp_path, durable_bytes=durable_bytes[0]):
+        found = open_at(cut)
+        left.append(entries_in(cut))
+        assert (below, offsets[-1]) == (found.start(), found.end())
+        assert kept == [entry.offset for entry in found.read(below, limit=ENTRIES)]
+        found.truncate(below, timeout_ms=TIMEOUT_MS)
+        assert len(kept) == entries_in(cut)
+        found.close()
+    assert (len(offsets) - TRUNCATE_STEP_ENTRIES, len(kept)) == (left[0], left[-1]), "the cuts take back what came after the append"
+    log.close()
+    other.close()
