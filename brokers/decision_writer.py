@@ -59,12 +59,6 @@ class DecisionWriter:
                 self._failed(error)
             else:
                 self._failures.succeeded()
-            finally:
-                self._waiting.task_done()
-
-    async def drained(self) -> None:
-        """Wait until all that was decided so far is written, or lost."""
-        await self._waiting.join()
 
     def _failed(self, error: Exception) -> None:
         self._failures.failed(error, self._clock.now().boot_ms)

@@ -61,13 +61,16 @@ class Scheduler:
         in_flight = {**others, **self._in_flight}
         busy = Counter(broker for ends in in_flight.values() for broker in ends if broker is not None)
         begun: list[Move] = []
+        waiting: list[Move] = []
         for move in self._waiting:
             ends = (move.source, move.destination)
             has_room = all(broker is None or busy[broker] < broker_moves_max for broker in ends)
             if has_room and move.bundle not in in_flight and len(in_flight) + len(begun) < moves_max:
                 busy.update(broker for broker in ends if broker is not None)
                 begun.append(move)
-        self._waiting = [move for move in self._waiting if move not in begun]
+            else:
+                waiting.append(move)
+        self._waiting = waiting
         self._in_flight.update({move.bundle: (move.source, move.destination) for move in begun})
         return tuple(begun)
 

@@ -42,7 +42,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_nothing_of_an_extra_is_there(installed: Path, tmp_path: Path, module: str) -> None:
     """Else this file shows nothing that other tests do not show."""
     code = f"import sys\ntry:\n import {module}\nexcept ModuleNotFoundError:\n sys.exit(0)\nsys.exit(1)"
-    done(str(installed / "python"), "-c", code, folder=tmp_path)
+    assert "" == done(str(installed / "python"), "-c", code, folder=tmp_path)
 
 
 @pytest.mark.parametrize("line", [["--help"], ["namespaces", "create", "--help"], ["plan", "--help"], ["--version"]])

@@ -71,6 +71,14 @@ class Balanced:
             )
             self.tasks.append(asyncio.ensure_future(balancing.run()))
 
+    async def hold_up(self, *bundles: str) -> None:
+        """Plan the moves of `bundles` from the first broker to the second, which takes nothing yet, and wait until the first has begun."""
+        source, destination = self.cluster.brokers
+        destination.service.taking.clear()
+        self.policy.moves = [Move(bundle=name, source=source.id, destination=destination.id, reason="test") for name in bundles]
+        self.begin()
+        await until(lambda: self.cluster.view.bundles[bundles[0]].phase == "transferring")
+
     def held_by(self, number: int) -> list[str]:
         """The bundles of one broker, by name."""
         broker = self.cluster.brokers[number]
@@ -101,12 +109,9 @@ def test_nobody_waits_for_a_move_after_the_end(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with balanced(tmp_path, brokers=2) as stage:
-            leader, other = stage.cluster.brokers
+            _, other = stage.cluster.brokers
             bundle = stage.held_by(0)[0]
-            other.service.taking.clear()
-            stage.policy.moves = [Move(bundle=bundle, source=leader.id, destination=other.id, reason="test")]
-            stage.begin()
-            await until(lambda: stage.cluster.view.bundles[bundle].phase == "transferring")
+            await stage.hold_up(bundle)
             assert [f"move of {bundle}"] == moves_under_way()
             left: list[list[str]] = []
             stage.tasks[0].add_done_callback(lambda _: left.append(moves_under_way()))
@@ -142,10 +147,7 @@ def test_moves_at_once_are_bounded_and_a_move_that_was_called_off_makes_room(tmp
         async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, broker_moves_max=1)) as stage:
             leader, other = stage.cluster.brokers
             first, second = stage.held_by(0)
-            other.service.taking.clear()
-            stage.policy.moves = [Move(bundle=name, source=leader.id, destination=other.id, reason="test") for name in (first, second)]
-            stage.begin()
-            await until(lambda: stage.cluster.view.bundles[first].phase == "transferring")
+            await stage.hold_up(first, second)
             assert ("owned", [f"move of {first}"]) == (stage.cluster.view.bundles[second].phase, moves_under_way())
             await leader.worker.request(CallOff(bundle=first, reason="enough"), timeout_ms=20_000)
             await until(lambda: stage.cluster.view.bundles[second].phase == "transferring")
@@ -163,10 +165,7 @@ def test_balancing_that_is_switched_off_begins_nothing_more(tmp_path: Path, capl
         async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, broker_moves_max=1)) as stage:
             leader, other = stage.cluster.brokers
             first, second = stage.held_by(0)
-            other.service.taking.clear()
-            stage.policy.moves = [Move(bundle=name, source=leader.id, destination=other.id, reason="test") for name in (first, second)]
-            stage.begin()
-            await until(lambda: stage.cluster.view.bundles[first].phase == "transferring")
+            await stage.hold_up(first, second)
             stage.set(replace(ROUNDS, enabled=False))
             await until(lambda: "a move is not begun any more" in caplog.messages)
             rounds = len(stage.decisions)
@@ -253,10 +252,7 @@ def test_a_move_that_waited_breaks_no_policy_that_was_set_meanwhile(tmp_path: Pa
         async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, moves_max=1)) as stage:
             leader, other = stage.cluster.brokers
             first, second = stage.held_by(0)
-            other.service.taking.clear()
-            stage.policy.moves = [Move(bundle=name, source=leader.id, destination=other.id, reason="test") for name in (first, second)]
-            stage.begin()
-            await until(lambda: stage.cluster.view.bundles[first].phase == "transferring")
+            await stage.hold_up(first, second)
             stage.policy.moves, before = [], stage.cluster.view.bundles[second]
             namespace, _, range_ = second.rpartition("/")
             pin = SetClusterPolicy(policy="pin/kept", document={"namespace": namespace, "range": range_, "brokers.0": leader.id})
@@ -274,12 +270,9 @@ def test_placement_follows_settings_and_load_while_moves_hold_up_rounds(tmp_path
 
     async def story() -> None:
         async with balanced(tmp_path, brokers=2) as stage:
-            leader, other = stage.cluster.brokers
+            leader, _ = stage.cluster.brokers
             bundle = stage.held_by(0)[0]
-            other.service.taking.clear()
-            stage.policy.moves = [Move(bundle=bundle, source=leader.id, destination=other.id, reason="test")]
-            stage.begin()
-            await until(lambda: stage.cluster.view.bundles[bundle].phase == "transferring")
+            await stage.hold_up(bundle)
             rounds = len(stage.decisions)
             stage.set(replace(ROUNDS, placement="RoundRobin"))
             await until(lambda: isinstance(leader.worker.agent.placement, RoundRobin))

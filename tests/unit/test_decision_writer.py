@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -20,6 +21,9 @@ from shedder.plan import Idle, Move, Stay
 
 IDLE = Idle(result="Skip", cause="HitCount", reason="the load is even")
 MOVE = Move(bundle="t/n/0x00000000_0xffffffff", source="a", destination="b", reason="test")
+
+# Written whatever came before it, and after all of that.
+LAST = Decision(at_ms=0, broker="a", kind="merge", strategy="AutoMerge")
 
 
 class SetClock:
@@ -35,16 +39,20 @@ class SetClock:
 
 
 class Kept:
-    """A decision log that can be away."""
+    """A decision log that can be away. `has_last` is set when it is given the last decision, kept or not."""
 
     def __init__(self) -> None:
         self.decisions: list[Decision] = []
+        self.has_last = threading.Event()
         self.is_away = False
 
     def write(self, decision: Decision) -> None:
+        if not self.is_away:
+            self.decisions.append(decision)
+        if decision == LAST:
+            self.has_last.set()
         if self.is_away:
             raise DecisionLogUnavailable(log="test", problem="it is away")
-        self.decisions.append(decision)
 
     def newest(self, at_most: int) -> Sequence[Decision]:
         return self.decisions[-at_most:]
@@ -66,12 +74,14 @@ def written(kept: Kept, clock: SetClock, steps: Sequence[tuple[int, Decision]]) 
         for at_ms, each in steps:
             clock.boot_ms = at_ms
             writer.decided(each)
+        writer.decided(LAST)
         task = asyncio.ensure_future(writer.run())
-        await asyncio.wait_for(writer.drained(), timeout=10)
+        await asyncio.to_thread(kept.has_last.wait, 10)
         task.cancel()
+        assert kept.has_last.is_set()
 
     asyncio.run(story())
-    return len(counted), kept.decisions
+    return len(counted) - 1, [each for each in kept.decisions if each != LAST]
 
 
 def test_rounds_that_come_to_nothing_are_counted_each_and_written_once_a_minute() -> None:
