@@ -20,6 +20,7 @@ from brokers.errors import CompactionFailed
 from brokers.worker import Worker
 from channel.difference import Jump
 from channel.reader import Folded
+from compaction.holds import holds_in
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -46,6 +47,7 @@ class Compacting:
         self._since_ms = worker.clock.now().boot_ms
         self._not_before_ms = self._since_ms
         self._told: str | None = None
+        self._lapsed: tuple[str, ...] = ()
 
     async def run(self) -> None:
         """Look every second whether a compaction is due, and have it run if so; where `compact_records` is 0, never."""
@@ -94,6 +96,18 @@ class Compacting:
             metrics.uncompacted(self._records)
             fields = {"broker": self._worker.broker_id, "horizon": horizon, "records": began_records, "took_ms": took_ms}
             _logger.info("compacted the channel", extra=fields)
+            self._tell_holds()
+
+    def _tell_holds(self) -> None:
+        """Which archives keep the log long, and which have stood still for so long that their holds no longer count."""
+        held = holds_in(self._worker.agent.view.policies, now_ms=self._worker.clock.now().wall_ms)
+        self._worker.metrics.compaction.holds(archived_to=held.archived_to, lapsed=len(held.lapsed))
+        if held.lapsed and held.lapsed != self._lapsed:
+            fields = {"broker": self._worker.broker_id, "alarm": "archive_hold", "archives": ", ".join(held.lapsed)}
+            self._worker.metrics.alarm("archive_hold")
+            text = "nothing is kept any longer for archives that have not moved: start them again, or lift their holds"
+            _logger.warning(text, extra=fields)
+        self._lapsed = held.lapsed
 
     def _failed(self, error: CompactionFailed) -> None:
         """What was told already is not told again: a log that cannot be compacted refuses it every minute."""

@@ -26,6 +26,10 @@ class CompactionMetrics:
         self._horizon = gauge("compaction_horizon_offset", "The offset up to which this broker has compacted the channel.")
         self._duration = gauge("compaction_duration_seconds", "How long the last compaction by this broker took.")
         self._uncompacted = gauge("uncompacted_records", "Records folded since this broker's last compaction, or its start.")
+        self._archived = gauge(
+            "archive_archived_offset", "The lowest offset up to which every archive that holds the log has read; 0: none does."
+        )
+        self._lapsed = gauge("archive_holds_lapsed", "Archives whose holds are too old to count.")
         gauge("compaction_age_seconds", "The time since the last compaction by this broker.").set_function(self._age_s)
         text = "Compactions by this broker that did not come to their end."
         self._failures = Counter("equipoise_compaction_failures_total", text, ("broker",), registry=registry).labels(broker)
@@ -35,6 +39,11 @@ class CompactionMetrics:
         self._ended_ns = self._now_ns()
         self._horizon.set(horizon)
         self._duration.set(took_ms / 1_000)
+
+    def holds(self, *, archived_to: int | None, lapsed: int) -> None:
+        """What archives have the log keep."""
+        self._archived.set(archived_to or 0)
+        self._lapsed.set(lapsed)
 
     def failed(self) -> None:
         """One has not."""

@@ -166,7 +166,7 @@ def _balancing(worker: Worker) -> Sequence[Coroutine[None, None, None]]:
     metrics = worker.metrics.balancing
     writer = DecisionWriter(open_decision_log(log_url), broker=worker.broker_id, clock=worker.clock, counted=metrics.decided)
     # A handle each, since each is used in threads of its own.
-    reporter = LoadReporter(worker, open_load_bus(log_url), settings)
+    reporter = LoadReporter(worker, open_load_bus(log_url, keep=worker.config.observations), settings)
     balancing = Balancing(worker, open_load_bus(log_url), settings=settings, decided=writer.decided)
     dividing = Dividing(worker, reporter.bundles, settings, writer.decided)
     return (writer.run(), reporter.run(), balancing.run(), dividing.run())

@@ -167,6 +167,9 @@ class Work:
         now = self._clock.now()
         if not handle.passes(now) or handle.token != self.token:
             raise self._lost(handle, now)
+        by_token = self._by_token or (handle.serves_on and not handle.lease.good(now))
+        handle.answered_ns = answered_ns
+        handle.answered_by_token = handle.answered_by_token or by_token
         if self._witness is not None:
             self._witness(
                 Evidence(
@@ -177,7 +180,7 @@ class Work:
                     answered_ns=answered_ns,
                     lease_deadline_ns=handle.lease.deadline_ms * _NANOSECONDS_PER_MILLISECOND,
                     message=message,
-                    by_token=self._by_token or (handle.serves_on and not handle.lease.good(now)),
+                    by_token=by_token,
                 )
             )
 

@@ -28,7 +28,6 @@ from brokers.clock import Clock, SystemClock
 from brokers.config import WorkerConfig, installed_version
 from brokers.data_directory import DataDirectory
 from brokers.directory_thread import DirectoryThread
-from brokers.evidence import EvidenceFile
 from brokers.failed_appends import FailedAppends
 from brokers.handover import fetch_from
 from brokers.listeners import Listeners
@@ -42,6 +41,7 @@ from brokers.service_runner import ServiceEffect, ServiceRunner, peer_of
 from brokers.snapshots import Snapshots
 from brokers.waiting import Waiting
 from brokers.whereabouts import Located, Whereabouts
+from brokers.witnesses import Witnesses
 from channel.append_queue import Appended, AppendOutcome, InDoubt
 from channel.deadline import Deadline
 from channel.difference import Jump
@@ -115,7 +115,7 @@ class Worker:
         self._finished: asyncio.Future[None] | None = None
         self._letting_go: asyncio.Task[None] | None = None
         self._caught_up = False
-        self._evidence: EvidenceFile | None = None
+        self._witnesses = Witnesses(config, clock=self.clock)
 
     # --- life ---
 
@@ -141,8 +141,7 @@ class Worker:
                 make_nonce=lambda: secrets.token_hex(16),
                 predecessor_nonces=directory.nonces,
             )
-            if self.config.evidence is not None:
-                self._evidence = EvidenceFile(self.config.evidence, broker=self.broker_id)
+            self._witnesses.begin(handle.identity)
         except BaseException:
             if handle is not None:
                 handle.close()
@@ -224,8 +223,7 @@ class Worker:
             await self._seat.stop(Deadline.after(timeout_ms=_LAST_WORDS_MS))
         finally:
             self._refolding.cancel()
-            if self._evidence is not None:
-                await asyncio.to_thread(self._evidence.close)
+            await asyncio.to_thread(self._witnesses.close)
             try:
                 await self._directory.stop(Deadline.after(timeout_ms=_LAST_WORDS_MS))
             except DeadlineExceeded as error:
@@ -269,6 +267,7 @@ class Worker:
                 effects = self.agent.step(taken, self.clock.now())
                 for effect in effects:
                     self._carry_out(effect)
+                self._witnesses.stepped(taken, self.agent)
                 # What only a look brought about must not make everybody look again.
                 if effects or not isinstance(taken, Tick | Wanted):
                     self._waiting.changed()
@@ -300,6 +299,7 @@ class Worker:
             self._seat.append(effect.data, partial(self._appended, effect))
         elif isinstance(effect, ServiceEffect):
             self._lines.begun(effect, self.agent.view)
+            self._witnesses.begun(effect)
             self._runner.carry_out(effect)
         elif isinstance(effect, Answered):
             self._requests.answer(effect)
@@ -369,6 +369,7 @@ class Worker:
         if self._finished is None or self._finished.done():
             return
         self.agent.lease.lose()
+        self._witnesses.ended()
         if self._timer is not None:
             self._timer.cancel()
         if error is None:
@@ -394,9 +395,8 @@ class Worker:
     # --- ownership ---
 
     def _own(self, handle: Handle, source: BrokerEntry | None) -> Ownership:
-        witness = None if self._evidence is None else self._evidence.write
         fetch = None if source is None else partial(fetch_from, peer_of(source), handle.bundle)
-        return Ownership(handle, clock=self.clock, witness=witness, fetch=fetch)
+        return Ownership(handle, clock=self.clock, witness=self._witnesses.of_work, fetch=fetch)
 
     @property
     def view(self) -> View:

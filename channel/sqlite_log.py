@@ -89,7 +89,7 @@ class SqliteLog:
         with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms) as bounds:
             first = bounds.end + 1
             now_ms = max(bounds.appended_ms, time.time_ns() // 1_000_000)
-            rows = [(offset, data, _checksum(offset, data), now_ms) for offset, data in enumerate(batch, first)]
+            rows = [(offset, data, checksum_of(offset, data), now_ms) for offset, data in enumerate(batch, first)]
             execute = self._storage.connection.executemany
             execute("INSERT INTO entries (offset, data, checksum, appended_ms) VALUES (?, ?, ?, ?)", rows)
             self._storage.connection.execute("UPDATE log SET end_offset = ?, appended_ms = ?", (bounds.end + len(rows), now_ms))
@@ -107,7 +107,7 @@ class SqliteLog:
             query = "SELECT offset, data, checksum FROM entries WHERE offset >= ? ORDER BY offset LIMIT ?"
             with contextlib.closing(self._storage.connection.execute(query, (position, min(limit, READ_ENTRIES_MAX)))) as rows:
                 for offset, data, checksum in rows:
-                    if type(data) is not bytes or _checksum(offset, data) != checksum:
+                    if type(data) is not bytes or checksum_of(offset, data) != checksum:
                         raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} does not match its checksum", offset=offset)
                     if offset < position:  # A damaged page leads astray; a reader that followed would go round for ever.
                         raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} stands out of order", offset=offset)
@@ -231,6 +231,6 @@ class SqliteLog:
         self._storage.close()
 
 
-def _checksum(offset: int, data: bytes) -> int:
+def checksum_of(offset: int, data: bytes) -> int:
     """Of an entry's place and its bytes: the database itself would not notice a byte that changed on the disk."""
     return crc32(data, offset & 0xFFFFFFFF)

@@ -1,15 +1,15 @@
 """The compactor: makes a log short without changing what it comes to.
 
 May live here: `compact`, its steps in their order, and what it tells of itself. What is written is decided in
-`channel.twin_rows`, how in `writing`, what may be cut in `retention`, how that can still be told in `floor`, and whether the fold
-can be trusted in `agreement`.
+`channel.twin_rows`, how in `writing`, what may be cut in `retention` and `holds`, how that can still be told in `floor`, and whether
+the fold can be trusted in `agreement`.
 
 How a log is compacted
 1. The twin is claimed, so that no older compactor writes from here on.
 2. The view is restored from the twin; from the log's beginning, if there is none, or none that can be used.
 3. The log is folded on to the end that it has now: the horizon.
 4. The digests that brokers wrote meanwhile are compared with the view's. A view that somebody parted from is not written.
-5. Where the log may be cut is told by the marker that is going to be written, and by the retention.
+5. Where the log may be cut is told by the marker that is going to be written, by the retention, and by archives that hold it.
 6. The floor is moved there, and read back: the view from which what stays on the log can be told. Now, because it may be made of
    what the twin holds until 8, and must be there before 10.
 7. The rows that changed since the twin's horizon are spelled, and tombstones for the keys that are gone.
@@ -26,7 +26,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from channel.errors import CompactionRefused
 from channel.log import Log
@@ -38,6 +39,7 @@ from channel.view import View
 from compaction.agreement import Agreement
 from compaction.checkpoints import RECORDS_BETWEEN, Checkpoint, kept
 from compaction.floor import FloorMove
+from compaction.holds import holds_in
 from compaction.retention import Retention, check_cut, cut_position, newest_ms
 from compaction.writing import TWIN, Scribe, Step
 
@@ -48,7 +50,8 @@ class Compacted:
 
     Up to the logical offset `horizon` the twin now holds everything, as a view of `digest` in `keys` rows; both are None for
     a log that no broker has begun. `records` were folded for it, `rows` written and `tombstones`; `start_before` and `start`
-    are the positions at which the log began and begins, `end` that of its last record.
+    are the positions at which the log began and begins, `end` that of its last record. `held_by` names the archive without whose hold
+    more would have been removed, and `lapsed` are the archives whose holds are too old to count (`compaction.holds`).
     """
 
     horizon: int | None
@@ -61,6 +64,8 @@ class Compacted:
     start: int
     end: int
     dry_run: bool
+    held_by: str | None = None
+    lapsed: tuple[str, ...] = ()
 
 
 def compact(
@@ -106,6 +111,15 @@ class _Fold:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class _Cut:
+    """Where the log is going to be cut, the archive without whose hold it would be cut further, and those whose holds have lapsed."""
+
+    position: int
+    held_by: str | None
+    lapsed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
     """What the twin holds, and how much of it was written just now."""
 
@@ -141,10 +155,12 @@ class _Compaction:
             return self._result(None, folded, start_before=start_before, start=start_before, end=end)
         marker = self._marker(begun, folded)
         move = FloorMove(scribe=self.scribe, cluster=self.cluster, begun=begun, dry_run=self.dry_run)
-        cut = move.up_to(self._chosen_cut(marker), marker)
+        chosen = self._chosen_cut(marker, folded.view)
+        cut = move.up_to(chosen.position, marker)
         written = self._write(begun, folded.view, marker)
         start = self._cut(written.marker, cut)
-        return self._result(written, folded, start_before=start_before, start=start, end=end)
+        done = self._result(written, folded, start_before=start_before, start=start, end=end)
+        return replace(done, held_by=chosen.held_by, lapsed=chosen.lapsed)
 
     def _fold(self, begun: Restoration, end: int) -> _Fold:
         """Steps 3 and 4."""
@@ -180,13 +196,16 @@ class _Compaction:
         checkpoints = kept(folded.checkpoints, first=log.start() + view.base - 1)
         return marker_of(view, log=log.identity, bytes_below=folded.bytes_below, checkpoints=checkpoints)
 
-    def _chosen_cut(self, marker: Marker) -> int:
+    def _chosen_cut(self, marker: Marker, view: View) -> _Cut:
         """Step 5."""
-        log = self.scribe.log
+        log, start = self.scribe.log, self.scribe.log.start()
         now_ms = self.now_ms() if self.now_ms else newest_ms(log.position_at, end=log.end(), now_ms=time.time_ns() // 1_000_000)
-        cut = cut_position(marker, start=log.start(), retain=self.retain, position_at=log.position_at, now_ms=now_ms)
+        cut = partial(cut_position, marker, start=start, retain=self.retain, position_at=log.position_at, now_ms=now_ms)
+        held = holds_in(view.policies, now_ms=now_ms)
+        position = cut(held=held.position(view.base))
+        is_held = held.by is not None and position < cut()
         self.scribe.step(Step.CUT_CHOSEN)
-        return cut
+        return _Cut(position=position, held_by=held.by if is_held else None, lapsed=held.lapsed)
 
     def _write(self, begun: Restoration, view: View, marker: Marker) -> _Written:
         """Steps 7, 8 and 9; nothing, if the twin is up to date."""

@@ -1,7 +1,7 @@
-"""Lines in files that may be compressed: the one place that knows of zstd.
+"""Lines in files that may be compressed, and single values that are: the one place that knows of zstd.
 
-May live here: opening such files to read and to write, and how it is told whether one is compressed. What stands in the lines
-is the business of `exporting`.
+May live here: opening such files to read and to write, how it is told whether one is compressed, and values that are kept short.
+What stands in the lines is the business of `exporting`.
 """
 
 from __future__ import annotations
@@ -54,6 +54,21 @@ def lines(file: BinaryIO) -> Iterator[bytes]:
     try:
         with zstandard.ZstdDecompressor().stream_reader(whole, read_across_frames=True) as stream:
             yield from _lines(io.BufferedReader(stream))
+    except zstandard.ZstdError as error:
+        raise ValueError(str(error)) from error
+
+
+def shortened(data: bytes) -> bytes:
+    """A value as one compressed frame, which bears its size and a checksum; `whole_again` gives it back."""
+    return zstandard.ZstdCompressor(level=LEVEL, write_checksum=True).compress(data)
+
+
+def whole_again(data: bytes, *, size_max: int) -> bytes:
+    """What `shortened` compressed. Raises `ValueError` where it is damaged, no such frame, or would be longer than `size_max` bytes."""
+    try:
+        if zstandard.frame_content_size(data) > size_max:
+            raise ValueError(f"it claims to hold more than {size_max} bytes")
+        return zstandard.ZstdDecompressor().decompress(data, max_output_size=size_max)
     except zstandard.ZstdError as error:
         raise ValueError(str(error)) from error
 

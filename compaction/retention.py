@@ -81,13 +81,18 @@ def newest_ms(position_at: Callable[[int], int], *, end: int, now_ms: int) -> in
     return low_ms
 
 
-def cut_position(marker: Marker, *, start: int, retain: Retention, position_at: Callable[[int], int], now_ms: int) -> int:
+def cut_position(
+    marker: Marker, *, start: int, retain: Retention, position_at: Callable[[int], int], now_ms: int, held: int | None = None
+) -> int:
     """The position below which a log may be truncated once its twin has `marker`; `start` is where it begins now.
 
-    Never above the marker's own position, nor into the newest ten minutes. `position_at` is `Log.position_at`, and
-    `now_ms` the time by the clock that it goes by (see `newest_ms`).
+    Never above the marker's own position, nor into the newest ten minutes, nor above `held`, the lowest position that an archive
+    still wants (`compaction.holds`). `position_at` is `Log.position_at`, and `now_ms` the time by the clock that it goes by
+    (see `newest_ms`).
     """
     limits = [marker.position, position_at(now_ms - NEWEST_MS)]
+    if held is not None:
+        limits.append(held)
     match retain.unit:
         case "ms":
             limits.append(position_at(now_ms - retain.amount))

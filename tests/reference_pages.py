@@ -1,7 +1,7 @@
 """The pages of docs/reference that are drawn from the code: `python -m tests.reference_pages` writes them anew.
 
-May live here: how the tables of `channel.lifecycle` and `brokers.setting_values`, and the models of `channel.schema`, become
-Markdown, Mermaid and JSON schema. tests/test_reference_pages.py holds the pages in step with the code.
+May live here: how the tables of `channel.lifecycle`, `brokers.setting_values` and `spark_jobs.rules.catalogue`, and the models of
+`channel.schema`, become Markdown, Mermaid and JSON schema. tests/test_reference_pages.py holds the pages in step with the code.
 """
 
 from __future__ import annotations
@@ -18,9 +18,12 @@ from brokers.setting_values import SETTINGS, spelled
 from channel.entries import bundle_entry
 from channel.lifecycle import DEATHS, PHASE_OF_SHAPE, STATE_OF_PHASE, TRANSITIONS, Holder, Phase
 from channel.schema import json_schema
+from spark_jobs.rules.catalogue import RULES
+from spark_jobs.tables.schema import SCHEMAS, SQL_TYPES
 
 FOLDER: Final = Path(__file__).resolve().parent.parent / "docs" / "reference"
 WRITTEN_BY: Final = "<!-- Written by `python -m tests.reference_pages`; do not edit. -->"
+TABLES_WRITTEN_BY: Final = "<!-- What follows is written by `python -m tests.reference_pages`; do not edit. -->"
 
 OWNER, SOURCE = 1, 2
 
@@ -39,6 +42,8 @@ MODELS: Final = (
     ("PolicyModel", "`policy`"),
     ("LevelModel", "`level`"),
 )
+FINDINGS_ABOUT: Final = {"bundle": "Bundles", "namespace": "Namespaces", "broker": "Brokers", "log": "The log"}
+
 ENVELOPE: Final = ("key", "based_on", "publisher", "incarnation", "sequence", "as_of", "level", "timestamp_ms")
 
 
@@ -222,9 +227,44 @@ def settings_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+# --- rules of the audit ---
+
+
+def findings_page() -> str:
+    """docs/reference/findings.md."""
+    parts = [
+        "# Findings of the audit",
+        WRITTEN_BY,
+        (
+            "`equipoise spark audit` folds the channel, reads its rules a second time, and tells where a promise was not kept. Each "
+            "finding names one of the rules below, what it is about, the offsets of the records, and the command that shows them. "
+            "`alarm`: a promise was broken, or somebody writes who must not. `warning`: look at it today. `notice`: good to know."
+        ),
+    ]
+    for kind, about in FINDINGS_ABOUT.items():
+        rows = [(f"`{rule.name}`", rule.severity, rule.says, rule.means, rule.remedy) for rule in RULES if rule.subject == kind]
+        parts += [f"## {about}", table(("rule", "severity", "it says", "if it is broken", "what to do"), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
+# --- the archive ---
+
+
+def archive_page() -> str:
+    """docs/reference/archive.md: the tables as their schemas tell them, below what somebody wrote of all of them by hand."""
+    by_hand = (FOLDER / "archive.md").read_text(encoding="utf-8").partition(TABLES_WRITTEN_BY)[0]
+    parts = [by_hand + TABLES_WRITTEN_BY]
+    for schema in SCHEMAS.values():
+        rows = [(f"`{column.name}`", f"`{SQL_TYPES[column.type]}`", str(column.since), column.meaning) for column in schema.columns]
+        parts += [f"### `{schema.table}`", f"{schema.meaning}.", table(("column", "type", "since version", "what it says"), rows)]
+    return "\n\n".join(parts) + "\n"
+
+
 def pages() -> dict[str, bytes]:
     """Every page that is drawn from the code, by its name in docs/reference."""
     return {
+        "findings.md": findings_page().encode(),
+        "archive.md": archive_page().encode(),
         "lifecycle.md": lifecycle_page().encode(),
         "records.md": records_page().encode(),
         "settings.md": settings_page().encode(),

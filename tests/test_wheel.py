@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import configparser
 import email.parser
+import re
 import subprocess
 import sys
 import tomllib
@@ -16,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = frozenset({"brokers", "channel", "compaction", "equipoise", "shedder"})
+PACKAGES = frozenset({"brokers", "channel", "compaction", "equipoise", "shedder", "spark_jobs"})
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +55,12 @@ def test_ships_every_module(wheel: zipfile.Path) -> None:
     assert {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")} == shipped
 
 
+@pytest.mark.parametrize("data", ["connector-jars.json", "log4j2.properties"])
+def test_ships_what_the_spark_jobs_read(wheel: zipfile.Path, data: str) -> None:
+    """What a job reads beside its modules is in the wheel, too."""
+    assert (ROOT / "spark_jobs" / data).read_bytes() == (wheel / "spark_jobs" / data).read_bytes()
+
+
 def test_has_one_console_script(wheel: zipfile.Path) -> None:
     """The wheel installs one command, and it is named like the project."""
     entry_points = configparser.ConfigParser()
@@ -64,7 +71,7 @@ def test_has_one_console_script(wheel: zipfile.Path) -> None:
 def test_asks_for_what_the_decision_records_name(wheel: zipfile.Path) -> None:
     """Each package that the wheel asks for has its line in the record of dependencies, and each line its package."""
     metadata = email.parser.Parser().parsestr((dist_info(wheel) / "METADATA").read_text(encoding="utf-8"))
-    asked = {requirement.partition(">")[0] for requirement in metadata.get_all("Requires-Dist", [])}
+    asked = {re.split(r"[<>=!~; \[]", requirement, maxsplit=1)[0] for requirement in metadata.get_all("Requires-Dist", [])}
     record = (ROOT / "docs/adr/0001-dependencies.md").read_text(encoding="utf-8")
     assert asked == {line.split("`")[1] for line in record.splitlines() if line.startswith("| `")}
 

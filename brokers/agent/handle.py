@@ -21,6 +21,8 @@ class Lease:
 
     Past its end some bundles are served on, until the incarnation is read to be over (section 4 of the protocol), and only by
     a broker that is awake: whoever has taken no step for `attention_ms` serves nothing before it has heard from the log.
+
+    `until_ms` is the last deadline that it had, also once it is lost: for witnesses, and for no check.
     """
 
     incarnation: int
@@ -30,11 +32,12 @@ class Lease:
     skew_ms: int = 0
     lost: bool = False
     attended: Instant | None = None
+    until_ms: int = 0
 
     def extend(self, *, decided: Instant, lease_ms: int) -> None:
         """Count the lease anew from the moment at which the accepted attempt was decided on."""
         if not self.lost:
-            self.deadline_ms = decided.boot_ms + lease_ms
+            self.deadline_ms = self.until_ms = decided.boot_ms + lease_ms
             self.skew_ms = decided.wall_ms - decided.boot_ms
 
     def lose(self) -> None:
@@ -69,6 +72,8 @@ class Handle:
     `is_open` is set once the service has opened the bundle, and cleared for ever when it has to let go. After a split or
     a merge the handle is closed and `heirs` took over its range within the same step, so that sessions go on. `serves_on` is
     what the policies of its namespace say now: it passes past the end of its lease, too, while the incarnation goes on.
+    `answered_ns` (boot time) is when work under it last passed its second check, and `answered_by_token` whether any did past a
+    lease: for witnesses, and for no check.
     """
 
     bundle: str
@@ -80,6 +85,8 @@ class Handle:
     is_open: bool = False
     serves_on: bool = False
     heirs: tuple[Handle, ...] = field(default=(), repr=False)
+    answered_ns: int = 0
+    answered_by_token: bool = False
 
     def passes(self, now: Instant) -> bool:
         """Whether work on this bundle may start, or be answered, at this reading of the clocks."""

@@ -72,4 +72,6 @@ def _sentence(log: str, done: Compacted) -> str:
         if done.start != done.start_before
         else "nothing is removed: the newest ten minutes before the last record, and what --retain says, are kept"
     )
-    return f"folded {counted(done.records, 'record')} up to offset {done.horizon}; {what}; {kept}"
+    held = f"; more is kept for the archive {done.held_by}, which has not read it" if done.held_by is not None else ""
+    lapsed = f"; nothing is kept any longer for {', '.join(done.lapsed)}, whose hold has lapsed" if done.lapsed else ""
+    return f"folded {counted(done.records, 'record')} up to offset {done.horizon}; {what}; {kept}{held}{lapsed}"

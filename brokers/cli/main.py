@@ -31,6 +31,7 @@ GROUPS: Final = {
     "decisions": ("brokers.cli.decision_commands", "See what balancing has decided, and why."),
     "balancing": ("brokers.cli.balancing_commands", "Turn balancing on or off, and change its settings."),
     "channel": ("brokers.cli.channel_commands", "Read the log, tell a bundle's story, check everything."),
+    "spark": ("brokers.cli.spark_commands", "Audit, archive and report what a channel went through."),
 }
 """Each name, the module whose `app` it is, and what `--help` says of it."""
 

@@ -13,18 +13,15 @@ from typing import Final
 from brokers.decision_log.spelling import DOCUMENT_BYTES_MAX, parsed, spelled
 from brokers.decisions import Decision
 from brokers.errors import DecisionLogUnavailable
+from brokers.kept_topic import ANSWER_MS_MAX, KeptTopic
 from channel.errors import InvalidKafkaSetting
 from channel.kafka_answers import KafkaFailed, Trouble
-from channel.kafka_client import Clients, PartitionConsumer, PartitionProducer
-from channel.kafka_topic import REPLICATION
+from channel.kafka_client import Clients, PartitionConsumer
 
 TOPIC_SUFFIX: Final = "-decisions"
 
 KEPT_MS: Final = 7 * 86_400_000
 """How long a decision can be asked for: a weekend, and the days after it in which somebody asks."""
-
-# Decisions come seconds apart: what Kafka does not take or give by then is lost, as they may be.
-_ANSWER_MS_MAX: Final = 3_000
 
 _TAKEN_MAX: Final = 1_000
 
@@ -41,31 +38,16 @@ class KafkaDecisionLog:
     def __init__(self, clients: Clients, topic: str) -> None:
         self._clients = clients
         self._topic = topic
-        self._is_made = False
-        self._producer: PartitionProducer | None = None
+        self._kept = KeptTopic(clients, topic, settings=_SETTINGS)
 
     def write(self, decision: Decision) -> None:
         """See `DecisionLog.write`. One whose writing failed may appear all the same."""
         try:
-            if not self._is_made:
-                self._make()
-            if self._producer is None:
-                self._producer = self._clients.producer(self._topic)
-            sent = self._producer.send([spelled(decision)], key=decision.broker.encode(), timeout_ms=_ANSWER_MS_MAX)
-        except (KafkaFailed, InvalidKafkaSetting) as error:
+            self._kept.write([spelled(decision)], key=decision.broker.encode())
+        except KafkaFailed as failed:
+            raise self._unavailable(failed.problem) from failed
+        except InvalidKafkaSetting as error:
             raise self._unavailable(str(error)) from error
-        if sent.failure is not None:
-            if sent.failure.trouble is not Trouble.AWAY:  # It passes by itself; what else it was, the next decision looks at anew.
-                self._producer.close()
-                self._producer, self._is_made = None, False
-            raise self._unavailable(sent.failure.problem) from sent.failure
-
-    def _make(self) -> None:
-        with self._clients.administrator() as administrator:
-            if administrator.describe(self._topic, timeout_ms=_ANSWER_MS_MAX) is None:
-                copies = min(REPLICATION, administrator.brokers(timeout_ms=_ANSWER_MS_MAX))
-                administrator.create(self._topic, replication=copies, settings=_SETTINGS, timeout_ms=_ANSWER_MS_MAX)
-        self._is_made = True
 
     def newest(self, at_most: int) -> Sequence[Decision]:
         """See `DecisionLog.newest`."""
@@ -86,11 +68,11 @@ class KafkaDecisionLog:
 
 def _last(consumer: PartitionConsumer, at_most: int) -> Iterator[bytes]:
     """The last messages up to the end that the topic has now. Raises `KafkaFailed`, also if they do not come in time."""
-    bounds = consumer.bounds(timeout_ms=_ANSWER_MS_MAX)
+    bounds = consumer.bounds(timeout_ms=ANSWER_MS_MAX)
     end = bounds.high
     position = max(bounds.low, end - at_most)
     consumer.start_at(position)
-    give_up_s = time.monotonic() + _ANSWER_MS_MAX / 1_000
+    give_up_s = time.monotonic() + ANSWER_MS_MAX / 1_000
     while position < end:
         remaining_s = give_up_s - time.monotonic()
         if remaining_s <= 0:

@@ -10,21 +10,23 @@ from pathlib import Path
 from brokers.load_bus.files import FileLoadBus
 from brokers.load_bus.memory import MemoryLoadBus
 from brokers.load_reports import LoadBus
+from brokers.observations import open_observations
 from channel.errors import InvalidLogUrl, MissingExtra
 from channel.kafka_settings import address_of
 from channel.open_log import kafka_settings, log_path
 
 
-def open_load_bus(log_url: str) -> LoadBus:
+def open_load_bus(log_url: str, *, keep: bool = False) -> LoadBus:
     """A new handle on the load bus of the cluster whose log is at `log_url`, a URL as `channel.open_log` takes it.
 
     The brokers of `sqlite:PATH` use the folder `PATH.loads`, those of `kafka://SERVERS/TOPIC` the topic `TOPIC-loads`, those of
-    `memory:NAME` the memory of their process. Raises `InvalidLogUrl` for any other, and for a topic `MissingExtra` and
-    `InvalidKafkaSetting`.
+    `memory:NAME` the memory of their process. With `keep`, each summary that is made of a sample here is also put down for those
+    who look back, on an embedded log in `PATH.observations`; on Kafka the topic keeps them for an hour. Raises `InvalidLogUrl` for
+    any other, and for a topic `MissingExtra` and `InvalidKafkaSetting`.
     """
     path = log_path(log_url)
     if path is not None:
-        return FileLoadBus(Path(f"{path}.loads"))
+        return FileLoadBus(Path(f"{path}.loads"), observations=open_observations(log_url) if keep else None)
     if log_url.startswith("memory:"):
         return MemoryLoadBus(log_url)
     if log_url.startswith("kafka:"):

@@ -8,6 +8,7 @@ on with them after a restart.
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -17,6 +18,8 @@ from typing import Final
 from brokers.errors import LoadBusUnavailable, UnreadableLoad
 from brokers.load_bus.spelling import SUMMARY_BYTES_MAX, parse_summary, spell_summary
 from brokers.load_reports import Sample, Summary, summarized
+from brokers.observed import Kind, Observation, Observations, ObservationsUnavailable
+from brokers.told_failures import ToldFailures
 
 # A file that its broker has not replaced for an hour tells of a broker that is gone: whoever reads it takes it away.
 KEPT_SECONDS: Final = 3_600
@@ -26,12 +29,17 @@ REPORTS_MAX: Final = 1_000
 
 _SUFFIX: Final = ".json"
 
+_logger: Final = logging.getLogger(__name__)
+
 
 class FileLoadBus:
     """A handle on the bus in `folder`, which is made with the first sample; its parent must exist. See `LoadBus`."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, observations: Observations | None = None) -> None:
+        """Each summary made here is also added to `observations`, if there are any; that this fails is told, and no more."""
         self._folder = folder
+        self._observations = observations
+        self._failures: ToldFailures | None = None
 
     def publish(self, sample: Sample) -> None:
         """See `LoadBus.publish`. Nothing is fsynced: after a power cut the next interval brings a sample anyway."""
@@ -39,10 +47,24 @@ class FileLoadBus:
         unfinished = path.with_suffix(".unfinished")
         try:
             self._folder.mkdir(exist_ok=True)
-            unfinished.write_bytes(spell_summary(summarized(_read(path), sample)))
+            summary = spell_summary(summarized(_read(path), sample))
+            unfinished.write_bytes(summary)
             unfinished.replace(path)  # Readers see the former summary, or this one as a whole.
         except OSError as error:
             raise self._unavailable(error) from error
+        if self._observations is not None:
+            self._keep(self._observations, Observation(at_ms=sample.at_ms, broker=sample.broker, document=summary))
+
+    def _keep(self, observations: Observations, summary: Observation) -> None:
+        told = self._failures = self._failures or ToldFailures(
+            _logger, broker=summary.broker, failed="load reports are not kept", over="load reports are kept again"
+        )
+        try:
+            observations.write(Kind.LOADS, [summary])
+        except ObservationsUnavailable as error:
+            told.failed(error, time.monotonic_ns() // 1_000_000)
+        else:
+            told.succeeded()
 
     def withdraw(self, broker: str) -> None:
         """See `LoadBus.withdraw`."""

@@ -120,6 +120,20 @@ LINES: Final[Mapping[str, tuple[str, ...]]] = {
     "channel import": ("{folder}/export", "sqlite:{folder}/import.db", "--ahead", "3", "--timeout", "5", "--json"),
     "channel copy": ("{log}", "sqlite:{folder}/copy.db", "--again", "--other-is-lost", "--as", "erin", "--timeout", "1", "--json"),
     "channel compact": ("--log", "{log}", "--retain", "7d", "--dry-run", "--cluster", "test", "--stop-on-eof", "--timeout", "5", "--json"),
+    "spark audit": (
+        *("--log", "{log}", "--archive", "{folder}/archive", "--to-end", "--in-flight-max", "30", "--master", "local[1]"),
+        *("--metrics-port", "0", "--stop-on-eof", "--json"),
+    ),
+    "spark archive": (
+        *("--log", "{log}", "--archive", "{folder}/archive", "--to-end", "--hold", "main", "--delta", "--master", "local[1]"),
+        *("--metrics-port", "0", "--stop-on-eof", "--json"),
+    ),
+    "spark verify": ("--archive", "{folder}/archive", "--from", "-2h", "--to", "2030-01-31T12:34", "--master", "local[1]", "--json"),
+    "spark report": (
+        *("--log", "{log}", "--from", "-2h", "--to", "2030-01-31T12:34", "--out", "{folder}/report.html", "--master", "local[1]", "--json"),
+    ),
+    "spark tidy": ("--archive", "{folder}/archive", "--json"),
+    "spark jars": ("--json",),
 }
 
 

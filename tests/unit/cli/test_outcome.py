@@ -223,5 +223,6 @@ def test_help_names_every_group() -> None:
         "decisions",
         "balancing",
         "channel",
+        "spark",
     ] == [line.split()[0] for line in lines[begin : lines.index("", begin)]]
     assert [] == [name for name in ("aiohttp", "pydantic", "rich", "sqlite3", "channel.view") if f"'{name}'" in loaded]

@@ -47,4 +47,4 @@ def test_every_metric_is_documented() -> None:
     told = set(
         re.findall(r"^# TYPE (?!pulsar_lb_)(\w+) ", scrape, flags=re.MULTILINE)
     )  # Those are twins: see tests/unit/test_balancing_metrics.py.
-    assert told == set(re.findall(r"^\| `(?!equipoise_pulsar_)(\w+)`", page, flags=re.MULTILINE))
+    assert told == set(re.findall(r"^\| `(?!equipoise_pulsar_|spark_)(\w+)`", page, flags=re.MULTILINE))

@@ -1,0 +1,132 @@
+"""The archive as a job: what the channel says, and will forget, kept in tables, each row exactly once.
+
+May live here: the job, from its options to its summary. One operator folds the log and makes the rows
+(`spark_jobs.sequential_operator`), the driver writes them (`spark_jobs.tables.sink`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import pyarrow as pa
+
+from channel.open_log import open_log
+from spark_jobs.arrivals import Source
+from spark_jobs.beginnings import Beginning, beginning_of, kept_beginning
+from spark_jobs.frames import channel_frame, is_on_kafka
+from spark_jobs.holding import Hold, release_hold
+from spark_jobs.options import ArchiveOptions, Screen
+from spark_jobs.progress import Watch, watching
+from spark_jobs.sequential_operator import sequence_operator
+from spark_jobs.session import spark_session
+from spark_jobs.streams import Stream, check_version, run_stream
+from spark_jobs.tables.manifest import Store
+from spark_jobs.tables.parquet import ParquetStore
+from spark_jobs.tables.reading import Archive
+from spark_jobs.tables.resuming import resumed
+from spark_jobs.tables.schema import ARCHIVED, WRITTEN_BY
+from spark_jobs.tables.sink import Keeper, Sink, open_sink
+from spark_jobs.tables.tidying import BATCHES_BETWEEN, tidy_beside
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+JOB: Final = "archive"
+
+STATE_VERSION: Final = 1
+"""The form of what the operator keeps. Whoever changes it so that what is kept cannot be gone on from raises this."""
+
+
+def run_archive(options: ArchiveOptions, screen: Screen) -> int:
+    """Archive a log until it ends (`to_end`) or somebody interrupts; 0, because an archive judges nothing.
+
+    Raises what `channel.open_log` and `channel.restore.earliest` raise for a log that cannot be read, what `open_sink` raises for an
+    archive that cannot be written, `CheckpointOfAnotherVersion`, `MetricsPortTaken`, `SourceLost`, `StreamFailed`, and `Rejected`,
+    `NoHold` and the like for a hold that cannot be kept or lifted.
+    """
+    if options.release is not None:
+        screen.result(release_hold(options.log_url, options.release))
+        return 0
+    with closing(open_log(options.log_url, create=False)) as log:
+        name, identity = log.name, log.identity
+    spark = spark_session("equipoise archive", master=options.master, kafka=is_on_kafka(options.log_url))
+    store: Store = "delta" if options.delta else "parquet"
+    keeper = _delta(options.archive) if options.delta else ParquetStore(options.archive)
+    with (
+        open_sink(options.archive, writer=JOB, log=identity, url=options.log_url, store=store, keeper=keeper) as sink,
+        watching(JOB, screen, metrics_port=options.metrics_port) as watch,
+    ):
+        check_version(JOB, sink.checkpoint, STATE_VERSION)
+        watch.note(_told_start(name, sink))
+        beginning = kept_beginning(sink.checkpoint, lambda: _beginning(sink, options.log_url))
+        hold = None if options.hold is None else Hold(options.log_url, options.hold, tell=watch.note)
+        stream = Stream(
+            job=JOB,
+            checkpoint=sink.checkpoint,
+            to_end=options.to_end,
+            frame=lambda: _frame(spark, options, beginning),
+            take=taker(sink, hold),
+        )
+        try:
+            run_stream(spark, stream, watch)
+            if hold is not None:
+                hold.archived(sink.manifest, at_once=True)
+        finally:
+            if hold is not None:
+                hold.close()
+            watch.show()
+            watch.note(_summary(watch, sink))
+    return 0
+
+
+def taker(sink: Sink, hold: Hold | None) -> Callable[[int, pa.Table], None]:
+    """What is done with the rows of each batch: written, and now and then joined with those of others, and told to the channel."""
+
+    def take(number: int, rows: pa.Table) -> None:
+        sink.write(number, rows)
+        if number % BATCHES_BETWEEN == BATCHES_BETWEEN - 1:
+            tidy_beside(Archive(sink.archive), WRITTEN_BY[JOB])
+        if hold is not None:
+            hold.archived(sink.manifest)
+
+    return take
+
+
+def _frame(spark: SparkSession, options: ArchiveOptions, beginning: Beginning) -> DataFrame:
+    entries = channel_frame(spark, options.log_url, streaming=True, start=beginning.positions, per_trigger=options.per_trigger)
+    return sequence_operator(entries, wants=ARCHIVED, begin=beginning.snapshot, run_id=str(uuid4()), log_url=options.log_url)
+
+
+def _beginning(sink: Sink, log_url: str) -> Beginning:
+    found = resumed(Archive(sink.archive), sink.manifest)
+    if found is not None:
+        return found
+    with closing(open_log(log_url, create=False)) as log:
+        return beginning_of(log)
+
+
+def _delta(archive: Path) -> Keeper:
+    from spark_jobs.tables.delta import DeltaStore  # noqa: PLC0415 - comes with an extra that few have
+
+    return DeltaStore(archive)
+
+
+def _told_start(log: str, sink: Sink) -> str:
+    what = f"archiving {log} in {sink.archive}"
+    position = sink.manifest.positions.get(Source.CHANNEL)
+    if position is None:
+        return f"{what}, from where the log begins"
+    if not sink.is_new:
+        return f"{what}, on from where it was left"
+    return f"{what}: its checkpoint is gone, so it goes on at offset {position}, where the archive itself ends"
+
+
+def _summary(watch: Watch, sink: Sink) -> str:
+    position = sink.manifest.positions.get(Source.CHANNEL)
+    reached = "nothing of the channel yet" if position is None else f"all of the channel up to position {position - 1}"
+    return f"took {watch.rows:,} entries and wrote {sink.rows_written:,} rows; the archive holds {reached}"

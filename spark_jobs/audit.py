@@ -1,0 +1,161 @@
+"""The streaming audit: proves from the channel, and from evidence beside it, that the balancer kept its promises.
+
+May live here: the job, from its options to its summary. What is wrong with a record is decided in `spark_jobs.rules`.
+
+The log's order is one, so one operator folds it and makes facts (`spark_jobs.sequential_operator`). All that is asked of one
+bundle, broker or namespace is asked by operators keyed by these (`spark_jobs.keyed_operator`), on all cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from shlex import quote
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import pyarrow as pa
+
+from channel.open_log import open_log
+from spark_jobs.arrivals import Source
+from spark_jobs.beginnings import Beginning, beginning_of, kept_beginning
+from spark_jobs.emitted import Table
+from spark_jobs.findings import Finding, parse_finding
+from spark_jobs.findings_out import FindingsOut, Numbered, findings_out
+from spark_jobs.frames import channel_frame, is_on_kafka
+from spark_jobs.keyed_operator import findings_of
+from spark_jobs.options import AuditOptions, Screen
+from spark_jobs.progress import Watch, watching
+from spark_jobs.rules.catalogue import BY_NAME
+from spark_jobs.rules.checkers import CHECKERS
+from spark_jobs.sequential_operator import sequence_operator
+from spark_jobs.session import spark_session
+from spark_jobs.streams import Stream, check_version, run_stream
+from spark_jobs.tables.sink import Sink, open_sink
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+JOB: Final = "audit"
+
+STATE_VERSION: Final = 1
+"""The form of what the audit's operators keep. Whoever changes it so that what is kept cannot be gone on from raises this."""
+
+TOLD_MAX: Final = 50
+"""Findings of one batch that are printed; a log full of garbage must not hide the first ones."""
+
+_WANTS: Final = frozenset({Table.FACTS})
+
+
+def run_audit(options: AuditOptions, screen: Screen) -> int:
+    """Audit a log until it ends (`to_end`) or somebody interrupts; how many findings there were.
+
+    Raises what `channel.open_log` and `channel.restore.earliest` raise for a log that cannot be read, what `open_sink` raises for an
+    archive that cannot be written, `CheckpointOfAnotherVersion`, `MetricsPortTaken`, `SourceLost` and `StreamFailed`.
+    """
+    with closing(open_log(options.log_url, create=False)) as log:
+        name, identity = log.name, log.identity
+    out = findings_out(options.log_url)
+    spark = spark_session("equipoise audit", master=options.master, kafka=is_on_kafka(options.log_url))
+    with (
+        open_sink(options.archive, writer=JOB, log=identity, url=options.log_url) as sink,
+        watching(JOB, screen, metrics_port=options.metrics_port, finds=True) as watch,
+    ):
+        check_version(JOB, sink.checkpoint, STATE_VERSION)
+        beginning = kept_beginning(sink.checkpoint, lambda: _beginning(options.log_url))
+        watch.note(_told_start(name, sink, beginning))
+        watch.note(f"findings go here, to {options.archive / Table.FINDINGS}, and {out.place}")
+        stream = Stream(
+            job=JOB,
+            checkpoint=sink.checkpoint,
+            to_end=options.to_end,
+            frame=lambda: _frame(spark, options, beginning, identity),
+            take=taker(sink, out, watch, log=name, as_json=options.as_json),
+        )
+        try:
+            run_stream(spark, stream, watch)
+        finally:
+            watch.show()
+            watch.note(_summary(watch))
+    return watch.findings.total()
+
+
+def _beginning(log_url: str) -> Beginning:
+    with closing(open_log(log_url, create=False)) as log:
+        return beginning_of(log)
+
+
+def _frame(spark: SparkSession, options: AuditOptions, beginning: Beginning, identity: str) -> DataFrame:
+    """From entries to findings, as rows of `EMITTED_DDL`."""
+    entries = channel_frame(spark, options.log_url, streaming=True, start=beginning.positions, per_trigger=options.per_trigger)
+    facts = sequence_operator(
+        entries,
+        wants=_WANTS,
+        begin=beginning.snapshot,
+        run_id=str(uuid4()),
+        log_url=options.log_url,
+        in_flight_max_ms=1_000 * options.in_flight_max_s,
+        log=identity,
+    )
+    return findings_of(facts, CHECKERS)
+
+
+def taker(sink: Sink, out: FindingsOut, watch: Watch, *, log: str, as_json: bool) -> Callable[[int, pa.Table], None]:
+    """What is done with the findings of each batch: kept, told, put where others look.
+
+    Told before they are put: where that place cannot be written, whoever looks on shall know what was found. A batch that is done
+    again by this process is told once.
+    """
+    told_last = -1
+
+    def take(number: int, rows: pa.Table) -> None:
+        nonlocal told_last
+        rows = rows.sort_by([("offset", "ascending"), ("ordinal", "ascending")])
+        bodies, ordinals = rows["body"].to_pylist(), rows["ordinal"].to_pylist()
+        found = [Numbered(ordinal=ordinal, finding=parse_finding(body)) for ordinal, body in zip(ordinals, bodies, strict=True)]
+        sink.write(number, rows)
+        if number > told_last:
+            told_last = number
+            _tell(found, sink, watch, log=log, as_json=as_json)
+        out.put(found)
+
+    return take
+
+
+def _tell(found: Sequence[Numbered], sink: Sink, watch: Watch, *, log: str, as_json: bool) -> None:
+    for each in found:
+        watch.found(each.finding.rule, 1)
+    for each in found[:TOLD_MAX]:
+        for line in (_text(each.finding),) if as_json else told(each.finding, log=log):
+            watch.say(line)
+    if len(found) > TOLD_MAX and not as_json:
+        watch.say(f"and {len(found) - TOLD_MAX:,} more at once, in {sink.archive / Table.FINDINGS}")
+
+
+def told(finding: Finding, *, log: str) -> Iterator[str]:
+    """A finding for people: where, of what, what, and the command that shows it."""
+    kind, _, name = finding.subject.partition(":")
+    of = f"{kind} {name}" if name else f"the {kind}"
+    yield f"{BY_NAME[finding.rule].severity} {finding.rule} at {finding.offsets[-1]}, {of}: {finding.text}"
+    yield f"  {finding.command.replace('{log}', quote(log))}"
+
+
+def _text(finding: Finding) -> str:
+    return finding.to_bytes().decode()
+
+
+def _told_start(log: str, sink: Sink, beginning: Beginning) -> str:
+    if not sink.is_new:
+        return f"auditing {log}, on from where it was left"
+    position = beginning.positions[Source.CHANNEL]
+    where = "from its first record" if beginning.snapshot is None else f"from {position}, the first that its twin leads on to"
+    lost = sink.manifest.generation > 1
+    return f"auditing {log} {where}" + ("; its checkpoint is gone, and what is found again is kept once" if lost else "")
+
+
+def _summary(watch: Watch) -> str:
+    findings: Mapping[str, int] = watch.findings
+    if not findings:
+        return f"audited {watch.rows:,} entries: no findings"
+    rules = ", ".join(f"{rule} {count:,}" for rule, count in sorted(findings.items()))
+    return f"audited {watch.rows:,} entries: {watch.findings.total():,} findings ({rules})"

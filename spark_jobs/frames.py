@@ -1,0 +1,86 @@
+"""The channel as a frame of Spark, whatever keeps it: the one way in which every job reads a log.
+
+May live here: the choice of the source by the log's URL. What each source does is `spark_jobs.sqlite_source` and
+`spark_jobs.kafka_source`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from channel.errors import InvalidLogUrl
+from channel.kafka_settings import address_of, checked
+from channel.open_log import is_in_memory, kafka_settings, log_path
+from spark_jobs.options import PER_TRIGGER
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def is_on_kafka(url: str) -> bool:
+    """Whether the log at `url` is a topic, for which a session needs Spark's connector."""
+    return url.startswith("kafka:")
+
+
+def channel_frame(
+    spark: SparkSession,
+    url: str,
+    *,
+    streaming: bool,
+    start: Mapping[str, int] | None = None,
+    end: Mapping[str, int] | None = None,
+    per_trigger: int = PER_TRIGGER,
+    kafka: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """The entries of the log at `url`, and of what stands beside it, with the columns of `spark_jobs.arrivals.FRAME_DDL`.
+
+    A stream brings at most `per_trigger` entries in a batch (on SQLite: of each source), and those of one source in their order once
+    they are sorted by offset; a batch brings what is there when it is planned. `start` and `end` are positions by source
+    (`spark_jobs.arrivals.Source`): the first offset that is wanted, and for a batch the first that is not; a source that is not named
+    is read from its beginning to its end. `kafka` are settings of Kafka's client, by default those of this process.
+
+    Raises `InvalidLogUrl`, `InvalidKafkaSetting`, and for positions on Kafka `MissingExtra`, `LogUnavailable`. A file need not be there.
+    """
+    if is_in_memory(url):
+        raise InvalidLogUrl(url=url, problem="a log in memory is known only to the process that made it, and Spark works in others")
+    if is_on_kafka(url):
+        from spark_jobs.kafka_source import kafka_frame  # noqa: PLC0415 - imports pyspark, which who only asks for the URL does not need
+
+        settings = kafka_settings() if kafka is None else checked(kafka)
+        return kafka_frame(
+            spark,
+            address_of(url),
+            url=url,
+            settings=settings,
+            streaming=streaming,
+            start=start or {},
+            end=end or {},
+            per_trigger=per_trigger,
+        )
+    path = log_path(url)
+    if not path:
+        raise InvalidLogUrl(url=url, problem="it names no file and no topic")
+    return _sqlite_frame(spark, f"sqlite:{os.path.abspath(path)}", streaming=streaming, start=start, end=end, per_trigger=per_trigger)  # noqa: PTH100 - links are followed when it is opened
+
+
+def _sqlite_frame(
+    spark: SparkSession,
+    url: str,
+    *,
+    streaming: bool,
+    start: Mapping[str, int] | None,
+    end: Mapping[str, int] | None,
+    per_trigger: int,
+) -> DataFrame:
+    if not (spark.sparkContext.master or "").startswith("local"):
+        raise InvalidLogUrl(url=url, problem="it lies on this machine alone, so only Spark on this machine can read it: leave out --master")
+    from spark_jobs.sqlite_source import NAME, SqliteChannel  # noqa: PLC0415 - as above
+
+    spark.dataSource.register(SqliteChannel)
+    options = {"url": url, "start": json.dumps(dict(start or {})), "end": json.dumps(dict(end or {})), "per_trigger": str(per_trigger)}
+    if streaming:
+        return spark.readStream.format(NAME).options(**options).load()
+    return spark.read.format(NAME).options(**options).load()

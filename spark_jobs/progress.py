@@ -1,0 +1,242 @@
+"""Whoever looks on while a stream runs: lines on the terminal, a line that is written over, and `/metrics`.
+
+May live here: who asks Spark, who prints, and what Prometheus is told. What the figures are is `spark_jobs.stream_progress`.
+
+Findings come on a thread of Spark's; all that is printed is printed by the one thread that
+calls `Watch.show`, so that no two write over one another.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections import Counter as Tally
+from collections.abc import Iterator
+from contextlib import contextmanager
+from queue import Empty, SimpleQueue
+from typing import Final
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from pyspark.sql.streaming.query import StreamingQuery
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from spark_jobs.options import Screen
+from spark_jobs.stream_errors import MetricsPortTaken
+from spark_jobs.stream_progress import BatchDone, Rate, batch_done, told
+
+NOTE_MS: Final = 10_000
+"""How often a line says how it goes where nobody could see one that is written over, such as in a file of logs."""
+
+SILENCE_MS: Final = 30_000
+"""After how long without a batch somebody is told: brokers renew every few seconds, so a log that is read is never so quiet."""
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+class StreamMetrics:
+    """What Prometheus is told of the job `job`, in a registry of its own; names begin with `spark_JOB_`.
+
+    `docs/reference/metrics.md` says what each one means.
+    """
+
+    def __init__(self, job: str) -> None:
+        self.registry = CollectorRegistry()
+        self._ended_ms = _now_ms()
+
+        def gauge(name: str, text: str) -> Gauge:
+            return Gauge(f"spark_{job}_{name}", text, registry=self.registry)
+
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"spark_{job}_{name}", text, labels, registry=self.registry)
+
+        self._rows = counter("rows_total", "Entries that this job has taken from its sources since its start.")
+        self._batches = counter("batches_total", "Batches that it has finished since its start.")
+        self._rate = gauge("rows_per_second", "Entries it takes a second, over the last ten seconds.")
+        self._behind = gauge("entries_behind", "Entries that its sources hold and it has not taken yet.")
+        self._batch = gauge("batch_seconds", "How long the last batch took.")
+        self._state_rows = gauge("state_rows", "Rows in the state of its operators.")
+        self._state_bytes = gauge("state_bytes", "The memory that this state takes.")
+        quiet = gauge("quiet_seconds", "The time since the last batch ended.")
+        quiet.set_function(lambda: (_now_ms() - self._ended_ms) / 1_000)
+        self._restarts = counter("restarts_total", "How often its stream failed and was started again.")
+        self._findings = counter("findings_total", "What it has found since its start.", "rule")
+
+    def batch(self, done: BatchDone, *, rows_per_second: float) -> None:
+        """One batch has ended."""
+        self._ended_ms = _now_ms()
+        self._rows.inc(done.rows)
+        self._batches.inc()
+        self._rate.set(rows_per_second)
+        self._behind.set(done.behind or 0)
+        self._batch.set(done.took_ms / 1_000)
+        self._state_rows.set(done.state_rows)
+        self._state_bytes.set(done.state_bytes)
+
+    def found(self, rule: str, count: int) -> None:
+        """So many findings of one rule."""
+        self._findings.labels(rule).inc(count)
+
+    def restarted(self) -> None:
+        """The stream was started again."""
+        self._restarts.inc()
+
+
+class Watch:
+    """Who looks on while the stream `job` runs. `say`, `found` and `batch` may be called on any thread, the others on one alone."""
+
+    def __init__(self, job: str, screen: Screen, *, metrics: StreamMetrics, finds: bool = False) -> None:
+        """`finds` says whether this job can find anything, and so should tell how much."""
+        self.job = job
+        self.rows = 0
+        self._screen = screen
+        self._metrics = metrics
+        self._found: Tally[str] | None = Tally() if finds else None
+        self._waiting: SimpleQueue[BatchDone | str] = SimpleQueue()
+        self._rate = Rate()
+        self._last: BatchDone | None = None
+        self._batches = 0
+        self._batch_ms = self._noted_ms = _now_ms()
+        self._rate.add(self._batch_ms, 0)
+        self._is_quiet = False
+        self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True) if screen.is_live else None
+
+    @property
+    def batches(self) -> int:
+        """How many batches have ended, as far as they have been shown."""
+        return self._batches
+
+    @property
+    def findings(self) -> Tally[str]:
+        """How often each rule was found broken."""
+        return Tally() if self._found is None else Tally(self._found)
+
+    def batch(self, done: BatchDone) -> None:
+        """A batch has ended."""
+        self._waiting.put(done)
+
+    def say(self, line: str) -> None:
+        """A line that was asked for."""
+        self._waiting.put(line)
+
+    def found(self, rule: str, count: int) -> None:
+        """So many findings of one rule."""
+        self._metrics.found(rule, count)
+        if self._found is not None:
+            self._found[rule] += count
+
+    def restarted(self) -> None:
+        """The stream was started again."""
+        self._metrics.restarted()
+
+    def note(self, line: str) -> None:
+        """Print at once a line that says how it goes."""
+        self._aside()
+        self._screen.note(line)
+
+    def show(self) -> None:
+        """Print what has come since."""
+        for waiting in _taken(self._waiting):
+            if isinstance(waiting, str):
+                self._aside()
+                self._screen.result(waiting)
+            else:
+                self._take(waiting)
+        self._tell()
+
+    def close(self) -> None:
+        """Print what is left, and take the line away that is written over."""
+        self.show()
+        self._aside()
+
+    def _take(self, done: BatchDone) -> None:
+        now_ms = _now_ms()
+        self._last, self._batch_ms, self._is_quiet = done, now_ms, False
+        self._batches += 1
+        self.rows += done.rows
+        self._rate.add(now_ms, done.rows)
+        self._metrics.batch(done, rows_per_second=self._rate.per_second(now_ms))
+
+    def _tell(self) -> None:
+        now_ms = _now_ms()
+        if not self._is_quiet and now_ms - self._batch_ms > SILENCE_MS:
+            self._is_quiet = True
+            waited = f"no batch has ended for {SILENCE_MS // 1_000} s"
+            why = "the first takes the longest" if self._last is None else "nothing comes from the log"
+            self.note(f"{waited}: {why}, the log cannot be read, or this machine is busy; waiting")
+        if self._last is None:
+            return
+        found = None if self._found is None else self._found.total()
+        line = told(self._last, rows_per_second=self._rate.per_second(now_ms), found=found)
+        if self._live is not None:
+            self._live.start()
+            self._live.update(Text(f"{self.job}  {line}", no_wrap=True, overflow="ellipsis"), refresh=True)
+        elif now_ms - self._noted_ms > NOTE_MS and self._batch_ms > self._noted_ms:
+            self._noted_ms = now_ms
+            self._screen.note(line)
+
+    def _aside(self) -> None:
+        if self._live is not None and self._live.is_started:
+            sys.stderr.flush()
+            self._live.stop()
+
+
+def _taken(queue: SimpleQueue[BatchDone | str]) -> Iterator[BatchDone | str]:
+    """What is in the queue now; what is put in meanwhile is for the next time."""
+    for _ in range(queue.qsize()):
+        try:
+            yield queue.get_nowait()
+        except Empty:
+            return
+
+
+class Follower:
+    """Tells a `Watch` of each batch of one start of a query, asked now and again: a listener of Spark's may be told after the end."""
+
+    def __init__(self, query: StreamingQuery, watch: Watch) -> None:
+        self._query = query
+        self._watch = watch
+        self._told = -1
+        self._looked_at: str | None = None
+
+    def follow(self) -> None:
+        """Tell of the batches that have ended since; Spark remembers the last 100. Raises what Spark raises once it has ended itself."""
+        last = self._query.lastProgress
+        if last is None or last.timestamp == self._looked_at:
+            return
+        self._looked_at = last.timestamp
+        for progress in self._query.recentProgress:
+            # While nothing comes Spark tells of the next batch now and again, which has not been worked on.
+            if progress.batchId > self._told and "addBatch" in progress.durationMs:
+                self._told = progress.batchId
+                self._watch.batch(batch_done(progress.json))
+
+
+@contextmanager
+def watching(job: str, screen: Screen, *, metrics_port: int | None = None, finds: bool = False) -> Iterator[Watch]:
+    """A `Watch` on the stream `job`; with `metrics_port` Prometheus finds it at `/metrics` there while the block runs.
+
+    Raises `MetricsPortTaken`.
+    """
+    metrics = StreamMetrics(job)
+    watch = Watch(job, screen, metrics=metrics, finds=finds)
+    if metrics_port is None:
+        try:
+            yield watch
+        finally:
+            watch.close()
+        return
+    try:
+        server, thread = start_http_server(metrics_port, registry=metrics.registry)
+    except OSError as error:
+        raise MetricsPortTaken(port=metrics_port, problem=error.strerror or str(error)) from error
+    try:
+        yield watch
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+        watch.close()

@@ -1,0 +1,60 @@
+"""A JVM that starts without saying what concerns nobody.
+
+May live here: `quietly`. What Spark itself logs is set in `log4j2.properties`; these are lines of Java's own, of the script that
+starts it, and of Spark's workers, which no setting turns off.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final
+
+_STANDARD_ERROR: Final = 2
+
+_NOISE: Final = (
+    b"WARNING: Using incubator modules",
+    b"WARNING: package sun.security.action not in",
+    b"WARNING: A terminally deprecated method",
+    b"WARNING: sun.misc.Unsafe::",
+    b"WARNING: Please consider reporting this to the maintainers",
+    b"Using Spark's default log4j profile",
+    b"Picked up JAVA_TOOL_OPTIONS",
+    # What a stateful operator's Python worker says at each batch, with an empty line behind each.
+    b"Starting Streaming TransformWithState",
+    b"Streaming TransformWithState",
+    b"\n",
+)
+
+
+@contextmanager
+def quietly(*, on: bool = True) -> Iterator[None]:
+    """Programs that are started in the block, and live on, write to the standard error through a thread that drops noise.
+
+    The thread ends with the last of them. Without `on` nothing is changed.
+    """
+    if not on:
+        yield
+        return
+    kept = os.dup(_STANDARD_ERROR)
+    reading, writing = os.pipe()
+    threading.Thread(target=_forward, args=(reading, os.dup(kept)), name="spark-stderr", daemon=True).start()
+    os.dup2(writing, _STANDARD_ERROR)
+    os.close(writing)
+    try:
+        yield
+    finally:
+        os.dup2(kept, _STANDARD_ERROR)
+        os.close(kept)
+
+
+def _forward(reading: int, target: int) -> None:
+    with os.fdopen(reading, "rb") as lines, os.fdopen(target, "wb", buffering=0) as out:
+        for line in lines:
+            if not line.startswith(_NOISE):
+                try:
+                    out.write(line)
+                except OSError:  # Nobody reads it any more; a full pipe would stop the JVM.
+                    continue

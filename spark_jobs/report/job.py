@@ -1,0 +1,151 @@
+"""The report as a job: from its options to the page and the pictures beside it.
+
+May live here: `run_report`, and how its files are written.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime, tzinfo
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import orjson
+from pyspark.errors import PySparkException
+
+from channel.errors import OperatorError
+from spark_jobs.errors import explained
+from spark_jobs.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, default_archive
+from spark_jobs.report.figures import Report, period_told
+from spark_jobs.report.page import page, summary
+from spark_jobs.report.plots import Plot, plots
+from spark_jobs.report.queries import Queries, extent
+from spark_jobs.session import spark_session
+from spark_jobs.tables.errors import ArchiveInUse
+from spark_jobs.tables.reading import Archive
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+JOB: Final = "report"
+
+
+class PageUnwritable(OperatorError):
+    """The page, or a picture beside it, cannot be written."""
+
+    def __init__(self, *, path: str, problem: str) -> None:
+        """`problem` is what the operating system says of `path`."""
+        self.path = path
+        self.problem = problem
+        super().__init__(f"{path} cannot be written: {problem}; name another file with --out")
+
+
+def run_report(options: ReportOptions, screen: Screen) -> int:
+    """Write the page, and its pictures beside it; 0, because a report judges nothing: its findings are the audit's.
+
+    With `log_url` the log is archived and audited to its end first. Raises what `run_archive` and `run_audit` raise, `NoArchive`,
+    `PageUnwritable`, `SparkFailed`, and what `spark_session` raises.
+    """
+    _check_out(options.out)
+    archive = Archive(_archive_of(options, screen))
+    spark = spark_session("equipoise report", master=options.master)
+    screen.note(f"reading {archive.path}")
+    try:
+        report = made_report(archive, spark, options)
+    except PySparkException as error:
+        raise explained(JOB, error) from error
+    screen.note("drawing")
+    zone = _zone(report)
+    drawn = plots(report, zone)
+    text = page(report, drawn, zone=zone, written_ms=time.time_ns() // 1_000_000)
+    pictures = _write(options.out, text, drawn)
+    if options.as_json:
+        about = {"page": str(options.out), "pictures": [str(path) for path in pictures], **summary(report)}
+        screen.result(orjson.dumps(about).decode())
+    else:
+        screen.result(
+            f"wrote {options.out}, and {len(pictures)} pictures beside it" if pictures else f"wrote {options.out}; nothing to draw"
+        )
+    return 0
+
+
+def made_report(archive: Archive, spark: SparkSession, options: ReportOptions) -> Report:
+    """The figures of the period that was asked for."""
+    held = extent(archive, spark)
+    period = period_told(held, options.from_ms, options.to_ms)
+    manifests = [manifest for manifest in (archive.manifest("archive"), archive.manifest("audit")) if manifest is not None]
+    about = Report(
+        archive=str(archive.path),
+        url=manifests[0].url,
+        asked=(options.from_ms, options.to_ms),
+        held=held,
+        period=period,
+        is_archived=archive.manifest("archive") is not None,
+        is_audited=archive.manifest("audit") is not None,
+    )
+    if period is None:
+        return about
+    queries = Queries(archive, spark, period)
+    try:
+        return queries.filled(about)
+    finally:
+        queries.close()
+
+
+def _archive_of(options: ReportOptions, screen: Screen) -> Path:
+    """The archive to tell of; where a log is named, its own, brought up to the log's end."""
+    if options.log_url is None:
+        assert options.archive is not None, "the command line takes one of the two"
+        return options.archive
+    from spark_jobs.archive import run_archive  # noqa: PLC0415 - only for a log, and it takes a second to import
+    from spark_jobs.audit import run_audit  # noqa: PLC0415 - the same
+
+    archive = default_archive(options.log_url)
+    aside = Screen(result=screen.note, note=screen.note, is_live=screen.is_live)
+    try:
+        run_archive(ArchiveOptions(log_url=options.log_url, archive=archive, to_end=True, master=options.master), aside)
+    except ArchiveInUse:
+        screen.note("an archive job of this log is running: the page goes as far as that has come")
+    try:
+        run_audit(AuditOptions(log_url=options.log_url, archive=archive, to_end=True, master=options.master), aside)
+    except ArchiveInUse:
+        screen.note("an audit of this log is running: the page has what it has found so far")
+    return archive
+
+
+def _zone(report: Report) -> tzinfo:
+    """The local zone as it was at the end of what is told, with one offset from UTC all through, so that a time is never told twice."""
+    told = report.period or report.held
+    seconds = time.time() if told is None else told.to_ms / 1_000
+    zone = datetime.fromtimestamp(seconds).astimezone().tzinfo
+    assert zone is not None, "astimezone gives a zone"
+    return zone
+
+
+def _check_out(out: Path) -> None:
+    """Find out before Spark has worked for minutes that the page cannot be written."""
+    if not out.parent.is_dir():
+        raise PageUnwritable(path=str(out), problem=f"there is no folder {out.parent}")
+    if out.exists() and not out.is_file():  # It takes the place of what is there, which must not be a device.
+        raise PageUnwritable(path=str(out), problem="it is no ordinary file")
+
+
+def _write(out: Path, text: str, drawn: tuple[Plot, ...]) -> list[Path]:
+    """The page, and each picture as a PNG file in the folder that is named after it."""
+    folder = out.with_name(f"{out.stem}-plots")
+    pictures = []
+    writing = out
+    try:
+        if drawn:
+            writing = folder
+            folder.mkdir(exist_ok=True)
+        for plot in drawn:
+            writing = folder / f"{plot.name}.png"
+            writing.write_bytes(plot.light)
+            pictures.append(writing)
+        writing = out.with_name(f".{out.name}.part")
+        writing.write_text(text, encoding="utf-8")
+        writing.replace(out)
+    except OSError as error:
+        raise PageUnwritable(path=str(writing), problem=error.strerror or str(error)) from error
+    return pictures

@@ -1,0 +1,435 @@
+"""The page of a report: findings first, then what happened, what was moved and why, and what it cost.
+
+May live here: pure functions from `Report` and its pictures to HTML. Each says plainly where there is nothing, and how many of many
+it leaves out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from datetime import tzinfo
+from shlex import quote
+from typing import TYPE_CHECKING, Any, Final
+
+from spark_jobs.report.figures import BINS, MARKS, Few, Found, Grid, Report, gravity
+from spark_jobs.report.html import EMPTY, Html, joined, paragraph, picture, section, table, tag, text
+from spark_jobs.report.style import STYLE
+from spark_jobs.report.words import NONE, told_count, told_duration, told_share, told_time, told_zone
+from spark_jobs.rules.catalogue import BY_NAME
+
+if TYPE_CHECKING:
+    from spark_jobs.report.plots import Plot
+
+ACCEPTED: Final = "accepted"
+
+_POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+"""Nothing is fetched and nothing runs, whatever a record may say."""
+
+_KIND_OF_DEATH: Final[Mapping[str, str]] = {"down": "declared down", "left": "left by itself", "joined": "came back anew"}
+_OFFSETS_SHOWN: Final = 6
+_BROKERS_OF_LANE: Final = 4
+
+
+def page(report: Report, drawn: tuple[Plot, ...], *, zone: tzinfo, written_ms: int) -> str:
+    """The whole page. Times are told in `zone`; `written_ms` is the Unix time at which it is made."""
+    pictures = {plot.name: plot for plot in drawn}
+    sections = [_verdict(report, zone)]
+    if report.period is not None:
+        sections += [
+            _cards(report),
+            _served(report, pictures),
+            _brokers(report, pictures),
+            _moves(report, pictures),
+            _deaths(report, zone),
+            _divisions(report, zone),
+            _decisions(report),
+            _records(report),
+        ]
+    head = (
+        '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>Equipoise: report of {text(report.url)}</title>\n<style>{STYLE}</style>\n</head>\n"
+    )
+    body = joined([_header(report, zone), *sections, _footer(report, zone, written_ms)])
+    return f"{head}<body>\n<main>\n{body}\n</main>\n</body>\n</html>\n"
+
+
+def summary(report: Report) -> dict[str, Any]:
+    """The figures of the first lines of the page, for programs."""
+    period = report.period
+    return {
+        "archive": report.archive,
+        "log": report.url,
+        "from_ms": None if period is None else period.from_ms,
+        "to_ms": None if period is None else period.to_ms,
+        "audited": report.is_audited,
+        "findings": report.findings.count,
+        "records": sum(each.count for each in report.records),
+        "rejected": sum(each.count for each in report.records if each.verdict != ACCEPTED),
+        "moves": report.moves.count,
+        "moves_done": report.moves.results.get("done", 0),
+        "pause_p50_ms": report.moves.pause_p50_ms,
+        "pause_p99_ms": report.moves.pause_p99_ms,
+        "pause_max_ms": report.moves.pause_max_ms,
+        "unserved_ms": report.unserved_ms,
+        "deaths": report.deaths.count,
+        "divisions": report.divisions.count,
+    }
+
+
+# --- head, verdict, cards --------------------------------------------------------------------------------------------------------------
+
+
+def _header(report: Report, zone: tzinfo) -> Html:
+    period = report.period
+    if period is None:
+        told = "Nothing to tell"
+    else:
+        first, last = told_time(period.from_ms, zone), told_time(period.to_ms - 1, zone)
+        told = f"{first} to {last} ({told_duration(period.length_ms)}), times in {told_zone(zone)}"
+    parts = [tag("h1", text("What the channel went through")), tag("p", text(told))]
+    parts.append(tag("p", text("Log "), tag("code", text(report.url)), text(", archive "), tag("code", text(report.archive)), kind="soft"))
+    if period is not None:
+        names = {
+            "served": "Who served what", "brokers": "Brokers", "moves": "Moves", "deaths": "Deaths", "divisions": "Splits and merges",
+            "decisions": "Decisions", "records": "Records",
+        }  # fmt: skip
+        links = [Html(f'<a href="#{anchor}">{text(name)}</a>') for anchor, name in names.items()]
+        parts.append(tag("nav", *links))
+    return tag("header", *parts)
+
+
+def _verdict(report: Report, zone: tzinfo) -> Html:
+    """The findings, or why there are none."""
+    if report.held is None:
+        told = "The archive is empty: neither a record nor a finding is in it yet. Run `equipoise spark archive`, and look again."
+        return section("findings", "Nothing has been archived yet", paragraph(told), kind="verdict unknown")
+    if report.period is None:
+        ends = [told_time(at_ms, zone) for at_ms in (report.held.from_ms, report.held.to_ms - 1)]
+        told = f"The archive holds {ends[0]} to {ends[1]} ({told_zone(zone)}), and nothing of the period that was asked for."
+        advice = paragraph("Choose other times for --from and --to, or leave them out.")
+        return section("findings", "Nothing of this period is in the archive", paragraph(told), advice, kind="verdict unknown")
+    notes = (
+        []
+        if report.is_archived
+        else [paragraph("No archive job has written here, so only findings are told: run `equipoise spark archive`.")]
+    )
+    if not report.is_audited:
+        told = "No audit has been run into this archive, so nobody has checked what it holds. To do so:"
+        command = tag("code", text(f"equipoise spark audit --log {quote(report.url)} --archive {quote(report.archive)}"), kind="command")
+        return section("findings", "Not audited", paragraph(told), command, *notes, kind="verdict unknown")
+    if not report.findings.count:
+        told = "The audit has checked every record against rules of its own and found nothing broken in this period."
+        return section("findings", "No findings", paragraph(told), *notes, kind="verdict")
+    gravest = BY_NAME[report.broken[0].rule].severity if report.broken and report.broken[0].rule in BY_NAME else "warning"
+    rows = [
+        (_severity(each.rule), each.rule, told_count(each.count), _rule_says(each.rule), _rule_remedy(each.rule)) for each in report.broken
+    ]
+    return section(
+        "findings",
+        told_count(report.findings.count, "finding"),
+        *notes,
+        table(
+            "By rule", ("how grave", "rule", "findings", "the rule", "what to do"), rows, kinds=("text", "name", "number", "text", "text")
+        ),
+        Html(f'<ol class="findings">{joined(_finding(found, report.url, zone) for found in report.findings.shown)}</ol>'),
+        _left_out(report.findings, "finding", "the gravest are shown; all are in the table findings of the archive"),
+        kind=f"verdict {'alarm' if gravest == 'alarm' else 'warning'}",
+    )
+
+
+def _finding(found: Found, url: str, zone: tzinfo) -> Html:
+    offsets = [str(offset) for offset in found.offsets[-_OFFSETS_SHOWN:]]
+    more = "… " if len(found.offsets) > len(offsets) else ""
+    where = f"{told_time(found.at_ms, zone)} · {found.subject} · offset{'' if len(offsets) == 1 else 's'} {more}{', '.join(offsets)}"
+    who = f" · written by {found.publisher}" if found.publisher else ""
+    severity = _severity(found.rule)
+    return tag(
+        "li",
+        tag("span", text(severity), kind=f"tag {severity}"),
+        Html(" "),
+        tag("strong", text(found.rule)),
+        tag("div", text(found.text)),
+        tag("div", text(where + who), kind="soft"),
+        tag("code", text(found.command.replace("{log}", quote(url))), kind="command"),
+    )
+
+
+def _severity(rule: str) -> str:
+    return BY_NAME[rule].severity if gravity(rule) < gravity("") else "warning"
+
+
+def _rule_says(rule: str) -> str:
+    return BY_NAME[rule].says if rule in BY_NAME else "A rule that this version does not know."
+
+
+def _rule_remedy(rule: str) -> str:
+    return BY_NAME[rule].remedy if rule in BY_NAME else "Upgrade, and look at the table findings."
+
+
+def _cards(report: Report) -> Html:
+    moves, records = report.moves, sum(each.count for each in report.records)
+    rejected = sum(each.count for each in report.records if each.verdict != ACCEPTED)
+    waiting = sum(death.waiting for death in report.deaths.shown)
+    healed = max((death.healed_ms for death in report.deaths.shown if death.healed_ms is not None), default=None)
+    done = moves.results.get("done", 0)
+    kinds = Counter(each.kind for each in report.divisions.shown)
+    divided = f"{kinds['split']} splits, {kinds['merge']} merges" if not report.divisions.left_out else "the latest are below"
+    felt = "none left a bundle behind" if healed is None else f"what they had was owned again after at most {told_duration(healed)}"
+    pauses = f"p99 {told_duration(moves.pause_p99_ms)}, longest {told_duration(moves.pause_max_ms)}"
+    brokers = len(report.owned.brokers) + report.owned.left_out
+    cards = (
+        ("Moves done", told_count(done), f"of {told_count(moves.count)} that ended"),
+        ("Pause of a move, p50", told_duration(moves.pause_p50_ms), pauses),
+        ("Pauses together", told_duration(moves.pause_sum_ms), "what all moves cost"),
+        ("Nobody served", told_duration(report.unserved_ms), "summed over bundles, first placements too"),
+        ("Brokers that died or left", told_count(report.deaths.count), felt),
+        ("Splits and merges", told_count(report.divisions.count), divided),
+        ("Bundles, brokers", f"{told_count(report.lanes.count)}, {told_count(brokers)}", "that served, or were served, in this period"),
+        ("Records", told_count(records), f"{told_count(rejected)} rejected ({told_share(rejected, records)})"),
+    )
+    found = [tag("div", tag("dt", text(name)), tag("dd", text(value), tag("small", text(more)))) for name, value, more in cards]
+    told = f"{told_count(waiting, 'bundle')} of brokers that died or left had no owner again when the archive ended."
+    return joined([tag("dl", *found, kind="cards"), paragraph(told) if waiting else EMPTY])
+
+
+# --- who served what, brokers ----------------------------------------------------------------------------------------------------------
+
+
+def _served(report: Report, pictures: Mapping[str, Plot]) -> Html:
+    lanes = report.lanes
+    if not lanes.shown:
+        return section("served", "Who served what", _nothing("No bundle was served in this period."))
+    shown = f"all {told_count(lanes.count, 'bundle')}"
+    if lanes.left_out:
+        shown = f"the {len(lanes.shown)} bundles that changed hands most often; {told_count(lanes.left_out)} more are not drawn"
+    namespaces = len({lane.namespace for lane in lanes.shown})
+    described = f"Strip chart of {shown}, in {told_count(namespaces, 'namespace')}: who served each, from when to when."
+    rows = []
+    for lane in lanes.shown:
+        served = Counter[str]()
+        for tenure in lane.tenures:
+            served[tenure.broker] += tenure.to_ms - tenure.from_ms
+        told = ", ".join(f"{broker} {told_duration(length)}" for broker, length in served.most_common(_BROKERS_OF_LANE))
+        rows.append((lane.namespace, lane.bundle, told_count(lane.changes), told or NONE))
+    caption = (
+        f"Drawn are {shown}. A row is a bundle, a colour the broker that serves it; in a gap nobody does, or the bundle is not there. "
+        f"What lasted less than {told_duration(_period_part(report))} is not drawn."
+    )
+    heads, kinds = ("namespace", "bundle", "changes", "served by, longest first"), ("name", "name", "number", "text")
+    as_table = _folded("The same as a table", table("Bundles by namespace", heads, rows, kinds=kinds))
+    return section("served", "Who served what", _picture(pictures, "ownership", described, caption), as_table)
+
+
+def _brokers(report: Report, pictures: Mapping[str, Plot]) -> Html:
+    parts = []
+    if report.cpu.brokers:
+        caption = "CPU use as each broker reported it, averaged. Grey: it reported nothing."
+        parts.append(_picture(pictures, "cpu", f"Heat map: CPU use of {_many(report.cpu)} over time.", caption + _more(report.cpu)))
+    else:
+        parts.append(_nothing("No load report of this period is archived, so only what each broker served is drawn."))
+    if report.owned.brokers:
+        caption = "Bundles that each broker served, averaged over time."
+        parts.append(
+            _picture(pictures, "owned", f"Heat map: bundles that {_many(report.owned)} served over time.", caption + _more(report.owned))
+        )
+        cpu = dict(zip(report.cpu.brokers, report.cpu.rows, strict=True))
+        rows = []
+        for broker, row in zip(report.owned.brokers, report.owned.rows, strict=True):
+            used = cpu.get(broker, ())
+            served = (_average(row, "{:.1f}"), _greatest(row, "{:.0f}"))
+            rows.append((broker, *served, _average(used, "{:.0%}"), _greatest(used, "{:.0%}")))
+        heads = ("broker", "bundles, average", "bundles, most", "CPU, average", "CPU, most")
+        parts.append(_folded("The same as a table", table("Brokers", heads, rows, kinds=("name", "number", "number", "number", "number"))))
+    return section("brokers", "Brokers over time", *parts)
+
+
+def _many(grid: Grid) -> str:
+    return told_count(len(grid.brokers), "broker")
+
+
+def _more(grid: Grid) -> str:
+    return f" The {len(grid.brokers)} with the most are shown; {told_count(grid.left_out, 'broker')} more are not." if grid.left_out else ""
+
+
+def _average(row: tuple[float | None, ...], form: str) -> str:
+    known = [cell for cell in row if cell is not None]
+    return form.format(sum(known) / len(known)) if known else NONE
+
+
+def _greatest(row: tuple[float | None, ...], form: str) -> str:
+    known = [cell for cell in row if cell is not None]
+    return form.format(max(known)) if known else NONE
+
+
+def _period_part(report: Report) -> float:
+    return 0 if report.period is None else report.period.length_ms / MARKS
+
+
+# --- moves -----------------------------------------------------------------------------------------------------------------------------
+
+
+def _moves(report: Report, pictures: Mapping[str, Plot]) -> Html:
+    moves = report.moves
+    if not moves.count:
+        return section("moves", "Moves: why, and what they cost", _nothing("No move ended in this period."))
+    results = ", ".join(
+        f"{told_count(count)} {name.replace('_', ' ')}"
+        for name, count in sorted(moves.results.items(), key=lambda each: (-each[1], each[0]))
+    )
+    parts = [
+        _picture(pictures, "moves", f"Bars over time, in {BINS} columns: moves that ended: {results}.", f"Moves that ended: {results}.")
+    ]
+    if moves.pauses:
+        spread = f"p50 {told_duration(moves.pause_p50_ms)}, p99 {told_duration(moves.pause_p99_ms)}"
+        longest = f"longest {told_duration(moves.pause_max_ms)}, together {told_duration(moves.pause_sum_ms)}"
+        pauses = f"{told_count(moves.pauses, 'pause')}: {spread}, {longest}."
+        parts.append(_picture(pictures, "pauses", f"Histogram of pauses. {pauses}", pauses))
+    else:
+        parts.append(_nothing("No move of this period was done through a handover, so there are no pauses to tell."))
+    reasons = [
+        (told_count(each.count), told_count(each.done), told_duration(each.pause_p50_ms), _short(each.text), each.example or NONE)
+        for each in report.reasons.shown
+    ]
+    heads, kinds = ("moves", "done", "pause p50", "reason", "for example"), ("number", "number", "number", "text", "text")
+    parts.append(table("Why bundles were moved", heads, reasons, kinds=kinds))
+    parts.append(_left_out(report.reasons, "reason", "the most frequent are shown"))
+    return section("moves", "Moves: why, and what they cost", *parts, _movers(report))
+
+
+def _short(reason: str) -> str:
+    """The first words of a reason, which say what kind it is: a reason goes on, after a colon, with the figures of its case."""
+    return reason.partition(": ")[0]
+
+
+def _movers(report: Report) -> Html:
+    bundles = []
+    for each in report.bundle_moves.shown:
+        why = ", ".join(f"{told_count(count)} {_short(reason)}" for reason, count in each.reasons)
+        bundles.append((each.bundle, told_count(each.count), told_duration(each.pause_sum_ms), why))
+    brokers = [(each.broker, told_count(each.gave), told_count(each.got), told_count(each.failed)) for each in report.broker_moves.shown]
+    return joined(
+        [
+            table(
+                "Top movers: bundles", ("bundle", "moves", "pauses together", "why"), bundles, kinds=("name", "number", "number", "text")
+            ),
+            _left_out(report.bundle_moves, "bundle", "those that moved most often are shown"),
+            table(
+                "Top movers: brokers", ("broker", "gave", "got", "came to nothing"), brokers, kinds=("name", "number", "number", "number")
+            ),
+            _left_out(report.broker_moves, "broker", "those with most moves are shown"),
+        ]
+    )
+
+
+# --- deaths, splits, merges, decisions, records ----------------------------------------------------------------------------------------
+
+
+def _deaths(report: Report, zone: tzinfo) -> Html:
+    if not report.deaths.shown:
+        return section("deaths", "Deaths, and how long they were felt", _nothing("No broker died or left in this period."))
+    rows = [
+        (
+            told_time(death.at_ms, zone), death.broker, _KIND_OF_DEATH.get(death.kind, death.kind), death.publisher or NONE,
+            told_count(death.bundles), told_duration(death.healed_ms), told_count(death.waiting), str(death.offset),
+        )
+        for death in report.deaths.shown
+    ]  # fmt: skip
+    heads = ("when", "broker", "how", "said by", "bundles lost", "all owned again after", "still without owner", "offset")
+    kinds = ("time", "name", "text", "name", "number", "number", "number", "number")
+    told = paragraph("Counted from the record of the end; what a lease and its margin took before it, no log can tell.", kind="soft")
+    return section(
+        "deaths",
+        "Deaths, and how long they were felt",
+        told,
+        table("Brokers that ended", heads, rows, kinds=kinds),
+        _left_out(report.deaths, "end of a broker", "the latest are shown", many="ends of brokers"),
+    )
+
+
+def _divisions(report: Report, zone: tzinfo) -> Html:
+    if not report.divisions.shown:
+        return section("divisions", "Splits and merges", _nothing("No bundle was split or merged in this period."))
+    rows = [
+        (
+            told_time(each.at_ms, zone), each.kind, _names(each.before, each.before_count), _names(each.after, each.after_count),
+            each.publisher or NONE, each.reason or NONE,
+        )
+        for each in report.divisions.shown
+    ]  # fmt: skip
+    kinds = ("time", "text", "name", "name", "name", "text")
+    return section(
+        "divisions",
+        "Splits and merges",
+        table("Bundles that were divided or joined", ("when", "what", "was", "became", "asked by", "reason"), rows, kinds=kinds),
+        _left_out(report.divisions, "split or merge", "the latest are shown", many="splits and merges"),
+    )
+
+
+def _names(names: tuple[str, ...], count: int) -> str:
+    more = f", and {count - len(names)} more" if count > len(names) else ""
+    return ", ".join(names) + more
+
+
+def _decisions(report: Report) -> Html:
+    if not report.decisions.shown:
+        return section("decisions", "What the balancer decided", _nothing("No decision of this period is archived."))
+    rows = [(told_count(each.count), each.kind, each.strategy, each.result, each.cause) for each in report.decisions.shown]
+    heads, kinds = ("rounds", "kind", "strategy", "result", "cause"), ("number", "text", "name", "text", "text")
+    return section(
+        "decisions",
+        "What the balancer decided",
+        table("Rounds by what came of them", heads, rows, kinds=kinds),
+        _left_out(report.decisions, "outcome", "the most frequent are shown"),
+    )
+
+
+def _records(report: Report) -> Html:
+    if not report.records:
+        return section("records", "Records by kind and verdict", _nothing("No record of this period is archived."))
+    rows = list(_kinds(report))
+    heads, kinds = ("kind", "accepted", "rejected", "why rejected"), ("name", "number", "number", "text")
+    return section("records", "Records by kind and verdict", table("Records", heads, rows, kinds=kinds))
+
+
+def _kinds(report: Report) -> Iterator[tuple[str, str, str, str]]:
+    """A row for each kind, the most frequent first."""
+    totals: Counter[str | None] = Counter()
+    for each in report.records:
+        totals[each.kind] += each.count
+    for kind, total in totals.most_common():
+        of_kind = {each.verdict: each.count for each in report.records if each.kind == kind}
+        accepted = of_kind.pop(ACCEPTED, 0)
+        why = ", ".join(f"{told_count(count)} {verdict}" for verdict, count in of_kind.items())
+        yield "no record" if kind is None else kind, told_count(accepted), told_count(total - accepted), why or NONE
+
+
+def _footer(report: Report, zone: tzinfo, written_ms: int) -> Html:
+    held = report.held
+    reach = "" if held is None else f" The archive holds {told_time(held.from_ms, zone)} to {told_time(held.to_ms - 1, zone)}."
+    told = f"Written {told_time(written_ms, zone)} by `equipoise spark report`.{reach} Times are the log's own, in {told_zone(zone)}."
+    return tag("footer", paragraph(told, kind="soft"))
+
+
+# --- pieces ----------------------------------------------------------------------------------------------------------------------------
+
+
+def _picture(pictures: Mapping[str, Plot], name: str, described: str, caption: str) -> Html:
+    plot = pictures.get(name)
+    return EMPTY if plot is None else picture(plot.light, plot.dark, described=described, caption=caption)
+
+
+def _folded(title: str, *parts: Html) -> Html:
+    return tag("details", tag("summary", text(title)), *parts)
+
+
+def _nothing(told: str) -> Html:
+    return paragraph(told, kind="empty")
+
+
+def _left_out(few: Few[Any], one: str, which: str, many: str = "") -> Html:
+    if not few.left_out:
+        return EMPTY
+    return paragraph(f"{told_count(few.left_out, f'more {one}', f'more {many}' if many else '')} left out; {which}.", kind="soft")

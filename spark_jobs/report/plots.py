@@ -1,0 +1,359 @@
+"""The pictures of a report, each drawn twice: for a light page and for a dark one.
+
+May live here: drawing with matplotlib, straight onto its own canvas, with no window and no state that is shared. What is drawn is
+`spark_jobs.report.figures`; the words beside a picture are `spark_jobs.report.page`.
+
+Brokers are told apart by the colours of Okabe and Ito ("Color Universal Design", 2008), which people with any form of colour
+blindness tell apart, and beyond these by hatches. Heat is drawn in cividis, whose lightness rises all through (Nunez, 2018).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, tzinfo
+from io import BytesIO
+from math import nan
+from typing import TYPE_CHECKING, Final
+
+from matplotlib import colormaps
+from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.text import Annotation
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+
+from spark_jobs.report.figures import BINS, Death, Grid, Lane, Period, Report, pause_bar_ms
+from spark_jobs.report.words import told_duration
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
+    from matplotlib.axes import Axes
+
+WIDTH_INCHES: Final = 12.0
+DOTS_PER_INCH: Final = 144
+"""Twice the dots of a common screen at the width at which the page shows them, so that they stay sharp on a fine one."""
+
+_LANE_INCHES: Final = 0.19
+_HEAT_INCHES: Final = 0.26
+_LEGEND_COLUMNS: Final = 8
+_LEGEND_CHARACTERS: Final = 150
+"""Of a line of a legend, in which each entry takes `_KEY_CHARACTERS` more than its name."""
+_KEY_CHARACTERS: Final = 7
+_CHARACTER_SHARE: Final = 0.0075
+"""The part of the picture's width that one character above the strip chart takes."""
+_LABEL_CHARACTERS_MAX: Final = 34
+
+_HUES: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
+_HATCHES: Final = ("", "////", "....", "xxxx", "++++")
+_RESULT_HUES: Final = {
+    "done": "#0072B2",
+    "unloaded": "#56B4E9",
+    "called_off": "#E69F00",
+    "destination_died": "#D55E00",
+    "source_died": "#CC79A7",
+}
+_OTHER_HUE: Final = "#8C8C8C"
+_MARK_OF: Final = {"died": ("X", "death"), "split": ("D", "split"), "merged": ("^", "merge"), "unloaded": ("v", "unload")}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Theme:
+    """The colours of a page."""
+
+    paper: str
+    ink: str
+    faint: str
+    alarm: str
+
+
+LIGHT: Final = Theme(paper="#ffffff", ink="#1f2328", faint="#d5dae0", alarm="#b3261e")
+DARK: Final = Theme(paper="#161b22", ink="#e6edf3", faint="#3a424c", alarm="#ff8a80")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plot:
+    """One picture, as the bytes of two PNG files."""
+
+    name: str
+    light: bytes
+    dark: bytes
+
+
+Drawing = Callable[[Report, Theme, tzinfo], Figure]
+
+
+def plots(report: Report, zone: tzinfo) -> tuple[Plot, ...]:
+    """The pictures for which there is something to draw, times in `zone`."""
+    if report.period is None:
+        return ()
+    wanted: list[tuple[str, Drawing]] = []
+    if report.lanes.shown:
+        wanted.append(("ownership", draw_ownership))
+    if report.cpu.brokers:
+        wanted.append(("cpu", draw_cpu))
+    if report.owned.brokers:
+        wanted.append(("owned", draw_owned))
+    if report.moves.count:
+        wanted.append(("moves", draw_moves))
+    if report.moves.pauses:
+        wanted.append(("pauses", draw_pauses))
+    return tuple(
+        Plot(name=name, light=_png(draw(report, LIGHT, zone), LIGHT), dark=_png(draw(report, DARK, zone), DARK)) for name, draw in wanted
+    )
+
+
+def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:
+    """The strip chart: a row for each bundle, in the colour of the broker that serves it; ends that are no transfer are marked."""
+    period, lanes = _period(report), report.lanes.shown
+    brokers = list(report.owned.brokers)
+    brokers += sorted({tenure.broker for lane in lanes for tenure in lane.tenures} - set(brokers))
+    figure = Figure(
+        figsize=(WIDTH_INCHES, 1.5 + _LANE_INCHES * len(lanes) + 0.2 * (len(brokers) // _legend_columns(short_names(brokers).values()))),
+        layout="constrained",
+    )
+    axes = figure.add_subplot()
+    for row, lane in enumerate(lanes):
+        for number, broker in enumerate(brokers):
+            spans = [_span(tenure.from_ms, tenure.to_ms, zone) for tenure in lane.tenures if tenure.broker == broker]
+            axes.broken_barh(spans, (row - 0.42, 0.84), edgecolor=theme.paper, linewidth=0.3, facecolor=_hue(number), hatch=_hatch(number))
+    marked = _mark_ends(axes, lanes, theme, zone)
+    deaths = [death for death in report.deaths.shown if death.kind != "left"]
+    for death in deaths:
+        axes.axvline(_at(death.at_ms, zone), color=theme.alarm, linewidth=1, linestyle=(0, (3, 2)))
+    names = short_names(brokers)
+    for death in _apart(deaths, period, names):
+        place = (_at(death.at_ms, zone), 1.0)
+        name = names.get(death.broker, death.broker)
+        above = Annotation(
+            name,
+            place,
+            xycoords=("data", "axes fraction"),
+            xytext=(0, 3),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            clip_on=False,
+        )
+        above.set_color(theme.alarm)
+        axes.add_artist(above)
+    axes.set_yticks(range(len(lanes)), [_lane_label(lane) for lane in lanes], fontsize=7.5, family="monospace")
+    axes.set_ylim(len(lanes) - 0.4, -0.6)
+    for row in range(1, len(lanes)):
+        if lanes[row].namespace != lanes[row - 1].namespace:
+            axes.axhline(row - 0.5, color=theme.ink, linewidth=0.6)
+    _time_axis(axes, period, theme, zone)
+    keys: list[Patch | Line2D] = [
+        Patch(label=names[broker], edgecolor=theme.paper, facecolor=_hue(number), hatch=_hatch(number))
+        for number, broker in enumerate(brokers)
+    ]
+    keys += [Line2D([], [], linestyle="", marker=_MARK_OF[how][0], color=theme.ink, markersize=5, label=_MARK_OF[how][1]) for how in marked]
+    if deaths:
+        keys.append(Line2D([], [], color=theme.alarm, linewidth=1, linestyle=(0, (3, 2)), label="a broker died"))
+    _legend(figure, theme, keys)
+    return figure
+
+
+def draw_cpu(report: Report, theme: Theme, zone: tzinfo) -> Figure:
+    """The heat map of brokers: the share of its processor that each used."""
+    return _heat(report.cpu, _period(report), theme, zone, label="CPU used", top=max(1.0, _greatest(report.cpu)), form="{:.0%}")
+
+
+def draw_owned(report: Report, theme: Theme, zone: tzinfo) -> Figure:
+    """The heat map of brokers: how many bundles each served."""
+    return _heat(report.owned, _period(report), theme, zone, label="bundles served", top=max(1.0, _greatest(report.owned)), form="{:.0f}")
+
+
+def draw_moves(report: Report, theme: Theme, zone: tzinfo) -> Figure:
+    """How many moves ended when, and with which result."""
+    period, bins = _period(report), report.moves.bins
+    figure = Figure(figsize=(WIDTH_INCHES, 2.6), layout="constrained")
+    axes = figure.add_subplot()
+    edges = [_at(period.from_ms + round(number * period.bin_ms), zone) for number in range(BINS + 1)]
+    below = [0] * BINS
+    order = [name for name in _RESULT_HUES if name in bins] + sorted(set(bins) - set(_RESULT_HUES))
+    for name in order:
+        axes.bar(
+            edges[:-1], bins[name], width=(edges[-1] - edges[0]) / BINS, bottom=below, align="edge",
+            color=_RESULT_HUES.get(name, _OTHER_HUE), edgecolor=theme.paper, linewidth=0.3, label=name.replace("_", " "),
+        )  # fmt: skip
+        below = [one + other for one, other in zip(below, bins[name], strict=True)]
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    axes.set_ylabel("moves ended")
+    _time_axis(axes, period, theme, zone)
+    _legend(figure, theme, axes.get_legend_handles_labels()[0])
+    return figure
+
+
+def draw_pauses(report: Report, theme: Theme, zone: tzinfo) -> Figure:  # noqa: ARG001 - as the others
+    """How long the pauses of moves were: bars on a logarithmic axis, with the median, the 99th percentile and the longest."""
+    moves = report.moves
+    figure = Figure(figsize=(WIDTH_INCHES, 2.8), layout="constrained")
+    axes = figure.add_subplot()
+    for bar, count in sorted(moves.pause_bars.items()):
+        low, high = pause_bar_ms(bar)
+        low = max(low, 0.75)
+        axes.bar(low, count, width=high - low, align="edge", color=_HUES[0], edgecolor=theme.paper, linewidth=0.8)
+    axes.set_xscale("log")
+    axes.set_ylim(0, 1.35 * max(moves.pause_bars.values(), default=1))  # Room for the words above the bars.
+    for level, (name, value_ms, hue) in enumerate(
+        (("p50", moves.pause_p50_ms, _HUES[2]), ("p99", moves.pause_p99_ms, _HUES[1]), ("max", moves.pause_max_ms, theme.alarm))
+    ):
+        if value_ms is not None:
+            place = max(value_ms, 0.75)
+            axes.axvline(place, color=hue, linewidth=1.6)
+            axes.annotate(
+                f"{name} {told_duration(value_ms)}", (place, 1 - 0.12 * level), xycoords=("data", "axes fraction"), xytext=(5, -11),
+                textcoords="offset points", fontsize=9, color=theme.ink, weight="bold",
+                bbox={"boxstyle": "round,pad=0.15", "facecolor": theme.paper, "edgecolor": "none", "alpha": 0.8},
+            )  # fmt: skip
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: told_duration(value)))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
+    axes.margins(x=0.12)
+    axes.set_ylabel("moves")
+    axes.set_xlabel("pause, from the word to let go until the new owner serves")
+    _plain(axes, theme)
+    return figure
+
+
+def _heat(grid: Grid, period: Period, theme: Theme, zone: tzinfo, *, label: str, top: float, form: str) -> Figure:
+    figure = Figure(figsize=(WIDTH_INCHES, 1.1 + _HEAT_INCHES * len(grid.brokers)), layout="constrained")
+    axes = figure.add_subplot()
+    edges = [_at(period.from_ms + round(number * period.bin_ms), zone) for number in range(BINS + 1)]
+    cells = [[nan if cell is None else cell for cell in row] for row in grid.rows]
+    axes.set_facecolor(theme.faint)
+    drawn = axes.pcolormesh(edges, range(len(grid.brokers) + 1), cells, cmap=colormaps["cividis"], vmin=0, vmax=top)
+    axes.hlines(range(1, len(grid.brokers)), edges[0], edges[-1], color=theme.paper, linewidth=1.5)
+    axes.set_yticks([row + 0.5 for row in range(len(grid.brokers))], [short_names(grid.brokers)[name] for name in grid.brokers])
+    axes.invert_yaxis()
+    _time_axis(axes, period, theme, zone)
+    axes.grid(visible=False)
+    bar = figure.colorbar(
+        drawn, ax=axes, pad=0.01, aspect=max(6, 4 * len(grid.brokers)), format=FuncFormatter(lambda value, _: form.format(value))
+    )
+    bar.set_label(label, color=theme.ink)
+    bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=form == "{:.0f}"))
+    bar.ax.tick_params(colors=theme.ink, labelsize=8)
+    bar.outline.set_visible(False)
+    return figure
+
+
+def _mark_ends(axes: Axes, lanes: Sequence[Lane], theme: Theme, zone: tzinfo) -> list[str]:
+    """Mark how tenures ended; which marks there are."""
+    marked = []
+    for how, (marker, _) in _MARK_OF.items():
+        places = [(_at(tenure.to_ms, zone), row) for row, lane in enumerate(lanes) for tenure in lane.tenures if tenure.how == how]
+        if places:
+            marked.append(how)
+            times, rows = zip(*places, strict=True)
+            axes.scatter(times, rows, marker=marker, s=26, color=theme.ink, edgecolors=theme.paper, linewidths=0.6, zorder=3)
+    return marked
+
+
+def _hue(number: int) -> str:
+    """The colour of a broker, by its place in the legend."""
+    return _HUES[number % len(_HUES)]
+
+
+def _hatch(number: int) -> str:
+    """What tells a broker from another of the same colour."""
+    return _HATCHES[(number // len(_HUES)) % len(_HATCHES)]
+
+
+def short_names(brokers: Sequence[str]) -> dict[str, str]:
+    """Names of brokers for pictures: without the end, from a dot or a colon on, that all of them share."""
+    if not brokers:
+        return {}
+    first, shared = brokers[0], 0
+    for place, character in enumerate(first):
+        if character in ".:" and place and all(name.endswith(first[place:]) and len(name) > len(first) - place for name in brokers):
+            shared = len(first) - place
+            break
+    names = {name: _short(name[: len(name) - shared] if len(brokers) > 1 else name) for name in brokers}
+    return names if len(set(names.values())) == len(names) else {name: name for name in brokers}
+
+
+def _apart(deaths: Sequence[Death], period: Period, names: Mapping[str, str]) -> Iterator[Death]:
+    """Those deaths whose names do not run into the one named before."""
+    free = -1.0
+    for death in deaths:
+        half = _CHARACTER_SHARE * len(names.get(death.broker, death.broker)) / 2
+        place = (death.at_ms - period.from_ms) / period.length_ms
+        if place - half >= free:
+            free = place + half
+            yield death
+
+
+def _legend_columns(names: Iterable[str]) -> int:
+    longest = max((len(name) for name in names), default=0)
+    return max(1, min(_LEGEND_COLUMNS, _LEGEND_CHARACTERS // (longest + _KEY_CHARACTERS)))
+
+
+def _lane_label(lane: Lane) -> str:
+    return _short(lane.bundle.replace("0x", ""))
+
+
+def _short(name: str) -> str:
+    """A name that leaves room for the picture: its end tells bundles and brokers apart."""
+    return name if len(name) <= _LABEL_CHARACTERS_MAX else "…" + name[1 - _LABEL_CHARACTERS_MAX :]
+
+
+def _greatest(grid: Grid) -> float:
+    return max((cell for row in grid.rows for cell in row if cell is not None), default=0.0)
+
+
+def _at(at_ms: int, zone: tzinfo) -> float:
+    """A time as matplotlib counts it: days since 1970, in the zone's own reckoning, so that no part of it need know the zone."""
+    offset = datetime.fromtimestamp(at_ms / 1_000, zone).utcoffset() or timedelta()
+    return (at_ms + offset / timedelta(milliseconds=1)) / 86_400_000
+
+
+def _span(from_ms: int, to_ms: int, zone: tzinfo) -> tuple[float, float]:
+    first = _at(from_ms, zone)
+    return first, _at(to_ms, zone) - first
+
+
+def _period(report: Report) -> Period:
+    assert report.period is not None, "nothing is drawn of a report without a period"
+    return report.period
+
+
+def _time_axis(axes: Axes, period: Period, theme: Theme, zone: tzinfo) -> None:
+    axes.set_xlim(_at(period.from_ms, zone), _at(period.to_ms, zone))
+    locator = AutoDateLocator(minticks=5, maxticks=10)  # type: ignore[no-untyped-call] # Not typed yet.
+    axes.xaxis.set_major_locator(locator)
+    axes.xaxis.set_major_formatter(ConciseDateFormatter(locator))  # type: ignore[no-untyped-call] # The same.
+    axes.xaxis.get_offset_text().set_color(theme.ink)
+    _plain(axes, theme)
+
+
+def _plain(axes: Axes, theme: Theme) -> None:
+    """No frame, faint lines, and words in the colour of the page's own."""
+    for side in ("top", "right", "left"):
+        axes.spines[side].set_visible(False)
+    axes.spines["bottom"].set_color(theme.faint)
+    axes.tick_params(colors=theme.ink, labelsize=8.5, length=3)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=True, color=theme.faint, linewidth=0.6)
+    axes.set_axisbelow(True)
+    if axes.get_facecolor()[:3] == (1.0, 1.0, 1.0):
+        axes.set_facecolor(theme.paper)
+    axes.xaxis.label.set_color(theme.ink)
+    axes.yaxis.label.set_color(theme.ink)
+
+
+def _legend(figure: Figure, theme: Theme, keys: Sequence[Artist]) -> None:
+    columns = _legend_columns(str(key.get_label()) for key in keys)
+    legend = figure.legend(handles=keys, loc="outside upper left", ncols=columns, frameon=False, fontsize=8.5, handlelength=1.4)
+    for label in legend.get_texts():
+        label.set_color(theme.ink)
+
+
+def _png(figure: Figure, theme: Theme) -> bytes:
+    buffer = BytesIO()
+    # No metadata: the same figures make the same bytes.
+    figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, facecolor=theme.paper, metadata={"Software": None})
+    return buffer.getvalue()

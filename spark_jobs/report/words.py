@@ -1,0 +1,62 @@
+"""Numbers as people read them: times, durations, counts.
+
+May live here: pure functions from a number to a text.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone, tzinfo
+from typing import Final
+
+_SECOND_MS: Final = 1_000
+_MINUTE_MS: Final = 60 * _SECOND_MS
+_HOUR_MS: Final = 60 * _MINUTE_MS
+_DAY_MS: Final = 24 * _HOUR_MS
+
+NONE: Final = "\N{EN DASH}"
+
+
+def told_count(count: int, one: str = "", many: str = "") -> str:
+    """A count with its thousands apart, and what is counted: `1,204 moves`. `many` is `one` with an s, unless it is given."""
+    if not one:
+        return f"{count:,}"
+    return f"{count:,} {one if count == 1 else many or one + 's'}"
+
+
+def told_duration(duration_ms: float | None) -> str:
+    """A duration in the units that fit it: `87 ms`, `1.4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    if duration_ms is None:
+        return NONE
+    if duration_ms < _SECOND_MS:
+        return f"{duration_ms:.0f} ms"
+    if duration_ms < _MINUTE_MS:
+        return f"{duration_ms / _SECOND_MS:.1f} s"
+    for unit_ms, unit, next_ms, next_unit in (
+        (_DAY_MS, "d", _HOUR_MS, "h"),
+        (_HOUR_MS, "h", _MINUTE_MS, "min"),
+        (_MINUTE_MS, "min", _SECOND_MS, "s"),
+    ):
+        if duration_ms >= unit_ms:
+            whole, rest = divmod(int(duration_ms), unit_ms)
+            part = rest // next_ms
+            return f"{whole:,} {unit} {part} {next_unit}" if part else f"{whole:,} {unit}"
+    raise AssertionError(duration_ms)
+
+
+def told_time(at_ms: int, zone: tzinfo) -> str:
+    """A Unix time in a zone, to the second."""
+    return datetime.fromtimestamp(at_ms / _SECOND_MS, zone).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def told_zone(zone: tzinfo) -> str:
+    """A fixed zone as `UTC` or `UTC+02:00`."""
+    offset = datetime.fromtimestamp(0, zone).utcoffset()
+    return "UTC" if not offset else str(timezone(offset))
+
+
+def told_share(part: int, whole: int) -> str:
+    """A part of a whole in percent; a part that is not nothing never reads as nothing."""
+    if whole == 0:
+        return NONE
+    percent = 100 * part / whole
+    return "below 0.1 %" if 0 < percent < 0.1 else f"{percent:.1f} %"  # noqa: PLR2004 - the digit that the text has

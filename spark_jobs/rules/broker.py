@@ -1,0 +1,79 @@
+"""The checker of one broker: what it signs, how its membership goes on, and what of it is rejected.
+
+May live here: the order in which the rules are asked of a fact.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from spark_jobs.arrivals import Source
+from spark_jobs.facts import Fact
+from spark_jobs.findings import Finding
+from spark_jobs.rules.attempts import check_attempt, check_ties
+from spark_jobs.rules.leases import check_lease, check_proof, check_silence
+from spark_jobs.rules.memory import Memory, due_alarms, set_alarm
+from spark_jobs.rules.rejections import check_rejection
+from spark_jobs.rules.standing import NAME, Standing, recall, remember
+from spark_jobs.rules.telling import told
+from spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions
+
+FORGOTTEN_AFTER_MS: Final = 3_600_000
+"""After this much of the log's time a broker that was removed, or never was, is forgotten: ids are made anew, and anybody invents some."""
+
+_GONE: Final = "gone"
+
+
+class BrokerChecker:
+    """Checks the facts of one broker id, in order of their offsets. What it remembers is a `Standing`."""
+
+    def check(self, memory: Memory, fact: Fact) -> Iterator[Finding]:
+        """What is wrong with a record that this broker published, or with one of its key."""
+        record = fact.record
+        if fact.source != Source.CHANNEL or record is None or fact.verdict in (None, NOT_FOLDED):
+            return
+        name = fact.subject.partition(":")[2]
+        standing = recall(memory, begun=fact.context.get("begun"))
+        if not standing.known and fact.before is not None:
+            standing.adopt(fact.before)
+        yield from compare_opinions(fact)
+        if record.get("publisher") == name:
+            yield from check_attempt(standing, fact, record)
+            yield from check_silence(fact)
+            if fact.verdict != ACCEPTED:
+                yield from check_rejection(standing.rejections, standing.told, fact, name)
+        if record.get("kind") == "broker" and record.get("key") == name:
+            yield from check_ties(standing, fact, record)
+            yield from check_proof(standing, fact, record)
+            if fact.verdict == ACCEPTED:
+                yield from check_lease(standing, fact, record)
+                standing.follow(fact, record)
+                yield from _compare_states(standing, fact)
+        remember(memory, standing)
+        set_alarm(memory, _GONE, fact.at_ms + FORGOTTEN_AFTER_MS if standing.status in _NO_MEMBER else None)
+
+    def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:  # noqa: ARG002 - as the port has it
+        """Nothing is wrong: silence is counted in the time in which the log was written to, which one broker's facts do not tell."""
+        if _GONE in due_alarms(memory, now_ms):
+            memory.remove(NAME)
+        return iter(())
+
+
+_NO_MEMBER: Final = ("unknown", "gone")
+
+
+def _compare_states(standing: Standing, fact: Fact) -> Iterator[Finding]:
+    """What the fold made of this broker, against what its records say, and the digest against the renewal's."""
+    after = fact.after
+    if after is None:
+        return
+    if after.get("diverged"):
+        text = "the digest that this renewal says is not that of the view: what this broker has read is not what stands on the log"
+        yield from told(standing.told, fact, "digest_differs", text)
+    if standing.known and (standing.status, standing.incarnation) != (after["status"], after["incarnation"]):
+        text = (
+            f"by its records it is {standing.status} as incarnation {standing.incarnation}, "
+            f"and by the fold {after['status']} as {after['incarnation']}"
+        )
+        yield from told(standing.told, fact, "state_differs", text)

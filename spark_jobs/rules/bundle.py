@@ -1,0 +1,372 @@
+"""What is wrong with the facts of one bundle: its own state, kept a second time, by the second table.
+
+May live here: `BundleChecker`, and what it remembers of a bundle. The table is `spark_jobs.rules.transitions`, what evidence of
+serving proves `spark_jobs.rules.serving`.
+
+Where the fold and this state differ there is one finding, and then this state goes on as the fold's did. Of a bundle that is
+not known yet, because the audit began after it was made, the state before the first accepted record is taken as the fold has it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final, NamedTuple
+
+import orjson
+
+from spark_jobs.facts import Fact, Raw
+from spark_jobs.findings import Finding
+from spark_jobs.rules import forms
+from spark_jobs.rules.catalogue import finding
+from spark_jobs.rules.memory import Memory, due_alarms, set_alarm
+from spark_jobs.rules.ranges import Range, parse_bundle, pieces
+from spark_jobs.rules.serving import ALARM, check_serving, expire_serving, follow_holder, forget_serving
+from spark_jobs.rules.transitions import DEATHS, SERVED_BY, STEPS, Step, Whom
+from spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare, compare_opinions, told
+
+GONE_FOR_MS: Final = 3_600_000
+"""After this much of the log's time all of a bundle that is gone is forgotten: evidence about it comes within seconds."""
+
+_NAME: Final = "bundle"
+_GONE: Final = "gone"
+_ON_MERGES: Final = frozenset({ACCEPTED, "unknown_bundle", "stale", "not_adjacent", "illegal_transition"})
+
+
+class State(NamedTuple):
+    """One bundle. `begun` is the `begun` of the context that it was known in (`spark_jobs.rules.membership.Context`)."""
+
+    phase: str
+    owner: int | None
+    source: int | None
+    last: int
+    token: int
+    begun: int = 0
+
+    def holder(self) -> int | None:
+        """The incarnation that serves it, as far as the log says; None while nobody does."""
+        served_by = SERVED_BY.get(self.phase)
+        return None if served_by is None else self.owner if served_by == "owner" else self.source
+
+    def whom(self, whom: Whom) -> int | None:
+        """Whom a cell of the tables names of this state."""
+        return self.owner if whom == "o" else self.source if whom == "s" else None
+
+
+class BundleChecker:
+    """See `spark_jobs.rules.memory.Checker`. A fact takes about 20 microseconds."""
+
+    def check(self, memory: Memory, fact: Fact) -> Iterator[Finding]:
+        """What is wrong with the next fact of a bundle."""
+        if fact.source == "serving":
+            yield from check_serving(memory, fact)
+            _forget_later(memory, fact)
+        if fact.source != "channel" or fact.verdict == NOT_FOLDED:
+            return
+        state = remembered = _remembered(memory, fact)
+        yield from _stuck(state, fact)
+        yield from compare_opinions(fact)
+        if fact.verdict != ACCEPTED:
+            yield from _rejected(state, fact)
+            return
+        if fact.before is not None:
+            before = _state(fact.before, fact)
+            if state is not None and state != before:
+                yield finding(
+                    "state_differs", fact, f"it was {_spelled(before)} for the fold; by the second rules it was {_spelled(state)}"
+                )
+            state = before
+        elif fact.after is not None:
+            state = None
+        yield from _accepted(state, fact)
+        if fact.before is None and fact.after is None:
+            return
+        after = None if fact.after is None else _state(fact.after, fact)
+        if after is None:
+            memory.remove(_NAME)
+        else:
+            memory.put(_NAME, orjson.dumps(tuple(after)))
+        holder = _tenure(after)
+        if remembered is None or _tenure(remembered) != holder:
+            yield from follow_holder(memory, holder, fact)
+        _forget_later(memory, fact)
+
+    def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:
+        """What is wrong with a bundle when an alarm is due: only evidence waits; what is stuck is told by the membership."""
+        due = due_alarms(memory, now_ms)
+        if ALARM in due:
+            yield from expire_serving(memory, subject, now_ms)
+        if _GONE in due and memory.get(_NAME) is None:
+            forget_serving(memory)
+
+
+def _remembered(memory: Memory, fact: Fact) -> State | None:
+    """The state as it is remembered; None if it is not known, or was known before a gap in what was read."""
+    value = memory.get(_NAME)
+    if value is None:
+        return None
+    state = State(*orjson.loads(value))
+    if state.begun == fact.context.get("begun", 0):
+        return state
+    memory.remove(_NAME)
+    forget_serving(memory)
+    return None
+
+
+def _forget_later(memory: Memory, fact: Fact) -> None:
+    """Of a bundle that is gone, or never was, nothing shall be kept for ever."""
+    if memory.get(_NAME) is None:
+        set_alarm(memory, _GONE, fact.at_ms + GONE_FOR_MS)
+
+
+def _tenure(state: State | None) -> tuple[int, int] | None:
+    """Token and incarnation of who may serve the bundle in this state; None while nobody may."""
+    holder = None if state is None else state.holder()
+    return None if state is None or holder is None else (state.token, holder)
+
+
+def _state(entry: Raw, fact: Fact) -> State:
+    get = entry.get
+    return State(entry["phase"], get("owner"), get("source"), entry["last"], entry["token"], fact.context.get("begun", 0))
+
+
+def _range(fact: Fact) -> Range | None:
+    return parse_bundle(fact.subject.partition(":")[2])
+
+
+def _spelled(state: State | None) -> str:
+    if state is None:
+        return "absent"
+    holders = [f"{what} {who}" for what, who in (("owner", state.owner), ("source", state.source)) if who is not None]
+    return f"{' of '.join([state.phase, ', '.join(holders)]) if holders else state.phase} (last {state.last}, token {state.token})"
+
+
+def _stuck(state: State | None, fact: Fact) -> Iterator[Finding]:
+    if fact.subject.partition(":")[2] in fact.context.get("overdue", ()):
+        phase, last = ("on its way", fact.offset) if state is None else (state.phase, state.last)
+        yield finding(
+            "stuck_in_flight", fact, f"it is {phase} since offset {last}, and nobody steps in", offsets=_rising(last, fact.offset)
+        )
+
+
+def _rising(*offsets: int) -> tuple[int, ...]:
+    return tuple(sorted({*offsets}))
+
+
+def _is_named(fact: Fact, record: Raw) -> bool:
+    """Whether the record is about this bundle, and not about one that it comes from, or whose owner died."""
+    kind, name = record.get("kind"), fact.subject.partition(":")[2]
+    return kind in ("bundle", "split", "merge") and (record.get("key") == name or (kind == "merge" and record.get("right") == name))
+
+
+# --- verdicts -------------------------------------------------------------------------------------------------------------
+
+
+def _rejected(state: State | None, fact: Fact) -> Iterator[Finding]:
+    """A rejected record: its verdict is the expected one, and it changes nothing."""
+    if fact.before is not None or fact.after is not None:
+        yield finding("state_differs", fact, f"{told(fact)} was rejected ({fact.verdict}), and changed it all the same")
+    record = fact.record or {}
+    if state is None or "expected" in fact.context or not _is_named(fact, record):
+        return
+    if record["kind"] != "merge":
+        expected = _expected(state, fact, record)
+        yield from compare(fact, expected) if expected != fact.verdict else _senseless(state, fact, record)
+    elif fact.verdict not in _ON_MERGES:
+        yield from compare(fact, _half_of_merge(state, fact, record) or ACCEPTED)
+
+
+def _senseless(state: State, fact: Fact, record: Raw) -> Iterator[Finding]:
+    """A proposal that was rejected, and that nobody makes who has read the state on which it is based.
+
+    Only a transfer to the owner itself is illegal and yet made, because operators ask for it.
+    """
+    if fact.verdict == "dead_target" and fact.context.get("target") == "never":
+        text = f"{told(fact)} gives it to incarnation {record.get('owner')}, which no broker ever had"
+        yield finding("writes_what_it_may_not", fact, text)
+    elif fact.verdict == "bad_boundary":
+        yield finding("writes_what_it_may_not", fact, f"{told(fact)} cuts it where it has no points, or in no order")
+    elif fact.verdict == "illegal_transition" and not _is_for_its_owner(state, record):
+        yield finding("writes_what_it_may_not", fact, f"{told(fact)} is no step from {_spelled(state)}, on which it is based")
+
+
+def _is_for_its_owner(state: State, record: Raw) -> bool:
+    phase = forms.phase_of(record) if record["kind"] == "bundle" else None
+    step = STEPS.get((state.phase, phase or ""))
+    return step is not None and step.owner == "d" and record.get("source") == state.whom(step.source)
+
+
+def _expected(state: State, fact: Fact, record: Raw) -> str:
+    """The verdict that the second rules have for a transition or a split of a bundle in this state."""
+    if record["based_on"] != state.last:
+        return "stale"
+    if record["kind"] == "split":
+        return _on_split(state, fact, record)
+    step = STEPS.get((state.phase, forms.phase_of(record) or ""))
+    return "illegal_transition" if step is None else _on_step(step, state, fact, record)
+
+
+def _on_step(step: Step, state: State, fact: Fact, record: Raw) -> str:
+    owner, incarnation = record.get("owner"), record.get("incarnation")
+    if step.owner != "d" and owner != state.whom(step.owner):
+        return "illegal_transition"
+    if record.get("source") != state.whom(step.source):
+        return "illegal_transition"
+    if not _may_write(step, state, incarnation):
+        return "not_the_actor"
+    if step.barred_by_deletion and fact.context.get("deleting"):
+        return "namespace_deleting"
+    if step.owner != "d":
+        return ACCEPTED
+    if owner == state.owner:
+        return "illegal_transition"
+    return _ON_TARGET[fact.context.get("target", "dead")]
+
+
+_ON_TARGET: Final = {"up": ACCEPTED, "draining": "draining_target", "dead": "dead_target", "never": "dead_target"}
+
+
+def _may_write(step: Step, state: State, incarnation: int | None) -> bool:
+    """Whether this incarnation, None for an admin, is one that the table lets write the record."""
+    if step.who == "anybody":
+        return True
+    if incarnation is None:
+        return step.who == "admin"
+    return step.who == "broker" or incarnation == (state.owner if step.who == "owner" else state.source)
+
+
+def _on_split(state: State, fact: Fact, record: Raw) -> str:
+    if state.phase != "splitting":
+        return "illegal_transition"
+    if record.get("incarnation") != state.owner:
+        return "not_the_actor"
+    at = _range(fact)
+    return ACCEPTED if at is not None and pieces(at.low, at.high, record.get("positions") or ()) else "bad_boundary"
+
+
+def _half_of_merge(state: State, fact: Fact, record: Raw) -> str | None:
+    """Why this half alone forbids a merge; None if it does not, whatever the other half says."""
+    is_left = record["key"] == fact.subject.partition(":")[2]
+    if record["based_on" if is_left else "based_on_right"] != state.last:
+        return "stale"
+    left, right = parse_bundle(record["key"]), parse_bundle(record["right"])
+    if left is None or right is None or left.namespace != right.namespace or left.high != right.low:
+        return "not_adjacent"
+    owner = fact.context.get("owner", state.owner)
+    return None if state.phase == "owned" and state.owner == owner else "illegal_transition"
+
+
+# --- states ---------------------------------------------------------------------------------------------------------------
+
+
+def _accepted(state: State | None, fact: Fact) -> Iterator[Finding]:
+    """An accepted record: it may be accepted, and makes of the bundle what the second rules make of it."""
+    record = fact.record or {}
+    if _is_named(fact, record):
+        yield from _named(state, fact, record)
+    elif fact.before is None and fact.after is None:
+        yield from _left_alone(state, fact)
+    elif fact.before is None:
+        yield from _made(fact, record)
+    elif record.get("kind") == "namespace":
+        yield from _deleted(state, fact, record)
+    else:
+        yield from _died(state, fact)
+    yield from _handed_on(state, fact, record)
+
+
+def _named(state: State | None, fact: Fact, record: Raw) -> Iterator[Finding]:
+    if state is None:
+        yield finding("illegal_step", fact, f"{told(fact)} was accepted of a bundle that is not there")
+        return
+    kind = record["kind"]
+    if "expected" not in fact.context:
+        expected = (_half_of_merge(state, fact, record) or ACCEPTED) if kind == "merge" else _expected(state, fact, record)
+        yield from compare(fact, expected)
+        if expected != ACCEPTED:
+            return
+    elif fact.context["expected"] != ACCEPTED:
+        return
+    if kind != "bundle":
+        after = None
+    else:
+        phase = str(forms.phase_of(record))
+        step = STEPS[state.phase, phase]
+        token = fact.offset if step.tenure else state.token
+        after = State(phase, record.get("owner"), record.get("source"), fact.offset, token, state.begun)
+    yield from _same(state, after, fact)
+
+
+def _died(state: State | None, fact: Fact) -> Iterator[Finding]:
+    """A bundle that a record about something else changed: only the death of who it names may do that."""
+    dead = fact.context.get("dead")
+    if state is None or dead is None or dead not in (state.owner, state.source):
+        yield finding("state_differs", fact, f"{told(fact)} changed it, and says nothing of it")
+        return
+    death = DEATHS.get((state.phase, "owner" if state.owner == dead else "source"))
+    if death is not None:
+        token = fact.offset if death.tenure else state.token
+        yield from _same(state, State(death.after, state.whom(death.owner), None, fact.offset, token, state.begun), fact)
+
+
+def _left_alone(state: State | None, fact: Fact) -> Iterator[Finding]:
+    """A bundle that the fold left as it was: had it named the dead, it would have had to change."""
+    dead = fact.context.get("dead")
+    if dead is None or (state is not None and dead not in (state.owner, state.source)):
+        return
+    if fact.subject.partition(":")[2] not in fact.context.get("overdue", ()) or state is not None:
+        yield finding("death_left_bundle", fact, f"incarnation {dead} died at offset {fact.offset}, and it still names it")
+
+
+def _made(fact: Fact, record: Raw) -> Iterator[Finding]:
+    """A bundle that was not there: made by the creation of its namespace, a split or a merge, and as these make it."""
+    after, kind, at = _state(fact.after or {}, fact), record.get("kind"), _range(fact)
+    free = State("free", None, None, fact.offset, fact.offset, after.begun)
+    if kind == "namespace" and record.get("status") == "created":
+        expected = free
+    elif kind == "split":
+        expected = State("owned", record.get("incarnation"), None, fact.offset, after.token, after.begun)
+    elif kind == "merge":
+        expected = State("owned", fact.context.get("owner", after.owner), None, fact.offset, after.token, after.begun)
+    else:
+        yield finding("illegal_step", fact, f"{told(fact)} made it, and no such record makes bundles")
+        return
+    if at is None:
+        yield finding("illegal_step", fact, "it has no name that a bundle has")
+    if after != expected:
+        yield finding("state_differs", fact, f"{told(fact)} made it {_spelled(after)}; by the second rules it is {_spelled(expected)}")
+    elif after.token > fact.offset or (kind != "namespace" and after.token == fact.offset):
+        yield finding("token_fell", fact, f"it was made with token {after.token}, which is none of those before offset {fact.offset}")
+
+
+def _deleted(state: State | None, fact: Fact, record: Raw) -> Iterator[Finding]:
+    if record.get("status") != "deleted" or fact.after is not None:
+        yield finding("state_differs", fact, f"{told(fact)} changed it, and only a deletion does")
+    elif state is not None and state.phase != "free":
+        yield finding("namespace_deleted_in_use", fact, f"its namespace was deleted while it was {_spelled(state)}")
+
+
+def _same(before: State, expected: State | None, fact: Fact) -> Iterator[Finding]:
+    """A finding if the fold made something else of the bundle than the second rules do."""
+    after = None if fact.after is None else _state(fact.after, fact)
+    if after == expected:
+        return
+    if after is None or expected is None or after._replace(token=expected.token) != expected:
+        rule = "state_differs"
+    elif expected.token == fact.offset:
+        rule = "token_not_renewed"
+    else:
+        rule = "token_fell" if after.token < before.token else "state_differs"
+    yield finding(rule, fact, f"{told(fact)} made it {_spelled(after)}; by the second rules it is {_spelled(expected)}")
+
+
+def _handed_on(before: State | None, fact: Fact, record: Raw) -> Iterator[Finding]:
+    """A new server without a word of the one before, who is not dead either."""
+    if before is None or fact.before is None or fact.after is None:
+        return
+    server, next_server = before.holder(), _state(fact.after, fact).holder()
+    if server is None or next_server is None or server == next_server:
+        return
+    if server not in (record.get("incarnation"), fact.context.get("dead")):
+        offsets = _rising(before.last, fact.offset)
+        text = f"incarnation {next_server} serves it from offset {fact.offset}, and {server} neither closed it nor is dead"
+        yield finding("intervals_overlap", fact, text, offsets=offsets)

@@ -1,0 +1,23 @@
+"""Which checker judges which kind of subject.
+
+May live here: the one table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from spark_jobs.facts import SubjectKind
+from spark_jobs.rules.broker import BrokerChecker
+from spark_jobs.rules.bundle import BundleChecker
+from spark_jobs.rules.log import LogChecker
+from spark_jobs.rules.memory import Checker
+from spark_jobs.rules.namespace import NamespaceChecker
+
+CHECKERS: Final[Mapping[SubjectKind, Checker]] = {
+    "broker": BrokerChecker(),
+    "bundle": BundleChecker(),
+    "log": LogChecker(),
+    "namespace": NamespaceChecker(),
+}

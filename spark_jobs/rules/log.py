@@ -1,0 +1,136 @@
+"""The checker of the log as a whole: what stands on it that is no record, whose log it is, its level, its time, and what it lost.
+
+May live here: the rules `malformed`, `above_level`, `foreign_genesis`, `genesis_twice`, `records_lost`, `time_fell`, `folding_stopped`,
+and the rejected records of admins, who are no subject of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Final
+
+from spark_jobs.arrivals import Source
+from spark_jobs.facts import Fact, Raw
+from spark_jobs.findings import Finding
+from spark_jobs.rules.catalogue import finding
+from spark_jobs.rules.memory import Memory, load, save
+from spark_jobs.rules.rejections import Rejections, check_rejection
+from spark_jobs.rules.telling import Marks, told
+from spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions
+
+NAME: Final = "log"
+
+GENESIS_RACE_MS: Final = 120_000
+"""How long after the first genesis a broker's may come that was written to an empty log: brokers that start together all write one, and
+what one writes that is cut off as it starts comes once it is back, or as long as a producer tries: two minutes."""
+
+ADMINS_GENESIS_RACE_MS: Final = 10_000
+"""The same of an admin's, whose command ends with an error by then."""
+
+TIME_FELL_MS_MIN: Final = 1_000
+"""Smaller steps back are the order of two writers, and of two clocks that are kept in step, not a clock that was set."""
+
+ADMIN: Final = "admin:"
+
+_NO_RECORD: Final = {
+    "garbage": "these bytes are no record",
+    "malformed": "it is spelled as no record is",
+    "null": "an entry without a value stands where records do",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Record:
+    """What the audit remembers of the log: where and when it began, and what was rejected and told lately."""
+
+    genesis: int | None = None
+    genesis_ms: int | None = None
+    rejections: Rejections = field(default_factory=Rejections)
+    told: Marks = field(default_factory=dict)
+
+
+class LogChecker:
+    """Checks the facts of the log, in order of their offsets."""
+
+    def check(self, memory: Memory, fact: Fact) -> Iterator[Finding]:
+        """What is wrong with the log at this fact."""
+        if fact.source != Source.CHANNEL:
+            return
+        known = _recall(memory)
+        yield from _check_event(known, fact)
+        yield from compare_opinions(fact)
+        record = fact.record
+        if record is not None:
+            yield from _check_record(known, fact, record)
+        save(memory, NAME, known)
+
+    def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:  # noqa: ARG002 - as the port has it
+        """Nothing of the log is waited for."""
+        return iter(())
+
+
+def _recall(memory: Memory) -> Record:
+    raw = load(memory, NAME)
+    return Record() if raw is None else Record(**{**raw, "rejections": Rejections(**raw["rejections"])})
+
+
+# --- what happened to the log ----------------------------------------------------------------------------------------------
+
+
+def _check_event(known: Record, fact: Fact) -> Iterator[Finding]:
+    """What the sequential operator tells of the log itself; an event that it does not know concerns nobody here."""
+    event = fact.after or {}
+    match event.get("event"):
+        case "garbage" | "malformed" | "null" as what:
+            yield from told(known.told, fact, "malformed", f"{_NO_RECORD[what]}: {event.get('problem')}")
+        case "time_fell" if event["by_ms"] >= TIME_FELL_MS_MIN:
+            yield from told(known.told, fact, "time_fell", f"the log's time is {event['by_ms']} ms less than it was before")
+        case "records_lost":
+            text = f"the records from offset {event['from']} on, below {event['to']}, were gone before the audit had read them"
+            yield finding("records_lost", fact, text)
+        case "log_went_back" | "level_too_new" | "channel_incomplete" | "begun_above" as what:
+            text = f"nothing more can be folded ({what}): {event.get('problem', 'the log was put back, or is another one')}"
+            yield from told(known.told, fact, "folding_stopped", text)
+        case _:
+            pass
+
+
+# --- what stands on it -----------------------------------------------------------------------------------------------------
+
+
+def _check_record(known: Record, fact: Fact, record: Raw) -> Iterator[Finding]:
+    kind, publisher = record.get("kind"), record.get("publisher")
+    if fact.verdict == "level" and _is_above_level(record):
+        text = f"it needs level {record['level']}, to which this channel was not raised: its writer cannot know that this level is in force"
+        yield from told(known.told, fact, "above_level", text)
+    elif fact.verdict == "level" and kind == "level":
+        text = f"{publisher} tried to raise the level to {record.get('raises_to')}, which not every live broker supports"
+        yield from told(known.told, fact, "level_raised_early", text)
+    if kind == "genesis":
+        yield from _check_genesis(known, fact, record)
+    rejected = fact.verdict not in (None, ACCEPTED, NOT_FOLDED)
+    if rejected and isinstance(publisher, str) and publisher.startswith(ADMIN):
+        yield from check_rejection(known.rejections, known.told, fact, publisher)
+
+
+def _is_above_level(record: Raw) -> bool:
+    """Whether a record that was rejected for its level needs a higher one; else it is a broker that supports too little."""
+    level = record.get("level")
+    return type(level) is int and level > 1
+
+
+def _race_ms(record: Raw) -> int:
+    return ADMINS_GENESIS_RACE_MS if str(record.get("publisher")).startswith(ADMIN) else GENESIS_RACE_MS
+
+
+def _check_genesis(known: Record, fact: Fact, record: Raw) -> Iterator[Finding]:
+    earlier = () if known.genesis is None else (known.genesis,)
+    if fact.verdict == "foreign_genesis":
+        text = f"{record.get('publisher')} of cluster {record.get('cluster')} took this log for its own"
+        yield from told(known.told, fact, "foreign_genesis", text, offsets=earlier)
+    elif fact.verdict == ACCEPTED:
+        known.genesis, known.genesis_ms = fact.offset, fact.at_ms
+    elif known.genesis_ms is None or fact.at_ms - known.genesis_ms > _race_ms(record):
+        text = f"{record.get('publisher')} began the log again, which was rejected as {fact.verdict}"
+        yield from told(known.told, fact, "genesis_twice", text, offsets=earlier)

@@ -1,0 +1,315 @@
+"""What brokers say that they served, joined with what the log gave them: the rules about serving evidence.
+
+May live here: what is remembered of one bundle's tenures and stretches of serving, and the rules over both. It goes by the tenures
+that the second rules found (`follow_holder`), never by those of the fold. Evidence comes beside the log, early or late, and some
+of it is lost: what is not known is no finding.
+
+* A *tenure* is the right of one incarnation to serve the bundle under one token, from one offset of the channel to another.
+* A *stretch* is what one document of evidence tells: from when until when that incarnation served. Its boot times compare with
+  those of other stretches of the same run of one machine; with all other times only its wall time does, give or take
+  `CLOCKS_APART_MS`. Where only the token guards (`by_token`), neither the lease nor another server is held against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, TypeGuard
+
+import orjson
+
+from spark_jobs.facts import Fact, Raw
+from spark_jobs.findings import Finding
+from spark_jobs.rules.catalogue import found
+from spark_jobs.rules.memory import Memory, load, set_alarm
+
+ALARM: Final = "serving"
+"""The name of the alarm at which `expire_serving` is to be called."""
+
+CLOCKS_APART_MS: Final = 5_000
+"""How far the wall clocks of brokers, and that of the log, may lie apart before the audit draws wrong conclusions of them."""
+
+COMES_LATE_MS: Final = 10_000
+"""The record of a tenure is read at the latest when the log's time is so far beyond that of evidence which names it."""
+
+TENURES_MAX: Final = 16
+"""Tenures of one bundle that are remembered; of evidence about older ones nothing is said."""
+
+STRETCHES_MAX: Final = 16
+"""Stretches of one bundle that are compared with each other: evidence of one that is older has long come."""
+
+_NAME: Final = "serving"
+_NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
+_INTEGER_MAX: Final = 2**63 - 1
+
+_TIME_MS_MAX: Final = 253_402_300_799_999
+"""The end of the year 9999: an alarm after what a document says is its time must still be one that Spark can set."""
+
+Holder = tuple[int, int]
+"""Who may serve a bundle: the token, and the incarnation."""
+
+
+@dataclass(slots=True, kw_only=True)
+class _Tenure:
+    """`since_ms` is the earliest that its record may have been written, `read_ms` the log's time when it was."""
+
+    token: int
+    incarnation: int
+    since_ms: int
+    read_ms: int
+    is_over: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stretch:
+    """One stretch. `due_ms` is when its tenure must be known, None once it is judged; `told` are findings that were made of it."""
+
+    broker: str
+    incarnation: int
+    token: int
+    boot: str
+    started_ns: int
+    answered_ns: int | None
+    lease_deadline_ns: int
+    started_ms: int
+    answered_ms: int | None
+    by_token: bool
+    due_ms: int | None = None
+    told: list[str] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class _State:
+    """What is remembered of one bundle. `known_from` is the first offset from which on each of its tenures is known, if any is."""
+
+    known_from: int | None = None
+    tenures: list[_Tenure] = field(default_factory=list)
+    stretches: list[_Stretch] = field(default_factory=list)
+
+
+def follow_holder(memory: Memory, holder: Holder | None, fact: Fact) -> Iterable[Finding]:
+    """By the second rules the bundle of this fact of the channel is `holder`'s from here on, or nobody's (None).
+
+    To be called for each fact that tells of the bundle's state, the first included. Gives what is found of evidence that waited
+    for it.
+    """
+    state = _loaded(memory)
+    newest = state.tenures[-1] if state.tenures and not state.tenures[-1].is_over else None
+    if state.known_from is not None and (None if newest is None else (newest.token, newest.incarnation)) == holder:
+        return ()
+    is_first = state.known_from is None
+    if state.known_from is None:
+        state.known_from = fact.offset
+    if newest is not None:
+        newest.is_over = True
+    if holder is not None:
+        said_ms = (fact.record or {}).get("timestamp_ms")
+        since_ms = min(fact.at_ms, said_ms) if _is_count(said_ms) else fact.at_ms
+        if is_first and fact.before is not None and holder[0] < fact.offset:
+            since_ms = 0  # It was there, and held under that token, before the audit began: nobody here knows since when.
+        state.tenures.append(_Tenure(token=holder[0], incarnation=holder[1], since_ms=since_ms, read_ms=fact.at_ms))
+        if len(state.tenures) > TENURES_MAX:
+            del state.tenures[0]
+            state.known_from = state.tenures[0].token
+    findings = [one for stretch in state.stretches for one in _of_tenures(state, stretch, fact.subject, fact.at_ms)]
+    _keep(memory, state)
+    return findings
+
+
+def forget_serving(memory: Memory) -> None:
+    """Forget what is known of the bundle's tenures and stretches: the log was not read without a gap."""
+    memory.remove(_NAME)
+    set_alarm(memory, ALARM, None)
+
+
+def check_serving(memory: Memory, fact: Fact) -> Iterable[Finding]:
+    """What is wrong with one document of evidence about the bundle; one that is not in its form, or of another log, tells nothing."""
+    said = None if _is_of_another_log(fact) else _stretch(fact.record or {})
+    if said is None:
+        return ()
+    state = _loaded(memory)
+    stretch = _taken(state, said, fact)
+    findings = [
+        *_of_lease(stretch, fact.subject, fact.at_ms),
+        *_of_others(state, stretch, fact.subject, fact.at_ms),
+        *_of_tenures(state, stretch, fact.subject, fact.at_ms),
+    ]
+    if stretch.due_ms is not None:
+        findings += _if_never_owned(stretch, fact)
+    _keep(memory, state)
+    return findings
+
+
+def expire_serving(memory: Memory, subject: str, now_ms: int) -> Iterable[Finding]:
+    """What is wrong with evidence whose tenure did not come to be known up to `now_ms`, the log's time."""
+    state = _loaded(memory)
+    findings: list[Finding] = []
+    for stretch in state.stretches:
+        if stretch.due_ms is not None and stretch.due_ms <= now_ms:
+            stretch.due_ms = None
+            if state.known_from is not None:
+                findings += _never_owned(stretch, subject, now_ms)
+    _keep(memory, state)
+    return findings
+
+
+# --- what is remembered ---
+
+
+def _loaded(memory: Memory) -> _State:
+    raw = load(memory, _NAME)
+    if raw is None:
+        return _State()
+    return _State(
+        known_from=raw["known_from"],
+        tenures=[_Tenure(**each) for each in raw["tenures"]],
+        stretches=[_Stretch(**each) for each in raw["stretches"]],
+    )
+
+
+def _keep(memory: Memory, state: _State) -> None:
+    memory.put(_NAME, orjson.dumps(state))
+    set_alarm(memory, ALARM, min((each.due_ms for each in state.stretches if each.due_ms is not None), default=None))
+
+
+def _is_of_another_log(fact: Fact) -> bool:
+    """A log that was made anew under its old name finds what was served of the one before."""
+    known, said = fact.context.get("log"), (fact.record or {}).get("log")
+    return known is not None and said != known
+
+
+def _stretch(said: Raw) -> _Stretch | None:
+    """A document as a stretch; None if it is not in the form of evidence."""
+    texts = [said.get(name) for name in ("broker", "boot")]
+    counts = [said.get(name) for name in ("incarnation", "token", "started_ns", "lease_deadline_ns", "at_ms", "at_ns")]
+    answered_ns, by_token = said.get("answered_ns"), said.get("by_token", False)
+    is_whole = all(type(text) is str for text in texts) and all(_is_count(count) for count in counts) and type(by_token) is bool
+    if not is_whole or said["at_ms"] > _TIME_MS_MAX or not (answered_ns is None or _is_count(answered_ns)):
+        return None
+    ahead_ms = said["at_ms"] - said["at_ns"] // _NANOSECONDS_PER_MILLISECOND
+    return _Stretch(
+        broker=said["broker"],
+        incarnation=said["incarnation"],
+        token=said["token"],
+        boot=said["boot"],
+        started_ns=said["started_ns"],
+        answered_ns=answered_ns,
+        lease_deadline_ns=said["lease_deadline_ns"],
+        started_ms=said["started_ns"] // _NANOSECONDS_PER_MILLISECOND + ahead_ms,
+        answered_ms=None if answered_ns is None else answered_ns // _NANOSECONDS_PER_MILLISECOND + ahead_ms,
+        by_token=by_token,
+    )
+
+
+def _taken(state: _State, said: _Stretch, fact: Fact) -> _Stretch:
+    """The stretch as it is remembered, with what was `said` now: its end, or the whole of it."""
+    key = (said.incarnation, said.token, said.boot, said.started_ns)
+    known = next((one for one in state.stretches if (one.incarnation, one.token, one.boot, one.started_ns) == key), None)
+    if known is None:
+        known = said
+        known.due_ms = max(fact.at_ms, fact.record["at_ms"] if fact.record else 0) + COMES_LATE_MS
+        state.stretches.append(known)
+        del state.stretches[: max(len(state.stretches) - STRETCHES_MAX, 0)]
+    elif said.answered_ns is not None:
+        known.answered_ns, known.answered_ms = said.answered_ns, said.answered_ms
+        known.lease_deadline_ns, known.by_token = said.lease_deadline_ns, said.by_token
+    return known
+
+
+# --- the rules ---
+
+
+def _of_lease(stretch: _Stretch, subject: str, at_ms: int) -> Iterator[Finding]:
+    answered_ns = stretch.answered_ns
+    if answered_ns is not None and answered_ns > max(stretch.lease_deadline_ns, stretch.started_ns) and not stretch.by_token:
+        late_ms = (answered_ns - stretch.lease_deadline_ns) / _NANOSECONDS_PER_MILLISECOND
+        text = f"{_who(stretch)} answered {late_ms:.0f} ms after its lease had run out"
+        yield from _told(stretch, "served_past_lease", subject, text, offsets=(stretch.token,), at_ms=at_ms)
+
+
+def _of_others(state: _State, stretch: _Stretch, subject: str, at_ms: int) -> Iterator[Finding]:
+    for other in state.stretches:
+        if other.incarnation != stretch.incarnation and not (other.by_token or stretch.by_token):
+            together_ms = _together_ms(stretch, other)
+            if together_ms > 0:
+                first, second = sorted((stretch, other), key=lambda one: (one.token, one.incarnation))
+                text = f"{_who(first)} and {_who(second)} served at the same time, for {together_ms:.0f} ms at least"
+                offsets = (first.token, second.token) if first.token < second.token else (first.token,)
+                yield from _told(first, f"served_two_at_once {second.started_ns}", subject, text, offsets=offsets, at_ms=at_ms)
+
+
+def _together_ms(one: _Stretch, other: _Stretch) -> float:
+    """For how long two stretches lasted at the same time, at least; 0 if that is not certain. One without an end is a moment."""
+    if one.boot == other.boot and one.boot:
+        overlap_ns = min(_end_ns(one), _end_ns(other)) - max(one.started_ns, other.started_ns)
+        if overlap_ns > 0:
+            return overlap_ns / _NANOSECONDS_PER_MILLISECOND
+        # A moment that lies within the other: it has begun, and may have ended at once.
+        begun = any(a.answered_ns is None and b.started_ns < a.started_ns < _end_ns(b) for a, b in ((one, other), (other, one)))
+        return 1 / _NANOSECONDS_PER_MILLISECOND if begun else 0
+    end_ms = min(_end_ms(one), _end_ms(other))
+    return end_ms - max(one.started_ms, other.started_ms) - CLOCKS_APART_MS
+
+
+def _of_tenures(state: _State, stretch: _Stretch, subject: str, at_ms: int) -> Iterator[Finding]:
+    """What is wrong with a stretch by the tenures that are known; whether there is one at all may turn out later."""
+    bearing = [tenure for tenure in state.tenures if tenure.token == stretch.token]
+    own = next((tenure for tenure in bearing if tenure.incarnation == stretch.incarnation), None)
+    newer = next((tenure for tenure in state.tenures if tenure.token > stretch.token), None)
+    if stretch.due_ms is not None and (bearing or newer is not None or _is_too_old(state, stretch)):
+        stretch.due_ms = None
+        if own is None and (bearing or not _is_too_old(state, stretch)):
+            yield from _never_owned(stretch, subject, at_ms)
+    if own is not None and stretch.started_ms < own.since_ms - CLOCKS_APART_MS:
+        early_ms = own.since_ms - stretch.started_ms
+        text = f"{_who(stretch)} began {early_ms} ms before the record that gave it the bundle was written"
+        yield from _told(stretch, "served_before_owned", subject, text, offsets=(own.token,), at_ms=at_ms)
+    if newer is not None and not stretch.by_token and _end_ms(stretch) > newer.read_ms + CLOCKS_APART_MS:
+        late_ms = _end_ms(stretch) - newer.read_ms
+        text = f"{_who(stretch)} still served {late_ms} ms after the bundle had got the token {newer.token}"
+        yield from _told(stretch, "served_old_token", subject, text, offsets=(stretch.token, newer.token), at_ms=at_ms)
+
+
+def _is_too_old(state: _State, stretch: _Stretch) -> bool:
+    """Whether the tenure would have been over, or begun, before anything is known of the bundle."""
+    return state.known_from is not None and stretch.token < state.known_from
+
+
+def _if_never_owned(stretch: _Stretch, fact: Fact) -> Iterator[Finding]:
+    """The log was read beyond the token, from before it on, and has no such tenure: nothing need be waited for."""
+    begin, reached = fact.context.get("begin"), fact.context.get("reached")
+    if not _is_count(begin) or not _is_count(reached):
+        return
+    if stretch.token <= begin:
+        stretch.due_ms = None
+    elif stretch.token <= reached:
+        stretch.due_ms = None
+        yield from _never_owned(stretch, fact.subject, fact.at_ms)
+
+
+def _never_owned(stretch: _Stretch, subject: str, at_ms: int) -> Iterator[Finding]:
+    text = f"{_who(stretch)} served the bundle, which the log never gave to it under that token"
+    return _told(stretch, "served_without_ownership", subject, text, offsets=(stretch.token,), at_ms=at_ms)
+
+
+def _told(stretch: _Stretch, rule: str, subject: str, text: str, *, offsets: tuple[int, ...], at_ms: int) -> Iterator[Finding]:
+    """A finding, if it was not made of this stretch before. The first word of `rule` is its name; the rest tells it from others."""
+    if rule not in stretch.told:
+        stretch.told.append(rule)
+        yield found(rule.partition(" ")[0], subject, text, offsets=offsets, at_ms=at_ms, publisher=stretch.broker)
+
+
+def _who(stretch: _Stretch) -> str:
+    return f"{stretch.broker} (incarnation {stretch.incarnation}, token {stretch.token})"
+
+
+def _end_ns(stretch: _Stretch) -> int:
+    return stretch.started_ns if stretch.answered_ns is None else stretch.answered_ns
+
+
+def _end_ms(stretch: _Stretch) -> int:
+    return stretch.started_ms if stretch.answered_ms is None else stretch.answered_ms
+
+
+def _is_count(value: object) -> TypeGuard[int]:
+    return type(value) is int and 0 <= value <= _INTEGER_MAX

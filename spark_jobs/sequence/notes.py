@@ -1,0 +1,112 @@
+"""Notes beside the log, decisions, loads and what brokers serve, as rows and facts.
+
+May live here: what a document becomes. None of them is folded, and none can change a verdict or move the log's time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+import orjson
+
+from channel.view import View
+from spark_jobs.arrivals import Arrival, Source
+from spark_jobs.emitted import Emitted, Table
+from spark_jobs.facts import Fact, Raw, subject
+from spark_jobs.sequence.parts import LoadRows
+from spark_jobs.sequence.telling import LOG, parsed, spelled, told_bundle
+
+FACT_ORDINALS: Final = {Source.SERVING: 1 << 30, Source.DECISIONS: (1 << 30) + (1 << 28), Source.LOADS: (1 << 30) + (1 << 29)}
+"""Where the ordinals of a source's facts begin: its offsets say nothing of the channel's, whose facts have ordinals of their own.
+
+A record of the channel has some 65,540 of them at most: a namespace is made of so many bundles.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Now:
+    """Where the channel stands when a note comes: its time, its view, and the offset after which it is known (0: from its beginning).
+
+    `log` is the identity of its log, None where nobody said it.
+    """
+
+    at_ms: int
+    view: View
+    begin: int
+    log: str | None
+
+
+def rows_of_note(arrival: Arrival, *, now: Now, load_rows: LoadRows) -> Sequence[Emitted]:
+    """The rows and facts of one note. Facts bear the log's time: whoever judges them goes by one clock.
+
+    What is no document of its source becomes a fact of the log, and no row.
+    """
+    source = Source(arrival.source)
+    if source is Source.LOADS and arrival.value is None:
+        return ()  # A broker that leaves takes its report back.
+    raw = None if arrival.value is None else parsed(arrival.value)
+    rows = None if raw is None else _ROWS[source](arrival, raw, now, load_rows)
+    if rows is None:
+        fact = Fact(
+            subject=LOG,
+            source=arrival.source,
+            offset=arrival.offset,
+            at_ms=now.at_ms,
+            after={"event": "unreadable_note", "source": arrival.source},
+        )
+        return (_emitted(fact, 0),)
+    return rows
+
+
+def _decision(arrival: Arrival, _raw: Raw, _now: Now, _load_rows: LoadRows) -> Sequence[Emitted]:
+    return (_row(Table.DECISIONS, arrival, 0, arrival.value),)
+
+
+def _loads(arrival: Arrival, _raw: Raw, _now: Now, load_rows: LoadRows) -> Sequence[Emitted] | None:
+    found = load_rows(arrival.value or b"")
+    if found is None:
+        return None
+    return [
+        _row(table, arrival, ordinal, orjson.dumps(body))
+        for table, bodies in zip((Table.BROKER_LOAD, Table.BUNDLE_LOAD), found, strict=True)
+        for ordinal, body in enumerate(bodies)
+    ]
+
+
+def _serving(arrival: Arrival, raw: Raw, now: Now, _load_rows: LoadRows) -> Sequence[Emitted] | None:
+    bundle, broker = raw.get("bundle"), raw.get("broker")
+    if type(bundle) is not str or type(broker) is not str:
+        return None
+    entry = now.view.bundles.get(bundle)
+    context: dict[str, object] = {"begin": now.begin, "reached": now.view.offset}
+    if now.log is not None:
+        context["log"] = now.log
+    fact = Fact(
+        subject=subject("bundle", bundle),
+        source=arrival.source,
+        offset=arrival.offset,
+        at_ms=now.at_ms,
+        record=raw,
+        after=None if entry is None else told_bundle(entry),
+        context=context,
+    )
+    return [_emitted(fact, 0), _emitted(replace(fact, subject=subject("broker", broker)), 1)]
+
+
+_ROWS: Final[dict[Source, Callable[[Arrival, Raw, Now, LoadRows], Sequence[Emitted] | None]]] = {
+    Source.DECISIONS: _decision,
+    Source.LOADS: _loads,
+    Source.SERVING: _serving,
+}
+
+
+def _row(table: Table, arrival: Arrival, ordinal: int, body: bytes | None) -> Emitted:
+    """A row of a table of notes bears their own source's time."""
+    return Emitted(table, "", arrival.offset, ordinal, max(arrival.at_ms, 0), None, None, None, body)
+
+
+def _emitted(fact: Fact, ordinal: int) -> Emitted:
+    place = FACT_ORDINALS[Source(fact.source)] + ordinal
+    return Emitted(Table.FACTS, fact.subject, fact.offset, place, fact.at_ms, None, None, None, spelled(fact))

@@ -1,0 +1,353 @@
+"""`Sequence`: the one reader of the whole log that a job has, fed in batches, with a state that outlives its process.
+
+May live here: the course of one arrival, and what becomes of those that cannot be folded. What a record is told of to whom is
+`telling`, notes beside the log are `notes`, the rows of the state `state_rows`; histories and the second opinion are plugged in.
+
+What holds
+1. The same entries of the channel give the same rows, however they are cut into batches, and wherever it is restored between them.
+   What stands beside the channel comes after it in each batch, and bears the log's time as it is then.
+2. It never raises for what stands on the log. What no reader may go on from (a closed log, a level too new, a log that went back)
+   ends the folding for good: it is told once, as a fact of the log, and later entries are archived with the verdict `not_folded`.
+3. Only the channel moves the log's time, and that never falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Final
+
+import orjson
+
+from channel.codec import decode
+from channel.entries import BrokerChanged, BundleChanged, Change, LevelChanged, NamespaceChanged, PolicyChanged, Verdict
+from channel.errors import BegunAbove, ChannelIncomplete, LevelTooNew, LogClosed
+from channel.log import FIRST_OFFSET, Entry
+from channel.reader import Folded, Reader
+from channel.records import Renewed, Unreadable
+from channel.snapshot import from_bytes
+from channel.view import View
+from spark_jobs.arrivals import Arrival, Source
+from spark_jobs.emitted import Emitted, Table
+from spark_jobs.facts import Fact, Raw, subject
+from spark_jobs.sequence.notes import Now, rows_of_note
+from spark_jobs.sequence.parts import Plugs, SecondOpinion, StateRow
+from spark_jobs.sequence.snapshots import packed
+from spark_jobs.sequence.state_rows import ViewRows, view_from
+from spark_jobs.sequence.telling import (
+    ACCEPTED,
+    CONCERNED,
+    LOG,
+    NAMED,
+    Teller,
+    claimed,
+    kind_of,
+    parsed,
+    short,
+    spelled,
+    verdict_text,
+)
+from spark_jobs.standing import standing_of
+
+NOT_FOLDED: Final = "not_folded"
+"""The verdict of an entry that no reader of the channel comes to."""
+
+STATE_KEY: Final = "sequence:"
+"""The row of state that says where the sequence stands."""
+
+TIME_MS_MAX: Final = 9_223_372_036_854
+"""The last time, in the year 2262, that a frame of pandas holds. What a damaged entry says beyond it is no time, and moves none."""
+
+_NAME: Final = "the channel"
+_CHANNEL: Final = Source.CHANNEL.value
+_RECORDS: Final = Table.RECORDS.value
+_SNAPSHOTS: Final = Table.SNAPSHOTS.value
+_FACTS: Final = Table.FACTS.value
+_HISTORIES: Final = frozenset({Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, Table.TRANSFERS})
+
+
+class Sequence:
+    """Makes rows of arrivals, one after the other. `changed_rows` is what a state that `restored` takes up must learn of them."""
+
+    def __init__(self, wants: frozenset[Table], begin: bytes | None = None, *, plugs: Plugs | None = None) -> None:
+        """Begin at the log's first record, or go on from the snapshot `begin` (`channel.snapshot`); only what is wanted is made.
+
+        Raises `SnapshotDamaged`.
+        """
+        self._wants = wants
+        self._wants_facts, self._wants_records, self._wants_snapshots = _FACTS in wants, _RECORDS in wants, _SNAPSHOTS in wants
+        self._plugs = Plugs() if plugs is None else plugs
+        self._opinion = self._plugs.opinion if Table.FACTS in wants else None
+        self._histories = self._plugs.histories if wants & _HISTORIES else None
+        self._parts = tuple(part for part in (self._opinion, self._histories) if part is not None)
+        # Where it stands, beside its view: see `_standing`.
+        self._log_ms = 0
+        self._seen = FIRST_OFFSET - 1
+        self._until_snapshot = 0  # One is due after the first record.
+        self._stopped: Raw | None = None
+        self._is_stop_told = False
+        self._take_up(View() if begin is None else from_bytes(begin))
+        self._rows = ViewRows(self._view)
+        if begin is not None:
+            self._begin_parts()
+
+    @classmethod
+    def restored(cls, rows: Mapping[str, bytes], wants: frozenset[Table], *, plugs: Plugs | None = None) -> Sequence:
+        """The sequence whose `changed_rows` came to these rows: it gives the rows that the other one would go on with.
+
+        Raises `TwinDamaged` where the rows do not fit together, and `KeyError` where they are those of no sequence.
+        """
+        sequence = cls(wants, plugs=plugs)
+        standing = orjson.loads(rows[STATE_KEY])
+        sequence._stopped, sequence._is_stop_told = standing["stopped"], standing["is_stop_told"]
+        sequence._take_up(view_from(rows, offset=standing["offset"]))
+        sequence._rows = ViewRows(sequence._view, written=True)
+        sequence._log_ms, sequence._seen = standing["log_ms"], standing["seen"]
+        sequence._begin, sequence._until_snapshot = standing["begin"], standing["until_snapshot"]
+        for part in sequence._parts:
+            part.restore(rows)
+        return sequence
+
+    @property
+    def view(self) -> View:
+        """The view of all that was folded, to be read only."""
+        return self._view
+
+    # --- the state ---
+
+    def changed_rows(self) -> list[StateRow]:
+        """The rows of state that changed since it was last asked; the data of a row that is gone is None."""
+        rows: list[StateRow] = [(STATE_KEY, orjson.dumps(self._standing())), *self._rows.changed()]
+        for part in self._parts:
+            rows.extend(part.changed_rows())
+        return rows
+
+    def _standing(self) -> dict[str, object]:
+        return {
+            "offset": self._view.offset,
+            "log_ms": self._log_ms,
+            "seen": self._seen,
+            "begin": self._begin,
+            "until_snapshot": self._until_snapshot,
+            "stopped": self._stopped,
+            "is_stop_told": self._is_stop_told,
+        }
+
+    def _take_up(self, view: View) -> None:
+        """Go on from a view, unless no reader may."""
+        self._view = view
+        self._begin = max(view.offset, 0)
+        self._teller = Teller(view)
+        self._reader: Reader | None = None
+        if self._stopped is None:
+            try:
+                self._reader = Reader(log=_NAME, view=view)
+            except (LevelTooNew, LogClosed) as error:
+                self._stop(error)
+
+    def _begin_parts(self) -> None:
+        if self._opinion is not None:
+            self._opinion.begin(standing_of(self._view))
+        if self._histories is not None:
+            self._histories.begin(self._view)
+
+    # --- feeding ---
+
+    def feed(self, arrivals: Iterable[Arrival]) -> Iterator[Emitted]:
+        """The rows of these arrivals: those of the channel first, by offset, then the others.
+
+        Take all of them, or give the sequence up: it is fed as far as rows were taken. Raises what `Plugs.lost` raises of a log
+        that cannot be asked now.
+        """
+        wants_facts, wants_records, wants_snapshots = self._wants_facts, self._wants_records, self._wants_snapshots
+        events: list[Raw] = []
+        for arrival in arrivals:
+            source, offset, at_ms, _, value = arrival
+            if source != _CHANNEL:
+                yield from self._note(arrival)
+                continue
+            if offset < FIRST_OFFSET:  # Where a topic says whose it is: no log issues this offset.
+                continue
+            if self._log_ms < at_ms <= TIME_MS_MAX:
+                self._log_ms = at_ms
+            elif at_ms < self._log_ms:
+                events.append({"event": "time_fell", "by_ms": self._log_ms - at_ms})
+            folded = self._fold(offset, value or b"", events)
+            is_new = offset > self._seen
+            if is_new:
+                self._seen = offset
+            record = None if folded is None or wants_facts else folded.record
+            if folded is not None and type(record) is Renewed and folded.verdict.reason is None:
+                # Nine tenths of a channel: of these there is nothing else to say.
+                if wants_records and is_new:
+                    yield Emitted(_RECORDS, record.key, folded.offset, 0, self._log_ms, "renewed", record.publisher, ACCEPTED, value)
+            else:
+                yield from self._rows_of(folded, offset, value, events, is_new=is_new)
+            if wants_snapshots and folded is not None:
+                self._until_snapshot -= 1
+                if self._until_snapshot <= 0:
+                    self._until_snapshot = self._plugs.snapshot_records
+                    yield Emitted(_SNAPSHOTS, "", folded.offset, 0, self._log_ms, None, None, None, packed(self._view))
+            events.clear()
+
+    def _note(self, arrival: Arrival) -> Iterator[Emitted]:
+        now = Now(at_ms=self._log_ms, view=self._view, begin=self._begin, log=self._plugs.log)
+        for row in rows_of_note(arrival, now=now, load_rows=self._plugs.load_rows):
+            if row.table in self._wants:
+                yield row
+
+    def _rows_of(self, folded: Folded | None, offset: int, value: bytes | None, events: list[Raw], *, is_new: bool) -> list[Emitted]:
+        """The rows of one entry of the channel."""
+        rows: list[Emitted] = []
+        raw = parsed(value or b"") if self._wants_facts or folded is None or type(folded.record) is Unreadable else None
+        if self._wants_records and is_new:
+            rows.append(self._record(folded, offset, value, raw))
+        if self._wants_facts:
+            rows += self._facts(folded, offset, value, events, raw)
+        if folded is None:
+            return rows
+        changes = folded.verdict.changes
+        if changes:
+            self._remember_gone(changes)
+            if self._histories is not None:
+                rows += (row for row in self._histories.feed(folded, self._log_ms) if row.table in self._wants)
+        return rows
+
+    def _record(self, folded: Folded | None, offset: int, value: bytes | None, raw: Raw | None) -> Emitted:
+        """The row of the table of records: the entry as it stands, with what can be read of it."""
+        if folded is None:
+            record, verdict, place = decode(value or b""), NOT_FOLDED, offset + self._view.base
+        else:
+            record, verdict, place = folded.record, verdict_text(folded.verdict), folded.offset
+        kind = kind_of(record, raw)
+        if isinstance(record, Unreadable):
+            return Emitted(_RECORDS, claimed(raw, "key") or "", place, 0, self._log_ms, kind, claimed(raw, "publisher"), verdict, value)
+        return Emitted(_RECORDS, record.key, place, 0, self._log_ms, kind, record.publisher, verdict, value)
+
+    def _facts(self, folded: Folded | None, offset: int, value: bytes | None, events: list[Raw], raw: Raw | None) -> Iterator[Emitted]:
+        """The facts of one entry: first what befell the log, then what the record is told of to whom."""
+        place, at_ms = offset + self._view.base, self._log_ms
+        facts = [Fact(subject=LOG, source=_CHANNEL, offset=place, at_ms=at_ms, after=event) for event in events]
+        if folded is not None:
+            facts += self._told(folded, value, raw)
+        for ordinal, fact in enumerate(facts):
+            yield Emitted(_FACTS, fact.subject, fact.offset, ordinal, at_ms, None, None, None, spelled(fact))
+
+    def _told(self, folded: Folded, value: bytes | None, raw: Raw | None) -> Iterator[Fact]:
+        offset, at_ms, record = folded.offset, self._log_ms, folded.record
+        verdict = verdict_text(folded.verdict)
+        context, further = ({}, ()) if self._opinion is None else _asked(self._opinion, offset, at_ms, raw, verdict)
+        if type(record) is Renewed and folded.verdict.accepted:
+            told = {subject("broker", record.key): self._teller.renewed(record, offset, folded.verdict)}
+        else:
+            told = self._teller.told(folded, raw, is_null=value is None)
+            # Where the second opinion is compared with the first there must be a fact, even of what only looks like a record.
+            if "judged_by" in context:
+                told.setdefault(context["judged_by"], NAMED)
+        for name in further:
+            told.setdefault(subject("bundle", name), CONCERNED)
+        brief: Raw | None = None
+        for who, (before, after, is_named) in told.items():
+            if not is_named and brief is None and raw is not None:
+                brief = short(raw)
+            yield Fact(
+                subject=who,
+                source=_CHANNEL,
+                offset=offset,
+                at_ms=at_ms,
+                record=raw if is_named else brief,
+                verdict=verdict,
+                before=before,
+                after=after,
+                context=context,
+            )
+
+    def _remember_gone(self, changes: tuple[Change, ...]) -> None:
+        """Note which keys are gone, so that their rows of state go too."""
+        for change in changes:
+            if not isinstance(change, LevelChanged) and change.after is None:
+                self._rows.removed(f"{_KEY_PREFIXES[type(change)]}:{change.name}")
+
+    # --- folding ---
+
+    def _fold(self, offset: int, data: bytes, events: list[Raw]) -> Folded | None:
+        """What the fold says of one entry; None if no reader comes to it. What befell the log is added to `events`."""
+        reader = self._reader
+        if reader is not None and offset != reader.position:
+            reader = self._reader_at(reader, offset, events)
+        folded = None if reader is None else self._folded(reader, Entry(offset, data), events)
+        if self._stopped is not None and not self._is_stop_told:
+            self._is_stop_told = True
+            events.append(self._stopped)
+        return folded
+
+    def _folded(self, reader: Reader, entry: Entry, events: list[Raw]) -> Folded | None:
+        level = reader.view.level
+        try:
+            return reader.feed(entry)
+        except (LevelTooNew, LogClosed) as error:
+            # That was the record which raised the level: it is accepted, and the last one that can be folded.
+            self._stop(error)
+            changes = (LevelChanged(before=level, after=self._view.level),)
+            return Folded(offset=self._view.offset, record=decode(entry.data), verdict=Verdict(changes=changes))
+        except BegunAbove as error:
+            # A copy that was being made when the job began: what it goes on above stands in its twin.
+            regained = self._regained(FIRST_OFFSET - 1, entry.offset, events)
+            if regained is None or regained.view.genesis is None:
+                self._stop(error)
+                return None
+            return None if entry.offset < regained.position else regained.feed(entry)
+
+    def _reader_at(self, reader: Reader, offset: int, events: list[Raw]) -> Reader | None:
+        """The reader for an entry at another position than the next; None if it is one that must not be folded."""
+        if offset <= self._seen:
+            self._stopped = {"event": "log_went_back", "position": reader.position, "found": offset}
+            self._reader = None
+            return None
+        if offset < reader.position:  # The view that the sequence began with, or regained, holds it already.
+            return None
+        regained = self._regained(reader.position, offset, events)
+        return regained if regained is not None and offset >= regained.position else None
+
+    def _regained(self, first: int, below: int, events: list[Raw]) -> Reader | None:
+        """The reader that goes on after a gap, over what was lost if anything was; None if nothing leads on."""
+        base = self._view.base
+        lost = {"event": "records_lost", "from": first + base, "to": below + base}
+        try:
+            snapshot = self._plugs.lost(first, below)
+        except (ChannelIncomplete, LevelTooNew, LogClosed) as error:
+            events.append({**lost, "restored": False, "problem": str(error)})
+            self._stop(error)
+            return None
+        if snapshot is not None:
+            view = from_bytes(snapshot)
+            self._rows = self._rows.replaced_by(view)
+            self._take_up(view)
+            self._until_snapshot = 0
+            self._begin_parts()
+            events.append({**lost, "restored": True, "goes_on": view.offset + 1})
+        return self._reader
+
+    def _stop(self, error: BegunAbove | ChannelIncomplete | LevelTooNew | LogClosed) -> None:
+        """Fold no further, for good."""
+        self._stopped = {"event": _EVENTS[type(error)], "problem": str(error)}
+        self._reader = None
+
+
+def _asked(opinion: SecondOpinion, offset: int, at_ms: int, raw: Raw | None, verdict: str) -> tuple[Raw, Iterable[str]]:
+    """The second opinion on a record, made before it is told the first."""
+    context = opinion.judge(offset, at_ms, raw)
+    return context, opinion.follow(offset, raw, verdict)
+
+
+_KEY_PREFIXES: Final[Mapping[type, str]] = {
+    BundleChanged: "bundle",
+    BrokerChanged: "broker",
+    NamespaceChanged: "namespace",
+    PolicyChanged: "policy",
+}
+_EVENTS: Final[Mapping[type, str]] = {
+    BegunAbove: "begun_above",
+    ChannelIncomplete: "channel_incomplete",
+    LevelTooNew: "level_too_new",
+    LogClosed: "log_closed",
+}

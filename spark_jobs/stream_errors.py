@@ -1,0 +1,140 @@
+"""What stops a stream: its errors, split by who must act, and what an error of Spark says about that.
+
+May live here: exception classes with typed attributes, and the reading of Spark's own messages. Who starts a stream again is
+`spark_jobs.streams`.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+from channel import errors as of_the_channel
+from channel.errors import CallerError, EquipoiseError, OperatorError, PeerError
+from spark_jobs import errors as of_the_jobs
+
+# A traceback of Python ends with the dotted name of the error and its message. Spark quotes tracebacks of its workers whole.
+_OURS: Final = re.compile(r"^\s*(?:(?:channel|brokers|spark_jobs)\.[\w.]+\.)(?P<kind>[A-Z]\w*): (?P<text>.+)$", re.MULTILINE)
+_PYTHON: Final = re.compile(r"^\s*(?P<kind>(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Timeout)): (?P<text>.+)$", re.MULTILINE)
+# One names its cause in its own message, so that a match must not swallow the text in which the next one stands.
+_JAVA: Final = re.compile(r"(?:^|(?<=: ))(?:[a-z]\w*\.)+(?P<kind>[A-Z][\w$]*(?:Exception|Error))(?:(?=: (?P<text>[^\n]+)))?", re.MULTILINE)
+
+_PASSING: Final = frozenset({
+    "BrokerNotAvailableException",
+    "ConnectException",
+    "ConfigException",  # Of Kafka's client, where no name of its servers can be resolved.
+    "CoordinatorNotAvailableException",
+    "DisconnectException",
+    "LeaderNotAvailableException",
+    "NetworkException",
+    "NotLeaderOrFollowerException",
+    "RetriableException",
+    "SocketTimeoutException",
+    "TimeoutException",
+    "UnknownTopicOrPartitionException",
+})  # fmt: skip
+"""What a source of Spark says while it is away: simple names of exceptions, of Java and of Kafka's client."""
+
+PROBLEM_CHARACTERS_MAX: Final = 400
+
+
+class MetricsPortTaken(CallerError):
+    """Nothing can listen at the port that was named for metrics."""
+
+    def __init__(self, *, port: int, problem: str) -> None:
+        """`port` as given, `problem` what the system says."""
+        self.port = port
+        self.problem = problem
+        super().__init__(f"cannot serve metrics at port {port}: {problem}; name another one with --metrics-port")
+
+
+class CheckpointOfAnotherVersion(OperatorError):
+    """What a checkpoint keeps is in a form that this version does not know."""
+
+    def __init__(self, *, folder: str, job: str, found: str, expected: str) -> None:
+        """The state in the checkpoint `folder` of the job `job` is of the version `found`; this one has `expected`."""
+        self.folder = folder
+        self.job = job
+        self.found = found
+        self.expected = expected
+        super().__init__(
+            f"the {job} cannot go on from the checkpoint {folder}: its state is of version {found}, this Equipoise has {expected}; "
+            "go on with that other version, or remove the folder: the log is then read from its beginning, and nothing is told twice"
+        )
+
+
+class StreamFailed(OperatorError):
+    """A stream that failed in the same way each time it was started again."""
+
+    def __init__(self, *, job: str, problem: str, details: str) -> None:
+        """`problem` in a line, `details` the file that holds the whole story."""
+        self.job = job
+        self.problem = problem
+        self.details = details
+        super().__init__(f"the {job} cannot go on: {problem}; see {details}, mend it, and start it again: it goes on where it stopped")
+
+
+class SparkDied(OperatorError):
+    """The Java process of Spark ended while a stream ran in it."""
+
+    def __init__(self, *, job: str, problem: str) -> None:
+        """`problem` is what became of the last thing that it was asked."""
+        self.job = job
+        self.problem = problem
+        super().__init__(
+            f"the {job} stopped because Spark's Java process is gone: {problem}; if this machine was short of memory, give it more, and "
+            "start the job again: it goes on where it stopped"
+        )
+
+
+class SourceLost(PeerError):
+    """What a stream reads was away for longer than it waits."""
+
+    def __init__(self, *, job: str, problem: str, waited_s: int) -> None:
+        """`problem` is what the source last said; `waited_s` how long nothing came."""
+        self.job = job
+        self.problem = problem
+        self.waited_s = waited_s
+        super().__init__(
+            f"the {job} has waited {waited_s} s for its log: {problem}; start it again when that is back: it goes on where it stopped"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cause:
+    """Why a stream failed: `kind` is the simple name of an error, `text` its message in a line, `passes` whether it may mend itself."""
+
+    kind: str
+    text: str
+    passes: bool
+
+
+def cause_of(message: str) -> Cause:
+    """What Spark's account of a failure, tracebacks of Java and Python and all, comes down to.
+
+    An error of ours says it best; else the last of a worker's traceback, else the innermost of Java's.
+    """
+    for pattern in (_OURS, _PYTHON, _JAVA):
+        found = list(pattern.finditer(message))
+        if found:
+            return _cause(found[-1]["kind"].rpartition(".")[2], found[-1]["text"] or "")
+    return _cause("", next((line.strip() for line in message.splitlines() if line.strip()), "no reason is told"))
+
+
+def cause_of_error(error: BaseException) -> Cause:
+    """As `cause_of`, of an error that was caught as it was raised."""
+    kind = type(error).__name__
+    return Cause(kind=kind, text=_shortened(str(error) or kind), passes=isinstance(error, PeerError))
+
+
+def _cause(kind: str, text: str) -> Cause:
+    ours = getattr(of_the_channel, kind, None) or getattr(of_the_jobs, kind, None)
+    if isinstance(ours, type) and issubclass(ours, EquipoiseError):
+        return Cause(kind=kind, text=_shortened(text), passes=issubclass(ours, PeerError))
+    return Cause(kind=kind, text=_shortened(f"{kind}: {text}".strip(": ")), passes=kind in _PASSING)
+
+
+def _shortened(text: str) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= PROBLEM_CHARACTERS_MAX else f"{line[:PROBLEM_CHARACTERS_MAX]}..."

@@ -1,0 +1,179 @@
+"""A stream from its start to its end: checkpoint, batches, failures that pass, Ctrl-C.
+
+May live here: what all streaming jobs do alike. What one reads and makes of it is its own; what is printed is `spark_jobs.progress`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from channel.errors import EquipoiseError, PeerError
+from spark_jobs.progress import Follower, Watch
+from spark_jobs.stream_errors import Cause, CheckpointOfAnotherVersion, SourceLost, SparkDied, StreamFailed, cause_of, cause_of_error
+
+ATTEMPTS_MAX: Final = 3
+"""How often a stream is started, without a batch done in between, for a failure that does not look as if it mended itself."""
+
+AWAY_MAX_S: Final = 900
+"""How long a stream waits, without a batch done, for a source that is away: longer than a Kafka takes to be restarted or moved."""
+
+_PAUSES_S: Final = (1, 2, 4, 8, 15)
+"""Before each next start; the last one again and again. A start takes some seconds more."""
+
+_GONE: Final = (Py4JError, ConnectionError)
+"""What a call into Spark's Java process raises once that is gone."""
+
+_POLL_S: Final = 0.25  # How often the terminal is looked after: not too seldom for an eye.
+
+_POLLING_DELAY: Final = "100ms"
+"""How soon Spark asks a source again that had nothing: ten times a second, not a hundred, as it would by itself."""
+
+_STOP_MAX: Final = "30s"
+"""How long a stream that is stopped may take over the batch in hand; by itself Spark would wait for ever."""
+
+_BATCHES_RETAINED: Final = "20"
+"""How many batches Spark keeps in a checkpoint; its default is 100. Nobody goes back further than one."""
+
+_VERSION: Final = "state-version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """One streaming query.
+
+    `frame` makes its frame anew for each start. `take` gets the number and the rows of each batch; it may be called again with the
+    same batch after a failure, with the same rows, and must then do the same. With `to_end` the stream ends once it has taken
+    what its sources held when it began.
+    """
+
+    job: str
+    checkpoint: Path
+    to_end: bool
+    frame: Callable[[], DataFrame]
+    take: Callable[[int, pa.Table], None]
+
+
+def check_version(job: str, checkpoint: Path, version: int) -> None:
+    """Note in a checkpoint that is new that the state of `job` is of this version; raise `CheckpointOfAnotherVersion` if it is not."""
+    file = checkpoint / _VERSION
+    if not (checkpoint / "offsets").exists():  # No batch has begun, so there is no state yet.
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        file.write_text(str(version), encoding="ascii")
+        return
+    found = file.read_text(encoding="ascii", errors="replace") if file.exists() else "unknown"
+    if found != str(version):
+        raise CheckpointOfAnotherVersion(folder=str(checkpoint), job=job, found=found, expected=str(version))
+
+
+def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
+    """Run `stream` to its end; without `to_end`, until somebody interrupts it, which raises `KeyboardInterrupt`.
+
+    A failure is told, and the stream started again from its checkpoint. Raises `SourceLost` if nothing came for `AWAY_MAX_S`,
+    `StreamFailed` if it fails `ATTEMPTS_MAX` times at one batch, and what `Stream.take` raises, save for a `PeerError`.
+    """
+    spark.conf.set("spark.sql.streaming.pollingDelay", _POLLING_DELAY)
+    spark.conf.set("spark.sql.streaming.minBatchesToRetain", _BATCHES_RETAINED)
+    spark.conf.set("spark.sql.streaming.stopTimeout", _STOP_MAX)
+    _until_it_ends(stream, watch)
+
+
+def _until_it_ends(stream: Stream, watch: Watch) -> None:
+    failures, batches, since_s = 0, -1, time.monotonic()
+    while True:
+        run = _Run(stream, watch)
+        cause = run.to_its_end()
+        if cause is None:
+            return
+        if run.batches > batches:
+            failures, batches, since_s = 0, run.batches, time.monotonic()
+        failures += 1
+        waited_s = int(time.monotonic() - since_s)
+        if cause.passes and waited_s > AWAY_MAX_S:
+            raise SourceLost(job=stream.job, problem=cause.text, waited_s=waited_s)
+        if not cause.passes and failures >= ATTEMPTS_MAX:
+            raise StreamFailed(job=stream.job, problem=cause.text, details=str(_details(stream)))
+        pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
+        watch.note(f"the stream failed, and is started again in {pause_s} s: {cause.text}")
+        watch.restarted()
+        time.sleep(pause_s)
+
+
+def _details(stream: Stream) -> Path:
+    return stream.checkpoint.with_name(f"{stream.job}-failure.txt")
+
+
+class _Run:
+    """One start of a stream. `batches` is how many batches its checkpoint counts as done, whoever did them."""
+
+    def __init__(self, stream: Stream, watch: Watch) -> None:
+        self._stream = stream
+        self._watch = watch
+        self._raised: Exception | None = None
+
+    @property
+    def batches(self) -> int:
+        """The number of the last batch that was done, -1 before the first."""
+        with suppress(OSError):
+            return max((int(file.name) for file in (self._stream.checkpoint / "commits").iterdir() if file.name.isdigit()), default=-1)
+        return -1
+
+    def to_its_end(self) -> Cause | None:
+        """Start it and wait; why it failed, None if it came to its end. Raises what cannot pass, and `KeyboardInterrupt`."""
+        query: StreamingQuery | None = None
+        try:
+            query = self._started()
+            follower = Follower(query, self._watch)
+            while query.isActive:
+                time.sleep(_POLL_S)
+                follower.follow()
+                self._watch.show()
+            follower.follow()
+            query.awaitTermination()
+        except EquipoiseError as error:
+            if not isinstance(error, PeerError):
+                raise
+            return cause_of_error(error)
+        except PySparkException as error:
+            return self._cause(error)
+        except _GONE as error:
+            raise SparkDied(job=self._stream.job, problem=cause_of_error(error).text) from error
+        finally:
+            self._watch.show()
+            if query is not None:
+                with suppress(PySparkException, *_GONE):  # It is stopped for good all the same when this process ends.
+                    query.stop()
+        return None
+
+    def _started(self) -> StreamingQuery:
+        writer = self._stream.frame().writeStream.foreachBatch(self._take).queryName(self._stream.job)
+        writer = writer.option("checkpointLocation", str(self._stream.checkpoint.absolute())).outputMode("append")
+        trigger = writer.trigger(availableNow=True) if self._stream.to_end else writer.trigger(processingTime="0 seconds")
+        return trigger.start()
+
+    def _take(self, frame: DataFrame, number: int) -> None:
+        try:
+            self._stream.take(number, frame.toArrow())
+        except Exception as error:
+            # What Spark makes of it further down is a text; what it was says who must act.
+            self._raised = error
+            raise
+
+    def _cause(self, error: PySparkException) -> Cause:
+        _details(self._stream).write_text(str(error), encoding="utf-8")
+        raised = self._raised
+        if not isinstance(raised, EquipoiseError):
+            return cause_of(str(error))
+        if not isinstance(raised, PeerError):
+            raise raised
+        return cause_of_error(raised)

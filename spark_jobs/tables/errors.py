@@ -1,0 +1,118 @@
+"""What can go wrong with an archive, and who must act.
+
+May live here: exception classes with typed attributes, as in `channel.errors`.
+"""
+
+from __future__ import annotations
+
+from channel.errors import CallerError, OperatorError
+
+
+class NoArchive(CallerError):
+    """There is no archive where somebody wants to read one."""
+
+    def __init__(self, *, archive: str) -> None:
+        """`archive` is the folder as given."""
+        self.archive = archive
+        super().__init__(f"there is no archive at {archive}; write one with `equipoise spark archive`, or name another with --archive")
+
+
+class ArchiveOfAnotherLog(OperatorError):
+    """The archive holds what another log said: to mix two would make both worthless."""
+
+    def __init__(self, *, archive: str, expected: str, found: str) -> None:
+        """`expected` is the identity of the log that is read, `found` that of the archive's."""
+        self.archive = archive
+        self.expected = expected
+        self.found = found
+        super().__init__(f"the archive {archive} is of the log {found}, not of {expected}; name another folder with --archive")
+
+
+class ArchiveTooNew(OperatorError):
+    """A newer version has written this archive."""
+
+    def __init__(self, *, archive: str, what: str, found: int, supported: int) -> None:
+        """`what` has the version `found`; this version reads up to `supported`."""
+        self.archive = archive
+        self.what = what
+        self.found = found
+        self.supported = supported
+        super().__init__(f"{what} of the archive {archive} is of version {found}, this version reads up to {supported}; upgrade it")
+
+
+class ArchiveDamaged(OperatorError):
+    """The archive's own description or a file of it cannot be read, or is gone from beside its tables."""
+
+    def __init__(self, *, archive: str, problem: str) -> None:
+        """`problem` says what was found."""
+        self.archive = archive
+        self.problem = problem
+        super().__init__(f"the archive {archive} cannot be used: {problem}; restore it from a copy, or name another folder with --archive")
+
+
+class ArchiveInUse(OperatorError):
+    """Another process writes the same tables of the archive, or tidies it."""
+
+    def __init__(self, *, archive: str, who: str) -> None:
+        """`who` is what holds the lock: `archive`, `audit` or `tidy`."""
+        self.archive = archive
+        self.who = who
+        super().__init__(f"another process ({who}) works on the archive {archive}; stop it first, or wait until it has ended")
+
+
+class ArchiveFull(OperatorError):
+    """The archive's disk is full: the batch in hand was not finished, and is done again after a restart."""
+
+    def __init__(self, *, archive: str, file: str) -> None:
+        """`file` is the one that could not be written."""
+        self.archive = archive
+        self.file = file
+        super().__init__(f"the disk of the archive {archive} is full, {file} could not be written; free space on it, and start again")
+
+
+class ArchiveUnwritable(OperatorError):
+    """The archive cannot be written: rights, or a disk that fails."""
+
+    def __init__(self, *, archive: str, problem: str) -> None:
+        """`problem` is what the operating system says."""
+        self.archive = archive
+        self.problem = problem
+        super().__init__(f"the archive {archive} cannot be written: {problem}; mend that, and start again")
+
+
+class CheckpointBehind(OperatorError):
+    """Spark's checkpoint is older than the archive: its next batch would not be the one that the archive expects."""
+
+    def __init__(self, *, archive: str, checkpoint: str, batch: int, finished: int) -> None:
+        """`batch` came where `finished` is the last that the archive holds."""
+        self.archive = archive
+        self.checkpoint = checkpoint
+        self.batch = batch
+        self.finished = finished
+        super().__init__(
+            f"the checkpoint {checkpoint} is at batch {batch}, the archive {archive} at {finished}: it is an older copy; "
+            "remove the checkpoint, and the archive goes on by its own account of where it is"
+        )
+
+
+class OtherStore(OperatorError):
+    """The archive is kept in the other of the two forms."""
+
+    def __init__(self, *, archive: str, found: str, asked: str) -> None:
+        """`found` and `asked` are `parquet` or `delta`."""
+        self.archive = archive
+        self.found = found
+        self.asked = asked
+        way = "add --delta" if found == "delta" else "leave out --delta"
+        super().__init__(f"the archive {archive} is kept as {found}, not as {asked}; {way}, or name another folder with --archive")
+
+
+class NoHold(CallerError):
+    """There is no hold of this name on the channel."""
+
+    def __init__(self, *, key: str) -> None:
+        """`key` is that of its record."""
+        self.key = key
+        super().__init__(
+            f"there is no hold {key} on the channel; the holds that compaction counts are named by `equipoise channel compact`"
+        )

@@ -1,0 +1,160 @@
+"""Reading the archive: the files that count, as Arrow batches and as Spark frames.
+
+May live here: `Archive`, for all that reads tables. Rows of the channel's tables come in order of their offsets, because files are
+named in the order in which they were written, and the log's time never falls.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spark_jobs.emitted import Table
+from spark_jobs.tables.arrow import DAY, arrow_schema, ddl
+from spark_jobs.tables.errors import NoArchive
+from spark_jobs.tables.layout import day_folder, parse_day, resolved
+from spark_jobs.tables.manifest import Manifest, read_manifest
+from spark_jobs.tables.schema import SCHEMAS, WRITER_OF, WRITTEN_BY
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+BATCH_ROWS: Final = 16 * 1024
+"""Rows in one Arrow batch: 4 MB of records."""
+
+_FINDING: Final = ("rule", "subject", "offset", "text")
+
+
+class Archive:
+    """An archive as it is now; each call looks anew, so that a reader sees what was finished meanwhile."""
+
+    def __init__(self, path: Path) -> None:
+        """The archive in the folder `path`. Raises `NoArchive`, and what `manifest` raises."""
+        self.path = path
+        if all(self.manifest(writer) is None for writer in WRITTEN_BY):
+            raise NoArchive(archive=str(path))
+
+    def manifest(self, writer: str = "archive") -> Manifest | None:
+        """What a writer says of itself; None if it has written nothing. Raises `ArchiveDamaged` and `ArchiveTooNew`."""
+        return read_manifest(self.path, writer)
+
+    def days(self, table: Table) -> tuple[str, ...]:
+        """The days for which a table has a folder, rising, as `YYYY-MM-DD`."""
+        folder = self.path / table
+        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        return tuple(day for day in map(parse_day, names) if day is not None)
+
+    def files(self, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
+        """The files that hold a table's rows of these days, each row in exactly one of them, in the order of writing.
+
+        Raises `ArchiveDamaged` and `ArchiveTooNew`.
+        """
+        manifest = self.manifest(WRITER_OF[table])
+        if manifest is None:
+            return ()
+        if manifest.store == "delta":
+            from spark_jobs.tables.delta import delta_files  # noqa: PLC0415 - needs an extra that few have
+
+            return delta_files(self.path, table, first_day=first_day, last_day=last_day)
+        found = []
+        for day in self.days(table):
+            if first_day <= day <= last_day:
+                folder = self.path / table / day_folder(day)
+                found += [folder / name.text for name in resolved((path.name for path in folder.iterdir()), manifest.last_batches)]
+        return tuple(found)
+
+    def batches(
+        self,
+        table: Table,
+        *,
+        columns: Sequence[str] | None = None,
+        first: int | None = None,
+        last: int | None = None,
+        first_day: str = "",
+        last_day: str = "9",
+    ) -> Iterator[pa.RecordBatch]:
+        """The rows of a table in batches of bounded size, those of offsets from `first` to `last` alone where these are given.
+
+        Columns that a file of an older version does not have are null. Raises what `files` raises.
+        """
+        for path in self.files(table, first_day=first_day, last_day=last_day):
+            yield from file_batches(path, table, columns=columns, first=first, last=last)
+
+    def table(self, table: Table, *, columns: Sequence[str] | None = None, first_day: str = "", last_day: str = "9") -> pa.Table:
+        """All rows of a table at once: for tables that fit into memory. Of findings that were found again, each once."""
+        schema = _schema(table, columns)
+        rows = pa.Table.from_batches(self.batches(table, columns=columns, first_day=first_day, last_day=last_day), schema=schema)
+        return _once(rows) if table is Table.FINDINGS and columns is None else rows
+
+    def frame(self, spark: SparkSession, table: Table, *, first_day: str = "", last_day: str = "9") -> DataFrame:
+        """A table as a Spark frame, with `day` as its last column. Of findings that were found again, each once."""
+        schema = ddl(SCHEMAS[table])
+        files = [str(path) for path in self.files(table, first_day=first_day, last_day=last_day)]
+        if not files:
+            return spark.createDataFrame([], schema)
+        frame = spark.read.schema(schema).option("basePath", str(self.path / table)).parquet(*files)
+        return frame.dropDuplicates(list(_FINDING)) if table is Table.FINDINGS else frame
+
+
+def file_offsets(path: Path) -> tuple[int, int, int]:
+    """The first and last offset in a file, and how many rows it has, by its own statistics. The file is one of the channel's tables."""
+    about = pq.read_metadata(path)
+    column = about.schema.to_arrow_schema().get_field_index("offset")
+    bounds = [about.row_group(number).column(column).statistics for number in range(about.num_row_groups)]
+    return min(bound.min for bound in bounds), max(bound.max for bound in bounds), about.num_rows
+
+
+def file_batches(
+    path: Path, table: Table, *, columns: Sequence[str] | None = None, first: int | None = None, last: int | None = None
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one file in batches of bounded size; see `Archive.batches`. Groups of rows outside the offsets are not read."""
+    schema = _schema(table, columns)
+    with pq.ParquetFile(path) as file:
+        there = [name for name in {**dict.fromkeys(schema.names), "offset": None} if name in file.schema_arrow.names]
+        groups = [group for group in range(file.num_row_groups) if _may_hold(file, group, first, last)]
+        for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=there, use_threads=False):
+            rows = _within(batch, first, last)
+            if rows.num_rows:
+                yield _widened(rows, schema, path)
+
+
+def _may_hold(file: pq.ParquetFile, group: int, first: int | None, last: int | None) -> bool:
+    bounds = file.metadata.row_group(group).column(file.schema_arrow.get_field_index("offset")).statistics
+    return bounds is None or ((first is None or bounds.max >= first) and (last is None or bounds.min <= last))
+
+
+def _within(batch: pa.RecordBatch, first: int | None, last: int | None) -> pa.RecordBatch:
+    if first is not None:
+        batch = batch.filter(pc.greater_equal(batch["offset"], first))
+    return batch if last is None else batch.filter(pc.less_equal(batch["offset"], last))
+
+
+def _widened(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
+    """With all columns of the present version, and the day of the file's folder where that is asked for."""
+    columns = []
+    for field in schema:
+        if field.name in batch.schema.names:
+            columns.append(batch[field.name].cast(field.type))
+        elif field.name == DAY.name:
+            day = pa.scalar(parse_day(path.parent.name), pa.string()).cast(DAY.type)
+            columns.append(pa.repeat(day, batch.num_rows))
+        else:
+            columns.append(pa.nulls(batch.num_rows, field.type))
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def _schema(table: Table, columns: Sequence[str] | None) -> pa.Schema:
+    whole = pa.schema([*arrow_schema(SCHEMAS[table]), DAY])
+    return whole if columns is None else pa.schema([whole.field(name) for name in columns])
+
+
+def _once(findings: pa.Table) -> pa.Table:
+    """A generation of the audit that began anew finds again what the one before it found: of these the first stays."""
+    numbered = findings.append_column("row", pa.array(range(findings.num_rows), pa.int64()))
+    firsts = numbered.group_by(list(_FINDING)).aggregate([("row", "min")])["row_min"]
+    return findings.take(firsts.sort())

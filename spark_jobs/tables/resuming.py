@@ -1,0 +1,65 @@
+"""Where a new generation of the archive goes on: the view of all that it holds, from its newest snapshot and the records after it.
+
+May live here: that view, and the beginning that is made of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from channel.errors import LevelTooNew, LogClosed
+from channel.log import FIRST_OFFSET, Entry
+from channel.reader import Reader
+from channel.snapshot import to_bytes
+from channel.view import View
+from spark_jobs.arrivals import Source
+from spark_jobs.beginnings import Beginning
+from spark_jobs.emitted import Table
+from spark_jobs.sequence.sequence import NOT_FOLDED
+from spark_jobs.sequence.snapshots import unpacked
+from spark_jobs.tables.errors import ArchiveDamaged
+from spark_jobs.tables.manifest import Manifest
+from spark_jobs.tables.reading import Archive, file_batches
+
+
+def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:
+    """Where the archive goes on by its own account; None if it holds nothing of the channel yet.
+
+    Raises `ArchiveDamaged` where its snapshot and its records do not fit together, `SnapshotDamaged`.
+    """
+    if Source.CHANNEL not in manifest.positions:
+        return None
+    view, last = _read(archive)
+    if last + 1 != manifest.positions[Source.CHANNEL]:
+        problem = f"its records lead to position {last}, and it says that it goes on at {manifest.positions[Source.CHANNEL]}"
+        raise ArchiveDamaged(archive=str(archive.path), problem=problem)
+    return Beginning(positions=dict(manifest.positions), snapshot=to_bytes(view) if view.offset >= FIRST_OFFSET else None)
+
+
+def archived_view(archive: Archive) -> View:
+    """The view after the last record that is archived and can be folded. Raises `SnapshotDamaged`."""
+    return _read(archive)[0]
+
+
+def _read(archive: Archive) -> tuple[View, int]:
+    """That view, and the position of the last entry that is archived: what no reader may fold is kept, and read over."""
+    view = _newest_snapshot(archive)
+    last = view.offset - view.base
+    reader: Reader | None = None
+    for batch in archive.batches(Table.RECORDS, columns=("position", "bytes", "verdict"), first=view.offset + 1):
+        for position, data, verdict in zip(*(batch[name].to_pylist() for name in ("position", "bytes", "verdict")), strict=True):
+            last = position
+            if verdict == NOT_FOLDED:
+                continue
+            with suppress(LevelTooNew, LogClosed):  # The record that raises the level is the last that can be folded.
+                reader = reader or Reader(log=str(archive.path), view=view)
+                reader.feed(Entry(position, data or b""))
+    return view, last
+
+
+def _newest_snapshot(archive: Archive) -> View:
+    for path in reversed(archive.files(Table.SNAPSHOTS)):
+        rows = [row for batch in file_batches(path, Table.SNAPSHOTS, columns=("bytes",)) for row in batch["bytes"].to_pylist()]
+        if rows:
+            return unpacked(rows[-1])
+    return View()

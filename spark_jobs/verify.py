@@ -1,0 +1,245 @@
+"""`equipoise spark verify`: folds an archive again, all its segments side by side.
+
+May live here: reading the archive for it, spreading the segments over Spark's cores, and telling how far it has come. What a segment
+is, and what is compared, stands in `spark_jobs.verifying`.
+
+Each segment is one task, which reads its own rows, a batch at a time, and sends back a few numbers: so memory is bounded whatever the
+length of the archive, and by the view, which every reader of the channel must hold.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import pyarrow as pa
+
+from channel.errors import SnapshotDamaged
+from channel.view import View
+from spark_jobs.arrivals import Source
+from spark_jobs.emitted import Table
+from spark_jobs.errors import explained
+from spark_jobs.options import Screen, VerifyOptions
+from spark_jobs.sequence.snapshots import unpacked
+from spark_jobs.session import spark_session
+from spark_jobs.tables.manifest import Manifest
+from spark_jobs.tables.reading import Archive, file_batches, file_offsets
+from spark_jobs.verifying.folding import Checked, Difference, Folding, Rows, check_opening
+from spark_jobs.verifying.result import Verification, lines, verification
+from spark_jobs.verifying.segments import Mark, RecordFile, Segment, placed_anew, plan
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+TASKS_MAX: Final = 5_000
+"""Tasks of one verification: where there are more segments, a task folds several. A hundred million records are 1,000 segments."""
+
+TELL_EVERY_S: Final = 0.25
+NOTE_EVERY_S: Final = 10.0
+
+LOOKS_MAX: Final = 3
+"""How often files that have gone are looked for again: an archive that is written is tidied meanwhile, which takes seconds each time."""
+
+_RECORD_COLUMNS: Final = ("offset", "bytes", "verdict")
+_MARK_COLUMNS: Final = ("offset", "at", "digest")
+
+
+def run_verify(options: VerifyOptions, screen: Screen) -> int:
+    """Fold an archive again; how many differences were found. Raises `NoArchive`, and what `spark_session` raises."""
+    archive = Archive(options.archive)
+    marks, files, unreadable = look(archive)
+    segments = plan(marks, files, from_ms=options.from_ms, to_ms=options.to_ms)
+    spark = spark_session("equipoise-verify", master=options.master)
+    began = time.monotonic()
+    checked = check_all(spark.sparkContext, segments, screen)
+    for _ in range(LOOKS_MAX):
+        again = looked_again(archive, segments, checked)
+        if not again:
+            break
+        mended = {each.number: each for each in check_all(spark.sparkContext, again, screen)}
+        checked = [mended.get(each.number, each) for each in checked]
+    result = verification(segments, checked, unreadable=unreadable, seconds=time.monotonic() - began)
+    _tell(result, archive, options, screen)
+    return result.differences_count
+
+
+def _tell(result: Verification, archive: Archive, options: VerifyOptions, screen: Screen) -> None:
+    if options.as_json:
+        screen.result(orjson.dumps(result.document).decode())
+        return
+    manifest = archive.manifest()
+    for line in lines(result, url="URL" if manifest is None else manifest.url):
+        screen.result(line)
+
+
+# --- reading the archive ---------------------------------------------------------------------------------------------------
+
+
+def look(archive: Archive) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
+    """The snapshots of an archive, without their bytes; its files of records, by their own statistics; and what cannot be read."""
+    for _ in range(LOOKS_MAX):
+        with suppress(FileNotFoundError):  # Joined into another file since its folder was read.
+            return _look(archive)
+    return _look(archive, also_gone=True)
+
+
+def looked_again(archive: Archive, segments: Sequence[Segment], checked: Sequence[Checked]) -> tuple[Segment, ...]:
+    """The segments of which a file was gone when it was to be read, with the files that hold their records now."""
+    gone = {each.number for each in checked if each.difference is not None and each.difference.kind == "gone"}
+    if not gone:
+        return ()
+    marks, files, _ = look(archive)
+    return placed_anew([segment for segment in segments if segment.number in gone], marks, files)
+
+
+def _look(archive: Archive, *, also_gone: bool = False) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
+    marks: list[Mark] = []
+    files: list[RecordFile] = []
+    unreadable: list[Difference] = []
+    manifest = archive.manifest()  # Before the files are looked for: what is finished meanwhile is there too.
+    for table, read in ((Table.SNAPSHOTS, _marks), (Table.RECORDS, _record_file)):
+        for path in archive.files(table):
+            try:
+                found = read(path)
+            except (OSError, pa.ArrowException, AttributeError, ValueError) as error:  # The last two of a file without rows or statistics.
+                if isinstance(error, FileNotFoundError) and not also_gone:
+                    raise
+                unreadable.append(Difference(kind="damaged", first=0, last=0, text=f"the file {path} cannot be read: {error}"))
+            else:
+                marks += [each for each in found if isinstance(each, Mark)]
+                files += [each for each in found if isinstance(each, RecordFile)]
+    return marks, files, [*unreadable, *_cut_short(manifest, files)]
+
+
+def _cut_short(manifest: Manifest | None, files: Sequence[RecordFile]) -> Iterator[Difference]:
+    """Whether records are gone from the end of an archive, where no snapshot and no later record would miss them."""
+    position = None if manifest is None else manifest.positions.get(Source.CHANNEL)
+    if manifest is None or position is None:
+        return
+    promised, last = position - 1 + manifest.base, max((file.last for file in files), default=-1)
+    if last < promised:
+        text = f"the archive says that it holds records up to offset {promised}, and its last is at {last}"
+        yield Difference(kind="missing", first=last + 1, last=promised, text=text)
+
+
+def _marks(path: Path) -> Sequence[Mark | RecordFile]:
+    return [
+        Mark(offset=offset, at_ms=_milliseconds(at), digest=digest, file=str(path))
+        for batch in file_batches(path, Table.SNAPSHOTS, columns=_MARK_COLUMNS)
+        for offset, at, digest in zip(*(batch.column(name).to_pylist() for name in _MARK_COLUMNS), strict=True)
+    ]
+
+
+def _record_file(path: Path) -> Sequence[Mark | RecordFile]:
+    first, last, rows = file_offsets(path)
+    return [RecordFile(path=str(path), first=first, last=last, rows=rows)]
+
+
+def _milliseconds(at: Any) -> int:  # noqa: ANN401 - a timestamp as pyarrow gives it
+    return int(at.timestamp() * 1_000)
+
+
+# --- one segment, wherever it is folded --------------------------------------------------------------------------------------
+
+
+def check_segment(segment: Segment) -> Checked:
+    """Read and fold one segment. What cannot be read is a difference, and never raises."""
+    folding = Folding(segment, None)
+    reading = "the snapshot with which it begins"
+    try:
+        folding = Folding(segment, None if segment.opening is None else _opening(segment.opening))
+        with _few_collections():
+            for reading in segment.files:
+                for rows in _rows(Path(reading), segment):
+                    folding.feed(rows)
+                    if not folding.goes_on:
+                        return folding.checked()
+    except FileNotFoundError as error:
+        folding.unreadable("gone", f"the file {error.filename or reading} is not there any more")
+    except (SnapshotDamaged, OSError, pa.ArrowException) as error:
+        folding.unreadable("damaged", f"{reading} cannot be read: {error}")
+    return folding.checked()
+
+
+def _opening(mark: Mark) -> View:
+    for batch in file_batches(Path(mark.file), Table.SNAPSHOTS, columns=("offset", "bytes"), first=mark.offset, last=mark.offset):
+        view = unpacked(batch.column("bytes")[0].as_py())
+        check_opening(mark, view)
+        return view
+    raise SnapshotDamaged(problem=f"its row, of offset {mark.offset}, is gone from {mark.file}")
+
+
+def _rows(path: Path, segment: Segment) -> Iterator[Rows]:
+    # A column at a time: a Python object for each cell of pyarrow would cost as much as the fold.
+    for batch in file_batches(path, Table.RECORDS, columns=_RECORD_COLUMNS, first=segment.first, last=segment.last):
+        yield Rows(*(batch.column(name).to_pylist() for name in _RECORD_COLUMNS))
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Let the collector of cycles look less often: what a fold makes has no cycles, and looking through a view takes its time."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 1_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+# --- all segments, side by side ------------------------------------------------------------------------------------------------
+
+
+def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen) -> list[Checked]:
+    """What each segment comes to, in their order; tells meanwhile how far they are."""
+    if not segments:
+        return []
+    done = context.accumulator(0)
+
+    def check(some: Iterable[Segment]) -> Iterator[Checked]:
+        for segment in some:
+            yield check_segment(segment)
+            done.add(segment.rows)
+
+    spread = context.parallelize(segments, min(len(segments), TASKS_MAX)).mapPartitions(check)
+    with _watch(screen, sum(segment.rows for segment in segments)) as told, ThreadPoolExecutor(1) as thread:
+        job: Future[list[Checked]] = thread.submit(spread.collect)
+        try:
+            while not job.done():
+                wait([job], timeout=TELL_EVERY_S)
+                told(done.value)
+        except KeyboardInterrupt:
+            context.cancelAllJobs()
+            raise
+        failure = job.exception()
+        if isinstance(failure, Exception):
+            raise explained("verify", failure) from failure
+        return job.result()
+
+
+@contextmanager
+def _watch(screen: Screen, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar for somebody who looks on, a line now and then for a file; what is yielded takes the records that are done."""
+    if not screen.is_live:
+        due_s = time.monotonic() + NOTE_EVERY_S
+
+        def told(done: int) -> None:
+            nonlocal due_s
+            if time.monotonic() >= due_s:
+                due_s += NOTE_EVERY_S
+                screen.note(f"verified about {done} of {total} records")
+
+        yield told
+        return
+    from rich.console import Console  # noqa: PLC0415 - only where a terminal is
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415 - the same
+
+    columns = (TextColumn("verifying  "), BarColumn(), TextColumn("{task.completed:,} records"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("verifying", total=total)
+        yield lambda done: bars.update(task, completed=done)

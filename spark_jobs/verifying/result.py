@@ -1,0 +1,101 @@
+"""What all segments come to: one result for the archive, and how it is told.
+
+May live here: the sum of the segments, and the lines that a command prints of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+from spark_jobs.verifying.folding import ACCEPTED, NOT_FOLDED, Checked, Difference
+from spark_jobs.verifying.segments import Segment
+
+DIFFERENCES_MAX: Final = 20
+"""Differences that are told; further ones are counted. One lost file may make a hundred segments differ."""
+
+_COMMAND: Final = "equipoise channel show {offset} --log {log}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verification:
+    """What the verification of an archive came to. `differences` are in the order of the log, the first of them first.
+
+    What cannot be read at all comes before them, because it may explain them. `seconds` is how long the folding took.
+    """
+
+    segments: int
+    records: int
+    accepted: int
+    rejected: Mapping[str, int]
+    not_folded: int
+    agreements: int
+    trusted: int
+    first: int | None
+    last: int | None
+    differences: tuple[Difference, ...]
+    differences_count: int
+    seconds: float
+
+    @property
+    def in_order(self) -> bool:
+        """Whether nothing differs."""
+        return not self.differences_count
+
+    @property
+    def document(self) -> Mapping[str, Any]:
+        """As one JSON document."""
+        return {**asdict(self), "in_order": self.in_order}
+
+
+def verification(
+    segments: Sequence[Segment], checked: Sequence[Checked], *, unreadable: Sequence[Difference] = (), seconds: float
+) -> Verification:
+    """The sum of what each segment came to; `unreadable` are files of which not even the plan could take notice."""
+    verdicts: Counter[str] = Counter()
+    for each in checked:
+        verdicts.update(each.verdicts)
+    differing = sorted((each.difference for each in checked if each.difference is not None), key=lambda found: (found.first, found.last))
+    found = (*unreadable, *differing)
+    accepted, not_folded = verdicts.pop(ACCEPTED, 0), verdicts.pop(NOT_FOLDED, 0)
+    return Verification(
+        segments=len(segments),
+        records=sum(each.records for each in checked),
+        accepted=accepted,
+        rejected=dict(sorted(verdicts.items())),
+        not_folded=not_folded,
+        agreements=sum(each.agreements for each in checked),
+        trusted=sum(each.trusted for each in checked),
+        first=segments[0].first if segments else None,
+        last=max((each.last for each in checked if each.last is not None), default=None),
+        differences=found[:DIFFERENCES_MAX],
+        differences_count=len(found),
+        seconds=round(seconds, 3),
+    )
+
+
+def lines(result: Verification, *, url: str) -> Iterator[str]:
+    """What a person reads of it, as `equipoise channel verify` tells its own; `url` is the log that the archive is of."""
+    if not result.records and result.in_order:
+        yield "there was nothing to verify: the archive holds no record of that time"
+        return
+    rejected = ", ".join(f"{count} {reason}" for reason, count in result.rejected.items()) or "none"
+    reached = "" if result.last is None else f" up to offset {result.last}"
+    yield f"{result.records} records{reached}: {result.accepted} accepted; rejected: {rejected}"
+    pace = f", {round(result.records / result.seconds)} records/s" if result.seconds else ""
+    yield f"{result.segments} segments in {result.seconds} s{pace}; digests of brokers that agree: {result.agreements}"
+    if result.trusted:
+        yield f"the first {result.trusted} records are taken on trust: what the log held before them is in no snapshot"
+    if result.not_folded:
+        yield f"{result.not_folded} entries stand where no reader folds, and were passed over"
+    for found in result.differences:
+        where = f"offset {found.first}" if found.first == found.last else f"offsets {found.first} to {found.last}"
+        yield f"{where}: {found.kind}: {found.text}"
+        if found.kind != "damaged":
+            yield f"  {_COMMAND.format(offset=found.last, log=url)}"
+    if result.in_order:
+        yield "all is in order"
+    else:
+        yield f"differences: {result.differences_count}"

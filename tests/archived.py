@@ -1,0 +1,81 @@
+"""Archives that are made without Spark: the same operator and the same sink, in one process.
+
+May live here: what the tests of the archive, of verification and of the report begin with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+
+import pyarrow as pa
+
+from spark_jobs.arrivals import Arrival, Source
+from spark_jobs.emitted import Emitted, Table
+from spark_jobs.histories import Histories
+from spark_jobs.loads import load_rows
+from spark_jobs.sequence.parts import Plugs
+from spark_jobs.sequence.sequence import Sequence as Fold
+from spark_jobs.tables.reading import Archive
+from spark_jobs.tables.schema import ARCHIVED
+from spark_jobs.tables.sink import open_sink
+
+LOG = "the identity of the log"
+URL = "sqlite:channel.db"
+NOON_MS = 1_763_812_800_000
+"""2025-11-22 at noon, UTC."""
+
+ROWS = pa.schema([
+    ("table", pa.string()),
+    ("subject", pa.string()),
+    ("offset", pa.int64()),
+    ("ordinal", pa.int32()),
+    ("at", pa.timestamp("us", tz="UTC")),
+    ("kind", pa.string()),
+    ("publisher", pa.string()),
+    ("verdict", pa.string()),
+    ("body", pa.binary()),
+])  # fmt: skip
+"""As Spark gives `EMITTED_DDL` to its driver."""
+
+
+def as_rows(emitted: Iterable[Emitted]) -> pa.Table:
+    """Rows as Spark's driver gets them."""
+    columns = list(zip(*emitted, strict=True)) or [()] * len(ROWS)
+    columns[4] = tuple(at_ms * 1_000 for at_ms in columns[4])
+    return pa.table([pa.array(column, field.type) for column, field in zip(columns, ROWS, strict=True)], schema=ROWS)
+
+
+def arrivals_of(entries: Iterable[tuple[int, bytes | None]], *, first_ms: int = NOON_MS, step_ms: int = 10) -> list[Arrival]:
+    """Entries of a channel as a source gives them, so many milliseconds apart."""
+    return [Arrival(Source.CHANNEL, offset, first_ms + number * step_ms, None, data) for number, (offset, data) in enumerate(entries)]
+
+
+def archived(path: Path, batches: Sequence[Sequence[Arrival]], *, snapshot_records: int = 100) -> Archive:
+    """The archive of these batches of arrivals."""
+    fold = Fold(ARCHIVED, plugs=Plugs(histories=Histories(), load_rows=load_rows, snapshot_records=snapshot_records))
+    with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
+        for number, batch in enumerate(batches):
+            sink.write(number, as_rows(fold.feed(batch)))
+    return Archive(path)
+
+
+def archive_entries(
+    entries: Iterable[tuple[int, bytes]],
+    path: Path,
+    *,
+    snapshot_records: int,
+    batch_records: int,
+    begin: bytes | None = None,
+    first_ms: int = NOON_MS,
+    step_ms: int = 1,
+) -> None:
+    """Archive what a verification needs of a log's entries, however many: from the snapshot `begin` on, if one is given."""
+    fold = Fold(frozenset({Table.RECORDS, Table.SNAPSHOTS}), begin, plugs=Plugs(snapshot_records=snapshot_records))
+    left, batch = iter(entries), 0
+    with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
+        while some := list(islice(left, batch_records)):
+            at_ms = first_ms + batch * batch_records * step_ms
+            sink.write(batch, as_rows(fold.feed(arrivals_of(some, first_ms=at_ms, step_ms=step_ms))))
+            batch += 1

@@ -1,0 +1,91 @@
+"""How fast a channel is archived: `make bench BENCH=spark_archive` prints one JSON line, after some minutes.
+
+May live here: the measurement that docs/benchmarks.md quotes of the archive. A channel of 1,000,000 records, nine tenths of them
+renewals, is made on a real Kafka of one node, and archived to its end, from nothing. What is counted are the batches after the first
+one, in which the JVM and its workers warm up; the whole run, from the start of the job, is told too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from channel.open_log import open_log
+from spark_jobs.archive import run_archive
+from spark_jobs.emitted import Table
+from spark_jobs.options import ARCHIVE_PER_TRIGGER, ArchiveOptions, Screen
+from spark_jobs.tables.reading import Archive, file_offsets
+from tests.benchmarks.compaction import History
+from tests.benchmarks.figures import machine, print_line
+from tests.kafka.finding import some_kafka
+
+RECORDS = 1_000_000
+BUNDLES = 1_000
+MOVES = 0.036
+"""The share of moves among what brokers do, each of which takes three records: so nine tenths of all records are renewals."""
+
+TOPIC = "archived"
+
+
+class Channel(History):
+    """A channel as it is when it has settled: renewals, and now and then a move."""
+
+    def go_on(self, records: int) -> None:
+        """Renew and move until so many records have been made in all."""
+        while self.view.offset < records:
+            (self.move if self.random.random() < MOVES else self.renew)()
+            self.flush()
+        self.flush(at_least=1)
+
+
+def make_channel(url: str, records: int) -> None:
+    """Write an honest channel of so many records."""
+    log = open_log(url)
+    history = Channel(log, keys=BUNDLES)
+    history.found()
+    history.go_on(records)
+    log.close()
+
+
+def tell(line: str) -> None:
+    """What the job says goes past the one line of result."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def measured(url: str, folder: Path, per_trigger: int) -> dict[str, object]:
+    """Archive a channel from nothing to its end."""
+    began = time.time()
+    options = ArchiveOptions(log_url=url, archive=folder, to_end=True, per_trigger=per_trigger)
+    run_archive(options, Screen(result=tell, note=tell))
+    whole_s = time.time() - began
+    files = [(path.stat().st_mtime, file_offsets(path)[2], path.stat().st_size) for path in Archive(folder).files(Table.RECORDS)]
+    rows, size = sum(rows for _, rows, _ in files), sum(size for _, _, size in files)
+    warm_s = files[-1][0] - files[0][0]
+    warm = sum(rows for _, rows, _ in files[1:]) / warm_s
+    return {
+        "archive": {"unit": "records/s", "median": round(warm), "repeats": len(files) - 1},
+        "whole_run": {"unit": "s", "median": round(whole_s, 1), "repeats": 1},
+        "records": {"unit": "records", "median": rows, "repeats": 1},
+        "size": {"unit": "bytes/record", "median": round(size / rows, 1), "repeats": 1},
+    }
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--records", type=int, default=RECORDS)
+    parser.add_argument("--per-trigger", type=int, default=ARCHIVE_PER_TRIGGER)
+    given = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder, some_kafka(Path(folder) / "kafka") as address:
+        url = f"kafka://{address}/{TOPIC}"
+        make_channel(url, given.records)
+        results = measured(url, Path(folder) / "archive", given.per_trigger)
+        conditions = f"{machine()}, Kafka on this machine, {given.per_trigger} records in a batch, {BUNDLES} bundles"
+        print_line("spark_archive", results, conditions)
+
+
+if __name__ == "__main__":
+    main()

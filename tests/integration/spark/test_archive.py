@@ -1,0 +1,148 @@
+"""The archive as a job: the same tables as without Spark, whatever happens to the process and to its checkpoint.
+
+May live here: `spark_jobs.archive` on a log in a file. What the tables hold is asked of the parts, in tests/unit/spark and tests/property.
+"""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pytest
+
+from channel.open_log import open_log
+from channel.restore import restored
+from spark_jobs.archive import JOB, run_archive
+from spark_jobs.arrivals import Arrival, Source
+from spark_jobs.emitted import Table
+from spark_jobs.options import ArchiveOptions, Screen
+from spark_jobs.tables.reading import Archive
+from spark_jobs.tables.sink import CHECKPOINTS
+from tests.archived import archived
+from tests.walk import Walk
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.integration
+
+PATIENCE_S = 200
+OF_THE_CHANNEL = (Table.RECORDS, Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, Table.TRANSFERS)
+# Times differ from those of the reference, because the file says when its records were appended.
+WITHOUT_TIMES = {
+    Table.RECORDS: ("offset", "position", "key", "kind", "publisher", "verdict", "bytes"),
+    Table.TRANSITIONS: ("offset", "ordinal", "bundle", "phase_before", "phase_after", "owner_after", "token", "kind", "publisher"),
+    Table.OWNERSHIP_INTERVALS: ("offset", "ordinal", "bundle", "broker", "token", "to_offset", "how"),
+    Table.TRANSFERS: ("offset", "ordinal", "bundle", "source", "destination", "ended_offset", "result"),
+}
+
+
+def append(url: str, walk: Walk, records: int) -> None:
+    """Write the next records of a walk to a log, whose offsets have no gaps."""
+    with closing(open_log(url)) as log:
+        for _ in range(records):
+            data = walk.next_data()
+            (offset,) = log.append([data], timeout_ms=10_000)
+            walk.entries.append((offset, data))
+
+
+def reference(walk: Walk, folder: Path) -> Archive:
+    """The archive that the operator and the sink make of a walk without Spark."""
+    return archived(folder, [[Arrival(Source.CHANNEL, offset, 1_000 + offset, None, data) for offset, data in walk.entries]])
+
+
+def rows_of(archive: Archive, table: Table) -> pa.Table:
+    """The rows of a table, but for its times."""
+    return archive.table(table, columns=WITHOUT_TIMES[table])
+
+
+def archive_now(options: ArchiveOptions) -> list[str]:
+    """Run the job to its end; what it said."""
+    told: list[str] = []
+    assert 0 == run_archive(options, Screen(result=told.append, note=told.append))
+    return told
+
+
+def test_a_channel_is_archived_as_it_is_folded(spark: SparkSession, tmp_path: Path) -> None:
+    """Over batches, a restart, the loss of its checkpoint and a hold of its own, the tables say what the fold without Spark says."""
+    url, walk = f"sqlite:{tmp_path}/channel.db", Walk(7)
+    append(url, walk, 300)
+    options = ArchiveOptions(log_url=url, archive=tmp_path / "archive", to_end=True, per_trigger=200)
+    archive_now(options)
+    append(url, walk, 100)
+    archive_now(options)
+    archive = Archive(tmp_path / "archive")
+    expected = reference(walk, tmp_path / "expected")
+    for table in OF_THE_CHANNEL:
+        assert rows_of(expected, table).equals(rows_of(archive, table)), table
+    manifest = archive.manifest()
+    assert manifest is not None
+    assert (1, {Source.CHANNEL: 401}) == (manifest.generation, manifest.positions)
+
+    shutil.rmtree(tmp_path / "archive" / CHECKPOINTS)
+    append(url, walk, 100)
+    told = archive_now(ArchiveOptions(log_url=url, archive=tmp_path / "archive", to_end=True, per_trigger=200, hold="main"))
+    assert "its checkpoint is gone, so it goes on at offset 401" in told[0]
+    expected = reference(walk, tmp_path / "again")
+    for table in OF_THE_CHANNEL:
+        assert rows_of(expected, table).equals(rows_of(archive, table)), table
+    frame = archive.frame(spark, Table.RECORDS)
+    assert (500, 1) == (frame.count(), frame.select("day").distinct().count())
+    with closing(open_log(url)) as log:
+        reader = restored(log)
+        for entry in log.read(reader.position, limit=1_000):
+            reader.feed(entry)
+    assert 500 == reader.view.policies["archives/main"].document["archived_to"]
+
+
+def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], *, what: str) -> None:
+    """Wait for something that a process is to do."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert process.poll() is None, f"it ended before {what}"
+        assert time.monotonic() < deadline, f"{what} did not happen"
+        time.sleep(0.05)
+
+
+def started(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    """A driver in a process of its own, which does not outlive this one."""
+    command = [sys.executable, "-P", "-m", "brokers.cli", "spark", *words, "--stop-on-eof"]
+    with (folder / "driver.log").open("ab") as out:
+        return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True)
+
+
+@pytest.mark.usefixtures("spark")  # Where there is no Java it is skipped with the others.
+def test_a_killed_driver_loses_and_doubles_nothing(tmp_path: Path) -> None:
+    """A driver that is killed twice in the midst of its work leaves, once a third has ended, the tables of one that never was."""
+    url, walk, folder = f"sqlite:{tmp_path}/channel.db", Walk(9), tmp_path / "archive"
+    append(url, walk, 400)
+    words = ["archive", "--log", url, "--archive", str(folder)]
+
+    def has_files(least: int) -> Callable[[], bool]:
+        return lambda: files() >= least
+
+    def files() -> int:
+        return len(list(folder.glob("records/day=*/g*.parquet")))
+
+    for round_ in range(2):
+        before = files()
+        with started(words, tmp_path) as driver:
+            until(has_files(before + 1), driver, what="a batch")
+            append(url, walk, 150)
+            if round_:
+                until(has_files(before + 2), driver, what="another batch")
+            driver.send_signal(signal.SIGKILL)
+    with started([*words, "--to-end"], tmp_path) as driver:
+        assert 0 == driver.wait(PATIENCE_S), (tmp_path / "driver.log").read_text(errors="replace")[-2_000:]
+    archive, expected = Archive(folder), reference(walk, tmp_path / "expected")
+    for table in OF_THE_CHANNEL:
+        assert rows_of(expected, table).equals(rows_of(archive, table)), table
+    assert (folder / CHECKPOINTS / JOB).is_dir()

@@ -1,0 +1,138 @@
+"""The streaming audit on a real Spark: what it finds, where it puts it, and that it goes on where it was."""
+
+from __future__ import annotations
+
+import random
+import socket
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.request import urlopen
+
+import orjson
+import pytest
+from pyspark.sql import SparkSession
+
+from channel.open_log import open_log
+from spark_jobs.audit import run_audit
+from spark_jobs.options import AuditOptions, Screen
+from spark_jobs.stream_errors import CheckpointOfAnotherVersion
+from spark_jobs.tables.errors import ArchiveInUse, ArchiveOfAnotherLog
+from spark_jobs.tables.sink import open_sink
+from tests.kafka.fixtures import Kafka
+from tests.kafka.topics import read_all
+from tests.spark_kills import audit, audit_with_kills, findings, write_log
+from tests.spark_logs import WrittenStream
+
+pytestmark = pytest.mark.integration
+
+
+@dataclass
+class Said:
+    """What a job says, and what Prometheus sees once it has found something."""
+
+    port: int | None = None
+    results: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    scraped: str = ""
+
+    def screen(self) -> Screen:
+        """A screen that nobody looks at."""
+        return Screen(result=self.result, note=self.notes.append)
+
+    def result(self, line: str) -> None:
+        """Take a line."""
+        self.results.append(line)
+        if self.port is not None:
+            with urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+                self.scraped = answer.read().decode()
+
+
+def test_an_audit_finds_tells_keeps_and_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    """What is no record is found: on the screen, in the archive, in the table beside the log; the next run tells only what came since."""
+    url, archive, port = f"sqlite:{tmp_path}/log", tmp_path / "archive", free_port()
+    options = AuditOptions(log_url=url, archive=archive, to_end=True, metrics_port=port)
+    with closing(open_log(url)) as log:
+        stream = WrittenStream(log)
+        stream.found()
+        stream.go_on(500)
+        first = stream.garbage()
+        stream.go_on(100)
+        said = Said(port=port)
+        assert 1 == run_audit(options, said.screen())
+        assert f"equipoise channel show {first} --log {url}" == said.results[1].strip()
+        assert said.results[0].startswith(f"warning malformed at {first}, the log: ")
+        assert 'spark_audit_findings_total{rule="malformed"} 1.0' in said.scraped
+        stream.go_on(100)
+        second = stream.garbage()
+        said = Said()
+        assert 1 == run_audit(options, said.screen())
+        assert any("on from where it was left" in note for note in said.notes)
+        assert [second] == [orjson.loads(document)["offsets"][-1] for document in kept(tmp_path / "log.observations")[1:]]
+    assert [first, second] == [row["offset"] for row in findings(archive)]
+
+
+def free_port() -> int:
+    """A port at which nobody listens now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def kept(path: Path) -> list[str]:
+    """What stands in the table beside the log."""
+    with closing(sqlite3.connect(path)) as connection:
+        return [document for (document,) in connection.execute("SELECT document FROM findings ORDER BY id")]
+
+
+def test_an_audit_of_a_topic_tells_its_findings_on_another(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
+    """On Kafka the same is found through Spark's connector, and put on the topic of findings, keyed by what it is about."""
+    topic = kafka.topic("audit")
+    kafka.topics.append(f"{topic}-findings")
+    url, said = f"kafka://{kafka.address}/{topic}", Said()
+    with closing(open_log(url)) as log:
+        stream = WrittenStream(log)
+        stream.found()
+        stream.go_on(300)
+        planted = stream.garbage()
+    assert 1 == run_audit(AuditOptions(log_url=url, archive=tmp_path / "archive", to_end=True), said.screen())
+    [(_, key, value)] = read_all(kafka.address, f"{topic}-findings")
+    assert (b"log:", [planted]) == (key, orjson.loads(value or b"")["offsets"])
+    assert [planted] == [row["offset"] for row in findings(tmp_path / "archive")]
+
+
+def test_findings_after_kills_are_those_of_an_undisturbed_audit(spark: SparkSession, tmp_path: Path) -> None:
+    """A driver killed in the middle of a batch, twice, loses no finding and doubles none."""
+    url = f"sqlite:{tmp_path}/log"
+    planted = write_log(url, records=1_700)
+    assert planted == audit(url, tmp_path / "whole")
+    assert 2 == audit_with_kills(url, tmp_path / "cut", kills=2, chance=random.Random(1))
+    assert findings(tmp_path / "whole") == findings(tmp_path / "cut")
+    assert planted == len(kept(tmp_path / "log.observations"))
+
+
+def test_an_archive_that_is_not_this_audits_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """A folder that another process works on, or that is of another log, is refused before anything is written."""
+    url, archive = f"sqlite:{tmp_path}/log", tmp_path / "archive"
+    write_log(url, records=100)
+    options = AuditOptions(log_url=url, archive=archive, to_end=True)
+    with closing(open_log(url)) as log, open_sink(archive, writer="audit", log=log.identity, url=url), pytest.raises(ArchiveInUse):
+        run_audit(options, Said().screen())
+    with open_sink(tmp_path / "other", writer="audit", log="another", url=url):
+        pass
+    with pytest.raises(ArchiveOfAnotherLog):
+        run_audit(AuditOptions(log_url=url, archive=tmp_path / "other", to_end=True), Said().screen())
+
+
+def test_a_checkpoint_of_another_version_is_refused(spark: SparkSession, tmp_path: Path) -> None:
+    """What an audit of another version keeps is not taken for this one's."""
+    url, archive = f"sqlite:{tmp_path}/log", tmp_path / "archive"
+    write_log(url, records=100)
+    checkpoint = archive / ".checkpoints" / "audit" / "g0001"
+    (checkpoint / "offsets").mkdir(parents=True)
+    (checkpoint / "metadata").touch()
+    (checkpoint / "state-version").write_text("0", encoding="ascii")
+    with pytest.raises(CheckpointOfAnotherVersion, match="of version 0"):
+        run_audit(AuditOptions(log_url=url, archive=archive, to_end=True), Said().screen())

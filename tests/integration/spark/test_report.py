@@ -1,0 +1,209 @@
+"""Tests of `equipoise spark report`: its figures out of a small archive whose story is known, and the files that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import orjson
+import pytest
+
+from brokers.load_bus.spelling import spell_summary
+from brokers.load_reports import Sample, summarized
+from channel import propose
+from shedder.loads import Resources, Traffic, Use
+from spark_jobs.arrivals import Arrival, Source
+from spark_jobs.emitted import Emitted, Table
+from spark_jobs.findings import Finding
+from spark_jobs.histories import Histories
+from spark_jobs.loads import load_rows
+from spark_jobs.options import ReportOptions, Screen
+from spark_jobs.report.figures import BINS, Broken, BrokerMoves, Counted, Decided, Division, Period, Report
+from spark_jobs.report.job import PageUnwritable, made_report, run_report
+from spark_jobs.sequence.parts import Plugs
+from spark_jobs.sequence.sequence import Sequence
+from spark_jobs.tables.errors import NoArchive
+from spark_jobs.tables.reading import Archive
+from spark_jobs.tables.schema import ARCHIVED
+from spark_jobs.tables.sink import open_sink
+from tests.archived import LOG, URL, as_rows
+from tests.folding import NAMESPACE, Channel, channel_with
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = pytest.mark.integration
+
+BEGAN_MS = 1_763_769_599_000
+"""A second before midnight (UTC), so that the story lies in two days."""
+
+EACH_MS = 100
+RIGHT = 0x80000000
+LAST = 17
+PERIOD = Period(from_ms=BEGAN_MS + EACH_MS, to_ms=BEGAN_MS + LAST * EACH_MS + 1)
+LEFT_HALF = f"{NAMESPACE}/0x00000000_0x80000000"
+QUARTERS = (f"{NAMESPACE}/0x00000000_0x40000000", f"{NAMESPACE}/0x40000000_0x80000000")
+SAMPLE = Sample(
+    broker="b1",
+    at_ms=BEGAN_MS,
+    resources=Resources(cpu=Use(used=50, limit=200)),
+    used=0.25,
+    traffic=Traffic(bytes_in_per_second=10, bytes_out_per_second=20, messages_in_per_second=1, messages_out_per_second=2),
+    bundle_count=2,
+    topics=4,
+    cost=3.5,
+)
+
+
+def at(offset: int) -> int:
+    """When the record of an offset was written."""
+    return BEGAN_MS + offset * EACH_MS
+
+
+def story() -> Channel:
+    """Two brokers and two bundles: one is moved (9 to 11) and split (16), the owner of the other dies (12); 17 is no record."""
+    channel = channel_with("b1", "b2", bundles=2)
+    channel.own("b1")
+    channel.own("b1", RIGHT)
+    moved = propose.transfer(channel.author("b1"), channel.bundle(), destination=channel.incarnation("b2"), reason="transfer: 59 % used")
+    channel.accept(moved)
+    channel.accept(propose.let_go(channel.author("b2"), channel.bundle()))
+    channel.accept(propose.hand_over(channel.author("b1"), channel.bundle()))
+    channel.die("b1")
+    channel.own("b2", RIGHT)
+    channel.accept(propose.start_split(channel.author("b2"), channel.bundle(), algorithm="range_equally_divide"))
+    channel.accept(propose.split(channel.author("b2"), channel.bundle(), cuts=[RIGHT // 2], reason="hot"))
+    channel.put_bytes(b"no record")
+    assert LAST == channel.entries[-1][0]
+    return channel
+
+
+def decision(result: str) -> bytes:
+    """A decision as brokers publish it, as far as tables ask."""
+    return orjson.dumps({"broker": "b1", "kind": "unload", "strategy": "transfer", "result": result, "cause": "Overloaded"})
+
+
+@pytest.fixture(scope="module")
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive of the story, with a load report, decisions, and one finding, twice."""
+    folder = tmp_path_factory.mktemp("report") / "archive"
+    sequence = Sequence(ARCHIVED, None, plugs=Plugs(histories=Histories(), load_rows=load_rows))
+    beside = [
+        Arrival(Source.LOADS, 1, at(2), b"b1", spell_summary(summarized(None, SAMPLE))),
+        *(Arrival(Source.DECISIONS, number, at(3), b"b1", decision(result)) for number, result in enumerate(("Success", "Skip", "Skip"))),
+    ]
+    with open_sink(folder, writer="archive", log=LOG, url=URL) as sink:
+        for number, (offset, data) in enumerate(story().entries):
+            arrivals = [Arrival(Source.CHANNEL, offset, at(offset), None, data), *(beside if offset == LAST // 2 else ())]
+            sink.write(number, as_rows(sequence.feed(arrivals)))
+    found = Finding(
+        rule="token_fell",
+        subject=f"bundle:{LEFT_HALF}",
+        offsets=(9, 11),
+        at_ms=at(11),
+        text="the token fell",
+        command="equipoise channel show --log {log} 11",
+    )
+    row = Emitted(Table.FINDINGS, found.subject, 11, 0, at(11), None, None, None, found.to_bytes())
+    for _ in range(2):  # A generation that began anew finds the same again.
+        with open_sink(folder, writer="audit", log=LOG, url=URL) as sink:
+            sink.write(0, as_rows([row]))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def report(spark: SparkSession, archive: Path) -> Report:
+    """The figures of the whole story."""
+    return made_report(Archive(archive), spark, ReportOptions(out=Path("unused.html"), archive=archive))
+
+
+def test_what_was_served(report: Report) -> None:
+    """Tenures, bundles served over time, and the time in which nobody served are those of the story."""
+    assert PERIOD == report.period
+    lanes = {lane.bundle: [(each.broker, each.from_ms, each.to_ms, each.how) for each in lane.tenures] for lane in report.lanes.shown}
+    assert {
+        LEFT_HALF: [("b1", at(6), at(11), "transferred"), ("b2", at(11), at(16), "split")],
+        f"{NAMESPACE}/0x80000000_0xffffffff": [("b1", at(8), at(12), "died"), ("b2", at(14), PERIOD.to_ms, None)],
+        **{quarter: [("b2", at(16), PERIOD.to_ms, None)] for quarter in QUARTERS},
+    } == lanes
+    assert 4 == report.lanes.count
+    served_ms = {
+        broker: sum(cell or 0 for cell in row) * PERIOD.bin_ms for broker, row in zip(report.owned.brokers, report.owned.rows, strict=True)
+    }
+    assert pytest.approx({"b1": 500 + 400, "b2": 500 + 301 + 2 * 101}) == served_ms
+    assert 200 + 400 + 200 == report.unserved_ms
+
+
+def test_what_was_moved_and_what_it_cost(report: Report) -> None:
+    """The one move, its pause, its reason, and who gave and got."""
+    moves = report.moves
+    assert [{"done": 1}, 1, 1, 100, 100] == [moves.results, sum(moves.bins["done"]), moves.pauses, moves.pause_p50_ms, moves.pause_sum_ms]
+    assert {16: 1} == moves.pause_bars
+    assert [("transfer: # % used", "transfer: 59 % used", 1, 1)] == [
+        (each.text, each.example, each.count, each.done) for each in report.reasons.shown
+    ]
+    assert [(LEFT_HALF, (("transfer: # % used", 1),))] == [(each.bundle, each.reasons) for each in report.bundle_moves.shown]
+    assert (
+        BrokerMoves(broker="b1", gave=1, got=0, failed=0),
+        BrokerMoves(broker="b2", gave=0, got=1, failed=0),
+    ) == report.broker_moves.shown
+
+
+def test_what_else_happened(report: Report) -> None:
+    """The death and how long it was felt, the split, the decisions, the loads, the records, and the finding, which counts once."""
+    assert [("b1", "down", at(12), 1, 0, 200)] == [
+        (death.broker, death.kind, death.at_ms, death.bundles, death.waiting, death.healed_ms) for death in report.deaths.shown
+    ]
+    split = Division(
+        kind="split",
+        at_ms=at(16),
+        offset=16,
+        publisher="b2",
+        reason="hot",
+        before=(LEFT_HALF,),
+        before_count=1,
+        after=QUARTERS,
+        after_count=2,
+    )
+    assert (split,) == report.divisions.shown
+    assert [("Skip", 2), ("Success", 1)] == [(each.result, each.count) for each in report.decisions.shown]
+    assert isinstance(report.decisions.shown[0], Decided)
+    assert [("b1",), {0.25, None}, BINS] == [report.cpu.brokers, set(report.cpu.rows[0]), len(report.cpu.rows[0])]
+    assert LAST == sum(each.count for each in report.records)
+    assert Counted(kind=None, verdict="malformed", count=1) in report.records
+    assert [(Broken(rule="token_fell", count=1),), 1, (9, 11)] == [report.broken, report.findings.count, report.findings.shown[0].offsets]
+
+
+def test_a_page_of_a_part(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
+    """From and to cut the story off; page and pictures are written, and programs get the figures."""
+    assert spark.sparkContext.defaultParallelism > 0
+    out, printed = tmp_path / "page.html", list[str]()
+    options = ReportOptions(out=out, archive=archive, from_ms=at(12), to_ms=at(15), as_json=True)
+    assert 0 == run_report(options, Screen(result=printed.append, note=list[str]().append))
+    about = orjson.loads(printed[0])
+    assert [3, 0, 0, 1, 200] == [about[name] for name in ("records", "moves", "findings", "deaths", "unserved_ms")]
+    pictures = [tmp_path / "page-plots" / name for name in ("ownership.png", "owned.png")]
+    assert [str(path) for path in pictures] == about["pictures"]
+    assert [b"\x89PNG"] * 2 == [path.read_bytes()[:4] for path in pictures]
+    page = out.read_text(encoding="utf-8")
+    assert [True] * 3 == [words in page for words in ("No findings", "No move ended in this period.", "declared down")]
+
+
+def test_where_nothing_can_be_told(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
+    """No archive, an empty one, a period of which it has nothing, a folder that is not there: each says so."""
+    assert spark.sparkContext.defaultParallelism > 0
+    screen, out = Screen(result=list[str]().append, note=list[str]().append), tmp_path / "page.html"
+    with pytest.raises(NoArchive, match="there is no archive"):
+        run_report(ReportOptions(out=out, archive=tmp_path), screen)
+    with pytest.raises(PageUnwritable, match="there is no folder"):
+        run_report(ReportOptions(out=tmp_path / "nowhere" / "page.html", archive=archive), screen)
+    with pytest.raises(PageUnwritable, match="it is no ordinary file"):
+        run_report(ReportOptions(out=Path("/dev/null"), archive=archive), screen)
+    with open_sink(tmp_path / "empty", writer="archive", log=LOG, url=URL):
+        pass
+    for folder, from_ms, words in (
+        (tmp_path / "empty", None, "Nothing has been archived yet"),
+        (archive, at(100), "Nothing of this period"),
+    ):
+        assert 0 == run_report(ReportOptions(out=out, archive=folder, from_ms=from_ms), screen)
+        assert words in out.read_text(encoding="utf-8")

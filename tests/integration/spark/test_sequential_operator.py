@@ -1,0 +1,114 @@
+"""The first operator in a real query: stopped in the middle of batches, it goes on from what was committed, and no row differs."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from channel.sqlite_log import SqliteLog
+from spark_jobs.arrivals import FRAME_DDL, Arrival
+from spark_jobs.emitted import Emitted, Table
+from spark_jobs.histories import Histories
+from spark_jobs.loads import load_rows
+from spark_jobs.rules.membership import Membership
+from spark_jobs.sequence.parts import Plugs
+from spark_jobs.sequence.sequence import Sequence
+from spark_jobs.sequential_operator import sequence_operator
+from tests.walk import Walk
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+pytestmark = pytest.mark.integration
+
+WANTS = frozenset(Table) - {Table.FINDINGS}
+RECORDS, BATCH, SNAPSHOT_RECORDS = 160, 40, 50
+FIRST_MS = 1_763_740_000_123
+
+SCHEMA = pa.schema(
+    [
+        ("source", pa.string()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("day", pa.date32()),
+    ]
+)
+
+
+class StoppedError(Exception):
+    """What a sink dies of in this test."""
+
+
+def arrivals() -> list[Arrival]:
+    """A walk without gaps, with garbage and an entry without a value in it, and notes beside it."""
+    walk = Walk(11)
+    entries = [Arrival("channel", place + 1, FIRST_MS + 7 * place, None, walk.step()[1]) for place in range(RECORDS)]
+    entries[70] = entries[70]._replace(value=None)
+    notes = [Arrival("decisions", place, FIRST_MS, None, b'{"kind":"shed"}') for place in range(3)]
+    return [*entries[: BATCH - len(notes)], *notes, *entries[BATCH - len(notes) :]]
+
+
+def write(folder: Path, batch: list[Arrival], number: int) -> None:
+    """One batch as a file for Spark to read; the later rows stand first."""
+    rows = [
+        {
+            "source": arrival.source,
+            "offset": arrival.offset,
+            "timestamp": datetime.fromtimestamp(arrival.at_ms / 1_000, UTC),
+            "key": None,
+            "value": arrival.value,
+            "day": None,
+        }
+        for arrival in reversed(batch)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), folder / f"{number}.parquet")
+
+
+def emitted(row: dict[str, Any]) -> Emitted:
+    """A row of the frame as a sequence gives it."""
+    at = row.pop("at")
+    return Emitted(**row, at_ms=round(at.timestamp() * 1_000))
+
+
+def test_a_query_that_dies_goes_on_without_a_trace(spark: SparkSession, tmp_path: Path) -> None:
+    """Rows of a query whose sink dies after the work of a batch, and is started again, are those of one pure sequence."""
+    source, everything = tmp_path / "source", arrivals()
+    source.mkdir()
+    for number, first in enumerate(range(0, len(everything), BATCH)):
+        write(source, everything[first : first + BATCH], number)
+    log_url = f"sqlite:{tmp_path / 'log.db'}"
+    SqliteLog(str(tmp_path / "log.db"), name=log_url).close()
+    told: dict[int, list[Emitted]] = {}
+
+    def run(*, dies_at: int | None) -> None:
+        """One start of the query, which reads a file in each batch."""
+
+        def take(rows: DataFrame, batch: int) -> None:
+            found = rows.toArrow().to_pylist()
+            if batch == dies_at:
+                raise StoppedError
+            told[batch] = [emitted(row) for row in found]
+
+        frame = spark.readStream.schema(FRAME_DDL).option("maxFilesPerTrigger", 1).parquet(str(source))
+        rows = sequence_operator(
+            frame, wants=WANTS, begin=None, run_id=f"run {dies_at}", log_url=log_url, snapshot_records=SNAPSHOT_RECORDS
+        )
+        writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
+        query = writer.trigger(availableNow=True).start()
+        try:
+            query.awaitTermination(timeout=300)
+        finally:
+            query.stop()
+
+    with pytest.raises(Exception, match="StoppedError"):
+        run(dies_at=2)
+    run(dies_at=None)
+    plugs = Plugs(opinion=Membership(), histories=Histories(), load_rows=load_rows, snapshot_records=SNAPSHOT_RECORDS)
+    assert list(Sequence(WANTS, plugs=plugs).feed(everything)) == [row for batch in sorted(told) for row in told[batch]]

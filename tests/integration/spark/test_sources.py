@@ -1,0 +1,181 @@
+"""A log gives the same frame whatever keeps it, in a batch and as a stream, and a stream loses and doubles nothing.
+
+May live here: tests of `channel_frame` in a real session, on a file and on a real Kafka. Which entries a batch takes is tested
+without Spark, in tests/unit/spark.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import UTC
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from brokers.decision_log import open_decision_log
+from channel.open_log import open_log
+from spark_jobs.arrivals import Source
+from spark_jobs.frames import channel_frame
+from tests.decisions import AT_MS, idle, shed
+from tests.kafka.fixtures import Kafka
+from tests.kafka.topics import Writer, create_topic
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.streaming.query import StreamingQuery
+
+pytestmark = pytest.mark.integration
+
+RECORDS = tuple(b'{"kind":"%d"}' % number for number in range(25))
+LINES = {Source.SERVING: ((b"a", b'{"token":1}'), (b"b", b'{"token":2}')), Source.LOADS: ((b"a", b'{"cpu":0.5}'),)}
+DEADLINE_S = 90.0
+
+Seen = tuple[str, bytes | None, bytes | None]
+
+
+def observe(path: Path) -> None:
+    """Write to the observations file of the log at `path` what brokers would."""
+    with closing(sqlite3.connect(f"{path}.observations")) as connection, connection:
+        for source, lines in LINES.items():
+            columns = "id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER, broker TEXT, document TEXT"
+            connection.execute(f"CREATE TABLE {source} ({columns})")
+            rows = [(AT_MS, broker.decode(), document.decode()) for broker, document in lines]
+            connection.executemany(f"INSERT INTO {source} (at_ms, broker, document) VALUES (?, ?, ?)", rows)  # noqa: S608 - a name of ours
+
+
+def decide(url: str) -> None:
+    """Write two decisions beside the log at `url`."""
+    decisions = open_decision_log(url)
+    decisions.write(idle())
+    decisions.write(shed())
+
+
+def filled_file(folder: Path) -> str:
+    """A log in a file, with something in every source."""
+    url = f"sqlite:{folder / 'channel.db'}"
+    with closing(open_log(url)) as log:
+        log.append(RECORDS, timeout_ms=5_000)
+    decide(url)
+    observe(folder / "channel.db")
+    return url
+
+
+def filled_topic(kafka: Kafka) -> str:
+    """The same on Kafka."""
+    topic = kafka.topic("sources")
+    url = f"kafka://{kafka.address}/{topic}"
+    with closing(open_log(url)) as log:
+        log.append(RECORDS, timeout_ms=20_000)
+    decide(url)
+    for source, lines in LINES.items():
+        create_topic(kafka.address, f"{topic}-{source}")
+        kafka.topics.append(f"{topic}-{source}")
+        Writer(kafka.address).append(f"{topic}-{source}", lines)
+    return url
+
+
+def by_source(rows: Sequence[Any]) -> list[Seen]:
+    """What a frame holds of each source in its order, without times and offsets, which are each storage's own."""
+    ordered = sorted(rows, key=lambda row: (row.source, row.offset))
+    return [(row.source, None if row.key is None else bytes(row.key), bytes(row.value)) for row in ordered]
+
+
+class Sink:
+    """Collects the rows of a stream, batch by batch."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[Any]] = []
+
+    def __call__(self, frame: DataFrame, _: int) -> None:
+        self.batches.append(frame.collect())
+
+    @property
+    def rows(self) -> list[Any]:
+        return [row for batch in self.batches for row in batch]
+
+
+def until_end(frame: DataFrame, checkpoint: Path) -> Sink:
+    """Run a stream over what is there now, to its end."""
+    sink = Sink()
+    query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
+    assert query.awaitTermination(int(DEADLINE_S)), "it ends by itself"
+    return sink
+
+
+def wait_until(condition: Callable[[], bool], query: StreamingQuery) -> None:
+    """Wait for a condition while a query lives, at most until the deadline."""
+    give_up_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert query.isActive, query.exception()
+        assert time.monotonic() < give_up_s, "it comes in time"
+        time.sleep(0.05)
+
+
+def test_a_file_and_a_topic_give_the_same_frame(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
+    """Of the same entries a batch and a stream give the same rows, from a file and from Kafka, all with their day."""
+    urls = (filled_file(tmp_path), filled_topic(kafka))
+    batches = [channel_frame(spark_on_kafka, url, streaming=False).collect() for url in urls]
+    streams = [
+        until_end(channel_frame(spark_on_kafka, url, streaming=True), tmp_path / f"checkpoint-{number}").rows
+        for number, url in enumerate(urls)
+    ]
+    expected = by_source(batches[0])
+    assert [(Source.CHANNEL.value, None, record) for record in RECORDS] == [seen for seen in expected if seen[0] == Source.CHANNEL]
+    assert 2 == len([seen for seen in expected if seen[0] == Source.DECISIONS])
+    for rows in (batches[1], *streams):
+        assert expected == by_source(rows)
+    for rows in (*batches, *streams):
+        assert list(range(1, len(RECORDS) + 1)) == sorted(row.offset for row in rows if row.source == Source.CHANNEL)
+        assert [row.timestamp.replace(tzinfo=UTC).date() for row in rows] == [row.day for row in rows]
+
+
+def test_a_topic_is_read_from_given_positions(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
+    """Who begins in the middle of a topic gets what is from there on, and all of the sources that are not named."""
+    url = filled_topic(kafka)
+    start, end = {"channel": 20, "serving": 1}, {"channel": 24}
+    rows = channel_frame(spark_on_kafka, url, streaming=False, start=start, end=end).collect()
+    assert [20, 21, 22, 23] == sorted(row.offset for row in rows if row.source == Source.CHANNEL)
+    streamed = until_end(channel_frame(spark_on_kafka, url, streaming=True, start=start), tmp_path / "checkpoint").rows
+    assert list(range(20, 26)) == sorted(row.offset for row in streamed if row.source == Source.CHANNEL)
+    assert [1, 1, 2] == [len([row for row in streamed if row.source == source]) for source in ("serving", "loads", "decisions")]
+
+
+def test_a_stream_of_a_file_is_admitted_in_batches_and_goes_on(spark: SparkSession, tmp_path: Path) -> None:
+    """No batch holds more of a source than it may, and a query that starts again reads what came since, once."""
+    url = filled_file(tmp_path)
+    frame = channel_frame(spark, url, streaming=True, per_trigger=10)
+    first = until_end(frame, tmp_path / "checkpoint")
+    sizes = [len([row for row in batch if row.source == Source.CHANNEL]) for batch in first.batches]
+    assert [10, 10, 5] == [size for size in sizes if size]
+    with closing(open_log(url)) as log:
+        log.append([b"later"], timeout_ms=5_000)
+    again = until_end(channel_frame(spark, url, streaming=True, per_trigger=10), tmp_path / "checkpoint")
+    assert [("channel", 26, b"later")] == [(row.source, row.offset, bytes(row.value)) for row in again.rows]
+
+
+def test_a_stream_outlives_a_file_that_goes_away(spark: SparkSession, tmp_path: Path) -> None:
+    """A log whose file is gone for a while, and then back with more in it, is read on by the same query."""
+    url = filled_file(tmp_path)
+    path, away = tmp_path / "channel.db", tmp_path / "away"
+    sink = Sink()
+    frame = channel_frame(spark, url, streaming=True)
+    query = frame.writeStream.foreachBatch(sink).option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+    try:
+        wait_until(lambda: len(sink.rows) == len(RECORDS) + 5, query)
+        away.mkdir()
+        for found in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+            if found.exists():
+                found.rename(away / found.name)
+        time.sleep(1)  # So long it looks for the file, and does not find it.
+        assert query.isActive
+        with closing(open_log(f"sqlite:{away / path.name}")) as log:
+            log.append([b"later"], timeout_ms=5_000)
+        (away / path.name).rename(path)
+        wait_until(lambda: len(sink.rows) == len(RECORDS) + 6, query)
+    finally:
+        query.stop()
+    assert [b"later"] == [bytes(row.value) for row in sink.rows if row.source == Source.CHANNEL][len(RECORDS) :]

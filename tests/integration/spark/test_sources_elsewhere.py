@@ -1,0 +1,76 @@
+"""A job runs outside the repository, from the installed wheel, on workers that have nothing of ours.
+
+May live here: that run. In the repository a module that is not shipped would be found all the same.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from tests.house_rules import ROOT
+
+pytestmark = pytest.mark.integration
+
+JOB = """
+from contextlib import closing
+
+from channel.open_log import open_log
+from spark_jobs.frames import channel_frame
+from spark_jobs.session import spark_session
+
+
+def named(frames):
+    import pandas
+    from channel.codec import decode
+
+    for frame in frames:
+        yield pandas.DataFrame({"kind": [type(decode(bytes(value))).__name__ for value in frame["value"]]})
+
+
+url = "sqlite:channel.db"
+with closing(open_log(url)) as log:
+    log.append([b"no record"] * 3, timeout_ms=5_000)
+spark = spark_session("elsewhere", master="local-cluster[1,1,1024]")
+rows = channel_frame(spark, url, streaming=False).mapInPandas(named, "kind string").collect()
+print(",".join(row.kind for row in rows))
+spark.stop()
+"""
+
+
+def done(*command: str, folder: Path, environment: dict[str, str] | None = None) -> str:
+    """What a command prints, which must succeed."""
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    assert 0 == run.returncode, run.stderr
+    return run.stdout
+
+
+def environment_of(folder: Path, name: str) -> Path:
+    """The Python of a new environment with all that we stand on, and nothing of ours: that is installed by a file of paths beside it."""
+    uv = (sys.executable, "-m", "uv")
+    done(*uv, "venv", "--quiet", "--python", sys.executable, name, folder=folder)
+    (packages,) = (folder / name / "lib").glob("python*/site-packages")
+    (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"), encoding="utf-8")
+    return folder / name / "bin/python"
+
+
+def test_the_wheel_runs_a_job_on_workers_without_it(spark: SparkSession, tmp_path: Path) -> None:
+    """Workers in processes of their own, whose Python lacks our packages, are sent them, and decode what the source reads."""
+    del spark  # It is skipped, or fails, where no session can be had.
+    done(sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(tmp_path), folder=ROOT)
+    (wheel,) = tmp_path.glob("*.whl")
+    driver, worker = environment_of(tmp_path, "driver"), environment_of(tmp_path, "worker")
+    done(sys.executable, "-m", "uv", "pip", "install", "--quiet", "--no-deps", "--python", str(driver), str(wheel), folder=tmp_path)
+    missing = "import importlib.util as u, sys; sys.exit(any(u.find_spec(name) for name in ('brokers', 'channel', 'spark_jobs')))"
+    done(str(worker), "-c", missing, folder=tmp_path)
+    (tmp_path / "job.py").write_text(JOB, encoding="utf-8")
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYSPARK_", "SPARK_", "PYTHONPATH"))}
+    assert "Unreadable,Unreadable,Unreadable\n" == done(
+        str(driver), "job.py", folder=tmp_path, environment={**kept, "PYSPARK_PYTHON": str(worker)}
+    )

@@ -1,0 +1,276 @@
+"""What real brokers put down beside the channel, joined with what it gave them: honest brokers give no finding.
+
+May live here: a cluster of processes to which everything happens that ends a stretch of serving, and the join of the evidence with
+the channel by the rules of the audit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sqlite3
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import aiohttp
+import orjson
+import pytest
+
+from brokers.agent.handle import Handle
+from brokers.agent.intents import CreateNamespace, Transfer
+from brokers.config import WorkerConfig
+from brokers.demo import operator
+from brokers.demo.operator import Deed
+from brokers.local_cluster import LocalCluster
+from brokers.service import Bundle, Ownership, OwnershipLost, Peer, Service
+from brokers.worker import Worker
+from channel.deadline import Deadline
+from channel.entries import BundleChanged, BundleEntry
+from channel.open_log import open_log
+from channel.ranges import even_boundaries
+from channel.reader import Reader
+from channel.records import Unreadable
+from channel.table_view import TableView
+from channel.view import View
+from spark_jobs.facts import Fact, subject
+from spark_jobs.findings import Finding
+from spark_jobs.loads import load_rows
+from spark_jobs.rules.memory import DictMemory
+from spark_jobs.rules.serving import Holder, check_serving, follow_holder
+from tests.load.cluster import counters, running, settle
+
+pytestmark = pytest.mark.integration
+
+NAMESPACE = "acme/shop"
+MOVES = (Deed.TRANSFER, Deed.SPLIT, Deed.TRANSFER, Deed.MERGE, Deed.TRANSFER, Deed.MERGE)
+LOOK_S = 0.02
+PATIENCE_S = 30.0
+PATIENCE_MS = 30_000
+
+Document = Mapping[str, Any]
+
+
+def test_honest_brokers_give_no_finding(tmp_path: Path) -> None:
+    """Bundles are moved, cut and joined, a broker is stopped in its tracks, one is killed, all leave; and all evidence is in order."""
+    cluster = LocalCluster(counters(tmp_path, brokers=3, balance="false"))
+    paused, killed = asyncio.run(eventful(cluster))
+    documents = evidence(tmp_path / "channel.db.observations")
+    findings, holders = joined(cluster.log_url, documents)
+    assert [] == findings
+    served = {(each["bundle"], each["token"], each["incarnation"]) for each in documents}
+    unwitnessed = holders - served
+    assert unwitnessed <= {holder for holder in holders if holder[2] in (paused, killed)}, unwitnessed
+    assert {None, "closed", "reshaped", "lease_over"} <= {each["ended"] for each in documents}
+    begun, over = (Counter(map(stretch, documents_of(documents, ended=is_over))) for is_over in (False, True))
+    assert {killed} == {each[0] for each in begun - over}
+    assert not over - begun
+    fenced = [each for each in documents if each["ended"] == "lease_over"]
+    assert {paused} == {each["incarnation"] for each in fenced}
+    assert all(each["answered_ns"] == each["lease_deadline_ns"] for each in fenced)
+
+
+def test_the_same_evidence_on_another_channel_is_found(tmp_path: Path) -> None:
+    """What honest brokers served is not honest any more where the channel gave it to others: the join can fail."""
+    cluster = LocalCluster(counters(tmp_path, brokers=2, balance="false"))
+
+    async def story() -> None:
+        async with running(cluster, NAMESPACE, bundles=4) as (table, http):
+            await moved(cluster, table, http, (Deed.TRANSFER,))
+
+    asyncio.run(story())
+    documents = evidence(tmp_path / "channel.db.observations")
+    assert [] == joined(cluster.log_url, documents)[0]
+    other = max(each["incarnation"] for each in documents)
+    findings, _ = joined(cluster.log_url, [{**each, "incarnation": other} for each in documents])
+    assert {"served_without_ownership"} == {finding.rule for finding in findings}
+    late = [{**each, "answered_ns": each["answered_ns"] and each["answered_ns"] + 60_000_000_000} for each in documents]
+    assert {"served_past_lease", "served_two_at_once", "served_old_token"} == {finding.rule for finding in joined(cluster.log_url, late)[0]}
+
+
+def test_observations_can_be_switched_off(tmp_path: Path) -> None:
+    """With `observations=false` a broker puts nothing down, of loads neither; with it, its load reports are rows."""
+    off, on = (asyncio.run(reported(tmp_path / setting, observations=setting)) for setting in ("false", "true"))
+    assert not off.exists()
+    assert {1} == {len(rows.brokers) for rows in map(load_rows, kept(on, "loads")) if rows is not None}
+
+
+async def reported(folder: Path, *, observations: str) -> Path:
+    """Run a broker until it has reported its load; where observations would be."""
+    cluster = LocalCluster(counters(folder, brokers=1, balance_interval_ms=200, observations=observations))
+    async with running(cluster, NAMESPACE, bundles=2):
+        await until(lambda: any((folder / "channel.db.loads").glob("*.json")))
+    return folder / "channel.db.observations"
+
+
+async def eventful(cluster: LocalCluster) -> tuple[int, int]:
+    """Have everything happen to a cluster that ends a stretch of serving; the incarnations that were paused and killed."""
+    async with running(cluster, NAMESPACE, bundles=6) as (table, http):
+        await moved(cluster, table, http, MOVES)
+        # One that serves: of another nobody would wait until it is dead.
+        serving = {one.owner for one in table.view.bundles_of(NAMESPACE)}
+        index = next(number for number in (1, 0) if incarnation(table.view, cluster.broker_ids[number]) in serving)
+        paused = incarnation(table.view, cluster.broker_ids[index])
+        cluster.pause(index)
+        await settle(cluster, table, NAMESPACE, without=paused)
+        await until(lambda: paused not in table.view.live)
+        cluster.resume(index)
+        await until(lambda: incarnation(table.view, cluster.broker_ids[index]) > paused)
+        (bundle,) = [one for one in table.view.bundles_of(NAMESPACE) if one.owner is not None][:1]
+        to = operator.Move(deed=Deed.TRANSFER, bundle=bundle.name, to=cluster.broker_ids[2])
+        await operator.make(http, cluster.addresses[0], to)
+        killed = incarnation(table.view, cluster.broker_ids[2])
+        await asyncio.to_thread(cluster.kill, 2)
+        await settle(cluster, table, NAMESPACE, without=killed)
+        return paused, killed
+
+
+async def moved(cluster: LocalCluster, table: TableView, http: aiohttp.ClientSession, deeds: Sequence[Deed]) -> None:
+    """Have moves made, one after the other; where a merge needs a transfer first, that one."""
+    random = Random(5)
+    for deed in deeds:
+        move = operator.choose(deed, table.view, NAMESPACE, random)
+        assert move is not None
+        assert None is await operator.make(http, cluster.addresses[0], move)
+        await settle(cluster, table, NAMESPACE)
+
+
+def incarnation(view: View, broker: str) -> int:
+    """The present incarnation of a broker."""
+    return view.brokers[broker].incarnation
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    """Wait until something is so."""
+    async with asyncio.timeout(PATIENCE_S):
+        while not condition():  # noqa: ASYNC110 - another process does it
+            await asyncio.sleep(LOOK_S)
+
+
+def kept(path: Path, table: str) -> list[bytes]:
+    """The documents of one table of a file of observations, in order."""
+    with closing(sqlite3.connect(path)) as connection:
+        rows = connection.execute(f"SELECT document FROM {table} ORDER BY id").fetchall()  # noqa: S608 - a name of ours
+    return [document.encode() for (document,) in rows]
+
+
+def evidence(path: Path) -> list[Document]:
+    """What brokers say that they served."""
+    return [orjson.loads(document) for document in kept(path, "serving")]
+
+
+def documents_of(documents: Sequence[Document], *, ended: bool) -> list[Document]:
+    """Those that tell of an end, or those that tell of a beginning."""
+    return [each for each in documents if (each["ended"] is not None) is ended]
+
+
+def stretch(document: Document) -> tuple[int, str, int, int]:
+    """Which stretch of serving a document tells of: incarnation, bundle, token, beginning."""
+    return document["incarnation"], document["bundle"], document["token"], document["started_ns"]
+
+
+def joined(log_url: str, documents: Sequence[Document]) -> tuple[list[Finding], set[tuple[str, int, int]]]:
+    """What the rules find in the evidence; and all who ever held a bundle by the channel: bundle, token, incarnation."""
+    memories: dict[str, DictMemory] = {}
+    findings: list[Finding] = []
+    holders: set[tuple[str, int, int]] = set()
+    reached, read_ms = 0, 0
+    for fact, holder in changes(log_url):
+        findings += follow_holder(memories.setdefault(fact.subject, DictMemory()), holder, fact)
+        if holder is not None:
+            holders.add((fact.subject.partition(":")[2], *holder))
+        reached, read_ms = fact.offset, fact.at_ms
+    for number, document in enumerate(documents):
+        about = subject("bundle", document["bundle"])
+        fact = Fact(
+            subject=about,
+            source="serving",
+            offset=number,
+            at_ms=read_ms,
+            record=document,
+            context={"begin": 0, "reached": reached},
+        )
+        findings += check_serving(memories.setdefault(about, DictMemory()), fact)
+    return findings, holders
+
+
+def changes(log_url: str) -> Iterator[tuple[Fact, Holder | None]]:
+    """Each change of a bundle on the channel as a fact, and whose the bundle is from then on."""
+    with closing(open_log(log_url, create=False)) as log:
+        reader, at_ms = Reader(log=log.name), 0
+        while entries := log.read(reader.position, limit=1_000):
+            for entry in entries:
+                folded = reader.feed(entry)
+                said_ms = None if isinstance(folded.record, Unreadable) else folded.record.timestamp_ms
+                at_ms = max(at_ms, said_ms or 0)
+                fact = Fact(subject="", source="channel", offset=folded.offset, at_ms=at_ms, record={"timestamp_ms": said_ms})
+                for change in folded.verdict.changes:
+                    if isinstance(change, BundleChanged):
+                        yield replace(fact, subject=subject("bundle", change.name)), holder_of(change.after)
+
+
+def holder_of(bundle: BundleEntry | None) -> Holder | None:
+    """Who may serve a bundle, by its phase."""
+    if bundle is None:
+        return None
+    server = bundle.owner if bundle.phase in ("owned", "splitting") else bundle.source
+    return None if server is None else (bundle.token, server)
+
+
+# --- brokers that do not obey ---
+
+
+class Clinging(Service):
+    """A service that goes on working under each ownership that it ever had."""
+
+    def __init__(self) -> None:
+        self.ownerships: list[Ownership] = []
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        self.ownerships.append(ownership)
+
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None: ...
+
+    def work(self) -> None:
+        """Do some work for a key of each."""
+        for ownership in self.ownerships:
+            with suppress(OwnershipLost):
+                ownership.begin("key").finish()
+
+
+def test_a_broker_whose_check_fails_is_found_by_its_own_evidence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where handles pass although they are closed, a broker works on what it has given away, and says so itself."""
+    for name in ("honest", "mutant"):
+        (tmp_path / name).mkdir()
+    assert [] == asyncio.run(clung(tmp_path / "honest"))
+    monkeypatch.setattr(Handle, "passes", lambda _handle, _now: True)
+    found = asyncio.run(clung(tmp_path / "mutant"))
+    assert ["served_two_at_once"] == sorted({finding.rule for finding in found})
+
+
+async def clung(folder: Path) -> list[Finding]:
+    """Two brokers, of which one gives the only bundle to the other, and both go on working on it; what is found in their evidence."""
+    log_url, service = f"sqlite:{folder}/channel.db", Clinging()
+    workers = [
+        Worker(WorkerConfig(log_url=log_url, data_dir=folder / broker, broker_id=broker), {"*": service}, addresses={}) for broker in "ab"
+    ]
+    try:
+        for worker in workers:
+            await worker.start()
+            await worker.ready(timeout_ms=PATIENCE_MS)
+        creation = CreateNamespace(name=NAMESPACE, boundaries=even_boundaries(1))
+        await workers[0].request(creation, timeout_ms=PATIENCE_MS)
+        await until(lambda: len(service.ownerships) == 1)
+        (bundle,) = workers[0].view.bundles_of(NAMESPACE)
+        other = next(worker for worker in workers if worker.agent.incarnation != bundle.owner)
+        await workers[0].request(Transfer(bundle=bundle.name, destination=other.broker_id, reason="test"), timeout_ms=PATIENCE_MS)
+        await until(lambda: len(service.ownerships) == 2 and other.open_bundles == [bundle.name])
+        await asyncio.sleep(LOOK_S)
+        service.work()
+    finally:
+        for worker in workers:
+            await worker.stop()
+    return joined(log_url, evidence(Path(f"{folder}/channel.db.observations")))[0]

@@ -1,0 +1,146 @@
+"""False evidence: an honest channel, and one document of what a broker served that tells of a broken promise.
+
+May live here: the ways in which evidence can tell of work that no broker may do. A document is changed, or one more is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from random import Random
+from typing import Any, Final
+
+import orjson
+
+from spark_jobs.arrivals import Arrival
+from tests.planted.honest import Run, busy, play
+from tests.planted.planted import Kind, Planted
+
+Stretch = dict[str, Any]
+
+_SECOND_NS: Final = 1_000_000_000
+
+# Between different machines clocks are not compared closer than this, and neither is the log's with a broker's.
+_LONG_NS: Final = 8 * _SECOND_NS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Served:
+    """All that was served in one run, the ends of stretches only, in order of time."""
+
+    run: Run
+    places: list[int]
+    stretches: list[Stretch]
+
+    def pairs(self, fits: Callable[[Stretch, Stretch], bool]) -> list[tuple[int, int]]:
+        """Two stretches of one bundle, the second of another incarnation under a later token, that fit."""
+        return [
+            (one, other)
+            for one, first in enumerate(self.stretches)
+            for other, second in enumerate(self.stretches)
+            if first["bundle"] == second["bundle"]
+            and first["incarnation"] != second["incarnation"]
+            and first["token"] < second["token"]
+            and fits(first, second)
+        ]
+
+    def with_document(self, place: int, stretch: Stretch) -> list[Arrival]:
+        """All arrivals, with this document in place of the one of that place."""
+        serving = list(self.run.serving)
+        serving[self.places[place]] = serving[self.places[place]]._replace(value=orjson.dumps(stretch))
+        return Run(channel=self.run.channel, serving=serving).arrivals
+
+    def and_document(self, place: int, stretch: Stretch) -> list[Arrival]:
+        """All arrivals, and this document a moment after the one of that place."""
+        serving = list(self.run.serving)
+        beside = serving[self.places[place]]
+        serving.append(beside._replace(offset=len(serving) + 1, at_ms=beside.at_ms + 1, value=orjson.dumps(stretch)))
+        return Run(channel=self.run.channel, serving=serving).arrivals
+
+
+@cache
+def _served(seed: int) -> _Served:
+    run = play(busy(), seed, evidence=True)
+    documents = [orjson.loads(arrival.value or b"") for arrival in run.serving]
+    places = [place for place, stretch in enumerate(documents) if stretch["answered_ns"] is not None]
+    return _Served(run=run, places=places, stretches=[documents[place] for place in places])
+
+
+def _planted(arrivals: list[Arrival], rule: str, stretch: Stretch, *tokens: int) -> Planted:
+    return Planted(
+        arrivals=arrivals,
+        rules=frozenset({rule}),
+        subjects=frozenset({f"bundle:{stretch['bundle']}"}),
+        offsets=frozenset(tokens or (stretch["token"],)),
+    )
+
+
+def _serves_beside_the_next(served: _Served, rng: Random) -> Planted | None:
+    """The one before goes on for as long as the next one serves, under a lease that it has."""
+    pairs = served.pairs(lambda one, other: other["answered_ns"] > other["started_ns"] and other["token"] - one["token"] < _NEAR)
+    if not pairs:
+        return None
+    one, other = rng.choice(pairs)
+    until_ns = served.stretches[other]["answered_ns"]
+    stretch = {**served.stretches[one], "answered_ns": until_ns, "lease_deadline_ns": until_ns + _SECOND_NS}
+    return _planted(served.with_document(one, stretch), "served_two_at_once", stretch, stretch["token"], served.stretches[other]["token"])
+
+
+def _answers_past_its_lease(served: _Served, rng: Random) -> Planted:
+    place = rng.randrange(len(served.stretches))
+    stretch = dict(served.stretches[place])
+    stretch["answered_ns"] = stretch["lease_deadline_ns"] + rng.randrange(_SECOND_NS // 10, _SECOND_NS)
+    return _planted(served.with_document(place, stretch), "served_past_lease", stretch)
+
+
+def _serves_under_an_old_token(served: _Served, rng: Random) -> Planted | None:
+    """Who had it before serves it again, long after another has it, under the token of then."""
+    pairs = served.pairs(lambda one, other: other["at_ns"] - one["at_ns"] > 0 and other["token"] - one["token"] < _NEAR)
+    if not pairs:
+        return None
+    one, other = rng.choice(pairs)
+    began_ns = served.stretches[other]["answered_ns"] + _LONG_NS
+    stretch = {**served.stretches[one], **_at(served.stretches[one], began_ns), "answered_ns": None, "ended": None}
+    stretch["lease_deadline_ns"] = began_ns + _SECOND_NS
+    return _planted(served.and_document(other, stretch), "served_old_token", stretch)
+
+
+def _at(stretch: Stretch, began_ns: int) -> Stretch:
+    """The beginning of a stretch at another time, and the moment of its document."""
+    return {"started_ns": began_ns, "at_ns": began_ns, "at_ms": stretch["at_ms"] + (began_ns - stretch["at_ns"]) // 1_000_000}
+
+
+def _serves_what_it_was_never_given(served: _Served, rng: Random) -> Planted:
+    """A broker that never had the bundle under this token."""
+    place = rng.randrange(len(served.stretches) // 4, len(served.stretches) // 2)
+    stretch = dict(served.stretches[place])
+    others = sorted({(one["broker"], one["incarnation"]) for one in served.stretches if one["broker"] != stretch["broker"]})
+    stretch["broker"], stretch["incarnation"] = rng.choice(others)
+    return _planted(served.and_document(place, stretch), "served_without_ownership", stretch)
+
+
+def _serves_before_it_is_given(served: _Served, rng: Random) -> Planted:
+    place = rng.randrange(len(served.stretches) // 2, len(served.stretches))
+    stretch = dict(served.stretches[place])
+    stretch["started_ns"] = max(stretch["started_ns"] - rng.randrange(_LONG_NS, 2 * _LONG_NS), 0)
+    return _planted(served.with_document(place, stretch), "served_before_owned", stretch)
+
+
+# A bundle may have many tenures; of these the audit remembers the latest, so what is planted lies near.
+_NEAR: Final = 400
+
+_LIES: Final[tuple[Callable[[_Served, Random], Planted | None], ...]] = (
+    _serves_beside_the_next,
+    _answers_past_its_lease,
+    _serves_under_an_old_token,
+    _serves_what_it_was_never_given,
+    _serves_before_it_is_given,
+)
+
+
+def _plant(lie: Callable[[_Served, Random], Planted | None], seed: int, rng: Random) -> Planted | None:
+    return lie(_served(seed), rng)
+
+
+LIES: Final = tuple(Kind(name=lie.__name__[1:], plant=partial(_plant, lie)) for lie in _LIES)

@@ -1,0 +1,387 @@
+"""Forged records: what somebody writes to a living channel that nobody should have written, each kind a small function.
+
+May live here: the makers of forged records, and the table `FORGERIES`. A maker looks at the scene (the view at the end of the log,
+its entries, the time) and returns what is to be written now, or None while the scene lacks what it needs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+import orjson
+
+from channel import propose
+from channel.codec import encode
+from channel.entries import BrokerEntry
+from channel.propose import Author
+from channel.ranges import HASH_MAX, bundle_name, even_boundaries
+from channel.records import ADMIN_WINDOW_OFFSETS, BundleTransition, LevelRecord, Merge, Split
+from tests.planted.forging import ADMIN, LEAP, LOG, Forged, Forgery, Scene, about_bundle, broker_subject, bundle_subject, plant, subjects_of
+from tests.planted.honest import BEGAN_MS
+from tests.planted.planted import Kind
+
+# Of one publisher, within one millisecond: what no race of honest brokers comes near.
+FLOOD_RECORDS: Final = 600
+
+# Brokers that start together all write a genesis; by then each has read one.
+_STARTERS_RACE_MS: Final = 11_000
+
+# --- who writes what another alone may write ---------------------------------------------------------------------------------
+
+
+def _stranger_hands_over(scene: Scene) -> Forged | None:
+    bundle = scene.in_flight("handing_over")
+    stranger = None if bundle is None else scene.up(without=(bundle.source,))
+    if bundle is None or stranger is None:
+        return None
+    return about_bundle(bundle, propose.hand_over(scene.as_broker(stranger), bundle))
+
+
+def _stranger_opens(scene: Scene) -> Forged | None:
+    bundle = scene.in_flight("assigning")
+    stranger = None if bundle is None else scene.up(without=(bundle.owner,))
+    if bundle is None or stranger is None:
+        return None
+    return about_bundle(bundle, propose.opened(scene.as_broker(stranger), bundle))
+
+
+def _stranger_lets_go(scene: Scene) -> Forged | None:
+    bundle = scene.in_flight("transferring")
+    stranger = None if bundle is None else scene.up(without=(bundle.owner,))
+    if bundle is None or stranger is None:
+        return None
+    return about_bundle(bundle, propose.let_go(scene.as_broker(stranger), bundle))
+
+
+def _stranger_releases(scene: Scene) -> Forged | None:
+    bundle = scene.in_flight("unloading")
+    stranger = None if bundle is None else scene.up(without=(bundle.source,))
+    if bundle is None or stranger is None:
+        return None
+    return about_bundle(bundle, propose.released(scene.as_broker(stranger), bundle))
+
+
+def _stranger_splits(scene: Scene) -> Forged | None:
+    bundle = scene.in_flight("splitting")
+    stranger = None if bundle is None else scene.up(without=(bundle.owner,))
+    if bundle is None or stranger is None:
+        return None
+    return about_bundle(bundle, propose.split(scene.as_broker(stranger), bundle, cuts=((bundle.low + bundle.high) // 2,)))
+
+
+def _admin_opens(scene: Scene) -> Forged | None:
+    bundle = scene.in_flight("assigning")
+    return None if bundle is None else about_bundle(bundle, propose.opened(scene.as_admin(), bundle))
+
+
+def _admin_hands_over(scene: Scene) -> Forged | None:
+    bundle = scene.in_flight("handing_over")
+    return None if bundle is None else about_bundle(bundle, propose.hand_over(scene.as_admin(), bundle))
+
+
+def _admin_makes_it_leave(scene: Scene) -> Forged | None:
+    broker = scene.up()
+    if broker is None:
+        return None
+    return Forged(
+        data=(encode(propose.left(scene.as_admin(), broker)),), subjects=subjects_of(broker_subject(broker.broker), broker_subject(ADMIN))
+    )
+
+
+def _stranger_drains_another(scene: Scene) -> Forged | None:
+    broker = scene.up()
+    other = None if broker is None else scene.up(without=(broker.incarnation,))
+    if broker is None or other is None:
+        return None
+    record = propose.draining(scene.as_broker(other), broker)
+    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker), broker_subject(other.broker)))
+
+
+def _renews_another(scene: Scene) -> Forged | None:
+    broker = scene.up()
+    other = None if broker is None else scene.up(without=(broker.incarnation,))
+    if broker is None or other is None:
+        return None
+    record = propose.renewed(scene.as_broker(other), broker)
+    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker), broker_subject(other.broker)))
+
+
+# --- steps that no table has -------------------------------------------------------------------------------------------------
+
+
+def _cuts_outside(scene: Scene) -> Forged | None:
+    bundle = scene.in_flight("splitting")
+    owner = None if bundle is None else scene.view.live.get(bundle.owner or 0)
+    if bundle is None or owner is None:
+        return None
+    return about_bundle(bundle, Split(key=bundle.name, based_on=bundle.last, **scene.as_broker(owner).signature, positions=(bundle.low,)))
+
+
+def _merges_strangers(scene: Scene) -> Forged | None:
+    owned = [bundle for bundle in scene.view.bundles.values() if bundle.phase == "owned"]
+    pair = scene.one(
+        (left, right)
+        for left in owned
+        for right in owned
+        if left.namespace == right.namespace and left.high < right.low and left.owner == right.owner
+    )
+    author = scene.up()
+    if pair is None or author is None:
+        return None
+    left, right = pair
+    record = Merge(key=left.name, based_on=left.last, **scene.as_broker(author).signature, right=right.name, based_on_right=right.last)
+    forged = about_bundle(left, record)
+    return replace(forged, subjects=forged.subjects | subjects_of(bundle_subject(right.name), f"namespace:{left.namespace}"))
+
+
+def _target_that_never_was(scene: Scene) -> Forged | None:
+    bundle, author = scene.owned(), scene.up()
+    if bundle is None or author is None:
+        return None
+    # Just below the end of the log: an offset, but not that of a `joined` record.
+    nobody = next(offset for offset in range(scene.view.offset, 0, -1) if offset not in scene.view.live)
+    return about_bundle(bundle, propose.transfer(scene.as_broker(author), bundle, destination=nobody))
+
+
+def _opens_what_is_free(scene: Scene) -> Forged | None:
+    bundle, author = scene.in_flight("free"), scene.up()
+    if bundle is None or author is None:
+        return None
+    record = BundleTransition(
+        key=bundle.name, based_on=bundle.last, **scene.as_broker(author).signature, state="owned", owner=author.incarnation
+    )
+    return about_bundle(bundle, record)
+
+
+def _skips_the_handover(scene: Scene) -> Forged | None:
+    bundle = scene.owned()
+    thief = None if bundle is None else scene.up(without=(bundle.owner,))
+    if bundle is None or thief is None:
+        return None
+    record = BundleTransition(
+        key=bundle.name, based_on=bundle.last, **scene.as_broker(thief).signature, state="owned", owner=thief.incarnation
+    )
+    return about_bundle(bundle, record)
+
+
+def _unloads_by_nobody(scene: Scene) -> Forged | None:
+    bundle = scene.owned()
+    if bundle is None:
+        return None
+    nobody = Author(publisher="broker-99", incarnation=max(scene.view.offset - 1, 1), sequence=1, timestamp_ms=scene.now_ms)
+    return about_bundle(bundle, propose.unload(nobody, bundle))
+
+
+# --- lies about brokers ------------------------------------------------------------------------------------------------------
+
+
+def _pair(scene: Scene) -> tuple[BrokerEntry, BrokerEntry] | None:
+    """A broker that was heard of a moment ago, and another."""
+    fresh = scene.view.offset
+    victim = scene.one(broker for broker in scene.view.live_brokers() if broker.status == "up" and broker.last == fresh)
+    accuser = None if victim is None else scene.up(without=(victim.incarnation,))
+    return None if victim is None or accuser is None else (victim, accuser)
+
+
+def _down_before_silence(scene: Scene) -> Forged | None:
+    pair = _pair(scene)
+    if pair is None:
+        return None
+    victim, accuser = pair
+    record = propose.down(scene.as_broker(accuser), victim, reason="silent for too long")
+    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(victim.broker), broker_subject(accuser.broker)))
+
+
+def _down_with_a_guessed_nonce(scene: Scene) -> Forged | None:
+    victim = scene.up()
+    if victim is None:
+        return None
+    record = propose.down(scene.as_admin(), victim, nonce="guessed", reason="its process has ended")
+    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(victim.broker), broker_subject(ADMIN)))
+
+
+def _joins_after_no_silence(scene: Scene) -> Forged | None:
+    pair = _pair(scene)
+    if pair is None:
+        return None
+    victim = pair[0]
+    record = replace(
+        victim.joined,
+        based_on=victim.last,
+        nonce=f"forged:{scene.rng.random()}",
+        replaces=None,
+        after_silence=True,
+        timestamp_ms=scene.now_ms,
+    )
+    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(victim.broker)))
+
+
+def _removes_the_living(scene: Scene) -> Forged | None:
+    pair = _pair(scene)
+    if pair is None:
+        return None
+    victim, author = pair
+    record = propose.remove_broker(scene.as_broker(author), victim)
+    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(victim.broker), broker_subject(author.broker)))
+
+
+def _says_another_digest(scene: Scene) -> Forged | None:
+    broker = scene.up()
+    if broker is None:
+        return None
+    record = propose.renewed(scene.as_broker(broker), replace(broker, digest_after=broker.digest_after ^ 1))
+    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker)))
+
+
+# --- sequences ---------------------------------------------------------------------------------------------------------------
+
+
+def _impersonates(scene: Scene) -> Forged | None:
+    bundle, broker = scene.owned(), scene.up()
+    if bundle is None or broker is None:
+        return None
+    record = propose.unload(scene.as_broker(broker), bundle, reason="forged")
+    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker)))
+
+
+def _uses_a_number_again(scene: Scene) -> Forged | None:
+    bundle, broker = scene.owned(), scene.up()
+    if bundle is None or broker is None or broker.sequence < 1:
+        return None
+    record = propose.unload(scene.as_broker(broker, ahead=0), bundle, reason="forged")
+    return Forged(data=(encode(record),), subjects=subjects_of(broker_subject(broker.broker)))
+
+
+# --- the log itself ----------------------------------------------------------------------------------------------------------
+
+
+def _garbage(scene: Scene) -> Forged | None:
+    return Forged(data=(bytes(scene.rng.randrange(256) for _ in range(scene.rng.randrange(1, 200))),), subjects=subjects_of(LOG))
+
+
+def _not_an_object(scene: Scene) -> Forged | None:
+    return Forged(data=(scene.rng.choice((b"null", b"[]", b"7", b'"bundle"', b"[" * 200)),), subjects=subjects_of(LOG))
+
+
+def _unknown_kind(scene: Scene) -> Forged | None:
+    document = {"kind": "coup", "key": "level", "based_on": 1, "publisher": ADMIN, "as_of": scene.view.offset}
+    return Forged(data=(orjson.dumps(document),), subjects=subjects_of(LOG, broker_subject(ADMIN)))
+
+
+def _broken_field(scene: Scene) -> Forged | None:
+    bundle, broker = scene.owned(), scene.up()
+    if bundle is None or broker is None:
+        return None
+    raw = orjson.loads(encode(propose.unload(scene.as_broker(broker), bundle)))
+    raw["source"] = -1
+    return Forged(data=(orjson.dumps(raw),), subjects=subjects_of(LOG, broker_subject(broker.broker), bundle_subject(bundle.name)))
+
+
+def _above_level(scene: Scene) -> Forged | None:
+    bundle, broker = scene.owned(), scene.up()
+    if bundle is None or broker is None:
+        return None
+    forged = about_bundle(bundle, replace(propose.unload(scene.as_broker(broker), bundle), level=9))
+    return replace(forged, subjects=forged.subjects | subjects_of(LOG))
+
+
+def _raises_the_level(scene: Scene) -> Forged | None:
+    record = LevelRecord(key="level", based_on=scene.view.level_last, **scene.as_admin().signature, raises_to=2)
+    return Forged(data=(encode(record),), subjects=subjects_of(LOG, broker_subject(ADMIN)))
+
+
+def _second_genesis(scene: Scene) -> Forged | None:
+    if scene.now_ms < BEGAN_MS + _STARTERS_RACE_MS:
+        return None
+    record = propose.genesis(Author(publisher=ADMIN), cluster=scene.view.cluster or "")
+    return Forged(data=(encode(record),), subjects=subjects_of(LOG, broker_subject(ADMIN)))
+
+
+def _foreign_genesis(_scene: Scene) -> Forged | None:
+    record = propose.genesis(Author(publisher=ADMIN), cluster="another")
+    return Forged(data=(encode(record),), subjects=subjects_of(LOG, broker_subject(ADMIN)))
+
+
+def _flood_of_an_admin(scene: Scene) -> Forged:
+    return Forged(data=(encode(_unload_of_nothing(scene.as_admin())),) * FLOOD_RECORDS, subjects=subjects_of(broker_subject(ADMIN)))
+
+
+def _flood_of_a_broker(scene: Scene) -> Forged | None:
+    broker = scene.up()
+    if broker is None:
+        return None
+    authors = (scene.as_broker(broker, ahead=LEAP + number) for number in range(FLOOD_RECORDS))
+    return Forged(data=tuple(encode(_unload_of_nothing(author)) for author in authors), subjects=subjects_of(broker_subject(broker.broker)))
+
+
+def _unload_of_nothing(author: Author) -> BundleTransition:
+    return BundleTransition(key=bundle_name("tenant/nothing", 0, HASH_MAX), based_on=1, **author.signature, state="releasing", source=1)
+
+
+def _ahead_of_its_time(scene: Scene) -> Forged | None:
+    bundle = scene.owned()
+    if bundle is None:
+        return None
+    author = replace(scene.as_admin(), as_of=scene.view.offset + ADMIN_WINDOW_OFFSETS)
+    return about_bundle(bundle, propose.unload(author, bundle))
+
+
+def _bad_boundaries(scene: Scene) -> Forged | None:
+    boundaries = (*even_boundaries(4)[:-1], 0xF000_0000)
+    record = propose.create_namespace(scene.as_admin(), scene.view, name="tenant/forged", boundaries=boundaries)
+    return Forged(data=(encode(record),), subjects=subjects_of("namespace:tenant/forged", broker_subject(ADMIN)))
+
+
+def _deletes_what_is_in_use(scene: Scene) -> Forged | None:
+    bundle = scene.owned()
+    if bundle is None:
+        return None
+    record = propose.delete_namespace(scene.as_admin(), scene.view, name=bundle.namespace)
+    return Forged(data=(encode(record),), subjects=subjects_of(f"namespace:{bundle.namespace}", broker_subject(ADMIN)))
+
+
+_NOT_ALLOWED: Final = frozenset({"wrong_actor", "writes_what_it_may_not"})
+_NO_STEP: Final = frozenset({"illegal_step", "writes_what_it_may_not"})
+
+FORGERIES: Final = (
+    Forgery(name="stranger_hands_over", make=_stranger_hands_over, rules=_NOT_ALLOWED),
+    Forgery(name="stranger_opens", make=_stranger_opens, rules=_NOT_ALLOWED),
+    Forgery(name="stranger_lets_go", make=_stranger_lets_go, rules=_NOT_ALLOWED),
+    Forgery(name="stranger_releases", make=_stranger_releases, rules=_NOT_ALLOWED),
+    Forgery(name="stranger_splits", make=_stranger_splits, rules=_NOT_ALLOWED),
+    Forgery(name="admin_opens", make=_admin_opens, rules=_NOT_ALLOWED),
+    Forgery(name="admin_hands_over", make=_admin_hands_over, rules=_NOT_ALLOWED),
+    Forgery(name="admin_makes_it_leave", make=_admin_makes_it_leave, rules=_NOT_ALLOWED),
+    Forgery(name="stranger_drains_another", make=_stranger_drains_another, rules=_NOT_ALLOWED),
+    Forgery(name="renews_another", make=_renews_another, rules=_NOT_ALLOWED),
+    Forgery(name="cuts_outside", make=_cuts_outside, rules=_NO_STEP),
+    Forgery(name="merges_strangers", make=_merges_strangers, rules=_NO_STEP),
+    Forgery(name="target_that_never_was", make=_target_that_never_was, rules=frozenset({"unfit_target", "baseless", *_NO_STEP})),
+    Forgery(name="opens_what_is_free", make=_opens_what_is_free, rules=_NO_STEP),
+    Forgery(name="skips_the_handover", make=_skips_the_handover, rules=_NO_STEP),
+    Forgery(name="unloads_by_nobody", make=_unloads_by_nobody, rules=frozenset({"baseless", *_NOT_ALLOWED})),
+    Forgery(name="down_before_silence", make=_down_before_silence, rules=frozenset({"premature_down"})),
+    Forgery(name="down_with_a_guessed_nonce", make=_down_with_a_guessed_nonce, rules=frozenset({"false_proof"})),
+    Forgery(name="joins_after_no_silence", make=_joins_after_no_silence, rules=frozenset({"premature_join"})),
+    Forgery(name="removes_the_living", make=_removes_the_living, rules=_NO_STEP),
+    Forgery(name="says_another_digest", make=_says_another_digest, rules=frozenset({"digest_differs"})),
+    Forgery(name="impersonates", make=_impersonates, rules=frozenset({"sequence_reused"}), echoes=True),
+    Forgery(name="uses_a_number_again", make=_uses_a_number_again, rules=frozenset({"sequence_reused"})),
+    Forgery(name="garbage", make=_garbage, rules=frozenset({"malformed"})),
+    Forgery(name="not_an_object", make=_not_an_object, rules=frozenset({"malformed"})),
+    Forgery(name="unknown_kind", make=_unknown_kind, rules=frozenset({"malformed"})),
+    Forgery(name="broken_field", make=_broken_field, rules=frozenset({"malformed"})),
+    Forgery(name="above_level", make=_above_level, rules=frozenset({"above_level"})),
+    Forgery(name="raises_the_level", make=_raises_the_level, rules=frozenset({"level_raised_early"})),
+    Forgery(name="second_genesis", make=_second_genesis, rules=frozenset({"genesis_twice"})),
+    Forgery(name="foreign_genesis", make=_foreign_genesis, rules=frozenset({"foreign_genesis"})),
+    Forgery(name="flood_of_an_admin", make=_flood_of_an_admin, rules=frozenset({"too_many_rejections"})),
+    Forgery(name="flood_of_a_broker", make=_flood_of_a_broker, rules=frozenset({"too_many_rejections"})),
+    Forgery(name="ahead_of_its_time", make=_ahead_of_its_time, rules=frozenset({"malformed", "baseless", "writes_what_it_may_not"})),
+    Forgery(name="bad_boundaries", make=_bad_boundaries, rules=frozenset({"hole", *_NO_STEP})),
+    Forgery(name="deletes_what_is_in_use", make=_deletes_what_is_in_use, rules=_NO_STEP),
+)
+
+FORGED_KINDS: Final = tuple(Kind(name=forgery.name, plant=partial(plant, forgery)) for forgery in FORGERIES)

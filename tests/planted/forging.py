@@ -1,0 +1,152 @@
+"""Forging: how one record that nobody should have written comes to stand on a living channel, and where it must be found.
+
+May live here: the scene that a forger looks at, what a forgery is, and the writing of one while the cluster goes on. The forgeries
+themselves stand in `tests.planted.forgeries`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import orjson
+
+from channel.codec import encode
+from channel.entries import BrokerEntry, BundleEntry
+from channel.log import Entry
+from channel.propose import Author
+from channel.records import AnyRecord
+from channel.view import View
+from spark_jobs.arrivals import Arrival
+from tests.planted.honest import BUSY_SECONDS, Forger, busy, play
+from tests.planted.planted import Planted
+
+T = TypeVar("T")
+
+ADMIN: Final = "admin:impostor"
+LOG: Final = "log:"
+
+# Forged sequences jump ahead of everything that the honest broker still has in flight.
+LEAP: Final = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """The end of the log, at the moment of the forgery."""
+
+    view: View
+    entries: list[Entry]
+    now_ms: int
+    rng: random.Random
+
+    def owned(self) -> BundleEntry | None:
+        """Some bundle that is simply owned."""
+        return self.one(bundle for bundle in self.view.bundles.values() if bundle.phase == "owned")
+
+    def in_flight(self, *phases: str) -> BundleEntry | None:
+        """Some bundle in one of these phases."""
+        return self.one(bundle for bundle in self.view.unsettled() if bundle.phase in phases)
+
+    def up(self, *, without: Iterable[int | None] = ()) -> BrokerEntry | None:
+        """Some broker that is up, but for these incarnations."""
+        left_out = set(without)
+        return self.one(broker for broker in self.view.live_brokers() if broker.status == "up" and broker.incarnation not in left_out)
+
+    def one(self, choices: Iterable[T]) -> T | None:
+        """One of the choices at random; None if there is none."""
+        chosen = list(choices)
+        return self.rng.choice(chosen) if chosen else None
+
+    def as_broker(self, broker: BrokerEntry, *, ahead: int = LEAP) -> Author:
+        """Who pretends to be this broker, or is this broker gone wrong: its incarnation, and the next number that it has not used."""
+        return Author(publisher=broker.broker, incarnation=broker.incarnation, sequence=broker.sequence + ahead, timestamp_ms=self.now_ms)
+
+    def as_admin(self) -> Author:
+        """An admin who has read the whole log."""
+        return Author(publisher=ADMIN, as_of=self.view.offset, timestamp_ms=self.now_ms)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forged:
+    """What is to be written, and the subjects under which it may be found. The last of `data` is the one that breaks the rule."""
+
+    data: tuple[bytes, ...]
+    subjects: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Forgery:
+    """One kind: how it is made, and the rules of which one must name it.
+
+    With `echoes`, it may as well show at the next record of the one who was impersonated, which then has the same sequence.
+    """
+
+    name: str
+    make: Callable[[Scene], Forged | None]
+    rules: frozenset[str]
+    echoes: bool = False
+
+
+def plant(forgery: Forgery, seed: int, rng: random.Random) -> Planted | None:
+    """Have the forgery written to a busy cluster at a random moment; None if the scene never allowed it."""
+    pen = Pen(forgery, rng)
+    run = play(busy(), seed, forger=pen, forge_after_ms=rng.randrange(4_000, BUSY_SECONDS * 1_000 - 3_000))
+    if pen.forged is None:
+        return None
+    offsets = {run.forged_at[-1]} if len(run.forged_at) == 1 else set(run.forged_at)
+    if forgery.echoes:
+        offsets |= _echoes(run.channel, run.forged_at[-1])
+    subjects = pen.forged.subjects
+    if broker_subject(ADMIN) in subjects:  # Admins are no subject of their own: what they write is the log's.
+        subjects = subjects - subjects_of(broker_subject(ADMIN)) | subjects_of(LOG)
+    return Planted(arrivals=run.channel, rules=forgery.rules, subjects=subjects, offsets=frozenset(offsets))
+
+
+def _echoes(channel: list[Arrival], forged_at: int) -> set[int]:
+    """Where else the number of the forged record stands."""
+    signatures = [(arrival.offset, _signature(arrival.value)) for arrival in channel]
+    forged = next(signature for offset, signature in signatures if offset == forged_at)
+    return {offset for offset, signature in signatures if signature == forged}
+
+
+def _signature(data: bytes | None) -> tuple[object, ...]:
+    raw = orjson.loads(data or b"")
+    return raw["publisher"], raw.get("incarnation"), raw.get("sequence")
+
+
+class Pen(Forger):
+    """Writes one forgery, as soon as the scene allows it."""
+
+    def __init__(self, forgery: Forgery, rng: random.Random) -> None:
+        self.forgery = forgery
+        self.forged: Forged | None = None
+        self._rng = rng
+
+    def write(self, view: View, entries: list[Entry], now_ms: int, append: Callable[[bytes], None]) -> bool:
+        """See `Forger`."""
+        self.forged = self.forgery.make(Scene(view=view, entries=entries, now_ms=now_ms, rng=self._rng))
+        for data in () if self.forged is None else self.forged.data:
+            append(data)
+        return self.forged is not None
+
+
+def subjects_of(*subjects: str) -> frozenset[str]:
+    """These subjects."""
+    return frozenset(subjects)
+
+
+def bundle_subject(name: str) -> str:
+    """How a bundle is spelled as a subject."""
+    return f"bundle:{name}"
+
+
+def broker_subject(name: str | None) -> str:
+    """How a broker, or an admin, is spelled as a subject."""
+    return f"broker:{name}"
+
+
+def about_bundle(bundle: BundleEntry, record: AnyRecord) -> Forged:
+    """A record about a bundle, which may be found under the bundle or under who wrote it."""
+    return Forged(data=(encode(record),), subjects=subjects_of(bundle_subject(bundle.name), broker_subject(record.publisher)))

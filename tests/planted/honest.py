@@ -1,0 +1,277 @@
+"""Honest channels: what the simulator's brokers write, with the time at which each record came to stand on the log.
+
+May live here: the course of a recorded run, its options, and the hook by which a forger writes to the log while it goes on. What
+a forger writes stands in `tests.planted.forgeries`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field, replace
+from functools import cache, partial
+from typing import Final
+from unittest.mock import patch
+
+from brokers.agent.effects import Effect, Open, Reshaped
+from brokers.agent.events import Instant
+from brokers.agent.handle import Handle
+from brokers.observed import Served
+from brokers.simulation.checkers.membership import Membership
+from brokers.simulation.checkers.ownership import Ownership, Work
+from brokers.simulation.checkers.panel import Panel
+from brokers.simulation.checkers.violation import InvariantViolated
+from brokers.simulation.clock import MICROSECONDS_PER_MS, MICROSECONDS_PER_SECOND
+from brokers.simulation.faults import NEVER
+from brokers.simulation.host import Process
+from brokers.simulation.scenario import SCENARIOS, Scenario
+from brokers.simulation.world import World
+from channel.log import Entry
+from channel.ranges import bundle_contains
+from channel.reader import Folded
+from channel.view import View
+from spark_jobs.arrivals import Arrival, Source
+
+# Where the time of a run begins on the log: there the wall clocks of its machines begin, too, give or take a minute.
+BEGAN_MS: Final = 1_700_000_000_000
+
+# For so long after the last fault a run goes on: the slowest recovery takes less.
+CALM_SECONDS: Final = 15
+
+BUSY_SECONDS: Final = 15
+
+# All brokers of a run are on one machine, as those of an embedded cluster are, so that their clocks can be compared.
+BOOT: Final = "00000000-0000-4000-8000-000000000000"
+
+_NANOSECONDS: Final = 1_000  # In a microsecond.
+
+_TRY_AGAIN_US: Final = 20 * MICROSECONDS_PER_MS
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """What a run left behind.
+
+    `forged_at` are the storage offsets of what a forger wrote. `broken` is what the simulator's own checkers said of it, each
+    with the offset of the last record before it.
+    """
+
+    channel: list[Arrival] = field(default_factory=list)
+    serving: list[Arrival] = field(default_factory=list)
+    forged_at: list[int] = field(default_factory=list)
+    broken: list[tuple[int, InvariantViolated]] = field(default_factory=list)
+
+    @property
+    def arrivals(self) -> list[Arrival]:
+        """Everything in order of time; what the log itself holds comes first within a millisecond."""
+        return sorted((*self.channel, *self.serving), key=lambda arrival: (arrival.at_ms, arrival.source != Source.CHANNEL))
+
+
+class Forger:
+    """Who writes to the log what nobody should. `write` is asked every few milliseconds until it has written all it wants."""
+
+    def write(self, view: View, entries: list[Entry], now_ms: int, append: Callable[[bytes], None]) -> bool:
+        """Append what it wants, if the channel is as it needs it; whether it has done."""
+        raise NotImplementedError
+
+
+def honest(name: str, *, seconds: int | None = None, gaps: bool = False) -> Scenario:
+    """A scenario of the simulator's catalogue without those who mean harm; with `gaps`, something can be put between any records."""
+    scenario = SCENARIOS[name]
+    faults = replace(scenario.faults, gap_permille=1_000) if gaps else scenario.faults
+    return replace(
+        scenario,
+        seconds=scenario.seconds if seconds is None else seconds,
+        operations=replace(scenario.operations, rash=NEVER, forged=NEVER, junk=NEVER),
+        faults=faults,
+    )
+
+
+def busy() -> Scenario:
+    """A small cluster in which something is always on its way: about a thousand records, with gaps between them."""
+    moves = honest("moves", seconds=BUSY_SECONDS, gaps=True)
+    operations = replace(moves.operations, every_ms=40, split=20, merge=10, unload=20)
+    return replace(moves, bundles=(16,), operations=operations)
+
+
+@cache
+def busy_channel(seed: int) -> tuple[Arrival, ...]:
+    """What a `busy` cluster writes if nobody disturbs it."""
+    return tuple(play(busy(), seed).channel)
+
+
+def play(
+    scenario: Scenario, seed: int, *, forger: Forger | None = None, forge_after_ms: int = 0, evidence: bool = False, strict: bool = True
+) -> Run:
+    """Play `scenario` under `seed`, and write down what came to stand on the log.
+
+    Without a `forger` every invariant must hold if it is `strict` (AssertionError). Else the cluster goes on whatever is broken.
+    """
+    run = Run()
+    if evidence:  # One machine has one wall clock, and a sleep that hides from one broker's boot clock hides from all.
+        scenario = replace(scenario, faults=replace(scenario.faults, hidden_pause_weight=NEVER, wall_jump_weight=NEVER))
+    right_clocks = patch("brokers.simulation.world._WALL_ERROR_US", (0, 0)) if evidence else nullcontext()
+    with right_clocks, patch("brokers.simulation.world.Panel", partial(_Notebook, run=run)):
+        world = World(scenario, seed, tell=None)
+    notebook = world.panel
+    assert isinstance(notebook, _Notebook)
+    notebook.world, notebook.keeps_evidence = world, evidence
+    if forger is not None:
+        _let_write(world, run, forger, forge_after_ms)
+    schedule = world.stage.schedule
+    world.begin()
+    schedule.run_until(scenario.seconds * MICROSECONDS_PER_SECOND)
+    world.calm_down()
+    schedule.run_until((scenario.seconds + CALM_SECONDS) * MICROSECONDS_PER_SECOND)
+    assert forger is not None or not strict or not run.broken, run.broken
+    return run
+
+
+def _let_write(world: World, run: Run, forger: Forger, after_ms: int) -> None:
+    log, schedule = world.log, world.stage.schedule
+
+    def append(data: bytes) -> None:
+        log.append(data)
+        run.forged_at.append(log.entries[-1].offset)
+
+    def attempt() -> None:
+        if not forger.write(log.view, log.entries, _at_ms(world), append):
+            schedule.after(_TRY_AGAIN_US, attempt)
+
+    schedule.at(after_ms * MICROSECONDS_PER_MS, attempt)
+
+
+def _at_ms(world: World) -> int:
+    return BEGAN_MS + world.stage.schedule.now_us // MICROSECONDS_PER_MS
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stretch:
+    """What is served under one handle, in true time; `answered_us` is when work last passed its second check."""
+
+    handle: Handle
+    began_us: int | None = None
+    answered_us: int = 0
+    deadline_us: int = 0
+    by_token: bool = False
+
+
+class _ToldOwnership(Ownership):
+    """The checker of who serves, which tells of each piece of work before it checks it, and of what it finds."""
+
+    def __init__(self, tell: Callable[[Work], None], broken: Callable[[InvariantViolated], None]) -> None:
+        super().__init__()
+        self._tell_work = tell
+        self._broken = broken
+
+    def answered(self, work: Work) -> None:
+        """See `Ownership`."""
+        self._tell_work(work)
+        try:
+            super().answered(work)
+        except InvariantViolated as broken:
+            self._broken(broken)
+
+    def look_at_all(self) -> None:
+        """See `Ownership`."""
+        try:
+            super().look_at_all()
+        except InvariantViolated as broken:
+            self._broken(broken)
+
+
+class _Notebook(Panel):
+    """The simulator's checkers, which write down what they find instead of ending the run; and everything that they are told."""
+
+    def __init__(self, nonces: dict[str, Process], *, nobody_dies: bool, run: Run) -> None:
+        super().__init__(nonces, nobody_dies=nobody_dies)
+        self.world: World | None = None
+        self.keeps_evidence = False
+        self._run = run
+        self._stretches: dict[Process, dict[Handle, _Stretch]] = {}
+        self.ownership = _ToldOwnership(self._note_answer, self._note_broken)
+        self.membership = Membership(nonces, passing=self.ownership.passing, nobody_dies=nobody_dies)
+
+    def folded(self, folded: Folded, view: View) -> None:
+        """Write down the newest record of the log, and ask the checkers."""
+        assert self.world is not None
+        entry = self.world.log.entries[-1]
+        self._run.channel.append(Arrival(Source.CHANNEL, entry.offset, _at_ms(self.world), None, entry.data))
+        try:
+            super().folded(folded, view)
+        except InvariantViolated as broken:
+            self._note_broken(broken)
+
+    def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
+        """Write down what a broker opened and closed in a step, and ask the checkers."""
+        assert self.world is not None
+        if self.keeps_evidence:
+            self._note_serving(process, effects)
+        try:
+            super().stepped(process, effects, now)
+        except InvariantViolated as broken:
+            self._note_broken(broken)
+
+    def stopped(self, process: Process, error: Exception | None) -> None:
+        """A broker's end, which a forger may be the reason of."""
+        assert self.world is not None
+        try:
+            super().stopped(process, error)  # type: ignore[arg-type]
+        except InvariantViolated as broken:
+            self._note_broken(broken)
+
+    def _note_broken(self, broken: InvariantViolated) -> None:
+        assert self.world is not None
+        entries = self.world.log.entries
+        self._run.broken.append((entries[-1].offset if entries else 0, broken))
+
+    def _note_serving(self, process: Process, effects: list[Effect]) -> None:
+        """Write down which handles of a process are open now and were not, and the other way round."""
+        assert self.world is not None
+        now_us = self.world.stage.schedule.now_us
+        stretches = self._stretches.setdefault(process, {})
+        for effect in effects:
+            for handle in (effect.handle,) if type(effect) is Open else effect.heirs if type(effect) is Reshaped else ():
+                stretches[handle] = _Stretch(handle=handle)
+        for stretch in list(stretches.values()):
+            handle = stretch.handle
+            # A lease that is lost is 0 from then on.
+            stretch.deadline_us = (
+                process.host.clock.true_us_of(handle.lease.deadline_ms) if handle.lease.deadline_ms else stretch.deadline_us
+            )
+            if stretch.began_us is None and handle.passes(process.host.now()):
+                stretch.began_us = now_us
+                self._tell(stretch, process, None)
+            elif stretch.began_us is not None and not handle.is_open:
+                ended_us = now_us if handle.serves_on else min(now_us, stretch.deadline_us)
+                self._tell(stretch, process, max(ended_us, stretch.answered_us))
+                del stretches[handle]
+
+    def _note_answer(self, work: Work) -> None:
+        """Write down when work under a handle last passed its second check."""
+        for stretch in self._stretches.get(work.process, {}).values():
+            if stretch.handle.token == work.token and bundle_contains(stretch.handle.low, stretch.handle.high, work.point):
+                stretch.answered_us = work.ended_us
+                stretch.by_token |= work.by_token and stretch.handle.serves_on
+
+    def _tell(self, stretch: _Stretch, process: Process, ended_us: int | None) -> None:
+        assert self.world is not None
+        assert stretch.began_us is not None, "what has not begun is not told"
+        handle, now_us = stretch.handle, self.world.stage.schedule.now_us
+        served = Served(
+            log="simulated",
+            broker=process.host.broker,
+            incarnation=handle.lease.incarnation,
+            bundle=handle.bundle,
+            token=handle.token,
+            boot=BOOT,
+            started_ns=stretch.began_us * _NANOSECONDS,
+            answered_ns=None if ended_us is None else ended_us * _NANOSECONDS,
+            lease_deadline_ns=stretch.deadline_us * _NANOSECONDS,
+            ended=None if ended_us is None else "closed",
+            by_token=stretch.by_token or (handle.serves_on and ended_us is not None and ended_us > stretch.deadline_us),
+            at_ms=_at_ms(self.world),
+            at_ns=now_us * _NANOSECONDS,
+        )
+        serving = self._run.serving
+        serving.append(Arrival(Source.SERVING, len(serving) + 1, served.at_ms, served.broker.encode(), served.observation().document))

@@ -1,0 +1,213 @@
+"""Mutants of the fold, run by the audit itself: of an honest channel it then says what the log does not.
+
+May live here: the making of a broken fold from a patch of `tests/mutants`, and where it first differs from the one that is whole. The
+audit must name that record: its second rules are not the fold's, and were not broken with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+from unittest.mock import patch
+
+from brokers.simulation.scenario import SCENARIOS
+from channel import view as whole
+from channel.codec import decode
+from channel.entries import BrokerChanged, BundleChanged, NamespaceChanged, Verdict
+from channel.records import AnyRecord, Merge, Unreadable
+from channel.view import View, apply
+from spark_jobs.arrivals import Arrival
+from tests.mutants.patching import Mutant, parse
+from tests.mutants.patching import apply as patched
+from tests.planted.honest import honest, play
+from tests.planted.planted import Planted
+
+_FOLD: Final = "channel/view.py"
+_PATCHES: Final = Path(__file__).resolve().parent.parent / "mutants"
+
+# The channels of honest brokers show nothing of these: somebody must have tried.
+_WANT_FORGERS: Final = frozenset({"10-not-the-actor", "33-bury-without-the-nonce", "46-a-log-begins-twice"})
+_FORGERS: Final = "hostile"
+
+# Long enough for a few deaths; what a broken fold leads to afterwards is of no interest.
+_SECONDS: Final = 20
+
+# Every rule by which the second rules can contradict the fold.
+CONTRADICTIONS: Final = frozenset(
+    {
+        "verdict_differs",
+        "state_differs",
+        "illegal_step",
+        "wrong_actor",
+        "unfit_target",
+        "stale_accepted",
+        "token_fell",
+        "token_not_renewed",
+        "intervals_overlap",
+        "hole",
+        "overlap",
+        "death_left_bundle",
+        "premature_join",
+        "false_proof",
+        "sequence_fell",
+        "dead_publisher_accepted",
+        "namespace_deleted_in_use",
+        "genesis_twice",
+        "digest_differs",
+    }
+)
+
+Apply = Callable[[View, int, AnyRecord | Unreadable], Verdict]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BrokenFold:
+    """One broken rule of the fold, and the scenario of the simulator in whose channels it shows."""
+
+    name: str
+    scenario: str
+    apply: Apply
+
+
+def broken_folds() -> list[BrokenFold]:
+    """All mutants of `channel.view` that the protocol's own mutants hold, and those of `_FOLDS_ONLY`."""
+    mutants = [parse(path.stem, path.read_text(encoding="utf-8")) for path in sorted(_PATCHES.glob("*.patch"))]
+    text = _text()
+    return [
+        BrokenFold(name=mutant.name, scenario=mutant.scenario, apply=_module(mutant, text).apply)
+        for mutant in (*mutants, *_FOLDS_ONLY)
+        if {hunk.path for hunk in mutant.hunks} == {_FOLD}
+    ]
+
+
+@contextmanager
+def folding_with(broken: BrokenFold) -> Iterator[None]:
+    """Whoever folds, folds with this."""
+    with patch("channel.reader.apply", broken.apply):
+        yield
+
+
+def planted_in(channel: list[Arrival], broken: BrokenFold) -> Planted | None:
+    """Where the broken fold first says anything else of `channel` than the whole one; None if it never does.
+
+    A view may differ for a while before a verdict does: then the record after which it did is as good an answer.
+    """
+    view, other = View(), View()
+    offsets: list[int] = []
+    for arrival in channel:
+        record = decode(arrival.value or b"")
+        verdict, different = apply(view, arrival.offset, record), broken.apply(other, arrival.offset, record)
+        shows = _told(verdict) != _told(different)
+        if shows or (not offsets and view.digest() != other.digest()):
+            offsets.append(arrival.offset)
+        if shows:
+            subjects = _subjects(record) | _changed(verdict) | _changed(different)
+            return Planted(arrivals=channel, rules=CONTRADICTIONS, subjects=subjects, offsets=frozenset(offsets))
+    return None
+
+
+def _told(verdict: Verdict) -> tuple[object, ...]:
+    """What of a verdict is told as facts: an entry of a broker is changed in place, so that its last and its sequence say nothing."""
+    changes = [
+        (change.name, change.before, change.after if isinstance(change, BundleChanged | NamespaceChanged) else change.dead)
+        for change in verdict.changes
+        if isinstance(change, BundleChanged | NamespaceChanged | BrokerChanged)
+    ]
+    return verdict.reason, changes, verdict.diverged
+
+
+def _subjects(record: AnyRecord | Unreadable) -> frozenset[str]:
+    named = {"log:", f"broker:{record.publisher}"}
+    if not isinstance(record, Unreadable):
+        named |= {f"{kind}:{record.key}" for kind in ("bundle", "broker", "namespace")}
+        namespace = record.key.rpartition("/")[0]
+        named.add(f"namespace:{namespace}")
+    if isinstance(record, Merge):
+        named.add(f"bundle:{record.right}")
+    return frozenset(named)
+
+
+def _changed(verdict: Verdict) -> frozenset[str]:
+    return frozenset(f"bundle:{change.name}" for change in verdict.changes if isinstance(change, BundleChanged))
+
+
+def channel_for(broken: BrokenFold, seed: int) -> list[Arrival]:
+    """A channel of the scenario in which the broken rule shows."""
+    scenario = SCENARIOS[_FORGERS] if broken.name in _WANT_FORGERS else honest(broken.scenario, seconds=_SECONDS)
+    return play(scenario, seed).channel
+
+
+@cache
+def _text() -> str:
+    return Path(whole.__file__).read_text(encoding="utf-8")
+
+
+def _module(mutant: Mutant, text: str) -> ModuleType:
+    """`channel.view` as the mutant has it, beside the one that is whole."""
+    module = ModuleType(f"channel.view_of_{mutant.name}")
+    changed = patched(mutant, {_FOLD: text})[_FOLD]
+    exec(compile(changed, module.__name__, "exec"), module.__dict__)  # noqa: S102 - the project's own text, with a rule taken out
+    return module
+
+
+_FOLDS_ONLY: Final = (
+    parse(
+        "removals-are-forgotten",
+        """A removal leaves no trace, so that a late duplicate of a create revives what was removed.
+Scenario: reshaping
+
+--- a/channel/view.py
++++ b/channel/view.py
+@@
+     # One number for all absent keys: a create must be based on it, so a late duplicate of an old create revives nothing.
+-    view.removed_at = offset
+     view.scalars_changed()
+""",
+    ),
+    parse(
+        "handover-keeps-the-token",
+        """The next owner serves under the token of the one before.
+Scenario: ordinary
+
+--- a/channel/view.py
++++ b/channel/view.py
+@@
+         last=offset,
+-        token=offset if row.new_token else before.token,
++        token=before.token,
+         algorithm=record.algorithm if splitting else None,
+""",
+    ),
+    parse(
+        "merge-of-two-owners",
+        """Two neighbours of different owners become one bundle.
+Scenario: reshaping
+
+--- a/channel/view.py
++++ b/channel/view.py
+@@
+-    if left.phase != "owned" or right.phase != "owned" or left.owner != right.owner:
++    if left.phase != "owned" or right.phase != "owned":
+         return _ILLEGAL
+""",
+    ),
+    parse(
+        "deleted-in-use",
+        """A namespace is deleted although brokers serve its bundles.
+Scenario: reshaping
+
+--- a/channel/view.py
++++ b/channel/view.py
+@@
+     busy = [bundle.name for bundle in bundles if bundle.phase != "free"]
+-    if busy:
++    if len(busy) > len(bundles):
+         return Verdict(reason=Reason.BUNDLES_IN_USE, problem=f"{len(busy)} bundles are not free, the first is {busy[0]}")
+""",
+    ),
+)

@@ -1,0 +1,45 @@
+"""One planted violation: the arrivals that an audit reads, and what it must say of them.
+
+May live here: the value that every kind of violation comes to, and the question whether findings name it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from random import Random
+
+from spark_jobs.arrivals import Arrival
+from spark_jobs.findings import Finding
+
+Lost = Callable[[int, int], bytes | None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """A channel with one violation. A finding names it if its rule, its subject and one of its offsets are among these.
+
+    `lost` is what stands for the storage when the audit asks whether records are gone: the snapshot to go on from, or None.
+    """
+
+    arrivals: list[Arrival]
+    rules: frozenset[str]
+    subjects: frozenset[str]
+    offsets: frozenset[int]
+    lost: Lost | None = None
+
+    def named_by(self, findings: Iterable[Finding]) -> list[Finding]:
+        """The findings that name it."""
+        return [
+            finding
+            for finding in findings
+            if finding.rule in self.rules and finding.subject in self.subjects and not self.offsets.isdisjoint(finding.offsets)
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """One kind of violation. `plant` makes a channel with one of it, at a place that the chance decides; None where it found none."""
+
+    name: str
+    plant: Callable[[int, Random], Planted | None]

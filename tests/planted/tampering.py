@@ -1,0 +1,157 @@
+"""Tampering: honest channels of which somebody changed, took away or moved what already stood on the log.
+
+May live here: the ways to tamper, and where each must show. What it breaks shows where the honest rest of the log no longer
+fits: there the fold of the tampered log is asked, with the digests that brokers wrote before anybody tampered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import Final
+
+import orjson
+
+from channel.log import Entry
+from channel.reader import Folded, Reader
+from channel.records import Renewed
+from channel.snapshot import to_bytes
+from spark_jobs.arrivals import Arrival
+from tests.planted.honest import busy_channel
+from tests.planted.planted import Kind, Planted
+
+_BACK_MS: Final = 600_000
+
+
+def _channel(seed: int) -> list[Arrival]:
+    return list(busy_channel(seed))
+
+
+def _folded(channel: list[Arrival]) -> list[Folded]:
+    reader = Reader(log="planted")
+    return [reader.feed(Entry(arrival.offset, arrival.value or b"")) for arrival in channel]
+
+
+def _place(channel: list[Arrival], rng: Random, fits: Callable[[Folded], bool]) -> int | None:
+    """A random place in the middle half, after the beginnings and with enough to come, whose record fits."""
+    folded = _folded(channel)
+    places = [place for place in range(len(folded) // 4, len(folded) * 3 // 4) if fits(folded[place])]
+    return rng.choice(places) if places else None
+
+
+def _is_renewal(folded: Folded) -> bool:
+    return folded.verdict.accepted and isinstance(folded.record, Renewed)
+
+
+def _changes_one_bundle(folded: Folded) -> bool:
+    return folded.verdict.accepted and len(folded.verdict.changes) == 1 and folded.record.key.count("/") == 2  # type: ignore[union-attr]
+
+
+def _first_that_differs(channel: list[Arrival], after: int, rules: frozenset[str]) -> Planted | None:
+    """Planted at the first renewal beyond the storage offset `after` whose digest is no longer that of the fold."""
+    for folded in _folded(channel):
+        if folded.offset > after and folded.verdict.diverged:
+            return Planted(
+                arrivals=channel, rules=rules, subjects=frozenset({f"broker:{folded.record.publisher}"}), offsets=frozenset({folded.offset})
+            )
+    return None
+
+
+_DIFFERS: Final = frozenset({"digest_differs"})
+
+
+def _alters_a_digest(seed: int, rng: Random) -> Planted | None:
+    channel = _channel(seed)
+    place = _place(channel, rng, _is_renewal)
+    if place is None:
+        return None
+    raw = orjson.loads(channel[place].value or b"")
+    raw["digest"] ^= 1 << rng.randrange(60)
+    channel[place] = channel[place]._replace(value=orjson.dumps(raw))
+    return _first_that_differs(channel, channel[place].offset - 1, _DIFFERS)
+
+
+def _alters_an_accepted_record(seed: int, rng: Random) -> Planted | None:
+    """One accepted record is made to say that a bundle went to somebody else, or ended in another way."""
+    channel = _channel(seed)
+    place = _place(channel, rng, lambda folded: _changes_one_bundle(folded) and b'"assigning"' in _spelled(channel, folded))
+    if place is None:
+        return None
+    raw = orjson.loads(channel[place].value or b"")
+    joined = [folded.offset for folded in _folded(channel[:place]) if b'"joined"' in _spelled(channel, folded)]
+    raw["owner"] = rng.choice([offset for offset in joined if offset != raw["owner"]])
+    channel[place] = channel[place]._replace(value=orjson.dumps(raw))
+    return _first_that_differs(channel, channel[place].offset, _DIFFERS)
+
+
+def _spelled(channel: list[Arrival], folded: Folded) -> bytes:
+    return next((arrival.value or b"" for arrival in channel if arrival.offset == folded.offset), b"")
+
+
+def _takes_a_record_away(seed: int, rng: Random) -> Planted | None:
+    channel = _channel(seed)
+    place = _place(channel, rng, _changes_one_bundle)
+    if place is None:
+        return None
+    gone = channel.pop(place)
+    return _first_that_differs(channel, gone.offset, _DIFFERS)
+
+
+def _swaps_two_records(seed: int, rng: Random) -> Planted | None:
+    """Two records next to one another change places, of which the first made the second possible, or came from one broker."""
+    channel = _channel(seed)
+    place = _place(channel, rng, _changes_one_bundle)
+    if place is None:
+        return None
+    first, second = channel[place], channel[place + 1]
+    channel[place], channel[place + 1] = first._replace(value=second.value), second._replace(value=first.value)
+    return _first_that_differs(channel, first.offset, _DIFFERS)
+
+
+def _lets_time_fall(seed: int, rng: Random) -> Planted | None:
+    channel = _channel(seed)
+    place = rng.randrange(len(channel) // 4, len(channel) * 3 // 4)
+    channel[place:] = [arrival._replace(at_ms=arrival.at_ms - _BACK_MS) for arrival in channel[place:]]
+    return Planted(
+        arrivals=channel, rules=frozenset({"time_fell"}), subjects=frozenset({"log:"}), offsets=frozenset({channel[place].offset})
+    )
+
+
+def _puts_nothing_between(seed: int, rng: Random) -> Planted | None:
+    """An entry without a value, as a compacted topic has for what was removed, and a channel never."""
+    channel = _channel(seed)
+    gaps = [place for place in range(len(channel) // 4, len(channel) * 3 // 4) if channel[place + 1].offset > channel[place].offset + 1]
+    place = rng.choice(gaps)
+    before = channel[place]
+    channel.insert(place + 1, before._replace(offset=before.offset + 1, value=None))
+    return Planted(arrivals=channel, rules=frozenset({"malformed"}), subjects=frozenset({"log:"}), offsets=frozenset({before.offset + 1}))
+
+
+def _cuts_records_off(seed: int, rng: Random) -> Planted | None:
+    """The log was truncated above where the audit has read: what storage still has begins with a view."""
+    channel = _channel(seed)
+    first = rng.randrange(len(channel) // 4, len(channel) // 2)
+    end = first + rng.randrange(20, 200)
+    reader = Reader(log="planted")
+    for arrival in channel[:end]:
+        reader.feed(Entry(arrival.offset, arrival.value or b""))
+    view, position = to_bytes(reader.view), channel[end].offset
+    del channel[first:end]
+    return Planted(
+        arrivals=channel,
+        rules=frozenset({"records_lost"}),
+        subjects=frozenset({"log:"}),
+        offsets=frozenset(range(channel[first - 1].offset, position + 1)),
+        lost=lambda _from, to: view if to == position else None,
+    )
+
+
+TAMPERINGS: Final = (
+    Kind(name="alters_a_digest", plant=_alters_a_digest),
+    Kind(name="alters_an_accepted_record", plant=_alters_an_accepted_record),
+    Kind(name="takes_a_record_away", plant=_takes_a_record_away),
+    Kind(name="swaps_two_records", plant=_swaps_two_records),
+    Kind(name="lets_time_fall", plant=_lets_time_fall),
+    Kind(name="puts_nothing_between", plant=_puts_nothing_between),
+    Kind(name="cuts_records_off", plant=_cuts_records_off),
+)

@@ -1,0 +1,194 @@
+"""Histories of random channels against a slow and obvious twin, which looks at whole views before and after each record.
+
+May live here: properties of transitions, ownership intervals and transfers over any log. Single stories are told in
+tests/unit/spark/test_histories.py.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from channel.codec import decode
+from channel.entries import BundleEntry, Verdict
+from channel.reader import Folded
+from channel.records import AnyRecord, BrokerRecord, Unreadable
+from channel.snapshot import from_bytes, to_bytes
+from channel.view import View, apply
+from spark_jobs.emitted import Emitted, Table
+from spark_jobs.histories import Histories
+from tests.walk import Walk
+
+RECORDS_MAX = 250
+ON_ITS_WAY = ("transferring", "handing_over", "unloading")
+
+Row = Mapping[str, Any]
+
+
+def time_of(offset: int) -> int:
+    """The log's time at an offset."""
+    return 1_000_000 + 7 * offset
+
+
+def rows_of(emitted: list[Emitted], table: Table) -> list[Row]:
+    """The rows of one table."""
+    return [orjson.loads(row.body or b"") for row in emitted if row.table == table]
+
+
+class Obvious:
+    """The twin: after each record it compares each bundle of the view with what it was before."""
+
+    def __init__(self) -> None:
+        self.bundles: dict[str, BundleEntry] = {}
+        self.brokers: dict[int, str] = {}
+        self.began: dict[str, int] = {}
+        self.asked: dict[str, tuple[int, str | None]] = {}
+        self.ready: dict[str, int] = {}
+        self.transitions: Counter[tuple[object, ...]] = Counter()
+        self.intervals: Counter[tuple[object, ...]] = Counter()
+        self.transfers: Counter[tuple[object, ...]] = Counter()
+
+    def see(self, view: View, offset: int, record: AnyRecord | Unreadable) -> None:
+        """Look at all that is there after a record."""
+        alive = {broker.incarnation: broker.broker for broker in view.live_brokers()}
+        before, after = self.bundles, dict(view.bundles)
+        dead = self.brokers.keys() - alive.keys()
+        self.brokers |= alive
+        for name in sorted(before.keys() | after.keys()):
+            old, new = before.get(name), after.get(name)
+            if old == new:
+                continue
+            self.transitions[offset, name, old and old.phase, new and new.phase] += 1
+            if (old and old.server) != (new and new.server):
+                if old and old.server is not None:
+                    how = self._how(old, new, record, dead)
+                    self.intervals[name, self.brokers[old.server], old.token, self.began.pop(name), offset, how] += 1
+                if new and new.server is not None:
+                    self.began[name] = offset
+            self._move(name, old, new, offset, record, dead)
+        self.bundles = after
+        self.brokers = alive
+
+    def _how(self, old: BundleEntry, new: BundleEntry | None, record: AnyRecord | Unreadable, dead: object) -> str:
+        if old.server in dead:  # type: ignore[operator]  # A view of keys.
+            return "left" if isinstance(record, BrokerRecord) and record.status == "left" else "died"
+        if new is None:
+            return {"Split": "split", "Merge": "merged", "NamespaceRecord": "deleted"}[type(record).__name__]
+        return {"handing_over": "transferred", "unloading": "unloaded"}[old.phase]
+
+    def _move(  # noqa: PLR0917 - what is seen of one bundle, in the order of its life
+        self, name: str, old: BundleEntry | None, new: BundleEntry | None, offset: int, record: AnyRecord | Unreadable, dead: object
+    ) -> None:
+        if new and new.phase in ON_ITS_WAY and not (old and old.phase in ON_ITS_WAY):
+            self.asked[name] = offset, record.publisher
+        if new and new.phase == "handing_over":
+            self.ready[name] = offset
+        if old and old.phase in ON_ITS_WAY and not (new and new.phase in ON_ITS_WAY):
+            begun, asked_by = self.asked.pop(name)
+            ready = self.ready.pop(name, None)
+            result = {"transferring": "called_off", "handing_over": "done", "unloading": "unloaded"}[old.phase]
+            if old.source in dead or old.owner in dead:  # type: ignore[operator]  # As above.
+                result = "source_died" if old.source in dead else "destination_died"  # type: ignore[operator]  # As above.
+            self.transfers[name, begun, asked_by, ready, offset, result] += 1
+
+
+def told(walk: Walk, length: int, *, again: frozenset[int] = frozenset()) -> tuple[list[Emitted], Obvious]:
+    """What histories and their twin tell of a walk; after the records of these numbers the histories go on from their rows."""
+    view, histories, twin = View(), Histories(), Obvious()
+    emitted: list[Emitted] = []
+    state: dict[str, bytes] = {}
+    for number in range(length):
+        offset, data = walk.step()
+        record = decode(data)
+        verdict: Verdict = apply(view, offset, record)
+        if verdict.changes:
+            emitted += histories.feed(Folded(offset=offset, record=record, verdict=verdict), time_of(offset))
+        twin.see(view, offset, record)
+        if number in again:
+            for key, row in histories.changed_rows():
+                if row is None:
+                    state.pop(key, None)
+                else:
+                    state[key] = row
+            histories = Histories()
+            histories.restore(state)
+    return emitted, twin
+
+
+@settings(deadline=None, max_examples=60)
+@given(st.integers(0, 2**32), st.integers(1, RECORDS_MAX))
+def test_histories_are_those_of_the_obvious_twin(seed: int, length: int) -> None:
+    """Whatever stands on a log, every transition, every tenure that ended and every transfer that ended is told once, and rightly."""
+    emitted, twin = told(Walk(seed), length)
+    transitions, intervals, transfers = (
+        rows_of(emitted, table) for table in (Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, Table.TRANSFERS)
+    )
+    offsets = [row.offset for row in emitted if row.table == Table.TRANSITIONS]
+    found = Counter((at, row["bundle"], row["phase_before"], row["phase_after"]) for at, row in zip(offsets, transitions, strict=True))
+    assert twin.transitions == found
+    columns = ("bundle", "broker", "token", "from_offset", "to_offset", "how")
+    assert twin.intervals == Counter(tuple(row[column] for column in columns) for row in intervals)
+    columns = ("bundle", "begun_offset", "asked_by", "ready_offset", "ended_offset", "result")
+    assert twin.transfers == Counter(tuple(row[column] for column in columns) for row in transfers)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32), st.integers(1, RECORDS_MAX), st.sets(st.integers(0, RECORDS_MAX), max_size=12))
+def test_histories_go_on_where_they_were(seed: int, length: int, again: set[int]) -> None:
+    """Histories that are restored from their rows between any two records tell the same rows as ones that never were."""
+    assert told(Walk(seed), length)[0] == told(Walk(seed), length, again=frozenset(again))[0]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 2**32), st.integers(1, RECORDS_MAX), st.integers(0, RECORDS_MAX))
+def test_histories_that_begin_late_tell_the_same_ends(seed: int, length: int, middle: int) -> None:
+    """From a view in the middle the same tenures and transfers end in the same way, and only what began before is not known."""
+    walk, view, whole = Walk(seed), View(), Histories()
+    late: Histories | None = None
+    for number in range(length):
+        if number == middle:
+            late = Histories()
+            late.begin(from_bytes(to_bytes(view)))
+        offset, data = walk.step()
+        record = decode(data)
+        verdict = apply(view, offset, record)
+        if verdict.changes:
+            folded = Folded(offset=offset, record=record, verdict=verdict)
+            rows = list(whole.feed(folded, time_of(offset)))
+            if late is not None:
+                late_rows = list(late.feed(folded, time_of(offset)))
+                assert [(row.table, row.offset, row.ordinal) for row in rows] == [(row.table, row.offset, row.ordinal) for row in late_rows]
+                for row, late_row in zip(rows, late_rows, strict=True):
+                    _same_but_for_the_beginning(orjson.loads(row.body or b""), orjson.loads(late_row.body or b""))
+
+
+def _same_but_for_the_beginning(row: Row, late: Row) -> None:
+    unknown = {name for name in row if late[name] is None}
+    began = {
+        "from_offset",
+        "from_at",
+        "duration_ms",
+        "begun_offset",
+        "begun_at",
+        "asked_by",
+        "reason",
+        "ready_offset",
+        "ready_at",
+        "pause_ms",
+    }
+    assert {name: row[name] for name in row if name not in unknown} == {name: late[name] for name in late if name not in unknown}
+    assert {name for name in unknown if row[name] is not None} <= began
+
+
+def test_the_walks_come_to_every_end() -> None:
+    """What the tests above compare is there: some walks hold every way in which a tenure and a transfer can end."""
+    emitted = [row for seed in range(4) for row in told(Walk(seed), 4 * RECORDS_MAX)[0]]
+    hows = {row["how"] for row in rows_of(emitted, Table.OWNERSHIP_INTERVALS)}
+    assert {"transferred", "unloaded", "died", "left", "split", "merged"} == hows
+    results = {row["result"] for row in rows_of(emitted, Table.TRANSFERS)}
+    assert {"done", "unloaded", "called_off", "source_died", "destination_died"} == results

@@ -1,0 +1,111 @@
+"""The second rules beside the fold, over random walks: two readings of one protocol never differ.
+
+May live here: the comparison over streams of records of which many are late, stale, illegal, broken or garbage. Each walk is read
+in parts, between which all state is taken down and taken up again, and once more from a snapshot in its middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from collections.abc import Sequence as Many
+from typing import Final
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from channel.codec import decode
+from channel.snapshot import to_bytes
+from channel.view import View, apply
+from spark_jobs.arrivals import Arrival, Source
+from spark_jobs.emitted import Table
+from spark_jobs.facts import Fact, parse_fact
+from spark_jobs.findings import Finding
+from spark_jobs.rules.bundle import BundleChecker
+from spark_jobs.rules.membership import Membership
+from spark_jobs.rules.memory import Checker, DictMemory
+from spark_jobs.rules.namespace import NamespaceChecker
+from spark_jobs.sequence.parts import Plugs
+from spark_jobs.sequence.sequence import Sequence
+from tests.walk import Walk
+
+BEGAN_MS: Final = 1_000_000
+FACTS: Final = frozenset({Table.FACTS})
+SENSELESS: Final = frozenset({"writes_what_it_may_not", "baseless"})
+"""What the rules say of who wrote a record that is nothing to the fold: walks hold many of these."""
+
+CHECKERS: Final[dict[str, Checker]] = {"bundle": BundleChecker(), "namespace": NamespaceChecker()}
+
+walks = st.builds(Walk, st.integers(0, 2**32), levels=st.booleans())
+
+
+def arrivals_of(walk: Walk, length: int) -> list[Arrival]:
+    """The entries of a walk, 20 a second."""
+    return [Arrival(Source.CHANNEL, offset, BEGAN_MS + 50 * place, None, data) for place, (offset, data) in enumerate(steps(walk, length))]
+
+
+def steps(walk: Walk, length: int) -> list[tuple[int, bytes]]:
+    """So many entries of a walk."""
+    return [walk.step() for _ in range(length)]
+
+
+def facts_of(parts: Iterable[Many[Arrival]], begin: bytes | None) -> list[Fact]:
+    """The facts of arrivals that are read in parts, with the state taken down and taken up between any two."""
+    found: list[Fact] = []
+    rows: dict[str, bytes] = {}
+    sequence = Sequence(FACTS, begin, plugs=Plugs(opinion=Membership()))
+    for part in parts:
+        found += [parse_fact(row.body or b"") for row in sequence.feed(part)]
+        for key, value in sequence.changed_rows():
+            if value is None:
+                rows.pop(key, None)
+            else:
+                rows[key] = value
+        sequence = Sequence.restored(rows, FACTS, plugs=Plugs(opinion=Membership()))
+    return found
+
+
+def findings_of(facts: Iterable[Fact]) -> list[Finding]:
+    """What the checkers of bundles and namespaces say of them against the fold."""
+    memories: dict[str, DictMemory] = {}
+    found: list[Finding] = []
+    for fact in facts:
+        checker = CHECKERS.get(fact.subject.partition(":")[0])
+        if checker is not None:
+            found += checker.check(memories.setdefault(fact.subject, DictMemory()), fact)
+    return [finding for finding in found if finding.rule not in SENSELESS]
+
+
+@settings(max_examples=40, deadline=None)
+@given(walk=walks, length=st.integers(1, 240), cut=st.integers(1, 240))
+def test_nothing_is_found_where_the_fold_is_right(walk: Walk, length: int, cut: int) -> None:
+    """Both readings come to one verdict on each record, and to one state of each bundle and namespace."""
+    arrivals = arrivals_of(walk, length)
+    facts = facts_of((arrivals[:cut], arrivals[cut:]), None)
+    judged = [fact for fact in facts if "expected" in fact.context]
+    assert [] == [fact for fact in judged if fact.verdict not in (fact.context["expected"], "not_folded")]
+    assert [] == findings_of(facts)
+    told = {fact.offset for fact in facts if "judged_by" in fact.context}
+    assert told == {fact.offset for fact in facts if fact.subject == fact.context.get("judged_by")}
+
+
+@settings(max_examples=20, deadline=None)
+@given(walk=walks, length=st.integers(2, 240), cut=st.integers(1, 239))
+def test_nothing_is_found_from_the_middle_on(walk: Walk, length: int, cut: int) -> None:
+    """An audit that begins from a snapshot is quiet as well."""
+    arrivals = arrivals_of(walk, length)
+    view = View()
+    for arrival in arrivals[:cut]:
+        apply(view, arrival.offset, decode(arrival.value or b""))
+    if view.genesis is None:
+        return
+    facts = facts_of((arrivals[cut:],), to_bytes(view))
+    assert [] == [fact for fact in facts if fact.context.get("expected", fact.verdict) not in (fact.verdict, "not_folded")]
+    assert [] == findings_of(facts)
+
+
+@settings(max_examples=20, deadline=None)
+@given(walk=walks, length=st.integers(1, 160), cut=st.integers(1, 160))
+def test_the_state_is_whole(walk: Walk, length: int, cut: int) -> None:
+    """Facts are the same whether the state was taken down in between or not."""
+    arrivals = arrivals_of(walk, length)
+    assert facts_of((arrivals,), None) == facts_of((arrivals[:cut], arrivals[cut:]), None)

@@ -1,0 +1,140 @@
+"""Sequences over random walks: however a log is cut into batches, and wherever a sequence is restored, the rows are the same.
+
+May live here: properties of `spark_jobs.sequence` over streams of records, good and bad.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence as Rows
+from itertools import pairwise
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from channel.codec import decode
+from channel.snapshot import to_bytes
+from channel.view import View, apply
+from spark_jobs.arrivals import Arrival
+from spark_jobs.emitted import Emitted, Table
+from spark_jobs.facts import parse_fact
+from spark_jobs.histories import Histories
+from spark_jobs.rules.membership import Membership
+from spark_jobs.sequence.parts import Plugs, StateRow
+from spark_jobs.sequence.sequence import Sequence
+from spark_jobs.sequence.snapshots import unpacked
+from tests.walk import Walk
+
+EVERYTHING = frozenset(Table) - {Table.FINDINGS}
+NOTES = (b"{}", b'{"bundle":"t/one/0x00000000_0xffffffff","broker":"a:1"}', b"no JSON", b"[]", None)
+
+
+def plugs() -> Plugs:
+    """Parts of its own for one more sequence; a snapshot is due so often that walks have some."""
+    return Plugs(opinion=Membership(), histories=Histories(), snapshot_records=17)
+
+
+def keep(rows: dict[str, bytes], changed: Rows[StateRow]) -> None:
+    """Put changed rows of state to those that are there."""
+    for key, data in changed:
+        if data is None:
+            rows.pop(key, None)
+        else:
+            rows[key] = data
+
+
+def arrivals_of(walk: Walk, *, length: int) -> list[Arrival]:
+    """A walk as arrivals, with notes among its records, times that fall now and then, and entries without a value."""
+    for _ in range(length):
+        walk.step()
+    rng = random.Random(length)
+    arrivals = []
+    for place, (offset, data) in enumerate(walk.entries):
+        at_ms = 1_000 * place - rng.choice((0, 0, 0, 0, 1_500))
+        arrivals.append(Arrival("channel", offset, max(at_ms, 0), None, None if rng.random() < 1 / 40 else data))
+        if rng.random() < 1 / 10:
+            arrivals.append(Arrival(rng.choice(("serving", "decisions", "loads")), place, at_ms, None, rng.choice(NOTES)))
+    return arrivals
+
+
+def told_in_batches(arrivals: list[Arrival], cuts: list[int], rng: random.Random) -> list[Emitted]:
+    """The rows of these arrivals in batches, each by a sequence that is restored from the state that the one before it left."""
+    state: dict[str, bytes] = {}
+    sequence = Sequence(EVERYTHING, plugs=plugs())
+    told: list[Emitted] = []
+    for low, high in pairwise((0, *sorted(cuts), len(arrivals))):
+        told += sequence.feed(arrivals[low:high])
+        keep(state, sequence.changed_rows())
+        # In another order than they were written in: of that a storage promises nothing.
+        shuffled = dict(rng.sample(sorted(state.items()), len(state)))
+        sequence = Sequence.restored(shuffled, EVERYTHING, plugs=plugs())
+    return told
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    walk=st.builds(Walk, st.integers(0, 2**32), levels=st.booleans()),
+    length=st.integers(1, 120),
+    cuts=st.lists(st.integers(0, 150), max_size=6),
+)
+def test_rows_do_not_depend_on_batches(walk: Walk, length: int, cuts: list[int]) -> None:
+    """A sequence that is restored between any two batches gives the rows that one gives that is fed at once."""
+    arrivals = arrivals_of(walk, length=length)
+    at_once = list(Sequence(EVERYTHING, plugs=plugs()).feed(arrivals))
+    assert at_once == told_in_batches(arrivals, [min(cut, len(arrivals)) for cut in cuts], random.Random(length))
+
+
+@settings(max_examples=40, deadline=None)
+@given(walk=st.builds(Walk, st.integers(0, 2**32)), length=st.integers(1, 150))
+def test_a_restored_view_is_the_one_of_the_fold(walk: Walk, length: int) -> None:
+    """What is restored from the rows of state has the digest of the fold from zero, the sequences, and what renewals must say."""
+    view = View()
+    state: dict[str, bytes] = {}
+    sequence = Sequence(EVERYTHING, plugs=plugs())
+    for _ in range(length):
+        offset, data = walk.step()
+        apply(view, offset, decode(data))
+        assert list(sequence.feed([Arrival("channel", offset, 0, None, data)]))
+        keep(state, sequence.changed_rows())
+    restored = Sequence.restored(state, EVERYTHING, plugs=plugs()).view
+    assert view.digest() == restored.digest()
+    assert view.offset == restored.offset
+    promised = {name: (broker.sequence, broker.digest_after) for name, broker in view.brokers.items()}
+    assert promised == {name: (broker.sequence, broker.digest_after) for name, broker in restored.brokers.items()}
+
+
+@settings(max_examples=40, deadline=None)
+@given(walk=st.builds(Walk, st.integers(0, 2**32)), length=st.integers(1, 150))
+def test_every_record_is_kept_and_told(walk: Walk, length: int) -> None:
+    """Each entry has one row of its bytes with the verdict of the fold, and at least one fact that says the same."""
+    arrivals = arrivals_of(walk, length=length)
+    view = View()
+    expected = []
+    for arrival in arrivals:
+        if arrival.source == "channel":
+            verdict = apply(view, arrival.offset, decode(arrival.value or b""))
+            expected.append((arrival.offset, verdict.reason or "accepted", arrival.value))
+    rows = list(Sequence(EVERYTHING, plugs=plugs()).feed(arrivals))
+    assert expected == [(row.offset, row.verdict, row.body) for row in rows if row.table == Table.RECORDS]
+    facts = [parse_fact(row.body or b"") for row in rows if row.table == Table.FACTS]
+    told = {(fact.offset, fact.verdict) for fact in facts if fact.source == "channel" and fact.verdict is not None}
+    assert {(offset, verdict) for offset, verdict, _ in expected} == told
+
+
+@settings(max_examples=30, deadline=None)
+@given(walk=st.builds(Walk, st.integers(0, 2**32)), length=st.integers(1, 150))
+def test_a_snapshot_is_the_view_after_its_offset(walk: Walk, length: int) -> None:
+    """Each snapshot holds what the fold from zero comes to, and the rows of a table have places of their own."""
+    arrivals = arrivals_of(walk, length=length)
+    rows = list(Sequence(EVERYTHING, plugs=plugs()).feed(arrivals))
+    places = [(row.table, row.offset, row.ordinal) for row in rows]
+    assert len(places) == len(set(places))
+    snapshots = {row.offset: unpacked(row.body or b"") for row in rows if row.table == Table.SNAPSHOTS}
+    view = View()
+    for arrival in arrivals:
+        if arrival.source == "channel":
+            apply(view, arrival.offset, decode(arrival.value or b""))
+            if arrival.offset in snapshots:
+                assert len(to_bytes(view)) == len(to_bytes(snapshots[arrival.offset]))
+                assert view.digest() == snapshots.pop(arrival.offset).digest()
+    assert not snapshots

@@ -1,0 +1,123 @@
+"""What a command line of the group `spark` asks of its job, and how its answer becomes an exit code.
+
+May live here: the commands with jobs that only remember what they were asked. What jobs do is tested with them.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from brokers.cli.outcome import ExitCode
+from spark_jobs.errors import MissingJava
+from spark_jobs.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, TidyOptions, VerifyOptions
+from tests.unit.cli.fabricated import owned_channel, run, write
+
+JOBS = {
+    "audit": "spark_jobs.audit",
+    "archive": "spark_jobs.archive",
+    "verify": "spark_jobs.verify",
+    "report": "spark_jobs.report",
+    "tidy": "spark_jobs.tables.tidying",
+}
+
+
+class Asked:
+    """Jobs that remember their options, and find `found` things."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.options: list[object] = []
+        self.found = 0
+        self.failure: Exception | None = None
+        for name, module in JOBS.items():
+            monkeypatch.setitem(sys.modules, module, SimpleNamespace(**{f"run_{name}": self.run}))
+
+    def run(self, options: object, screen: Screen) -> int:
+        if self.failure is not None:
+            raise self.failure
+        self.options.append(options)
+        screen.result("a result")
+        screen.note("a note")
+        return self.found
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Jobs that only remember."""
+    return Asked(monkeypatch)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """A log that has begun."""
+    return write(owned_channel().entries, tmp_path)
+
+
+def test_jobs_get_what_the_command_line_says(asked: Asked, log: str, tmp_path: Path) -> None:
+    """Each option reaches its job, and what is not given is as it is by default."""
+    archive = tmp_path / "tables"
+    lines = {
+        ("audit", "--log", log): AuditOptions(log_url=log, archive=Path(f"{log.removeprefix('sqlite:')}.archive")),
+        ("audit", "--log", log, "--archive", str(archive), "--to-end", "--in-flight-max", "9", "--master", "local[1]"): AuditOptions(
+            log_url=log, archive=archive, to_end=True, in_flight_max_s=9, master="local[1]"
+        ),
+        ("archive", "--log", log, "--archive", str(archive), "--hold", "main", "--delta", "--metrics-port", "9"): ArchiveOptions(
+            log_url=log, archive=archive, hold="main", delta=True, metrics_port=9
+        ),
+        ("verify", "--archive", str(archive), "--from", "1970-01-01T00:00:01Z", "--json"): VerifyOptions(
+            archive=archive, from_ms=1_000, as_json=True
+        ),
+        ("report", "--log", log, "--to", "1970-01-01T00:00:02Z", "--out", "x.html"): ReportOptions(
+            out=Path("x.html"), log_url=log, to_ms=2_000
+        ),
+        ("tidy", "--archive", str(archive)): TidyOptions(archive=archive),
+    }
+    codes = [run("spark", *line).exit_code for line in lines]
+    assert [ExitCode.OK] * len(lines) == codes
+    assert list(lines.values()) == asked.options
+
+
+def test_a_report_is_of_the_log_in_the_environment(asked: Asked, log: str) -> None:
+    """As for every command the variable names the log; an archive that is named goes before it."""
+    codes = [run("spark", "report", log=log).exit_code, run("spark", "report", "--archive", "tables", log=log).exit_code]
+    assert [ExitCode.OK, ExitCode.OK] == codes
+    assert [(log, None), (None, Path("tables"))] == [
+        (each.log_url, each.archive) for each in asked.options if isinstance(each, ReportOptions)
+    ]
+
+
+def test_what_was_found_is_the_exit_code(asked: Asked, log: str) -> None:
+    """A job that found something ends with 1; its results go to the standard output, and its notes do not."""
+    asked.found = 3
+    result = run("spark", "audit", "--log", log, "--to-end")
+    assert (ExitCode.REFUSED, "a result\n", "a note\n") == (result.exit_code, result.stdout, result.stderr)
+
+
+def test_a_machine_without_java_ends_with_its_own_exit_code(asked: Asked, log: str) -> None:
+    """Somebody must act first: a line that says what to do, and 4."""
+    asked.failure = MissingJava(problem="there is none")
+    result = run("spark", "audit", "--log", log)
+    assert (ExitCode.OPERATOR, True) == (result.exit_code, "apt-get install" in result.stderr)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        (("report",), "give one of --archive and --log"),
+        (("report", "--archive", "a", "--log", "sqlite:b"), "give one of --archive and --log"),
+        (("verify", "--archive", "a", "--from", "7"), "7 is an offset"),
+        (("verify", "--archive", "a", "--from", "-1h", "--to", "-2h"), "not after --from"),
+        (("archive", "--log", "{log}", "--hold", "a", "--release", "a"), "either kept or lifted"),
+        (("audit", "--log", "sqlite:nowhere.db"), "has not begun"),
+        (("audit", "--log", "memory:x"), "known only to the process"),
+        (("tidy",), "--archive"),
+    ],
+)
+def test_a_wrong_line_starts_no_job(asked: Asked, log: str, line: tuple[str, ...], named: str) -> None:
+    """What is wrong with a command line is said before Spark takes its seconds."""
+    result = run("spark", *(word.replace("{log}", log) for word in line))
+    assert (ExitCode.USAGE, True) == (result.exit_code, named in " ".join(result.stderr.split()))
+    assert [] == asked.options

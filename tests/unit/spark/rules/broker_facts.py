@@ -1,0 +1,150 @@
+"""Facts of one broker, and of the log, as the sequential operator tells them.
+
+May live here: a story of facts, told one after the other to a checker, as short as a test can say it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_jobs.facts import Fact, parse_fact, subject
+from spark_jobs.findings import Finding
+from spark_jobs.rules.broker import BrokerChecker
+from spark_jobs.rules.log import LogChecker
+from spark_jobs.rules.memory import Checker, DictMemory
+
+LEASE_MS, MARGIN_MS = 3_000, 500
+
+
+class Story:
+    """Tells facts of one subject. `found` holds the rule and the offsets of each finding, in order."""
+
+    def __init__(self, checker: Checker, who: str) -> None:
+        self.checker = checker
+        self.subject = who
+        self.memory = DictMemory()
+        self.findings: list[Finding] = []
+        self.offset = 0
+        self.at_ms = 1_000_000
+
+    @property
+    def found(self) -> list[tuple[str, tuple[int, ...]]]:
+        """What was found so far, without the words."""
+        return [(finding.rule, finding.offsets) for finding in self.findings]
+
+    @property
+    def rules(self) -> list[str]:
+        """The rules that were broken so far, each once, in order."""
+        return list(dict.fromkeys(finding.rule for finding in self.findings))
+
+    def wait(self, ms: int) -> None:
+        """Let the log's time pass, without a fact; a timer that is due fires."""
+        self.at_ms += ms
+        due_ms = self.memory.due_ms
+        if due_ms is not None and due_ms <= self.at_ms:
+            self.memory.due_ms = None
+            self.findings.extend(self.checker.expire(self.memory, self.subject, self.at_ms))
+
+    def tell(
+        self,
+        record: dict[str, Any] | None,
+        *,
+        verdict: str | None = "accepted",
+        offset: int | None = None,
+        before: dict[str, Any] | None = None,
+        after: dict[str, Any] | None = None,
+        context: dict[str, Any] | None = None,
+        source: str = "channel",
+    ) -> int:
+        """One fact, as it comes back from its bytes; its offset."""
+        self.offset = self.offset + 1 if offset is None else offset
+        self.at_ms += 10
+        fact = Fact(
+            subject=self.subject,
+            source=source,
+            offset=self.offset,
+            at_ms=self.at_ms,
+            record=record,
+            verdict=verdict,
+            before=before,
+            after=after,
+            context=context or {},
+        )
+        self.findings.extend(self.checker.check(self.memory, parse_fact(fact.to_bytes())))
+        return self.offset
+
+
+class BrokerStory(Story):
+    """The story of the broker `b1`, whose records are numbered, and based on the last one, unless a test says otherwise."""
+
+    def __init__(self) -> None:
+        super().__init__(BrokerChecker(), subject("broker", "b1"))
+        self.incarnation = 0
+        self.sequence = 0
+        self.last = 0
+        self.standing: dict[str, Any] | None = None
+        self.back_ms: int | None = None
+
+    def own(self, *, verdict: str = "accepted", **fields: Any) -> int:  # noqa: ANN401 - the fields of a record
+        """A record that the broker publishes about a bundle."""
+        self.sequence += 1
+        record = {
+            "kind": "bundle",
+            "key": "t/n/0x00000000_0xffffffff",
+            "based_on": 0,
+            "publisher": "b1",
+            "incarnation": self.incarnation,
+            "sequence": self.sequence,
+            "state": "free",
+        }
+        return self.tell({**record, **fields}, verdict=verdict)
+
+    def member(
+        self,
+        status: str,
+        *,
+        verdict: str = "accepted",
+        after: dict[str, Any] | None = None,
+        expected: str | None = None,
+        **fields: Any,  # noqa: ANN401 - the fields of a record
+    ) -> int:
+        """A membership record of the broker, by itself unless the fields name another publisher."""
+        record: dict[str, Any] = {"kind": "broker", "key": "b1", "status": status, "based_on": self.last, "publisher": "b1"}
+        if status == "joined":
+            record |= {"nonce": f"nonce-{self.offset + 1}", "lease_ms": LEASE_MS, "margin_ms": MARGIN_MS, "renew_ms": 1_000}
+        elif "publisher" not in fields:
+            self.sequence += 1
+            record |= {"incarnation": self.incarnation, "sequence": self.sequence}
+        if status == "renewed":
+            record["digest"] = 1
+        context: dict[str, Any] = {} if expected is None else {"judged_by": self.subject, "expected": expected}
+        if self.standing is not None and status != "renewed":
+            context["member"] = self.standing
+            if self.back_ms is not None:
+                context["accuser_back_ms"] = self.back_ms
+        offset = self.tell({**record, **fields}, verdict=verdict, after=after, context=context)
+        if verdict == "accepted":
+            self._follow(status, offset)
+        return offset
+
+    def _follow(self, status: str, offset: int) -> None:
+        """What the second membership makes of an accepted record."""
+        self.last = offset
+        if status == "joined":
+            self.incarnation = offset
+            self.standing = {"nonce": f"nonce-{offset}", "lease_ms": LEASE_MS, "margin_ms": MARGIN_MS, "incarnation": offset}
+        if self.standing is not None:
+            kept = self.standing.get("status", "up") if status == "renewed" else status
+            self.standing = {**self.standing, "status": {"joined": "up"}.get(kept, kept), "last": offset, "last_at_ms": self.at_ms}
+
+    def joined(self) -> BrokerStory:
+        """The same story, in which the broker has just joined."""
+        self.member("joined")
+        return self
+
+
+class LogStory(Story):
+    """The story of the log itself."""
+
+    def __init__(self) -> None:
+        super().__init__(LogChecker(), subject("log", ""))

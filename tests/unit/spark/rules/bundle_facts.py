@@ -1,0 +1,83 @@
+"""Facts of one bundle, as the sequential operator tells them, said as shortly as a test can say it.
+
+May live here: states as entries, records as JSON has them, and the story of the bundle `BUNDLE`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+from spark_jobs.facts import subject
+from spark_jobs.rules.bundle import BundleChecker
+from tests.unit.spark.rules.broker_facts import Story
+
+NAMESPACE: Final = "t/n"
+BUNDLE: Final = "t/n/0x40000000_0x80000000"
+LEFT: Final = "t/n/0x40000000_0x60000000"
+RIGHT: Final = "t/n/0x60000000_0x80000000"
+
+OWNER: Final = 11
+SOURCE: Final = 12
+OTHER: Final = 13
+TOKEN: Final = 20
+LAST: Final = 30
+
+ADMIN: Final = "admin:ops"
+
+STATES: Final[dict[str, dict[str, Any]]] = {
+    "free": {"state": "free"},
+    "assigning": {"state": "assigning", "owner": OWNER},
+    "transferring": {"state": "assigning", "owner": OWNER, "source": SOURCE},
+    "owned": {"state": "owned", "owner": OWNER},
+    "handing_over": {"state": "releasing", "owner": OWNER, "source": SOURCE},
+    "unloading": {"state": "releasing", "source": SOURCE},
+    "splitting": {"state": "splitting", "owner": OWNER},
+}
+"""Each phase, as a record spells it that names these incarnations."""
+
+
+def entry(phase: str, *, owner: int | None = None, source: int | None = None, last: int = LAST, token: int = TOKEN) -> dict[str, Any]:
+    """A bundle as facts have it before or after a record."""
+    return {"phase": phase, "owner": owner, "source": source, "last": last, "token": token}
+
+
+def standing_in(phase: str) -> dict[str, Any]:
+    """A bundle in a phase, naming whom that phase names."""
+    state = STATES[phase]
+    return entry(phase, owner=state.get("owner"), source=state.get("source"))
+
+
+def transition(phase: str, *, by: int | str, owner: int | None = None, source: int | None = None, based_on: int = LAST) -> dict[str, Any]:
+    """A record of kind `bundle`, by an incarnation or by an admin."""
+    whom = {name: who for name, who in (("owner", owner), ("source", source)) if who is not None}
+    signed = {"publisher": ADMIN, "as_of": 99} if by == ADMIN else {"publisher": f"b{by}", "incarnation": by, "sequence": 5}
+    return {"kind": "bundle", "key": BUNDLE, "based_on": based_on, "state": STATES[phase]["state"], **whom, **signed}
+
+
+class BundleStory(Story):
+    """The story of `BUNDLE`, or another. `begin` lets it be known in a phase."""
+
+    def __init__(self, name: str = BUNDLE) -> None:
+        super().__init__(BundleChecker(), subject("bundle", name))
+        self.offset = 99
+
+    def begin(self, phase: str) -> BundleStory:
+        """Let the checker know the bundle in this phase: the record is any, since of what is not known nothing is said."""
+        known = standing_in(phase)
+        self.memory.put("bundle", f'["{phase}",{_spelled(known["owner"])},{_spelled(known["source"])},{LAST},{TOKEN},0]'.encode())
+        return self
+
+    def accepted(self, record: dict[str, Any], before: dict[str, Any] | None, after: dict[str, Any] | None, **context: Any) -> BundleStory:  # noqa: ANN401 - as a context has it
+        """The record was accepted, and made this of the bundle; `last` of what is after is the record's own offset."""
+        made = None if after is None else {**after, "last": self.offset + 1}
+        self.tell(record, before=before, after=made, context=context)
+        return self
+
+    def rejected(self, record: dict[str, Any], verdict: str, **context: Any) -> BundleStory:  # noqa: ANN401 - as a context has it
+        """The record was rejected, with this verdict."""
+        self.tell(record, verdict=verdict, context=context)
+        return self
+
+
+def _spelled(value: int | None) -> str:
+    return "null" if value is None else str(value)

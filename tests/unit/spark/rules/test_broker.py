@@ -1,0 +1,172 @@
+"""Tests of what is said of a broker's attempts: their numbers, what they refer to, and what the fold made of them."""
+
+from __future__ import annotations
+
+from spark_jobs.rules.broker import FORGOTTEN_AFTER_MS
+from spark_jobs.rules.standing import recall
+from spark_jobs.rules.telling import TELL_EVERY_MS, TOLD_MAX
+from tests.unit.spark.rules.broker_facts import BrokerStory
+
+
+def test_a_life_in_order() -> None:
+    """Of a broker that joins, renews, drains, leaves and joins again there is nothing to say."""
+    story = BrokerStory().joined()
+    story.member("renewed", after={"status": "up", "incarnation": 1, "last": 2})
+    story.own()
+    story.own(verdict="stale")
+    story.member("draining", after={"status": "draining", "incarnation": 1, "last": 5})
+    story.member("left", after={"status": "left", "incarnation": 1, "last": 6})
+    story.member("joined", after={"status": "up", "incarnation": 7, "last": 7})
+    story.member("renewed")
+    assert [] == story.findings
+
+
+def test_a_copy_of_an_attempt() -> None:
+    """The same bytes twice are a copy that the way to the log made, and harmless."""
+    story = BrokerStory().joined()
+    story.own(reason="a")
+    story.sequence -= 1
+    story.own(reason="a", verdict="late")
+    assert [] == story.findings
+
+
+def test_who_is_no_member_is_forgotten() -> None:
+    """Of a broker that was removed, and of a name that was only ever invented, nothing stays; of a member everything does."""
+    member, removed, invented = BrokerStory().joined(), BrokerStory().joined(), BrokerStory()
+    removed.member("left")
+    removed.member("removed", publisher="b2", incarnation=1, sequence=1)
+    invented.own(verdict="dead_publisher")
+    for story in (member, removed, invented):
+        story.wait(FORGOTTEN_AFTER_MS)
+    assert ([True, False, False], []) == ([bool(each.memory.values) for each in (member, removed, invented)], removed.findings)
+
+
+def test_a_number_used_twice() -> None:
+    """Two records under one number of one incarnation are told with both offsets."""
+    story = BrokerStory().joined()
+    first = story.own(reason="a")
+    story.sequence -= 1
+    second = story.own(reason="b", verdict="late")
+    assert [("sequence_reused", (first, second))] == story.found
+
+
+def test_the_same_number_in_another_life() -> None:
+    """Each incarnation counts for itself."""
+    story = BrokerStory().joined()
+    story.own(reason="a")
+    story.member("left")
+    story.member("joined")
+    story.sequence = 0
+    story.own(reason="b")
+    assert [] == story.findings
+
+
+def test_what_is_late_or_dead() -> None:
+    """Attempts that come late, and those of an incarnation that has ended, are normal as long as they are rejected."""
+    story = BrokerStory().joined()
+    story.own(sequence=9)
+    story.own(sequence=8, verdict="late")
+    story.member("left")
+    story.own(verdict="dead_publisher")
+    assert [] == story.findings
+
+
+def test_the_second_opinion() -> None:
+    """A membership record that the second rules judge otherwise is told by the rule that it breaks."""
+    story = BrokerStory().joined()
+    first = story.member("renewed", expected="not_the_actor")
+    second = story.member("renewed", expected="accepted", verdict="stale")
+    assert [("wrong_actor", (first,)), ("verdict_differs", (second,))] == story.found
+
+
+def test_an_incarnation_that_never_was() -> None:
+    """Nobody can sign as an incarnation that the log never gave."""
+    story = BrokerStory().joined()
+    story.member("renewed")
+    offset = story.own(incarnation=2, verdict="dead_publisher")
+    assert [("baseless", (offset,))] == story.found
+
+
+def test_a_proposal_based_on_nothing() -> None:
+    """A membership record that is based on an offset where nothing of its key was accepted is told, a stale one is not."""
+    story = BrokerStory().joined()
+    story.own()
+    for _ in range(3):
+        story.member("renewed")
+    story.member("renewed", based_on=3, verdict="stale")
+    assert [] == story.findings
+    offset = story.member("renewed", based_on=2, verdict="stale")
+    assert [("baseless", (2, offset))] == story.found
+
+
+def test_a_proposal_from_the_future() -> None:
+    """Nobody has read what was not written yet."""
+    story = BrokerStory().joined()
+    offset = story.member("renewed", based_on=99, verdict="stale")
+    assert [("baseless", (offset,))] == story.found
+
+
+def test_a_digest_that_differs() -> None:
+    """Views that part are told once in a while, however often the broker renews."""
+    story = BrokerStory().joined()
+    first = story.member("renewed", after={"status": "up", "incarnation": 1, "last": 2, "diverged": True})
+    story.member("renewed", after={"status": "up", "incarnation": 1, "last": 2, "diverged": True})
+    assert [("digest_differs", (first,))] == story.found
+    story.at_ms += TELL_EVERY_MS
+    second = story.member("renewed", after={"status": "up", "incarnation": 1, "last": 2, "diverged": True})
+    assert [("digest_differs", (first,)), ("digest_differs", (second,))] == story.found
+    assert "(1 more like it came" in story.findings[-1].text
+
+
+def test_a_flood_of_one_finding() -> None:
+    """Of one rule only so many findings are told in a while."""
+    story = BrokerStory().joined()
+    for _ in range(TOLD_MAX + 5):
+        story.own(verdict="not_the_actor")
+    assert [TOLD_MAX, ["writes_what_it_may_not"]] == [len(story.findings), story.rules]
+
+
+def test_what_the_fold_makes_of_a_broker() -> None:
+    """The status and the incarnation that the fold says are held against those that the records say."""
+    story = BrokerStory().joined()
+    offset = story.member("draining", after={"status": "up", "incarnation": 7, "last": 2})
+    assert [("state_differs", (offset,))] == story.found
+
+
+def test_a_broker_from_before_the_audit() -> None:
+    """Of a broker that joined before the audit began, only what was seen since is held against it."""
+    story = BrokerStory()
+    story.incarnation, story.last = 40, 90
+    story.offset = 100
+    story.member("renewed")
+    story.member("down", publisher="b2", incarnation=50, sequence=9)
+    assert [] == story.findings
+    assert "down" == recall(story.memory).status
+
+
+def test_a_broker_that_the_fold_knew() -> None:
+    """What the fold says of a broker before its first fact is where its story begins."""
+    story = BrokerStory()
+    record = {"kind": "broker", "key": "b1", "status": "renewed", "based_on": 9, "publisher": "b1", "incarnation": 3, "sequence": 5}
+    story.tell(record, offset=20, before={"status": "draining", "incarnation": 3, "last": 9})
+    standing = recall(story.memory)
+    assert ["draining", 3, [9, 20]] == [standing.status, standing.incarnation, standing.lasts]
+
+
+def test_what_was_known_before_a_gap() -> None:
+    """After records were lost nothing that was known before is held against a broker."""
+    story = BrokerStory().joined()
+    story.own(reason="a")
+    story.sequence -= 1
+    story.offset = 100
+    record = {"kind": "bundle", "key": "k", "based_on": 0, "publisher": "b1", "incarnation": 1, "sequence": 1, "state": "free"}
+    story.tell(record, verdict="late", context={"begun": 90})
+    assert [] == story.findings
+    assert ["unknown", 90] == [recall(story.memory).status, recall(story.memory).begun]
+
+
+def test_evidence_is_not_the_channel() -> None:
+    """What a broker says of its serving is another checker's, and no record."""
+    story = BrokerStory()
+    story.tell({"broker": "b1", "bundle": "t/n/0x00000000_0xffffffff"}, source="serving", verdict=None)
+    assert [{}, []] == [story.memory.values, story.findings]

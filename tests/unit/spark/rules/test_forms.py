@@ -1,0 +1,36 @@
+"""Tests of the second reading of the form of records: each kind with each field broken in each way, beside the codec.
+
+May live here: the comparison. The codec is not what the rules go by; here both must say the same.
+"""
+
+from __future__ import annotations
+
+import orjson
+import pytest
+
+from channel.codec import decode, encode
+from channel.records import Unreadable
+from spark_jobs.rules.forms import form_of, is_well_formed
+from tests.every_kind import RECORDS
+from tests.walk import STRANGE
+
+LONG = ("x" * 600, "x" * 601, "x" * 1_024, "x" * 1_025, [1] * 63, [1] * 64, {str(n): n for n in range(257)}, "AAA=", "AAB=")
+
+
+@pytest.mark.parametrize("place", range(len(RECORDS)))
+def test_both_readings_agree(place: int) -> None:
+    """Whatever stands in a field, or is missing, the second reading takes as a record what the codec takes as one."""
+    whole = orjson.loads(encode(RECORDS[place]))
+    names = {*whole, "incarnation", "sequence", "as_of", "level", "handover", "owner", "source", "positions", "reason", "state"}
+    broken = [{**whole, name: value} for name in sorted(names) for value in (*STRANGE, *LONG)]
+    broken += [{name: value for name, value in whole.items() if name != left_out} for left_out in whole]
+    assert is_well_formed(whole)
+    for raw in broken:
+        again = orjson.loads(orjson.dumps(raw))
+        assert (not isinstance(decode(orjson.dumps(raw)), Unreadable)) == is_well_formed(again), raw
+
+
+@pytest.mark.parametrize("kind", [None, 7, [], "coup", "broker joined", "broker renewed", ""])
+def test_what_is_no_kind(kind: object) -> None:
+    """There are eight kinds, and nothing else is one."""
+    assert form_of({"kind": kind}) is None

@@ -1,0 +1,450 @@
+"""Tests of the second membership: its opinion on records, what goes with them, and that it goes on as the fold did.
+
+May live here: stories of a small cluster. That it agrees with the fold on all kinds of records is shown by
+`tests/property/test_second_rules.py`.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from spark_jobs.rules.members import INCARNATIONS_MAX, Incarnations
+from spark_jobs.rules.membership import IN_FLIGHT_MAX_MS, SILENCE_MAX_MS, Context, Membership
+from spark_jobs.rules.opinions import ADMIN_WINDOW_OFFSETS
+from spark_jobs.standing import standing_of
+from tests.folding import channel_in
+
+NAMESPACE: Final = "t/n"
+BUNDLE: Final = "t/n/0x00000000_0x80000000"
+RIGHT: Final = "t/n/0x80000000_0xffffffff"
+UNION: Final = "t/n/0x00000000_0xffffffff"
+
+
+class Cluster:
+    """A membership that is told records, each accepted unless a test says otherwise. `concerned` are the bundles of the last one."""
+
+    def __init__(self) -> None:
+        """A log with a genesis, the brokers `a` and `b`, and a namespace of two bundles."""
+        self.membership = Membership()
+        self.offset = 0
+        self.at_ms = 1_000_000
+        self.sequences: dict[str, int] = {}
+        self.concerned: list[str] = []
+        self.tell({"kind": "genesis", "key": "genesis", "based_on": 0, "publisher": "admin:a", "cluster": "c"})
+        self.incarnations = {name: self.join(name) for name in ("a", "b")}
+        boundaries = [0, 0x80000000, 0xFFFFFFFF]
+        self.admin(kind="namespace", key=NAMESPACE, status="created", based_on=1, boundaries=boundaries)
+
+    def tell(self, raw: dict[str, Any] | None, *, verdict: str = "accepted", wait_ms: int = 10) -> Context:
+        """The next record, and the fold's word on it; the context that it gets."""
+        self.offset += 1
+        self.at_ms += wait_ms
+        context = self.membership.judge(self.offset, self.at_ms, raw)
+        self.concerned = list(self.membership.follow(self.offset, raw, verdict))
+        return context
+
+    def expected(self, raw: dict[str, Any], *, verdict: str = "rejected") -> str | None:
+        """What is expected of a record that the fold then rejects."""
+        return self.tell(raw, verdict=verdict).get("expected")
+
+    def join(self, name: str, *, based_on: int = 1, **fields: Any) -> int:  # noqa: ANN401 - the fields of a record
+        """A broker joins; its incarnation."""
+        self.tell(joined(name, based_on=based_on, **fields))
+        return self.offset
+
+    def broker(self, name: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - the fields of a record
+        """A record of a broker, with its next number."""
+        self.sequences[name] = self.sequences.get(name, 0) + 1
+        return {"publisher": name, "incarnation": self.incarnations[name], "sequence": self.sequences[name], "based_on": 1, **fields}
+
+    def admin(self, *, verdict: str = "accepted", **fields: Any) -> Context:  # noqa: ANN401 - the fields of a record
+        """An admin who has read everything writes a record."""
+        return self.tell({"publisher": "admin:a", "as_of": self.offset, "based_on": 1, **fields}, verdict=verdict)
+
+    def bundle(self, state: str, **fields: Any) -> Context:  # noqa: ANN401 - the fields of a record
+        """An accepted transition of `BUNDLE`."""
+        return self.tell(self.broker("a", kind="bundle", key=BUNDLE, state=state, **fields))
+
+
+def joined(name: str, *, based_on: int = 1, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - the fields of a record
+    """The record by which a broker joins."""
+    promises = {"nonce": f"nonce of {name}", "lease_ms": 3_000, "margin_ms": 500, "renew_ms": 1_000}
+    return {"kind": "broker", "status": "joined", "key": name, "publisher": name, "based_on": based_on, **promises, **fields}
+
+
+def test_garbage_and_what_is_no_record() -> None:
+    """What cannot be read is malformed, judged by the log, and published by nobody."""
+    cluster = Cluster()
+    assert {"begun": 1, "judged_by": "log:", "publisher": "nobody", "settled": True, "expected": "malformed"} == cluster.tell(
+        None, verdict="malformed"
+    )
+    assert "malformed" == cluster.expected({"kind": "coup"})
+
+
+def test_before_the_genesis() -> None:
+    """Nothing is accepted before the genesis."""
+    assert "no_genesis" == Membership().judge(1, 5, joined("a")).get("expected")
+
+
+def test_who_publishes() -> None:
+    """A live incarnation, a dead one, an admin, and nobody are told apart."""
+    cluster = Cluster()
+    record = cluster.broker("a", kind="split", key=BUNDLE, positions=[1])
+    assert "live" == cluster.tell(record, verdict="stale")["publisher"]
+    never = cluster.tell({**record, "incarnation": 99}, verdict="dead_publisher")
+    assert ("never", "dead_publisher", True) == (never["publisher"], never["expected"], never["settled"])
+    impostor = cluster.tell({**record, "publisher": "b", "sequence": 9}, verdict="dead_publisher")
+    assert ("dead", "dead_publisher") == (impostor["publisher"], impostor["expected"])
+    assert "admin" == cluster.admin(kind="level", key="level", raises_to=1, verdict="stale")["publisher"]
+    assert "nobody" == cluster.tell(joined("c"), verdict="stale")["publisher"]
+
+
+def test_each_attempt_settles_those_before() -> None:
+    """A number is late once it was used, whatever became of it, also by a record that is otherwise broken."""
+    cluster = Cluster()
+    record = cluster.broker("a", kind="split", key=BUNDLE, positions=[1], sequence=5)
+    assert cluster.expected(record, verdict="stale") is None
+    assert "late" == cluster.expected(record, verdict="late")
+    assert "malformed" == cluster.expected({**record, "sequence": 7, "positions": "x"}, verdict="malformed")
+    assert "late" == cluster.expected({**record, "sequence": 6}, verdict="late")
+
+
+def test_an_admin_of_another_time() -> None:
+    """An admin's record dies of old age, and is malformed if it comes from the future."""
+    cluster = Cluster()
+    record = {"kind": "policy", "key": "p", "status": "set", "publisher": "admin:a", "based_on": 1}
+    cluster.offset = ADMIN_WINDOW_OFFSETS + 10
+    assert "late" == cluster.expected({**record, "as_of": 10})
+    assert "malformed" == cluster.expected({**record, "as_of": cluster.offset + 1})
+    assert "accepted" == cluster.expected({**record, "as_of": cluster.offset})
+
+
+def test_what_needs_a_higher_level() -> None:
+    """A record above the level is rejected, well-formed or not."""
+    cluster = Cluster()
+    record = cluster.broker("a", kind="split", key=BUNDLE, positions=[1], level=2)
+    assert "level" == cluster.expected(record, verdict="level")
+    assert "level" == cluster.expected({**record, "sequence": 9, "positions": None}, verdict="level")
+    assert "level" == cluster.expected(joined("c", level=2), verdict="level")
+
+
+def test_raising_the_level() -> None:
+    """The level is raised once all live brokers support it, and brokers that do not are refused from then on."""
+    cluster = Cluster()
+    record: dict[str, Any] = {"kind": "level", "key": "level", "raises_to": 2}
+    assert "level" == cluster.admin(**record, verdict="level").get("expected")
+    assert "illegal_transition" == cluster.admin(**{**record, "raises_to": 1}, verdict="illegal_transition").get("expected")
+    assert "stale" == cluster.admin(**{**record, "based_on": 2}, verdict="stale").get("expected")
+    for name in ("a", "b"):
+        cluster.tell(cluster.broker(name, kind="broker", status="left", key=name, based_on=cluster.incarnations[name]))
+    assert "accepted" == cluster.admin(**record).get("expected")
+    assert "level" == cluster.expected(joined("c"), verdict="level")
+
+
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [
+        ({}, "still_alive"),
+        ({"replaces": "nonce of b"}, "still_alive"),
+        ({"replaces": "nonce of a"}, "accepted"),
+        ({"after_silence": True}, "accepted"),
+        ({"after_silence": True, "based_on": 1}, "stale"),
+        ({"supported_level": 9, "level": 2}, "level"),
+    ],
+)
+def test_joining_over_a_life(fields: dict[str, Any], verdict: str) -> None:
+    """Who joins while its id looks alive needs the live nonce, or silence; the context tells which life it would end."""
+    cluster = Cluster()
+    context = cluster.tell(joined("a", **{"based_on": cluster.incarnations["a"], **fields}), verdict="rejected")
+    assert (verdict, cluster.incarnations["a"]) == (context.get("expected"), context.get("dead"))
+
+
+@pytest.mark.parametrize(
+    ("fields", "verdict"),
+    [
+        ({"status": "renewed", "digest": 1}, "accepted"),
+        ({"status": "renewed", "digest": 1, "based_on": 1}, "stale"),
+        ({"status": "renewed", "digest": 1, "key": "b", "based_on": 3}, "not_the_actor"),
+        ({"status": "renewed", "digest": 1, "key": "c", "based_on": 1}, "unknown_broker"),
+        ({"status": "draining"}, "accepted"),
+        ({"status": "draining", "key": "b", "based_on": 3}, "not_the_actor"),
+        ({"status": "left"}, "accepted"),
+        ({"status": "down"}, "not_the_actor"),
+        ({"status": "down", "key": "b", "based_on": 3}, "accepted"),
+        ({"status": "removed", "key": "b", "based_on": 3}, "still_alive"),
+    ],
+)
+def test_records_of_brokers(fields: dict[str, Any], verdict: str) -> None:
+    """Who may say what of a broker, by the protocol."""
+    cluster = Cluster()
+    record = {"kind": "broker", "key": "a", "based_on": cluster.incarnations["a"], **fields}
+    assert verdict == cluster.expected(cluster.broker("a", **record))
+
+
+def test_an_admin_and_a_death() -> None:
+    """An admin proves a death by the nonce, and may write nothing else of a broker."""
+    cluster = Cluster()
+    record: dict[str, Any] = {"kind": "broker", "key": "a", "based_on": cluster.incarnations["a"], "verdict": "rejected"}
+    assert "still_alive" == cluster.admin(status="down", nonce="x", **record).get("expected")
+    assert "still_alive" == cluster.admin(status="down", **record).get("expected")
+    assert "accepted" == cluster.admin(status="down", nonce="nonce of a", **record).get("expected")
+    assert "not_the_actor" == cluster.admin(status="left", **record).get("expected")
+    assert "not_the_actor" == cluster.admin(status="removed", **record).get("expected")
+
+
+def test_the_dead_may_be_removed() -> None:
+    """Who is down can be removed by a live broker, and a late duplicate of its joining revives nothing."""
+    cluster = Cluster()
+    down = {"kind": "broker", "status": "down", "key": "b", "based_on": cluster.incarnations["b"]}
+    cluster.tell(cluster.broker("a", **down))
+    died_at = cluster.offset
+    assert "illegal_transition" == cluster.expected(cluster.broker("a", **{**down, "based_on": died_at}), verdict="illegal_transition")
+    assert "accepted" == cluster.tell(cluster.broker("a", kind="broker", status="removed", key="b", based_on=died_at)).get("expected")
+    assert "stale" == cluster.expected(joined("b", based_on=1), verdict="stale")
+    assert "accepted" == cluster.expected(joined("b", based_on=cluster.offset - 1), verdict="accepted")
+
+
+def test_names_of_brokers() -> None:
+    """A broker's id holds no blank."""
+    assert "malformed" == Cluster().expected(joined("a b"), verdict="malformed")
+
+
+def test_namespaces() -> None:
+    """A namespace is made once, set to deleting, and then deleted; the membership leaves open whether its bundles are free."""
+    cluster = Cluster()
+    record: dict[str, Any] = {"kind": "namespace", "key": NAMESPACE, "verdict": "rejected"}
+    made_at = cluster.offset
+    whole: dict[str, Any] = {"status": "created", "boundaries": [0, 0xFFFFFFFF]}
+    assert "stale" == cluster.admin(**record, **whole).get("expected")
+    assert "illegal_transition" == cluster.admin(**record, **{**whole, "based_on": made_at}).get("expected")
+    assert "bad_boundary" == cluster.admin(**{**record, "key": "t/m"}, status="created", boundaries=[0, 5]).get("expected")
+    assert "malformed" == cluster.admin(**{**record, "key": "t"}, **whole).get("expected")
+    assert "unknown_namespace" == cluster.admin(**{**record, "key": "t/m"}, status="policies").get("expected")
+    assert "illegal_transition" == cluster.admin(**record, status="deleted", based_on=made_at).get("expected")
+    assert "accepted" == cluster.admin(kind="namespace", key=NAMESPACE, status="deleting", based_on=made_at).get("expected")
+    assert cluster.bundle("assigning", owner=cluster.incarnations["a"])["deleting"]
+    deleting_at = cluster.offset - 1
+    assert "illegal_transition" == cluster.admin(**record, status="policies", based_on=deleting_at).get("expected")
+    assert "expected" not in cluster.admin(**record, status="deleted", based_on=deleting_at)
+
+
+def test_policies() -> None:
+    """A policy is set and removed by what it was, and what is not there cannot be removed."""
+    cluster = Cluster()
+    record = {"kind": "policy", "key": "p"}
+    assert "unknown_policy" == cluster.admin(**record, status="removed", verdict="unknown_policy").get("expected")
+    assert "accepted" == cluster.admin(**record, status="set").get("expected")
+    assert "stale" == cluster.admin(**record, status="set", verdict="stale").get("expected")
+    assert "accepted" == cluster.admin(**record, status="removed", based_on=cluster.offset - 1).get("expected")
+    assert "stale" == cluster.admin(**record, status="set", verdict="stale").get("expected")
+
+
+def test_a_second_genesis() -> None:
+    """Another cluster's is foreign, and one more of the same is stale."""
+    cluster = Cluster()
+    genesis = {"kind": "genesis", "key": "genesis", "based_on": 0, "publisher": "b", "cluster": "c"}
+    assert "stale" == cluster.expected(genesis, verdict="stale")
+    assert "foreign_genesis" == cluster.expected({**genesis, "cluster": "d"}, verdict="foreign_genesis")
+
+
+def test_a_copy_of_a_channel() -> None:
+    """A copy begins with a view and has a genesis of its own, which goes on above the end of the log before; there is one."""
+    channel = channel_in("owned")
+    channel.view.go_on_above(500, level=channel.view.level, level_last=channel.view.level_last)
+    membership = Membership()
+    membership.begin(standing_of(channel.view))
+    genesis = {"kind": "genesis", "key": "genesis", "based_on": 0, "publisher": "admin:a", "cluster": "test", "base": 500}
+    assert "stale" == membership.judge(501, 5, {**genesis, "base": 400}).get("expected")
+    assert "accepted" == membership.judge(502, 5, genesis).get("expected")
+    membership.follow(502, genesis, "accepted")
+    assert "stale" == membership.judge(503, 5, genesis).get("expected")
+
+
+def test_targets() -> None:
+    """A record that names an owner is told how that one stands."""
+    cluster = Cluster()
+    assert "up" == cluster.bundle("assigning", owner=cluster.incarnations["b"])["target"]
+    cluster.tell(cluster.broker("b", kind="broker", status="draining", key="b", based_on=cluster.incarnations["b"]))
+    assert "draining" == cluster.bundle("assigning", owner=cluster.incarnations["b"])["target"]
+    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=cluster.offset - 1))
+    assert "dead" == cluster.bundle("assigning", owner=cluster.incarnations["b"])["target"]
+    assert "never" == cluster.bundle("assigning", owner=cluster.offset)["target"]
+
+
+def test_it_follows_the_fold() -> None:
+    """What the fold accepted counts, even where another verdict was expected, so that the difference is told once."""
+    cluster = Cluster()
+    record = cluster.broker("a", kind="broker", status="renewed", key="a", digest=1, based_on=77)
+    assert "stale" == cluster.expected(record, verdict="accepted")
+    again = cluster.broker("a", kind="broker", status="renewed", key="a", digest=1, based_on=cluster.offset)
+    assert "accepted" == cluster.expected(again, verdict="accepted")
+
+
+def test_a_death_concerns_all_that_name_it() -> None:
+    """The bundles that name a dead incarnation need a fact of its death, in order of their names."""
+    cluster = Cluster()
+    a, b = cluster.incarnations["a"], cluster.incarnations["b"]
+    cluster.tell(cluster.broker("a", kind="bundle", key=RIGHT, state="owned", owner=b))
+    cluster.bundle("assigning", owner=a, source=b)
+    context = cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=b))
+    assert (b, [BUNDLE, RIGHT]) == (context["dead"], cluster.concerned)
+    cluster.tell(cluster.broker("a", kind="broker", status="left", key="a", based_on=a))
+    assert [BUNDLE] == cluster.concerned
+
+
+def test_an_accuser_that_was_away() -> None:
+    """A death tells since when its accuser's own lease is good: it joined, or renewed after a gap longer than its lease."""
+    cluster = Cluster()
+    joined_ms = cluster.at_ms - 20
+    down, verdict = {"kind": "broker", "status": "down", "key": "b", "based_on": cluster.incarnations["b"]}, "stale"
+    assert joined_ms == cluster.tell(cluster.broker("a", **down), verdict=verdict)["accuser_back_ms"]
+    last = cluster.incarnations["a"]
+    for wait_ms, expected_ms in ((2_900, joined_ms), (3_200, cluster.at_ms + 2_900 + 10 + 3_200)):
+        cluster.tell(cluster.broker("a", kind="broker", status="renewed", key="a", digest=1, based_on=last), wait_ms=wait_ms)
+        last = cluster.offset
+        assert expected_ms == cluster.tell(cluster.broker("a", **down), verdict=verdict)["accuser_back_ms"]
+
+
+def test_incarnations_beyond_memory() -> None:
+    """Of an incarnation that is older than all that are remembered it is not said that it never was."""
+    known = Incarnations()
+    for offset in range(10, 10 * INCARNATIONS_MAX + 20, 10):
+        known.add(offset)
+    assert (False, False, True, False) == tuple(known.never_was(offset) for offset in (5, 10, 21, 20))
+
+
+def test_a_rejected_death_concerns_nobody() -> None:
+    """As long as nobody died no bundle needs a fact of it."""
+    cluster = Cluster()
+    b = cluster.incarnations["b"]
+    cluster.bundle("owned", owner=b)
+    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=1), verdict="stale")
+    assert [] == cluster.concerned
+
+
+def test_holders_through_splits_and_merges() -> None:
+    """Children and unions belong to the owner that they had, and a union's owner is told beforehand."""
+    cluster = Cluster()
+    a = cluster.incarnations["a"]
+    for name in (BUNDLE, RIGHT):
+        cluster.tell(cluster.broker("a", kind="bundle", key=name, state="owned", owner=a))
+    context = cluster.admin(kind="merge", key=BUNDLE, right=RIGHT, based_on_right=1)
+    assert a == context["owner"]
+    cluster.tell(cluster.broker("a", kind="split", key=UNION, positions=[0x40000000]))
+    cluster.tell(cluster.broker("b", kind="broker", status="down", key="a", based_on=a))
+    assert ["t/n/0x00000000_0x40000000", "t/n/0x40000000_0xffffffff"] == cluster.concerned
+
+
+def test_what_is_overdue_is_told_once() -> None:
+    """A bundle that is on its way for longer than the bound is told with the next record, and not again."""
+    cluster = Cluster()
+    cluster.bundle("assigning", owner=cluster.incarnations["a"])
+    told = [cluster.tell(None, verdict="malformed", wait_ms=1_000).get("overdue") for _ in range(2 * IN_FLIGHT_MAX_MS // 1_000)]
+    assert [[BUNDLE]] == [names for names in told if names]
+    assert IN_FLIGHT_MAX_MS // 1_000 == told.index([BUNDLE])
+
+
+def test_a_silence_is_told_once() -> None:
+    """A live broker of which nothing is heard for a minute is told of with a record of another, and again after the next silence."""
+    cluster = Cluster()
+    silent, told = cluster.incarnations["b"], []
+    last = {"a": cluster.incarnations["a"], "b": silent}
+    for second in range(200):
+        name = "b" if second == 120 else "a"
+        renewal = cluster.broker(name, kind="broker", status="renewed", key=name, digest=1, based_on=last[name])
+        told.append(cluster.tell(renewal, wait_ms=1_000).get("silent"))
+        last[name] = cluster.offset
+    seconds = [second for second, names in enumerate(told) if names]
+    assert [59, 181] == seconds
+    assert [[("b", silent, 1_000_030)], [("b", last["b"], 1_000_040 + 121_000)]] == [told[second] for second in seconds]
+
+
+def test_a_silence_that_nobody_could_break() -> None:
+    """While nobody writes nobody is silent, and the dead are not told of."""
+    cluster = Cluster()
+    renewal = {"kind": "broker", "status": "renewed", "key": "a", "digest": 1}
+    assert "silent" not in cluster.tell(cluster.broker("a", based_on=2, **renewal), wait_ms=300_000)
+    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=cluster.incarnations["b"]))
+    last = cluster.offset - 1
+    for _ in range(100):
+        assert "silent" not in cluster.tell(cluster.broker("a", **{**renewal, "based_on": last}), wait_ms=1_000)
+        last = cluster.offset
+
+
+def test_another_bound() -> None:
+    """How long a bundle may be on its way can be said."""
+    cluster = Cluster()
+    rows = {key: value for key, value in cluster.membership.changed_rows() if value is not None}
+    cluster.membership = Membership(in_flight_max_ms=5_000)
+    cluster.membership.restore(rows)
+    cluster.bundle("assigning", owner=cluster.incarnations["a"])
+    told = [cluster.tell(None, verdict="malformed", wait_ms=1_000).get("overdue") for _ in range(6)]
+    assert [None] * 5 + [[BUNDLE]] == told
+
+
+def test_a_log_that_is_silent_does_not_age() -> None:
+    """A night in which nobody writes counts as one short silence."""
+    cluster = Cluster()
+    cluster.bundle("splitting", owner=cluster.incarnations["a"])
+    assert "overdue" not in cluster.tell(None, verdict="malformed", wait_ms=40_000_000)
+    rest_ms = IN_FLIGHT_MAX_MS - SILENCE_MAX_MS
+    told = [cluster.tell(None, verdict="malformed", wait_ms=1_000).get("overdue") for _ in range(rest_ms // 1_000 + 1)]
+    assert [None] * (len(told) - 1) == told[:-1]
+    assert [BUNDLE] == told[-1]
+
+
+def test_what_arrives_is_not_overdue() -> None:
+    """A bundle that is owned, or free, is no longer on its way."""
+    cluster = Cluster()
+    a = cluster.incarnations["a"]
+    for state, whom in (("owned", {"owner": a}), ("free", {})):
+        cluster.bundle("assigning", owner=a)
+        cluster.bundle(state, **whom)
+        told = [cluster.tell(None, verdict="malformed", wait_ms=4_000).get("overdue") for _ in range(30)]
+        assert [None] * 30 == told
+
+
+def test_state_as_rows() -> None:
+    """A membership that is restored from all its rows has the same opinions, and tells of the same overdue bundles."""
+    cluster = Cluster()
+    cluster.bundle("assigning", owner=cluster.incarnations["b"], source=cluster.incarnations["a"])
+    cluster.admin(kind="policy", key="p", status="set")
+    rows = {key: value for key, value in cluster.membership.changed_rows() if value is not None}
+    restored = Membership()
+    restored.restore(rows)
+    again = Cluster()
+    again.membership, again.offset, again.at_ms, again.sequences = restored, cluster.offset, cluster.at_ms, dict(cluster.sequences)
+    for each in (cluster, again):
+        each.tell(each.broker("a", kind="broker", status="down", key="b", based_on=each.incarnations["b"]))
+    assert [BUNDLE] == cluster.concerned == again.concerned
+    told = [[each.tell(None, verdict="malformed", wait_ms=1_000) for _ in range(70)] for each in (cluster, again)]
+    assert told[0] == told[1]
+    assert cluster.membership.changed_rows() == restored.changed_rows()
+
+
+def test_rows_that_go() -> None:
+    """What is gone has a row without a value, and what did not change has none."""
+    cluster = Cluster()
+    cluster.bundle("owned", owner=cluster.incarnations["b"])
+    cluster.membership.changed_rows()
+    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=cluster.incarnations["b"]))
+    died_at = cluster.offset
+    cluster.tell(cluster.broker("a", kind="broker", status="removed", key="b", based_on=died_at))
+    rows = dict(cluster.membership.changed_rows())
+    assert {"member:whole", "member:broker:a", "member:broker:b", f"member:held:{BUNDLE}"} == rows.keys()
+    assert (None, None) == (rows["member:broker:b"], rows[f"member:held:{BUNDLE}"])
+
+
+def test_it_begins_from_a_view() -> None:
+    """Where the head of a log is gone it begins as a view stands, and each fact says from where on the log was read."""
+    channel = channel_in("transferring")
+    membership = Membership()
+    membership.begin(standing_of(channel.view))
+    source, offset = channel.incarnation("source"), channel.view.offset
+    author = {"publisher": "owner", "incarnation": channel.incarnation("owner"), "sequence": channel.broker("owner").sequence + 1}
+    down = {"kind": "broker", "status": "down", "key": "source", "based_on": channel.broker("source").last, **author}
+    context = membership.judge(offset + 1, 5, down)
+    assert (offset, "accepted", source) == (context["begun"], context["expected"], context["dead"])
+    assert [channel.bundle().name] == membership.follow(offset + 1, down, "accepted")

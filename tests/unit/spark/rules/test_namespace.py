@@ -1,0 +1,164 @@
+"""Tests of the checker of namespaces: the hash space is covered exactly once, after each record.
+
+May live here: stories of one namespace.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import pytest
+
+from spark_jobs.facts import subject
+from spark_jobs.rules.namespace import NamespaceChecker
+from tests.unit.spark.rules.broker_facts import Story
+
+END: Final = 0xFFFFFFFF
+QUARTER: Final = 0x40000000
+MIDDLE: Final = 0x80000000
+OWNER: Final = 11
+
+CREATED: Final = {"kind": "namespace", "key": "t/n", "status": "created", "based_on": 1, "publisher": "admin:a", "as_of": 1}
+SPLIT: Final = {"kind": "split", "key": f"t/n/0x00000000_0x{MIDDLE:08x}", "positions": [QUARTER], "publisher": "b11", "incarnation": OWNER}
+MERGE: Final = {"kind": "merge", "key": f"t/n/0x00000000_0x{MIDDLE:08x}", "right": f"t/n/0x{MIDDLE:08x}_0xffffffff", "publisher": "admin:a"}
+
+Rows = list[list[Any]]
+
+
+def owned(low: int, high: int, *, owner: int = OWNER, token: int = 5) -> list[Any]:
+    """A range as a fact tells it, with its phase, owner and token."""
+    return [low, high, "owned", owner, token]
+
+
+class NamespaceStory(Story):
+    """The story of the namespace `t/n`."""
+
+    def __init__(self) -> None:
+        super().__init__(NamespaceChecker(), subject("namespace", "t/n"))
+
+    def changed(self, record: dict[str, Any], removed: Rows, added: Rows, **context: Any) -> NamespaceStory:  # noqa: ANN401 - as it is
+        """An accepted record, and the ranges that went and came by it."""
+        self.tell(record, after={"status": "created", "removed": removed, "added": added}, context=context)
+        return self
+
+    def created(self) -> NamespaceStory:
+        """The namespace is made of two bundles."""
+        return self.changed({**CREATED, "boundaries": [0, MIDDLE, END]}, [], [[0, MIDDLE], [MIDDLE, END]])
+
+
+def test_a_life_in_order() -> None:
+    """Of a namespace that is made, cut, joined, given policies and deleted there is nothing to say."""
+    story = NamespaceStory().created()
+    story.changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)])
+    back = {**MERGE, "key": f"t/n/0x00000000_0x{QUARTER:08x}", "right": f"t/n/0x{QUARTER:08x}_0x{MIDDLE:08x}"}
+    story.changed(back, [owned(0, QUARTER), owned(QUARTER, MIDDLE, token=9)], [owned(0, MIDDLE, token=9)])
+    story.tell({**CREATED, "status": "policies"}, after={"status": "created"})
+    story.changed({**CREATED, "status": "deleted"}, [[0, MIDDLE], [MIDDLE, END]], [])
+    story.created()
+    assert [] == story.findings
+
+
+@pytest.mark.parametrize(
+    ("added", "rule"),
+    [
+        ([[0, MIDDLE]], "hole"),
+        ([[0, MIDDLE], [MIDDLE + 1, END]], "hole"),
+        ([[0, MIDDLE], [QUARTER, END]], "overlap"),
+        ([[0, QUARTER], [QUARTER, MIDDLE], [MIDDLE, END]], "state_differs"),
+    ],
+)
+def test_a_creation_that_is_not_what_it_says(added: Rows, rule: str) -> None:
+    """A creation makes the ranges between its boundaries, and no others."""
+    assert rule in NamespaceStory().changed({**CREATED, "boundaries": [0, MIDDLE, END]}, [], added).rules
+
+
+@pytest.mark.parametrize(
+    ("added", "rule"),
+    [
+        ([owned(0, QUARTER)], "hole"),
+        ([owned(0, QUARTER), owned(QUARTER + 1, MIDDLE)], "hole"),
+        ([owned(0, MIDDLE), owned(QUARTER, MIDDLE)], "overlap"),
+        ([owned(0, QUARTER - 1), owned(QUARTER - 1, MIDDLE)], "state_differs"),
+        ([owned(0, QUARTER), owned(QUARTER, MIDDLE, owner=12)], "illegal_step"),
+        ([owned(0, QUARTER), owned(QUARTER, MIDDLE, token=4)], "token_fell"),
+        ([owned(0, QUARTER), owned(QUARTER, MIDDLE, token=6)], "state_differs"),
+    ],
+)
+def test_a_split_that_is_not_what_it_says(added: Rows, rule: str) -> None:
+    """Children cover their parent, are cut where the record says, and inherit its owner and token."""
+    assert [rule] == NamespaceStory().created().changed(SPLIT, [owned(0, MIDDLE)], added).rules
+
+
+def test_a_merge_that_is_not_what_it_says() -> None:
+    """A union covers both, has the greater token, and the one owner of both."""
+    halves = [owned(0, MIDDLE), owned(MIDDLE, END, token=9)]
+    assert ["hole"] == NamespaceStory().created().changed(MERGE, halves, [owned(0, MIDDLE, token=9)]).rules
+    assert ["token_fell"] == NamespaceStory().created().changed(MERGE, halves, [owned(0, END)]).rules
+    strangers = [owned(0, MIDDLE), owned(MIDDLE, END, owner=12)]
+    assert ["illegal_step"] == NamespaceStory().created().changed(MERGE, strangers, [owned(0, END)]).rules
+
+
+def test_a_merge_that_leaves_a_half() -> None:
+    """A half that is still there overlaps with the union."""
+    story = NamespaceStory().created().changed(MERGE, [owned(MIDDLE, END)], [owned(0, END)])
+    assert "overlap" in story.rules
+
+
+def test_a_range_that_was_not_there() -> None:
+    """What goes must have been there, and what comes must not, if all ranges are known."""
+    story = NamespaceStory().created().changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)])
+    story.changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)])
+    assert ["state_differs", "overlap"] == story.rules
+
+
+def test_ranges_that_are_not_known() -> None:
+    """Of a namespace that stood before the audit began, or before a gap, only each change itself is judged."""
+    story = NamespaceStory().changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)])
+    story.changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)])
+    assert [] == story.findings
+    story = NamespaceStory().created().changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)])
+    story.changed(SPLIT, [owned(0, MIDDLE)], [owned(0, QUARTER), owned(QUARTER, MIDDLE)], begun=3)
+    assert [] == story.findings
+
+
+def test_a_deletion_that_leaves_ranges() -> None:
+    """A deletion takes all ranges away, and makes none."""
+    story = NamespaceStory().created().changed({**CREATED, "status": "deleted"}, [[0, MIDDLE]], [])
+    assert ["hole"] == story.rules
+
+
+def test_what_changes_no_ranges() -> None:
+    """A record of another kind, or a rejected one, that changes ranges is found."""
+    assert ["state_differs"] == NamespaceStory().changed({**CREATED, "status": "policies"}, [], [[0, END]]).rules
+    story = NamespaceStory()
+    story.tell(SPLIT, verdict="stale", after={"removed": [owned(0, MIDDLE)], "added": [owned(0, QUARTER), owned(QUARTER, MIDDLE)]})
+    assert ["state_differs"] == story.rules
+
+
+def test_verdicts_on_deletion() -> None:
+    """Whether the bundles are free is left open by the membership, and no other reason is."""
+    record = {**CREATED, "status": "deleted"}
+    story = NamespaceStory()
+    story.tell(record, verdict="bundles_in_use")
+    assert [] == story.findings
+    story.tell(record, verdict="stale")
+    assert ["verdict_differs"] == story.rules
+
+
+def test_a_deletion_that_comes_first() -> None:
+    """Who deletes what was never set to deleting had not read it."""
+    story = NamespaceStory()
+    context = {"judged_by": "namespace:t/n", "expected": "illegal_transition"}
+    story.tell({**CREATED, "status": "deleted"}, verdict="illegal_transition", context=context)
+    story.tell({**CREATED, "status": "policies"}, verdict="illegal_transition", context=context)
+    assert [("writes_what_it_may_not", (1,))] == story.found
+
+
+def test_the_membership_is_heard() -> None:
+    """What the membership expects of a namespace's record is compared here."""
+    story = NamespaceStory()
+    context = {"judged_by": "namespace:t/n", "expected": "bad_boundary"}
+    story.tell({**CREATED, "boundaries": [0, 5]}, context=context)
+    assert ["hole"] == story.rules
+    story.tell({**CREATED, "boundaries": [0, 5]}, verdict="bad_boundary", context=context)
+    assert ["hole", "writes_what_it_may_not"] == story.rules

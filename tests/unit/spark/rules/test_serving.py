@@ -1,0 +1,357 @@
+"""The rules about serving evidence: what each finds, and that honest evidence gives nothing, in whatever order it comes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import permutations
+
+import pytest
+
+from spark_jobs.facts import Fact, subject
+from spark_jobs.findings import Finding
+from spark_jobs.rules.memory import DictMemory, due_alarms
+from spark_jobs.rules.serving import (
+    ALARM,
+    CLOCKS_APART_MS,
+    COMES_LATE_MS,
+    STRETCHES_MAX,
+    TENURES_MAX,
+    Holder,
+    check_serving,
+    expire_serving,
+    follow_holder,
+)
+
+BUNDLE = subject("bundle", "t/n/0x00000000_0xffffffff")
+AT_MS = 1_700_000_000_000
+BOOTED_MS = AT_MS - 1_000_000  # So long ago the machine of all brokers of these tests was started, unless they say otherwise.
+LEASE_MS = 3_000
+A, B = 100, 200  # Incarnations.
+
+
+def at(time_ms: int) -> int:
+    """A time of these stories, told in milliseconds since their beginning, in nanoseconds of boot time."""
+    return (AT_MS + time_ms - BOOTED_MS) * 1_000_000
+
+
+@dataclass
+class Audit:
+    """The memory of one bundle, and what was found so far."""
+
+    memory: DictMemory = field(default_factory=DictMemory)
+    findings: list[Finding] = field(default_factory=list)
+    now_ms: int = AT_MS
+
+    def holds(self, holder: Holder | None, offset: int, *, time_ms: int = 0, said_ms: int | None = None) -> None:
+        """The log gives the bundle to a holder with the record at `offset`."""
+        self.now_ms = max(self.now_ms, AT_MS + time_ms)
+        record = {"timestamp_ms": AT_MS + (time_ms if said_ms is None else said_ms)}
+        fact = Fact(subject=BUNDLE, source="channel", offset=offset, at_ms=self.now_ms, record=record, verdict="accepted")
+        self.findings += follow_holder(self.memory, holder, fact)
+
+    def says(self, document: Mapping[str, object] | None, **context: object) -> None:
+        """A broker has put this document down."""
+        fact = Fact(subject=BUNDLE, source="serving", offset=1, at_ms=self.now_ms, record=document, context=context)
+        self.findings += check_serving(self.memory, fact)
+
+    def passes(self, time_ms: int) -> None:
+        """The log's time comes to this."""
+        self.now_ms = AT_MS + time_ms
+        if self.memory.due_ms is not None and self.memory.due_ms <= self.now_ms and ALARM in due_alarms(self.memory, self.now_ms):
+            self.findings += expire_serving(self.memory, BUNDLE, self.now_ms)
+
+    @property
+    def rules(self) -> list[str]:
+        """The rules that were broken, each as often as it was told."""
+        return [finding.rule for finding in self.findings]
+
+
+def served(
+    incarnation: int = A,
+    token: int = 10,
+    *,
+    since_ms: int = 0,
+    until_ms: int | None = None,
+    lease_ms: int | None = None,
+    boot: str = "boot",
+    **other: object,
+) -> dict[str, object]:
+    """A document of evidence, honest unless it is told to be otherwise; `lease_ms` is the end of its lease."""
+    said_ms = since_ms if until_ms is None else until_ms
+    return {
+        "log": "log",
+        "broker": f"broker-{incarnation}",
+        "incarnation": incarnation,
+        "bundle": BUNDLE.partition(":")[2],
+        "token": token,
+        "boot": boot,
+        "started_ns": at(since_ms),
+        "answered_ns": None if until_ms is None else at(until_ms),
+        "lease_deadline_ns": at(said_ms + LEASE_MS if lease_ms is None else lease_ms),
+        "ended": None if until_ms is None else "closed",
+        "by_token": False,
+        "at_ms": AT_MS + said_ms,
+        "at_ns": at(said_ms),
+        **other,
+    }
+
+
+def moved() -> Audit:
+    """The bundle is nobody's, then that of A from 0 s on under token 10, and from 20 s on that of B under token 30."""
+    audit = Audit()
+    audit.holds(None, 5)
+    audit.holds((10, A), 10)
+    audit.holds((30, B), 30, time_ms=20_000)
+    return audit
+
+
+HONEST = (
+    served(A, 10, since_ms=1),
+    served(A, 10, since_ms=1, until_ms=19_990),
+    served(B, 30, since_ms=20_001),
+    served(B, 30, since_ms=20_001, until_ms=40_000),
+)
+
+
+@pytest.mark.parametrize("order", list(permutations(HONEST)))
+def test_an_honest_move_gives_nothing_in_whatever_order_it_is_told(order: Sequence[Mapping[str, object]]) -> None:
+    """Evidence comes beside the log, and that of one broker before or after that of another."""
+    audit = moved()
+    for document in order:
+        audit.says(document)
+    audit.passes(1_000_000)
+    assert [] == audit.findings
+
+
+def test_evidence_may_come_long_before_its_record() -> None:
+    """An audit that begins with an old log reads the evidence of today at once, and waits until it has read as far."""
+    audit = Audit(now_ms=AT_MS - 3_600_000)
+    for document in HONEST:
+        audit.says(document)
+    audit.holds(None, 5, time_ms=-3_600_000)
+    audit.passes(-COMES_LATE_MS)
+    audit.holds((10, A), 10)
+    audit.holds((30, B), 30, time_ms=20_000)
+    audit.passes(1_000_000)
+    assert [] == audit.findings
+
+
+def test_what_the_log_never_gave_is_found_when_the_log_has_passed_it() -> None:
+    """A token that no tenure bears is told once, when its record can be waited for no longer."""
+    audit = moved()
+    audit.says(served(B, 44, since_ms=25_000))
+    audit.says(served(B, 44, since_ms=25_000, until_ms=30_000))
+    audit.passes(25_000 + COMES_LATE_MS - 1)
+    assert [] == audit.findings
+    audit.passes(25_000 + COMES_LATE_MS)
+    audit.passes(1_000_000)
+    assert [("served_without_ownership", (44,), "broker-200")] == [(one.rule, one.offsets, one.publisher) for one in audit.findings]
+
+
+def test_what_the_log_never_gave_is_found_at_once_where_the_log_was_read_beyond_it() -> None:
+    """Who says how far it has read, and from where on, need not wait; what lies before that is not known."""
+    audit = moved()
+    audit.says(served(B, 44), begin=0, reached=43)
+    assert [] == audit.rules
+    audit.says(served(B, 45), begin=0, reached=45)
+    assert ["served_without_ownership"] == audit.rules
+    begun_later = Audit()
+    begun_later.says(served(B, 44), begin=44, reached=90)
+    begun_later.passes(1_000_000)
+    assert [] == begun_later.findings
+
+
+@pytest.mark.parametrize(
+    ("incarnation", "token"),
+    [pytest.param(B, 10, id="the token of another"), pytest.param(A, 20, id="a token between two that are known")],
+)
+def test_what_cannot_become_known_any_more_is_found_at_once(incarnation: int, token: int) -> None:
+    """Tokens of a bundle rise, and each is of one incarnation."""
+    audit = moved()
+    audit.says(served(incarnation, token, since_ms=20_001))
+    assert ["served_without_ownership"] == audit.rules
+
+
+def test_of_what_was_before_the_audit_nothing_is_said() -> None:
+    """An audit that begins in the middle knows the tenure that it found, and none before it."""
+    audit = Audit()
+    audit.holds((10, A), 500)
+    audit.says(served(A, 10))
+    audit.says(served(B, 7, since_ms=-5_000, until_ms=-4_000))
+    audit.passes(1_000_000)
+    assert [] == audit.findings
+    audit.says(served(B, 10, since_ms=100, by_token=True))
+    assert ["served_without_ownership"] == audit.rules
+
+
+def test_a_tenure_from_before_the_audit_began_nobody_knows_when() -> None:
+    """Where the head of the log is gone, the first record of a bundle says who holds it, and not since when."""
+    audit = Audit()
+    was = {"phase": "owned", "owner": A, "source": None, "last": 10, "token": 10}
+    record = {"timestamp_ms": AT_MS + 60_000}
+    fact = Fact(subject=BUNDLE, source="channel", offset=500, at_ms=AT_MS + 60_000, record=record, verdict="accepted", before=was)
+    audit.findings += follow_holder(audit.memory, (10, A), fact)
+    audit.holds((510, B), 510, time_ms=60_010)
+    audit.says(served(A, 10, since_ms=0, until_ms=60_009))
+    assert [] == audit.findings
+    audit.says(served(B, 510, since_ms=60_000 - CLOCKS_APART_MS, until_ms=60_020))
+    assert ["served_before_owned", "served_two_at_once"] == sorted(audit.rules)
+
+
+def test_a_bundle_of_which_the_log_said_nothing_is_not_judged() -> None:
+    """A bundle may have been with its broker since before the audit began."""
+    audit = Audit()
+    audit.says(served())
+    audit.passes(1_000_000)
+    assert [] == audit.findings
+
+
+def test_work_past_the_lease_is_found() -> None:
+    """One nanosecond counts, and it is told once; not so where only the token guards, or where the stretch is none."""
+    audit = moved()
+    audit.says(served(until_ms=5_000, lease_ms=5_000))
+    assert [] == audit.rules
+    late = {**served(since_ms=2, until_ms=5_000, lease_ms=5_000), "answered_ns": at(5_000) + 1}
+    audit.says({**late, "by_token": True})
+    assert [] == audit.rules
+    audit.says(late)
+    audit.says(late)
+    assert ["served_past_lease"] == audit.rules
+    audit.says(served(since_ms=9_000, until_ms=7_000, lease_ms=7_000))
+    assert ["served_past_lease"] == audit.rules
+
+
+@pytest.mark.parametrize(
+    ("until_ms", "since_ms", "found"),
+    [
+        pytest.param(20_000, 20_000, [], id="one ends as the other begins"),
+        pytest.param(20_002, 20_001, ["served_two_at_once"], id="a millisecond together"),
+    ],
+)
+def test_two_at_once_on_one_machine_are_found_to_the_millisecond(until_ms: int, since_ms: int, found: Sequence[str]) -> None:
+    """Clocks of one machine are one clock; it is told once, whoever is heard first and whether or not both have ended."""
+    mine, other = served(A, 10, until_ms=until_ms), served(B, 30, since_ms=since_ms)
+    ended = served(B, 30, since_ms=since_ms, until_ms=since_ms + 5_000)
+    for order in permutations((mine, other, ended)):
+        audit = moved()
+        for document in order:
+            audit.says(document)
+        assert found == audit.rules
+        assert all((10, 30) == finding.offsets for finding in audit.findings)
+
+
+@pytest.mark.parametrize(
+    ("until_ms", "found"),
+    [
+        pytest.param(20_000 + CLOCKS_APART_MS, [], id="as far as clocks may lie apart"),
+        pytest.param(20_001 + CLOCKS_APART_MS, ["served_two_at_once", "served_old_token"], id="further"),
+    ],
+)
+def test_two_at_once_on_two_machines_are_found_where_no_clock_explains_it(until_ms: int, found: Sequence[str]) -> None:
+    """Wall clocks of two machines may differ: what they can explain is no finding."""
+    audit = moved()
+    audit.says(served(B, 30, since_ms=20_000, until_ms=40_000))
+    audit.says(served(A, 10, until_ms=until_ms, boot="another"))
+    assert found == audit.rules
+
+
+def test_who_serves_on_by_its_token_is_not_held_against_anybody() -> None:
+    """In a namespace that is served on past a lease, two may serve at once, and the store refuses one of them."""
+    audit = moved()
+    audit.says(served(B, 30, since_ms=20_001, until_ms=60_000))
+    audit.says(served(A, 10, until_ms=50_000, lease_ms=4_000, by_token=True))
+    assert [] == audit.findings
+
+
+def test_a_broker_that_does_not_let_go_is_found() -> None:
+    """Who still serves under its token when the bundle has long had a newer one is told, though nobody else serves."""
+    audit = moved()
+    audit.says(served(A, 10, until_ms=20_000 + CLOCKS_APART_MS))
+    assert [] == audit.rules
+    audit.says(served(A, 10, since_ms=1, until_ms=20_001 + CLOCKS_APART_MS))
+    assert [("served_old_token", (10, 30))] == [(one.rule, one.offsets) for one in audit.findings]
+
+
+def test_who_serves_before_the_record_is_found() -> None:
+    """A broker that began before its record was written did not read it; whichever time of the record is earlier counts."""
+    audit = moved()
+    audit.says(served(A, 10, since_ms=-CLOCKS_APART_MS))
+    assert [] == audit.rules
+    audit.says(served(A, 10, since_ms=-CLOCKS_APART_MS - 1, until_ms=10))
+    audit.says(served(A, 10, since_ms=-CLOCKS_APART_MS - 1, until_ms=10))
+    assert ["served_before_owned"] == audit.rules
+    replayed = Audit()
+    replayed.holds((10, A), 10, time_ms=900_000, said_ms=0)
+    replayed.says(served(A, 10))
+    assert [] == replayed.findings
+
+
+def test_a_tenure_may_begin_again_and_go_on() -> None:
+    """A lease that ran out and was renewed, and a transfer that was called off, are stretches of one tenure."""
+    audit = Audit()
+    audit.holds((10, A), 10)
+    audit.says(served(A, 10, until_ms=3_000, lease_ms=3_000))
+    audit.holds((10, A), 12, time_ms=4_000)
+    audit.says(served(A, 10, since_ms=5_000, until_ms=9_000))
+    audit.holds(None, 20, time_ms=10_000)
+    audit.holds(None, 21, time_ms=10_001)
+    audit.passes(1_000_000)
+    assert [] == audit.findings
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        None,
+        {},
+        served(broker=7),
+        served() | {"token": "10"},
+        served(token=-1),
+        served(at_ns=2**63),
+        served(started_ns=None),
+        served(answered_ns="later"),
+        served(by_token=1),
+        served(incarnation=True),
+        served(at_ms=2**63 - 1),
+    ],
+)
+def test_what_is_no_evidence_tells_nothing(document: Mapping[str, object] | None) -> None:
+    """Garbage is passed over, and nothing is remembered of it."""
+    audit = Audit()
+    audit.says(document)
+    assert ([], {}) == (audit.findings, audit.memory.values)
+
+
+def test_evidence_of_another_log_tells_nothing() -> None:
+    """A log that was made anew under its old name finds what was served of the one before, whose tokens mean nothing to it."""
+    audit = moved()
+    audit.says(served(B, 44), begin=0, reached=90, log="another")
+    assert [] == audit.findings
+    audit.says(served(B, 44), begin=0, reached=90, log="log")
+    assert ["served_without_ownership"] == audit.rules
+
+
+def test_memory_is_bounded() -> None:
+    """Of a bundle that moves for ever only the newest tenures and stretches are kept, and of older evidence nothing is said."""
+    audit = Audit()
+    turns: Iterable[int] = range(1, 50)
+    for turn in turns:
+        audit.holds((turn * 10, A + turn), turn * 10, time_ms=turn * 100)
+        audit.says(served(A + turn, turn * 10, since_ms=turn * 100, until_ms=turn * 100 + 90))
+    size = len(audit.memory.values["serving"])
+    audit.says(served(7, 13, since_ms=130))
+    audit.passes(10_000_000)
+    assert [] == audit.findings
+    assert size < 400 * (TENURES_MAX + STRETCHES_MAX)
+
+
+def test_a_finding_says_who_and_how_to_see_it() -> None:
+    """Whoever reads a finding learns the brokers, the tokens, and the command for the bundle's story."""
+    audit = moved()
+    audit.says(served(A, 10, until_ms=20_500))
+    audit.says(served(B, 30, since_ms=20_001))
+    (finding,) = audit.findings
+    assert "broker-100 (incarnation 100, token 10) and broker-200 (incarnation 200, token 30) served at the same time" in finding.text
+    assert finding.command.startswith("equipoise channel why ")
+    assert (BUNDLE, AT_MS + 20_000) == (finding.subject, finding.at_ms)

@@ -1,0 +1,358 @@
+"""What the sink writes and readers find, file by file: once, whole, in order, of one log, and by versions.
+
+May live here: `spark_jobs.tables` on real folders, without Spark.
+"""
+
+from __future__ import annotations
+
+import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, date, datetime
+from pathlib import Path
+
+import orjson
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from channel.snapshot import to_bytes
+from channel.view import View
+from compaction.compressed import shortened
+from spark_jobs.emitted import Emitted, Table
+from spark_jobs.tables import arrow, manifest, parquet, reading, schema
+from spark_jobs.tables.arrow import arrow_schema
+from spark_jobs.tables.delta import DeltaStore
+from spark_jobs.tables.errors import (
+    ArchiveDamaged,
+    ArchiveFull,
+    ArchiveInUse,
+    ArchiveOfAnotherLog,
+    ArchiveTooNew,
+    CheckpointBehind,
+    NoArchive,
+    OtherStore,
+)
+from spark_jobs.tables.manifest import Store, manifest_path, read_manifest, write_manifest
+from spark_jobs.tables.parquet import ParquetStore
+from spark_jobs.tables.reading import Archive, file_offsets
+from spark_jobs.tables.schema import SCHEMAS, Column
+from spark_jobs.tables.sink import Keeper, Sink, open_sink
+from tests.archived import LOG, NOON_MS, URL, as_rows
+
+DAY_MS = 86_400_000
+STORES: tuple[Store, ...] = ("parquet", "delta")
+
+
+def keeper_of(path: Path, store: Store) -> Keeper:
+    """Who keeps the rows."""
+    return DeltaStore(path) if store == "delta" else ParquetStore(path)
+
+
+def sink_of(path: Path, store: Store = "parquet", *, writer: str = "archive", log: str = LOG) -> Sink:
+    """A sink into this folder."""
+    return open_sink(path, writer=writer, log=log, url=URL, store=store, keeper=keeper_of(path, store))
+
+
+def checkpointed(sink: Sink) -> None:
+    """Leave what Spark leaves once a query has begun."""
+    sink.checkpoint.mkdir(parents=True)
+    (sink.checkpoint / "metadata").touch()
+
+
+def record(offset: int, *, at_ms: int = NOON_MS) -> Emitted:
+    """A row of records."""
+    return Emitted(Table.RECORDS, "b1", offset, 0, at_ms + offset, "renewed", "b1", "accepted", b"record %d" % offset)
+
+
+def row(table: Table, offset: int, ordinal: int, body: object, *, at_ms: int = NOON_MS) -> Emitted:
+    """A row of a table whose bodies are documents."""
+    return Emitted(table, "", offset, ordinal, at_ms + offset, None, None, None, orjson.dumps(body))
+
+
+def offsets(archive: Archive, table: Table = Table.RECORDS) -> list[int]:
+    """The offsets of all rows of a table, as they are read."""
+    found: list[int] = archive.table(table)["offset"].to_pylist()
+    return found
+
+
+@contextmanager
+def file_size_limit(size: int) -> Iterator[None]:
+    """Within the block no file of this process grows beyond so many bytes."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_batch_that_is_done_again_is_there_once(tmp_path: Path, store: Store) -> None:
+    """The last batch, written again by the same process or by the next one, leaves each row once, and positions as they were."""
+    with sink_of(tmp_path, store) as sink:
+        checkpointed(sink)
+        sink.write(0, as_rows([record(1), record(2)]))
+        sink.write(1, as_rows([record(3), row(Table.DECISIONS, 9, 0, {"broker": "b1"})]))
+        sink.write(1, as_rows([record(3), row(Table.DECISIONS, 9, 0, {"broker": "b1"})]))
+    with sink_of(tmp_path, store) as sink:
+        assert not sink.is_new
+        sink.write(1, as_rows([record(3), row(Table.DECISIONS, 9, 0, {"broker": "b1"})]))
+        sink.write(2, as_rows([record(4)]))
+        assert {"channel": 5, "decisions": 10} == sink.manifest.positions
+    assert [1, 2, 3, 4] == offsets(Archive(tmp_path))
+    assert [9] == offsets(Archive(tmp_path), Table.DECISIONS)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_what_the_channel_forgot_meanwhile_stays_archived(tmp_path: Path, store: Store) -> None:
+    """A finished batch that is done again after the log was cut brings fewer rows, or none, and the archive keeps all that it had."""
+    with sink_of(tmp_path, store) as sink:
+        checkpointed(sink)
+        sink.write(0, as_rows([record(1), record(2), record(3), row(Table.TRANSFERS, 2, 0, {})]))
+    with sink_of(tmp_path, store) as sink:
+        sink.write(0, as_rows([record(3)]))
+        sink.write(0, as_rows([]))
+        sink.write(1, as_rows([record(4)]))
+    assert [1, 2, 3, 4] == offsets(Archive(tmp_path))
+    assert [2] == offsets(Archive(tmp_path), Table.TRANSFERS)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_an_unfinished_batch_is_forgotten_with_its_checkpoint(tmp_path: Path, store: Store) -> None:
+    """After a crash in the midst of a batch, and the loss of the checkpoint, the next generation goes on where all tables were whole."""
+    with sink_of(tmp_path, store) as sink:
+        checkpointed(sink)
+        sink.write(0, as_rows([record(1)]))
+        finished = sink.manifest
+        sink.write(1, as_rows([record(2), row(Table.TRANSFERS, 2, 0, {})]))
+        write_manifest(tmp_path, finished)
+    (sink.checkpoint / "metadata").unlink()
+    if store == "parquet":
+        (tmp_path / Table.RECORDS / "day=2025-11-22" / ".g0001-b0000000001.parquet.part").touch()
+    with sink_of(tmp_path, store) as sink:
+        assert sink.is_new
+        assert (2, -1, {"channel": 2}) == (sink.manifest.generation, sink.manifest.batch, sink.manifest.positions)
+        assert not list(tmp_path.rglob("*.part"))
+        sink.write(0, as_rows([record(2), record(3), row(Table.TRANSFERS, 2, 0, {})]))
+    assert [1, 2, 3] == offsets(Archive(tmp_path))
+    assert [2] == offsets(Archive(tmp_path), Table.TRANSFERS)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_the_first_batch_is_forgotten_too(tmp_path: Path, store: Store) -> None:
+    """A crash in the very first batch, before anything was finished, leaves nothing that the next generation would double."""
+    with sink_of(tmp_path, store) as sink:
+        fresh = sink.manifest
+        sink.write(0, as_rows([record(1)]))
+        write_manifest(tmp_path, fresh)
+    with sink_of(tmp_path, store) as sink:
+        sink.write(0, as_rows([record(1), record(2)]))
+    assert [1, 2] == offsets(Archive(tmp_path))
+
+
+def test_readers_do_not_see_half_a_batch(tmp_path: Path) -> None:
+    """While a batch is written to one table after the other, none of its rows is read, and when it is finished all are."""
+    seen: list[list[int]] = []
+
+    class Watched(ParquetStore):
+        def put(self, schema: schema.TableSchema, table: pa.Table, *, generation: int, batch: int) -> None:
+            super().put(schema, table, generation=generation, batch=batch)
+            seen.append(offsets(Archive(tmp_path)))
+
+    with open_sink(tmp_path, writer="archive", log=LOG, url=URL, keeper=Watched(tmp_path)) as sink:
+        sink.write(0, as_rows([record(1), row(Table.TRANSFERS, 1, 0, {})]))
+    assert [[], []] == seen
+    assert [1] == offsets(Archive(tmp_path))
+
+
+def test_a_checkpoint_that_is_an_older_copy_is_refused(tmp_path: Path) -> None:
+    """A batch before the last one is no repetition that Spark would ever make."""
+    with sink_of(tmp_path) as sink:
+        sink.write(7, as_rows([record(1)]))
+        with pytest.raises(CheckpointBehind, match="batch 6"):
+            sink.write(6, as_rows([record(2)]))
+        assert isinstance(sink.failure, CheckpointBehind)
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_a_finished_batch_that_was_planned_anew(tmp_path: Path, store: Store) -> None:
+    """A batch that has more in it than when it was finished replaces its files, and is refused where nothing can be replaced."""
+    with sink_of(tmp_path, store) as sink:
+        checkpointed(sink)
+        sink.write(0, as_rows([record(1)]))
+        more = as_rows([record(1), record(2)])
+        if store == "parquet":
+            sink.write(0, more)
+            assert [1, 2] == offsets(Archive(tmp_path))
+        else:
+            with pytest.raises(CheckpointBehind, match="batch 0"):
+                sink.write(0, more)
+            assert {"channel": 2} == sink.manifest.positions
+
+
+def test_archives_are_not_mixed(tmp_path: Path) -> None:
+    """Another log, another form, another process at the same tables, and tables without a description are refused by name."""
+    with sink_of(tmp_path) as sink:
+        sink.write(0, as_rows([record(1)]))
+        with pytest.raises(ArchiveInUse, match="archive"):
+            sink_of(tmp_path)
+        with sink_of(tmp_path, writer="audit"):
+            pass
+    with pytest.raises(ArchiveOfAnotherLog, match="another"):
+        sink_of(tmp_path, log="another")
+    with pytest.raises(OtherStore, match="leave out --delta"):
+        sink_of(tmp_path, "delta")
+    manifest_path(tmp_path, "archive").write_bytes(b"{")
+    with pytest.raises(ArchiveDamaged, match="no description"):
+        sink_of(tmp_path)
+    manifest_path(tmp_path, "archive").unlink()
+    with pytest.raises(ArchiveDamaged, match=r"no archive\.json"):
+        sink_of(tmp_path)
+    with pytest.raises(NoArchive, match="no archive"):
+        Archive(tmp_path / "nowhere")
+
+
+def test_a_full_disk_is_named_and_gone_on_from(tmp_path: Path) -> None:
+    """A disk that is full ends the batch with an error that names the file; with room again the same batch is written whole."""
+    rows = as_rows([record(offset) for offset in range(1, 20_000)])
+    with sink_of(tmp_path) as sink:
+        checkpointed(sink)
+        sink.write(0, as_rows([record(0)]))
+        with file_size_limit(4_096), pytest.raises(ArchiveFull, match="g0001-b0000000001"):
+            sink.write(1, rows)
+        assert [0] == offsets(Archive(tmp_path))
+        sink.write(1, rows)
+    assert list(range(20_000)) == offsets(Archive(tmp_path))
+
+
+def test_a_new_day_is_as_safe_as_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of folders that a file is the first in are made durable with its own, before the batch is called finished."""
+    synced: list[str] = []
+    monkeypatch.setattr(parquet, "sync_folder", lambda path: synced.append(path.parent.name))
+    with sink_of(tmp_path) as sink:
+        sink.write(0, as_rows([record(1)]))
+        sink.write(1, as_rows([record(2)]))
+    assert ["records", tmp_path.name, "day=2025-11-22", "day=2025-11-22"] == synced
+
+
+def test_rows_lie_in_the_folder_of_their_day(tmp_path: Path) -> None:
+    """A batch over midnight is cut there, in UTC, and what is asked of one day comes from that day's folder."""
+    midnight_ms = NOON_MS + DAY_MS // 2
+    with sink_of(tmp_path) as sink:
+        sink.write(0, as_rows([record(offset, at_ms=midnight_ms - 3) for offset in range(1, 6)]))
+    archive = Archive(tmp_path)
+    assert ("2025-11-22", "2025-11-23") == archive.days(Table.RECORDS)
+    assert [1, 2] == archive.table(Table.RECORDS, last_day="2025-11-22")["offset"].to_pylist()
+    found = archive.table(Table.RECORDS, first_day="2025-11-23")
+    assert [3, 4, 5] == found["offset"].to_pylist()
+    assert {date(2025, 11, 23)} == set(found["day"].to_pylist())
+    assert datetime(2025, 11, 23, tzinfo=UTC) == found["at"][0].as_py()
+
+
+def test_a_range_of_offsets_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of other offsets are left out, and groups of rows that cannot hold any are not even read."""
+    monkeypatch.setattr("spark_jobs.tables.parquet.ROW_GROUP_ROWS", 10)
+    with sink_of(tmp_path) as sink:
+        sink.write(0, as_rows([record(offset) for offset in range(1, 101)]))
+        sink.write(1, as_rows([record(offset) for offset in range(101, 111)]))
+    archive = Archive(tmp_path)
+    found = [batch["offset"].to_pylist() for batch in archive.batches(Table.RECORDS, columns=("bytes", "offset"), first=95, last=103)]
+    assert list(range(95, 104)) == [offset for batch in found for offset in batch]
+    assert [(1, 100, 100), (101, 110, 10)] == [file_offsets(path) for path in archive.files(Table.RECORDS)]
+
+
+def test_documents_become_columns(tmp_path: Path) -> None:
+    """Fields of a document stand in the columns of their names, what is missing or of a wrong kind is null, and what is new is left."""
+    bodies: list[object] = [
+        {"broker": "b1", "kind": 7, "strategy": "s", "new": 1},
+        ["no object"],
+    ]
+    rows = [row(Table.DECISIONS, offset, 0, body) for offset, body in enumerate(bodies)]
+    garbage = Emitted(Table.DECISIONS, "", 2, 0, NOON_MS, None, None, None, b"\xff{")
+    findings = row(Table.FINDINGS, 5, 1, {"rule": "r", "subject": "log:", "offsets": [3, 5, "x"], "text": "t", "command": "c"})
+    with sink_of(tmp_path) as sink, sink_of(tmp_path, writer="audit") as audit:
+        sink.write(0, as_rows([*rows, garbage, row(Table.TRANSFERS, 3, 0, {"begun_at": NOON_MS, "begun_offset": 2**63, "pause_ms": 4})]))
+        audit.write(0, as_rows([findings]))
+    archive = Archive(tmp_path)
+    found = archive.table(Table.DECISIONS, columns=("broker", "kind", "strategy", "document")).to_pylist()
+    assert {"broker": "b1", "kind": None, "strategy": "s", "document": orjson.dumps(bodies[0]).decode()} == found[0]
+    assert {"broker": None, "kind": None, "strategy": None, "document": '["no object"]'} == found[1]
+    assert "\ufffd{" == found[2]["document"]
+    transfer = archive.table(Table.TRANSFERS, columns=("begun_at", "begun_offset", "pause_ms")).to_pylist()
+    assert [{"begun_at": datetime.fromtimestamp(NOON_MS / 1_000, UTC), "begun_offset": None, "pause_ms": 4}] == transfer
+    assert [3, 5] == archive.table(Table.FINDINGS)["offsets"][0].as_py()
+
+
+def test_a_snapshot_says_what_is_in_it(tmp_path: Path) -> None:
+    """Its digest and counts stand beside it, and the base of the channel's offsets makes positions of them."""
+    view = View()
+    view.go_on_above(40, level=1, level_last=-1)
+    snapshot = Emitted(Table.SNAPSHOTS, "", 42, 0, NOON_MS, None, None, None, shortened(to_bytes(view)))
+    with sink_of(tmp_path) as sink:
+        sink.write(0, as_rows([record(42), snapshot]))
+        assert {"channel": 3} == sink.manifest.positions
+    archive = Archive(tmp_path)
+    assert [2] == archive.table(Table.RECORDS)["position"].to_pylist()
+    found = archive.table(Table.SNAPSHOTS, columns=("position", "digest", "bundles", "brokers")).to_pylist()
+    assert [{"position": 2, "digest": str(view.digest()), "bundles": 0, "brokers": 0}] == found
+
+
+def test_findings_that_are_found_again_are_there_once(tmp_path: Path) -> None:
+    """An audit that lost its checkpoint begins anew, and what it finds a second time is read once."""
+    first, second = (row(Table.FINDINGS, offset, 0, {"rule": "r", "subject": "log:", "text": "t"}) for offset in (4, 6))
+    with sink_of(tmp_path, writer="audit") as sink:
+        sink.write(0, as_rows([first]))
+    with sink_of(tmp_path, writer="audit") as sink:
+        assert 2 == sink.manifest.generation
+        sink.write(0, as_rows([first, second]))
+    assert [4, 6] == offsets(Archive(tmp_path), Table.FINDINGS)
+
+
+@pytest.fixture
+def _next_version(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version of the product in which records have one more column."""
+    before = SCHEMAS[Table.RECORDS]
+    more = Column(name="size", type="long", meaning="the size of the entry", since=2)
+    after = replace(before, version=2, columns=(*before.columns, more))
+    for module in (schema, arrow, reading, manifest):
+        monkeypatch.setattr(module, "SCHEMAS", {**SCHEMAS, Table.RECORDS: after})
+
+
+def test_older_files_are_read_with_nulls(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """A column that came with a later version of a table is null in the files of an earlier one."""
+    with sink_of(tmp_path) as sink:
+        sink.write(0, as_rows([record(1)]))
+    request.getfixturevalue("_next_version")
+    assert [None] == Archive(tmp_path).table(Table.RECORDS)["size"].to_pylist()
+
+
+@pytest.mark.usefixtures("_next_version")
+def test_a_newer_archive_is_refused(tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    """An archive in which a table, or the folder itself, is of a version that this one does not know is refused, and says so."""
+    found = manifest.Manifest(writer="archive", log=LOG, url=URL)
+    write_manifest(tmp_path, found)
+    request.getfixturevalue("monkeypatch").undo()
+    with pytest.raises(ArchiveTooNew, match=r"the table records .* version 2"):
+        Archive(tmp_path)
+    path = manifest_path(tmp_path, "archive")
+    path.write_bytes(orjson.dumps({**orjson.loads(path.read_bytes()), "format": 2}))
+    with pytest.raises(ArchiveTooNew, match="the format"):
+        read_manifest(tmp_path, "archive")
+
+
+@pytest.mark.parametrize("table", sorted(SCHEMAS))
+def test_each_file_says_what_it_is(tmp_path: Path, table: Table) -> None:
+    """Whoever finds a file by itself learns from it of which table and version it is; and versions cover all columns."""
+    about = SCHEMAS[table]
+    writer = schema.WRITER_OF[table]
+    with sink_of(tmp_path, writer=writer) as sink:
+        body = shortened(to_bytes(View())) if table is Table.SNAPSHOTS else b"{}"
+        sink.write(0, as_rows([Emitted(table, "", 1, 0, NOON_MS, None, None, None, body)]))
+    (path,) = Archive(tmp_path).files(table)
+    found = pq.read_schema(path)
+    assert str(table).encode() == found.metadata[b"equipoise.table"]
+    assert str(about.version).encode() == found.metadata[b"equipoise.version"]
+    assert arrow_schema(about).names == found.names
+    assert about.version == max(column.since for column in about.columns)

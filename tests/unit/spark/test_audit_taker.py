@@ -1,0 +1,62 @@
+"""What the audit does with the findings of a batch: kept, told, put where others look; also where that cannot be written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from spark_jobs.audit import JOB, taker
+from spark_jobs.emitted import Emitted, Table
+from spark_jobs.findings import Finding
+from spark_jobs.findings_out import FindingsNotKept, Numbered
+from spark_jobs.options import Screen
+from spark_jobs.progress import watching
+from spark_jobs.tables.reading import Archive
+from spark_jobs.tables.sink import open_sink
+from tests.archived import LOG, NOON_MS, URL, as_rows
+
+FOUND = Finding(rule="hole", subject="namespace:t/n", offsets=(3,), at_ms=NOON_MS, text="a hole", command="look at {log}")
+
+
+@dataclass
+class Away:
+    """A place that cannot be written for a while; `put_numbers` are those of the findings that came to be there."""
+
+    refusals: int
+    put_numbers: list[int] = field(default_factory=list)
+    place: str = "elsewhere"
+
+    def put(self, findings: Sequence[Numbered]) -> None:
+        """See `FindingsOut.put`."""
+        if self.refusals:
+            self.refusals -= 1
+            raise FindingsNotKept(place=self.place, problem="it is read-only")
+        self.put_numbers += [each.ordinal for each in findings]
+
+
+def rows() -> pa.Table:
+    """One finding, as Spark hands it over."""
+    return as_rows([Emitted(Table.FINDINGS, FOUND.subject, 3, 9, NOON_MS, FOUND.rule, None, None, FOUND.to_bytes())])
+
+
+def test_what_is_found_is_told_although_it_cannot_be_put(tmp_path: Path) -> None:
+    """Where findings cannot be put they are in the archive and on the screen all the same, once, and are put when that can be."""
+    said: list[str] = []
+    out = Away(refusals=2)
+    with (
+        open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink,
+        watching(JOB, Screen(result=said.append, note=lambda _line: None), finds=True) as watch,
+    ):
+        take = taker(sink, out, watch, log=URL, as_json=False)
+        for _ in range(2):
+            with pytest.raises(FindingsNotKept):
+                take(0, rows())
+        watch.show()
+        assert ["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"] == said
+        take(0, rows())
+        assert ([9], 1) == (out.put_numbers, watch.findings.total())
+    assert (["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"], 1) == (said, Archive(tmp_path).table(Table.FINDINGS).num_rows)

@@ -1,0 +1,80 @@
+"""Findings beside the log: a table that keeps each once, and the choice of the place."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import orjson
+import pytest
+
+from channel.errors import InvalidLogUrl
+from spark_jobs.audit import told
+from spark_jobs.findings import Finding, parse_finding
+from spark_jobs.findings_out import FindingsNotKept, FindingsTable, Numbered, findings_out
+
+
+def numbered(offset: int, ordinal: int) -> Numbered:
+    """A finding at an offset, with its number there."""
+    finding = Finding(rule="hole", subject="namespace:t/n", offsets=(offset,), at_ms=7, text="a hole", command="look")
+    return Numbered(ordinal=ordinal, finding=finding)
+
+
+def kept(path: Path) -> list[tuple[int, int, str, str]]:
+    """Offset, number, rule and subject of all that is kept, in the order in which it came."""
+    with closing(sqlite3.connect(path)) as connection:
+        return connection.execute("SELECT offset, ordinal, rule, subject FROM findings ORDER BY id").fetchall()
+
+
+def test_a_batch_that_is_done_again_is_kept_once(tmp_path: Path) -> None:
+    """What was put before is not put twice, also beside what is new."""
+    table = FindingsTable(tmp_path / "log.observations")
+    table.put([numbered(3, 1), numbered(3, 2)])
+    table.put([numbered(3, 1), numbered(3, 2), numbered(4, 1)])
+    expected = [(offset, ordinal, "hole", "namespace:t/n") for offset, ordinal in ((3, 1), (3, 2), (4, 1))]
+    assert expected == kept(tmp_path / "log.observations")
+
+
+def test_the_document_in_the_table_is_the_finding(tmp_path: Path) -> None:
+    """Whoever reads the table finds the whole finding in one column."""
+    FindingsTable(tmp_path / "file").put([numbered(3, 1)])
+    with closing(sqlite3.connect(tmp_path / "file")) as connection:
+        [(document, at_ms)] = connection.execute("SELECT document, at_ms FROM findings").fetchall()
+    assert (numbered(3, 1).finding, 7) == (parse_finding(document.encode()), at_ms)
+    assert "a hole" == orjson.loads(document)["text"]
+
+
+def test_nothing_is_made_for_no_findings(tmp_path: Path) -> None:
+    """A log in which nothing is wrong gets no file beside it."""
+    FindingsTable(tmp_path / "file").put([])
+    assert not (tmp_path / "file").exists()
+
+
+def test_the_table_has_a_bound(tmp_path: Path) -> None:
+    """The oldest findings go, and those that stay are the newest."""
+    table = FindingsTable(tmp_path / "file", rows_max=2)
+    for offset in range(1, 6):
+        table.put([numbered(offset, 1)])
+    assert [4, 5] == [offset for offset, *_ in kept(tmp_path / "file")]
+
+
+def test_a_file_that_is_no_database_is_told(tmp_path: Path) -> None:
+    """What cannot be put is told with its place, and tried again by whoever put it."""
+    (tmp_path / "file").write_bytes(b"no database, but a text that is long enough to be taken for one" * 100)
+    with pytest.raises(FindingsNotKept, match=f"in the table findings of {tmp_path}/file: .*not a database"):
+        FindingsTable(tmp_path / "file").put([numbered(1, 1)])
+
+
+def test_findings_lie_beside_their_log(tmp_path: Path) -> None:
+    """A file has its table beside it, a topic its topic; a log of one process has no place that others see."""
+    assert f"in the table findings of {tmp_path}/log.observations" == findings_out(f"sqlite:{tmp_path}/log").place
+    assert "to the topic channel-findings" == findings_out("kafka://localhost:1/channel").place
+    with pytest.raises(InvalidLogUrl):
+        findings_out("memory:test")
+
+
+def test_a_finding_is_told_with_its_subject_and_offset() -> None:
+    """Two lines say where, of what, what, and how to look at it."""
+    lines = list(told(numbered(3, 1).finding, log="sqlite:a b.db"))
+    assert ["alarm hole at 3, namespace t/n: a hole", "  look"] == lines

@@ -1,0 +1,52 @@
+"""How the batches of a query are learned of: each once, the last one too, however late it is asked for.
+
+May live here: tests of `Follower` with a query that is made up.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import cast
+
+from pyspark.sql.streaming.query import StreamingQuery
+
+from spark_jobs.options import Screen
+from spark_jobs.progress import Follower, StreamMetrics, Watch
+
+
+@dataclass(frozen=True)
+class Progress:
+    batchId: int  # noqa: N815 - Spark calls it so
+    rows: int
+    timestamp: str
+    is_idle: bool = False
+
+    @property
+    def durationMs(self) -> dict[str, int]:  # noqa: N802 - Spark calls it so
+        return {} if self.is_idle else {"addBatch": 1}
+
+    @property
+    def json(self) -> str:
+        return json.dumps({"batchId": self.batchId, "sources": [{"numInputRows": self.rows}]})
+
+
+@dataclass
+class Query:
+    recentProgress: list[Progress] = field(default_factory=list)  # noqa: N815 - Spark calls it so
+
+    @property
+    def lastProgress(self) -> Progress | None:  # noqa: N802 - Spark calls it so
+        return self.recentProgress[-1] if self.recentProgress else None
+
+
+def test_each_batch_is_told_once() -> None:
+    """Batches are counted once, whether one has ended since the last look or several, and what was not worked on yet is none."""
+    query, watch = Query(), Watch("archive", Screen(note=print, result=print), metrics=StreamMetrics("archive"))
+    follower = Follower(cast("StreamingQuery", query), watch)
+    idle = Progress(1, 0, "12:00:02", is_idle=True)
+    for come in ((), (Progress(0, 5, "12:00:01"),), (), (idle,), (Progress(1, 7, "12:00:03"), Progress(2, 11, "12:00:04"))):
+        query.recentProgress += come
+        follower.follow()
+        watch.show()
+    assert [23, 3] == [watch.rows, watch.batches]

@@ -1,0 +1,72 @@
+"""Load reports as rows of tables: each figure in its column, and garbage none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from brokers.load_bus.spelling import spell_sample, spell_summary
+from brokers.load_reports import Sample, SampledBundle, summarized
+from shedder.loads import BundleTraffic, Resources, Traffic, Use
+from spark_jobs.loads import load_rows
+
+BUNDLES = ("t/n/0x00000000_0x80000000", "t/n/0x80000000_0xffffffff")
+TRAFFIC = Traffic(bytes_in_per_second=10, bytes_out_per_second=20, messages_in_per_second=1, messages_out_per_second=2)
+SAMPLE = Sample(
+    broker="b1",
+    at_ms=1_700_000_000_000,
+    resources=Resources(cpu=Use(used=50, limit=200), memory=Use(used=96, limit=128), bandwidth_in=Use(used=7, limit=0)),
+    used=0.25,
+    traffic=TRAFFIC,
+    bundle_count=9,
+    topics=4,
+    cost=3.5,
+    bundles=tuple(
+        SampledBundle(
+            traffic=BundleTraffic(bundle=name, traffic=TRAFFIC, topics=2, consumers=3, producers=5, cache_bytes=7), cost=1.5 + place
+        )
+        for place, name in enumerate(BUNDLES)
+    ),
+)
+
+
+def test_each_figure_of_a_report_has_its_column() -> None:
+    """A summary is one row of its broker and one of each bundle that it names; a resource without a limit is null."""
+    rows = load_rows(spell_summary(summarized(None, SAMPLE)))
+    assert rows is not None
+    rates = {"bytes_in": 10.0, "bytes_out": 20.0, "messages_in": 1.0, "messages_out": 2.0}
+    (broker,) = rows.brokers
+    assert {
+        "broker": "b1",
+        "reported_at": 1_700_000_000_000,
+        "cpu": 0.25,
+        "memory": 0.75,
+        "direct_memory": None,
+        "bandwidth_in": None,
+        "bandwidth_out": None,
+        **rates,
+        "weighted_max": 0.25,
+        "bundles": 9,
+        "topics": 4,
+        "cost": 3.5,
+    } == broker
+    counts = {"topics": 2, "consumers": 3, "producers": 5, "cache_bytes": 7}
+    assert [{"broker": "b1", "bundle": name, **rates, **counts, "cost": 1.5 + place} for place, name in enumerate(BUNDLES)] == list(
+        rows.bundles
+    )
+
+
+def test_a_figure_that_is_no_number_is_null() -> None:
+    """What a broker could not tell, or told nonsense of, is null in its own column alone."""
+    odd = replace(SAMPLE, cost=float("nan"), traffic=replace(TRAFFIC, bytes_in_per_second=float("inf")), bundles=())
+    rows = load_rows(spell_summary(summarized(None, odd)))
+    assert rows is not None
+    (broker,) = rows.brokers
+    assert (None, None, 20.0, ()) == (broker["cost"], broker["bytes_in"], broker["bytes_out"], rows.bundles)
+
+
+@pytest.mark.parametrize("document", [b"", b"null", b"garbage", b"[]", b"{}", b'{"broker":"b1"}', b"\xff", spell_sample(SAMPLE)])
+def test_what_is_no_summary_gives_no_rows(document: bytes) -> None:
+    """Garbage and documents of another form are told by None, whatever they are."""
+    assert load_rows(document) is None

@@ -1,0 +1,150 @@
+"""The report's figures, words and pieces of HTML: what follows from numbers alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, timedelta, timezone
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spark_jobs.report.figures import (
+    BINS,
+    PAUSE_BINS_PER_DECADE,
+    Few,
+    Lane,
+    Period,
+    averages,
+    by_namespace,
+    gravity,
+    pause_bar_ms,
+    period_told,
+    spread_counts,
+)
+from spark_jobs.report.html import picture, table, text
+from spark_jobs.report.words import NONE, told_count, told_duration, told_share, told_time, told_zone
+
+HELD = Period(from_ms=1_000, to_ms=5_000)
+HOUR_MS = 3_600_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    name: str
+    from_ms: int | None
+    to_ms: int | None
+    told: Period | None
+
+
+ASKED = (
+    Asked(name="all", from_ms=None, to_ms=None, told=HELD),
+    Asked(name="within", from_ms=2_000, to_ms=3_000, told=Period(from_ms=2_000, to_ms=3_000)),
+    Asked(name="from before it began", from_ms=0, to_ms=3_000, told=Period(from_ms=1_000, to_ms=3_000)),
+    Asked(name="beyond its end", from_ms=4_000, to_ms=9_000, told=Period(from_ms=4_000, to_ms=5_000)),
+    Asked(name="after it", from_ms=5_000, to_ms=None, told=None),
+    Asked(name="before it", from_ms=None, to_ms=1_000, told=None),
+)
+
+
+@pytest.mark.parametrize("asked", ASKED, ids=lambda asked: asked.name)
+def test_what_is_told_of_a_period(asked: Asked) -> None:
+    """A period is cut off at the ends of what the archive holds; where nothing is left there is none."""
+    assert asked.told == period_told(HELD, asked.from_ms, asked.to_ms)
+    assert period_told(None, asked.from_ms, asked.to_ms) is None
+
+
+@given(
+    spans=st.lists(st.tuples(st.floats(0, BINS), st.floats(0, BINS)).map(lambda ends: (min(ends), max(ends))), max_size=20),
+)
+def test_averages_are_those_of_the_time_in_each_column(spans: list[tuple[float, float]]) -> None:
+    """From sums of changes come the averages that measuring each span against each column gives."""
+    steps: dict[int, tuple[int, float]] = {}
+    for span in spans:
+        for place, change in zip(span, (1, -1), strict=True):
+            number = int(place)
+            before = steps.get(number, (0, 0.0))
+            steps[number] = (before[0] + change, before[1] + change * (number + 1 - place))
+    expected = [sum(max(0.0, min(last, number + 1) - max(first, number)) for first, last in spans) for number in range(BINS)]
+    assert expected == pytest.approx(averages(steps), abs=1e-6)
+
+
+def test_bars_of_pauses_meet() -> None:
+    """Each bar ends where the next begins, the first begins at 0, and ten times the time is so many bars on."""
+    bars = [pause_bar_ms(number) for number in range(PAUSE_BINS_PER_DECADE * 3 + 1)]
+    assert [0.0, *(high for _, high in bars[:-1])] == [low for low, _ in bars]
+    assert (100.0, 1_000.0) == pytest.approx((bars[PAUSE_BINS_PER_DECADE * 2][0], bars[PAUSE_BINS_PER_DECADE * 3][0]))
+
+
+def test_counts_fill_all_columns() -> None:
+    """A column of which nothing was counted holds 0."""
+    spread = spread_counts({0: 3, BINS - 1: 4})
+    assert (BINS, 3, 4, 7) == (len(spread), spread[0], spread[-1], sum(spread))
+
+
+def test_rows_stand_by_namespace_and_range() -> None:
+    """The strip chart keeps the bundles of a namespace together, in the order of the hash space."""
+    names = (("t/b", "t/b/0x00000000_0x80000000"), ("t/a", "t/a/0x80000000_0xffffffff"), ("t/a", "t/a/0x00000000_0x80000000"))
+    lanes = [Lane(namespace=namespace, bundle=bundle, changes=0, tenures=()) for namespace, bundle in names]
+    assert [names[2], names[1], names[0]] == [(lane.namespace, lane.bundle) for lane in by_namespace(lanes)]
+
+
+def test_the_gravest_come_first_and_the_unknown_last() -> None:
+    """An alarm is graver than a warning, and a rule of a later version is told after those that are known."""
+    assert sorted(("of_later", "token_fell"), key=gravity) == ["token_fell", "of_later"]
+
+
+def test_how_many_are_left_out() -> None:
+    """What is left out is what there is, less what is shown."""
+    assert (5, 0) == (Few(shown=(1, 2), count=7).left_out, Few(shown=(1,), count=1).left_out)
+
+
+DURATIONS = {
+    None: NONE,
+    0: "0 ms",
+    87.4: "87 ms",
+    1_400: "1.4 s",
+    60_000: "1 min",
+    200_000: "3 min 20 s",
+    2 * HOUR_MS + 300_000: "2 h 5 min",
+    76 * HOUR_MS: "3 d 4 h",
+}
+
+
+def test_durations_are_told_in_units_that_fit() -> None:
+    """A duration is told in its largest unit and the next."""
+    assert list(DURATIONS.values()) == [told_duration(duration_ms) for duration_ms in DURATIONS]
+
+
+def test_counts_and_shares_as_people_read_them() -> None:
+    """Thousands stand apart, one thing is one, and a small part is not told as none."""
+    assert ["1,204 moves", "1 move", "0", "2 boxes"] == [
+        told_count(1_204, "move"),
+        told_count(1, "move"),
+        told_count(0),
+        told_count(2, "box", "boxes"),
+    ]
+    assert ["25.0 %", "0.0 %", "below 0.1 %", NONE] == [told_share(1, 4), told_share(0, 4), told_share(1, 100_000), told_share(0, 0)]
+
+
+def test_times_are_told_in_one_zone() -> None:
+    """A time is told with the offset of its zone, which the page names."""
+    east = timezone(timedelta(hours=2))
+    assert ("1970-01-01 00:00:00", "1970-01-01 02:00:00") == (told_time(0, UTC), told_time(0, east))
+    assert ("UTC", "UTC+02:00") == (told_zone(UTC), told_zone(east))
+
+
+@given(value=st.text())
+def test_no_text_becomes_a_tag(value: str) -> None:
+    """Whatever a record says, it is text on the page, and orders no other text about."""
+    shown = text(value)
+    assert not set("<>\"'\n\u202e") & set(shown)
+
+
+def test_tables_and_pictures_say_what_they_hold() -> None:
+    """A table names its columns for those who hear it, and a picture is described, with quotes and all."""
+    made = table("A & B", ("one",), [("<x>",)], kinds=("name",))
+    assert '<th scope="col" class="name">one</th>' in made
+    assert "A &amp; B" in made
+    assert '<td class="name">&lt;x&gt;</td>' in made
+    assert 'alt="of &quot;all&quot;"' in picture(b"light", b"dark", described='of "all"', caption="")

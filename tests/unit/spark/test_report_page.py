@@ -1,0 +1,262 @@
+"""The page and the pictures of a report, made of figures: what stands where, what is left out, what is said where nothing is."""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass, replace
+from datetime import UTC
+from html.parser import HTMLParser
+
+import pytest
+
+from spark_jobs.report.figures import (
+    BINS,
+    Broken,
+    BrokerMoves,
+    BundleMoves,
+    Counted,
+    Death,
+    Decided,
+    Division,
+    Few,
+    Found,
+    Grid,
+    Lane,
+    Moves,
+    Period,
+    Reason,
+    Report,
+    Tenure,
+)
+from spark_jobs.report.page import page, summary
+from spark_jobs.report.plots import plots, short_names
+
+BEGAN_MS = 1_763_740_000_000
+PERIOD = Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 600_000)
+BUNDLE = "t/n/0x00000000_0x80000000"
+FORGED = '"><script>alert(1)</script>'
+
+EMPTY = Report(archive="ch.db.archive", url="sqlite:ch.db", asked=(None, None), held=None, period=None)
+QUIET = replace(EMPTY, held=PERIOD, period=PERIOD)
+FULL = replace(
+    QUIET,
+    broken=(Broken(rule="token_fell", count=2), Broken(rule="of_later", count=1)),
+    findings=Few(
+        shown=(
+            Found(
+                rule="token_fell",
+                subject=f"bundle:{BUNDLE}",
+                offsets=tuple(range(10, 20)),
+                at_ms=BEGAN_MS + 5,
+                text=f"the token of {BUNDLE} fell from 9 to 8 {FORGED}",
+                command="equipoise channel show --log {log} 19",
+                publisher="b1",
+            ),
+        ),
+        count=3,
+    ),
+    records=(
+        Counted(kind="bundle", verdict="accepted", count=1_500),
+        Counted(kind="bundle", verdict="stale", count=7),
+        Counted(kind=None, verdict="malformed", count=2),
+    ),
+    lanes=Few(
+        shown=(
+            Lane(
+                namespace="t/n",
+                bundle=BUNDLE,
+                changes=2,
+                tenures=(
+                    Tenure(broker="b1", from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),
+                    Tenure(broker="b2", from_ms=BEGAN_MS + 61_000, to_ms=PERIOD.to_ms, how=None),
+                ),
+            ),
+        ),
+        count=301,
+    ),
+    owned=Grid(brokers=("b1", "b2"), rows=((1.0,) * BINS, (0.0,) * BINS), left_out=4),
+    cpu=Grid(brokers=("b1",), rows=((0.5, None) * (BINS // 2),)),
+    moves=Moves(
+        results={"done": 3, "called_off": 1},
+        bins={"done": (3,) + (0,) * (BINS - 1), "called_off": (1,) + (0,) * (BINS - 1)},
+        pauses=3,
+        pause_p50_ms=20,
+        pause_p99_ms=90,
+        pause_max_ms=95,
+        pause_sum_ms=135,
+        pause_bars={0: 1, 10: 1, 15: 1},
+    ),
+    reasons=Few(shown=(Reason(text="transfer: # %", example="transfer: 59 %", count=4, done=3, pause_p50_ms=20),), count=1),
+    bundle_moves=Few(
+        shown=(BundleMoves(namespace="t/n", bundle=BUNDLE, count=4, done=3, pause_sum_ms=135, reasons=(("transfer: # %", 4),)),), count=1
+    ),
+    broker_moves=Few(shown=(BrokerMoves(broker="b1", gave=3, got=0, failed=1),), count=1),
+    deaths=Few(
+        shown=(Death(broker="b1", kind="down", at_ms=BEGAN_MS + 60_000, offset=77, publisher="b2", bundles=5, waiting=1, healed_ms=1_000),),
+        count=61,
+    ),
+    divisions=Few(
+        shown=(
+            Division(
+                kind="split",
+                at_ms=BEGAN_MS,
+                offset=5,
+                publisher="b1",
+                reason="hot",
+                before=(BUNDLE,),
+                before_count=1,
+                after=("t/n/0x00000000_0x40000000",),
+                after_count=20,
+            ),
+        ),
+        count=1,
+    ),
+    decisions=Few(shown=(Decided(kind="unload", strategy="transfer", result="Success", cause="Overloaded", count=12),), count=1),
+    unserved_ms=1_000,
+)
+
+
+class Reader(HTMLParser):
+    """What a browser would find: tags that are open, scripts, addresses, and pictures without words."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.addresses: list[str] = []
+        self.described: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        found = dict(attrs)
+        self.addresses += [found[name] or "" for name in ("src", "href", "srcset") if name in found]
+        if tag == "img":
+            self.described.append(found.get("alt") or "")
+        if tag not in {"meta", "img", "source"}:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert tag == self.open.pop()
+
+
+def told(report: Report) -> str:
+    """The page of a report in one line, with its pictures' words alone."""
+    whole = page(report, plots(report, UTC), zone=UTC, written_ms=BEGAN_MS)
+    return re.sub(r"\s+", " ", re.sub(r"data:image/png;base64,[^\"]*", "", whole))
+
+
+def test_the_page_needs_nothing_from_elsewhere() -> None:
+    """All tags are closed, nothing runs, and each address is one of the page itself or holds its picture."""
+    reader = Reader()
+    reader.feed(page(FULL, plots(FULL, UTC), zone=UTC, written_ms=BEGAN_MS))
+    reader.close()
+    assert [] == reader.open
+    assert set() == reader.tags & {"script", "link", "iframe", "object", "form"}
+    assert [] == [address[:40] for address in reader.addresses if not address.startswith(("#", "data:image/png;base64,"))]
+    assert [5, True] == [len(reader.described), all(reader.described)]
+
+
+def test_findings_come_first_with_all_that_shows_them() -> None:
+    """A finding stands before all else: rule, sentence, subject, offsets, and the command with the log's own name."""
+    shown = told(FULL)
+    assert "3 findings" in shown
+    assert "equipoise channel show --log sqlite:ch.db 19" in shown
+    assert "offsets … 14, 15, 16, 17, 18, 19" in shown
+    assert "2 more findings left out" in shown
+    assert shown.index('id="findings"') < shown.index('class="cards"') < shown.index('id="served"')
+    assert "A rule that this version does not know." in shown
+
+
+def test_what_a_record_says_stays_text() -> None:
+    """A forged text is shown as it was written, and is no tag."""
+    assert "<script" not in told(FULL)
+    assert "&lt;script&gt;alert(1)" in told(FULL)
+
+
+def test_sections_name_what_they_hold_and_leave_out() -> None:
+    """Each section tells its figures in a table, and how many of many are not on the page."""
+    shown = told(FULL)
+    for words in (
+        "the 1 bundles that changed hands most often; 300 more are not drawn",
+        "4 brokers more are not",
+        "60 more ends of brokers left out",
+        "3 done, 1 called off",
+        "3 pauses: p50 20 ms, p99 90 ms, longest 95 ms, together 135 ms",
+        "transfer: 59 %",
+        "and 19 more",
+        "1,500</td>",
+        "7 stale",
+        "no record</td>",
+        "Overloaded",
+        "1 bundle of brokers that died or left had no owner again",
+    ):
+        assert words in shown, words
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plainly:
+    name: str
+    report: Report
+    says: tuple[str, ...]
+
+
+PLAINLY = (
+    Plainly(name="empty", report=EMPTY, says=("Nothing has been archived yet", "Nothing to tell")),
+    Plainly(
+        name="another period",
+        report=replace(EMPTY, held=PERIOD, asked=(0, 5)),
+        says=("Nothing of this period is in the archive", "2025-11-21 15:46:40 to 2025-11-21 15:56:39 (UTC)"),
+    ),
+    Plainly(name="not audited", report=replace(QUIET, is_audited=False), says=("Not audited", "equipoise spark audit --log sqlite:ch.db")),
+    Plainly(name="not archived", report=replace(QUIET, is_archived=False), says=("No archive job has written here", "No findings")),
+    Plainly(
+        name="nothing in it",
+        report=QUIET,
+        says=(
+            "No findings",
+            "No bundle was served in this period.",
+            "No load report of this period is archived",
+            "No move ended in this period.",
+            "No broker died or left in this period.",
+            "No bundle was split or merged in this period.",
+            "No decision of this period is archived.",
+            "No record of this period is archived.",
+        ),
+    ),
+)
+
+
+@pytest.mark.parametrize("case", PLAINLY, ids=lambda case: case.name)
+def test_where_there_is_nothing_that_is_said(case: Plainly) -> None:
+    """A page without rows says plainly what is not there, and what to do; it draws nothing."""
+    shown = told(case.report)
+    assert [] == [words for words in case.says if words not in shown]
+    assert () == plots(case.report, UTC)
+
+
+def test_pictures_are_drawn_for_both_colours_of_paper() -> None:
+    """Each figure that is there is drawn twice, in one size, and the same figures make the same bytes."""
+    drawn = plots(FULL, UTC)
+    assert ["ownership", "cpu", "owned", "moves", "pauses"] == [plot.name for plot in drawn]
+    for plot in drawn:
+        sizes = [struct.unpack(">II", data[16:24]) for data in (plot.light, plot.dark)]
+        assert sizes[0] == sizes[1]
+        assert plot.light != plot.dark
+    assert drawn == plots(FULL, UTC)
+
+
+def test_names_in_pictures_are_short_and_differ() -> None:
+    """The end that all names share is left out, unless names would be the same then."""
+    assert {"a-1.x:80": "a-1", "a-2.x:80": "a-2"} == short_names(["a-1.x:80", "a-2.x:80"])
+    assert {"10.0.0.1:81": "10.0.0.1:81", "10.0.0.1:82": "10.0.0.1:82"} == short_names(["10.0.0.1:81", "10.0.0.1:82"])
+    assert {"alone.x:80": "alone.x:80"} == short_names(["alone.x:80"])
+    long = [f"{'x' * 40}{number}{'y' * 40}" for number in range(2)]
+    assert dict(zip(long, long, strict=True)) == short_names(long)
+
+
+def test_the_figures_for_programs() -> None:
+    """What `--json` prints has the counts of the first lines of the page."""
+    found = summary(FULL)
+    assert (3, 1_509, 9, 4, 3, 61) == tuple(found[name] for name in ("findings", "records", "rejected", "moves", "moves_done", "deaths"))
+    assert summary(EMPTY)["from_ms"] is None

@@ -1,0 +1,112 @@
+"""Where a stream begins: noted once, and for an archive without a checkpoint found in the archive itself.
+
+May live here: `spark_jobs.beginnings` and `spark_jobs.tables.resuming`, without Spark.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from channel.codec import decode
+from channel.memory_log import MemoryLog
+from channel.propose import close_log
+from channel.snapshot import from_bytes
+from channel.view import View, apply
+from spark_jobs.arrivals import Source
+from spark_jobs.beginnings import Beginning, beginning_of, kept_beginning
+from spark_jobs.emitted import Table
+from spark_jobs.tables.errors import ArchiveDamaged
+from spark_jobs.tables.resuming import archived_view, resumed
+from tests.archived import archived, arrivals_of
+from tests.compacting import all_of, compacted
+from tests.folding import Channel
+from tests.walk import Walk
+
+RECORDS = 300
+
+
+def never() -> Beginning:
+    """What is not asked."""
+    raise AssertionError("it is noted already")
+
+
+@pytest.mark.parametrize("snapshot", [None, b"a snapshot"])
+def test_a_beginning_is_noted_once(tmp_path: Path, snapshot: bytes | None) -> None:
+    """Each further attempt at the first batch begins as the first one did, whatever the log says by then."""
+    made = Beginning(positions={"channel": 7, "decisions": 2}, snapshot=snapshot)
+    assert made == kept_beginning(tmp_path / "checkpoint", lambda: made)
+    assert made == kept_beginning(tmp_path / "checkpoint", never)
+
+
+def test_a_log_is_told_from_where_it_begins() -> None:
+    """A whole log is read from its first record without a view, and one that was truncated on from the view that stands for its head."""
+    log, walk = MemoryLog(name="memory:beginnings"), Walk(4)
+    log.append([walk.step()[1] for _ in range(40)], timeout_ms=0)
+    assert Beginning(positions={Source.CHANNEL: 1}) == beginning_of(log)
+    done = compacted(log)
+    assert done.start > 1
+    beginning = beginning_of(log)
+    assert {Source.CHANNEL: done.start} == beginning.positions
+    assert beginning.snapshot is not None
+    assert done.start - 1 == from_bytes(beginning.snapshot).offset
+    log.close()
+
+
+@pytest.mark.parametrize("records", [1, 99, RECORDS])
+def test_an_archive_leads_on_by_itself(tmp_path: Path, records: int) -> None:
+    """Its newest snapshot and the records after it come to the view of the whole log, at the position that it names."""
+    walk, view = Walk(21), View()
+    entries = [walk.step() for _ in range(records)]
+    for offset, data in entries:
+        apply(view, offset, decode(data))
+    archive = archived(tmp_path, [arrivals_of(entries[:70]), arrivals_of(entries[70:])])
+    assert all_of(view) == all_of(archived_view(archive))
+    manifest = archive.manifest()
+    assert manifest is not None
+    beginning = resumed(archive, manifest)
+    assert beginning is not None
+    assert beginning.snapshot is not None
+    assert {Source.CHANNEL: entries[-1][0] + 1} == beginning.positions
+    assert all_of(view) == all_of(from_bytes(beginning.snapshot))
+
+
+@pytest.mark.parametrize("snapshot_records", [1, 100])
+def test_an_archive_of_a_closed_channel_is_gone_on_from(tmp_path: Path, snapshot_records: int) -> None:
+    """What stands behind the record that closed a channel is kept and not folded, and the next generation begins behind it."""
+    channel = Channel()
+    channel.genesis()
+    channel.create()
+    channel.accept(close_log(channel.admin(), channel.view))
+    end = channel.view.offset
+    entries = [*channel.entries, (end + 1, b"{}"), (end + 2, b"{}")]
+    archive = archived(tmp_path, [arrivals_of(entries)], snapshot_records=snapshot_records)
+    manifest = archive.manifest()
+    assert manifest is not None
+    beginning = resumed(archive, manifest)
+    assert beginning is not None
+    assert beginning.snapshot is not None
+    assert {Source.CHANNEL: end + 3} == beginning.positions
+    assert end == from_bytes(beginning.snapshot).offset
+
+
+def test_an_archive_that_lost_files_is_refused(tmp_path: Path) -> None:
+    """Where records and position do not fit together nothing is gone on from, and the archive is named."""
+    walk = Walk(21)
+    archive = archived(tmp_path, [arrivals_of(walk.step() for _ in range(50)), arrivals_of(walk.step() for _ in range(9))])
+    archive.files(Table.RECORDS)[-1].unlink()
+    manifest = archive.manifest()
+    assert manifest is not None
+    with pytest.raises(ArchiveDamaged, match="its records lead to position"):
+        resumed(archive, manifest)
+
+
+def test_an_archive_of_nothing_begins_with_the_log(tmp_path: Path) -> None:
+    """One that holds nothing of the channel yet, whatever else it holds, has nothing to go on from."""
+    archive = archived(tmp_path, [])
+    manifest = archive.manifest()
+    assert manifest is not None
+    assert resumed(archive, manifest) is None
+    assert resumed(archive, replace(manifest, positions={"decisions": 4})) is None

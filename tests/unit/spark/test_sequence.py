@@ -1,0 +1,417 @@
+"""Sequences over small logs: what becomes of each kind of entry, good or bad, and who is told of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import orjson
+import pytest
+
+from channel import propose
+from channel.codec import encode
+from channel.errors import ChannelIncomplete
+from channel.propose import Author
+from channel.ranges import HASH_MAX
+from channel.snapshot import to_bytes
+from channel.view import View
+from spark_jobs.arrivals import Arrival
+from spark_jobs.emitted import Emitted, Table
+from spark_jobs.facts import Fact, parse_fact
+from spark_jobs.loads import load_rows
+from spark_jobs.rules.membership import Membership
+from spark_jobs.sequence.parts import Lost, Plugs
+from spark_jobs.sequence.sequence import NOT_FOLDED, Sequence
+from tests.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, raise_level
+
+WHOLE, LOW, HIGH = (f"{NAMESPACE}/{name}" for name in ("0x00000000_0xffffffff", "0x00000000_0x80000000", "0x80000000_0xffffffff"))
+FACTS, RECORDS = frozenset({Table.FACTS}), frozenset({Table.RECORDS})
+BOTH = FACTS | RECORDS
+
+
+def arrivals(entries: Iterable[tuple[int, bytes | None]], *, at_ms: int = 1_000) -> list[Arrival]:
+    """Entries of the channel, all of one moment."""
+    return [Arrival("channel", offset, at_ms, None, data) for offset, data in entries]
+
+
+def facts(rows: Iterable[Emitted]) -> list[Fact]:
+    """The facts among rows."""
+    return [parse_fact(row.body or b"") for row in rows if row.table == Table.FACTS]
+
+
+def facts_at(channel: Channel, offset: int) -> dict[str, Fact]:
+    """The facts of one record, by subject, of a log that is told from its beginning."""
+    told = facts(Sequence(FACTS).feed(arrivals(channel.entries)))
+    return {fact.subject: fact for fact in told if fact.offset == offset}
+
+
+def events(rows: Iterable[Emitted]) -> list[dict[str, Any]]:
+    """What befell the log, as its facts tell it."""
+    return [dict(fact.after) for fact in facts(rows) if fact.subject == "log:" and fact.after is not None]
+
+
+def verdicts(rows: Iterable[Emitted]) -> list[tuple[int, str | None]]:
+    """The archived records: their offsets and verdicts."""
+    return [(row.offset, row.verdict) for row in rows if row.table == Table.RECORDS]
+
+
+# --- who is told what -----------------------------------------------------------------------------------------------------
+
+
+def test_a_renewal_is_one_fact() -> None:
+    """An accepted renewal is told to its broker alone, with what it made of its entry."""
+    channel = channel_with("b1")
+    joined = channel.incarnation("b1")
+    based_on = channel.broker("b1").last
+    offset = channel.accept(propose.renewed(channel.author("b1"), channel.broker("b1")))
+    told = facts_at(channel, offset)
+    assert ["broker:b1"] == list(told)
+    fact = told["broker:b1"]
+    assert ({"status": "up", "incarnation": joined, "last": based_on}, "accepted") == (fact.before, fact.verdict)
+    assert {"status": "up", "incarnation": joined, "last": offset} == fact.after
+
+
+def test_a_renewal_of_another_digest_says_so() -> None:
+    """The one fact of a renewal whose digest is not the view's tells that it diverged."""
+    channel = channel_with("b1")
+    author, entry = channel.author("b1"), channel.broker("b1")
+    raw = orjson.loads(encode(propose.renewed(author, entry)))
+    channel.put_bytes(orjson.dumps({**raw, "digest": raw["digest"] ^ 1}))
+    after = facts_at(channel, channel.view.offset)["broker:b1"].after
+    assert after is not None
+    assert after["diverged"] is True
+
+
+def test_a_namespace_is_told_with_its_ranges() -> None:
+    """The creation of a namespace tells it all ranges, and each bundle only of itself, without the boundaries of all."""
+    channel = channel_with("b1", bundles=2)
+    told = facts_at(channel, channel.view.offset)
+    assert [f"namespace:{NAMESPACE}", f"bundle:{LOW}", f"bundle:{HIGH}"] == list(told)
+    namespace = told[f"namespace:{NAMESPACE}"]
+    offset = channel.view.offset
+    assert {
+        "status": "created",
+        "last": offset,
+        "removed": [],
+        "added": [[0, MIDDLE, "free", None, offset], [MIDDLE, HASH_MAX, "free", None, offset]],
+    } == namespace.after
+    assert namespace.record is not None
+    assert [0, MIDDLE, HASH_MAX] == namespace.record["boundaries"]
+    bundle = told[f"bundle:{LOW}"]
+    assert bundle.record is not None
+    assert "boundaries" not in bundle.record
+    free = {"phase": "free", "owner": None, "source": None, "last": offset, "token": offset, "low": 0, "high": MIDDLE}
+    assert (None, free) == (bundle.before, bundle.after)
+
+
+def test_a_split_and_a_merge_tell_all_whom_they_change() -> None:
+    """A split tells the parent, both children, its broker and the namespace; a merge that undoes it the same."""
+    channel = channel_in("splitting")
+    parent = channel.bundle()
+    cut = channel.accept(propose.split(channel.author("owner"), parent, cuts=(MIDDLE,)))
+    told = facts_at(channel, cut)
+    assert {f"bundle:{WHOLE}", f"bundle:{LOW}", f"bundle:{HIGH}", "broker:owner", f"namespace:{NAMESPACE}"} == told.keys()
+    assert told[f"bundle:{WHOLE}"].after is None
+    assert told[f"bundle:{LOW}"].before is None
+    owner, token = parent.owner, parent.token
+    halves = [[0, MIDDLE, "owned", owner, token], [MIDDLE, HASH_MAX, "owned", owner, token]]
+    ranges = told[f"namespace:{NAMESPACE}"].after
+    assert ranges is not None
+    assert ([[0, HASH_MAX, "splitting", owner, token]], halves) == (ranges["removed"], ranges["added"])
+    joined = channel.accept(propose.merge(channel.author("owner"), channel.bundle(0), channel.bundle(MIDDLE)))
+    told = facts_at(channel, joined)
+    assert {f"bundle:{WHOLE}", f"bundle:{LOW}", f"bundle:{HIGH}", "broker:owner", f"namespace:{NAMESPACE}"} == told.keys()
+    ranges = told[f"namespace:{NAMESPACE}"].after
+    assert ranges is not None
+    assert (halves, [[0, HASH_MAX, "owned", owner, token]]) == (ranges["removed"], ranges["added"])
+
+
+def test_a_death_is_told_to_all_that_it_frees() -> None:
+    """That a broker is down is told to it, to who said so, and to each bundle that it held."""
+    channel = channel_with("b1", "b2", bundles=2)
+    channel.own("b1")
+    channel.own("b1", MIDDLE)
+    last = channel.broker("b1").last
+    dead = channel.incarnation("b1")
+    offset = channel.accept(propose.down(channel.author("b2"), channel.broker("b1")))
+    told = facts_at(channel, offset)
+    assert {"broker:b1", "broker:b2", f"bundle:{LOW}", f"bundle:{HIGH}"} == told.keys()
+    assert {"status": "up", "incarnation": dead, "last": last} == told["broker:b1"].before
+    assert {"status": "down", "incarnation": dead, "last": offset} == told["broker:b1"].after
+    before, after = told[f"bundle:{LOW}"].before, told[f"bundle:{LOW}"].after
+    assert before is not None
+    assert after is not None
+    assert (dead, None) == (before["owner"], after["owner"])
+    assert told["broker:b2"].after is None
+
+
+def test_a_rejected_record_is_told_to_those_it_names() -> None:
+    """A rejected record changes nobody, and is told to its key and its publisher; an admin's to the log, too."""
+    channel = channel_with("b1")
+    bundle = channel.bundle()
+    channel.own("b1")
+    channel.put(propose.assign(channel.author("b1"), bundle, owner=channel.incarnation("b1")))
+    told = facts_at(channel, channel.view.offset)
+    assert [f"bundle:{WHOLE}", "broker:b1"] == list(told)
+    assert {("stale", None, None)} == {(fact.verdict, fact.before, fact.after) for fact in told.values()}
+    channel.put(propose.assign(channel.admin(), bundle, owner=channel.incarnation("b1")))
+    assert [f"bundle:{WHOLE}", "log:"] == list(facts_at(channel, channel.view.offset))
+
+
+def test_what_is_no_record_is_told_to_the_log() -> None:
+    """Garbage, an entry without a value, and an object that is no record are told apart, and kept as they are."""
+    channel = channel_with("b1")
+    entries: list[tuple[int, bytes | None]] = [
+        *channel.entries,
+        (10, b"\xff"),
+        (11, None),
+        (12, b'{"kind":"odd","publisher":"b1","key":7}'),
+    ]
+    rows = list(Sequence(BOTH).feed(arrivals(entries)))
+    assert ["garbage", "null", "malformed"] == [event["event"] for event in events(rows)]
+    assert [b"\xff", None, entries[-1][1]] == [row.body for row in rows if row.table == Table.RECORDS][-3:]
+    assert [(10, "malformed"), (11, "malformed"), (12, "malformed")] == verdicts(rows)[-3:]
+    odd = rows[-1]
+    assert ["broker:b1", "log:"] == [fact.subject for fact in facts(rows) if fact.offset == odd.offset]
+    archived = [row for row in rows if row.table == Table.RECORDS][-1]
+    assert ("odd", "b1", "") == (archived.kind, archived.publisher, archived.subject)
+
+
+def test_what_is_nested_too_deep_is_left_out_of_a_fact() -> None:
+    """A field that no JSON of ours may hold is left out of the facts of a record, and kept in the archive."""
+    channel = channel_with("b1")
+    raw = encode(propose.renewed(channel.author("b1"), channel.broker("b1")))
+    deep = raw[:-1] + b',"extra":' + b"[" * 500 + b"]" * 500 + b"}"
+    rows = list(Sequence(BOTH).feed(arrivals([*channel.entries, (99, deep)])))
+    fact = facts(rows)[-1]
+    assert ("accepted", orjson.loads(raw)) == (fact.verdict, fact.record)
+    assert deep == [row.body for row in rows if row.table == Table.RECORDS][-1]
+
+
+def test_the_second_opinion_goes_with_each_fact() -> None:
+    """Each fact of a record has the context that the second membership gave to it."""
+    channel = channel_with("b1")
+    channel.own("b1")
+    rows = Sequence(FACTS, plugs=Plugs(opinion=Membership())).feed(arrivals(channel.entries))
+    context = facts(rows)[-1].context
+    assert ("live", f"bundle:{WHOLE}") == (context["publisher"], context["judged_by"])
+
+
+def test_only_what_is_wanted_is_made() -> None:
+    """With records alone wanted there are no facts, and the other way round."""
+    channel = channel_with("b1")
+    note = Arrival("decisions", 1, 0, None, b"{}")
+    for wanted in (RECORDS, FACTS):
+        rows = list(Sequence(wanted).feed([*arrivals(channel.entries), note]))
+        assert wanted == {row.table for row in rows}
+
+
+# --- what befalls a log ---------------------------------------------------------------------------------------------------
+
+
+def test_the_header_of_a_topic_is_no_entry() -> None:
+    """What stands at offset 0, where a topic says whose it is, is neither folded nor kept."""
+    channel = channel_with("b1")
+    rows = list(Sequence(BOTH).feed(arrivals([(0, b"header"), *channel.entries])))
+    assert rows == list(Sequence(BOTH).feed(arrivals(channel.entries)))
+
+
+def test_time_that_falls_is_told_and_not_followed() -> None:
+    """An entry that is older than one before it is told of, and its rows have the time of that one."""
+    channel = channel_with("b1")
+    (first, second, third) = (
+        Arrival("channel", offset, at_ms, None, data) for (offset, data), at_ms in zip(channel.entries, (5, 9, 7), strict=True)
+    )
+    rows = list(Sequence(BOTH).feed([first, second, third]))
+    assert [{"event": "time_fell", "by_ms": 2}] == events(rows)
+    assert [5, 9, 9] == [row.at_ms for row in rows if row.table == Table.RECORDS]
+
+
+def test_a_time_that_no_frame_holds_moves_nothing() -> None:
+    """A damaged time of an entry does not become the log's, in which no operator could go on."""
+    channel = channel_with("b1")
+    times_ms = (5, 253_402_300_799_999, 7)
+    entries = [Arrival("channel", offset, at_ms, None, data) for (offset, data), at_ms in zip(channel.entries, times_ms, strict=True)]
+    rows = list(Sequence(BOTH).feed(entries))
+    assert ([], [5, 5, 7]) == (events(rows), [row.at_ms for row in rows if row.table == Table.RECORDS])
+
+
+def test_a_gap_is_no_loss_if_the_log_says_so() -> None:
+    """Numbers that the log left out are asked about, and passed over if nothing stood there."""
+    asked = []
+
+    def lost(first: int, below: int) -> None:
+        asked.append((first, below))
+
+    channel = channel_with("b1")
+    channel.put(propose.renewed(channel.author("b1"), channel.broker("b1")), offset=50)
+    rows = list(Sequence(BOTH, plugs=Plugs(lost=lost)).feed(arrivals(channel.entries)))
+    assert [(4, 50)] == asked
+    assert (50, "accepted") == verdicts(rows)[-1]
+
+
+def after_a_loss(lost: Lost) -> tuple[Channel, Sequence, list[Emitted]]:
+    """A log of which the middle is gone when it is read, and what a sequence with this `lost` makes of it."""
+    channel = channel_with("b1", "b2")
+    head = len(channel.entries)
+    channel.own("b1")
+    for _ in range(3):
+        channel.accept(propose.renewed(channel.author("b2"), channel.broker("b2")))
+    sequence = Sequence(BOTH, plugs=Plugs(lost=lost, opinion=Membership()))
+    read = [*channel.entries[:head], *channel.entries[head + 1 :]]
+    return channel, sequence, list(sequence.feed(arrivals(read)))
+
+
+def test_what_was_lost_is_told_and_gone_on_after() -> None:
+    """A sequence that missed records goes on from the snapshot that it is given, and keeps what lies below unfolded."""
+    whole = channel_with("b1", "b2")
+    whole.own("b1")
+    horizon = whole.view.offset
+    snapshot = to_bytes(whole.view)
+    channel, sequence, rows = after_a_loss(lambda _first, _below: snapshot)
+    assert {"event": "records_lost", "from": horizon - 1, "to": horizon, "restored": True, "goes_on": horizon + 1} in events(rows)
+    assert [(horizon, NOT_FOLDED), (horizon + 1, "accepted")] == verdicts(rows)[-4:-2]
+    assert channel.view.digest() == sequence.view.digest()
+    assert horizon == facts(rows)[-1].context["begun"]
+    state = {key: data for key, data in sequence.changed_rows() if data is not None}
+    assert channel.view.digest() == Sequence.restored(state, BOTH, plugs=Plugs(opinion=Membership())).view.digest()
+
+
+def test_a_loss_without_a_way_on_ends_the_folding() -> None:
+    """Where nothing leads on, what comes is kept unfolded, and that is told once."""
+
+    def lost(first: int, below: int) -> None:
+        raise ChannelIncomplete(log="log", first=first, last=below, twin="it has no twin")
+
+    _, _, rows = after_a_loss(lost)
+    assert ["records_lost", "channel_incomplete"] == [event["event"] for event in events(rows)[-2:]]
+    assert [NOT_FOLDED] * 4 == [verdict for _, verdict in verdicts(rows)[-4:]]
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_closed_log_is_folded_to_its_end(*, is_restored: bool) -> None:
+    """The record that closes a log is accepted, what comes after it is kept unfolded, and the end is told once."""
+    channel = channel_with("b1")
+    channel.die("b1")
+    channel.accept(propose.close_log(channel.admin(), channel.view))
+    sequence = Sequence(BOTH)
+    rows = list(sequence.feed(arrivals(channel.entries)))
+    assert (channel.view.offset, "accepted") == verdicts(rows)[-1]
+    assert "log_closed" == events(rows)[-1]["event"]
+    if is_restored:
+        sequence = Sequence.restored({key: data or b"" for key, data in sequence.changed_rows()}, BOTH)
+    late = list(sequence.feed(arrivals([(90, b"late"), (91, b"later")])))
+    assert [(90, NOT_FOLDED), (91, NOT_FOLDED)] == verdicts(late)
+    assert not events(late)
+
+
+def test_a_level_too_new_ends_the_folding() -> None:
+    """A level that this version does not know is told with the record that raised it, and nothing is folded after it."""
+    channel = channel_with("b1")
+    channel.die("b1")
+    channel.accept(raise_level(channel.admin(), channel.view, level=2))
+    rows = list(Sequence(BOTH).feed(arrivals([*channel.entries, (90, b"late")])))
+    assert "level_too_new" == events(rows)[-1]["event"]
+    assert [(channel.view.offset, "accepted"), (90, NOT_FOLDED)] == verdicts(rows)[-2:]
+
+
+def test_a_log_that_goes_back_ends_the_folding() -> None:
+    """Offsets that come a second time are told once, and have no second rows."""
+    channel = channel_with("b1")
+    rows = list(Sequence(BOTH).feed(arrivals([*channel.entries, channel.entries[1], (90, b"new")])))
+    assert {"event": "log_went_back", "position": 4, "found": 2} == events(rows)[-1]
+    assert [1, 2, 3, 90] == [offset for offset, _ in verdicts(rows)]
+
+
+def test_a_copy_that_was_being_made_goes_on_from_its_twin() -> None:
+    """The genesis of a copy on a log that was empty asks for the view that it goes on above, and is folded then."""
+    old = channel_with("b1")
+    old.view.go_on_above(100, level=old.view.level, level_last=old.view.level_last)
+    snapshot = to_bytes(old.view)
+    genesis = encode(propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER, base=100))
+    sequence = Sequence(BOTH, plugs=Plugs(lost=lambda _first, _below: snapshot))
+    rows = list(sequence.feed(arrivals([(1, genesis)])))
+    assert [(101, "accepted")] == verdicts(rows)
+    assert "b1" in sequence.view.brokers
+    alone = list(Sequence(BOTH).feed(arrivals([(1, genesis)])))
+    assert "begun_above" == events(alone)[-1]["event"]
+
+
+def test_a_sequence_begins_with_a_snapshot() -> None:
+    """From a snapshot in the middle of a log a sequence folds what comes after it, and keeps what lies below unfolded."""
+    channel = channel_with("b1")
+    snapshot, horizon = to_bytes(channel.view), channel.view.offset
+    channel.own("b1")
+    sequence = Sequence(BOTH, snapshot)
+    rows = list(sequence.feed(arrivals(channel.entries[2:])))
+    assert [(horizon, NOT_FOLDED), (horizon + 1, "accepted"), (horizon + 2, "accepted")] == verdicts(rows)
+    assert channel.view.digest() == sequence.view.digest()
+
+
+def test_a_closed_snapshot_folds_nothing() -> None:
+    """A sequence that begins with the view of a closed log keeps what comes unfolded, and tells why."""
+    channel = channel_with("b1")
+    channel.die("b1")
+    channel.accept(propose.close_log(channel.admin(), channel.view))
+    rows = list(Sequence(BOTH, to_bytes(channel.view)).feed(arrivals([(90, b"late")])))
+    assert ["log_closed"] == [event["event"] for event in events(rows)]
+    assert [(90, NOT_FOLDED)] == verdicts(rows)
+
+
+# --- notes ----------------------------------------------------------------------------------------------------------------
+
+
+def test_a_decision_is_kept_as_it_is() -> None:
+    """A decision is a row of its document, at its own time, whatever the log's is."""
+    wants = frozenset({Table.DECISIONS})
+    rows = list(Sequence(wants).feed([*arrivals([(1, b"")], at_ms=9_000), Arrival("decisions", 7, 5_000, None, b'{"kind":"shed"}')]))
+    assert [Emitted("decisions", "", 7, 0, 5_000, None, None, None, b'{"kind":"shed"}')] == rows
+
+
+def test_a_load_report_has_rows_in_two_tables() -> None:
+    """A report is one row of its broker and one of each bundle, by the reader of reports that is plugged in."""
+    wants = frozenset({Table.BROKER_LOAD, Table.BUNDLE_LOAD})
+    plugs = Plugs(load_rows=lambda _document: ([{"broker": "b1"}], [{"bundle": "x"}, {"bundle": "y"}]))
+    rows = list(Sequence(wants, plugs=plugs).feed([Arrival("loads", 3, 1, None, b"{}")]))
+    expected = [("broker_load", 0, b'{"broker":"b1"}'), ("bundle_load", 0, b'{"bundle":"x"}'), ("bundle_load", 1, b'{"bundle":"y"}')]
+    assert expected == [(row.table, row.ordinal, row.body) for row in rows]
+
+
+def test_a_report_that_is_taken_back_says_nothing() -> None:
+    """The tombstone by which a broker that leaves takes its load report back is neither a row nor a fact."""
+    assert not list(Sequence(frozenset(Table), plugs=Plugs(load_rows=load_rows)).feed([Arrival("loads", 5, 1, None, None)]))
+
+
+def test_what_a_broker_serves_is_told_to_both() -> None:
+    """Evidence is a fact of its bundle and of its broker, with the bundle as it stands, at the log's time."""
+    channel = channel_with("b1")
+    channel.own("b1")
+    document = {"bundle": WHOLE, "broker": "b1", "token": 4}
+    rows = Sequence(FACTS, plugs=Plugs(log="its id")).feed(
+        [*arrivals(channel.entries, at_ms=8_000), Arrival("serving", 1, 2_000, None, orjson.dumps(document))]
+    )
+    told = facts(rows)[-2:]
+    assert [f"bundle:{WHOLE}", "broker:b1"] == [fact.subject for fact in told]
+    for fact in told:
+        assert (document, 8_000, None) == (fact.record, fact.at_ms, fact.verdict)
+        assert {"begin": 0, "reached": channel.view.offset, "log": "its id"} == fact.context
+        assert fact.after is not None
+        assert "owned" == fact.after["phase"]
+
+
+@pytest.mark.parametrize("source", ["decisions", "loads", "serving"])
+def test_a_note_that_is_none_is_told(source: str) -> None:
+    """What is no document of its source is no row, and a fact of the log."""
+    for data in (b"no JSON", b"[]", *([] if source == "decisions" else [b"{}"]), *([] if source == "loads" else [None])):
+        rows = list(Sequence(frozenset(Table), plugs=Plugs(load_rows=load_rows)).feed([Arrival(source, 5, 1, None, data)]))
+        assert [{"event": "unreadable_note", "source": source}] == events(rows)
+        assert 1 == len(rows)
+
+
+def test_a_view_without_a_genesis_is_restored() -> None:
+    """A log that holds nothing but garbage has a state, too."""
+    sequence = Sequence(RECORDS)
+    list(sequence.feed(arrivals([(7, b"garbage")])))
+    restored = Sequence.restored({key: data or b"" for key, data in sequence.changed_rows()}, RECORDS)
+    assert (7, View().digest()) == (restored.view.offset, restored.view.digest())
+    assert [(9, "no_genesis")] == verdicts(restored.feed(arrivals([(9, b"more")])))

@@ -1,0 +1,223 @@
+"""The sequential operator without a JVM: its state is always as of the last batch that was committed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import pandas as pd
+import pytest
+
+from channel.open_log import open_log
+from channel.snapshot import from_bytes, to_bytes
+from spark_jobs import sequential_operator
+from spark_jobs.arrivals import Arrival
+from spark_jobs.emitted import Emitted, Table
+from spark_jobs.histories import Histories
+from spark_jobs.rules.membership import Membership
+from spark_jobs.sequence.parts import Plugs
+from spark_jobs.sequence.sequence import Sequence
+from spark_jobs.sequential_operator import SequentialProcessor, lost
+from tests.carried import TIMEOUT_MS, cut_off
+from tests.folding import channel_with
+from tests.walk import Walk
+
+if TYPE_CHECKING:
+    from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, TimerValues
+
+WANTS = frozenset({Table.FACTS, Table.RECORDS, Table.TRANSITIONS})
+BATCH = 25
+
+
+@dataclass(slots=True)
+class State:
+    """What Spark keeps for one key; `committed` is what an attempt begins with, and `now` what it has made of it."""
+
+    committed: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
+    now: dict[str, list[tuple[Any, ...]]] = field(default_factory=dict)
+
+    def begin(self) -> None:
+        """Begin an attempt."""
+        self.now = {name: list(values) for name, values in self.committed.items()}
+
+    def commit(self) -> None:
+        """Let what the attempt wrote be what the next begins with."""
+        self.committed = self.now
+
+
+@dataclass(slots=True)
+class Variable:
+    """A value state or a list state, as `StatefulProcessorHandle` gives them."""
+
+    state: State
+    name: str
+
+    def exists(self) -> bool:
+        """Whether it was written."""
+        return self.name in self.state.now
+
+    def get(self) -> Any:  # noqa: ANN401 - a value has one tuple, a list an iterator
+        """The value, or the list."""
+        values = self.state.now.get(self.name, [])
+        return values[0] if self.name == "version" else iter(values)
+
+    def update(self, value: tuple[Any, ...]) -> None:
+        """Set a value."""
+        self.state.now[self.name] = [value]
+
+    def appendList(self, values: list[tuple[Any, ...]]) -> None:  # noqa: N802 - Spark's name
+        """Append to a list."""
+        self.state.now.setdefault(self.name, []).extend(values)
+
+    def clear(self) -> None:
+        """Remove all."""
+        self.state.now.pop(self.name, None)
+
+
+@dataclass(slots=True)
+class Handle:
+    """Gives the variables of one state."""
+
+    state: State
+
+    def getValueState(self, name: str, _schema: str) -> Variable:  # noqa: N802 - Spark's name
+        """A value."""
+        return Variable(self.state, name)
+
+    def getListState(self, name: str, _schema: str) -> Variable:  # noqa: N802 - Spark's name
+        """A list."""
+        return Variable(self.state, name)
+
+
+class Worker:
+    """A worker of Spark with one task: `attempt` feeds a batch, and reads at most so many frames of what comes of it."""
+
+    def __init__(self, state: State, *, run_id: str = "run", begin: bytes | None = None) -> None:
+        self.state = state
+        self.run_id = run_id
+        self.begin = begin
+
+    def attempt(self, batch: list[Arrival], *, frames_max: int | None = None) -> list[Emitted]:
+        """The rows of a batch; what it wrote is not committed yet."""
+        self.state.begin()
+        processor = SequentialProcessor(wants=WANTS, begin=self.begin, run_id=self.run_id, log_url="sqlite:none")
+        processor.init(cast("StatefulProcessorHandle", Handle(self.state)))
+        frames = processor.handleInputRows(("",), self._frames(batch), cast("TimerValues", None))
+        rows: list[Emitted] = []
+        for place, frame in enumerate(frames):
+            if place == frames_max:
+                return rows
+            rows += (Emitted(*row) for row in frame.astype(object).where(frame.notna(), None).itertuples(index=False))
+        processor.close()
+        return rows
+
+    def run(self, batch: list[Arrival]) -> list[Emitted]:
+        """Feed a batch, and commit it."""
+        rows = self.attempt(batch)
+        self.state.commit()
+        return rows
+
+    @staticmethod
+    def _frames(batch: list[Arrival]) -> Iterator[pd.DataFrame]:
+        """In two frames, the later one first: Spark promises no order."""
+        rows = [{"log": "", "source": a.source, "offset": a.offset, "at_ms": a.at_ms, "value": a.value} for a in batch]
+        middle = len(rows) // 2
+        return (pd.DataFrame(part) for part in (rows[middle:], rows[:middle]) if part)
+
+
+@pytest.fixture(autouse=True)
+def _no_gap_is_a_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Walks leave out offsets, and there is no log to ask about them."""
+    monkeypatch.setattr(sequential_operator, "lost", lambda _url, _first, _below: None)
+
+
+def batches(seed: int, *, length: int = 150) -> list[list[Arrival]]:
+    """The batches of a walk."""
+    walk = Walk(seed)
+    arrivals = [Arrival("channel", *(offset, 1_000 * offset, None, data)) for offset, data in (walk.step() for _ in range(length))]
+    return [arrivals[first : first + BATCH] for first in range(0, length, BATCH)]
+
+
+def at_once(parts: list[list[Arrival]]) -> list[Emitted]:
+    """The rows of all batches, by one sequence that is fed at once."""
+    sequence = Sequence(WANTS, plugs=Plugs(opinion=Membership(), histories=Histories()))
+    return list(sequence.feed(arrival for part in parts for arrival in part))
+
+
+def test_batches_of_one_worker_go_on() -> None:
+    """The rows of batches, whatever order their frames come in, are those of one sequence."""
+    parts, worker = batches(1), Worker(State())
+    assert at_once(parts) == [row for part in parts for row in worker.run(part)]
+
+
+def test_an_attempt_that_failed_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that was fed in part, or whole but never committed, is fed again as if it had never been."""
+    monkeypatch.setattr(sequential_operator, "CHUNK_ROWS_MAX", 5)
+    parts, worker = batches(2), Worker(State())
+    rows: list[Emitted] = []
+    for place, part in enumerate(parts):
+        worker.attempt(part, frames_max=2 if place % 2 else None)
+        rows += worker.run(part)
+    assert at_once(parts) == rows
+
+
+def test_a_batch_may_go_to_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that take turns each go on from the state, not from what they kept of the last time."""
+    parts, state = batches(3), State()
+    rows: list[Emitted] = []
+    caches: list[dict[str, sequential_operator.Kept]] = [{}, {}]
+    for place, part in enumerate(parts):
+        monkeypatch.setattr(sequential_operator, "_kept", caches[place // 2 % 2])
+        rows += Worker(state).run(part)
+    assert at_once(parts) == rows
+
+
+def test_a_restart_goes_on_from_the_state() -> None:
+    """A query that is started again has another run id, finds nothing kept, and goes on all the same."""
+    parts, state = batches(4), State()
+    rows = [row for place, part in enumerate(parts) for row in Worker(state, run_id=f"run {place}").run(part)]
+    assert at_once(parts) == rows
+
+
+def test_the_state_stays_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The list of rows is written anew before it is more than twice as long as it need be."""
+    monkeypatch.setattr(sequential_operator, "STATE_ROWS_SPARE", 0)
+    monkeypatch.setattr(sequential_operator, "STATE_ROWS_AT_ONCE", 7)
+    state = State()
+    worker = Worker(state)
+    for part in batches(5, length=400):
+        worker.run(part)
+        listed = state.committed["rows"]
+        latest = dict(listed)
+        assert len(listed) <= 2 * sum(data is not None for data in latest.values())
+
+
+def test_a_new_checkpoint_begins_with_the_snapshot() -> None:
+    """A processor that is given a snapshot folds what comes after it, and asks for it no more once it has a state."""
+    channel = channel_with("b1")
+    snapshot = to_bytes(channel.view)
+    head = len(channel.entries)
+    channel.own("b1")
+    arrivals = [Arrival("channel", offset, 0, None, data) for offset, data in channel.entries]
+    state = State()
+    rows = Worker(state, begin=snapshot).run(arrivals[head : head + 1])
+    rows += Worker(state, begin=b"no snapshot", run_id="another").run(arrivals[head + 1 :])
+    assert ["accepted", "accepted"] == [row.verdict for row in rows if row.table == Table.RECORDS]
+
+
+def test_a_gap_is_looked_up_on_the_log(tmp_path: Path) -> None:
+    """Nothing is lost above the beginning of a log; below it, the view of its twin is what can be gone on from."""
+    url = f"sqlite:{tmp_path / 'channel.db'}"
+    channel = channel_with("b1")
+    channel.own("b1")
+    with closing(open_log(url)) as log:
+        log.append([data for _, data in channel.entries], timeout_ms=TIMEOUT_MS)
+        assert lost(url, 2, 4) is None
+        view = cut_off(log, horizon=4, below=4)
+    assert lost(url, 4, 5) is None
+    snapshot = lost(url, 2, 4)
+    assert snapshot is not None
+    assert (4, view.digest()) == (from_bytes(snapshot).offset, from_bytes(snapshot).digest())

@@ -1,0 +1,183 @@
+"""What a machine must have for Spark is looked at first, and what it lacks is said with the way to get it.
+
+May live here: tests of Java, of the connector's jars, of a quiet start, of errors in a line, and of where an archive lies by default.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+
+import pytest
+
+from brokers.cli.outcome import ExitCode, exit_code_of
+from channel.errors import InvalidLogUrl, MissingExtra
+from spark_jobs import connector, session
+from spark_jobs.connector import Jar, cache_folder, connector_jars, jars_of_connector, pom_of
+from spark_jobs.errors import JarsMissing, MissingJava, WrongJar, explained
+from spark_jobs.java import check_java
+from spark_jobs.options import default_archive
+from tests.house_rules import ROOT
+
+HELLO = Jar(group="g", artifact="hello", version="1", sha256="2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824")
+
+
+def program(path: Path, script: str) -> Path:
+    """A program at `path`."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    path.chmod(0o755)
+    return path
+
+
+def java_home(folder: Path, answer: str) -> dict[str, str]:
+    """An environment with a Java that answers so when it is asked for its version."""
+    program(folder / "bin" / "java", f"{answer} >&2")
+    return {"JAVA_HOME": str(folder), "PATH": ""}
+
+
+@pytest.mark.parametrize(("said", "found"), [("17.0.15", 17), ("21", 21), ("25-ea", 25)])
+def test_a_java_that_is_new_enough_is_taken(tmp_path: Path, said: str, found: int) -> None:
+    """The version is read from what Java itself says, however it is spelled."""
+    assert found == check_java(java_home(tmp_path, f"echo 'openjdk version \"{said}\" 2025-04-15'"))
+
+
+@pytest.mark.parametrize(
+    ("answer", "named"),
+    [("echo 'java version \"1.8.0_392\"'", "is Java 8"), ("exit 3", "does not say its version"), ("echo hello", "hello")],
+)
+def test_a_java_that_will_not_do_is_refused(tmp_path: Path, answer: str, named: str) -> None:
+    """One that is too old, or that says nothing of itself, is named, with the way to get another."""
+    with pytest.raises(MissingJava, match=named) as caught:
+        check_java(java_home(tmp_path, answer))
+    assert ExitCode.OPERATOR is exit_code_of(caught.value)
+
+
+@pytest.mark.parametrize("environment", [{"PATH": ""}, {"PATH": "/nowhere"}, {"JAVA_HOME": "/nowhere", "PATH": ""}])
+def test_a_machine_without_java_is_told_how_to_get_it(environment: dict[str, str]) -> None:
+    """The first run on a bare machine says what it lacks, and what to type."""
+    with pytest.raises(MissingJava, match="apt-get install openjdk-17-jre-headless"):
+        check_java(environment)
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who installed the package without the extra is told which one, before anything is started."""
+    monkeypatch.setattr(session, "_EXTRA_MODULES", ("pandas", "no_such_module"))
+    with pytest.raises(MissingExtra, match=re.escape("equipoise[spark]")):
+        session.check_extra()
+
+
+def test_the_jars_are_of_the_line_of_spark_that_is_installed() -> None:
+    """The data that names the connector's version names that of the extra, so that neither is changed alone."""
+    by_name = {jar.artifact: jar.version for jar in jars_of_connector()}
+    assert version("pyspark") == by_name["spark-sql-kafka-0-10_2.13"]
+    assert f'"pyspark=={version("pyspark")}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty cache of a user, a path without programs, and a connector of one small jar."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path / "programs"))
+    monkeypatch.setattr(connector, "jars_of_connector", lambda: (HELLO,))
+    return cache_folder()
+
+
+def maven(folder: Path, bytes_of_jar: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Put a Maven on the path that brings such a jar."""
+    say = f'for word in "$@"; do case "$word" in -DoutputDirectory=*) printf %s {bytes_of_jar} > "${{word#*=}}/hello-1.jar";; esac; done'
+    program(folder / "programs" / "mvn", say)
+    monkeypatch.setenv("PATH", f"{folder / 'programs'}:/bin:/usr/bin")
+
+
+def test_jars_are_fetched_once_and_told(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first run has Maven bring what is missing; the second one needs no Maven."""
+    maven(tmp_path, "hello", monkeypatch)
+    told: list[str] = []
+    assert (cache / "hello-1.jar",) == connector_jars(telling=told.append)
+    monkeypatch.setenv("PATH", "")
+    assert (cache / "hello-1.jar",) == connector_jars(telling=told.append)
+    assert 1 == len(told)
+    assert ["hello-1.jar", "lock"] == sorted(path.name for path in cache.iterdir())
+
+
+def test_a_jar_with_other_bytes_is_not_taken(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Maven brings, and what somebody put there since, is refused unless it has the bytes that were tried out."""
+    maven(tmp_path, "evil", monkeypatch)
+    with pytest.raises(WrongJar, match="SHA-256"):
+        connector_jars()
+    assert not (cache / "hello-1.jar").exists()
+    (cache / "hello-1.jar").write_text("changed", encoding="utf-8")
+    with pytest.raises(WrongJar, match="ask who put it there"):
+        connector_jars()
+
+
+@pytest.mark.parametrize(("script", "named"), [(None, "no program `mvn`"), ("echo no route to host; exit 1", "no route to host")])
+def test_jars_that_cannot_be_fetched_can_be_put_there(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str | None, named: str
+) -> None:
+    """Without Maven, or where it reaches nothing, the error names the files and the folder that they belong into."""
+    if script:
+        program(tmp_path / "programs" / "mvn", script)
+        monkeypatch.setenv("PATH", f"{tmp_path / 'programs'}:/bin:/usr/bin")
+    with pytest.raises(JarsMissing, match=named) as caught:
+        connector_jars()
+    assert (str(cache), ("hello-1.jar",)) == (caught.value.folder, caught.value.names)
+    (cache / "hello-1.jar").write_text("hello", encoding="utf-8")
+    assert (cache / "hello-1.jar",) == connector_jars()
+
+
+def test_maven_is_asked_for_no_more_than_the_data_names() -> None:
+    """Each jar is asked for in its version, without what it would bring along."""
+    text = pom_of(jars_of_connector())
+    assert len(jars_of_connector()) == text.count("<version>") - 1 == text.count("<exclusions>")
+
+
+def test_a_start_is_quiet_and_what_follows_is_heard(tmp_path: Path) -> None:
+    """Lines of Java's own that concern nobody are dropped; all others that the program writes, then and later, come through."""
+    child = "import sys,time; print('WARNING: Using incubator modules: x', 'first', sep='\\n', file=sys.stderr, flush=True);"
+    child += "time.sleep(0.3); print('later', file=sys.stderr)"
+    lines = [
+        "import subprocess, sys, threading",
+        "from spark_jobs.quiet import quietly",
+        "with quietly():",
+        f"    child = subprocess.Popen([sys.executable, '-c', {child!r}])",
+        "print('mine', file=sys.stderr, flush=True)",
+        "child.wait()",
+        "[thread.join(20) for thread in threading.enumerate() if thread.name == 'spark-stderr']",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", "\n".join(lines)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert ["first", "later", "mine"] == sorted(done.stderr.splitlines())
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("Traceback ...\nValueError: x\nchannel.errors.LogWentBack: the log x ends at 3\n\tat org.apache", "the log x ends at 3"),
+        ("Traceback ...\n  File x\nValueError: no such thing\n", "no such thing"),
+        ("\n[SOME_CLASS] Spark says so\nmore", "[SOME_CLASS] Spark says so"),
+        ("", "RuntimeError"),
+    ],
+)
+def test_an_error_of_spark_is_told_in_a_line(text: str, problem: str) -> None:
+    """Of the pages that Spark prints the line is told that says what went wrong."""
+    assert problem == explained("audit", RuntimeError(text)).problem
+
+
+def test_an_archive_lies_beside_its_log() -> None:
+    """Nobody has to say where: beside the file, or in the working folder for a topic."""
+    assert Path("/data/channel.db.archive") == default_archive("sqlite:/data/channel.db?synchronous=normal")
+    assert Path("shop.archive") == default_archive("kafka://h:1,i:2/shop")
+    with pytest.raises(InvalidLogUrl):
+        default_archive("kafka:nonsense")

@@ -1,0 +1,231 @@
+"""Which entries of a file a batch takes, and what becomes of a file that is truncated, damaged, replaced or away.
+
+May live here: tests of `spark_jobs.sqlite_reading` and of the reader that Spark calls, without Spark.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
+
+from channel.errors import InvalidLogUrl, LogWentBack
+from channel.open_log import open_log
+from spark_jobs import sqlite_source
+from spark_jobs.arrivals import Source
+from spark_jobs.errors import OtherLog, SourceAway
+from spark_jobs.frames import channel_frame, is_on_kafka
+from spark_jobs.sqlite_reading import BEGINNING, ChannelFiles
+from spark_jobs.sqlite_source import SCHEMA, Piece, SqliteStreamReader, insisted, pieces, read_piece, record_batch
+
+RECORDS = tuple(b"%d" % number for number in range(1, 11))
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """A log of ten records, at offsets 1 to 10."""
+    url = f"sqlite:{tmp_path / 'channel.db'}"
+    with closing(open_log(url)) as log:
+        log.append(RECORDS, timeout_ms=5_000)
+    return url
+
+
+@pytest.fixture
+def files(url: str) -> Iterator[ChannelFiles]:
+    """The same, open."""
+    with closing(opened(url)) as files:
+        yield files
+
+
+def opened(url: str, *, identity: str | None = None) -> ChannelFiles:
+    """The files of a log, open."""
+    return ChannelFiles(url.removeprefix("sqlite:"), name=url, identity=identity)
+
+
+def observe(url: str, source: Source, times_ms: list[int]) -> None:
+    """Write rows with these times beside a log."""
+    with closing(sqlite3.connect(f"{url.removeprefix('sqlite:')}.observations")) as connection, connection:
+        columns = "id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER, broker TEXT, document TEXT"
+        connection.execute(f"CREATE TABLE IF NOT EXISTS {source} ({columns})")
+        rows = [(at_ms, "a", "{}") for at_ms in times_ms]
+        connection.executemany(f"INSERT INTO {source} (at_ms, broker, document) VALUES (?, ?, ?)", rows)  # noqa: S608 - a name of ours
+
+
+def set_times(url: str, times_ms: dict[int, int]) -> None:
+    """Have records been appended at other times."""
+    with closing(sqlite3.connect(url.removeprefix("sqlite:"))) as connection, connection:
+        connection.executemany("UPDATE entries SET appended_ms = ? WHERE offset = ?", [(at, offset) for offset, at in times_ms.items()])
+
+
+def offsets(files: ChannelFiles, begin: int, end: int, source: Source = Source.CHANNEL) -> list[int]:
+    """The offsets of what is read."""
+    return [arrival.offset for arrival in files.rows(source.value, begin, end)]
+
+
+def test_a_batch_takes_no_more_than_it_may(files: ChannelFiles) -> None:
+    """A batch ends where so many records are read, and the next one goes on there, up to the end of the log."""
+    first = files.batch_end(BEGINNING, limit=4)
+    second = files.batch_end(first, limit=4)
+    third = files.batch_end(second, limit=4)
+    assert [5, 9, 11] == [ends[Source.CHANNEL] for ends in (first, second, third)]
+    assert third == files.batch_end(third, limit=4)
+
+
+def test_a_batch_of_all_that_is_there_now_ends_there(url: str, files: ChannelFiles) -> None:
+    """What is appended after a query has begun is not read, if it is to end."""
+    until = files.ends()
+    with closing(open_log(url)) as log:
+        log.append([b"later"], timeout_ms=5_000)
+    ends = files.batch_end(BEGINNING, limit=100, until=until)
+    assert 11 == ends[Source.CHANNEL]
+    assert ends == files.batch_end(ends, limit=100, until=until)
+
+
+def test_evidence_comes_beside_the_records_that_it_belongs_to(url: str, files: ChannelFiles) -> None:
+    """While records are left behind a batch, it takes of the other sources only what is no younger than its last record."""
+    set_times(url, {offset: offset * 1_000 for offset in range(1, 11)})
+    observe(url, Source.SERVING, [1_000, 3_500, 9_000, 99_000])
+    first = files.batch_end(BEGINNING, limit=4)
+    assert (5, 3) == (first[Source.CHANNEL], first[Source.SERVING])
+    last = files.batch_end(first, limit=100)
+    assert (11, 5) == (last[Source.CHANNEL], last[Source.SERVING])
+
+
+def test_each_source_is_read_with_its_own_rows(url: str, files: ChannelFiles) -> None:
+    """Rows of another table come with the time, the broker and the document that it holds."""
+    observe(url, Source.LOADS, [7])
+    (found,) = files.rows(Source.LOADS.value, 1, 9)
+    assert ("loads", 1, 7, b"a", b"{}") == tuple(found)
+
+
+def test_observations_may_come_late_and_be_replaced(url: str, files: ChannelFiles) -> None:
+    """A file that is not there when a job begins is read once it is, and so is another one that takes its place, from its first row."""
+    assert 1 == files.batch_end(BEGINNING, limit=99)[Source.SERVING]
+    observe(url, Source.SERVING, [1, 2, 3])
+    end = files.batch_end(BEGINNING, limit=99)
+    assert 4 == end[Source.SERVING]
+    assert end == files.batch_end(end, limit=99)
+    Path(f"{url.removeprefix('sqlite:')}.observations").unlink()
+    assert end == files.batch_end(end, limit=99)
+    observe(url, Source.SERVING, [1, 2])
+    again = files.batch_end(end, limit=99)
+    assert {**end, Source.SERVING: 1} == again
+    assert {**end, Source.SERVING: 3} == files.batch_end(again, limit=99)
+
+
+def test_what_is_no_database_does_not_hold_the_channel_up(url: str, files: ChannelFiles) -> None:
+    """Where observations should be there may be anything: the channel is read all the same."""
+    Path(f"{url.removeprefix('sqlite:')}.observations").write_bytes(b"no database at all" * 99)
+    ends = files.batch_end(BEGINNING, limit=9)
+    assert (10, 1) == (ends[Source.CHANNEL], ends[Source.SERVING])
+    assert 11 == files.ends()[Source.CHANNEL]
+
+
+def test_a_truncated_log_is_read_from_its_start(url: str, files: ChannelFiles) -> None:
+    """Of a log that is cut off above a position the rest is read: the gap shows in the offsets."""
+    with closing(open_log(url)) as log:
+        log.truncate(6, timeout_ms=5_000)
+    assert 8 == files.batch_end(BEGINNING, limit=2)[Source.CHANNEL]
+    assert [6, 7] == offsets(files, 1, 8)
+    assert 6 == files.begins()[Source.CHANNEL]
+
+
+def test_a_log_that_went_back_is_not_read_on(files: ChannelFiles) -> None:
+    """A position beyond the end means another log or an older copy, which somebody must see."""
+    with pytest.raises(LogWentBack):
+        files.batch_end({**BEGINNING, Source.CHANNEL: 40}, limit=2)
+
+
+def test_a_damaged_record_comes_without_a_value(url: str, files: ChannelFiles) -> None:
+    """A record whose bytes changed on the disk is not believed; its place and its time are told, and the others are read."""
+    with closing(sqlite3.connect(url.removeprefix("sqlite:"))) as connection, connection:
+        connection.execute("UPDATE entries SET data = X'00' WHERE offset = 3")
+    assert [b"2", None, b"4"] == [arrival.value for arrival in files.rows(Source.CHANNEL.value, 2, 5)]
+
+
+def test_times_that_no_calendar_has_are_cut(url: str, files: ChannelFiles) -> None:
+    """A damaged time becomes one that a table can hold, and ends no job."""
+    observe(url, Source.SERVING, [-5, 1 << 60])
+    batch = record_batch(list(files.rows(Source.SERVING.value, 1, 9)))
+    assert [1970, 9999] == [day.year for day in batch.column("day").to_pylist()]
+    assert SCHEMA == batch.schema
+
+
+def test_another_log_in_its_place_is_refused(url: str) -> None:
+    """Positions in one log mean nothing in another."""
+    with pytest.raises(OtherLog, match="another one"):
+        opened(url, identity="0" * 32)
+
+
+def test_a_batch_is_cut_into_pieces_without_gaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces follow one another from the first entry to the last, each of a bounded size."""
+    monkeypatch.setattr(sqlite_source, "PARTITION_ENTRIES", 4)
+    found = [piece.value[1:3] for piece in pieces("channel", 3, 13, identity="")]
+    assert [(3, 7), (7, 11), (11, 13)] == found
+    assert [] == pieces("channel", 3, 3, identity="")
+
+
+def test_a_piece_is_read_in_bounded_batches(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long a piece is, what is held at once is bounded."""
+    monkeypatch.setattr(sqlite_source, "ROWS_AT_ONCE", 4)
+    batches = list(read_piece(url, Piece("channel", 1, 11, "")))
+    assert [4, 4, 2] == [batch.num_rows for batch in batches]
+    assert list(RECORDS) == [value for batch in batches for value in batch.column("value").to_pylist()]
+
+
+def test_a_stream_says_where_it_stands(url: str) -> None:
+    """A reader begins where it is told, takes what the limit lets it, and names the log that it reads."""
+    reader = SqliteStreamReader(url, start={"channel": 3}, per_trigger=4)
+    begun = reader.initialOffset()
+    first = reader.latestOffset(begun, reader.getDefaultReadLimit())
+    rest = reader.latestOffset(first, ReadAllAvailable())
+    assert [3, 7, 11] == [position["channel"] for position in (begun, first, rest)]
+    assert rest == reader.reportLatestOffset()
+    assert [("channel", 3, 7)] == [piece.value[:3] for piece in reader.partitions(begun, first)]
+    assert "" != first["log"]
+    reader.stop()
+
+
+def test_a_stream_that_is_to_end_stops_at_what_was_there(url: str) -> None:
+    """After the question that such a query asks first, nothing newer is offered."""
+    reader = SqliteStreamReader(url, start={}, per_trigger=100)
+    reader.prepareForTriggerAvailableNow()
+    with closing(open_log(url)) as log:
+        log.append([b"later"], timeout_ms=5_000)
+    ends = reader.latestOffset(reader.initialOffset(), ReadMaxRows(100))
+    assert 11 == ends["channel"]
+    assert ends == reader.latestOffset(ends, ReadMaxRows(100))
+    reader.stop()
+
+
+def test_a_stream_without_its_file_has_nothing_new(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file that is away, or not there yet, ends no query; the user is told once, and it is read when it comes."""
+    url = f"sqlite:{tmp_path / 'channel.db'}"
+    reader = SqliteStreamReader(url, start={}, per_trigger=100)
+    begun = reader.initialOffset()
+    assert [begun, begun] == [reader.latestOffset(begun, ReadMaxRows(100)) for _ in range(2)]
+    assert reader.reportLatestOffset() is None
+    assert 1 == capsys.readouterr().err.count("is away")
+    with closing(open_log(url)) as log:
+        log.append([b"first"], timeout_ms=5_000)
+    assert 2 == reader.latestOffset(begun, ReadMaxRows(100))["channel"]
+    reader.stop()
+
+
+def test_planned_rows_are_waited_for_within_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task whose file does not come back ends with an error that says so."""
+    monkeypatch.setattr(sqlite_source, "AWAY_S_MAX", 0)
+    with pytest.raises(SourceAway, match="start the job again"):
+        insisted(f"sqlite:{tmp_path / 'channel.db'}", ChannelFiles.ends)
+
+
+@pytest.mark.parametrize("url", ["memory:x", "sqlite:", "nonsense"])
+def test_a_log_that_spark_cannot_read_is_refused(url: str) -> None:
+    """A URL that names no file and no topic is refused before anything of Spark is asked."""
+    assert not is_on_kafka(url)
+    with pytest.raises(InvalidLogUrl):
+        channel_frame(None, url, streaming=False)  # type: ignore[arg-type]  # It is not reached.

@@ -1,0 +1,75 @@
+"""What Spark's account of a failure comes down to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+
+from channel.errors import LogUnavailable, OutcomeUnknown
+from spark_jobs.stream_errors import PROBLEM_CHARACTERS_MAX, Cause, cause_of, cause_of_error
+
+OF_A_WORKER = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted: Task 0 in stage 4.0 failed 1 times:
+org.apache.spark.api.python.PythonException: Traceback (most recent call last):
+  File "worker.py", line 1, in process
+    serializer.dump_stream(out_iter, outfile)
+{last}
+
+\tat org.apache.spark.api.python.BasePythonRunner$ReaderIterator.handlePythonException(PythonRunner.scala:640)
+"""
+OF_JAVA = """[STREAM_FAILED] Query terminated with exception: org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node
+Caused by: java.util.concurrent.ExecutionException: org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    message: str
+    expected: Cause
+
+
+CASES = {
+    "an error of ours that passes": Case(
+        message=OF_A_WORKER.format(last="channel.errors.LogUnavailable: the log x is unavailable: busy; try again later"),
+        expected=Cause(kind="LogUnavailable", text="the log x is unavailable: busy; try again later", passes=True),
+    ),
+    "an error of a job that passes": Case(
+        message=OF_A_WORKER.format(last="spark_jobs.errors.SourceAway: x was away for 600 s: gone"),
+        expected=Cause(kind="SourceAway", text="x was away for 600 s: gone", passes=True),
+    ),
+    "an error of ours that stays": Case(
+        message=OF_A_WORKER.format(last="channel.errors.LogDamaged: the log x cannot be used: not ours"),
+        expected=Cause(kind="LogDamaged", text="the log x cannot be used: not ours", passes=False),
+    ),
+    "an error of Python": Case(
+        message=OF_A_WORKER.format(last="KeyError: 'owner'"), expected=Cause(kind="KeyError", text="KeyError: 'owner'", passes=False)
+    ),
+    "a Kafka that is away": Case(
+        message=OF_JAVA, expected=Cause(kind="TimeoutException", text="TimeoutException: Timed out waiting for a node", passes=True)
+    ),
+    "something else of Java": Case(
+        message="Caused by: java.lang.OutOfMemoryError: Java heap space",
+        expected=Cause(kind="OutOfMemoryError", text="OutOfMemoryError: Java heap space", passes=False),
+    ),
+    "no error that is known": Case(message="\n  [WEIRD] it ended \nmore", expected=Cause(kind="", text="[WEIRD] it ended", passes=False)),
+    "nothing at all": Case(message="", expected=Cause(kind="", text="no reason is told", passes=False)),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_cause_of_a_failure(case: Case) -> None:
+    """Out of a long account of tracebacks comes the one error that says it, and whether it may mend itself."""
+    assert case.expected == cause_of(case.message)
+
+
+def test_a_long_problem_is_cut() -> None:
+    """What is told on one line has a bound."""
+    cause = cause_of("Caused by: java.lang.IllegalStateException: " + "x" * 10_000)
+    assert PROBLEM_CHARACTERS_MAX + len("...") == len(cause.text)
+
+
+def test_an_error_that_was_caught_says_itself_whether_it_passes() -> None:
+    """Errors that peers must mend are waited for; others are not."""
+    away = LogUnavailable(log="sqlite:x", problem="busy")
+    assert Cause(kind="LogUnavailable", text=str(away), passes=True) == cause_of_error(away)
+    assert Cause(kind="OSError", text="disk on fire", passes=False) == cause_of_error(OSError("disk on fire"))
+    assert cause_of_error(OutcomeUnknown(log="x", subject="y", problem="z")).passes

@@ -1,0 +1,138 @@
+"""Tidying: the same rows in fewer files, whenever it dies, and whoever reads or writes meanwhile.
+
+May live here: `spark_jobs.tables.tidying` on real folders, without Spark.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from spark_jobs.emitted import Table
+from spark_jobs.options import Screen, TidyOptions
+from spark_jobs.tables.errors import ArchiveDamaged, ArchiveInUse
+from spark_jobs.tables.reading import Archive
+from spark_jobs.tables.sink import locked, open_sink
+from spark_jobs.tables.tidying import FILES_MAX, LOCK, Tidied, run_tidy, tidy_beside, tidy_table
+from tests.archived import LOG, NOON_MS, URL, archived, arrivals_of, as_rows
+from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, record
+from tests.walk import Walk
+
+BATCHES = 6
+EACH = 3
+DEATHS = (("read", 1), ("read", 2), ("read", 5), ("written", 1), ("joined", 1), ("removed", 1), ("removed", 2), ("removed", 5))
+
+
+class DiedError(Exception):
+    """What a tidying dies of."""
+
+
+def filled(path: Path, *, batches: int = BATCHES) -> Archive:
+    """An archive of many small files, of one day."""
+    with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
+        checkpointed(sink)
+        for batch in range(batches):
+            sink.write(batch, as_rows([record(EACH * batch + place) for place in range(EACH)]))
+    return Archive(path)
+
+
+def names(archive: Archive) -> list[str]:
+    """The names of the files that count, and of those that do not, in order."""
+    return sorted(path.name for path in archive.path.glob("records/day=*/*"))
+
+
+def test_all_but_the_last_batch_become_one_file(tmp_path: Path) -> None:
+    """Small files of a day are one file afterwards, with the same rows, and the last batch stays apart, as it may be done again."""
+    archive = filled(tmp_path)
+    before = archive.table(Table.RECORDS)
+    done = tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
+    assert (BATCHES - 1, 1) == (done.before, done.after)
+    assert ["g0001-b0000000000-0000000004.parquet", "g0001-b0000000005.parquet"] == names(archive)
+    assert before.equals(archive.table(Table.RECORDS))
+    assert Tidied() == tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
+
+
+@pytest.mark.parametrize(("step", "times"), DEATHS)
+def test_it_may_die_anywhere(tmp_path: Path, step: str, times: int) -> None:
+    """A tidying that dies at any step, for the first or a later time, leaves each row once, and the next one ends what it began."""
+    archive = filled(tmp_path)
+    before = archive.table(Table.RECORDS)
+    left = [times]
+
+    def die(found: str) -> None:
+        left[0] -= found == step
+        if not left[0]:
+            raise DiedError
+
+    with pytest.raises(DiedError):
+        tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2, step=die)
+    assert before.equals(archive.table(Table.RECORDS))
+    tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
+    assert before.equals(archive.table(Table.RECORDS))
+    assert ["g0001-b0000000000-0000000004.parquet", "g0001-b0000000005.parquet"] == names(archive)
+
+
+def test_a_batch_that_is_done_again_after_it_is_there_once(tmp_path: Path) -> None:
+    """The stream goes on over tidied files, its last batch done again, and what it adds is joined to them in its turn."""
+    archive = filled(tmp_path)
+    tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
+    with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
+        sink.write(BATCHES - 1, as_rows([record(EACH * (BATCHES - 1) + place) for place in range(EACH)]))
+        sink.write(BATCHES, as_rows([record(EACH * BATCHES)]))
+    tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
+    assert list(range(EACH * BATCHES + 1)) == offsets(archive)
+    assert ["g0001-b0000000000-0000000005.parquet", "g0001-b0000000006.parquet"] == names(archive)
+
+
+def test_the_last_day_gathers_some_files_first(tmp_path: Path) -> None:
+    """A job joins the files of a day that is over at once, and those of the present day when there are many."""
+    archive = filled(tmp_path, batches=FILES_MAX)
+    assert Tidied() == tidy_table(archive, Table.RECORDS, files_min=2)
+    with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
+        sink.write(FILES_MAX, as_rows([record(1_000, at_ms=NOON_MS + DAY_MS)]))
+    assert FILES_MAX == tidy_beside(archive, (Table.RECORDS, Table.TRANSFERS)).before
+    assert 2 == len(names(archive))
+
+
+def test_one_tidies_at_a_time(tmp_path: Path) -> None:
+    """While another process tidies, the command says so, and a job leaves it to that one."""
+    archive, told = filled(tmp_path), list[str]()
+    screen = Screen(result=told.append, note=told.append)
+    lock = locked(tmp_path, LOCK)
+    with pytest.raises(ArchiveInUse, match="tidy"):
+        run_tidy(TidyOptions(archive=tmp_path), screen)
+    assert Tidied() == tidy_beside(archive, (Table.RECORDS,))
+    os.close(lock)
+    assert 0 == run_tidy(TidyOptions(archive=tmp_path), screen)
+    assert ["records: 5 files joined into 1 of 0.0 MiB", f"the archive {tmp_path} is tidy"] == told
+
+
+@pytest.mark.parametrize("place", [0, -1])
+def test_a_damaged_file_stays_where_it_is(tmp_path: Path, place: int) -> None:
+    """A file that cannot be read is named by the command; a job that archives goes on, and leaves it to those who verify."""
+    archive = filled(tmp_path, batches=FILES_MAX + 2)
+    path = archive.files(Table.RECORDS)[FILES_MAX // 2]
+    data = bytearray(path.read_bytes())
+    data[place:] = bytes(len(data[place:]))
+    path.write_bytes(data)
+    before = names(archive)
+    assert Tidied() == tidy_beside(archive, (Table.RECORDS,))
+    with pytest.raises(ArchiveDamaged, match=path.name):
+        run_tidy(TidyOptions(archive=tmp_path), Screen(result=print, note=print))
+    assert before == [name for name in names(archive) if not name.endswith(".part")]
+
+
+def test_every_table_of_a_channel_stays_what_it_was(tmp_path: Path) -> None:
+    """The archive of a random channel says the same after it was tidied, in each of its tables."""
+    walk = Walk(11)
+    arrivals = arrivals_of(walk.step() for _ in range(600))
+    archive = archived(tmp_path, [arrivals[first : first + 40] for first in range(0, 600, 40)])
+    tables = (Table.RECORDS, Table.SNAPSHOTS, Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, Table.TRANSFERS)
+    before = {table: archive.table(table) for table in tables}
+    assert all(rows.num_rows for rows in before.values())
+    for table in tables:
+        tidy_table(archive, table, files_min=2, last_day_files_min=2)
+        assert before[table].equals(archive.table(table))
+        assert len(archive.files(table)) <= 2

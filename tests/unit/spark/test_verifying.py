@@ -1,0 +1,310 @@
+"""Tests of the verification of an archive, without Spark: the plan, the folding of one segment, and what all come to."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+import pytest
+
+from channel.codec import decode, encode
+from channel.propose import close_log
+from channel.records import Unreadable
+from channel.snapshot import to_bytes
+from channel.view import View, apply
+from spark_jobs.emitted import Table
+from spark_jobs.options import Screen, TidyOptions
+from spark_jobs.tables.reading import Archive
+from spark_jobs.tables.tidying import run_tidy
+from spark_jobs.verify import check_segment, look, looked_again
+from spark_jobs.verifying.folding import Checked, Difference
+from spark_jobs.verifying.result import DIFFERENCES_MAX, Verification, lines, verification
+from spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan
+from tests.archived import NOON_MS, archive_entries
+from tests.busy_channel import BusyChannel
+from tests.folding import Channel
+
+RECORDS, SNAPSHOT_RECORDS, BATCH_RECORDS = 900, 100, 130
+
+
+def entries_of(seed: int = 1) -> list[tuple[int, bytes]]:
+    """The first records of a busy channel, at the offsets from 1 on."""
+    return list(islice(BusyChannel(seed=seed).steps(), RECORDS))
+
+
+def verified(archive: Path, *, from_ms: int | None = None, to_ms: int | None = None) -> Verification:
+    """What the job does, one segment after the other."""
+    opened = Archive(archive)
+    marks, files, unreadable = look(opened)
+    segments = plan(marks, files, from_ms=from_ms, to_ms=to_ms)
+    checked = [check_segment(segment) for segment in segments]
+    return verification(segments, checked, unreadable=unreadable, seconds=1.0)
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    """An archive of a channel on which everything happened."""
+    archive_entries(entries_of(), tmp_path / "archive", snapshot_records=SNAPSHOT_RECORDS, batch_records=BATCH_RECORDS)
+    return tmp_path / "archive"
+
+
+def rewrite(archive: Path, table: str, change: Callable[[pa.Table], pa.Table], *, offset: int) -> Path:
+    """Change the file of a table that holds the row at `offset`; its path."""
+    for path in sorted((archive / table).glob("day=*/*.parquet")):
+        rows = pq.read_table(path, partitioning=None)
+        if offset in rows["offset"].to_pylist():
+            pq.write_table(change(rows), path)
+            return path
+    raise AssertionError(offset)
+
+
+def replaced(rows: pa.Table, offset: int, **cells: object) -> pa.Table:
+    """The rows, with other cells at one offset."""
+    changed = [row if row["offset"] != offset else {**row, **cells} for row in rows.to_pylist()]
+    return pa.Table.from_pylist(changed, schema=rows.schema)
+
+
+def test_the_channel_that_is_archived() -> None:
+    """The busy channel is spelled as the codec spells it, and its digests agree: what is verified is what brokers write."""
+    view, kinds = View(), Counter[str]()
+    for offset, data in entries_of():
+        record = decode(data)
+        assert isinstance(record, Unreadable) or data == encode(record)
+        verdict = apply(view, offset, record)
+        assert not verdict.diverged
+        kinds[f"{type(record).__name__} {verdict.reason or 'accepted'}"] += 1
+    assert {"Renewed accepted", "BundleTransition accepted", "BundleTransition stale", "Unreadable malformed"} <= kinds.keys()
+
+
+# --- the plan ----------------------------------------------------------------------------------------------------------------
+
+
+def mark(offset: int) -> Mark:
+    """A snapshot, as many milliseconds after the beginning as its offset says."""
+    return Mark(offset=offset, at_ms=offset, digest="0", file="snapshots")
+
+
+def spans(segments: tuple[Segment, ...]) -> list[tuple[int, int | None, tuple[str, ...]]]:
+    """Segments in short."""
+    return [(segment.first, segment.last, segment.files) for segment in segments]
+
+
+FILES = [RecordFile(path=path, first=first, last=last, rows=10) for path, first, last in (("b", 11, 20), ("a", 1, 10), ("c", 21, 30))]
+
+
+def test_a_plan() -> None:
+    """Each segment goes from one snapshot to the next, and reads the files that hold its records alone, in order."""
+    segments = plan([mark(15), mark(1), mark(22)], FILES)
+    assert [(0, 1, ("a",)), (2, 15, ("a", "b")), (16, 22, ("b", "c")), (23, None, ("c",))] == spans(segments)
+    assert [1, 14, 7, 8] == [segment.rows for segment in segments]
+
+
+def test_a_plan_between_two_times() -> None:
+    """Every segment that may hold a record of these times is taken, and no other."""
+    marks = [mark(1), mark(10), mark(20), mark(30)]
+    assert [(2, 10), (11, 20)] == [span[:2] for span in spans(plan(marks, FILES, from_ms=5, to_ms=20))]
+    assert [(2, 10), (11, 20), (21, 30)] == [span[:2] for span in spans(plan(marks, FILES, from_ms=10, to_ms=21))]
+
+
+def test_a_plan_of_nothing() -> None:
+    """An archive without records has no segments, and one without snapshots has one."""
+    assert () == plan([], [])
+    assert [(0, None, ("a", "b", "c"))] == spans(plan([], FILES))
+
+
+def test_every_record_is_in_one_segment() -> None:
+    """Whatever the snapshots and the files are, the segments read each offset exactly once."""
+    rng = random.Random(7)
+    for _ in range(50):
+        edges = sorted(rng.sample(range(1, 200), 6))
+        files = [RecordFile(path=f"{low}", first=low, last=high - 1, rows=high - low) for low, high in pairwise(edges)]
+        segments = plan([mark(offset) for offset in rng.sample(range(1, 200), 5)], files)
+        for file in files:
+            for offset in range(file.first, file.last + 1):
+                takers = [s for s in segments if file.path in s.files and s.first <= offset <= (offset if s.last is None else s.last)]
+                assert 1 == len(takers), (offset, segments)
+
+
+def _unheard(_line: str) -> None:
+    pass
+
+
+# --- an archive in order -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_archive_in_order(tmp_path: Path, seed: int) -> None:
+    """Whatever happened on a channel, its archive holds, cut into as many segments as it has snapshots, and one more."""
+    archive_entries(entries_of(seed), tmp_path / "archive", snapshot_records=SNAPSHOT_RECORDS, batch_records=BATCH_RECORDS)
+    result = verified(tmp_path / "archive")
+    assert [(), RECORDS, RECORDS, 0] == [result.differences, result.records, result.last, result.trusted]
+    assert RECORDS == result.accepted + sum(result.rejected.values())
+    assert RECORDS // SNAPSHOT_RECORDS + 1 == result.segments
+
+
+def test_an_archive_that_begins_late(tmp_path: Path) -> None:
+    """Where the head of the log was gone, the records up to the first snapshot are taken on trust, and this is said."""
+    head, tail = entries_of()[:400], entries_of()[400:]
+    before = Channel()
+    for offset, data in head:
+        before.put_bytes(data, offset=offset)
+    archive_entries(tail, tmp_path / "archive", snapshot_records=100, batch_records=90, begin=to_bytes(before.view))
+    result = verified(tmp_path / "archive")
+    assert [(), RECORDS - 400, 1] == [result.differences, result.records, result.trusted]
+    assert any("on trust" in line for line in lines(result, url="URL"))
+
+
+def test_a_channel_that_was_closed(tmp_path: Path) -> None:
+    """What stands behind the record that closed a channel was not folded, and is no difference."""
+    channel = Channel()
+    channel.genesis()
+    channel.create()
+    channel.accept(close_log(channel.admin(), channel.view))
+    entries = [*channel.entries, (channel.view.offset + 1, b"{}")]
+    archive_entries(entries, tmp_path / "archive", snapshot_records=2, batch_records=10)
+    result = verified(tmp_path / "archive")
+    assert [(), len(entries), 1] == [result.differences, result.records, result.not_folded]
+
+
+def test_a_part_of_an_archive(archive: Path) -> None:
+    """Between two times only the segments that hold them are folded."""
+    result = verified(archive, from_ms=NOON_MS + 350, to_ms=NOON_MS + 420)
+    assert [(), 2] == [result.differences, result.segments]
+    assert 100 < result.records <= 2 * SNAPSHOT_RECORDS
+
+
+# --- archives that are not ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Damage:
+    """What is done to an archive at an offset, and what must be found: the kind, and whether that offset is named as the last."""
+
+    table: str
+    change: Callable[[pa.Table, int], pa.Table]
+    kind: str
+    offset: int = 350
+    exact: bool = True
+
+
+def _without(rows: pa.Table, offset: int) -> pa.Table:
+    return rows.filter(pc.not_equal(rows["offset"], offset))
+
+
+DAMAGES = {
+    "another verdict": Damage(table="records", change=lambda rows, at: replaced(rows, at, verdict="foreign_genesis"), kind="verdict"),
+    "a record twice": Damage(
+        table="records", change=lambda rows, at: pa.concat_tables([rows, rows.filter(pc.equal(rows["offset"], at))]), kind="order"
+    ),
+    "a snapshot's record is gone": Damage(table="records", change=_without, kind="missing", offset=401),
+    "a snapshot of another digest": Damage(
+        table="snapshots", change=lambda rows, at: replaced(rows, at, digest="1"), kind="digest", offset=401
+    ),
+    "a snapshot that is damaged": Damage(
+        table="snapshots", change=lambda rows, at: replaced(rows, at, bytes=b"none"), kind="damaged", offset=401, exact=False
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DAMAGES)
+def test_what_differs_is_named(archive: Path, name: str) -> None:
+    """Each way in which an archive can be wrong is found, and the record where it shows is named."""
+    damage = DAMAGES[name]
+    rewrite(archive, damage.table, lambda rows: damage.change(rows, damage.offset), offset=damage.offset)
+    result = verified(archive)
+    assert damage.kind == result.differences[0].kind
+    if damage.exact:
+        assert damage.offset == result.differences[0].last
+    assert not result.in_order
+
+
+def accepted_transition(archive: Path) -> int:
+    """The offset of an accepted record of a bundle in the middle of a segment."""
+    rows = [
+        row for path in sorted((archive / "records").glob("day=*/*.parquet")) for row in pq.read_table(path, partitioning=None).to_pylist()
+    ]
+    offset: int = next(row["offset"] for row in rows if row["offset"] > 300 and (row["kind"], row["verdict"]) == ("bundle", "accepted"))
+    return offset
+
+
+def test_a_record_that_was_removed(archive: Path) -> None:
+    """An accepted record that is gone shows in the next snapshot's digest at the latest, and the range that is named holds it."""
+    offset = accepted_transition(archive)
+    rewrite(archive, "records", lambda rows: _without(rows, offset), offset=offset)
+    difference = verified(archive).differences[0]
+    assert difference.first <= offset or difference.kind == "verdict"
+    assert offset <= difference.last < offset + SNAPSHOT_RECORDS
+
+
+def test_records_that_are_gone_from_the_end(archive: Path) -> None:
+    """Where the newest files are lost, no snapshot and no later record tells of it, but the archive's own account does."""
+    for table in (Table.RECORDS, Table.SNAPSHOTS):
+        Archive(archive).files(table)[-1].unlink()
+    last = verified(archive).last
+    assert last is not None
+    [found] = verified(archive).differences
+    assert ("missing", last + 1, RECORDS) == (found.kind, found.first, found.last)
+
+
+def test_only_one_segment_is_to_blame(archive: Path) -> None:
+    """A difference in one segment says nothing of the others: they begin with snapshots of their own."""
+    for offset in (250, 750):
+        rewrite(archive, "records", lambda rows, at=offset: replaced(rows, at, verdict="foreign_genesis"), offset=offset)  # type: ignore[misc]
+    assert [250, 750] == [difference.last for difference in verified(archive).differences]
+
+
+def test_a_file_that_is_damaged(archive: Path) -> None:
+    """A file of records that cannot be read is told first, by its name, and then the segments that it leaves without records."""
+    path = sorted((archive / "records").glob("day=*/*.parquet"))[3]
+    path.write_bytes(b"PAR1 and no more")
+    result = verified(archive)
+    assert ["damaged", True] == [result.differences[0].kind, path.name in result.differences[0].text]
+    assert 1 < result.differences_count < result.segments
+
+
+def test_files_that_are_joined_meanwhile(archive: Path) -> None:
+    """Where the archive is tidied while it is verified, what was in the files that have gone is folded from where it is now."""
+    marks, files, _ = look(Archive(archive))
+    segments = plan(marks, files)
+    run_tidy(TidyOptions(archive=archive), Screen(result=_unheard, note=_unheard))
+    checked = [check_segment(segment) for segment in segments]
+    assert {"gone"} == {each.difference.kind for each in checked if each.difference is not None}
+    again = looked_again(Archive(archive), segments, checked)
+    assert [each.number for each in checked if each.difference is not None] == [segment.number for segment in again]
+    mended = [check_segment(segment) for segment in again]
+    assert [None] * len(again) == [each.difference for each in mended]
+    assert () == looked_again(Archive(archive), segments, mended)
+
+
+def test_bytes_that_are_damaged_inside(archive: Path) -> None:
+    """A file whose end is whole and whose rows are not is a difference of the segments that read it, and no traceback."""
+    path = sorted((archive / "records").glob("day=*/*.parquet"))[3]
+    data = bytearray(path.read_bytes())
+    data[200:1_200] = bytes(1_000)
+    path.write_bytes(data)
+    result = verified(archive)
+    assert {"damaged"} == {difference.kind for difference in result.differences}
+    assert path.name in result.differences[0].text
+
+
+# --- what all come to --------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_told() -> None:
+    """The first differences are told in the order of the log, and all are counted."""
+    found = [Difference(kind="verdict", first=offset, last=offset, text="other") for offset in range(DIFFERENCES_MAX + 5, 0, -1)]
+    segment = plan([], FILES)
+    checked = [Checked(number=0, records=1, verdicts={"accepted": 1}, difference=each) for each in found]
+    result = verification(segment, checked, seconds=0.5)
+    assert [DIFFERENCES_MAX, len(found), 1] == [len(result.differences), result.differences_count, result.differences[0].first]
+    told = list(lines(result, url="sqlite:a.db"))
+    assert "offset 1: verdict: other" in told
+    assert "  equipoise channel show 1 --log sqlite:a.db" in told
+    assert f"differences: {len(found)}" == told[-1]

@@ -1,0 +1,200 @@
+"""Holds: what archives have not read stays on the log, as long as they are alive.
+
+May live here: `compaction.holds`, and compactions of logs that are held.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from channel import propose
+from channel.entries import PolicyEntry
+from channel.errors import InvalidName
+from channel.open_log import open_log
+from channel.records import Document
+from channel.view import View
+from compaction.holds import DAYS_LIMIT, DAYS_MAX, Held, hold_document, hold_key, holds_in
+from spark_jobs.holding import AT_LEAST_EVERY_S, EVERY_S, Hold, release_hold
+from spark_jobs.tables.errors import NoHold
+from spark_jobs.tables.manifest import Manifest
+from tests.compacting import NOTHING, compacted, renewed, restored_to_end, written
+from tests.folding import Channel, channel_with
+from tests.gap_log import GapLog
+from tests.unit.cli.fabricated import run, write
+
+DAY_MS = 86_400_000
+NOW_MS = 100 * DAY_MS
+FRESH: Document = hold_document(archived_to=7, at_ms=NOW_MS, days_max=DAYS_MAX)
+
+
+def policies(**documents: Document) -> dict[str, PolicyEntry]:
+    """Holds by their names."""
+    return {f"archives/{name}": PolicyEntry(name=f"archives/{name}", last=1, document=document) for name, document in documents.items()}
+
+
+def held(channel: Channel, archived_to: int, *, name: str = "main", days_old: int = 0) -> Channel:
+    """Let an archive hold the log from what follows this offset on."""
+    at_ms = time.time_ns() // 1_000_000 - days_old * DAY_MS
+    document = hold_document(archived_to=archived_to, at_ms=at_ms, days_max=DAYS_MAX)
+    channel.accept(propose.set_policy(channel.admin(), channel.view, name=hold_key(name), document=document))
+    return channel
+
+
+@pytest.fixture
+def log() -> Iterator[GapLog]:
+    """A log of its own."""
+    log = GapLog()
+    yield log
+    log.close()
+
+
+def test_the_lowest_hold_counts() -> None:
+    """Of several archives the one that has read least is waited for, by its name."""
+    found = holds_in(policies(one=FRESH, two={**FRESH, "archived_to": 3}, three={**FRESH, "archived_to": 5}), now_ms=NOW_MS)
+    assert Held(archived_to=3, by="two") == found
+    assert (4, 1, 0) == (found.position(0), found.position(3), found.position(99))
+
+
+def test_a_hold_lapses() -> None:
+    """An archive that has not moved for longer than its hold is good for is told, and not waited for."""
+    old = {**FRESH, "at_ms": NOW_MS - DAYS_MAX * DAY_MS - 1}
+    assert Held(archived_to=7, by="two", lapsed=("one",)) == holds_in(policies(one=old, two=FRESH), now_ms=NOW_MS)
+    found = holds_in(policies(one=old), now_ms=NOW_MS)
+    assert (None, ("one",)) == (found.position(0), found.lapsed)
+    assert Held(archived_to=7, by="one") == holds_in(policies(one={**old, "days_max": 60}), now_ms=NOW_MS)
+    ancient = {**FRESH, "at_ms": NOW_MS - DAYS_LIMIT * DAY_MS - 1, "days_max": 10**15}
+    assert Held(lapsed=("one",)) == holds_in(policies(one=ancient), now_ms=NOW_MS)
+
+
+@pytest.mark.parametrize("field", ["archived_to", "at_ms", "days_max"])
+@pytest.mark.parametrize("value", ["x", True])
+def test_what_is_no_hold_holds_nothing(field: str, value: str | bool) -> None:
+    """A record that cannot be read as a hold, and a policy of another kind, keep nothing."""
+    others = {"pin/main": PolicyEntry(name="pin/main", last=1, document=FRESH)}
+    assert Held() == holds_in(policies(main={**FRESH, field: value}) | others, now_ms=NOW_MS)
+
+
+def test_a_name_is_checked() -> None:
+    """A hold has a name of some letters, as all policies have."""
+    with pytest.raises(InvalidName, match="name of an archive"):
+        hold_key("a b")
+
+
+def test_what_is_not_archived_stays(log: GapLog) -> None:
+    """A compaction that would remove all keeps what an archive has not read, says for whom, and removes it once it has been read."""
+    channel = written(log, held(renewed(channel_with("a:1"), 10), 5))
+    done = compacted(log)
+    assert (6, "main", ()) == (done.start, done.held_by, done.lapsed)
+    written(log, held(channel, channel.view.offset))
+    done = compacted(log)
+    assert (channel.view.offset, "main") == (done.start, done.held_by)
+
+
+def test_a_hold_that_keeps_no_more_than_the_rest_is_not_named(log: GapLog) -> None:
+    """Where the retention keeps as much anyway, nobody is told that an archive does."""
+    channel = written(log, held(renewed(channel_with("a:1"), 10), 5))
+    done = compacted(log, retain=replace(NOTHING, amount=channel.view.offset))
+    assert (1, None) == (done.start, done.held_by)
+
+
+def test_a_dead_archive_does_not_fill_the_disk(log: GapLog) -> None:
+    """A hold that is too old is as none, and its archive is named."""
+    channel = written(log, held(renewed(channel_with("a:1"), 10), 5, days_old=DAYS_MAX + 1))
+    done = compacted(log)
+    assert (channel.view.offset + 1, None, ("main",)) == (done.start, done.held_by, done.lapsed)
+
+
+def view_of(url: str) -> View:
+    """What a log comes to."""
+    with closing(open_log(url)) as log:
+        return restored_to_end(log)
+
+
+class Clock:
+    """A clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_an_archive_moves_its_hold(tmp_path: Path) -> None:
+    """The hold is written at once, then no sooner than every so often, not for its own record, and in any case once a day."""
+    channel = channel_with("a:1")
+    url, told, clock = write(channel.entries, tmp_path), list[str](), Clock()
+    hold = Hold(url, "main", tell=told.append, now_s=clock)
+
+    def archived_to(position: int | None, after_s: float) -> object:
+        clock.now_s += after_s
+        positions = {} if position is None else {"channel": position}
+        hold.archived(Manifest(writer="archive", log="", url=url, positions=positions))
+        view = view_of(url)
+        return view.policies["archives/main"].document["archived_to"] if view.policies else None
+
+    end = channel.view.offset
+    assert [None, end] == [archived_to(None, 0), archived_to(end + 1, 0)]
+    assert end == archived_to(end + 2, EVERY_S), "that is its own record"
+    assert end + 2 == archived_to(end + 3, 0)
+    assert [end + 2, end + 4] == [archived_to(end + 5, EVERY_S - 1), archived_to(end + 5, 1)]
+    written_ms = view_of(url).policies["archives/main"].document["at_ms"]
+    assert end + 4 == archived_to(end + 5, AT_LEAST_EVERY_S)
+    assert written_ms != view_of(url).policies["archives/main"].document["at_ms"]
+    hold.close()
+    assert [] == told
+    assert release_hold(url, "main").endswith("the hold archives/main is lifted, and compaction no longer waits for that archive")
+    with pytest.raises(NoHold, match="archives/main"):
+        release_hold(url, "main")
+
+
+def test_a_hold_that_cannot_be_moved_is_told(tmp_path: Path) -> None:
+    """An archive goes on although the channel takes no record just now."""
+    told = list[str]()
+    hold = Hold(f"sqlite:{tmp_path}/nowhere.db", "main", tell=told.append)
+    hold.archived(Manifest(writer="archive", log="", url="", positions={"channel": 2}))
+    assert 1 == len(told)
+    assert "the hold archives/main could not be moved" in told[0]
+
+
+def test_a_hold_is_dated_by_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An archive whose machine is a month behind, or a year ahead, writes the time of the log's newest entry all the same."""
+    channel = channel_with("a:1")
+    url, told = write(channel.entries, tmp_path), list[str]()
+    now_ns = time.time_ns()
+    for wrong_ns in (-31 * DAY_MS * 1_000_000, 365 * DAY_MS * 1_000_000):
+        monkeypatch.setattr(time, "time_ns", lambda wrong_ns=wrong_ns: now_ns + wrong_ns)
+        hold = Hold(url, "main", tell=told.append)
+        hold.archived(Manifest(writer="archive", log="", url=url, positions={"channel": 2}), at_once=True)
+        hold.close()
+        monkeypatch.undo()
+        at_ms = view_of(url).policies["archives/main"].document["at_ms"]
+        assert isinstance(at_ms, int)
+        assert abs(at_ms - now_ns // 1_000_000) < DAY_MS
+    assert [] == told
+
+
+def test_a_failed_write_is_tried_again_soon(tmp_path: Path) -> None:
+    """Where the daily writing fails and nothing has moved, the next try comes as soon as the message says."""
+    told, clock = list[str](), Clock()
+    hold = Hold(f"sqlite:{tmp_path}/nowhere.db", "main", tell=told.append, now_s=clock)
+    manifest = Manifest(writer="archive", log="", url="", positions={"channel": 2})
+    for after_s in (0, EVERY_S - 1, 1):
+        clock.now_s += after_s
+        hold.archived(manifest)
+    assert 2 == len(told)
+
+
+def test_the_command_names_who_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever compacts by hand is told for whom more is kept, and for whom no longer."""
+    monkeypatch.setattr("compaction.compactor.newest_ms", lambda *_, **__: time.time_ns() // 1_000_000 + 3_600_000)
+    channel = held(held(renewed(channel_with("a:1"), 10), 5), 3, name="old", days_old=DAYS_MAX + 1)
+    result = run("channel", "compact", "--retain", "0 offsets", log=write(channel.entries, tmp_path))
+    assert "the log now begins at offset 6, instead of 1; more is kept for the archive main, which has not read it" in result.stdout
+    assert result.stdout.endswith("; nothing is kept any longer for old, whose hold has lapsed\n")

@@ -1,0 +1,272 @@
+"""The witness of a broker: which stretches of serving it tells of, with which ends, whatever becomes of lease and handle.
+
+May live here: `brokers.witness` with leases and handles that a test sets by hand, and time that passes only when it says so.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import orjson
+
+from brokers.agent.effects import Abandon, Close, Reshaped
+from brokers.agent.events import Instant, Opened, Tick
+from brokers.agent.handle import Handle, Lease
+from brokers.clock import Clock
+from brokers.observed import Served
+from brokers.service import Ownership, OwnershipLost
+from brokers.witness import Witness
+from channel.ranges import HASH_MAX, bundle_name
+
+LEFT, RIGHT = bundle_name("t/n", 0, HASH_MAX // 2), bundle_name("t/n", HASH_MAX // 2, HASH_MAX)
+WHOLE = bundle_name("t/n", 0, HASH_MAX)
+LEASE_MS = 3_000
+WALL_MS = 1_700_000_000_000
+
+
+@dataclass
+class SetClock:
+    """A clock that stands where a test sets it, in milliseconds of boot time."""
+
+    boot_ms: int = 1_000
+
+    def now(self) -> Instant:
+        return Instant(boot_ms=self.boot_ms, wall_ms=WALL_MS + self.boot_ms)
+
+    def boot_ns(self) -> int:
+        return self.boot_ms * 1_000_000
+
+
+@dataclass
+class Broker:
+    """One broker as its witness sees it. `told` is what the witness said: why it ended, and from when until when (ms)."""
+
+    clock: SetClock = field(default_factory=SetClock)
+    lease: Lease = field(default_factory=lambda: Lease(incarnation=7, skew_max_ms=500, attention_ms=60_000))
+    handles: dict[str, Handle] = field(default_factory=dict)
+    served: list[Served] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.witness = Witness(log="log", broker="b", boot="boot", clock=self.clock, tell=self.served.append)
+        self.renew()
+
+    def handle(self, bundle: str) -> Handle | None:
+        return self.handles.get(bundle)
+
+    def tick(self, boot_ms: int) -> None:
+        """Time comes to this, and the agent takes a step."""
+        self.clock.boot_ms = boot_ms
+        self.witness.stepped(Tick(), self)
+
+    def renew(self) -> None:
+        """The lease is given anew, now."""
+        self.lease.extend(decided=self.clock.now(), lease_ms=LEASE_MS)
+        self.lease.attend(self.clock.now())
+        self.witness.stepped(Tick(), self)
+
+    def open(self, bundle: str = LEFT, *, token: int = 5, serves_on: bool = False, problem: str | None = None) -> Handle:
+        """The service has opened a bundle, or failed to."""
+        handle = self.new_handle(bundle, token)
+        handle.serves_on, handle.is_open = serves_on, problem is None
+        self.witness.stepped(Opened(bundle=bundle, problem=problem), self)
+        return handle
+
+    def new_handle(self, bundle: str, token: int = 5) -> Handle:
+        handle = self.handles[bundle] = Handle(bundle=bundle, namespace="t/n", low=0, high=HASH_MAX, token=token, lease=self.lease)
+        return handle
+
+    def close(self, handle: Handle) -> None:
+        """The agent lets go of a bundle."""
+        handle.is_open = False
+        self.witness.begun(Close(handle=handle, moved_to=None, deadline_ms=0))
+
+    @property
+    def told(self) -> list[tuple[str | None, int, int | None]]:
+        """What was told, in order: why a stretch ended (None: it begins), its beginning and its end in ms."""
+        million = 1_000_000
+        return [
+            (each.ended, each.started_ns // million, None if each.answered_ns is None else each.answered_ns // million)
+            for each in self.served
+        ]
+
+
+def test_a_tenure_is_told_twice_with_all_that_an_audit_asks() -> None:
+    """When it begins and when it ends, with its token, its lease, and one moment of both clocks."""
+    broker = Broker()
+    handle = broker.open()
+    broker.clock.boot_ms = 1_500
+    broker.renew()
+    broker.clock.boot_ms = 1_700
+    broker.close(handle)
+    begun, ended = (orjson.loads(each.observation().document) for each in broker.served)
+    always = {"log": "log", "broker": "b", "incarnation": 7, "bundle": LEFT, "token": 5, "boot": "boot", "by_token": False}
+    assert {
+        **always,
+        "started_ns": 1_000_000_000,
+        "answered_ns": None,
+        "lease_deadline_ns": 4_000_000_000,
+        "ended": None,
+        "at_ms": WALL_MS + 1_000,
+        "at_ns": 1_000_000_000,
+    } == begun
+    assert {
+        **always,
+        "started_ns": 1_000_000_000,
+        "answered_ns": 1_700_000_000,
+        "lease_deadline_ns": 4_500_000_000,
+        "ended": "closed",
+        "at_ms": WALL_MS + 1_700,
+        "at_ns": 1_700_000_000,
+    } == ended
+
+
+def test_what_failed_to_open_is_not_told() -> None:
+    """Nothing was served, and nothing ends."""
+    broker = Broker()
+    broker.close(broker.open(problem="no"))
+    assert [] == broker.told
+
+
+def test_what_was_closed_while_it_opened_is_not_told() -> None:
+    """An opening that ends when its bundle has gone already begins no stretch."""
+    broker = Broker()
+    broker.new_handle(LEFT)
+    broker.witness.stepped(Opened(bundle=LEFT, problem=None), broker)
+    broker.witness.stepped(Opened(bundle=RIGHT, problem=None), broker)
+    assert [] == broker.told
+
+
+def test_a_process_that_was_stopped_served_until_its_lease_ended() -> None:
+    """However late it reads its own death, it served nothing past its lease: the check of the handle saw to that."""
+    broker = Broker()
+    handle = broker.open()
+    broker.clock.boot_ms = 60_000
+    broker.lease.lose()
+    broker.lease = Lease(incarnation=0, skew_max_ms=500)
+    broker.close(handle)
+    assert [(None, 1_000, None), ("closed", 1_000, 4_000)] == broker.told
+    assert 4_000_000_000 == broker.served[-1].lease_deadline_ns
+
+
+def test_a_lease_that_runs_out_ends_a_stretch_and_its_renewal_begins_another() -> None:
+    """What the broker fences itself from, and takes up again, is one tenure in two stretches."""
+    broker = Broker()
+    handle = broker.open()
+    broker.tick(3_999)
+    broker.tick(4_100)
+    broker.tick(5_000)
+    broker.clock.boot_ms = 6_000
+    broker.renew()
+    broker.clock.boot_ms = 6_500
+    broker.close(handle)
+    assert [(None, 1_000, None), ("lease_over", 1_000, 4_000), (None, 6_000, None), ("closed", 6_000, 6_500)] == broker.told
+
+
+def test_what_is_opened_without_a_lease_begins_with_the_lease() -> None:
+    """A bundle that opens after the lease has run out is not served yet; one that closes before it is renewed never was."""
+    broker = Broker()
+    broker.tick(5_000)
+    kept, gone = broker.open(), broker.open(RIGHT)
+    broker.close(gone)
+    assert [] == broker.told
+    broker.clock.boot_ms = 6_000
+    broker.renew()
+    broker.close(kept)
+    assert [(None, 6_000, None), ("closed", 6_000, 6_000)] == broker.told
+
+
+def test_a_namespace_that_serves_on_is_told_to_its_end_and_marked() -> None:
+    """Past the lease only the token guards it; before that it is like any other."""
+    broker = Broker()
+    within, beyond = broker.open(serves_on=True), broker.open(RIGHT, serves_on=True)
+    broker.close(within)
+    broker.tick(5_000)
+    broker.close(beyond)
+    assert [("closed", 1_000, 1_000), ("closed", 1_000, 5_000)] == broker.told[2:]
+    assert [False, True] == [each.by_token for each in broker.served[2:]]
+
+
+def test_work_that_passed_its_check_too_late_is_not_hidden() -> None:
+    """The end of a stretch is never before the last work that was answered in it: a check that failed to hold shows."""
+    broker = Broker()
+    handle = broker.open()
+    handle.answered_ns = 9_000_000_000
+    broker.clock.boot_ms = 10_000
+    broker.close(handle)
+    assert ("closed", 1_000, 9_000) == broker.told[-1]
+
+
+def test_work_that_is_answered_after_the_end_is_told() -> None:
+    """A broker that goes on under a handle that is closed tells of it at its next look, once, and at its end."""
+    broker = Broker()
+    handle = broker.open()
+    broker.clock.boot_ms = 2_000
+    broker.close(handle)
+    handle.answered_ns = 3_500_000_000
+    broker.tick(3_600)
+    broker.tick(9_000)
+    handle.answered_ns = 9_100_000_000
+    broker.witness.stopped()
+    assert [("closed", 1_000, 2_000), ("closed", 1_000, 3_500), ("closed", 1_000, 9_100)] == broker.told[1:]
+
+
+def test_work_under_a_renewed_lease_is_of_the_new_stretch() -> None:
+    """What a broker answers when it has its lease again makes no stretch longer that ended with the lease."""
+    broker = Broker()
+    handle = broker.open()
+    broker.tick(4_100)
+    broker.clock.boot_ms = 5_000
+    broker.renew()
+    handle.answered_ns = 6_000_000_000
+    broker.tick(6_500)
+    broker.close(handle)
+    broker.tick(9_000)
+    assert [("lease_over", 1_000, 4_000), (None, 5_000, None), ("closed", 5_000, 6_500)] == broker.told[1:]
+
+
+def test_work_notes_on_its_handle_when_it_was_answered() -> None:
+    """What passes both checks is noted, and marked where it passed by its token alone; what fails is not."""
+    broker = Broker()
+    clock: Clock = broker.clock
+    handle = broker.open(WHOLE)
+    broker.clock.boot_ms = 2_000
+    work = Ownership(handle, clock=clock).begin("key")
+    work.finish()
+    assert (2_000_000_000, False) == (handle.answered_ns, handle.answered_by_token)
+    broker.clock.boot_ms = 4_500
+    try:
+        Ownership(handle, clock=clock).begin("key")
+    except OwnershipLost:
+        handle.serves_on = True
+    with Ownership(handle, clock=clock).begin("key"):
+        pass
+    assert (4_500_000_000, True) == (handle.answered_ns, handle.answered_by_token)
+    handle.serves_on = False
+    broker.close(handle)
+    assert (True, 4_500_000_000) == (broker.served[-1].by_token, broker.served[-1].answered_ns)
+
+
+def test_a_split_ends_the_parent_and_begins_its_children() -> None:
+    """Sessions go on, and so does serving: from one instant on under other names."""
+    broker = Broker()
+    parent = broker.open(WHOLE)
+    broker.clock.boot_ms = 2_000
+    heirs = (broker.new_handle(LEFT), broker.new_handle(RIGHT))
+    for heir in heirs:
+        heir.is_open = True
+    parent.is_open = False
+    broker.witness.begun(Reshaped(gone=(parent,), heirs=heirs))
+    assert [(None, 1_000, None), ("reshaped", 1_000, 2_000), (None, 2_000, None), (None, 2_000, None)] == broker.told
+    assert [WHOLE, WHOLE, LEFT, RIGHT] == [each.bundle for each in broker.served]
+
+
+def test_whatever_ends_a_broker_ends_what_it_serves() -> None:
+    """A service that overran its deadline, and a broker that is over, are told with their reasons, once."""
+    broker = Broker()
+    broker.open(LEFT)
+    broker.open(RIGHT)
+    broker.witness.begun(Abandon(bundle=LEFT, doing="closing"))
+    broker.lease.lose()
+    broker.witness.stopped()
+    broker.witness.stopped()
+    assert [("abandoned", 1_000, 1_000), ("stopped", 1_000, 1_000)] == broker.told[2:]
