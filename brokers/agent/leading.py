@@ -21,6 +21,7 @@ from channel.entries import BrokerChanged, BundleChanged, BundleEntry
 from channel.propose import is_given_up
 from channel.reader import Folded
 from channel.records import AnyRecord, Unreadable
+from channel.view import View
 
 # How often the leader looks at what is unsettled when nothing is read; the others look as often and wait longer.
 _ROUND_MS: Final = 250
@@ -177,7 +178,7 @@ class Leading:
     def _place(self, bundles: list[BundleEntry]) -> None:
         """Assign a batch: the first of `bundles` that can be placed, for the first by name may never be."""
         view = self._core.view
-        fit = [bundle for bundle in bundles if view.namespaces[bundle.namespace].status == "created"]
+        fit = [bundle for bundle in bundles if _may_be_assigned(view, bundle)]
         for name, owner in self._destinations(fit, at_most=self._batches.placements_max).items():
             self._core.propose(partial(propose.assign, bundle=view.bundles[name], owner=owner))
 
@@ -197,7 +198,7 @@ class Leading:
         reason = f"nothing happened for {waited_ms} ms"
         if bundle.phase in ("transferring", "splitting"):
             core.propose(partial(propose.call_off, bundle=bundle, reason=reason))
-        elif bundle.phase == "assigning" and bundle.owner is not None:
+        elif bundle.phase == "assigning" and bundle.owner is not None and _may_be_assigned(core.view, bundle):
             avoid = {bundle.name: frozenset({bundle.owner})}
             for owner in self.placement.place(core.view, [bundle], avoid=avoid, at_most=1).values():
                 core.propose(partial(propose.assign, bundle=bundle, owner=owner, reason=reason))
@@ -239,6 +240,11 @@ class Leading:
                 core.propose(partial(propose.remove_broker, broker=core.view.brokers[name]))
                 due_ms = core.now.boot_ms + _ROUND_MS
             self.wake_at_ms = min(self.wake_at_ms, due_ms)
+
+
+def _may_be_assigned(view: View, bundle: BundleEntry) -> bool:
+    """Whether the log takes an assignment of the bundle to whomever: while its namespace is being deleted, each is refused."""
+    return view.namespaces[bundle.namespace].status == "created"
 
 
 def _is_placed(change: BundleChanged) -> bool:

@@ -74,6 +74,16 @@ def test_what_is_being_deleted_holds_up_nothing() -> None:
     assert ["owned", "owned"] == [bundle.phase for bundle in stage.view.bundles_of("t/n")]
 
 
+def test_what_is_being_deleted_is_assigned_to_nobody_instead() -> None:
+    """A bundle whose owner is silent stays with it while its namespace is being deleted: each proposal would only be refused."""
+    stage = play("timing prepare_ms 300s", "brokers a b", "service b hangs prepare", "namespace t/d with 2 bundles by admin")
+    silent = next(bundle for bundle in stage.view.bundles_of("t/d") if bundle.phase == "assigning")
+    perform(stage, "deleting t/d by admin")
+    perform(stage, "advance 60s")
+    about = [record for _, data in stage.entries if isinstance(record := decode(data), BundleTransition) and record.key == silent.name]
+    assert [silent.owner] == [record.owner for record in about if record.state == "assigning"]
+
+
 def test_what_everybody_refuses_holds_up_nothing() -> None:
     """However many bundles wait to be offered again, one that nobody has refused is placed at once."""
     stage = play(
