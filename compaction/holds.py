@@ -56,6 +56,11 @@ def hold_key(name: str) -> str:
     return f"{KIND}/{name}"
 
 
+def is_hold(key: str) -> bool:
+    """Whether a record of this key is a hold, or is to be one."""
+    return key.partition("/")[0] == KIND
+
+
 def hold_document(*, archived_to: int, at_ms: int, days_max: int) -> Document:
     """What a hold says; see the module."""
     return {"archived_to": archived_to, "at_ms": at_ms, "days_max": days_max}
@@ -69,10 +74,10 @@ def holds_in(policies: Mapping[str, PolicyEntry], *, now_ms: int) -> Held:
     lowest: tuple[int, str] | None = None
     lapsed = []
     for key in sorted(policies):
-        kind, _, name = key.partition("/")
+        name = key.partition("/")[2]
         document = policies[key].document
         archived_to, at_ms, days_max = (document.get(field) for field in ("archived_to", "at_ms", "days_max"))
-        if kind != KIND or type(archived_to) is not int or type(at_ms) is not int or type(days_max) is not int:
+        if not is_hold(key) or type(archived_to) is not int or type(at_ms) is not int or type(days_max) is not int:
             continue
         if now_ms - at_ms > min(days_max, DAYS_LIMIT) * _DAY_MS:
             lapsed.append(name)

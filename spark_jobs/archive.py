@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from channel.open_log import open_log
 from spark_jobs.arrivals import Source
-from spark_jobs.beginnings import Beginning, beginning_of, kept_beginning
+from spark_jobs.beginnings import Beginning, beginning_at, kept_beginning
 from spark_jobs.frames import channel_frame, is_on_kafka
 from spark_jobs.holding import Hold, release_hold
 from spark_jobs.options import ArchiveOptions, Screen
@@ -27,9 +27,9 @@ from spark_jobs.tables.manifest import Store
 from spark_jobs.tables.parquet import ParquetStore
 from spark_jobs.tables.reading import Archive
 from spark_jobs.tables.resuming import resumed
-from spark_jobs.tables.schema import ARCHIVED, WRITTEN_BY
+from spark_jobs.tables.schema import ARCHIVED, SCHEMAS
 from spark_jobs.tables.sink import Keeper, Sink, open_sink
-from spark_jobs.tables.tidying import BATCHES_BETWEEN, tidy_beside
+from spark_jobs.tables.tidying import tidy_beside
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -41,20 +41,24 @@ JOB: Final = "archive"
 STATE_VERSION: Final = 1
 """The form of what the operator keeps. Whoever changes it so that what is kept cannot be gone on from raises this."""
 
+_SOURCES: Final = frozenset({Source.CHANNEL, *(SCHEMAS[table].source for table in ARCHIVED)})
+"""What its tables are made of: evidence of who served what is for the audit alone."""
+
 
 def run_archive(options: ArchiveOptions, screen: Screen) -> int:
     """Archive a log until it ends (`to_end`) or somebody interrupts; 0, because an archive judges nothing.
 
     Raises what `channel.open_log` and `channel.restore.earliest` raise for a log that cannot be read, what `open_sink` raises for an
-    archive that cannot be written, `CheckpointOfAnotherVersion`, `MetricsPortTaken`, `SourceLost`, `StreamFailed`, and `Rejected`,
-    `NoHold` and the like for a hold that cannot be kept or lifted.
+    archive that cannot be written, what `resumed` raises for one that cannot be gone on from, `CheckpointOfAnotherVersion`,
+    `MetricsPortTaken`, `SourceLost`, `StreamFailed`, and what `release_hold` raises for a hold that cannot be lifted. One that cannot
+    be kept is told, and ends nothing, but for `InvalidName`.
     """
     if options.release is not None:
         screen.result(release_hold(options.log_url, options.release))
         return 0
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity = log.name, log.identity
-    spark = spark_session("equipoise archive", master=options.master, kafka=is_on_kafka(options.log_url))
+    spark = spark_session("equipoise archive", master=options.master, kafka=is_on_kafka(options.log_url), telling=screen.note)
     store: Store = "delta" if options.delta else "parquet"
     keeper = _delta(options.archive) if options.delta else ParquetStore(options.archive)
     with (
@@ -64,7 +68,7 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
         check_version(JOB, sink.checkpoint, STATE_VERSION)
         watch.note(_told_start(name, sink))
         beginning = kept_beginning(sink.checkpoint, lambda: _beginning(sink, options.log_url))
-        hold = None if options.hold is None else Hold(options.log_url, options.hold, tell=watch.note)
+        hold = None if options.hold is None else Hold(options.log_url, options.hold, tell=watch.remark)
         stream = Stream(
             job=JOB,
             checkpoint=sink.checkpoint,
@@ -89,8 +93,7 @@ def taker(sink: Sink, hold: Hold | None) -> Callable[[int, pa.Table], None]:
 
     def take(number: int, rows: pa.Table) -> None:
         sink.write(number, rows)
-        if number % BATCHES_BETWEEN == BATCHES_BETWEEN - 1:
-            tidy_beside(Archive(sink.archive), WRITTEN_BY[JOB])
+        tidy_beside(Archive(sink.archive), JOB, number)
         if hold is not None:
             hold.archived(sink.manifest)
 
@@ -98,16 +101,14 @@ def taker(sink: Sink, hold: Hold | None) -> Callable[[int, pa.Table], None]:
 
 
 def _frame(spark: SparkSession, options: ArchiveOptions, beginning: Beginning) -> DataFrame:
-    entries = channel_frame(spark, options.log_url, streaming=True, start=beginning.positions, per_trigger=options.per_trigger)
+    entries = channel_frame(
+        spark, options.log_url, streaming=True, sources=_SOURCES, start=beginning.positions, per_trigger=options.per_trigger
+    )
     return sequence_operator(entries, wants=ARCHIVED, begin=beginning.snapshot, run_id=str(uuid4()), log_url=options.log_url)
 
 
 def _beginning(sink: Sink, log_url: str) -> Beginning:
-    found = resumed(Archive(sink.archive), sink.manifest)
-    if found is not None:
-        return found
-    with closing(open_log(log_url, create=False)) as log:
-        return beginning_of(log)
+    return resumed(Archive(sink.archive), sink.manifest) or beginning_at(log_url)
 
 
 def _delta(archive: Path) -> Keeper:

@@ -19,6 +19,8 @@ class Source(StrEnum):
     LOADS = "loads"
 
 
+ALL_SOURCES: Final = frozenset(Source)
+
 Positions = Mapping[str, int]
 """For each source, by its name, the offset that is wanted next."""
 

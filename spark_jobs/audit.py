@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from channel.open_log import open_log
 from spark_jobs.arrivals import Source
-from spark_jobs.beginnings import Beginning, beginning_of, kept_beginning
+from spark_jobs.beginnings import Beginning, beginning_at, kept_beginning
 from spark_jobs.emitted import Table
 from spark_jobs.findings import Finding, parse_finding
 from spark_jobs.findings_out import FindingsOut, Numbered, findings_out
@@ -31,9 +31,13 @@ from spark_jobs.rules.checkers import CHECKERS
 from spark_jobs.sequential_operator import sequence_operator
 from spark_jobs.session import spark_session
 from spark_jobs.streams import Stream, check_version, run_stream
+from spark_jobs.tables.reading import FINDING, Archive
 from spark_jobs.tables.sink import Sink, open_sink
+from spark_jobs.tables.tidying import tidy_beside
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from pyspark.sql import DataFrame, SparkSession
 
 JOB: Final = "audit"
@@ -48,23 +52,24 @@ _WANTS: Final = frozenset({Table.FACTS})
 
 
 def run_audit(options: AuditOptions, screen: Screen) -> int:
-    """Audit a log until it ends (`to_end`) or somebody interrupts; how many findings there were.
+    """Audit a log until it ends (`to_end`) or somebody interrupts; how many findings this run made, however many there were before.
 
     Raises what `channel.open_log` and `channel.restore.earliest` raise for a log that cannot be read, what `open_sink` raises for an
-    archive that cannot be written, `CheckpointOfAnotherVersion`, `MetricsPortTaken`, `SourceLost` and `StreamFailed`.
+    archive that cannot be written, `CheckpointOfAnotherVersion`, `MetricsPortTaken`, `SourceLost`, `PlaceLost` and `StreamFailed`.
     """
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity = log.name, log.identity
     out = findings_out(options.log_url)
-    spark = spark_session("equipoise audit", master=options.master, kafka=is_on_kafka(options.log_url))
+    spark = spark_session("equipoise audit", master=options.master, kafka=is_on_kafka(options.log_url), telling=screen.note)
     with (
         open_sink(options.archive, writer=JOB, log=identity, url=options.log_url) as sink,
         watching(JOB, screen, metrics_port=options.metrics_port, finds=True) as watch,
     ):
         check_version(JOB, sink.checkpoint, STATE_VERSION)
-        beginning = kept_beginning(sink.checkpoint, lambda: _beginning(options.log_url))
+        beginning = kept_beginning(sink.checkpoint, lambda: beginning_at(options.log_url))
         watch.note(_told_start(name, sink, beginning))
         watch.note(f"findings go here, to {options.archive / Table.FINDINGS}, and {out.place}")
+        older = _kept_findings(options.archive)
         stream = Stream(
             job=JOB,
             checkpoint=sink.checkpoint,
@@ -76,13 +81,8 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
             run_stream(spark, stream, watch)
         finally:
             watch.show()
-            watch.note(_summary(watch))
+            watch.note(_summary(watch, older))
     return watch.findings.total()
-
-
-def _beginning(log_url: str) -> Beginning:
-    with closing(open_log(log_url, create=False)) as log:
-        return beginning_of(log)
 
 
 def _frame(spark: SparkSession, options: AuditOptions, beginning: Beginning, identity: str) -> DataFrame:
@@ -101,7 +101,7 @@ def _frame(spark: SparkSession, options: AuditOptions, beginning: Beginning, ide
 
 
 def taker(sink: Sink, out: FindingsOut, watch: Watch, *, log: str, as_json: bool) -> Callable[[int, pa.Table], None]:
-    """What is done with the findings of each batch: kept, told, put where others look.
+    """What is done with the findings of each batch: kept, told, put where others look, and now and then their files joined.
 
     Told before they are put: where that place cannot be written, whoever looks on shall know what was found. A batch that is done
     again by this process is told once.
@@ -118,6 +118,7 @@ def taker(sink: Sink, out: FindingsOut, watch: Watch, *, log: str, as_json: bool
             told_last = number
             _tell(found, sink, watch, log=log, as_json=as_json)
         out.put(found)
+        tidy_beside(Archive(sink.archive), JOB, number)
 
     return take
 
@@ -153,9 +154,19 @@ def _told_start(log: str, sink: Sink, beginning: Beginning) -> str:
     return f"auditing {log} {where}" + ("; its checkpoint is gone, and what is found again is kept once" if lost else "")
 
 
-def _summary(watch: Watch) -> str:
+def _kept_findings(archive: Path) -> int:
+    """How many findings are in the archive; none where a file of them is damaged, which keeps no audit from finding more."""
+    try:
+        kept: int = Archive(archive).table(Table.FINDINGS, columns=FINDING).num_rows
+    except (OSError, pa.ArrowException):
+        return 0
+    return kept
+
+
+def _summary(watch: Watch, older: int) -> str:
     findings: Mapping[str, int] = watch.findings
-    if not findings:
-        return f"audited {watch.rows:,} entries: no findings"
     rules = ", ".join(f"{rule} {count:,}" for rule, count in sorted(findings.items()))
-    return f"audited {watch.rows:,} entries: {watch.findings.total():,} findings ({rules})"
+    total = watch.findings.total()
+    found = f"{total:,} finding{'' if total == 1 else 's'} ({rules})" if findings else "no findings"
+    before = f"; the archive holds {older:,} older" if older else ""
+    return f"audited {watch.rows:,} entries: {found}{before}"

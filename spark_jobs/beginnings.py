@@ -5,8 +5,8 @@ May live here: `Beginning`, how it is kept, and where a log begins. Once a batch
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -14,16 +14,15 @@ from typing import Final
 import orjson
 
 from channel.log import Log
+from channel.open_log import open_log
 from channel.restore import earliest
 from channel.snapshot import to_bytes
-from channel.sqlite_file import sync_folder
 from compaction.compressed import shortened, whole_again
 from spark_jobs.arrivals import Source
+from spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX
+from spark_jobs.whole_files import replacing
 
 FILE: Final = "beginning"
-
-SNAPSHOT_BYTES_MAX: Final = 1 << 30
-"""As much as a snapshot of an archive may hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +43,12 @@ def beginning_of(log: Log) -> Beginning:
     return Beginning(positions={Source.CHANNEL.value: reader.position}, snapshot=snapshot)
 
 
+def beginning_at(log_url: str) -> Beginning:
+    """As `beginning_of`, of the log at a URL. Raises what `channel.open_log` raises, too."""
+    with closing(open_log(log_url, create=False)) as log:
+        return beginning_of(log)
+
+
 def kept_beginning(checkpoint: Path, make: Callable[[], Beginning]) -> Beginning:
     """The beginning that is noted beside `checkpoint`; `make` makes the one that is noted there first. Raises `OSError`."""
     path = checkpoint / FILE
@@ -52,11 +57,6 @@ def kept_beginning(checkpoint: Path, make: Callable[[], Beginning]) -> Beginning
         return Beginning(positions=orjson.loads(head), snapshot=whole_again(packed, size_max=SNAPSHOT_BYTES_MAX) if packed else None)
     made = make()
     checkpoint.mkdir(parents=True, exist_ok=True)
-    part = checkpoint / f".{FILE}.part"
-    with part.open("wb") as file:
+    with replacing(path, part=checkpoint / f".{FILE}.part") as file:
         file.write(orjson.dumps(dict(made.positions)) + b"\n" + (b"" if made.snapshot is None else shortened(made.snapshot)))
-        file.flush()
-        os.fsync(file.fileno())
-    part.replace(path)
-    sync_folder(path)
     return made

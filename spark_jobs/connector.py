@@ -78,8 +78,7 @@ def connector_jars(*, folder: Path | None = None, telling: Callable[[str], None]
     with _locked(folder):
         missing = [jar for jar in jars if not (folder / jar.file_name).is_file()]
         if missing:
-            telling(f"Maven fetches Spark's Kafka connector into {folder} (10 MB, once)")
-            _fetch(missing, folder)
+            _fetch(missing, folder, telling)
     for jar in jars:
         check_jar(folder / jar.file_name, jar)
     return tuple(folder / jar.file_name for jar in jars)
@@ -104,12 +103,13 @@ def _locked(folder: Path) -> Iterator[None]:
         yield
 
 
-def _fetch(jars: Sequence[Jar], folder: Path) -> None:
+def _fetch(jars: Sequence[Jar], folder: Path, telling: Callable[[str], None]) -> None:
     """Have Maven copy the jars, check each, and only then give it its name, so that no half of one is ever found under it."""
     names = tuple(jar.file_name for jar in jars)
     program = shutil.which("mvn")
     if program is None:
         raise JarsMissing(folder=str(folder), problem="it was never fetched, and there is no program `mvn` on the path", names=names)
+    telling(f"Maven fetches Spark's Kafka connector into {folder} (10 MB, once)")
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as place:
         pom = Path(place) / "pom.xml"
         pom.write_text(pom_of(jars), encoding="utf-8")

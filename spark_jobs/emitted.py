@@ -25,10 +25,11 @@ class Table(StrEnum):
 
 
 class Emitted(NamedTuple):
-    """One row. `(table, offset, ordinal)` is unique, and the same in every replay of the same entries.
+    """One row. `(table, offset, ordinal)` is unique, and the same in every replay of the same entries (of findings: a checksum).
 
     `subject` is the key of a fact (see `spark_jobs.facts`), and of a record its own key. `offset` is logical for what comes from
-    the channel, else its source's own. `at_ms` is the log's time, made never to fall: the greatest that any arrival had so far.
+    the channel, else its source's own. `at_ms` is the log's time, made never to fall: the greatest that any entry had so far; in the
+    tables of notes it is that of the note's own source.
     `kind`, `publisher` and `verdict` are those of a record (verdict: `accepted`, or the reason); None elsewhere. `body` is the
     entry's bytes as they stand on the log for `RECORDS`, a compressed snapshot for `SNAPSHOTS`, and one JSON object elsewhere.
     """

@@ -41,11 +41,12 @@ class Fact:
       that ends one incarnation by another, the older one. After it was removed, None.
     * a namespace: {status, last}, and after its bundles changed {removed, added}: lists of [low, high, phase, owner, token].
     * the log: `after` is {event, ...}; of what is no record the events `garbage`, `null` and `malformed`, of the log itself
-      `time_fell`, `records_lost`, `log_went_back`, `level_too_new`, `log_closed`, `begun_above`, `channel_incomplete`.
+      `time_fell`, `time_leapt`, `records_lost`, `log_went_back`, `level_too_new`, `log_closed`, `begun_above`, `channel_incomplete`,
+      and of a note that is no document of its source `unreadable_note`, with `reached` as its `context`.
 
-    A note of what a broker serves is told to its bundle and to its broker: `after` is the bundle as it stands on the channel so
-    far, and `context` is {begin, reached, log}: the logical offset after which the channel is known, the last one folded, and the
-    log's identity if it is known.
+    A note of what a broker serves is told to its bundle: `after` is the bundle as it stands on the channel so far, and `context`
+    is {begin, reached, log, stopped}: the logical offset after which the channel is known, the last one folded, the log's identity
+    if it is known, and true if nothing more of it will be folded.
     """
 
     subject: str

@@ -48,7 +48,9 @@ class FindingsNotKept(PeerError):
         """`place` is a table or a topic, `problem` what it says."""
         self.place = place
         self.problem = problem
-        super().__init__(f"findings cannot be put {place}: {problem}; the audit tries again")
+        super().__init__(
+            f"findings cannot be put {place}: {problem}; bring that back, and let this user write there; the archive has them meanwhile"
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from channel.errors import InvalidLogUrl
 from channel.kafka_settings import address_of, checked
 from channel.open_log import is_in_memory, kafka_settings, log_path
+from spark_jobs.arrivals import ALL_SOURCES, Source
 from spark_jobs.options import PER_TRIGGER
 
 if TYPE_CHECKING:
@@ -30,12 +31,15 @@ def channel_frame(
     url: str,
     *,
     streaming: bool,
+    sources: frozenset[Source] = ALL_SOURCES,
     start: Mapping[str, int] | None = None,
     end: Mapping[str, int] | None = None,
     per_trigger: int = PER_TRIGGER,
     kafka: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """The entries of the log at `url`, and of what stands beside it, with the columns of `spark_jobs.arrivals.FRAME_DDL`.
+
+    Of `sources` alone, of which the channel must be one; who wants less reads less.
 
     A stream brings at most `per_trigger` entries in a batch (on SQLite: of each source), and those of one source in their order once
     they are sorted by offset; a batch brings what is there when it is planned. `start` and `end` are positions by source
@@ -56,6 +60,7 @@ def channel_frame(
             url=url,
             settings=settings,
             streaming=streaming,
+            sources=sources,
             start=start or {},
             end=end or {},
             per_trigger=per_trigger,
@@ -63,24 +68,24 @@ def channel_frame(
     path = log_path(url)
     if not path:
         raise InvalidLogUrl(url=url, problem="it names no file and no topic")
-    return _sqlite_frame(spark, f"sqlite:{os.path.abspath(path)}", streaming=streaming, start=start, end=end, per_trigger=per_trigger)  # noqa: PTH100 - links are followed when it is opened
+    options = {
+        "url": f"sqlite:{os.path.abspath(path)}",  # noqa: PTH100 - links are followed when it is opened
+        "sources": json.dumps(sorted(sources)),
+        "start": json.dumps(dict(start or {})),
+        "end": json.dumps(dict(end or {})),
+        "per_trigger": str(per_trigger),
+    }
+    return _sqlite_frame(spark, options, streaming=streaming)
 
 
-def _sqlite_frame(
-    spark: SparkSession,
-    url: str,
-    *,
-    streaming: bool,
-    start: Mapping[str, int] | None,
-    end: Mapping[str, int] | None,
-    per_trigger: int,
-) -> DataFrame:
+def _sqlite_frame(spark: SparkSession, options: dict[str, str], *, streaming: bool) -> DataFrame:
     if not (spark.sparkContext.master or "").startswith("local"):
-        raise InvalidLogUrl(url=url, problem="it lies on this machine alone, so only Spark on this machine can read it: leave out --master")
+        raise InvalidLogUrl(
+            url=options["url"], problem="it lies on this machine alone, so only Spark on this machine can read it: leave out --master"
+        )
     from spark_jobs.sqlite_source import NAME, SqliteChannel  # noqa: PLC0415 - as above
 
     spark.dataSource.register(SqliteChannel)
-    options = {"url": url, "start": json.dumps(dict(start or {})), "end": json.dumps(dict(end or {})), "per_trigger": str(per_trigger)}
     if streaming:
         return spark.readStream.format(NAME).options(**options).load()
     return spark.read.format(NAME).options(**options).load()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -36,6 +36,9 @@ _OFFSET_RETRY_MS: Final = 1_000
 _POLL_MS: Final = 60_000
 _ASK_MS: Final = 10_000
 
+_TASK_RECORDS_MAX: Final = 50_000
+"""Records that one task reads: a topic of one partition would otherwise be read by one core. Small batches stay whole."""
+
 HEADER_OFFSET: Final = 0
 """What stands first on a log's topic is no record: see `channel.kafka_topic`."""
 
@@ -57,32 +60,39 @@ def kafka_frame(
     url: str,
     settings: Mapping[str, str],
     streaming: bool,
+    sources: frozenset[Source],
     start: Positions,
     end: Positions,
     per_trigger: int,
 ) -> DataFrame:
-    """The frame of `spark_jobs.frames.channel_frame`, from the topics of a log at `address`.
+    """The frame of `spark_jobs.frames.channel_frame`, from the topics of these sources of a log at `address`.
 
     Raises `InvalidKafkaSetting`, and, if positions are given, `MissingExtra` and `LogUnavailable`.
     """
-    topics = topics_of(address)
+    topics = {source: topic for source, topic in topics_of(address).items() if source in sources}
     options = {
         "kafka.bootstrap.servers": address.servers,
-        "subscribePattern": "|".join(re.escape(topic) for topic in topics.values()),
+        "subscribePattern": pattern_of(topics.values()),
         # What is gone is noticed by whoever folds, as a gap, and is no reason for the connector to end the query.
         "failOnDataLoss": "false",
         "fetchOffset.numRetries": str(_OFFSET_RETRIES),
         "fetchOffset.retryIntervalMs": str(_OFFSET_RETRY_MS),
         "kafkaConsumer.pollTimeoutMs": str(_POLL_MS),
+        "maxRecordsPerPartition": str(_TASK_RECORDS_MAX),
         **connector_options(checked(settings), read=lambda path: Path(path).read_text(encoding="utf-8")),
     }
-    there = _existing(address, url=url, settings=settings) if start or end else {}
+    there = _existing(address, topics, url=url, settings=settings) if start or end else {}
     options["startingOffsets"] = offsets_option(topics, start, there=there, otherwise=_EARLIEST) if start else "earliest"
     if streaming:
         reader = spark.readStream.format("kafka").options(**options, maxOffsetsPerTrigger=str(per_trigger))
         return as_frame(reader.load(), topics)
     options["endingOffsets"] = offsets_option(topics, end, there=there, otherwise=_LATEST) if end else "latest"
     return as_frame(spark.read.format("kafka").options(**options).load(), topics)
+
+
+def pattern_of(topics: Iterable[str]) -> str:
+    """Finds these topics and no other. The connector asks whether it is found *in* a name: that of a log is in all beside it."""
+    return f"^(?:{'|'.join(re.escape(topic) for topic in topics)})$"
 
 
 def as_frame(rows: DataFrame, topics: Mapping[str, str]) -> DataFrame:
@@ -117,7 +127,7 @@ def offsets_option(topics: Mapping[str, str], positions: Positions, *, there: Ma
     )
 
 
-def _existing(address: KafkaAddress, *, url: str, settings: Mapping[str, str]) -> dict[str, int]:
+def _existing(address: KafkaAddress, topics: Mapping[str, str], *, url: str, settings: Mapping[str, str]) -> dict[str, int]:
     """Which of the topics are there, with how many partitions. The connector takes positions only of those, and asks for all of them."""
     try:
         from channel.kafka_client import Clients  # noqa: PLC0415 - its client comes with an extra
@@ -127,7 +137,7 @@ def _existing(address: KafkaAddress, *, url: str, settings: Mapping[str, str]) -
         raise MissingExtra(what=f"to read {url} from given positions", extra="kafka") from error
     try:
         with Clients(servers=address.servers, settings=settings).administrator() as administrator:
-            found = {topic: administrator.describe(topic, timeout_ms=_ASK_MS) for topic in topics_of(address).values()}
+            found = {topic: administrator.describe(topic, timeout_ms=_ASK_MS) for topic in topics.values()}
             return {topic: facts.partitions for topic, facts in found.items() if facts is not None}
     except KafkaFailed as error:
         raise LogUnavailable(log=url, problem=without_secrets(error.problem, settings), in_doubt=False) from error

@@ -5,6 +5,7 @@ May live here: what stands between whoever brings facts (`spark_jobs.keyed_opera
 Time-outs belong to the log's time, so a timer that is due before a fact is looked at before that fact, although Spark would only tell
 of it after the whole batch: that a record came too late does not depend on how the log was cut into batches. A checker is told the
 log's time as it is then, not when its timer was due: after an outage of the log nobody was late by the hours that nobody could write.
+What stands beside the log bears the time at the end of its batch, which may be hours after what it tells of: before it nothing is due.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final
 
+from spark_jobs.arrivals import Source
 from spark_jobs.facts import Fact, SubjectKind
 from spark_jobs.findings import Finding
 from spark_jobs.rules.catalogue import found
@@ -20,6 +22,7 @@ from spark_jobs.rules.memory import Checker, Memory
 NO_OFFSET: Final = 0
 """What stands for the offset of a check that failed at a time-out, which is at no record."""
 
+_CHANNEL: Final = Source.CHANNEL.value
 _BROKEN: Final = "broken"  # The name under which a memory counts how often its checker failed.
 
 
@@ -30,7 +33,7 @@ def judged(checkers: Mapping[SubjectKind, Checker], memory: Memory, fact: Fact) 
     """
     checker = checkers[_kind(fact.subject)]
     findings: list[Finding] = []
-    if memory.due_ms is not None and memory.due_ms < fact.at_ms:
+    if fact.source == _CHANNEL and memory.due_ms is not None and memory.due_ms < fact.at_ms:
         findings += overdue(checkers, memory, fact.subject, fact.at_ms)
     try:
         findings += list(checker.check(memory, fact))

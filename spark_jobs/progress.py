@@ -11,10 +11,11 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter as Tally
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from queue import Empty, SimpleQueue
-from typing import Final
+from typing import Final, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
 from pyspark.sql.streaming.query import StreamingQuery
@@ -28,6 +29,8 @@ from spark_jobs.stream_progress import BatchDone, Rate, batch_done, told
 
 NOTE_MS: Final = 10_000
 """How often a line says how it goes where nobody could see one that is written over, such as in a file of logs."""
+
+_Item = TypeVar("_Item")
 
 SILENCE_MS: Final = 30_000
 """After how long without a batch somebody is told: brokers renew every few seconds, so a log that is read is never so quiet."""
@@ -71,7 +74,8 @@ class StreamMetrics:
         self._rows.inc(done.rows)
         self._batches.inc()
         self._rate.set(rows_per_second)
-        self._behind.set(done.behind or 0)
+        if done.behind is not None:  # Else the last that is known is still the best.
+            self._behind.set(done.behind)
         self._batch.set(done.took_ms / 1_000)
         self._state_rows.set(done.state_rows)
         self._state_bytes.set(done.state_bytes)
@@ -86,7 +90,10 @@ class StreamMetrics:
 
 
 class Watch:
-    """Who looks on while the stream `job` runs. `say`, `found` and `batch` may be called on any thread, the others on one alone."""
+    """Who looks on while the stream `job` runs.
+
+    `say`, `remark`, `found` and `batch` may be called on any thread, the others on one alone.
+    """
 
     def __init__(self, job: str, screen: Screen, *, metrics: StreamMetrics, finds: bool = False) -> None:
         """`finds` says whether this job can find anything, and so should tell how much."""
@@ -95,7 +102,7 @@ class Watch:
         self._screen = screen
         self._metrics = metrics
         self._found: Tally[str] | None = Tally() if finds else None
-        self._waiting: SimpleQueue[BatchDone | str] = SimpleQueue()
+        self._waiting: SimpleQueue[BatchDone | Callable[[], None]] = SimpleQueue()
         self._rate = Rate()
         self._last: BatchDone | None = None
         self._batches = 0
@@ -120,7 +127,11 @@ class Watch:
 
     def say(self, line: str) -> None:
         """A line that was asked for."""
-        self._waiting.put(line)
+        self._waiting.put(partial(self._screen.result, line))
+
+    def remark(self, line: str) -> None:
+        """A line that says how it goes."""
+        self._waiting.put(partial(self._screen.note, line))
 
     def found(self, rule: str, count: int) -> None:
         """So many findings of one rule."""
@@ -133,18 +144,18 @@ class Watch:
         self._metrics.restarted()
 
     def note(self, line: str) -> None:
-        """Print at once a line that says how it goes."""
+        """Print at once a line that says how it goes; see `remark` for one of another thread."""
         self._aside()
         self._screen.note(line)
 
     def show(self) -> None:
         """Print what has come since."""
         for waiting in _taken(self._waiting):
-            if isinstance(waiting, str):
-                self._aside()
-                self._screen.result(waiting)
-            else:
+            if isinstance(waiting, BatchDone):
                 self._take(waiting)
+            else:
+                self._aside()
+                waiting()
         self._tell()
 
     def close(self) -> None:
@@ -184,7 +195,7 @@ class Watch:
             self._live.stop()
 
 
-def _taken(queue: SimpleQueue[BatchDone | str]) -> Iterator[BatchDone | str]:
+def _taken(queue: SimpleQueue[_Item]) -> Iterator[_Item]:
     """What is in the queue now; what is put in meanwhile is for the next time."""
     for _ in range(queue.qsize()):
         try:
@@ -201,6 +212,8 @@ class Follower:
         self._watch = watch
         self._told = -1
         self._looked_at: str | None = None
+        self.has_waited = False
+        """Whether its sources have answered that there was nothing, for some seconds on end."""
 
     def follow(self) -> None:
         """Tell of the batches that have ended since; Spark remembers the last 100. Raises what Spark raises once it has ended itself."""
@@ -209,8 +222,10 @@ class Follower:
             return
         self._looked_at = last.timestamp
         for progress in self._query.recentProgress:
-            # While nothing comes Spark tells of the next batch now and again, which has not been worked on.
-            if progress.batchId > self._told and "addBatch" in progress.durationMs:
+            if "addBatch" not in progress.durationMs:
+                # While nothing comes Spark tells of the next batch now and again, which has not been worked on.
+                self.has_waited = True
+            elif progress.batchId > self._told:
                 self._told = progress.batchId
                 self._watch.batch(batch_done(progress.json))
 

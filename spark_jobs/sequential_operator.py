@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 
 import pandas as pd
+import pyarrow as pa
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
@@ -27,10 +28,10 @@ from channel.open_log import open_log
 from channel.restore import beginning
 from channel.snapshot import to_bytes
 from compaction.compressed import shortened, whole_again
-from spark_jobs.arrivals import Arrival, Source
 from spark_jobs.emitted import EMITTED_DDL, Emitted, Table
 from spark_jobs.histories import Histories
 from spark_jobs.loads import load_rows
+from spark_jobs.packing import packed, unpacked
 from spark_jobs.rules.membership import IN_FLIGHT_MAX_MS, Membership
 from spark_jobs.sequence.parts import SNAPSHOT_RECORDS, Plugs, StateRow
 from spark_jobs.sequence.sequence import Sequence
@@ -55,8 +56,10 @@ STATE_ROWS_SPARE: Final = 1_000
 CACHED_MAX: Final = 2
 """Sequences that one worker keeps: of a query that ended, what it left goes when the next two come."""
 
+# Times as numbers, because a timestamp is turned into the session's time zone on its way from Python.
 _ROWS_DDL: Final = EMITTED_DDL.replace("at TIMESTAMP", "at_ms BIGINT")
-_COLUMNS: Final = [name.split()[0] for name in _ROWS_DDL.split(", ")]
+_TYPES: Final = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32(), "BINARY": pa.binary()}
+_COLUMNS: Final = {name: _TYPES[kind] for name, kind in (column.split() for column in _ROWS_DDL.split(", "))}
 
 
 def sequence_operator(
@@ -77,10 +80,6 @@ def sequence_operator(
     long a bundle may be on its way before the second opinion says that it is overdue. `log` is the log's identity, by which evidence of
     another one that bore its name can be told.
     """
-    # As numbers, because a timestamp is turned into the session's time zone on its way to Python, and back.
-    arrivals = frame.select(
-        F.lit("").alias("log"), "source", "offset", F.coalesce(F.unix_millis("timestamp"), F.lit(0)).alias("at_ms"), "value"
-    )
     processor = SequentialProcessor(
         wants=wants,
         begin=begin,
@@ -90,7 +89,7 @@ def sequence_operator(
         in_flight_max_ms=in_flight_max_ms,
         log=log,
     )
-    rows = arrivals.groupBy("log").transformWithStateInPandas(processor, _ROWS_DDL, "Append", "None")
+    rows = packed(frame).groupBy("log").transformWithStateInPandas(processor, _ROWS_DDL, "Append", "None")
     return rows.select(
         "table", "subject", "offset", "ordinal", F.timestamp_millis("at_ms").alias("at"), "kind", "publisher", "verdict", "body"
     )
@@ -141,7 +140,7 @@ class SequentialProcessor(StatefulProcessor):
         kept = self._take()
         gc.disable()  # A batch makes a million values and no cycle among them: looking for some costs a fifth of it.
         try:
-            yield from _frames(kept.sequence.feed(_arrivals(rows)))
+            yield from _frames(kept.sequence.feed(unpacked(pack for frame in rows for pack in frame["pack"])))
         finally:
             gc.enable()
         self._keep(kept)
@@ -199,15 +198,6 @@ def _put(rows: dict[str, bytes], changed: Iterable[StateRow]) -> None:
             rows[key] = data
 
 
-def _arrivals(frames: Iterator[pd.DataFrame]) -> Iterator[Arrival]:
-    """The arrivals of one batch in the order in which a sequence wants them: those of the channel first, each source by its offsets."""
-    batch = pd.concat(frames, ignore_index=True)
-    batch["beside"] = batch["source"] != Source.CHANNEL.value
-    batch = batch.sort_values(["beside", "source", "offset"], kind="stable")
-    columns = (batch[name].tolist() for name in ("source", "offset", "at_ms", "value"))
-    return (Arrival(source, offset, at_ms, None, value) for source, offset, at_ms, value in zip(*columns, strict=True))
-
-
 def _frames(rows: Iterable[Emitted]) -> Iterator[pd.DataFrame]:
     """The rows as frames of bounded size."""
     chunk: list[Emitted] = []
@@ -223,8 +213,9 @@ def _frames(rows: Iterable[Emitted]) -> Iterator[pd.DataFrame]:
 
 
 def _frame(chunk: list[Emitted]) -> pd.DataFrame:
-    """By columns: a row of a frame is no object, as that of a list is."""
-    return pd.DataFrame(dict(zip(_COLUMNS, zip(*chunk, strict=True), strict=True)))
+    """As columns of Arrow, which Spark takes as they are: those of pandas are lists of objects, made for nothing."""
+    columns = zip(_COLUMNS.items(), zip(*chunk, strict=True), strict=True)
+    return pd.DataFrame({name: pd.array(pa.array(values, kind), pd.ArrowDtype(kind)) for (name, kind), values in columns})
 
 
 def lost(log_url: str, first: int, below: int) -> bytes | None:  # noqa: ARG001 - as `spark_jobs.sequence.parts.Lost`

@@ -9,7 +9,7 @@ import os
 import sys
 import tempfile
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -62,15 +62,17 @@ OUR_PACKAGES: Final = ("brokers", "channel", "compaction", "equipoise", "shedder
 """What a worker on another machine is sent, where it was not installed."""
 
 
-def spark_session(app: str, *, master: str | None = None, kafka: bool = False) -> SparkSession:
+def spark_session(
+    app: str, *, master: str | None = None, kafka: bool = False, telling: Callable[[str], None] = lambda _: None
+) -> SparkSession:
     """A session named `app`, or the one that this process has already.
 
     It runs on this machine, unless `master` or `spark-submit` names a cluster. With `kafka`, Spark's connector is on its path, and is
-    fetched first if it never was. Raises `MissingExtra`, `MissingJava`, `JarsMissing`, `WrongJar`.
+    fetched first if it never was, of which `telling` hears. Raises `MissingExtra`, `MissingJava`, `JarsMissing`, `WrongJar`.
     """
     check_extra()
     check_java()
-    jars = connector_jars() if kafka else ()
+    jars = connector_jars(telling=telling) if kafka else ()
     from pyspark.sql import SparkSession  # noqa: PLC0415 - comes with the extra, which is checked first
 
     active = SparkSession.getActiveSession()

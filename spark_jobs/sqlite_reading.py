@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -43,12 +43,13 @@ BEGINNING: Final[Positions] = {source.value: FIRST_OFFSET for source in Source}
 class ChannelFiles:
     """A connection to each of the two files. Used by one thread, and closed by it."""
 
-    def __init__(self, path: str, *, name: str, identity: str | None = None) -> None:
-        """Open the log at `path`, whose URL is `name`. With `identity` it must be that log.
+    def __init__(self, path: str, *, name: str, identity: str | None = None, sources: Collection[Source] = tuple(Source)) -> None:
+        """Open the log at `path`, whose URL is `name`, for the channel and what else is in `sources`. With `identity` it must be that log.
 
         Raises `OtherLog`, and as `channel.open_log.open_log` does without `create`.
         """
         self.name = name
+        self._companions = tuple(source for source in COMPANIONS if source in sources)
         real_path = usable_path(path, url=name, create=False)
         boot = this_boot(BOOT_ID)
         self._observations_path = Path(f"{real_path}{FILE_SUFFIX}")
@@ -70,15 +71,18 @@ class ChannelFiles:
         """For each source the position behind its newest entry; where nothing is, where it would begin."""
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
             ends = {Source.CHANNEL.value: (bounds.newest or bounds.start - 1) + 1}
-        for source in COMPANIONS:
+        for source in self._companions:
             with contextlib.suppress(sqlite3.Error), self._connection_of(source) as connection:
                 ends[source] = FIRST_OFFSET if connection is None else _newest_id(connection, source) + 1
-        return {**BEGINNING, **ends}
+        return {**self._beginning(), **ends}
 
     def begins(self) -> dict[str, int]:
         """For each source the lowest position at which something may stand."""
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
-            return {**BEGINNING, Source.CHANNEL.value: bounds.start}
+            return {**self._beginning(), Source.CHANNEL.value: bounds.start}
+
+    def _beginning(self) -> dict[str, int]:
+        return {source: BEGINNING[source] for source in (Source.CHANNEL, *self._companions)}
 
     def batch_end(self, start: Positions, *, limit: int, until: Positions | None = None) -> dict[str, int]:
         """Up to where a batch from `start` reads: at most `limit` entries of each source, and none at or above `until`.
@@ -93,7 +97,7 @@ class ChannelFiles:
             start[Source.CHANNEL], limit=limit, until=None if until is None else until[Source.CHANNEL]
         )
         ends = {Source.CHANNEL.value: channel_end}
-        for source in COMPANIONS:
+        for source in self._companions:
             bound = None if until is None else until[source]
             ends[source] = start[source]
             # What cannot be read just now is read later; the channel does not wait for what stands beside it.

@@ -78,7 +78,7 @@ class Piece(InputPartition):
 
 
 class SqliteChannel(DataSource):
-    """The source `equipoise_sqlite`. Options: `url`, `start` and `end` (JSON, positions by source), `per_trigger`."""
+    """The source `equipoise_sqlite`. Options: `url`, `sources` (JSON, names), `start` and `end` (JSON, by source), `per_trigger`."""
 
     @classmethod
     def name(cls) -> str:
@@ -91,20 +91,23 @@ class SqliteChannel(DataSource):
 
     def reader(self, schema: StructType) -> SqliteBatchReader:  # noqa: ARG002 - its columns are fixed
         """For a batch."""
-        return SqliteBatchReader(self.options["url"], start=_positions(self.options, "start"), end=_positions(self.options, "end"))
+        start, end = _positions(self.options, "start"), _positions(self.options, "end")
+        return SqliteBatchReader(self.options["url"], sources=_sources(self.options), start=start, end=end)
 
     def streamReader(self, schema: StructType) -> SqliteStreamReader:  # noqa: ARG002, N802 - as above; the name is Spark's
         """For a stream."""
         per_trigger = int(self.options.get("per_trigger", PER_TRIGGER))
-        return SqliteStreamReader(self.options["url"], start=_positions(self.options, "start"), per_trigger=per_trigger)
+        start = _positions(self.options, "start")
+        return SqliteStreamReader(self.options["url"], sources=_sources(self.options), start=start, per_trigger=per_trigger)
 
 
 class SqliteBatchReader(DataSourceReader):
     """All entries that are there when the query is planned, in pieces that are read side by side."""
 
-    def __init__(self, url: str, *, start: Positions, end: Positions) -> None:
-        """From `start` up to `end`, which is left out; a source that is not named is read from and to its ends."""
+    def __init__(self, url: str, *, sources: Sequence[Source], start: Positions, end: Positions) -> None:
+        """Of `sources`, from `start` up to `end`, which is left out; one that is not named there is read from and to its ends."""
         self._url = url
+        self._sources = sources
         self._start = start
         self._end = end
 
@@ -114,13 +117,13 @@ class SqliteBatchReader(DataSourceReader):
         def plan(files: ChannelFiles) -> list[InputPartition]:
             begins, ends = files.begins(), files.ends()
             planned: list[InputPartition] = []
-            for source in Source:
+            for source in self._sources:
                 begin = max(begins[source], self._start.get(source, 0))
                 end = min(ends[source], self._end.get(source, ends[source]))
                 planned += pieces(source.value, begin, end, identity=files.identity)
             return planned
 
-        return insisted(self._url, plan)
+        return insisted(self._url, plan, sources=self._sources)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """See `DataSourceReader.read`."""
@@ -131,9 +134,10 @@ class SqliteBatchReader(DataSourceReader):
 class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """New entries, at most `per_trigger` of each source in one batch."""
 
-    def __init__(self, url: str, *, start: Positions, per_trigger: int) -> None:
-        """From `start`, or the beginning of what is not named in it."""
+    def __init__(self, url: str, *, sources: Sequence[Source] = tuple(Source), start: Positions, per_trigger: int) -> None:
+        """Of `sources`, from `start`, or the beginning of what is not named in it."""
         self._url = url
+        self._sources = sources
         self._start = start
         self._per_trigger = per_trigger
         self._until: dict[str, int] | None = None
@@ -151,7 +155,7 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """See `SupportsTriggerAvailableNow`: what comes from now on is not read."""
-        self._until = insisted(self._url, ChannelFiles.ends)
+        self._until = insisted(self._url, ChannelFiles.ends, sources=self._sources)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """See `DataSourceStreamReader.latestOffset`. `start` itself while the file is away."""
@@ -174,7 +178,7 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """See `DataSourceStreamReader.partitions`. One for each source: who folds the channel wants it in its order."""
-        return [Piece(source.value, start[source], end[source], end[_LOG]) for source in Source if start[source] < end[source]]
+        return [Piece(source.value, start[source], end[source], end[_LOG]) for source in self._sources if start[source] < end[source]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """See `DataSourceStreamReader.read`."""
@@ -196,7 +200,7 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _opened(self, identity: str | None) -> ChannelFiles:
         if self._files is None:
-            self._files = ChannelFiles(_path(self._url), name=self._url, identity=identity)
+            self._files = ChannelFiles(_path(self._url), name=self._url, identity=identity, sources=self._sources)
         if identity not in {None, self._files.identity}:
             raise OtherLog(log=self._url, expected=str(identity), found=self._files.identity)
         return self._files
@@ -270,13 +274,15 @@ def record_batch(arrivals: Sequence[Arrival]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
 
 
-def insisted(url: str, ask: Callable[[ChannelFiles], _Answer], *, identity: str | None = None) -> _Answer:
+def insisted(
+    url: str, ask: Callable[[ChannelFiles], _Answer], *, identity: str | None = None, sources: Sequence[Source] = tuple(Source)
+) -> _Answer:
     """What `ask` says of the files, which are opened for it; a file that is away is waited for. Raises `SourceAway`, and what it raises."""
     began_s = time.monotonic()
     told_s = began_s
     while True:
         try:
-            with contextlib.closing(ChannelFiles(_path(url), name=url, identity=identity)) as files:
+            with contextlib.closing(ChannelFiles(_path(url), name=url, identity=identity, sources=sources)) as files:
                 return ask(files)
         except _AWAY as error:
             now_s = time.monotonic()
@@ -298,3 +304,9 @@ def _path(url: str) -> str:
 
 def _positions(options: Mapping[str, str], name: str) -> Positions:
     return {source: int(offset) for source, offset in json.loads(options.get(name) or "{}").items()}
+
+
+def _sources(options: Mapping[str, str]) -> tuple[Source, ...]:
+    """Those that are asked for, in the order in which a batch reads them."""
+    names = json.loads(options["sources"])
+    return tuple(source for source in Source if source in names)

@@ -28,11 +28,12 @@ def standing_of(view: View) -> Standing:
                 nonce=broker.joined.nonce,
                 lease_ms=broker.joined.lease_ms,
                 margin_ms=broker.joined.margin_ms,
+                renew_ms=broker.joined.renew_ms,
                 supported_level=broker.joined.supported_level,
             )
             for broker in view.brokers.values()
         },
         namespaces={namespace.name: (namespace.status, namespace.last) for namespace in view.namespaces.values()},
         policies={policy.name: policy.last for policy in view.policies.values()},
-        bundles={bundle.name: (bundle.owner, bundle.source, bundle.state) for bundle in view.bundles.values() if bundle.phase != "free"},
+        bundles={bundle.name: (bundle.owner, bundle.source, bundle.state) for bundle in view.bundles.values()},
     )

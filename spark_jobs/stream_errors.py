@@ -101,13 +101,30 @@ class SourceLost(PeerError):
         )
 
 
+class PlaceLost(PeerError):
+    """Where a stream puts what comes out of it could not be written for longer than it waits."""
+
+    def __init__(self, *, job: str, problem: str, waited_s: int) -> None:
+        """`problem` names the place, and says what is wrong with it; `waited_s` is how long the batch in hand was tried."""
+        self.job = job
+        self.problem = problem
+        self.waited_s = waited_s
+        super().__init__(
+            f"the {job} gives up after {waited_s} s: {problem}; start it again once that is mended: it goes on where it stopped"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why a stream failed: `kind` is the simple name of an error, `text` its message in a line, `passes` whether it may mend itself."""
+    """Why a stream failed: `kind` is the simple name of an error, `text` its message in a line, `passes` whether it may mend itself.
+
+    `is_of_place` says that the batch was read and worked on, and could not be put where it belongs.
+    """
 
     kind: str
     text: str
     passes: bool
+    is_of_place: bool = False
 
 
 def cause_of(message: str) -> Cause:
@@ -122,10 +139,10 @@ def cause_of(message: str) -> Cause:
     return _cause("", next((line.strip() for line in message.splitlines() if line.strip()), "no reason is told"))
 
 
-def cause_of_error(error: BaseException) -> Cause:
+def cause_of_error(error: BaseException, *, is_of_place: bool = False) -> Cause:
     """As `cause_of`, of an error that was caught as it was raised."""
     kind = type(error).__name__
-    return Cause(kind=kind, text=_shortened(str(error) or kind), passes=isinstance(error, PeerError))
+    return Cause(kind=kind, text=_shortened(str(error) or kind), passes=isinstance(error, PeerError), is_of_place=is_of_place)
 
 
 def _cause(kind: str, text: str) -> Cause:

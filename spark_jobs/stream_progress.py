@@ -28,7 +28,8 @@ class BatchDone:
     """One batch that a stream has finished.
 
     `batch` is its number, `rows` what it took from its sources, `took_ms` the whole time of it, of which `worked_ms` went into the
-    rows themselves. `behind` is how many entries the sources held beyond it when it began, None where a source does not tell.
+    rows themselves. `behind` is how many entries the sources held beyond it when it began, None where a source does not tell: it was
+    not asked for a batch that was planned before a restart.
     `state_rows` and `state_bytes` are of all stateful operators together, after it. `log_time` is the watermark: up to there, in the
     log's own time, time-outs have been looked at; None before the first.
     """
@@ -104,13 +105,10 @@ def _numbers(offsets: object, name: str = "") -> Iterator[tuple[str, int]]:
 
 def told(done: BatchDone, *, rows_per_second: float, found: int | None) -> str:
     """One line about a stream after `done`; `rows_per_second` is over the last while, `found` its findings, None if it makes none."""
-    behind = "?" if done.behind is None else f"{done.behind:,}"
-    parts = [
-        f"{rows_per_second:,.0f} rows/s",
-        f"{behind} behind",
-        f"batch {done.batch} in {done.took_ms / 1_000:.1f} s",
-        f"state {done.state_rows:,} rows, {size(done.state_bytes)}",
-    ]
+    parts = [f"{rows_per_second:,.0f} rows/s"]
+    if done.behind is not None:
+        parts.append(f"{done.behind:,} behind")
+    parts += [f"batch {done.batch} in {done.took_ms / 1_000:.1f} s", f"state {done.state_rows:,} rows, {size(done.state_bytes)}"]
     if found is not None:
         parts.append("1 finding" if found == 1 else f"{found:,} findings")
     return " · ".join(parts)

@@ -19,14 +19,24 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from channel.errors import EquipoiseError, PeerError
+from spark_jobs.interrupts import noted_interrupts
 from spark_jobs.progress import Follower, Watch
-from spark_jobs.stream_errors import Cause, CheckpointOfAnotherVersion, SourceLost, SparkDied, StreamFailed, cause_of, cause_of_error
+from spark_jobs.stream_errors import (
+    Cause,
+    CheckpointOfAnotherVersion,
+    PlaceLost,
+    SourceLost,
+    SparkDied,
+    StreamFailed,
+    cause_of,
+    cause_of_error,
+)
 
 ATTEMPTS_MAX: Final = 3
 """How often a stream is started, without a batch done in between, for a failure that does not look as if it mended itself."""
 
 AWAY_MAX_S: Final = 900
-"""How long a stream waits, without a batch done, for a source that is away: longer than a Kafka takes to be restarted or moved."""
+"""How long a stream waits, without a batch done, for what it reads or writes: longer than a Kafka takes to be restarted or moved."""
 
 _PAUSES_S: Final = (1, 2, 4, 8, 15)
 """Before each next start; the last one again and again. A start takes some seconds more."""
@@ -80,33 +90,44 @@ def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
     """Run `stream` to its end; without `to_end`, until somebody interrupts it, which raises `KeyboardInterrupt`.
 
     A failure is told, and the stream started again from its checkpoint. Raises `SourceLost` if nothing came for `AWAY_MAX_S`,
-    `StreamFailed` if it fails `ATTEMPTS_MAX` times at one batch, and what `Stream.take` raises, save for a `PeerError`.
+    `PlaceLost` if `Stream.take` raised a `PeerError` for as long, and anything else that it raises; `StreamFailed` if the stream fails
+    `ATTEMPTS_MAX` times at one batch.
     """
     spark.conf.set("spark.sql.streaming.pollingDelay", _POLLING_DELAY)
     spark.conf.set("spark.sql.streaming.minBatchesToRetain", _BATCHES_RETAINED)
     spark.conf.set("spark.sql.streaming.stopTimeout", _STOP_MAX)
-    _until_it_ends(stream, watch)
+    with noted_interrupts() as check:
+        _until_it_ends(stream, watch, check)
 
 
-def _until_it_ends(stream: Stream, watch: Watch) -> None:
+def _until_it_ends(stream: Stream, watch: Watch, check: Callable[[], None]) -> None:
     failures, batches, since_s = 0, -1, time.monotonic()
     while True:
         run = _Run(stream, watch)
-        cause = run.to_its_end()
+        cause = run.to_its_end(check)
         if cause is None:
             return
-        if run.batches > batches:
-            failures, batches, since_s = 0, run.batches, time.monotonic()
+        if run.batches > batches or run.has_waited:
+            failures, batches = 0, run.batches
+        if not failures:
+            since_s = time.monotonic()
         failures += 1
         waited_s = int(time.monotonic() - since_s)
         if cause.passes and waited_s > AWAY_MAX_S:
-            raise SourceLost(job=stream.job, problem=cause.text, waited_s=waited_s)
+            lost = PlaceLost if cause.is_of_place else SourceLost
+            raise lost(job=stream.job, problem=cause.text, waited_s=waited_s)
         if not cause.passes and failures >= ATTEMPTS_MAX:
             raise StreamFailed(job=stream.job, problem=cause.text, details=str(_details(stream)))
         pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
         watch.note(f"the stream failed, and is started again in {pause_s} s: {cause.text}")
         watch.restarted()
-        time.sleep(pause_s)
+        _sleep(pause_s, check)
+
+
+def _sleep(seconds: float, check: Callable[[], None]) -> None:
+    for _ in range(round(seconds / _POLL_S)):
+        time.sleep(_POLL_S)
+        check()
 
 
 def _details(stream: Stream) -> Path:
@@ -114,12 +135,16 @@ def _details(stream: Stream) -> Path:
 
 
 class _Run:
-    """One start of a stream. `batches` is how many batches its checkpoint counts as done, whoever did them."""
+    """One start of a stream. `batches` is how many batches its checkpoint counts as done, whoever did them.
+
+    `has_waited` says that its sources were there, and had nothing new: a log on which nothing happens is not away.
+    """
 
     def __init__(self, stream: Stream, watch: Watch) -> None:
         self._stream = stream
         self._watch = watch
         self._raised: Exception | None = None
+        self.has_waited = False
 
     @property
     def batches(self) -> int:
@@ -128,15 +153,16 @@ class _Run:
             return max((int(file.name) for file in (self._stream.checkpoint / "commits").iterdir() if file.name.isdigit()), default=-1)
         return -1
 
-    def to_its_end(self) -> Cause | None:
-        """Start it and wait; why it failed, None if it came to its end. Raises what cannot pass, and `KeyboardInterrupt`."""
+    def to_its_end(self, check: Callable[[], None]) -> Cause | None:
+        """Start it and wait; why it failed, None if it came to its end. Raises what cannot pass, and what `check` raises."""
         query: StreamingQuery | None = None
         try:
             query = self._started()
             follower = Follower(query, self._watch)
             while query.isActive:
-                time.sleep(_POLL_S)
+                _sleep(_POLL_S, check)
                 follower.follow()
+                self.has_waited = follower.has_waited
                 self._watch.show()
             follower.follow()
             query.awaitTermination()
@@ -176,4 +202,4 @@ class _Run:
             return cause_of(str(error))
         if not isinstance(raised, PeerError):
             raise raised
-        return cause_of_error(raised)
+        return cause_of_error(raised, is_of_place=True)

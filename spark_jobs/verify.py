@@ -29,10 +29,10 @@ from spark_jobs.options import Screen, VerifyOptions
 from spark_jobs.sequence.snapshots import unpacked
 from spark_jobs.session import spark_session
 from spark_jobs.tables.manifest import Manifest
-from spark_jobs.tables.reading import Archive, file_batches, file_offsets
+from spark_jobs.tables.reading import LOOKS_MAX, Archive, file_batches, file_offsets
 from spark_jobs.verifying.folding import Checked, Difference, Folding, Rows, check_opening
 from spark_jobs.verifying.result import Verification, lines, verification
-from spark_jobs.verifying.segments import Mark, RecordFile, Segment, placed_anew, plan
+from spark_jobs.verifying.segments import Mark, RecordFile, Segment, placed_anew, plan, with_unreadable
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -42,9 +42,6 @@ TASKS_MAX: Final = 5_000
 
 TELL_EVERY_S: Final = 0.25
 NOTE_EVERY_S: Final = 10.0
-
-LOOKS_MAX: Final = 3
-"""How often files that have gone are looked for again: an archive that is written is tidied meanwhile, which takes seconds each time."""
 
 _RECORD_COLUMNS: Final = ("offset", "bytes", "verdict")
 _MARK_COLUMNS: Final = ("offset", "at", "digest")
@@ -91,7 +88,7 @@ def look(archive: Archive) -> tuple[list[Mark], list[RecordFile], list[Differenc
 
 def looked_again(archive: Archive, segments: Sequence[Segment], checked: Sequence[Checked]) -> tuple[Segment, ...]:
     """The segments of which a file was gone when it was to be read, with the files that hold their records now."""
-    gone = {each.number for each in checked if each.difference is not None and each.difference.kind == "gone"}
+    gone = {each.number for each in checked if any(difference.kind == "gone" for difference in each.differences)}
     if not gone:
         return ()
     marks, files, _ = look(archive)
@@ -100,7 +97,7 @@ def looked_again(archive: Archive, segments: Sequence[Segment], checked: Sequenc
 
 def _look(archive: Archive, *, also_gone: bool = False) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
     marks: list[Mark] = []
-    files: list[RecordFile] = []
+    files: list[RecordFile | str] = []
     unreadable: list[Difference] = []
     manifest = archive.manifest()  # Before the files are looked for: what is finished meanwhile is there too.
     for table, read in ((Table.SNAPSHOTS, _marks), (Table.RECORDS, _record_file)):
@@ -110,19 +107,30 @@ def _look(archive: Archive, *, also_gone: bool = False) -> tuple[list[Mark], lis
             except (OSError, pa.ArrowException, AttributeError, ValueError) as error:  # The last two of a file without rows or statistics.
                 if isinstance(error, FileNotFoundError) and not also_gone:
                     raise
-                unreadable.append(Difference(kind="damaged", first=0, last=0, text=f"the file {path} cannot be read: {error}"))
+                unreadable.append(_damaged(path, error))
+                if table is Table.RECORDS:
+                    files.append(str(path))
             else:
                 marks += [each for each in found if isinstance(each, Mark)]
                 files += [each for each in found if isinstance(each, RecordFile)]
-    return marks, files, [*unreadable, *_cut_short(manifest, files)]
+    promised = _promised(manifest)
+    placed = with_unreadable(files, last=promised)
+    return marks, placed, [*unreadable, *_cut_short(promised, placed)]
 
 
-def _cut_short(manifest: Manifest | None, files: Sequence[RecordFile]) -> Iterator[Difference]:
-    """Whether records are gone from the end of an archive, where no snapshot and no later record would miss them."""
+def _damaged(path: Path, error: Exception) -> Difference:
+    return Difference(kind="damaged", file=str(path), text=f"the file {path} cannot be read: {error}")
+
+
+def _promised(manifest: Manifest | None) -> int:
+    """The last offset that an archive says it holds; -1 for none."""
     position = None if manifest is None else manifest.positions.get(Source.CHANNEL)
-    if manifest is None or position is None:
-        return
-    promised, last = position - 1 + manifest.base, max((file.last for file in files), default=-1)
+    return -1 if manifest is None or position is None else position - 1 + manifest.base
+
+
+def _cut_short(promised: int, files: Sequence[RecordFile]) -> Iterator[Difference]:
+    """Whether records are gone from the end of an archive, where no snapshot and no later record would miss them."""
+    last = max((file.last for file in files), default=-1)
     if last < promised:
         text = f"the archive says that it holds records up to offset {promised}, and its last is at {last}"
         yield Difference(kind="missing", first=last + 1, last=promised, text=text)
@@ -151,7 +159,7 @@ def _milliseconds(at: Any) -> int:  # noqa: ANN401 - a timestamp as pyarrow give
 def check_segment(segment: Segment) -> Checked:
     """Read and fold one segment. What cannot be read is a difference, and never raises."""
     folding = Folding(segment, None)
-    reading = "the snapshot with which it begins"
+    reading = "" if segment.opening is None else segment.opening.file
     try:
         folding = Folding(segment, None if segment.opening is None else _opening(segment.opening))
         with _few_collections():
@@ -161,9 +169,10 @@ def check_segment(segment: Segment) -> Checked:
                     if not folding.goes_on:
                         return folding.checked()
     except FileNotFoundError as error:
-        folding.unreadable("gone", f"the file {error.filename or reading} is not there any more")
+        gone = error.filename or reading
+        folding.unreadable("gone", file=gone, text=f"the file {gone} is not there any more")
     except (SnapshotDamaged, OSError, pa.ArrowException) as error:
-        folding.unreadable("damaged", f"{reading} cannot be read: {error}")
+        folding.unreadable("damaged", file=reading, text=f"the file {reading} cannot be read: {error}")
     return folding.checked()
 
 

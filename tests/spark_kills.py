@@ -1,10 +1,10 @@
-"""Kill the driver of an audit in the middle of its work, again and again: `python -m tests.spark_kills [--kills 10] [--seed 0]`.
+"""Kill a job's driver in the middle of its work, again and again: `python -m tests.spark_kills [audit|archive] [--kills 10] [--seed 0]`.
 
-May live here: the log that is audited, the driver that is killed, and the comparison with an audit that nobody disturbed. A test does
+May live here: the log that is read, the driver that is killed, and the comparison with a job that nobody disturbed. A test does
 the same with fewer kills.
 
 A driver is killed with SIGKILL in the middle of a batch: after Spark has noted which entries are in it, and before it has noted that
-the batch is done. Findings must then be those of the undisturbed audit, row for row.
+the batch is done. All tables that the job writes must then be those of the undisturbed one, row for row.
 """
 
 from __future__ import annotations
@@ -21,10 +21,13 @@ from pathlib import Path
 from typing import Final
 
 from channel.open_log import open_log
+from spark_jobs.archive import run_archive
 from spark_jobs.audit import run_audit
 from spark_jobs.emitted import Table
-from spark_jobs.options import AuditOptions, Screen
+from spark_jobs.options import ArchiveOptions, AuditOptions, Screen
 from spark_jobs.tables.reading import Archive
+from spark_jobs.tables.schema import WRITTEN_BY
+from spark_jobs.tables.sink import CHECKPOINTS
 from tests.spark_logs import WrittenStream
 
 PER_TRIGGER: Final = 300
@@ -57,10 +60,18 @@ def silent() -> Screen:
     return Screen(result=lambda _: None, note=lambda _: None)
 
 
+def tables(archive: Path, job: str) -> dict[str, list[dict[str, object]]]:
+    """All that a job wrote, in order of offsets. Read as it lies in its files: nothing is made single here."""
+    found = {}
+    for table in WRITTEN_BY[job]:
+        rows = [row for batch in Archive(archive).batches(table) for row in batch.to_pylist()]
+        found[table.value] = sorted(rows, key=lambda row: (row["offset"], row.get("ordinal", 0)))
+    return found
+
+
 def findings(archive: Path) -> list[dict[str, object]]:
-    """All that the archive of an audit holds, in order of offsets. Read as it lies in its files: nothing is made single here."""
-    rows = [row for batch in Archive(archive).batches(Table.FINDINGS) for row in batch.to_pylist()]
-    return sorted(rows, key=lambda row: (row["offset"], row["ordinal"]))
+    """All findings in the archive of an audit, in order of offsets."""
+    return tables(archive, "audit")[Table.FINDINGS.value]
 
 
 def audit(url: str, archive: Path) -> int:
@@ -68,29 +79,39 @@ def audit(url: str, archive: Path) -> int:
     return run_audit(AuditOptions(log_url=url, archive=archive, to_end=True, per_trigger=PER_TRIGGER), silent())
 
 
-def audit_with_kills(url: str, archive: Path, *, kills: int, chance: random.Random) -> int:
-    """Audit all of a log in drivers that are killed, and a last one that is not; how many were."""
+def keep(url: str, archive: Path) -> int:
+    """Archive all of a log in this process."""
+    return run_archive(ArchiveOptions(log_url=url, archive=archive, to_end=True, per_trigger=PER_TRIGGER), silent())
+
+
+JOBS: Final = {"audit": audit, "archive": keep}
+
+
+def run_with_kills(job: str, url: str, archive: Path, *, kills: int, chance: random.Random) -> int:
+    """Do a job on all of a log in drivers that are killed, and a last one that is not; how many were."""
     batch = 0
     for number in range(kills):
-        with driver(url, archive) as running:
-            killed_at = killed(running, archive, after=batch + BATCHES_MIN, delay_seconds=chance.uniform(0, _DELAY_SECONDS_MAX))
+        with driver(job, url, archive) as running:
+            killed_at = killed(
+                running, archive / CHECKPOINTS / job, after=batch + BATCHES_MIN, delay_seconds=chance.uniform(0, _DELAY_SECONDS_MAX)
+            )
         if killed_at is None:
             return number
         batch = killed_at
-    with driver(url, archive) as running:
+    with driver(job, url, archive) as running:
         running.wait(DRIVER_SECONDS_MAX)
     assert running.returncode == 0, f"the last driver ended with {running.returncode}"
     return kills
 
 
-def driver(url: str, archive: Path) -> subprocess.Popen[bytes]:
-    """A process that audits all of a log."""
-    return subprocess.Popen([sys.executable, "-m", "tests.spark_kills", "--audit", url, "--archive", str(archive)])
+def driver(job: str, url: str, archive: Path) -> subprocess.Popen[bytes]:
+    """A process that does a job on all of a log."""
+    return subprocess.Popen([sys.executable, "-m", "tests.spark_kills", job, "--driver", url, "--archive", str(archive)])
 
 
-def killed(running: subprocess.Popen[bytes], archive: Path, *, after: int, delay_seconds: float) -> int | None:
+def killed(running: subprocess.Popen[bytes], checkpoints: Path, *, after: int, delay_seconds: float) -> int | None:
     """Kill a driver in the middle of a batch with the number `after` or a later one; which that was, None if it ended before."""
-    checkpoint = archive / ".checkpoints" / "audit" / "g0001"
+    checkpoint = checkpoints / "g0001"
     give_up = time.monotonic() + DRIVER_SECONDS_MAX
     while time.monotonic() < give_up:
         if running.poll() is not None:
@@ -111,26 +132,28 @@ def newest(folder: Path) -> int:
 
 
 def main() -> int:
-    """Audit once undisturbed and once with kills, and compare; 0 if there is no difference."""
-    parser = argparse.ArgumentParser(description="Kill the driver of an audit in the middle of its work.")
+    """Do a job once undisturbed and once with kills, and compare; 0 if there is no difference."""
+    parser = argparse.ArgumentParser(description="Kill the driver of a job in the middle of its work.")
+    parser.add_argument("job", choices=sorted(JOBS), nargs="?", default="audit")
     parser.add_argument("--kills", type=int, default=10)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--records", type=int, default=15_000)
-    parser.add_argument("--audit", metavar="URL", help="only audit this log, in this process")
+    parser.add_argument("--driver", metavar="URL", help="only do the job on this log, in this process")
     parser.add_argument("--archive", type=Path)
     asked = parser.parse_args()
-    if asked.audit is not None:
-        audit(asked.audit, asked.archive)
+    if asked.driver is not None:
+        JOBS[asked.job](asked.driver, asked.archive)
         return 0
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:  # Spark tidies its checkpoint for a while yet.
         url, whole, cut = f"sqlite:{folder}/log", Path(folder, "undisturbed"), Path(folder, "killed")
         planted = write_log(url, records=asked.records)
-        kills = audit_with_kills(url, cut, kills=asked.kills, chance=random.Random(asked.seed))
-        audit(url, whole)
-        expected, actual = findings(whole), findings(cut)
-    is_equal = expected == actual and kills == asked.kills
-    print(f"{planted} planted, {len(expected)} found undisturbed, {len(actual)} found with {kills} kills, equal: {expected == actual}")
-    return 0 if is_equal else 1
+        kills = run_with_kills(asked.job, url, cut, kills=asked.kills, chance=random.Random(asked.seed))
+        JOBS[asked.job](url, whole)
+        expected, actual = tables(whole, asked.job), tables(cut, asked.job)
+    print(f"{planted} forged records planted, {kills} kills")
+    for table, rows in expected.items():
+        print(f"{table}: {len(rows)} rows undisturbed, {len(actual[table])} with kills, equal: {rows == actual[table]}")
+    return 0 if expected == actual and kills == asked.kills else 1
 
 
 if __name__ == "__main__":

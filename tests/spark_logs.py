@@ -5,11 +5,15 @@ May live here: the writer of such a log. What stands in it is made by `tests.ben
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Final
+
+import pyarrow as pa
 
 from channel import propose
 from channel.log import Log
 from channel.ranges import even_boundaries
+from spark_jobs.arrivals import Arrival
 from tests.benchmarks.fold import NAMESPACE, RENEWALS, Stream
 
 BATCH: Final = 500
@@ -76,3 +80,14 @@ class WrittenStream(Stream):
         offsets = self._log.append([data for _, data in self.entries], timeout_ms=TIMEOUT_MS)
         assert [offset for offset, _ in self.entries] == list(offsets), "the log is new, and nobody else writes to it"
         self.entries.clear()
+
+
+def arrivals_batch(arrivals: Sequence[Arrival]) -> pa.RecordBatch:
+    """Arrivals as Spark hands them over to be packed."""
+    columns = {
+        "source": pa.array([each.source for each in arrivals], pa.string()),
+        "offset": pa.array([each.offset for each in arrivals], pa.int64()),
+        "at_ms": pa.array([each.at_ms for each in arrivals], pa.int64()),
+        "value": pa.array([each.value for each in arrivals], pa.binary()),
+    }
+    return pa.RecordBatch.from_pydict(columns)

@@ -76,7 +76,8 @@ def audit(
     """Check that the balancer kept its promises, by rules of their own, as records arrive.
 
     Findings are printed, kept in the archive's table `findings`, and told on a topic (Kafka) or in a table (SQLite) beside the log.
-    Ctrl-C ends it, and the next run goes on where it was. Exit code 1 if --to-end found something.
+    Ctrl-C ends it, and the next run goes on where it was. Exit code 1 if --to-end found something in what this run read; how many
+    older findings the archive holds is told, and is no reason.
     """
     from spark_jobs.audit import run_audit
 

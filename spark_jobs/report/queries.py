@@ -38,7 +38,7 @@ from spark_jobs.report.figures import (
 )
 from spark_jobs.rules.catalogue import BY_NAME
 from spark_jobs.sequence.snapshots import unpacked
-from spark_jobs.tables.reading import Archive, file_batches
+from spark_jobs.tables.reading import Archive
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession
@@ -469,7 +469,7 @@ def _first(frame: DataFrame, order: Iterable[Column | str], most: int) -> tuple[
 def _served_at_first(archive: Archive) -> list[tuple[str, str, str | None]]:
     """Namespace, bundle and broker of what was served at the archive's first snapshot. It is one view, which all readers hold."""
     for path in archive.files(Table.SNAPSHOTS):
-        for batch in file_batches(path, Table.SNAPSHOTS, columns=("bytes",)):
+        for batch in archive.file_batches(path, Table.SNAPSHOTS, columns=("bytes",)):
             view = unpacked(batch.column("bytes")[0].as_py())
             brokers = {broker.incarnation: broker.broker for broker in view.live_brokers()}
             return [

@@ -37,7 +37,10 @@ def check_attempt(standing: Standing, fact: Fact, record: Raw) -> Iterator[Findi
     bytes_hash = _hash(record)
     for known, known_hash, offset in standing.attempts:
         if known == sequence and known_hash != bytes_hash:
-            text = f"attempt {sequence} of incarnation {incarnation} stands on the log twice, with other content: at {offset}, and here"
+            text = (
+                f"two records that differ are signed as attempt {sequence} of {record.get('publisher')} (incarnation {incarnation}), "
+                f"at {offset} and here: one of them is forged, or two processes write in this name"
+            )
             yield from told(standing.told, fact, "sequence_reused", text, offsets=(offset,))
             break
     standing.attempts = [*standing.attempts, [sequence, bytes_hash, fact.offset]][-ATTEMPTS_MAX:]

@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from spark_jobs.arrivals import Source
 from spark_jobs.facts import Fact
 from spark_jobs.findings import Finding
 from spark_jobs.rules.attempts import check_attempt, check_ties
 from spark_jobs.rules.leases import check_lease, check_proof, check_silence
 from spark_jobs.rules.memory import Memory, due_alarms, set_alarm
+from spark_jobs.rules.namespace import check_deletions
 from spark_jobs.rules.rejections import check_rejection
 from spark_jobs.rules.standing import NAME, Standing, recall, remember
-from spark_jobs.rules.telling import told
+from spark_jobs.rules.telling import ALARM, bounded, tell_held_back, told, wake_for_held_back
 from spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions
 
 FORGOTTEN_AFTER_MS: Final = 3_600_000
@@ -31,16 +31,17 @@ class BrokerChecker:
     def check(self, memory: Memory, fact: Fact) -> Iterator[Finding]:
         """What is wrong with a record that this broker published, or with one of its key."""
         record = fact.record
-        if fact.source != Source.CHANNEL or record is None or fact.verdict in (None, NOT_FOLDED):
+        if record is None or fact.verdict in (None, NOT_FOLDED):
             return
         name = fact.subject.partition(":")[2]
         standing = recall(memory, begun=fact.context.get("begun"))
         if not standing.known and fact.before is not None:
             standing.adopt(fact.before)
-        yield from compare_opinions(fact)
+        yield from bounded(standing.told, fact, compare_opinions(fact))
         if record.get("publisher") == name:
             yield from check_attempt(standing, fact, record)
             yield from check_silence(fact)
+            yield from check_deletions(fact)
             if fact.verdict != ACCEPTED:
                 yield from check_rejection(standing.rejections, standing.told, fact, name)
         if record.get("kind") == "broker" and record.get("key") == name:
@@ -51,13 +52,22 @@ class BrokerChecker:
                 standing.follow(fact, record)
                 yield from _compare_states(standing, fact)
         remember(memory, standing)
+        wake_for_held_back(memory, standing.told)
         set_alarm(memory, _GONE, fact.at_ms + FORGOTTEN_AFTER_MS if standing.status in _NO_MEMBER else None)
 
-    def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:  # noqa: ARG002 - as the port has it
-        """Nothing is wrong: silence is counted in the time in which the log was written to, which one broker's facts do not tell."""
-        if _GONE in due_alarms(memory, now_ms):
+    def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:
+        """Nothing is wrong, but how many findings were held back is told.
+
+        Silence is counted in the time in which the log was written to, which one broker's facts do not tell.
+        """
+        due = due_alarms(memory, now_ms)
+        if ALARM in due:
+            standing = recall(memory)
+            yield from tell_held_back(standing.told, subject, now_ms)
+            wake_for_held_back(memory, standing.told)
+            remember(memory, standing)
+        if _GONE in due:
             memory.remove(NAME)
-        return iter(())
 
 
 _NO_MEMBER: Final = ("unknown", "gone")

@@ -16,16 +16,13 @@ import orjson
 
 from spark_jobs.facts import Fact, Raw
 from spark_jobs.findings import Finding
-from spark_jobs.rules import forms
+from spark_jobs.rules import forms, telling
 from spark_jobs.rules.catalogue import finding
 from spark_jobs.rules.memory import Memory, due_alarms, set_alarm
 from spark_jobs.rules.ranges import Range, parse_bundle, pieces
-from spark_jobs.rules.serving import ALARM, check_serving, expire_serving, follow_holder, forget_serving
+from spark_jobs.rules.serving import ALARM, GONE_FOR_MS, check_serving, expire_serving, follow_holder, forget_serving
 from spark_jobs.rules.transitions import DEATHS, SERVED_BY, STEPS, Step, Whom
-from spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare, compare_opinions, told
-
-GONE_FOR_MS: Final = 3_600_000
-"""After this much of the log's time all of a bundle that is gone is forgotten: evidence about it comes within seconds."""
+from spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare, compare_opinions, told, who
 
 _NAME: Final = "bundle"
 _GONE: Final = "gone"
@@ -62,23 +59,12 @@ class BundleChecker:
             _forget_later(memory, fact)
         if fact.source != "channel" or fact.verdict == NOT_FOLDED:
             return
-        state = remembered = _remembered(memory, fact)
-        yield from _stuck(state, fact)
-        yield from compare_opinions(fact)
-        if fact.verdict != ACCEPTED:
-            yield from _rejected(state, fact)
-            return
-        if fact.before is not None:
-            before = _state(fact.before, fact)
-            if state is not None and state != before:
-                yield finding(
-                    "state_differs", fact, f"it was {_spelled(before)} for the fold; by the second rules it was {_spelled(state)}"
-                )
-            state = before
-        elif fact.after is not None:
-            state = None
-        yield from _accepted(state, fact)
-        if fact.before is None and fact.after is None:
+        remembered = _remembered(memory, fact)
+        found = tuple(_wrong(remembered, fact))
+        if found:
+            yield from telling.bounded_in(memory, fact, found)
+            _forget_later(memory, fact)
+        if fact.verdict != ACCEPTED or (fact.before is None and fact.after is None):
             return
         after = None if fact.after is None else _state(fact.after, fact)
         if after is None:
@@ -91,12 +77,36 @@ class BundleChecker:
         _forget_later(memory, fact)
 
     def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:
-        """What is wrong with a bundle when an alarm is due: only evidence waits; what is stuck is told by the membership."""
+        """What is wrong with a bundle when an alarm is due: evidence waits, and how many findings were held back is told.
+
+        What is stuck is told by the membership.
+        """
         due = due_alarms(memory, now_ms)
         if ALARM in due:
             yield from expire_serving(memory, subject, now_ms)
+        if telling.ALARM in due:
+            yield from telling.tell_held_back_in(memory, subject, now_ms)
         if _GONE in due and memory.get(_NAME) is None:
             forget_serving(memory)
+            telling.forget_marks(memory)
+
+
+def _wrong(state: State | None, fact: Fact) -> Iterator[Finding]:
+    """What is wrong with a fact of the channel about a bundle in this state."""
+    yield from _stuck(state, fact)
+    yield from compare_opinions(fact)
+    if fact.verdict != ACCEPTED:
+        yield from _rejected(state, fact)
+        return
+    if fact.before is not None:
+        before = _state(fact.before, fact)
+        if state is not None and state != before:
+            text = f"it was {_spelled(before, fact)} for the fold; by the second rules it was {_spelled(state, fact)}"
+            yield finding("state_differs", fact, text)
+        state = before
+    elif fact.after is not None:
+        state = None
+    yield from _accepted(state, fact)
 
 
 def _remembered(memory: Memory, fact: Fact) -> State | None:
@@ -133,19 +143,20 @@ def _range(fact: Fact) -> Range | None:
     return parse_bundle(fact.subject.partition(":")[2])
 
 
-def _spelled(state: State | None) -> str:
+def _spelled(state: State | None, fact: Fact) -> str:
     if state is None:
         return "absent"
-    holders = [f"{what} {who}" for what, who in (("owner", state.owner), ("source", state.source)) if who is not None]
+    holders = [f"{what} {who(each, fact)}" for what, each in (("owner", state.owner), ("source", state.source)) if each is not None]
     return f"{' of '.join([state.phase, ', '.join(holders)]) if holders else state.phase} (last {state.last}, token {state.token})"
 
 
 def _stuck(state: State | None, fact: Fact) -> Iterator[Finding]:
-    if fact.subject.partition(":")[2] in fact.context.get("overdue", ()):
-        phase, last = ("on its way", fact.offset) if state is None else (state.phase, state.last)
-        yield finding(
-            "stuck_in_flight", fact, f"it is {phase} since offset {last}, and nobody steps in", offsets=_rising(last, fact.offset)
-        )
+    since = fact.context.get("overdue", {}).get(fact.subject.partition(":")[2])
+    if since is not None:
+        phase, last = ("on its way", since) if state is None else (state.phase, state.last)
+        before = "" if last == since else f", after it was on its way or free since offset {since}"
+        text = f"it is {phase} since offset {last}{before}, and nobody steps in"
+        yield finding("stuck_in_flight", fact, text, offsets=_rising(since, last, fact.offset))
 
 
 def _rising(*offsets: int) -> tuple[int, ...]:
@@ -186,7 +197,7 @@ def _senseless(state: State, fact: Fact, record: Raw) -> Iterator[Finding]:
     elif fact.verdict == "bad_boundary":
         yield finding("writes_what_it_may_not", fact, f"{told(fact)} cuts it where it has no points, or in no order")
     elif fact.verdict == "illegal_transition" and not _is_for_its_owner(state, record):
-        yield finding("writes_what_it_may_not", fact, f"{told(fact)} is no step from {_spelled(state)}, on which it is based")
+        yield finding("writes_what_it_may_not", fact, f"{told(fact)} is no step from {_spelled(state, fact)}, on which it is based")
 
 
 def _is_for_its_owner(state: State, record: Raw) -> bool:
@@ -314,7 +325,7 @@ def _left_alone(state: State | None, fact: Fact) -> Iterator[Finding]:
     if dead is None or (state is not None and dead not in (state.owner, state.source)):
         return
     if fact.subject.partition(":")[2] not in fact.context.get("overdue", ()) or state is not None:
-        yield finding("death_left_bundle", fact, f"incarnation {dead} died at offset {fact.offset}, and it still names it")
+        yield finding("death_left_bundle", fact, f"{who(dead, fact)} died at offset {fact.offset}, and it still names it")
 
 
 def _made(fact: Fact, record: Raw) -> Iterator[Finding]:
@@ -333,7 +344,9 @@ def _made(fact: Fact, record: Raw) -> Iterator[Finding]:
     if at is None:
         yield finding("illegal_step", fact, "it has no name that a bundle has")
     if after != expected:
-        yield finding("state_differs", fact, f"{told(fact)} made it {_spelled(after)}; by the second rules it is {_spelled(expected)}")
+        yield finding(
+            "state_differs", fact, f"{told(fact)} made it {_spelled(after, fact)}; by the second rules it is {_spelled(expected, fact)}"
+        )
     elif after.token > fact.offset or (kind != "namespace" and after.token == fact.offset):
         yield finding("token_fell", fact, f"it was made with token {after.token}, which is none of those before offset {fact.offset}")
 
@@ -342,7 +355,7 @@ def _deleted(state: State | None, fact: Fact, record: Raw) -> Iterator[Finding]:
     if record.get("status") != "deleted" or fact.after is not None:
         yield finding("state_differs", fact, f"{told(fact)} changed it, and only a deletion does")
     elif state is not None and state.phase != "free":
-        yield finding("namespace_deleted_in_use", fact, f"its namespace was deleted while it was {_spelled(state)}")
+        yield finding("namespace_deleted_in_use", fact, f"its namespace was deleted while it was {_spelled(state, fact)}")
 
 
 def _same(before: State, expected: State | None, fact: Fact) -> Iterator[Finding]:
@@ -356,7 +369,7 @@ def _same(before: State, expected: State | None, fact: Fact) -> Iterator[Finding
         rule = "token_not_renewed"
     else:
         rule = "token_fell" if after.token < before.token else "state_differs"
-    yield finding(rule, fact, f"{told(fact)} made it {_spelled(after)}; by the second rules it is {_spelled(expected)}")
+    yield finding(rule, fact, f"{told(fact)} made it {_spelled(after, fact)}; by the second rules it is {_spelled(expected, fact)}")
 
 
 def _handed_on(before: State | None, fact: Fact, record: Raw) -> Iterator[Finding]:
@@ -368,5 +381,5 @@ def _handed_on(before: State | None, fact: Fact, record: Raw) -> Iterator[Findin
         return
     if server not in (record.get("incarnation"), fact.context.get("dead")):
         offsets = _rising(before.last, fact.offset)
-        text = f"incarnation {next_server} serves it from offset {fact.offset}, and {server} neither closed it nor is dead"
+        text = f"{who(next_server, fact)} serves it from offset {fact.offset}, and {who(server, fact)} neither closed it nor is dead"
         yield finding("intervals_overlap", fact, text, offsets=offsets)

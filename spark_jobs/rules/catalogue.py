@@ -214,6 +214,14 @@ RULES: Final[tuple[Rule, ...]] = (
         remedy=_CLOSE_THE_LOG,
     ),
     Rule(
+        name="unreadable_note",
+        subject="log",
+        severity="warning",
+        says="What stands beside the log, of decisions, loads and what brokers serve, can be read.",
+        means="Somebody writes there who does not know its form, or what is stored was damaged: of what it should tell nothing is judged.",
+        remedy="Look at that offset of the topic or table that is named, and find out who wrote it.",
+    ),
+    Rule(
         name="above_level",
         subject="log",
         severity="warning",
@@ -249,9 +257,19 @@ RULES: Final[tuple[Rule, ...]] = (
         name="stuck_in_flight",
         subject="bundle",
         severity="warning",
-        says="A bundle that is on its way arrives, or is called off, within the bound.",
+        says="A bundle that is on its way arrives, or is called off, within the bound; one that is free has an owner within five times "
+        "that, while a broker is up that may take it.",
         means="Clients of the bundle may wait, and nobody steps in.",
-        remedy="See whether its brokers answer; `equipoise bundles cancel` calls a transfer off.",
+        remedy="See whether its brokers answer; `equipoise bundles cancel` calls a transfer off. What stays free is refused by all who are "
+        "asked, or the policies leave nobody for it.",
+    ),
+    Rule(
+        name="deleting_too_long",
+        subject="namespace",
+        severity="warning",
+        says="A namespace that is being deleted is gone within five times the bound for a bundle on its way.",
+        means="Who deleted it was cut off: its bundles are given to nobody any more, and its name is taken.",
+        remedy="Run `equipoise namespaces delete` of it again, which goes on where it stopped.",
     ),
     Rule(
         name="silent_too_long",
@@ -282,7 +300,7 @@ RULES: Final[tuple[Rule, ...]] = (
         subject="log",
         severity="warning",
         says="The audit reads each record.",
-        means="The log was truncated, or lost records, before the audit read them: nothing is known of these.",
+        means="The log was truncated, or lost records, before the audit read so far: of what records there were nothing is known.",
         remedy="Let the audit run all the time, or let the channel keep more.",
     ),
     Rule(
@@ -290,8 +308,27 @@ RULES: Final[tuple[Rule, ...]] = (
         subject="log",
         severity="notice",
         says="The time of the log does not fall.",
-        means="The clock of the log's machine was set back: leases are not harmed, times in tables are.",
+        means="The clock of the log's machine was set back, or had been ahead: leases are not harmed, but the log's time stands still "
+        "until the clock has come there again, and till then nothing is found that takes time.",
         remedy="See to the clock of the machine that stores the log.",
+    ),
+    Rule(
+        name="time_leapt",
+        subject="log",
+        severity="notice",
+        says="The time of the log does not leap ahead of all clocks.",
+        means="One entry bore a time that had not come, and the log's time stands still until it has: till then what is stuck, silent or "
+        "repeated too often is not found.",
+        remedy="See to the clock of the machine that stores the log. If the time lies too far ahead to be waited for, copy the channel "
+        "to another log, and audit that one.",
+    ),
+    Rule(
+        name="log_closed",
+        subject="log",
+        severity="notice",
+        says="The channel goes on in the log that is audited.",
+        means="The log was closed for good when its channel was copied to another one: nothing comes any more that could be judged.",
+        remedy="Audit the log that the finding names, with an archive of its own.",
     ),
     Rule(
         name="folding_stopped",

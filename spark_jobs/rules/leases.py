@@ -17,13 +17,12 @@ from typing import Final
 from spark_jobs.facts import Fact, Raw, subject
 from spark_jobs.findings import Finding
 from spark_jobs.rules.catalogue import found
+from spark_jobs.rules.members import APPEND_TIME_ERROR_MS
 from spark_jobs.rules.standing import Standing
 from spark_jobs.rules.telling import told
 
 CLOCK_RATE_ERROR_PERCENT: Final = 3
 """How wrong the clock of whoever accuses may run: what the default margin of a broker is made for."""
-APPEND_TIME_ERROR_MS: Final = 50
-"""How wrong the log's times of two records may be to one another: rounding, and two Kafka brokers' clocks."""
 _LIVE: Final = ("up", "draining")
 
 
@@ -45,7 +44,8 @@ def check_lease(standing: Standing, fact: Fact, record: Raw) -> Iterator[Finding
         return
     # Who was itself away, or has just joined, must not take that for the other one's silence: it counts from its own return.
     back_ms: int = fact.context.get("accuser_back_ms", since_ms)
-    early_ms = _early_by_ms(member, fact.at_ms - max(since_ms, back_ms))
+    silence_ms = fact.at_ms - max(since_ms, back_ms) + fact.context.get("unseen_ms", 0)
+    early_ms = _early_by_ms(member, silence_ms)
     if early_ms:
         since = f"which was heard of at offset {member['last']}" if since_ms >= back_ms else "counted from the return of the accuser itself"
         text = f"{what} {early_ms} ms before the lease and the margin of incarnation {member['incarnation']} were over, {since}"

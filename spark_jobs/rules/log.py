@@ -1,22 +1,21 @@
-"""The checker of the log as a whole: what stands on it that is no record, whose log it is, its level, its time, and what it lost.
+"""The checker of the log as a whole: what stands on it or beside it that is nothing, whose log it is, its level and time, and what it lost.
 
-May live here: the rules `malformed`, `above_level`, `foreign_genesis`, `genesis_twice`, `records_lost`, `time_fell`, `folding_stopped`,
-and the rejected records of admins, who are no subject of their own.
+May live here: the rules `malformed`, `unreadable_note`, `above_level`, `foreign_genesis`, `genesis_twice`, `records_lost`, `time_fell`,
+`time_leapt`, `folding_stopped`, `log_closed`, and the rejected records of admins, who are no subject of their own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final
 
-from spark_jobs.arrivals import Source
 from spark_jobs.facts import Fact, Raw
 from spark_jobs.findings import Finding
 from spark_jobs.rules.catalogue import finding
-from spark_jobs.rules.memory import Memory, load, save
+from spark_jobs.rules.memory import Memory, due_alarms, load, save
 from spark_jobs.rules.rejections import Rejections, check_rejection
-from spark_jobs.rules.telling import Marks, told
+from spark_jobs.rules.telling import ALARM, Marks, bounded, tell_held_back, told, wake_for_held_back
 from spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions
 
 NAME: Final = "log"
@@ -55,19 +54,22 @@ class LogChecker:
 
     def check(self, memory: Memory, fact: Fact) -> Iterator[Finding]:
         """What is wrong with the log at this fact."""
-        if fact.source != Source.CHANNEL:
-            return
         known = _recall(memory)
         yield from _check_event(known, fact)
-        yield from compare_opinions(fact)
+        yield from bounded(known.told, fact, compare_opinions(fact))
         record = fact.record
         if record is not None:
             yield from _check_record(known, fact, record)
+        wake_for_held_back(memory, known.told)
         save(memory, NAME, known)
 
-    def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:  # noqa: ARG002 - as the port has it
-        """Nothing of the log is waited for."""
-        return iter(())
+    def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:
+        """Nothing of the log is waited for; how many findings were held back is told."""
+        if ALARM in due_alarms(memory, now_ms):
+            known = _recall(memory)
+            yield from tell_held_back(known.told, subject, now_ms)
+            wake_for_held_back(memory, known.told)
+            save(memory, NAME, known)
 
 
 def _recall(memory: Memory) -> Record:
@@ -79,16 +81,36 @@ def _recall(memory: Memory) -> Record:
 
 
 def _check_event(known: Record, fact: Fact) -> Iterator[Finding]:
-    """What the sequential operator tells of the log itself; an event that it does not know concerns nobody here."""
+    """What the sequential operator tells of the log itself; an event that it does not know concerns nobody here.
+
+    What is found of a note stands at the record of the channel that was folded last: a note's own offset is none of the log's.
+    """
     event = fact.after or {}
     match event.get("event"):
         case "garbage" | "malformed" | "null" as what:
             yield from told(known.told, fact, "malformed", f"{_NO_RECORD[what]}: {event.get('problem')}")
+        case "unreadable_note":
+            text = f"what stands at offset {fact.offset} of {fact.source} is no document of those that are kept there"
+            yield from told(known.told, replace(fact, offset=fact.context["reached"]), "unreadable_note", text)
         case "time_fell" if event["by_ms"] >= TIME_FELL_MS_MIN:
             yield from told(known.told, fact, "time_fell", f"the log's time is {event['by_ms']} ms less than it was before")
+        case "time_leapt":
+            text = (
+                f"the log's time had leapt ahead by {event['by_ms']} ms, and is {event['stands_ms']} ms ahead of what is written now: "
+                "until that is made up for it stands still, and nothing is found that takes time"
+            )
+            yield from told(known.told, fact, "time_leapt", text)
         case "records_lost":
-            text = f"the records from offset {event['from']} on, below {event['to']}, were gone before the audit had read them"
+            # Logs leave out numbers, too. Which of these had a record only the log could tell, and it has nothing below its beginning.
+            text = (
+                f"the audit had not read the offsets from {event['from']} on, below {event['to']}, when the log was truncated there: "
+                "what records they had was lost to it"
+            )
             yield finding("records_lost", fact, text)
+        case "log_closed":
+            where = event.get("copied_to") or "a log that its last record leaves out"
+            text = f"it was closed when its channel was copied: that goes on at {where}"
+            yield from told(known.told, fact, "log_closed", text)
         case "log_went_back" | "level_too_new" | "channel_incomplete" | "begun_above" as what:
             text = f"nothing more can be folded ({what}): {event.get('problem', 'the log was put back, or is another one')}"
             yield from told(known.told, fact, "folding_stopped", text)

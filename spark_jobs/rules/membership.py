@@ -14,22 +14,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from operator import itemgetter
 from typing import Final, TypedDict
 
 import orjson
 
 from spark_jobs.facts import Raw, SubjectKind, subject
 from spark_jobs.rules import forms
-from spark_jobs.rules.holdings import Holding, Holdings
-from spark_jobs.rules.members import FIRST_LEVEL, LIVE, Incarnations, Known, Member, Standing, Whole
+from spark_jobs.rules.holdings import Holding, Holdings, Since
+from spark_jobs.rules.members import APPEND_TIME_ERROR_MS, FIRST_LEVEL, LIVE, Incarnations, Known, Member, Standing, Whole, joined_member
 from spark_jobs.rules.opinions import envelope_of, opinion, settled_verdict
+from spark_jobs.rules.ranges import whole_space
 
 PREFIX: Final = "member:"
 """With this begin the keys of all state rows of this part."""
 
 IN_FLIGHT_MAX_MS: Final = 60_000
 """How long a bundle may be on its way, in awake time, unless it is said: brokers call off what is stuck after half as long."""
+
+UNSERVED_IN_FLIGHTS: Final = 5
+"""For so many times as long a bundle may be with nobody while a broker is up, and a namespace on its way out: the leader places what is
+free in batches, and so have all 65,536 bundles that a namespace may have a broker, at 220 a second."""
 
 SILENCE_MAX_MS: Final = 5_000
 """A longer silence of the log counts as so long only: on a log that is alive each broker renews every 3 s at most."""
@@ -60,12 +64,16 @@ class Context(TypedDict, total=False):
     `deleting`: true if the namespace of the bundle is being deleted.
     `dead`: the incarnation that this record ends, if it is accepted.
     `owner`: of a merge, the incarnation that the left bundle names as its owner.
+    `names`: of a record about bundles, the broker ids of the live incarnations that it and its bundle name.
     `member`: of a record of a broker's key other than a renewal, how that broker stood before: see `Member`.
     `timeless`: true if the log's time stood still since that broker was last heard of: how long it was silent, nobody can tell.
+    `unseen_ms`: for how long, as renewals that came too soon tell, time has passed since then that the log's time does not show.
     `accuser_back_ms`: of a `down` by a broker, the log's time at which the lease of that one last became good; absent if unknown.
     `silent`: [broker, last, last_at_ms] of live brokers that have not been heard of for too long, told once for each silence, with a
         record of a live publisher: there is a fact of that one.
-    `overdue`: bundles that have been on their way for too long, told once each; there is a fact of each of them.
+    `deleting_since`: [namespace, offset] of namespaces that have been on their way out for too long since that offset, as `silent`.
+    `overdue`: bundles that have been on their way, or with nobody, for too long, each with the offset since when; told once, and
+        there is a fact of each of them.
     """
 
     begun: int
@@ -77,11 +85,14 @@ class Context(TypedDict, total=False):
     deleting: bool
     dead: int
     owner: int
+    names: Mapping[str, str]
     member: Mapping[str, object]
     timeless: bool
+    unseen_ms: int
     accuser_back_ms: int
     silent: list[tuple[str, int, int | None]]
-    overdue: list[str]
+    deleting_since: list[tuple[str, int]]
+    overdue: Mapping[str, int]
 
 
 class Membership:
@@ -93,6 +104,7 @@ class Membership:
         self._known = Known()
         self._holdings = Holdings()
         self._heard: dict[str, int] = {}  # When live brokers were heard of last, in that order.
+        self._deleting: dict[str, Since] = {}  # Since when namespaces are on their way out, in that order; not those that were told.
         self._changed: dict[str, None] = {}
         self._is_well_formed = False  # Whether the record that was judged last is one.
         self._followers: Mapping[str, Callable[[int, Raw], Sequence[str]]] = {
@@ -136,9 +148,12 @@ class Membership:
         self._heard = {}
         for name in self._known.live.values():
             self._hear(name)
+        self._mark_up()
+        now = self._now(standing.offset)
+        self._deleting = {name: now for name, (status, _) in sorted(standing.namespaces.items()) if status == "deleting"}
         self._holdings = Holdings()
-        for name, (owner, source, state) in standing.bundles.items():
-            self._holdings.hold(name, _holding(owner, source, state, self._known.whole.awake_ms))
+        for name, (owner, source, state) in sorted(standing.bundles.items()):
+            self._holdings.follow(name, owner, source, state, now)
         for name in self._row_names():
             self._changed[name] = None
 
@@ -151,7 +166,8 @@ class Membership:
     def restore(self, rows: Mapping[str, bytes]) -> None:
         """Become what had these rows, among which those of other parts may be."""
         self._known, self._holdings = Known(), Holdings()
-        held: list[tuple[int, str, Holding]] = []
+        held: dict[str, Holding] = {}
+        deleting: list[tuple[Since, str]] = []
         for key, value in rows.items():
             if not key.startswith(PREFIX):
                 continue
@@ -163,16 +179,17 @@ class Membership:
                 self._known.brokers[rest[0]] = Member(**content)
             elif kind == "namespace":
                 self._known.namespaces[rest[0]] = (content[0], content[1])
+                if content[2] is not None:
+                    deleting.append(((content[2][0], content[2][1]), rest[0]))
             elif kind == "policy":
                 self._known.policies[rest[0]] = content
             elif kind == "incarnations":
                 self._known.incarnations = Incarnations(**content)
             else:
-                held.append((content[2] or 0, rest[0], Holding(*content)))
-        # In the order in which they set out, so that the one that is overdue first stands first again.
-        for _, name, holding in sorted(held, key=itemgetter(0)):
-            self._holdings.hold(name, holding)
-        self._holdings.changed()
+                owner, source, moving, unserved, releasing, is_told = content
+                held[rest[0]] = Holding(owner, source, _since(moving), _since(unserved), releasing, is_told)
+        self._holdings.restore(held)
+        self._deleting = {name: since for since, name in sorted(deleting)}
         self._changed.clear()
         self._known.find_live()
         live = [(self._known.brokers[name].heard_ms, name) for name in self._known.live.values()]
@@ -191,22 +208,30 @@ class Membership:
         if key == _INCARNATIONS:
             return orjson.dumps(self._known.incarnations)
         _, kind, name = key.split(":", 2)
-        tables: Mapping[str, Mapping[str, object]] = {
-            "broker": self._known.brokers,
-            "namespace": self._known.namespaces,
-            "policy": self._known.policies,
-        }
-        content = self._holdings.get(name) if kind == "held" else tables[kind].get(name)
-        return None if content is None else orjson.dumps(tuple(content) if isinstance(content, Holding) else content)
+        content: object
+        if kind == "held":
+            holding = self._holdings.get(name)
+            content = None if holding is None else tuple(holding)
+        elif kind == "namespace":
+            entry = self._known.namespaces.get(name)
+            content = None if entry is None else (*entry, self._deleting.get(name))
+        else:
+            content = self._known.brokers.get(name) if kind == "broker" else self._known.policies.get(name)
+        return None if content is None else orjson.dumps(content)
 
     # --- the second opinion ---
 
-    def judge(self, offset: int, at_ms: int, raw: Raw | None) -> Context:
-        """What the second rules say of the next record, an object or None for what is none, before the fold has been asked."""
+    def judge(self, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int = 0) -> Context:
+        """What the second rules say of the next record, an object or None for what is none, before the fold has been asked.
+
+        `behind_ms` is by how much the time of its append is less than `at_ms`, the log's time, which never falls.
+        """
         whole = self._known.whole
         if at_ms > whole.at_ms:
             whole.awake_ms += min(at_ms - whole.at_ms, SILENCE_MAX_MS) if whole.at_ms else 0
             whole.at_ms = at_ms
+        if behind_ms > APPEND_TIME_ERROR_MS:
+            whole.stood_ms = at_ms  # The clock was set back, or another's was ahead: until it has come here again no time passes.
         context: Context = {"begun": whole.begun, "judged_by": _THE_LOG, "publisher": self._publisher(raw)}
         self._is_well_formed = raw is not None and forms.is_well_formed(raw)
         settled = settled_verdict(self._known, offset, raw, is_well_formed=self._is_well_formed)
@@ -221,13 +246,42 @@ class Membership:
                 context["expected"] = expected
         if raw is not None:
             self._describe(raw, context)
-        overdue = self._holdings.overdue(whole.awake_ms - self._in_flight_max_ms)
+        moving_max_ms = whole.awake_ms - self._in_flight_max_ms
+        unserved_max_ms = whole.awake_ms - UNSERVED_IN_FLIGHTS * self._in_flight_max_ms
+        is_up = whole.up_since_ms is not None and whole.up_since_ms < unserved_max_ms
+        overdue = self._holdings.overdue(moving_max_ms, unserved_max_ms if is_up else 0, may_lie=self._is_deleting)
         if overdue:
             context["overdue"] = overdue
-        silent = self._silent() if context["publisher"] == "live" else []
-        if silent:
-            context["silent"] = silent
+        if context["publisher"] == "live":
+            silent = self._silent()
+            if silent:
+                context["silent"] = silent
+            deleting = self._lingering(unserved_max_ms) if self._deleting else []
+            if deleting:
+                context["deleting_since"] = deleting
         return context
+
+    def _lingering(self, since_max_ms: int) -> list[tuple[str, int]]:
+        """The namespaces that have been on their way out since before an awake time; each is told once."""
+        found = [(name, offset) for name, (offset, awake_ms) in self._deleting.items() if awake_ms < since_max_ms]
+        for name, _ in found:
+            del self._deleting[name]
+            self._changed[f"{PREFIX}namespace:{name}"] = None
+        return found
+
+    def _is_deleting(self, namespace: str) -> bool:
+        return self._known.namespaces.get(namespace, ("", 0))[0] == "deleting"
+
+    def _now(self, offset: int) -> Since:
+        return offset, self._known.whole.awake_ms
+
+    def _mark_up(self) -> None:
+        """Note since when a broker is up that can take bundles, after the brokers changed."""
+        whole = self._known.whole
+        if not any(self._known.brokers[name].status == "up" for name in self._known.live.values()):
+            whole.up_since_ms = None
+        elif whole.up_since_ms is None:
+            whole.up_since_ms = whole.awake_ms
 
     def _silent(self) -> list[tuple[str, int, int | None]]:
         """The live brokers whose silence has become too long and was not told yet, in order of their names."""
@@ -270,6 +324,9 @@ class Membership:
                 context["dead"] = member.incarnation
             if member.last_at_ms is not None and member.last_at_ms <= self._known.whole.stood_ms:
                 context["timeless"] = True
+            unseen_ms = self._known.unseen_ms(member)
+            if unseen_ms:
+                context["unseen_ms"] = unseen_ms
             accuser = self._known.brokers.get(str(raw.get("publisher"))) if status == "down" else None
             if accuser is not None and accuser.back_at_ms is not None:
                 context["accuser_back_ms"] = accuser.back_at_ms
@@ -277,11 +334,18 @@ class Membership:
             owner = raw.get("owner")
             if type(owner) is int:
                 context["target"] = self._target(owner)
-            if self._known.namespaces.get(key.rpartition("/")[0], ("", 0))[0] == "deleting":
+            if self._is_deleting(key.rpartition("/")[0]):
                 context["deleting"] = True
-            held = self._holdings.get(key) if kind == "merge" else None
-            if held is not None and held.owner is not None:
+            held = self._holdings.get(key) or Holding(None, None)
+            if kind == "merge" and held.owner is not None:
                 context["owner"] = held.owner
+            names = self._names(held.owner, held.source, owner, raw.get("source"))
+            if names:
+                context["names"] = names
+
+    def _names(self, *incarnations: object) -> dict[str, str]:
+        live = self._known.live
+        return {str(who): live[who] for who in incarnations if type(who) is int and who in live}
 
     def _target(self, incarnation: int) -> str:
         name = self._known.live.get(incarnation)
@@ -343,8 +407,14 @@ class Membership:
         if status == "deleted":
             self._known.namespaces.pop(name, None)
             self._known.whole.removed_at = offset
+            self._deleting.pop(name, None)
+            self._holdings.delete(name)
         else:
             self._known.namespaces[name] = ("deleting" if status == "deleting" else "created", offset)
+        if status == "deleting":
+            self._deleting[name] = self._now(offset)
+        elif status == "created":
+            self._holdings.create(name, whole_space(raw.get("boundaries") or ()) or (), self._now(offset))
         self._changed[f"{PREFIX}namespace:{name}"] = None
         return ()
 
@@ -353,27 +423,30 @@ class Membership:
         self._changed[f"{PREFIX}broker:{name}"] = None
         member = self._known.brokers.get(name)
         if status == "joined":
-            concerned = self._bury(member)
-            self._known.brokers[name] = _member(offset, self._known.whole.at_ms, raw)
+            concerned = self._bury(member, offset)
+            self._known.brokers[name] = joined_member(offset, self._known.whole.at_ms, raw)
             self._known.live[offset] = name
             self._hear(name)
             self._known.incarnations.add(offset)
             self._changed[_INCARNATIONS] = None
+            self._mark_up()
             return concerned
         if member is None:
             return ()  # The fold accepted it of a broker that is not known here: told by `expected`.
         at_ms = self._known.whole.at_ms
         if member.last_at_ms is not None and 100 * (at_ms - member.last_at_ms) > (100 + CLOCK_RATE_ERROR_PERCENT) * member.lease_ms:
             member.back_at_ms = at_ms
-        if status == "renewed" and member.last_at_ms == at_ms:
-            # No broker renews twice in a millisecond. Its clock was set back, and whoever keeps the log lets its time stand until then.
-            self._known.whole.stood_ms = at_ms
+        if status == "renewed":
+            if member.last_at_ms == at_ms:
+                # None renews twice in a millisecond. The log's clock was set back, and who keeps the log lets its time stand until then.
+                self._known.whole.stood_ms = at_ms
+            member.renewed(at_ms)
         member.last, member.last_at_ms = offset, at_ms
         if status in ("renewed", "draining"):
             self._hear(name)
         if status == "renewed":
             return ()
-        concerned = self._bury(member) if status in ("left", "down") else ()
+        concerned = self._bury(member, offset) if status in ("left", "down") else ()
         if status == "removed":
             del self._known.brokers[name]
             self._known.live.pop(member.incarnation, None)
@@ -381,18 +454,18 @@ class Membership:
             self._known.whole.removed_at = offset
         else:
             member.status = status
+        self._mark_up()
         return concerned
 
-    def _bury(self, member: Member | None) -> Sequence[str]:
+    def _bury(self, member: Member | None, offset: int) -> Sequence[str]:
         name = None if member is None else self._known.live.pop(member.incarnation, None)
         if member is None or name is None:
             return ()
         self._heard.pop(name, None)
-        return self._holdings.bury(member.incarnation, self._known.whole.awake_ms)
+        return self._holdings.bury(member.incarnation, self._now(offset))
 
-    def _follow_bundle(self, _offset: int, raw: Raw) -> Sequence[str]:
-        holding = _holding(raw.get("owner"), raw.get("source"), raw["state"], self._known.whole.awake_ms)
-        self._holdings.hold(raw["key"], holding)
+    def _follow_bundle(self, offset: int, raw: Raw) -> Sequence[str]:
+        self._holdings.follow(raw["key"], raw.get("owner"), raw.get("source"), raw["state"], self._now(offset))
         return ()
 
     def _follow_split(self, _offset: int, raw: Raw) -> Sequence[str]:
@@ -419,20 +492,5 @@ _SUBJECTS: Final[Mapping[str, SubjectKind]] = {
 }
 
 
-def _holding(owner: int | None, source: int | None, state: str, awake_ms: int) -> Holding:
-    return Holding(owner, source, None if state == "owned" else awake_ms, state == "releasing")
-
-
-def _member(offset: int, at_ms: int, raw: Raw) -> Member:
-    return Member(
-        status="up",
-        incarnation=offset,
-        last=offset,
-        sequence=0,
-        nonce=raw["nonce"],
-        lease_ms=raw["lease_ms"],
-        margin_ms=raw["margin_ms"],
-        supported_level=raw.get("supported_level") or FIRST_LEVEL,
-        last_at_ms=at_ms,
-        back_at_ms=at_ms,
-    )
+def _since(spelled: list[int] | None) -> Since | None:
+    return None if spelled is None else (spelled[0], spelled[1])

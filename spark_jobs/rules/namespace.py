@@ -1,6 +1,7 @@
 """What is wrong with the facts of one namespace: its bundles must cover the hash space exactly once, after each record.
 
-May live here: `NamespaceChecker`, and the ranges that it remembers, in pages by the highest byte of their lower end.
+May live here: `NamespaceChecker`, and the ranges that it remembers, in pages by the highest byte of their lower end; and the rule
+`deleting_too_long`, whose namespaces have no facts of their own while nothing happens.
 """
 
 from __future__ import annotations
@@ -10,12 +11,12 @@ from typing import Any, Final
 
 import orjson
 
-from spark_jobs.facts import Fact, Raw
+from spark_jobs.facts import Fact, Raw, subject
 from spark_jobs.findings import Finding
-from spark_jobs.rules.catalogue import finding
+from spark_jobs.rules.catalogue import finding, found
 from spark_jobs.rules.memory import Memory, load, save
 from spark_jobs.rules.ranges import HASH_END, joined_up, parse_bundle, pieces, whole_space
-from spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions, told
+from spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions, told, who
 
 _NAME: Final = "namespace"
 _PAGE: Final = "range:"
@@ -53,6 +54,13 @@ class NamespaceChecker:
     def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:  # noqa: ARG002 - as the protocol has it
         """What is wrong with a namespace of which nothing more came: nothing."""
         yield from ()
+
+
+def check_deletions(fact: Fact) -> Iterator[Finding]:
+    """Whether deletions of namespaces have stopped half-way, when `fact` told of a live publisher."""
+    for name, since in fact.context.get("deleting_since", ()):
+        text = f"it has been on its way out since offset {since}, and nobody goes on with that"
+        yield found("deleting_too_long", subject("namespace", name), text, offsets=(since, fact.offset), at_ms=fact.at_ms)
 
 
 def _spans(rows: Iterable[Row]) -> Ranges:
@@ -121,9 +129,9 @@ def _inheritance(fact: Fact, record: Raw, removed: Sequence[Row], added: Sequenc
     """Children have the owner and the token of their parent, a union that of both and the greater token."""
     if record.get("kind") not in ("split", "merge") or any(len(row) <= _TOKEN for row in (*removed, *added)) or not removed:
         return
-    owners = {row[_OWNER] for row in (*removed, *added)}
+    owners = dict.fromkeys(row[_OWNER] for row in (*removed, *added))
     if len(owners) > 1:
-        yield finding("illegal_step", fact, f"{told(fact)} gave to incarnations {_listed(owners)} what one of them owned")
+        yield finding("illegal_step", fact, f"{told(fact)} gave to {_listed(who(owner, fact) for owner in owners)} what one of them owned")
     token = max(row[_TOKEN] for row in removed)
     tokens = {row[_TOKEN] for row in added}
     if tokens and tokens != {token}:

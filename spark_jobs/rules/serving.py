@@ -32,6 +32,9 @@ CLOCKS_APART_MS: Final = 5_000
 COMES_LATE_MS: Final = 10_000
 """The record of a tenure is read at the latest when the log's time is so far beyond that of evidence which names it."""
 
+GONE_FOR_MS: Final = 3_600_000
+"""After this much of the log's time all of a bundle that is gone is forgotten: evidence about it comes within seconds."""
+
 TENURES_MAX: Final = 16
 """Tenures of one bundle that are remembered; of evidence about older ones nothing is said."""
 
@@ -62,7 +65,11 @@ class _Tenure:
 
 @dataclass(slots=True, kw_only=True)
 class _Stretch:
-    """One stretch. `due_ms` is when its tenure must be known, None once it is judged; `told` are findings that were made of it."""
+    """One stretch. `due_ms` is when its tenure must be known, None once it is judged; `told` are findings that were made of it.
+
+    `is_within` says that its tenure, if there is one, is among what is read of the log, which was or will be read from before its token
+    on. Not that it has been: a bundle that comes of a split or a merge inherits a token that is older than itself.
+    """
 
     broker: str
     incarnation: int
@@ -75,14 +82,19 @@ class _Stretch:
     answered_ms: int | None
     by_token: bool
     due_ms: int | None = None
+    is_within: bool = False
     told: list[str] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """What is remembered of one bundle. `known_from` is the first offset from which on each of its tenures is known, if any is."""
+    """What is remembered of one bundle. `known_from` is the first offset from which on each of its tenures is known, if any is.
+
+    `written_ms` is when the last record of its tenures was written, as far as that is believed.
+    """
 
     known_from: int | None = None
+    written_ms: int = 0
     tenures: list[_Tenure] = field(default_factory=list)
     stretches: list[_Stretch] = field(default_factory=list)
 
@@ -102,9 +114,11 @@ def follow_holder(memory: Memory, holder: Holder | None, fact: Fact) -> Iterable
         state.known_from = fact.offset
     if newest is not None:
         newest.is_over = True
-    if holder is not None:
-        said_ms = (fact.record or {}).get("timestamp_ms")
-        since_ms = min(fact.at_ms, said_ms) if _is_count(said_ms) else fact.at_ms
+    since_ms = state.written_ms = _written_ms(state, fact)
+    last = state.tenures[-1] if state.tenures else None
+    if last is not None and (last.token, last.incarnation) == holder:
+        last.is_over = False  # A split that came to nothing, say, leaves it as it was.
+    elif holder is not None:
         if is_first and fact.before is not None and holder[0] < fact.offset:
             since_ms = 0  # It was there, and held under that token, before the audit began: nobody here knows since when.
         state.tenures.append(_Tenure(token=holder[0], incarnation=holder[1], since_ms=since_ms, read_ms=fact.at_ms))
@@ -114,6 +128,17 @@ def follow_holder(memory: Memory, holder: Holder | None, fact: Fact) -> Iterable
     findings = [one for stretch in state.stretches for one in _of_tenures(state, stretch, fact.subject, fact.at_ms)]
     _keep(memory, state)
     return findings
+
+
+def _written_ms(state: _State, fact: Fact) -> int:
+    """When the record of `fact` was written: by its own time, where it stands on the log later, as one that was copied does.
+
+    Not by one that lies before what the bundle's last record says: with that a thief could make its tenure as old as it likes.
+    """
+    said_ms = (fact.record or {}).get("timestamp_ms")
+    if not _is_count(said_ms) or said_ms < max(state.written_ms - CLOCKS_APART_MS, 1):
+        return fact.at_ms
+    return min(fact.at_ms, said_ms)
 
 
 def forget_serving(memory: Memory) -> None:
@@ -135,7 +160,7 @@ def check_serving(memory: Memory, fact: Fact) -> Iterable[Finding]:
         *_of_tenures(state, stretch, fact.subject, fact.at_ms),
     ]
     if stretch.due_ms is not None:
-        findings += _if_never_owned(stretch, fact)
+        findings += _if_read_past(state, stretch, (fact.record or {})["at_ms"], fact)
     _keep(memory, state)
     return findings
 
@@ -147,7 +172,7 @@ def expire_serving(memory: Memory, subject: str, now_ms: int) -> Iterable[Findin
     for stretch in state.stretches:
         if stretch.due_ms is not None and stretch.due_ms <= now_ms:
             stretch.due_ms = None
-            if state.known_from is not None:
+            if state.known_from is not None or stretch.is_within:
                 findings += _never_owned(stretch, subject, now_ms)
     _keep(memory, state)
     return findings
@@ -162,6 +187,7 @@ def _loaded(memory: Memory) -> _State:
         return _State()
     return _State(
         known_from=raw["known_from"],
+        written_ms=raw["written_ms"],
         tenures=[_Tenure(**each) for each in raw["tenures"]],
         stretches=[_Stretch(**each) for each in raw["stretches"]],
     )
@@ -275,16 +301,23 @@ def _is_too_old(state: _State, stretch: _Stretch) -> bool:
     return state.known_from is not None and stretch.token < state.known_from
 
 
-def _if_never_owned(stretch: _Stretch, fact: Fact) -> Iterator[Finding]:
-    """The log was read beyond the token, from before it on, and has no such tenure: nothing need be waited for."""
+def _if_read_past(state: _State, stretch: _Stretch, said_ms: int, fact: Fact) -> Iterator[Finding]:
+    """A stretch without a tenure, said at `said_ms`: wrong at once if the log was read past it, right if its tenure cannot be known.
+
+    What lies before the beginning of the reading, or is folded no more, will never be known; nor what was known of a bundle that is
+    forgotten, whose evidence came late. Otherwise it is waited for.
+    """
     begin, reached = fact.context.get("begin"), fact.context.get("reached")
     if not _is_count(begin) or not _is_count(reached):
         return
-    if stretch.token <= begin:
+    is_forgotten = state.known_from is None and fact.at_ms - said_ms > GONE_FOR_MS - COMES_LATE_MS
+    if stretch.token <= begin or (stretch.token > reached and fact.context.get("stopped")) or is_forgotten:
         stretch.due_ms = None
-    elif stretch.token <= reached:
+    elif stretch.token <= reached and fact.at_ms - said_ms >= COMES_LATE_MS:
         stretch.due_ms = None
         yield from _never_owned(stretch, fact.subject, fact.at_ms)
+    else:
+        stretch.is_within = True
 
 
 def _never_owned(stretch: _Stretch, subject: str, at_ms: int) -> Iterator[Finding]:

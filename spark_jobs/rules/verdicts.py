@@ -1,6 +1,7 @@
 """Two opinions on one record, compared: where the fold's and that of the second rules differ, which rule is broken.
 
-May live here: the comparison. The opinions come from `spark_jobs.rules.membership` and from the checkers.
+May live here: the comparison, and how records and brokers are called in what is found. The opinions come from
+`spark_jobs.rules.membership` and from the checkers.
 """
 
 from __future__ import annotations
@@ -53,3 +54,10 @@ def told(fact: Fact) -> str:
     kind = record.get("kind")
     spelled = f"{kind} {what}" if what is not None else f"{kind}"
     return f'the record "{spelled[:64]}" of {str(record.get("publisher"))[:64]}'
+
+
+def who(incarnation: int | None, fact: Fact) -> str:
+    """An incarnation as people know it, with its broker's id: `b1 (incarnation 7)`, as far as the record tells that."""
+    context, record = fact.context, fact.record or {}
+    name = record.get("key") if incarnation == context.get("dead") else context.get("names", {}).get(str(incarnation))
+    return f"incarnation {incarnation}" if name is None else f"{name} (incarnation {incarnation})"

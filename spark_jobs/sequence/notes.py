@@ -6,7 +6,7 @@ May live here: what a document becomes. None of them is folded, and none can cha
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import orjson
@@ -29,13 +29,14 @@ A record of the channel has some 65,540 of them at most: a namespace is made of 
 class Now:
     """Where the channel stands when a note comes: its time, its view, and the offset after which it is known (0: from its beginning).
 
-    `log` is the identity of its log, None where nobody said it.
+    `log` is the identity of its log, None where nobody said it; `stopped` says that what comes of it is folded no more.
     """
 
     at_ms: int
     view: View
     begin: int
     log: str | None
+    stopped: bool
 
 
 def rows_of_note(arrival: Arrival, *, now: Now, load_rows: LoadRows) -> Sequence[Emitted]:
@@ -55,8 +56,9 @@ def rows_of_note(arrival: Arrival, *, now: Now, load_rows: LoadRows) -> Sequence
             offset=arrival.offset,
             at_ms=now.at_ms,
             after={"event": "unreadable_note", "source": arrival.source},
+            context={"reached": max(now.view.offset, 0)},
         )
-        return (_emitted(fact, 0),)
+        return (_emitted(fact),)
     return rows
 
 
@@ -76,13 +78,15 @@ def _loads(arrival: Arrival, _raw: Raw, _now: Now, load_rows: LoadRows) -> Seque
 
 
 def _serving(arrival: Arrival, raw: Raw, now: Now, _load_rows: LoadRows) -> Sequence[Emitted] | None:
-    bundle, broker = raw.get("bundle"), raw.get("broker")
-    if type(bundle) is not str or type(broker) is not str:
+    bundle = raw.get("bundle")
+    if type(bundle) is not str or type(raw.get("broker")) is not str:
         return None
     entry = now.view.bundles.get(bundle)
     context: dict[str, object] = {"begin": now.begin, "reached": now.view.offset}
     if now.log is not None:
         context["log"] = now.log
+    if now.stopped:
+        context["stopped"] = True
     fact = Fact(
         subject=subject("bundle", bundle),
         source=arrival.source,
@@ -92,7 +96,7 @@ def _serving(arrival: Arrival, raw: Raw, now: Now, _load_rows: LoadRows) -> Sequ
         after=None if entry is None else told_bundle(entry),
         context=context,
     )
-    return [_emitted(fact, 0), _emitted(replace(fact, subject=subject("broker", broker)), 1)]
+    return (_emitted(fact),)
 
 
 _ROWS: Final[dict[Source, Callable[[Arrival, Raw, Now, LoadRows], Sequence[Emitted] | None]]] = {
@@ -107,6 +111,6 @@ def _row(table: Table, arrival: Arrival, ordinal: int, body: bytes | None) -> Em
     return Emitted(table, "", arrival.offset, ordinal, max(arrival.at_ms, 0), None, None, None, body)
 
 
-def _emitted(fact: Fact, ordinal: int) -> Emitted:
-    place = FACT_ORDINALS[Source(fact.source)] + ordinal
-    return Emitted(Table.FACTS, fact.subject, fact.offset, place, fact.at_ms, None, None, None, spelled(fact))
+def _emitted(fact: Fact) -> Emitted:
+    ordinal = FACT_ORDINALS[Source(fact.source)]
+    return Emitted(Table.FACTS, fact.subject, fact.offset, ordinal, fact.at_ms, None, None, None, spelled(fact))

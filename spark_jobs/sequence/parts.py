@@ -52,8 +52,11 @@ class SecondOpinion(Part, Protocol):
         """Forget what was, and go on from here: the log is read from here on, or what lay between was lost."""
         ...
 
-    def judge(self, offset: int, at_ms: int, raw: Raw | None) -> Raw:
-        """What goes with each fact of this record; asked before `follow`, once for each record that is folded."""
+    def judge(self, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int = 0) -> Raw:
+        """What goes with each fact of this record; asked before `follow`, once for each record that is folded.
+
+        `at_ms` is the log's time, and `behind_ms` by how much the record's own time is less than that.
+        """
         ...
 
     def follow(self, offset: int, raw: Raw | None, verdict: str) -> Iterable[str]:

@@ -57,6 +57,12 @@ STATE_KEY: Final = "sequence:"
 TIME_MS_MAX: Final = 9_223_372_036_854
 """The last time, in the year 2262, that a frame of pandas holds. What a damaged entry says beyond it is no time, and moves none."""
 
+LEAP_MS_MIN: Final = 60_000
+"""A shorter step ahead is a pause of those who write, whatever comes after it."""
+
+LEAPS_MAX: Final = 8
+"""So many of the last leaps are remembered: whose clock is ahead may itself pause between entries, and each pause looks like a leap."""
+
 _NAME: Final = "the channel"
 _CHANNEL: Final = Source.CHANNEL.value
 _RECORDS: Final = Table.RECORDS.value
@@ -81,6 +87,8 @@ class Sequence:
         self._parts = tuple(part for part in (self._opinion, self._histories) if part is not None)
         # Where it stands, beside its view: see `_standing`.
         self._log_ms = 0
+        self._behind_ms = 0  # By how much the entry that is fed is older than the log's time.
+        self._before_leaps_ms: list[int] = []  # The log's times before its last leaps ahead, rising; none once one of them is told.
         self._seen = FIRST_OFFSET - 1
         self._until_snapshot = 0  # One is due after the first record.
         self._stopped: Raw | None = None
@@ -101,7 +109,7 @@ class Sequence:
         sequence._stopped, sequence._is_stop_told = standing["stopped"], standing["is_stop_told"]
         sequence._take_up(view_from(rows, offset=standing["offset"]))
         sequence._rows = ViewRows(sequence._view, written=True)
-        sequence._log_ms, sequence._seen = standing["log_ms"], standing["seen"]
+        sequence._log_ms, sequence._before_leaps_ms, sequence._seen = standing["log_ms"], standing["before_leaps_ms"], standing["seen"]
         sequence._begin, sequence._until_snapshot = standing["begin"], standing["until_snapshot"]
         for part in sequence._parts:
             part.restore(rows)
@@ -125,6 +133,7 @@ class Sequence:
         return {
             "offset": self._view.offset,
             "log_ms": self._log_ms,
+            "before_leaps_ms": self._before_leaps_ms,
             "seen": self._seen,
             "begin": self._begin,
             "until_snapshot": self._until_snapshot,
@@ -168,9 +177,12 @@ class Sequence:
             if offset < FIRST_OFFSET:  # Where a topic says whose it is: no log issues this offset.
                 continue
             if self._log_ms < at_ms <= TIME_MS_MAX:
+                if self._log_ms and at_ms - self._log_ms > LEAP_MS_MIN:
+                    self._before_leaps_ms = [*self._before_leaps_ms[1 - LEAPS_MAX :], self._log_ms]
                 self._log_ms = at_ms
             elif at_ms < self._log_ms:
-                events.append({"event": "time_fell", "by_ms": self._log_ms - at_ms})
+                events += self._fallen(at_ms)
+            self._behind_ms = max(0, self._log_ms - at_ms)
             folded = self._fold(offset, value or b"", events)
             is_new = offset > self._seen
             if is_new:
@@ -189,8 +201,18 @@ class Sequence:
                     yield Emitted(_SNAPSHOTS, "", folded.offset, 0, self._log_ms, None, None, None, packed(self._view))
             events.clear()
 
+    def _fallen(self, at_ms: int) -> Iterator[Raw]:
+        """What befell the log's time by an entry that is older than one before it."""
+        yield {"event": "time_fell", "by_ms": self._log_ms - at_ms}
+        # A leap alone may be a night in which nobody wrote. It was none if the clock then goes on nearer to where it was before.
+        for before_ms in reversed(self._before_leaps_ms):
+            if -LEAP_MS_MIN < at_ms - before_ms < self._log_ms - at_ms:
+                self._before_leaps_ms = []
+                yield {"event": "time_leapt", "by_ms": self._log_ms - before_ms, "stands_ms": self._log_ms - at_ms}
+                return
+
     def _note(self, arrival: Arrival) -> Iterator[Emitted]:
-        now = Now(at_ms=self._log_ms, view=self._view, begin=self._begin, log=self._plugs.log)
+        now = Now(at_ms=self._log_ms, view=self._view, begin=self._begin, log=self._plugs.log, stopped=self._stopped is not None)
         for row in rows_of_note(arrival, now=now, load_rows=self._plugs.load_rows):
             if row.table in self._wants:
                 yield row
@@ -235,7 +257,7 @@ class Sequence:
     def _told(self, folded: Folded, value: bytes | None, raw: Raw | None) -> Iterator[Fact]:
         offset, at_ms, record = folded.offset, self._log_ms, folded.record
         verdict = verdict_text(folded.verdict)
-        context, further = ({}, ()) if self._opinion is None else _asked(self._opinion, offset, at_ms, raw, verdict)
+        context, further = ({}, ()) if self._opinion is None else self._asked(self._opinion, folded, raw, verdict)
         if type(record) is Renewed and folded.verdict.accepted:
             told = {subject("broker", record.key): self._teller.renewed(record, offset, folded.verdict)}
         else:
@@ -260,6 +282,11 @@ class Sequence:
                 after=after,
                 context=context,
             )
+
+    def _asked(self, opinion: SecondOpinion, folded: Folded, raw: Raw | None, verdict: str) -> tuple[Raw, Iterable[str]]:
+        """The second opinion on a record, made before it is told the first."""
+        context = opinion.judge(folded.offset, self._log_ms, raw, behind_ms=self._behind_ms)
+        return context, opinion.follow(folded.offset, raw, verdict)
 
     def _remember_gone(self, changes: tuple[Change, ...]) -> None:
         """Note which keys are gone, so that their rows of state go too."""
@@ -286,7 +313,7 @@ class Sequence:
             return reader.feed(entry)
         except (LevelTooNew, LogClosed) as error:
             # That was the record which raised the level: it is accepted, and the last one that can be folded.
-            self._stop(error)
+            self._stop(error, copied_to=claimed(parsed(entry.data), "copied_to"))
             changes = (LevelChanged(before=level, after=self._view.level),)
             return Folded(offset=self._view.offset, record=decode(entry.data), verdict=Verdict(changes=changes))
         except BegunAbove as error:
@@ -327,16 +354,12 @@ class Sequence:
             events.append({**lost, "restored": True, "goes_on": view.offset + 1})
         return self._reader
 
-    def _stop(self, error: BegunAbove | ChannelIncomplete | LevelTooNew | LogClosed) -> None:
-        """Fold no further, for good."""
+    def _stop(self, error: BegunAbove | ChannelIncomplete | LevelTooNew | LogClosed, *, copied_to: str | None = None) -> None:
+        """Fold no further, for good; a log that was closed says where its channel is copied to."""
         self._stopped = {"event": _EVENTS[type(error)], "problem": str(error)}
+        if copied_to is not None:
+            self._stopped = {**self._stopped, "copied_to": copied_to}
         self._reader = None
-
-
-def _asked(opinion: SecondOpinion, offset: int, at_ms: int, raw: Raw | None, verdict: str) -> tuple[Raw, Iterable[str]]:
-    """The second opinion on a record, made before it is told the first."""
-    context = opinion.judge(offset, at_ms, raw)
-    return context, opinion.follow(offset, raw, verdict)
 
 
 _KEY_PREFIXES: Final[Mapping[type, str]] = {

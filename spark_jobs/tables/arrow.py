@@ -17,10 +17,8 @@ import pyarrow.compute as pc
 from channel.records import INTEGER_MAX
 from compaction.compressed import whole_again
 from spark_jobs.emitted import Table
+from spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX
 from spark_jobs.tables.schema import SCHEMAS, SQL_TYPES, TableSchema, Type
-
-SNAPSHOT_BYTES_MAX: Final = 1 << 30
-"""The largest snapshot: a million bundles of 200 bytes, five times over."""
 
 DAY: Final = pa.field("day", pa.date32())
 

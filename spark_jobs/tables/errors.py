@@ -5,6 +5,8 @@ May live here: exception classes with typed attributes, as in `channel.errors`.
 
 from __future__ import annotations
 
+from typing import Final
+
 from channel.errors import CallerError, OperatorError
 
 
@@ -50,6 +52,15 @@ class ArchiveDamaged(OperatorError):
         super().__init__(f"the archive {archive} cannot be used: {problem}; restore it from a copy, or name another folder with --archive")
 
 
+class ArchiveFileGone(ArchiveDamaged):
+    """A file is not there any more: whoever reads beside a job that tidies looks again, and finds the one that it was joined into."""
+
+    def __init__(self, *, archive: str, file: str) -> None:
+        """`file` is the one that is gone."""
+        self.file = file
+        super().__init__(archive=archive, problem=f"its file {file} is not there any more")
+
+
 class ArchiveInUse(OperatorError):
     """Another process writes the same tables of the archive, or tidies it."""
 
@@ -80,18 +91,26 @@ class ArchiveUnwritable(OperatorError):
         super().__init__(f"the archive {archive} cannot be written: {problem}; mend that, and start again")
 
 
+_GOES_ON: Final = {
+    "archive": "it goes on where the archive ends",
+    "audit": "it reads the log from its beginning, and keeps what it finds again once",
+}
+
+
 class CheckpointBehind(OperatorError):
     """Spark's checkpoint is older than the archive: its next batch would not be the one that the archive expects."""
 
-    def __init__(self, *, archive: str, checkpoint: str, batch: int, finished: int) -> None:
-        """`batch` came where `finished` is the last that the archive holds."""
+    def __init__(self, *, archive: str, writer: str, checkpoint: str, batch: int, finished: int) -> None:
+        """`batch` came where `finished` is the last that the archive holds from this writer, `archive` or `audit`."""
         self.archive = archive
+        self.writer = writer
         self.checkpoint = checkpoint
         self.batch = batch
         self.finished = finished
         super().__init__(
-            f"the checkpoint {checkpoint} is at batch {batch}, the archive {archive} at {finished}: it is an older copy; "
-            "remove the checkpoint, and the archive goes on by its own account of where it is"
+            f"Spark's checkpoint {checkpoint} goes on with batch {batch}, and the archive {archive} holds all up to batch {finished}: the "
+            "checkpoint lost its newest batches, as in a power cut, or is an older copy; the archive is whole, and nothing was written; "
+            f"remove that folder and start the job again: {_GOES_ON[writer]}"
         )
 
 

@@ -1,12 +1,11 @@
 """What a writer of the archive says of itself in ARCHIVE/WRITER.json: of which log it is, how far it has come, and in which form.
 
-May live here: that file, its spelling and checks, and how any small file is replaced so that it is never seen half.
+May live here: that file, its spelling and checks, and how it is told that a file of an archive cannot be written.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -15,9 +14,9 @@ from typing import Final, Literal
 
 import orjson
 
-from channel.sqlite_file import sync_folder
 from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFull, ArchiveTooNew, ArchiveUnwritable
 from spark_jobs.tables.schema import ARCHIVE_FORMAT, SCHEMAS, WRITTEN_BY
+from spark_jobs.whole_files import replacing
 
 Store = Literal["parquet", "delta"]
 
@@ -31,7 +30,8 @@ class Manifest:
 
     `log` is the identity of the log and `url` how it was named last. `generation` and `batch` are the last that is finished, -1 for
     none; `finished` says of each generation before, which batch was its last. `positions` are those at which each source goes on
-    (`spark_jobs.arrivals.Source`, storage offsets), and `base` is what the channel's logical offsets have above these.
+    (`spark_jobs.arrivals.Source`, storage offsets), and `base` is what the channel's logical offsets have above these. `batch_rows` is
+    how many rows of each table the last batch had; None where nobody counted them, as before there was this field.
     """
 
     writer: str
@@ -42,6 +42,7 @@ class Manifest:
     batch: int = -1
     positions: Mapping[str, int] = field(default_factory=dict)
     base: int = 0
+    batch_rows: Mapping[str, int] | None = None
     finished: Mapping[int, int] = field(default_factory=dict)
 
     @property
@@ -81,14 +82,8 @@ def write_manifest(archive: Path, manifest: Manifest) -> None:
     raw = {"format": ARCHIVE_FORMAT, **asdict(manifest), "tables": versions}
     data = orjson.dumps(raw, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE)
     path = manifest_path(archive, manifest.writer)
-    part = archive / f".{path.name}.part"
-    with told(archive, path):
-        with part.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        sync_folder(path)
+    with told(archive, path), replacing(path, part=archive / f".{path.name}.part") as file:
+        file.write(data)
 
 
 @contextmanager

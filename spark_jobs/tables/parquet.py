@@ -5,7 +5,6 @@ May live here: how one file is written, and what a batch puts where. Names are `
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
@@ -18,6 +17,7 @@ from spark_jobs.tables.arrow import by_day
 from spark_jobs.tables.layout import FileName, day_folder, parse_name, parse_part
 from spark_jobs.tables.manifest import told
 from spark_jobs.tables.schema import WRITTEN_BY, TableSchema
+from spark_jobs.whole_files import replacing
 
 ROW_GROUP_ROWS: Final = 64 * 1024
 """Rows that are read, or passed over, together: 16 MB of records. A reader of a range of offsets passes over all others."""
@@ -31,20 +31,15 @@ def write_file(archive: Path, folder: Path, name: FileName, parts: Iterable[pa.T
 
     Its bytes are safe before it has its name, and its name is safe when this returns.
     """
-    path, part = folder / name.text, folder / name.part
+    path = folder / name.text
     with told(archive, path):
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             for made in (folder, folder.parent):  # A power cut that takes the name of a folder takes all that is in it.
                 sync_folder(made)
-        with part.open("wb") as file:
-            with _writer(file, schema) as writer:
-                for rows in parts:
-                    writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
-        sync_folder(path)
+        with replacing(path, part=folder / name.part) as file, _writer(file, schema) as writer:
+            for rows in parts:
+                writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
     return path
 
 

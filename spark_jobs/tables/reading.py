@@ -1,14 +1,15 @@
 """Reading the archive: the files that count, as Arrow batches and as Spark frames.
 
-May live here: `Archive`, for all that reads tables. Rows of the channel's tables come in order of their offsets, because files are
-named in the order in which they were written, and the log's time never falls.
+May live here: `Archive`, for all that reads tables, and reading anew what was tidied meanwhile. Rows of the channel's tables come in
+order of their offsets, because files are named in the order in which they were written, and the log's time never falls.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +17,7 @@ import pyarrow.parquet as pq
 
 from spark_jobs.emitted import Table
 from spark_jobs.tables.arrow import DAY, arrow_schema, ddl
-from spark_jobs.tables.errors import NoArchive
+from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFileGone, NoArchive
 from spark_jobs.tables.layout import day_folder, parse_day, resolved
 from spark_jobs.tables.manifest import Manifest, read_manifest
 from spark_jobs.tables.schema import SCHEMAS, WRITER_OF, WRITTEN_BY
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
 BATCH_ROWS: Final = 16 * 1024
 """Rows in one Arrow batch: 4 MB of records."""
 
-_FINDING: Final = ("rule", "subject", "offset", "text")
+LOOKS_MAX: Final = 3
+"""How often files that have gone are looked for again: an archive that is written is tidied meanwhile, which takes seconds each time."""
+
+Result = TypeVar("Result")
+
+FINDING: Final = ("rule", "subject", "offset", "text")
+"""By these columns one finding is told from another: one of another generation that has all of them is the same."""
 
 
 class Archive:
@@ -80,16 +87,32 @@ class Archive:
     ) -> Iterator[pa.RecordBatch]:
         """The rows of a table in batches of bounded size, those of offsets from `first` to `last` alone where these are given.
 
-        Columns that a file of an older version does not have are null. Raises what `files` raises.
+        Columns that a file of an older version does not have are null. Raises what `files` and `file_batches` raise.
         """
         for path in self.files(table, first_day=first_day, last_day=last_day):
+            yield from self.file_batches(path, table, columns=columns, first=first, last=last)
+
+    def file_batches(
+        self, path: Path, table: Table, *, columns: Sequence[str] | None = None, first: int | None = None, last: int | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """As the function `file_batches`. Raises `ArchiveDamaged` for a file that cannot be read, `ArchiveFileGone` for none."""
+        try:
             yield from file_batches(path, table, columns=columns, first=first, last=last)
+        except FileNotFoundError as error:
+            raise ArchiveFileGone(archive=str(self.path), file=str(path)) from error
+        except (OSError, pa.ArrowException) as error:
+            raise ArchiveDamaged(archive=str(self.path), problem=f"its file {path} cannot be read: {error}") from error
 
     def table(self, table: Table, *, columns: Sequence[str] | None = None, first_day: str = "", last_day: str = "9") -> pa.Table:
-        """All rows of a table at once: for tables that fit into memory. Of findings that were found again, each once."""
+        """All rows of a table at once: for tables that fit into memory. Of findings that were found again, each once.
+
+        With `columns`, that holds of findings as far as they tell one from another (`FINDING`). Raises what `batches` raises.
+        """
         schema = _schema(table, columns)
-        rows = pa.Table.from_batches(self.batches(table, columns=columns, first_day=first_day, last_day=last_day), schema=schema)
-        return _once(rows) if table is Table.FINDINGS and columns is None else rows
+        rows = read_again(
+            lambda: pa.Table.from_batches(self.batches(table, columns=columns, first_day=first_day, last_day=last_day), schema=schema)
+        )
+        return _once(rows) if table is Table.FINDINGS and (columns is None or {*FINDING} <= {*columns}) else rows
 
     def frame(self, spark: SparkSession, table: Table, *, first_day: str = "", last_day: str = "9") -> DataFrame:
         """A table as a Spark frame, with `day` as its last column. Of findings that were found again, each once."""
@@ -98,7 +121,18 @@ class Archive:
         if not files:
             return spark.createDataFrame([], schema)
         frame = spark.read.schema(schema).option("basePath", str(self.path / table)).parquet(*files)
-        return frame.dropDuplicates(list(_FINDING)) if table is Table.FINDINGS else frame
+        return frame.dropDuplicates(list(FINDING)) if table is Table.FINDINGS else frame
+
+
+def read_again(read: Callable[[], Result]) -> Result:
+    """What `read` reads of an archive, all of it anew where a file has gone meanwhile: it was joined into another.
+
+    Raises what `read` raises, `ArchiveFileGone` too if that goes on for more than `LOOKS_MAX` times.
+    """
+    for _ in range(LOOKS_MAX):
+        with suppress(ArchiveFileGone):
+            return read()
+    return read()
 
 
 def file_offsets(path: Path) -> tuple[int, int, int]:
@@ -112,7 +146,10 @@ def file_offsets(path: Path) -> tuple[int, int, int]:
 def file_batches(
     path: Path, table: Table, *, columns: Sequence[str] | None = None, first: int | None = None, last: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one file in batches of bounded size; see `Archive.batches`. Groups of rows outside the offsets are not read."""
+    """The rows of one file in batches of bounded size; see `Archive.batches`. Groups of rows outside the offsets are not read.
+
+    Raises `OSError` and `pyarrow.ArrowException`.
+    """
     schema = _schema(table, columns)
     with pq.ParquetFile(path) as file:
         there = [name for name in {**dict.fromkeys(schema.names), "offset": None} if name in file.schema_arrow.names]
@@ -156,5 +193,5 @@ def _schema(table: Table, columns: Sequence[str] | None) -> pa.Schema:
 def _once(findings: pa.Table) -> pa.Table:
     """A generation of the audit that began anew finds again what the one before it found: of these the first stays."""
     numbered = findings.append_column("row", pa.array(range(findings.num_rows), pa.int64()))
-    firsts = numbered.group_by(list(_FINDING)).aggregate([("row", "min")])["row_min"]
+    firsts = numbered.group_by(list(FINDING)).aggregate([("row", "min")])["row_min"]
     return findings.take(firsts.sort())

@@ -19,17 +19,17 @@ from spark_jobs.sequence.sequence import NOT_FOLDED
 from spark_jobs.sequence.snapshots import unpacked
 from spark_jobs.tables.errors import ArchiveDamaged
 from spark_jobs.tables.manifest import Manifest
-from spark_jobs.tables.reading import Archive, file_batches
+from spark_jobs.tables.reading import Archive, read_again
 
 
 def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:
     """Where the archive goes on by its own account; None if it holds nothing of the channel yet.
 
-    Raises `ArchiveDamaged` where its snapshot and its records do not fit together, `SnapshotDamaged`.
+    Raises `ArchiveDamaged` where its snapshot and its records do not fit together, or a file of them cannot be read, `SnapshotDamaged`.
     """
     if Source.CHANNEL not in manifest.positions:
         return None
-    view, last = _read(archive)
+    view, last = read_again(lambda: _read(archive))
     if last + 1 != manifest.positions[Source.CHANNEL]:
         problem = f"its records lead to position {last}, and it says that it goes on at {manifest.positions[Source.CHANNEL]}"
         raise ArchiveDamaged(archive=str(archive.path), problem=problem)
@@ -37,8 +37,8 @@ def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:
 
 
 def archived_view(archive: Archive) -> View:
-    """The view after the last record that is archived and can be folded. Raises `SnapshotDamaged`."""
-    return _read(archive)[0]
+    """The view after the last record that is archived and can be folded. Raises `ArchiveDamaged`, `SnapshotDamaged`."""
+    return read_again(lambda: _read(archive))[0]
 
 
 def _read(archive: Archive) -> tuple[View, int]:
@@ -59,7 +59,7 @@ def _read(archive: Archive) -> tuple[View, int]:
 
 def _newest_snapshot(archive: Archive) -> View:
     for path in reversed(archive.files(Table.SNAPSHOTS)):
-        rows = [row for batch in file_batches(path, Table.SNAPSHOTS, columns=("bytes",)) for row in batch["bytes"].to_pylist()]
+        rows = [row for batch in archive.file_batches(path, Table.SNAPSHOTS, columns=("bytes",)) for row in batch["bytes"].to_pylist()]
         if rows:
             return unpacked(rows[-1])
     return View()

@@ -66,6 +66,7 @@ _OFFSET: Final = Column(name="offset", type="long", meaning="the logical offset 
 _OFFSET_BESIDE: Final = Column(name="offset", type="long", meaning="where the document stood in its own source, not on the channel")
 _ORDINAL: Final = Column(name="ordinal", type="int", meaning="counts the rows of one offset in this table, from 0")
 _AT: Final = Column(name="at", type="timestamp", meaning="the log's time of that offset, made never to fall")
+_AT_BESIDE: Final = Column(name="at", type="timestamp", meaning="when its own source took the document, by the clock of that source")
 _POSITION: Final = Column(name="position", type="long", meaning="the log's own offset of it, that is `offset` less the base of its genesis")
 _NAMESPACE: Final = Column(name="namespace", type="text", meaning="the namespace of the bundle")
 _BUNDLE: Final = Column(name="bundle", type="text", meaning="the name of the bundle")
@@ -194,7 +195,7 @@ _BROKER_LOAD: Final = TableSchema(
     meaning="What brokers said of their load",
     columns=(
         _OFFSET_BESIDE,
-        _AT,
+        _AT_BESIDE,
         _BROKER,
         Column(name="reported_at", type="timestamp", meaning="when it said so, by its own clock"),
         Column(name="cpu", type="double", meaning="the share of its processor that is used; 1 is all of it, null without a limit"),
@@ -217,7 +218,7 @@ _BUNDLE_LOAD: Final = TableSchema(
     columns=(
         _OFFSET_BESIDE,
         _ORDINAL,
-        _AT,
+        _AT_BESIDE,
         _BROKER,
         _BUNDLE,
         *_TRAFFIC,
@@ -235,7 +236,7 @@ _DECISIONS: Final = TableSchema(
     meaning="What the balancer decided, and why",
     columns=(
         _OFFSET_BESIDE,
-        _AT,
+        _AT_BESIDE,
         Column(name="broker", type="text", meaning="the id of the broker that decided"),
         Column(name="kind", type="text", meaning="what kind of decision it is"),
         Column(name="strategy", type="text", meaning="the strategy that decided"),
@@ -251,8 +252,12 @@ _FINDINGS: Final = TableSchema(
     meaning="What the audit found; written by the audit, where the other tables are written by the archive",
     columns=(
         Column(name="offset", type="long", meaning="the last of `offsets`: the record at which it showed"),
-        _ORDINAL,
-        _AT,
+        Column(name="ordinal", type="int", meaning="a checksum of `rule`, `subject` and `text`, by which findings of one offset differ"),
+        Column(
+            name="at",
+            type="timestamp",
+            meaning="the log's time when it showed; what evidence or the passing of time shows comes after the record at `offset`",
+        ),
         Column(name="rule", type="text", meaning="the rule that was broken"),
         Column(name="subject", type="text", meaning="of what: `bundle:NAME`, `broker:ID`, `namespace:NAME` or `log:`"),
         Column(name="offsets", type="longs", meaning="the logical offsets that prove it, rising"),

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -89,19 +90,20 @@ class Sink:
         before = self.manifest
         base = base_in(rows, before.base)
         positions = _reached(rows, before, base)
+        counts = _counted(rows, before.writer)
         is_finished = batch == before.batch
-        if is_finished and positions == before.positions:
+        if is_finished and positions == before.positions and not _has_more(counts, before):
             # It is whole already. Done again it may be less: what is archived the channel may forget, and has since the process died.
             return
-        # One that goes further was planned anew, which a power cut makes Spark do. Files are replaced; what Delta has added stays added.
+        # One that has more in it was planned anew, which a power cut makes Spark do. Files are replaced; what Delta has added stays added.
         if batch < before.batch or (is_finished and before.store == "delta"):
-            where = str(self.checkpoint)
-            raise CheckpointBehind(archive=str(self.archive), checkpoint=where, batch=batch, finished=before.batch)
+            where, last = str(self.checkpoint), before.batch
+            raise CheckpointBehind(archive=str(self.archive), writer=before.writer, checkpoint=where, batch=batch, finished=last)
         for schema, table in by_table(rows, base=base):
             if schema.table in WRITTEN_BY[before.writer]:
                 self._keeper.put(schema, table, generation=before.generation, batch=batch)
                 self.rows_written += table.num_rows
-        after = replace(before, batch=batch, base=base, positions=positions)
+        after = replace(before, batch=batch, base=base, positions=positions, batch_rows=counts)
         if after != before:
             write_manifest(self.archive, after)
             self.manifest = after
@@ -138,7 +140,7 @@ def open_sink(archive: Path, *, writer: str, log: str, url: str, store: Store = 
             keeper.clear(writer, generation=before.generation, after=before.batch)
             if found is not None:
                 # A number is never taken again, not even where nothing was finished: a transaction of Delta outlives what it added.
-                manifest = replace(manifest, generation=before.generation + 1, batch=-1, finished=before.last_batches)
+                manifest = replace(manifest, generation=before.generation + 1, batch=-1, batch_rows=None, finished=before.last_batches)
         write_manifest(archive, manifest)
         return Sink(archive, manifest=manifest, keeper=keeper, held=stack.pop_all(), is_new=is_new)
 
@@ -165,6 +167,24 @@ def _reached(rows: pa.Table, before: Manifest, base: int) -> dict[str, int]:
             reached = last + 1 - (base if schema.source is Source.CHANNEL else 0)
             positions[schema.source] = max(reached, positions.get(schema.source, 0))
     return positions
+
+
+def _counted(rows: pa.Table, writer: str) -> dict[str, int]:
+    """How many rows of each of its tables a writer is given."""
+    found = pc.value_counts(rows["table"])
+    counts = dict(zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True))
+    return {str(table): counts[table] for table in WRITTEN_BY[writer] if table in counts}
+
+
+def _has_more(counts: Mapping[str, int], before: Manifest) -> bool:
+    """Whether a batch has more rows than when it was finished, and of no table fewer, as it has where the channel forgot some.
+
+    Positions do not tell of findings: of those at one offset, or before it, some may only come with what else is in the batch.
+    """
+    finished = before.batch_rows
+    if finished is None or any(counts.get(table, 0) < count for table, count in finished.items()):
+        return False
+    return counts != finished
 
 
 def _checkpoint(archive: Path, manifest: Manifest) -> Path:

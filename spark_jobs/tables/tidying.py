@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -30,8 +29,8 @@ from spark_jobs.tables.errors import ArchiveDamaged, ArchiveInUse
 from spark_jobs.tables.layout import covered, day_folder, joined, joins, parse_part, resolved
 from spark_jobs.tables.manifest import Manifest, told
 from spark_jobs.tables.parquet import ROW_GROUP_ROWS, write_file
-from spark_jobs.tables.reading import Archive, file_batches
-from spark_jobs.tables.schema import SCHEMAS, WRITER_OF
+from spark_jobs.tables.reading import Archive
+from spark_jobs.tables.schema import SCHEMAS, WRITER_OF, WRITTEN_BY
 from spark_jobs.tables.sink import locked
 
 FILE_BYTES_MAX: Final = 64 << 20
@@ -50,31 +49,45 @@ Step = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tidied:
-    """What came of it: so many files, `before`, became `after` fewer ones, of `size_bytes`."""
+    """What came of it: so many files, `before`, became `after` fewer ones, of `size_bytes`.
+
+    `damaged` names the first file that cannot be read: it stays as it is, with those that would be joined with it.
+    """
 
     before: int = 0
     after: int = 0
     size_bytes: int = 0
+    damaged: ArchiveDamaged | None = None
 
     def __add__(self, other: Tidied) -> Tidied:
-        return Tidied(before=self.before + other.before, after=self.after + other.after, size_bytes=self.size_bytes + other.size_bytes)
+        return Tidied(
+            before=self.before + other.before,
+            after=self.after + other.after,
+            size_bytes=self.size_bytes + other.size_bytes,
+            damaged=self.damaged or other.damaged,
+        )
 
 
 def run_tidy(options: TidyOptions, screen: Screen) -> int:
     """Join the small files of all tables of an archive; 0, because there is nothing that anybody should look at.
 
-    Raises `NoArchive`, `ArchiveInUse` while another process tidies it, and what `tidy_table` raises.
+    Raises `NoArchive`, `ArchiveInUse` while another process tidies it, what `tidy_table` raises, and, once all else is joined,
+    `ArchiveDamaged` for a file that cannot be read.
     """
     archive = Archive(options.archive)
+    damaged: ArchiveDamaged | None = None
     lock = locked(options.archive, LOCK)
     try:
         for table in SCHEMAS:
             done = tidy_table(archive, table, files_min=2, last_day_files_min=2)
+            damaged = damaged or done.damaged
             if done.before:
                 screen.result(f"{table}: {done.before} files joined into {done.after} of {done.size_bytes / (1 << 20):.1f} MiB")
-        screen.note(f"the archive {options.archive} is tidy")
     finally:
         os.close(lock)
+    if damaged is not None:
+        raise damaged
+    screen.note(f"the archive {options.archive} is tidy")
     return 0
 
 
@@ -83,8 +96,9 @@ def tidy_table(
 ) -> Tidied:
     """Join the small files of each day of one table, if it has at least `files_min` neighbours; more of its last day, which goes on.
 
-    Delta tables are left as they are: Delta has ways of its own. `step` is told what is done. Raises `ArchiveFull`,
-    `ArchiveUnwritable`, and `ArchiveDamaged` for a file that cannot be read.
+    Delta tables are left as they are: Delta has ways of its own. `step` is told what is done. A file that cannot be read keeps no
+    other day, and no other group of its own, from being joined. Raises `ArchiveFull`, `ArchiveUnwritable`, and what
+    `Archive.manifest` raises.
     """
     manifest = archive.manifest(WRITER_OF[table])
     done, days = Tidied(), archive.days(table)
@@ -92,24 +106,26 @@ def tidy_table(
         return done
     for day in days:
         least = last_day_files_min if day == days[-1] else files_min
-        done += _Folder(archive=archive.path, path=archive.path / table / day_folder(day), table=table, step=step).tidy(manifest, least)
+        done += _Folder(archive=archive, path=archive.path / table / day_folder(day), table=table, step=step).tidy(manifest, least)
     return done
 
 
-def tidy_beside(archive: Archive, tables: Sequence[Table]) -> Tidied:
-    """What a job does of itself now and then; nothing while another process tidies. Raises as `tidy_table`, save for a damaged file.
+def tidy_beside(archive: Archive, writer: str, batch: int) -> Tidied:
+    """What a job does of itself after `batch`: it tidies what it writes, once in so many batches, unless another process tidies.
 
-    That one stays where it is, with what would be joined to it, for `equipoise spark verify` to name: to add rows needs none of them.
+    A damaged file stays where it is, with what would be joined to it, for `equipoise spark verify` to name: to add rows needs none of
+    them. Raises what `tidy_table` raises.
     """
+    if batch % BATCHES_BETWEEN != BATCHES_BETWEEN - 1:
+        return Tidied()
     try:
         lock = locked(archive.path, LOCK)
     except ArchiveInUse:
         return Tidied()
     done = Tidied()
     try:
-        for table in tables:
-            with suppress(ArchiveDamaged):
-                done += tidy_table(archive, table, files_min=2)
+        for table in WRITTEN_BY[writer]:
+            done += tidy_table(archive, table, files_min=2)
     finally:
         os.close(lock)
     return done
@@ -119,7 +135,7 @@ def tidy_beside(archive: Archive, tables: Sequence[Table]) -> Tidied:
 class _Folder:
     """The folder of one day of one table."""
 
-    archive: Path
+    archive: Archive
     path: Path
     table: Table
     step: Step
@@ -135,7 +151,11 @@ class _Folder:
         done = Tidied()
         for group in joins(files, size_max=FILE_BYTES_MAX, files_min=files_min):
             old = [name.text for name in group]
-            into = write_file(self.archive, self.path, joined(group), self._rows(old), arrow_schema(SCHEMAS[self.table]))
+            try:
+                into = write_file(self.archive.path, self.path, joined(group), self._rows(old), arrow_schema(SCHEMAS[self.table]))
+            except ArchiveDamaged as error:
+                done += Tidied(damaged=error)
+                continue
             self.step("joined")
             self._remove(old)
             done += Tidied(before=len(old), after=1, size_bytes=into.stat().st_size)
@@ -146,7 +166,7 @@ class _Folder:
         columns = list(SCHEMAS[self.table].names)
         held: list[pa.RecordBatch] = []
         for name in names:
-            for batch in self._batches(self.path / name, columns):
+            for batch in self.archive.file_batches(self.path / name, self.table, columns=columns):
                 held.append(batch)
                 if sum(each.num_rows for each in held) >= ROW_GROUP_ROWS:
                     yield pa.Table.from_batches(held)
@@ -156,14 +176,8 @@ class _Folder:
             yield pa.Table.from_batches(held)
         self.step("written")
 
-    def _batches(self, path: Path, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        try:
-            yield from file_batches(path, self.table, columns=columns)
-        except (OSError, pa.ArrowException) as error:
-            raise ArchiveDamaged(archive=str(self.archive), problem=f"{path} cannot be read: {error}") from error
-
     def _remove(self, names: Sequence[str]) -> None:
         for name in names:
-            with told(self.archive, self.path / name):
+            with told(self.archive.path, self.path / name):
                 (self.path / name).unlink(missing_ok=True)
             self.step("removed")

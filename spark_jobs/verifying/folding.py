@@ -3,13 +3,14 @@
 May live here: the fold of a segment, and what it compares. Where the rows come from is `spark_jobs.verify`.
 
 What is compared: offsets rise; the verdict that the archive holds is the fold's; the digest that each renewal says is that of the view;
-and at the end the digest is that of the next snapshot. A segment ends at the first difference, since what follows it means nothing.
+and at the end the digest is that of the next snapshot. A segment ends at the first difference, since what follows it means nothing;
+but what a renewal says is one broker's word, which anybody may forge: after it the segment is read on.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, NamedTuple
 
@@ -18,13 +19,13 @@ from channel.errors import SnapshotDamaged
 from channel.log import FIRST_OFFSET
 from channel.records import LEVEL_SUPPORTED, Genesis, Renewed
 from channel.view import View, apply
+from spark_jobs.sequence.sequence import NOT_FOLDED
+from spark_jobs.sequence.telling import ACCEPTED
 from spark_jobs.verifying.segments import Mark, Segment
 
 Kind = Literal["damaged", "gone", "missing", "order", "verdict", "renewal", "digest"]
 
-ACCEPTED: Final = "accepted"
-NOT_FOLDED: Final = "not_folded"
-"""The verdict of entries that the archive's own reader did not come to: they are kept, and mean nothing."""
+_FOLLOW: Final[frozenset[Kind]] = frozenset({"verdict", "digest"})
 
 
 class Rows(NamedTuple):
@@ -37,12 +38,16 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where an archive is not what it should be: the records from `first` to `last`, one of which is to blame, and `text`."""
+    """Where an archive is not what it should be: the records from `first` to `last`, one of which is to blame, and `text`.
+
+    Of a `file` that cannot be read (`damaged`, `gone`) it is not known which records are in it, and none is to blame.
+    """
 
     kind: Kind
-    first: int
-    last: int
     text: str
+    first: int | None = None
+    last: int | None = None
+    file: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +63,7 @@ class Checked:
     agreements: int = 0
     trusted: int = 0
     last: int | None = None
-    difference: Difference | None = None
+    differences: tuple[Difference, ...] = ()
 
 
 class Folding:
@@ -74,6 +79,7 @@ class Folding:
         self._trusted = 0
         self._last = segment.first - 1
         self._difference: Difference | None = None
+        self._claim: Difference | None = None  # The first renewal whose digest is not the view's.
 
     @property
     def goes_on(self) -> bool:
@@ -93,11 +99,10 @@ class Folding:
         self._difference = self._fold(self._view, _folded_ones(rows))
         self._verdicts.update(str(verdict) for verdict in rows.verdicts)
 
-    def unreadable(self, kind: Kind, text: str) -> None:
-        """The rows of this segment, or its snapshot, cannot be read: they are damaged, or gone."""
+    def unreadable(self, kind: Kind, *, file: str, text: str) -> None:
+        """The file with rows of this segment, or with its snapshot, cannot be read: it is damaged, or gone."""
         if self.goes_on:
-            last = self._segment.last
-            self._difference = Difference(kind=kind, first=self._last + 1, last=self._last + 1 if last is None else last, text=text)
+            self._difference = Difference(kind=kind, file=file, text=text)
 
     def checked(self) -> Checked:
         """What it came to, after the last rows."""
@@ -110,8 +115,15 @@ class Folding:
             agreements=self._agreements,
             trusted=self._trusted,
             last=self._last if self._last >= self._segment.first else None,
-            difference=self._difference,
+            differences=tuple(self._told()),
         )
+
+    def _told(self) -> Iterator[Difference]:
+        """What differs. Where a renewal did, other verdicts and another digest are what is to be expected after it."""
+        if self._claim is not None:
+            yield self._claim
+        if self._difference is not None and (self._claim is None or self._difference.kind not in _FOLLOW):
+            yield self._difference
 
     def _begin(self, rows: Rows) -> None:
         """The archive's first records: they can be folded if they are the log's first, too."""
@@ -136,7 +148,8 @@ class Folding:
                     return _other_verdict(offset, archived, ACCEPTED if reason is None else reason)
                 if type(record) is Renewed and reason is None:
                     if verdict.diverged:
-                        return _other_digest(offset, record, agreed_at)
+                        self._claim = self._claim or _other_digest(offset, record, agreed_at)
+                        continue
                     agreements += 1
                     agreed_at = max(agreed_at, record.based_on)
         finally:

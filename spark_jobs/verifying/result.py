@@ -10,7 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from spark_jobs.verifying.folding import ACCEPTED, NOT_FOLDED, Checked, Difference
+from spark_jobs.sequence.sequence import NOT_FOLDED
+from spark_jobs.sequence.telling import ACCEPTED
+from spark_jobs.verifying.folding import Checked, Difference
 from spark_jobs.verifying.segments import Segment
 
 DIFFERENCES_MAX: Final = 20
@@ -57,8 +59,8 @@ def verification(
     verdicts: Counter[str] = Counter()
     for each in checked:
         verdicts.update(each.verdicts)
-    differing = sorted((each.difference for each in checked if each.difference is not None), key=lambda found: (found.first, found.last))
-    found = (*unreadable, *differing)
+    in_order = sorted(checked, key=lambda each: each.number)
+    found = tuple(_once([*unreadable, *(difference for each in in_order for difference in each.differences)]))
     accepted, not_folded = verdicts.pop(ACCEPTED, 0), verdicts.pop(NOT_FOLDED, 0)
     return Verification(
         segments=len(segments),
@@ -76,6 +78,17 @@ def verification(
     )
 
 
+def _once(differences: Sequence[Difference]) -> Iterator[Difference]:
+    """What is wrong with a file is told once, however many segments need it."""
+    files: set[str] = set()
+    for each in differences:
+        if each.file is None:
+            yield each
+        elif each.file not in files:
+            files.add(each.file)
+            yield each
+
+
 def lines(result: Verification, *, url: str) -> Iterator[str]:
     """What a person reads of it, as `equipoise channel verify` tells its own; `url` is the log that the archive is of."""
     if not result.records and result.in_order:
@@ -91,10 +104,12 @@ def lines(result: Verification, *, url: str) -> Iterator[str]:
     if result.not_folded:
         yield f"{result.not_folded} entries stand where no reader folds, and were passed over"
     for found in result.differences:
+        if found.file is not None:
+            yield f"{found.kind}: {found.text}"
+            continue
         where = f"offset {found.first}" if found.first == found.last else f"offsets {found.first} to {found.last}"
         yield f"{where}: {found.kind}: {found.text}"
-        if found.kind != "damaged":
-            yield f"  {_COMMAND.format(offset=found.last, log=url)}"
+        yield f"  {_COMMAND.format(offset=found.last, log=url)}"
     if result.in_order:
         yield "all is in order"
     else:

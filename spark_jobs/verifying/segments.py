@@ -38,6 +38,25 @@ class RecordFile:
     rows: int
 
 
+def with_unreadable(files: Sequence[RecordFile | str], *, last: int) -> list[RecordFile]:
+    """Files in the order of the log, some of which cannot be read, and are given by their path alone.
+
+    Of such a one it is known where it stands: it may hold all that its neighbours leave out, or, at the end, what is there up to `last`.
+    So the segments that need it fail by it, and those beside it are folded. One that nothing is missing for is left out.
+    """
+    found: list[RecordFile] = []
+    below = 0
+    for place, file in enumerate(files):
+        if isinstance(file, RecordFile):
+            found.append(file)
+            below = file.last + 1
+            continue
+        end = next((after.first - 1 for after in files[place:] if isinstance(after, RecordFile)), max(last, below))
+        if below <= end:
+            found.append(RecordFile(path=file, first=below, last=end, rows=end - below + 1))
+    return found
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
     """The records above `opening` up to `closing`, both included in neither or the other: `(opening.offset, closing.offset]`.

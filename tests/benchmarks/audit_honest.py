@@ -3,7 +3,8 @@
 May live here: the runs of the simulator, in as many processes as there are cores, each followed by the audit without Spark. There
 must be no finding; the first ones are told, with what replays them, and make the benchmark fail.
 
-`python -m tests.benchmarks.audit_honest --records N` asks for another number of records.
+`python -m tests.benchmarks.audit_honest --records N` asks for another number of records, and `--seconds S` for longer runs: rules
+whose bound is minutes have nothing to say of a run of one.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ class Case:
 
     scenario: str
     seed: int
+    seconds: int
     evidence: bool
 
 
@@ -55,7 +57,7 @@ class Audited:
 
 def audit(case: Case) -> Audited:
     """Play one run, and audit it."""
-    run = play(honest(case.scenario, seconds=SECONDS), case.seed, evidence=case.evidence)
+    run = play(honest(case.scenario, seconds=case.seconds), case.seed, evidence=case.evidence)
     arrivals, pipeline = run.arrivals, Pipeline()
     began = time.process_time()
     findings = [str(finding) for first in range(0, len(arrivals), BATCH) for finding in pipeline.feed(arrivals[first : first + BATCH])]
@@ -65,16 +67,16 @@ def audit(case: Case) -> Audited:
     )
 
 
-def cases() -> Iterator[Case]:
-    """All scenarios, under one seed after another."""
+def cases(seconds: int) -> Iterator[Case]:
+    """All scenarios, each so many simulated seconds long, under one seed after another."""
     for seed in count(1):
         for name in sorted(SCENARIOS):
-            yield Case(scenario=name, seed=seed, evidence=seed % 2 == 1)
+            yield Case(scenario=name, seed=seed, seconds=seconds, evidence=seed % 2 == 1)
 
 
-def all_audited(records: int) -> Iterator[Audited]:
-    """Runs until so many records are audited."""
-    coming, cores, audited = cases(), os.cpu_count() or 1, 0
+def all_audited(records: int, seconds: int) -> Iterator[Audited]:
+    """Runs of so many simulated seconds until so many records are audited."""
+    coming, cores, audited = cases(seconds), os.cpu_count() or 1, 0
     with ProcessPoolExecutor(cores, mp_context=multiprocessing.get_context("spawn")) as pool:
         running: set[Future[Audited]] = {pool.submit(audit, next(coming)) for _ in range(cores)}
         while running:
@@ -90,9 +92,11 @@ def main() -> int:
     """Audit, and print; 1 if anything was found."""
     parser = argparse.ArgumentParser(prog="tests.benchmarks.audit_honest")
     parser.add_argument("--records", type=int, default=RECORDS)
+    parser.add_argument("--seconds", type=int, default=SECONDS, help="how long each run of the simulator is, in its own time")
+    asked = parser.parse_args()
     done: list[Audited] = []
     told = 0
-    for audited in all_audited(parser.parse_args().records):
+    for audited in all_audited(asked.records, asked.seconds):
         done.append(audited)
         so_far = sum(each.records for each in done)
         if so_far >= told + PROGRESS_RECORDS:
@@ -111,7 +115,8 @@ def main() -> int:
         "microseconds_per_fact": round(seconds / facts * 1_000_000, 1),
     }
     conditions = (
-        f"{len(done)} runs of {len(SCENARIOS)} scenarios, {SECONDS} simulated seconds each and the calm after it, in batches of {BATCH}; "
+        f"{len(done)} runs of {len(SCENARIOS)} scenarios, {asked.seconds} simulated seconds each and the calm after it, "
+        f"in batches of {BATCH}; "
         f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}, {platform.python_implementation()} {platform.python_version()}"
     )
     print(json.dumps({"name": "audit_honest", "results": results, "conditions": conditions}))

@@ -113,7 +113,8 @@ def main() -> None:
     parser.add_argument("--records", type=int, default=REPLAYED)
     parser.add_argument("--seconds", type=float, default=SECONDS, help="how long the log that grows is followed, once it is warm")
     asked = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
+    # Spark may still be writing its state away when a job that was interrupted has ended.
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         rate = replayed(Path(folder), records=asked.records)
         told = followed(Path(folder), seconds=asked.seconds)
     latencies = [1_000 * at_s - at_ms for at_s, at_ms in told]

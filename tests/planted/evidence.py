@@ -120,6 +120,13 @@ def _serves_what_it_was_never_given(served: _Served, rng: Random) -> Planted:
     return _planted(served.and_document(place, stretch), "served_without_ownership", stretch)
 
 
+def _serves_what_is_not_there(served: _Served, rng: Random) -> Planted:
+    """A bundle of which the log never says anything, under a token that it has not come to."""
+    place = rng.randrange(len(served.stretches) // 4, len(served.stretches) // 2)
+    stretch = {**served.stretches[place], "bundle": "tenant/nothing/0x00000000_0xffffffff", "token": served.run.channel[-1].offset + 1}
+    return _planted(served.and_document(place, stretch), "served_without_ownership", stretch)
+
+
 def _serves_before_it_is_given(served: _Served, rng: Random) -> Planted:
     place = rng.randrange(len(served.stretches) // 2, len(served.stretches))
     stretch = dict(served.stretches[place])
@@ -135,6 +142,7 @@ _LIES: Final[tuple[Callable[[_Served, Random], Planted | None], ...]] = (
     _answers_past_its_lease,
     _serves_under_an_old_token,
     _serves_what_it_was_never_given,
+    _serves_what_is_not_there,
     _serves_before_it_is_given,
 )
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
-from typing import Final
+from typing import Final, Protocol
 from unittest.mock import patch
 
 from brokers.agent.effects import Effect, Open, Reshaped
@@ -67,12 +67,12 @@ class Run:
         return sorted((*self.channel, *self.serving), key=lambda arrival: (arrival.at_ms, arrival.source != Source.CHANNEL))
 
 
-class Forger:
+class Forger(Protocol):
     """Who writes to the log what nobody should. `write` is asked every few milliseconds until it has written all it wants."""
 
     def write(self, view: View, entries: list[Entry], now_ms: int, append: Callable[[bytes], None]) -> bool:
         """Append what it wants, if the channel is as it needs it; whether it has done."""
-        raise NotImplementedError
+        ...
 
 
 def honest(name: str, *, seconds: int | None = None, gaps: bool = False) -> Scenario:

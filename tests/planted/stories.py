@@ -1,11 +1,12 @@
 """Stories: short channels in which nobody forges anything, and something that must end does not.
 
-May live here: clusters that renew and do nothing else for some minutes of the log's time, while a bundle is stuck, or one of
-them has fallen silent.
+May live here: clusters that renew and do nothing else of use for some minutes of the log's time, while a bundle is stuck, a
+deletion has stopped half-way, or one of them has fallen silent.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from random import Random
@@ -15,7 +16,7 @@ from channel import propose
 from channel.lifecycle import Phase
 from channel.propose import Author
 from spark_jobs.arrivals import Arrival, Source
-from tests.folding import Channel, channel_in, channel_with
+from tests.folding import NAMESPACE, Channel, channel_in, channel_with
 from tests.planted.honest import BEGAN_MS
 from tests.planted.planted import Kind, Planted
 
@@ -26,6 +27,7 @@ _LASTS_MS: Final = 400_000
 
 _STUCK: Final[tuple[Phase, ...]] = ("assigning", "transferring", "handing_over", "unloading", "splitting")
 _SILENT_AFTER: Final = (5, 60)
+_TRIED_EVERY_S: Final = (5, 40)
 
 
 class _Told:
@@ -45,13 +47,17 @@ class _Told:
             self.at_ms += self.rng.randrange(1, 20)
             self.arrivals.append(Arrival(Source.CHANNEL, offset, self.at_ms, None, data))
 
+    def author(self, name: str) -> Author:
+        """A broker, with the number of a new attempt."""
+        broker = self.channel.view.brokers[name]
+        return Author(publisher=name, incarnation=broker.incarnation, sequence=broker.sequence + 1)
+
     def renew(self, *, without: str | None = None) -> None:
         """A second passes, in which everybody renews but one."""
         began_ms = self.at_ms
         for name, broker in self.channel.view.brokers.items():
             if broker.live and name != without:
-                author = Author(publisher=name, incarnation=broker.incarnation, sequence=broker.sequence + 1)
-                self.channel.accept(propose.renewed(author, replace(broker)))
+                self.channel.accept(propose.renewed(self.author(name), replace(broker)))
                 self.take()
         self.at_ms = began_ms + _RENEW_MS
 
@@ -86,7 +92,71 @@ def _silent(_seed: int, rng: Random) -> Planted:
     )
 
 
+def _freed_and_left(_seed: int, rng: Random) -> Planted:
+    """The owner of a bundle dies, and of the two who live nobody takes what it had."""
+    told = _Told(channel_in("owned", "other"), rng)
+    for _ in range(rng.randrange(*_SILENT_AFTER)):
+        told.renew()
+    told.channel.die("owner")
+    told.take()
+    return _is_stuck(told, since=told.channel.view.offset)
+
+
+def _passed_to_and_fro(_seed: int, rng: Random) -> Planted:
+    """Nobody opens a bundle, and each time before the bound it is assigned to another."""
+    told = _Told(channel_in("assigning", "other"), rng)
+    return _is_stuck(told, since=told.channel.bundle().last, each_time=_assign_to_another)
+
+
+def _refused_by_all(_seed: int, rng: Random) -> Planted:
+    """Whoever gets a bundle gives it back at once, for ever."""
+    told = _Told(channel_in("free", "other"), rng)
+    return _is_stuck(told, since=told.channel.bundle().last, each_time=_assign_and_refuse)
+
+
+def _assign_to_another(told: _Told) -> None:
+    names = [name for name in ("owner", "other") if told.channel.incarnation(name) != told.channel.bundle().owner]
+    told.channel.accept(propose.assign(told.author("source"), told.channel.bundle(), owner=told.channel.incarnation(names[0])))
+
+
+def _assign_and_refuse(told: _Told) -> None:
+    told.channel.accept(propose.assign(told.author("source"), told.channel.bundle(), owner=told.channel.incarnation("owner")))
+    told.channel.accept(propose.refuse(told.author("owner"), told.channel.bundle(), reason="it is full"))
+
+
+def _is_stuck(told: _Told, *, since: int, each_time: Callable[[_Told], None] | None = None) -> Planted:
+    """The only bundle of a channel is stuck since an offset, whatever is done about it every so often."""
+    while told.at_ms < BEGAN_MS + _LASTS_MS:
+        for _ in range(told.rng.randrange(*_TRIED_EVERY_S)):
+            told.renew()
+        if each_time is not None:
+            each_time(told)
+            told.take()
+    subject = f"bundle:{told.channel.bundle().name}"
+    return Planted(arrivals=told.arrivals, rules=frozenset({"stuck_in_flight"}), subjects=frozenset({subject}), offsets=frozenset({since}))
+
+
+def _deletion_stops(_seed: int, rng: Random) -> Planted:
+    """Somebody lets a namespace go, and never takes it away."""
+    told = _Told(channel_in("owned"), rng)
+    told.channel.accept(propose.start_deleting_namespace(told.channel.admin(), told.channel.view, name=NAMESPACE))
+    since = told.channel.view.offset
+    told.take()
+    while told.at_ms < BEGAN_MS + _LASTS_MS:
+        told.renew()
+    return Planted(
+        arrivals=told.arrivals,
+        rules=frozenset({"deleting_too_long"}),
+        subjects=frozenset({f"namespace:{NAMESPACE}"}),
+        offsets=frozenset({since}),
+    )
+
+
 STORIES: Final = (
     *(Kind(name=f"stuck_{phase}", plant=partial(_stuck, phase)) for phase in _STUCK),
+    Kind(name="freed_and_left", plant=_freed_and_left),
+    Kind(name="passed_to_and_fro", plant=_passed_to_and_fro),
+    Kind(name="refused_by_all", plant=_refused_by_all),
+    Kind(name="deletion_stops", plant=_deletion_stops),
     Kind(name="silent_and_not_told", plant=_silent),
 )

@@ -21,6 +21,7 @@ from tests.planted.honest import busy_channel
 from tests.planted.planted import Kind, Planted
 
 _BACK_MS: Final = 600_000
+_AHEAD_MS: Final = 365 * 86_400_000
 
 
 def _channel(seed: int) -> list[Arrival]:
@@ -117,6 +118,16 @@ def _lets_time_fall(seed: int, rng: Random) -> Planted | None:
     )
 
 
+def _lets_time_leap(seed: int, rng: Random) -> Planted:
+    """One record bears a time that comes in a year, and those after it their own."""
+    channel = _channel(seed)
+    place = rng.randrange(len(channel) // 4, len(channel) * 3 // 4)
+    channel[place] = channel[place]._replace(at_ms=channel[place].at_ms + _AHEAD_MS)
+    return Planted(
+        arrivals=channel, rules=frozenset({"time_leapt"}), subjects=frozenset({"log:"}), offsets=frozenset({channel[place + 1].offset})
+    )
+
+
 def _puts_nothing_between(seed: int, rng: Random) -> Planted | None:
     """An entry without a value, as a compacted topic has for what was removed, and a channel never."""
     channel = _channel(seed)
@@ -152,6 +163,7 @@ TAMPERINGS: Final = (
     Kind(name="takes_a_record_away", plant=_takes_a_record_away),
     Kind(name="swaps_two_records", plant=_swaps_two_records),
     Kind(name="lets_time_fall", plant=_lets_time_fall),
+    Kind(name="lets_time_leap", plant=_lets_time_leap),
     Kind(name="puts_nothing_between", plant=_puts_nothing_between),
     Kind(name="cuts_records_off", plant=_cuts_records_off),
 )

@@ -10,17 +10,21 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
+from brokers.admin.access import opened, submit
 from channel import propose
+from channel.deadline import Deadline
 from channel.entries import PolicyEntry
 from channel.errors import InvalidName
 from channel.open_log import open_log
+from channel.reader import Reader
 from channel.records import Document
 from channel.view import View
 from compaction.holds import DAYS_LIMIT, DAYS_MAX, Held, hold_document, hold_key, holds_in
-from spark_jobs.holding import AT_LEAST_EVERY_S, EVERY_S, Hold, release_hold
+from spark_jobs.holding import AT_LEAST_EVERY_S, EVERY_S, OPEN_MS, OPEN_MS_MAX, READ_MS, Hold, release_hold
 from spark_jobs.tables.errors import NoHold
 from spark_jobs.tables.manifest import Manifest
 from tests.compacting import NOTHING, compacted, renewed, restored_to_end, written
@@ -126,6 +130,19 @@ class Clock:
         return self.now_s
 
 
+def say(url: str) -> int:
+    """Let somebody write a record that is no hold, and be accepted at this offset."""
+    with opened(url, timeout_ms=10_000, publisher="admin:alice") as access:
+        return submit(access, lambda view, author: propose.set_policy(author, view, name="pin/main", document={})).offset
+
+
+def reach(hold: Hold, url: str) -> int:
+    """Let an archive come to the log's end, and say so if it is time; where the log ends after it."""
+    with closing(open_log(url)) as log:
+        hold.archived(Manifest(writer="archive", log="", url=url, positions={"channel": log.end() + 1}))
+        return log.end()
+
+
 def test_an_archive_moves_its_hold(tmp_path: Path) -> None:
     """The hold is written at once, then no sooner than every so often, not for its own record, and in any case once a day."""
     channel = channel_with("a:1")
@@ -142,16 +159,86 @@ def test_an_archive_moves_its_hold(tmp_path: Path) -> None:
     end = channel.view.offset
     assert [None, end] == [archived_to(None, 0), archived_to(end + 1, 0)]
     assert end == archived_to(end + 2, EVERY_S), "that is its own record"
-    assert end + 2 == archived_to(end + 3, 0)
-    assert [end + 2, end + 4] == [archived_to(end + 5, EVERY_S - 1), archived_to(end + 5, 1)]
+    said = say(url)
+    assert [end, said] == [archived_to(said + 1, EVERY_S - 1), archived_to(said + 1, 1)]
     written_ms = view_of(url).policies["archives/main"].document["at_ms"]
-    assert end + 4 == archived_to(end + 5, AT_LEAST_EVERY_S)
+    assert said == archived_to(said + 1, AT_LEAST_EVERY_S)
     assert written_ms != view_of(url).policies["archives/main"].document["at_ms"]
     hold.close()
     assert [] == told
     assert release_hold(url, "main").endswith("the hold archives/main is lifted, and compaction no longer waits for that archive")
     with pytest.raises(NoHold, match="archives/main"):
         release_hold(url, "main")
+
+
+def test_archives_do_not_follow_one_another(tmp_path: Path) -> None:
+    """Two archives that hold a log on which nobody else writes fall silent, both follow what is said then, and write once a day."""
+    url, told, clock = write(channel_with("a:1").entries, tmp_path), list[str](), Clock()
+    holds = [Hold(url, name, tell=told.append, now_s=clock) for name in ("one", "two")]
+
+    def ends(times: int) -> list[int]:
+        found = []
+        for _ in range(times):
+            found += [reach(hold, url) for hold in holds]
+            clock.now_s += EVERY_S
+        return found
+
+    assert 1 == len(set(ends(10)[1:]))
+    said = say(url)
+    assert {said + 2} == set(ends(10)[1:])
+    assert [said] == [view_of(url).policies["archives/one"].document["archived_to"]]
+    clock.now_s += AT_LEAST_EVERY_S
+    assert {said + 4} == set(ends(10)[1:])
+    for hold in holds:
+        hold.close()
+    assert [] == told
+
+
+def test_what_a_hold_has_not_read_itself_counts(tmp_path: Path) -> None:
+    """An archive that is behind the twin from which its hold began to read moves the hold all the same, record by record."""
+    channel = renewed(channel_with("a:1"), 20)
+    url, told, clock = write(channel.entries, tmp_path), list[str](), Clock()
+    with closing(open_log(url)) as log:
+        compacted(log)
+    hold = Hold(url, "main", tell=told.append, now_s=clock)
+    for reached in (5, 9):
+        hold.archived(Manifest(writer="archive", log="", url=url, positions={"channel": reached + 1}))
+        assert reached == view_of(url).policies["archives/main"].document["archived_to"]
+        clock.now_s += EVERY_S
+    hold.close()
+    assert [] == told
+
+
+def test_a_twin_that_loads_slowly_is_given_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the view was not there in time the next try waits twice as long, up to a bound, so that one comes to the end of it."""
+    waited, told, clock = list[int](), list[str](), Clock()
+
+    def slowly(*_: object, **__: object) -> Reader:
+        raise Deadline.after(timeout_ms=waited[-1]).exceeded("reading the twin")
+
+    class Patient(Deadline):
+        """Notes how long it is."""
+
+        @classmethod
+        def after(cls, *, timeout_ms: int) -> Deadline:
+            """See `Deadline.after`."""
+            waited.append(timeout_ms)
+            return Deadline.after(timeout_ms=timeout_ms)
+
+    monkeypatch.setattr("spark_jobs.holding.Deadline", Patient)
+    url = write(channel_with("a:1").entries, tmp_path)
+    hold = Hold(url, "main", tell=told.append, now_s=clock)
+    with monkeypatch.context() as slow:
+        slow.setattr("spark_jobs.holding.restored", slowly)
+        for _ in range(7):
+            reach(hold, url)
+            clock.now_s += EVERY_S
+    assert [OPEN_MS, 2 * OPEN_MS, 4 * OPEN_MS] == waited[:3]
+    assert OPEN_MS_MAX == waited[-1] == max(waited)
+    assert len(waited) == len(told)
+    reach(hold, url)
+    hold.close()
+    assert "archives/main" in view_of(url).policies
 
 
 def test_a_hold_that_cannot_be_moved_is_told(tmp_path: Path) -> None:
@@ -161,6 +248,37 @@ def test_a_hold_that_cannot_be_moved_is_told(tmp_path: Path) -> None:
     hold.archived(Manifest(writer="archive", log="", url="", positions={"channel": 2}))
     assert 1 == len(told)
     assert "the hold archives/main could not be moved" in told[0]
+
+
+def test_a_batch_does_not_wait_for_a_long_channel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a channel that takes long to read each batch reads a part, and the hold is written by the one that comes to the end of it."""
+
+    class Impatient(Deadline):
+        """Comes after the first part of the channel."""
+
+        parts: ClassVar[list[str]] = []
+
+        def check(self, what: str) -> None:
+            """See `Deadline.check`."""
+            self.parts.append(what)
+            if self.timeout_ms == READ_MS and not len(self.parts) % 2:
+                raise self.exceeded(what)
+
+    monkeypatch.setattr("spark_jobs.holding.Deadline", Impatient)
+    monkeypatch.setattr("channel.blocking_view.READ_ENTRIES_MAX", 5)
+    channel = renewed(channel_with("a:1"), 20)
+    url, told, clock = write(channel.entries, tmp_path), list[str](), Clock()
+    hold = Hold(url, "main", tell=told.append, now_s=clock)
+    batches = 0
+    while "archives/main" not in view_of(url).policies:
+        batches += 1
+        hold.archived(Manifest(writer="archive", log="", url=url, positions={"channel": batches + 1}))
+        clock.now_s += 1
+    hold.close()
+    assert batches == view_of(url).policies["archives/main"].document["archived_to"]
+    assert channel.view.offset // 5 < batches
+    [line] = told
+    assert line.endswith("the channel is read up to position 5, which each batch goes on with")
 
 
 def test_a_hold_is_dated_by_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

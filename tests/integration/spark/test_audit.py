@@ -22,7 +22,7 @@ from spark_jobs.tables.errors import ArchiveInUse, ArchiveOfAnotherLog
 from spark_jobs.tables.sink import open_sink
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import read_all
-from tests.spark_kills import audit, audit_with_kills, findings, write_log
+from tests.spark_kills import audit, findings, run_with_kills, write_log
 from tests.spark_logs import WrittenStream
 
 pytestmark = pytest.mark.integration
@@ -50,7 +50,7 @@ class Said:
 
 
 def test_an_audit_finds_tells_keeps_and_goes_on(spark: SparkSession, tmp_path: Path) -> None:
-    """What is no record is found: on the screen, in the archive, in the table beside the log; the next run tells only what came since."""
+    """What is no record is found: on the screen, in the archive, in the table beside the log; the next tells only what came since."""
     url, archive, port = f"sqlite:{tmp_path}/log", tmp_path / "archive", free_port()
     options = AuditOptions(log_url=url, archive=archive, to_end=True, metrics_port=port)
     with closing(open_log(url)) as log:
@@ -69,6 +69,10 @@ def test_an_audit_finds_tells_keeps_and_goes_on(spark: SparkSession, tmp_path: P
         said = Said()
         assert 1 == run_audit(options, said.screen())
         assert any("on from where it was left" in note for note in said.notes)
+        assert said.notes[-1].endswith(" entries: 1 finding (malformed 1); the archive holds 1 older")
+        said = Said()
+        assert 0 == run_audit(options, said.screen()), "nothing is wrong with what came since"
+        assert said.notes[-1].endswith(" entries: no findings; the archive holds 2 older")
         assert [second] == [orjson.loads(document)["offsets"][-1] for document in kept(tmp_path / "log.observations")[1:]]
     assert [first, second] == [row["offset"] for row in findings(archive)]
 
@@ -108,7 +112,7 @@ def test_findings_after_kills_are_those_of_an_undisturbed_audit(spark: SparkSess
     url = f"sqlite:{tmp_path}/log"
     planted = write_log(url, records=1_700)
     assert planted == audit(url, tmp_path / "whole")
-    assert 2 == audit_with_kills(url, tmp_path / "cut", kills=2, chance=random.Random(1))
+    assert 2 == run_with_kills("audit", url, tmp_path / "cut", kills=2, chance=random.Random(1))
     assert findings(tmp_path / "whole") == findings(tmp_path / "cut")
     assert planted == len(kept(tmp_path / "log.observations"))
 

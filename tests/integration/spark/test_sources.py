@@ -144,6 +144,21 @@ def test_a_topic_is_read_from_given_positions(spark_on_kafka: SparkSession, kafk
     assert [1, 1, 2] == [len([row for row in streamed if row.source == source]) for source in ("serving", "loads", "decisions")]
 
 
+def test_a_source_that_is_not_wanted_is_not_read(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
+    """Who wants the channel and decisions alone gets no evidence and no loads, of a file and of a topic, nor after a start with all."""
+    wanted = frozenset({Source.CHANNEL, Source.DECISIONS})
+    for number, url in enumerate((filled_file(tmp_path), filled_topic(kafka))):
+        for start in (None, {"channel": 20}):
+            frame = channel_frame(spark_on_kafka, url, streaming=False, sources=wanted, start=start)
+            assert wanted == {row.source for row in frame.collect()}
+        checkpoint = tmp_path / f"checkpoint-{number}"
+        until_end(channel_frame(spark_on_kafka, url, streaming=True, per_trigger=10), checkpoint)
+        with closing(open_log(url)) as log:
+            log.append([b"later"], timeout_ms=5_000)
+        again = until_end(channel_frame(spark_on_kafka, url, streaming=True, sources=wanted, per_trigger=10), checkpoint)
+        assert [("channel", b"later")] == [(row.source, bytes(row.value)) for row in again.rows]
+
+
 def test_a_stream_of_a_file_is_admitted_in_batches_and_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     """No batch holds more of a source than it may, and a query that starts again reads what came since, once."""
     url = filled_file(tmp_path)

@@ -6,6 +6,7 @@ May live here: `spark_jobs.tables` on real folders, without Spark.
 from __future__ import annotations
 
 import resource
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ import pytest
 from channel.snapshot import to_bytes
 from channel.view import View
 from compaction.compressed import shortened
+from spark_jobs import whole_files
 from spark_jobs.emitted import Emitted, Table
 from spark_jobs.tables import arrow, manifest, parquet, reading, schema
 from spark_jobs.tables.arrow import arrow_schema
@@ -167,13 +169,18 @@ def test_readers_do_not_see_half_a_batch(tmp_path: Path) -> None:
     assert [1] == offsets(Archive(tmp_path))
 
 
-def test_a_checkpoint_that_is_an_older_copy_is_refused(tmp_path: Path) -> None:
-    """A batch before the last one is no repetition that Spark would ever make."""
-    with sink_of(tmp_path) as sink:
+@pytest.mark.parametrize(("writer", "after"), [("archive", "where the archive ends"), ("audit", "from its beginning")])
+def test_a_checkpoint_that_is_behind_is_refused(tmp_path: Path, writer: str, after: str) -> None:
+    """A batch before the last one is no repetition that Spark would ever make; what to do is said, and works."""
+    with sink_of(tmp_path, writer=writer) as sink:
+        checkpointed(sink)
         sink.write(7, as_rows([record(1)]))
-        with pytest.raises(CheckpointBehind, match="batch 6"):
+        with pytest.raises(CheckpointBehind, match=f"batch 6, .* up to batch 7: .* power cut, .*; remove that folder .*{after}") as caught:
             sink.write(6, as_rows([record(2)]))
         assert isinstance(sink.failure, CheckpointBehind)
+    shutil.rmtree(caught.value.checkpoint)
+    with sink_of(tmp_path, writer=writer) as sink:
+        assert (True, 2) == (sink.is_new, sink.manifest.generation)
 
 
 @pytest.mark.parametrize("store", STORES)
@@ -190,6 +197,49 @@ def test_a_finished_batch_that_was_planned_anew(tmp_path: Path, store: Store) ->
             with pytest.raises(CheckpointBehind, match="batch 0"):
                 sink.write(0, more)
             assert {"channel": 2} == sink.manifest.positions
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_findings_that_a_batch_planned_anew_adds_are_kept(tmp_path: Path, store: Store) -> None:
+    """More findings at offsets that were reached already, such as evidence shows, are in the archive too, or refused like more records."""
+    before, late = row(Table.FINDINGS, 9, 0, {"rule": "a"}), row(Table.FINDINGS, 9, 1, {"rule": "b"})
+    with sink_of(tmp_path, store, writer="audit") as sink:
+        checkpointed(sink)
+        sink.write(0, as_rows([before]))
+        sink.write(1, as_rows([]))
+    with sink_of(tmp_path, store, writer="audit") as sink:
+        if store == "parquet":
+            for again in ([late], [late], [], [late]):
+                sink.write(1, as_rows(again))
+            assert ["a", "b"] == Archive(tmp_path).table(Table.FINDINGS)["rule"].to_pylist()
+        else:
+            with pytest.raises(CheckpointBehind, match="batch 1"):
+                sink.write(1, as_rows([late]))
+
+
+def test_what_the_channel_forgot_is_not_replaced_by_what_that_makes(tmp_path: Path) -> None:
+    """A finished batch whose records are partly gone from the channel stays as it was, although their loss makes more of other rows."""
+    with sink_of(tmp_path) as sink:
+        checkpointed(sink)
+        sink.write(0, as_rows([record(1), record(2), record(3)]))
+        sink.write(0, as_rows([record(3), *(row(Table.TRANSFERS, 3, ordinal, {}) for ordinal in range(9))]))
+    assert [1, 2, 3] == offsets(Archive(tmp_path))
+
+
+def test_an_archive_whose_rows_nobody_counted_goes_on(tmp_path: Path) -> None:
+    """The description that an earlier version wrote tells no rows of its last batch, which is finished at the positions that it tells."""
+    with sink_of(tmp_path) as sink:
+        checkpointed(sink)
+        sink.write(0, as_rows([record(1)]))
+    path = manifest_path(tmp_path, "archive")
+    told = orjson.loads(path.read_bytes())
+    del told["batch_rows"]
+    path.write_bytes(orjson.dumps(told))
+    with sink_of(tmp_path) as sink:
+        sink.write(0, as_rows([record(1), row(Table.TRANSFERS, 1, 0, {})]))
+        sink.write(1, as_rows([record(2)]))
+        assert {"records": 1} == sink.manifest.batch_rows
+    assert ([1, 2], []) == (offsets(Archive(tmp_path)), offsets(Archive(tmp_path), Table.TRANSFERS))
 
 
 def test_archives_are_not_mixed(tmp_path: Path) -> None:
@@ -230,11 +280,14 @@ def test_a_full_disk_is_named_and_gone_on_from(tmp_path: Path) -> None:
 def test_a_new_day_is_as_safe_as_what_is_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The names of folders that a file is the first in are made durable with its own, before the batch is called finished."""
     synced: list[str] = []
-    monkeypatch.setattr(parquet, "sync_folder", lambda path: synced.append(path.parent.name))
+    for module in (parquet, whole_files):
+        monkeypatch.setattr(module, "sync_folder", lambda path: synced.append(path.parent.name))
     with sink_of(tmp_path) as sink:
+        synced.clear()
         sink.write(0, as_rows([record(1)]))
         sink.write(1, as_rows([record(2)]))
-    assert ["records", tmp_path.name, "day=2025-11-22", "day=2025-11-22"] == synced
+    of_manifest = tmp_path.name
+    assert ["records", tmp_path.name, "day=2025-11-22", of_manifest, "day=2025-11-22", of_manifest] == synced
 
 
 def test_rows_lie_in_the_folder_of_their_day(tmp_path: Path) -> None:
@@ -308,6 +361,7 @@ def test_findings_that_are_found_again_are_there_once(tmp_path: Path) -> None:
         assert 2 == sink.manifest.generation
         sink.write(0, as_rows([first, second]))
     assert [4, 6] == offsets(Archive(tmp_path), Table.FINDINGS)
+    assert 2 == Archive(tmp_path).table(Table.FINDINGS, columns=reading.FINDING).num_rows
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from spark_jobs.options import Screen
 from spark_jobs.progress import watching
 from spark_jobs.tables.reading import Archive
 from spark_jobs.tables.sink import open_sink
+from spark_jobs.tables.tidying import FILES_MAX
 from tests.archived import LOG, NOON_MS, URL, as_rows
 
 FOUND = Finding(rule="hole", subject="namespace:t/n", offsets=(3,), at_ms=NOON_MS, text="a hole", command="look at {log}")
@@ -38,9 +39,9 @@ class Away:
         self.put_numbers += [each.ordinal for each in findings]
 
 
-def rows() -> pa.Table:
+def rows(offset: int = 3) -> pa.Table:
     """One finding, as Spark hands it over."""
-    return as_rows([Emitted(Table.FINDINGS, FOUND.subject, 3, 9, NOON_MS, FOUND.rule, None, None, FOUND.to_bytes())])
+    return as_rows([Emitted(Table.FINDINGS, FOUND.subject, offset, 9, NOON_MS, FOUND.rule, None, None, FOUND.to_bytes())])
 
 
 def test_what_is_found_is_told_although_it_cannot_be_put(tmp_path: Path) -> None:
@@ -60,3 +61,15 @@ def test_what_is_found_is_told_although_it_cannot_be_put(tmp_path: Path) -> None
         take(0, rows())
         assert ([9], 1) == (out.put_numbers, watch.findings.total())
     assert (["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"], 1) == (said, Archive(tmp_path).table(Table.FINDINGS).num_rows)
+
+
+def test_files_of_findings_are_joined(tmp_path: Path) -> None:
+    """An audit that finds something in each batch, for as long as it likes, leaves a bounded number of files, and all that it found."""
+    screen = Screen(result=lambda _line: None, note=lambda _line: None)
+    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, finds=True) as watch:
+        take = taker(sink, Away(refusals=0), watch, log=URL, as_json=False)
+        for number in range(3 * FILES_MAX):
+            take(number, rows(number))
+    archive = Archive(tmp_path)
+    assert len(archive.files(Table.FINDINGS)) < FILES_MAX
+    assert list(range(3 * FILES_MAX)) == archive.table(Table.FINDINGS)["offset"].to_pylist()

@@ -45,8 +45,11 @@ def test_each_batch_is_told_once() -> None:
     query, watch = Query(), Watch("archive", Screen(note=print, result=print), metrics=StreamMetrics("archive"))
     follower = Follower(cast("StreamingQuery", query), watch)
     idle = Progress(1, 0, "12:00:02", is_idle=True)
+    waited = []
     for come in ((), (Progress(0, 5, "12:00:01"),), (), (idle,), (Progress(1, 7, "12:00:03"), Progress(2, 11, "12:00:04"))):
         query.recentProgress += come
         follower.follow()
         watch.show()
+        waited.append(follower.has_waited)
     assert [23, 3] == [watch.rows, watch.batches]
+    assert [False, False, False, True, True] == waited

@@ -74,6 +74,19 @@ def test_the_line_that_is_told() -> None:
     )
 
 
+def test_what_is_not_known_is_not_told() -> None:
+    """After a restart, until a batch was planned anew, the line says nothing of how far behind it is, and Prometheus keeps what it knew."""
+    redone = {**OF_KAFKA, "sources": [{"numInputRows": 5, "endOffset": {"log": {"0": 5_000}}, "latestOffset": None}]}
+    line = told(batch_done(orjson.dumps(redone)), rows_per_second=5, found=None)
+    assert "5 rows/s · batch 7 in 0.9 s · state 42 rows, 1.5 KiB" == line
+    metrics = StreamMetrics("archive")
+    watch = Watch("archive", Printed().screen(), metrics=metrics)
+    for document in (OF_KAFKA, redone):
+        watch.batch(batch_done(orjson.dumps(document)))
+    watch.show()
+    assert 603.0 == scraped(metrics)["spark_archive_entries_behind"]
+
+
 @pytest.mark.parametrize(("count", "expected"), [(0, "0 B"), (1_023, "1023 B"), (1_024, "1.0 KiB"), (5 << 30, "5.0 GiB")])
 def test_sizes(count: int, expected: str) -> None:
     """Bytes are told in the largest unit that fits."""
@@ -139,11 +152,11 @@ def test_what_is_said_is_printed_by_whoever_shows() -> None:
     printed = Printed()
     watch = Watch("archive", printed.screen(), metrics=StreamMetrics("archive"))
     watch.say("first")
+    watch.remark("aside")
     watch.say("second")
-    assert [] == printed.results
+    assert ([], []) == (printed.results, printed.notes)
     watch.close()
-    assert ["first", "second"] == printed.results
-    assert [] == printed.notes
+    assert (["first", "second"], ["aside"]) == (printed.results, printed.notes)
 
 
 def test_the_first_batch_has_a_rate() -> None:

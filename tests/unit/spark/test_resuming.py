@@ -18,8 +18,10 @@ from channel.view import View, apply
 from spark_jobs.arrivals import Source
 from spark_jobs.beginnings import Beginning, beginning_of, kept_beginning
 from spark_jobs.emitted import Table
-from spark_jobs.tables.errors import ArchiveDamaged
+from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFileGone
+from spark_jobs.tables.reading import Archive
 from spark_jobs.tables.resuming import archived_view, resumed
+from spark_jobs.tables.tidying import tidy_table
 from tests.archived import archived, arrivals_of
 from tests.compacting import all_of, compacted
 from tests.folding import Channel
@@ -101,6 +103,51 @@ def test_an_archive_that_lost_files_is_refused(tmp_path: Path) -> None:
     assert manifest is not None
     with pytest.raises(ArchiveDamaged, match="its records lead to position"):
         resumed(archive, manifest)
+
+
+@pytest.mark.parametrize("table", [Table.RECORDS, Table.SNAPSHOTS])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, table: Table) -> None:
+    """A damaged file ends the start with its name, and with what to do."""
+    walk = Walk(21)
+    archive = archived(tmp_path, [arrivals_of(walk.step() for _ in range(RECORDS))])
+    manifest, path = archive.manifest(), archive.files(table)[-1]
+    assert manifest is not None
+    path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(ArchiveDamaged, match=rf"{path.name} cannot be read: .*; restore it from a copy"):
+        resumed(archive, manifest)
+
+
+def test_files_that_are_joined_meanwhile_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a process tidies between the listing of the files and their reading, what they were joined into is read instead."""
+    walk = Walk(21)
+    arrivals = arrivals_of(walk.step() for _ in range(50))
+    archive = archived(tmp_path, [arrivals[first : first + 10] for first in range(0, 50, 10)])
+    expected, manifest = all_of(archived_view(archive)), archive.manifest()
+    assert manifest is not None
+    listed, looks = Archive.files, list[Table]()
+
+    def files(self: Archive, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
+        found = listed(self, table, first_day=first_day, last_day=last_day)
+        looks.append(table)
+        if table is Table.RECORDS:
+            tidy_table(self, table, files_min=2, last_day_files_min=2)
+        return found
+
+    monkeypatch.setattr(Archive, "files", files)
+    assert expected == all_of(archived_view(archive))
+    assert 2 == looks.count(Table.RECORDS)
+    assert resumed(archive, manifest) is not None
+
+
+def test_a_file_that_stays_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that is listed and never there is looked for some times, and then named."""
+    walk = Walk(21)
+    archive = archived(tmp_path, [arrivals_of(walk.step() for _ in range(50))])
+    gone = tmp_path / "gone.parquet"
+    monkeypatch.setattr(Archive, "files", lambda *_, **__: (gone,))
+    with pytest.raises(ArchiveFileGone, match=r"gone\.parquet is not there any more; restore it") as told:
+        archived_view(archive)
+    assert str(gone) == told.value.file
 
 
 def test_an_archive_of_nothing_begins_with_the_log(tmp_path: Path) -> None:

@@ -17,11 +17,11 @@ from channel.snapshot import to_bytes
 from channel.view import View
 from spark_jobs.arrivals import Arrival
 from spark_jobs.emitted import Emitted, Table
-from spark_jobs.facts import Fact, parse_fact
+from spark_jobs.facts import Fact, Raw, parse_fact
 from spark_jobs.loads import load_rows
-from spark_jobs.rules.membership import Membership
+from spark_jobs.rules.membership import Context, Membership
 from spark_jobs.sequence.parts import Lost, Plugs
-from spark_jobs.sequence.sequence import NOT_FOLDED, Sequence
+from spark_jobs.sequence.sequence import LEAP_MS_MIN, LEAPS_MAX, NOT_FOLDED, Sequence
 from tests.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, raise_level
 
 WHOLE, LOW, HIGH = (f"{NAMESPACE}/{name}" for name in ("0x00000000_0xffffffff", "0x00000000_0x80000000", "0x80000000_0xffffffff"))
@@ -227,6 +227,52 @@ def test_time_that_falls_is_told_and_not_followed() -> None:
     assert [5, 9, 9] == [row.at_ms for row in rows if row.table == Table.RECORDS]
 
 
+def test_the_second_opinion_learns_how_old_an_entry_is() -> None:
+    """Each record is judged with the log's time, and with what its own is less: only so can it be seen that time stood still."""
+    told: list[tuple[int, int]] = []
+
+    class Opinion(Membership):
+        def judge(self, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int = 0) -> Context:
+            told.append((at_ms, behind_ms))
+            return super().judge(offset, at_ms, raw, behind_ms=behind_ms)
+
+    entries = zip(channel_with("b1").entries, (5, 9, 7), strict=True)
+    list(Sequence(FACTS, plugs=Plugs(opinion=Opinion())).feed(Arrival("channel", offset, at, None, data) for (offset, data), at in entries))
+    assert [(5, 0), (9, 0), (9, 2)] == told
+
+
+@pytest.mark.parametrize("is_restored", [False, True])
+def test_a_leap_that_was_none_is_told_once(*, is_restored: bool) -> None:
+    """After a night in which nobody wrote time goes on; one entry from tomorrow lets it stand still, and the first after it tells."""
+    channel = channel_with("b1")
+    night, day_ms = 8 * 3_600_000, 86_400_000
+    for times_ms, expected in (
+        ((5, night, night - 2), [{"event": "time_fell", "by_ms": 2}]),
+        ((day_ms, day_ms + night, 0), [{"event": "time_fell", "by_ms": day_ms + night}]),
+        (
+            (5, day_ms, 7),
+            [{"event": "time_fell", "by_ms": day_ms - 7}, {"event": "time_leapt", "by_ms": day_ms - 5, "stands_ms": day_ms - 7}],
+        ),
+    ):
+        entries = [Arrival("channel", offset, at_ms, None, data) for (offset, data), at_ms in zip(channel.entries, times_ms, strict=True)]
+        sequence = Sequence(BOTH)
+        assert [] == events(list(sequence.feed(entries[:2])))
+        if is_restored:
+            sequence = Sequence.restored({key: data for key, data in sequence.changed_rows() if data is not None}, BOTH)
+        assert expected == events(list(sequence.feed(entries[2:])))
+        later = Arrival("channel", 90, times_ms[2], None, b"later")
+        assert ["time_fell"] == [event["event"] for event in events(list(sequence.feed([later])))][:1]
+
+
+def test_a_clock_that_is_ahead_and_pauses() -> None:
+    """Whose clock is a day ahead may write twice, minutes apart: the leap is the first step, and is told once time goes on before it."""
+    day_ms, pause_ms = 86_400_000, 2 * LEAP_MS_MIN
+    times_ms = (5, 5 + pause_ms, day_ms, *(day_ms + each * pause_ms for each in range(1, LEAPS_MAX - 1)), 9 + pause_ms, 10 + pause_ms)
+    rows = list(Sequence(BOTH).feed(Arrival("channel", offset, at_ms, None, b"any") for offset, at_ms in enumerate(times_ms, 1)))
+    leaps = [event for event in events(rows) if event["event"] == "time_leapt"]
+    assert [day_ms + (LEAPS_MAX - 2) * pause_ms - (5 + pause_ms)] == [event["by_ms"] for event in leaps]
+
+
 def test_a_time_that_no_frame_holds_moves_nothing() -> None:
     """A damaged time of an entry does not become the log's, in which no operator could go on."""
     channel = channel_with("b1")
@@ -293,11 +339,11 @@ def test_a_closed_log_is_folded_to_its_end(*, is_restored: bool) -> None:
     """The record that closes a log is accepted, what comes after it is kept unfolded, and the end is told once."""
     channel = channel_with("b1")
     channel.die("b1")
-    channel.accept(propose.close_log(channel.admin(), channel.view))
+    channel.accept(propose.close_log(channel.admin(), channel.view, copied_to="sqlite:new.db"))
     sequence = Sequence(BOTH)
     rows = list(sequence.feed(arrivals(channel.entries)))
     assert (channel.view.offset, "accepted") == verdicts(rows)[-1]
-    assert "log_closed" == events(rows)[-1]["event"]
+    assert ("log_closed", "sqlite:new.db") == (events(rows)[-1]["event"], events(rows)[-1]["copied_to"])
     if is_restored:
         sequence = Sequence.restored({key: data or b"" for key, data in sequence.changed_rows()}, BOTH)
     late = list(sequence.feed(arrivals([(90, b"late"), (91, b"later")])))
@@ -382,21 +428,29 @@ def test_a_report_that_is_taken_back_says_nothing() -> None:
     assert not list(Sequence(frozenset(Table), plugs=Plugs(load_rows=load_rows)).feed([Arrival("loads", 5, 1, None, None)]))
 
 
-def test_what_a_broker_serves_is_told_to_both() -> None:
-    """Evidence is a fact of its bundle and of its broker, with the bundle as it stands, at the log's time."""
+def test_what_a_broker_serves_is_told_to_the_bundle() -> None:
+    """Evidence is one fact, of its bundle, with the bundle as it stands, at the log's time."""
     channel = channel_with("b1")
     channel.own("b1")
     document = {"bundle": WHOLE, "broker": "b1", "token": 4}
     rows = Sequence(FACTS, plugs=Plugs(log="its id")).feed(
         [*arrivals(channel.entries, at_ms=8_000), Arrival("serving", 1, 2_000, None, orjson.dumps(document))]
     )
-    told = facts(rows)[-2:]
-    assert [f"bundle:{WHOLE}", "broker:b1"] == [fact.subject for fact in told]
-    for fact in told:
-        assert (document, 8_000, None) == (fact.record, fact.at_ms, fact.verdict)
-        assert {"begin": 0, "reached": channel.view.offset, "log": "its id"} == fact.context
-        assert fact.after is not None
-        assert "owned" == fact.after["phase"]
+    (fact,) = (fact for fact in facts(rows) if fact.source == "serving")
+    assert (f"bundle:{WHOLE}", document, 8_000, None) == (fact.subject, fact.record, fact.at_ms, fact.verdict)
+    assert {"begin": 0, "reached": channel.view.offset, "log": "its id"} == fact.context
+    assert fact.after is not None
+    assert "owned" == fact.after["phase"]
+
+
+def test_what_is_served_after_the_folding_ended_is_told_so() -> None:
+    """Evidence that comes when nothing more is folded says that, since no tenure can become known any more."""
+    channel = channel_with("b1")
+    channel.die("b1")
+    channel.accept(propose.close_log(channel.admin(), channel.view))
+    document = orjson.dumps({"bundle": WHOLE, "broker": "b1", "token": 99})
+    rows = Sequence(FACTS).feed([*arrivals(channel.entries), Arrival("serving", 1, 2_000, None, document)])
+    assert {"begin": 0, "reached": channel.view.offset, "stopped": True} == facts(rows)[-1].context
 
 
 @pytest.mark.parametrize("source", ["decisions", "loads", "serving"])
@@ -405,6 +459,7 @@ def test_a_note_that_is_none_is_told(source: str) -> None:
     for data in (b"no JSON", b"[]", *([] if source == "decisions" else [b"{}"]), *([] if source == "loads" else [None])):
         rows = list(Sequence(frozenset(Table), plugs=Plugs(load_rows=load_rows)).feed([Arrival(source, 5, 1, None, data)]))
         assert [{"event": "unreadable_note", "source": source}] == events(rows)
+        assert [(5, {"reached": 0})] == [(fact.offset, fact.context) for fact in facts(rows)]
         assert 1 == len(rows)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import pandas as pd
+import pyarrow as pa
 import pytest
 
 from channel.open_log import open_log
@@ -17,15 +17,18 @@ from spark_jobs import sequential_operator
 from spark_jobs.arrivals import Arrival
 from spark_jobs.emitted import Emitted, Table
 from spark_jobs.histories import Histories
+from spark_jobs.packing import pack
 from spark_jobs.rules.membership import Membership
 from spark_jobs.sequence.parts import Plugs
 from spark_jobs.sequence.sequence import Sequence
 from spark_jobs.sequential_operator import SequentialProcessor, lost
 from tests.carried import TIMEOUT_MS, cut_off
 from tests.folding import channel_with
+from tests.spark_logs import arrivals_batch
 from tests.walk import Walk
 
 if TYPE_CHECKING:
+    import pandas as pd
     from pyspark.sql.streaming.stateful_processor import StatefulProcessorHandle, TimerValues
 
 WANTS = frozenset({Table.FACTS, Table.RECORDS, Table.TRANSITIONS})
@@ -110,7 +113,7 @@ class Worker:
         for place, frame in enumerate(frames):
             if place == frames_max:
                 return rows
-            rows += (Emitted(*row) for row in frame.astype(object).where(frame.notna(), None).itertuples(index=False))
+            rows += (Emitted(**row) for row in pa.Table.from_pandas(frame, preserve_index=False).to_pylist())
         processor.close()
         return rows
 
@@ -123,9 +126,8 @@ class Worker:
     @staticmethod
     def _frames(batch: list[Arrival]) -> Iterator[pd.DataFrame]:
         """In two frames, the later one first: Spark promises no order."""
-        rows = [{"log": "", "source": a.source, "offset": a.offset, "at_ms": a.at_ms, "value": a.value} for a in batch]
-        middle = len(rows) // 2
-        return (pd.DataFrame(part) for part in (rows[middle:], rows[:middle]) if part)
+        middle = len(batch) // 2
+        return (part.to_pandas() for half in (batch[middle:], batch[:middle]) for part in pack([arrivals_batch(half)]))
 
 
 @pytest.fixture(autouse=True)

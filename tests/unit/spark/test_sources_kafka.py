@@ -6,6 +6,7 @@ May live here: tests of `spark_jobs.kafka_options` and of the names of topics.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -15,7 +16,7 @@ from brokers.decision_log.kafka import TOPIC_SUFFIX
 from channel.errors import InvalidKafkaSetting
 from channel.kafka_settings import address_of
 from spark_jobs.kafka_options import connector_options
-from spark_jobs.kafka_source import offsets_option, topics_of
+from spark_jobs.kafka_source import offsets_option, pattern_of, topics_of
 
 FILES = {"ca.pem": "AUTHORITY", "cert.pem": "CERTIFICATE", "key.pem": "KEY"}
 
@@ -117,6 +118,14 @@ def test_the_topics_are_those_that_brokers_write() -> None:
     """Beside the log's own topic those of decisions, of what brokers served, and of their loads are read."""
     topics = topics_of(address_of("kafka://h:1/shop"))
     assert {"channel": "shop", "decisions": f"shop{TOPIC_SUFFIX}", "serving": "shop-serving", "loads": "shop-loads"} == topics
+
+
+def test_no_other_topic_is_found() -> None:
+    """A topic whose name only holds that of a log, such as that of its findings, is none of its sources."""
+    found = re.compile(pattern_of(topics_of(address_of("kafka://h:1/s.hop")).values())).search
+    assert [True, True, False, False, False] == [
+        found(name) is not None for name in ("s.hop", "s.hop-loads", "s.hop-findings", "work.s.hop", "sxhop")
+    ]
 
 
 def test_positions_name_every_partition() -> None:

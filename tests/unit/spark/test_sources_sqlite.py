@@ -190,6 +190,19 @@ def test_a_stream_says_where_it_stands(url: str) -> None:
     reader.stop()
 
 
+def test_a_source_that_is_not_wanted_is_not_read(url: str) -> None:
+    """Of what stands beside the channel only what was asked for is planned, and counted as what is still to be read."""
+    for source in (Source.SERVING, Source.LOADS):
+        observe(url, source, [0, 0])
+    reader = SqliteStreamReader(url, sources=(Source.CHANNEL, Source.LOADS), start={}, per_trigger=100)
+    begun = {**BEGINNING, "serving": 2, "log": ""}  # As a checkpoint has it from when all was wanted.
+    end = reader.latestOffset(begun, ReadAllAvailable())
+    assert [("channel", 1, 11), ("loads", 1, 3)] == [piece.value[:3] for piece in reader.partitions(begun, end)]
+    assert {"channel": 11, "loads": 3, "log": end["log"]} == end == reader.reportLatestOffset()
+    assert end == reader.latestOffset(end, ReadAllAvailable())
+    reader.stop()
+
+
 def test_a_stream_that_is_to_end_stops_at_what_was_there(url: str) -> None:
     """After the question that such a query asks first, nothing newer is offered."""
     reader = SqliteStreamReader(url, start={}, per_trigger=100)

@@ -15,9 +15,9 @@ from spark_jobs.options import Screen, TidyOptions
 from spark_jobs.tables.errors import ArchiveDamaged, ArchiveInUse
 from spark_jobs.tables.reading import Archive
 from spark_jobs.tables.sink import locked, open_sink
-from spark_jobs.tables.tidying import FILES_MAX, LOCK, Tidied, run_tidy, tidy_beside, tidy_table
+from spark_jobs.tables.tidying import BATCHES_BETWEEN, FILES_MAX, LOCK, Tidied, run_tidy, tidy_beside, tidy_table
 from tests.archived import LOG, NOON_MS, URL, archived, arrivals_of, as_rows
-from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, record
+from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, record, row
 from tests.walk import Walk
 
 BATCHES = 6
@@ -92,7 +92,8 @@ def test_the_last_day_gathers_some_files_first(tmp_path: Path) -> None:
     assert Tidied() == tidy_table(archive, Table.RECORDS, files_min=2)
     with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
         sink.write(FILES_MAX, as_rows([record(1_000, at_ms=NOON_MS + DAY_MS)]))
-    assert FILES_MAX == tidy_beside(archive, (Table.RECORDS, Table.TRANSFERS)).before
+    assert Tidied() == tidy_beside(archive, "archive", BATCHES_BETWEEN)
+    assert FILES_MAX == tidy_beside(archive, "archive", BATCHES_BETWEEN - 1).before
     assert 2 == len(names(archive))
 
 
@@ -103,7 +104,7 @@ def test_one_tidies_at_a_time(tmp_path: Path) -> None:
     lock = locked(tmp_path, LOCK)
     with pytest.raises(ArchiveInUse, match="tidy"):
         run_tidy(TidyOptions(archive=tmp_path), screen)
-    assert Tidied() == tidy_beside(archive, (Table.RECORDS,))
+    assert Tidied() == tidy_beside(archive, "archive", BATCHES_BETWEEN - 1)
     os.close(lock)
     assert 0 == run_tidy(TidyOptions(archive=tmp_path), screen)
     assert ["records: 5 files joined into 1 of 0.0 MiB", f"the archive {tmp_path} is tidy"] == told
@@ -118,10 +119,38 @@ def test_a_damaged_file_stays_where_it_is(tmp_path: Path, place: int) -> None:
     data[place:] = bytes(len(data[place:]))
     path.write_bytes(data)
     before = names(archive)
-    assert Tidied() == tidy_beside(archive, (Table.RECORDS,))
+    done = tidy_beside(archive, "archive", BATCHES_BETWEEN - 1)
+    assert (0, 0) == (done.before, done.after)
+    assert path.name in str(done.damaged)
     with pytest.raises(ArchiveDamaged, match=path.name):
         run_tidy(TidyOptions(archive=tmp_path), Screen(result=print, note=print))
     assert before == [name for name in names(archive) if not name.endswith(".part")]
+
+
+def test_a_damaged_file_keeps_no_other_day_from_being_joined(tmp_path: Path) -> None:
+    """Of three days one has a file that cannot be read: the days before and after it are joined all the same, and the last table too."""
+    days, each, screen = 4, 5, Screen(result=print, note=print)
+    with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
+        checkpointed(sink)
+        for batch in range(days * each):
+            at_ms = NOON_MS + batch // each * DAY_MS
+            sink.write(batch, as_rows([record(batch, at_ms=at_ms), row(Table.TRANSFERS, batch, 0, {}, at_ms=at_ms)]))
+    archive = Archive(tmp_path)
+    path = archive.files(Table.RECORDS)[each]
+    whole, before = path.read_bytes(), offsets(archive)
+    path.write_bytes(whole[:-4])
+
+    def files(table: Table) -> list[int]:
+        return [len(archive.files(table, first_day=day, last_day=day)) for day in archive.days(table)]
+
+    tidy_beside(archive, "archive", BATCHES_BETWEEN - 1)
+    assert [1, each, 1, each] == files(Table.RECORDS)
+    with pytest.raises(ArchiveDamaged, match=path.name):
+        run_tidy(TidyOptions(archive=tmp_path), screen)
+    assert ([1, each, 1, 2], [1, 1, 1, 2]) == (files(Table.RECORDS), files(Table.TRANSFERS))
+    path.write_bytes(whole)
+    assert 0 == run_tidy(TidyOptions(archive=tmp_path), screen)
+    assert ([1, 1, 1, 2], before) == (files(Table.RECORDS), offsets(archive))
 
 
 def test_every_table_of_a_channel_stays_what_it_was(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from pathlib import Path
 
+import orjson
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -26,7 +27,7 @@ from spark_jobs.tables.tidying import run_tidy
 from spark_jobs.verify import check_segment, look, looked_again
 from spark_jobs.verifying.folding import Checked, Difference
 from spark_jobs.verifying.result import DIFFERENCES_MAX, Verification, lines, verification
-from spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan
+from spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan, with_unreadable
 from tests.archived import NOON_MS, archive_entries
 from tests.busy_channel import BusyChannel
 from tests.folding import Channel
@@ -104,6 +105,17 @@ def test_a_plan() -> None:
     segments = plan([mark(15), mark(1), mark(22)], FILES)
     assert [(0, 1, ("a",)), (2, 15, ("a", "b")), (16, 22, ("b", "c")), (23, None, ("c",))] == spans(segments)
     assert [1, 14, 7, 8] == [segment.rows for segment in segments]
+
+
+def test_a_file_that_cannot_be_read_has_a_place() -> None:
+    """It stands for all that its neighbours leave out, and for nothing where they leave out nothing."""
+    known = {path: RecordFile(path=path, first=first, last=last, rows=5) for path, first, last in (("b", 10, 14), ("c", 15, 19))}
+    found = with_unreadable(["a", known["b"], "nothing", known["c"], "d", "e"], last=40)
+    assert [("a", 0, 9), ("b", 10, 14), ("c", 15, 19), ("d", 20, 40), ("e", 20, 40)] == [
+        (file.path, file.first, file.last) for file in found
+    ]
+    assert [("a", 0, 40)] == [(file.path, file.first, file.last) for file in with_unreadable(["a"], last=40)]
+    assert [] == with_unreadable([], last=-1)
 
 
 def test_a_plan_between_two_times() -> None:
@@ -239,6 +251,8 @@ def test_a_record_that_was_removed(archive: Path) -> None:
     offset = accepted_transition(archive)
     rewrite(archive, "records", lambda rows: _without(rows, offset), offset=offset)
     difference = verified(archive).differences[0]
+    assert difference.first is not None
+    assert difference.last is not None
     assert difference.first <= offset or difference.kind == "verdict"
     assert offset <= difference.last < offset + SNAPSHOT_RECORDS
 
@@ -260,13 +274,43 @@ def test_only_one_segment_is_to_blame(archive: Path) -> None:
     assert [250, 750] == [difference.last for difference in verified(archive).differences]
 
 
-def test_a_file_that_is_damaged(archive: Path) -> None:
-    """A file of records that cannot be read is told first, by its name, and then the segments that it leaves without records."""
-    path = sorted((archive / "records").glob("day=*/*.parquet"))[3]
+def forged_renewal(rows: pa.Table, within: range) -> tuple[pa.Table, int]:
+    """The rows with another digest in the first renewal among these offsets, and its offset."""
+    row = next(row for row in rows.to_pylist() if row["offset"] in within and (row["kind"], row["verdict"]) == ("renewed", "accepted"))
+    renewal = orjson.loads(row["bytes"])
+    return replaced(rows, row["offset"], bytes=orjson.dumps({**renewal, "digest": renewal["digest"] + 1})), row["offset"]
+
+
+def test_a_forged_renewal_hides_nothing_after_it(archive: Path) -> None:
+    """One broker's word about the view is told where it differs, and all else of the segment is looked at all the same."""
+    within, forged = range(502, 521), []
+
+    def forge(rows: pa.Table) -> pa.Table:
+        changed, offset = forged_renewal(rows, within)
+        forged.append(offset)
+        return changed
+
+    rewrite(archive, "records", forge, offset=within.stop - 1)
+    result = verified(archive)
+    assert [("renewal", forged[0])] == [(found.kind, found.last) for found in result.differences]
+    assert RECORDS == result.records
+    damaged = rewrite(archive, "records", lambda rows: rows, offset=within.stop)
+    damaged.write_bytes(b"PAR1 and no more")
+    assert {("renewal", None), ("damaged", str(damaged))} == {(found.kind, found.file) for found in verified(archive).differences}
+
+
+@pytest.mark.parametrize("place", [0, 3, -1])
+def test_a_file_that_is_damaged(archive: Path, place: int) -> None:
+    """A file of records that cannot be read is what differs, by its name, and no record, be it the first, the last or another."""
+    path = sorted((archive / "records").glob("day=*/*.parquet"))[place]
     path.write_bytes(b"PAR1 and no more")
     result = verified(archive)
-    assert ["damaged", True] == [result.differences[0].kind, path.name in result.differences[0].text]
-    assert 1 < result.differences_count < result.segments
+    [found] = result.differences
+    assert ("damaged", str(path), None, None) == (found.kind, found.file, found.first, found.last)
+    [line] = [line for line in lines(result, url="URL") if path.name in line]
+    assert line.startswith(f"damaged: the file {path} cannot be read: ")
+    assert not any("equipoise channel show" in line for line in lines(result, url="URL"))
+    assert result.records > RECORDS - 3 * SNAPSHOT_RECORDS, "all other segments are folded"
 
 
 def test_files_that_are_joined_meanwhile(archive: Path) -> None:
@@ -275,11 +319,11 @@ def test_files_that_are_joined_meanwhile(archive: Path) -> None:
     segments = plan(marks, files)
     run_tidy(TidyOptions(archive=archive), Screen(result=_unheard, note=_unheard))
     checked = [check_segment(segment) for segment in segments]
-    assert {"gone"} == {each.difference.kind for each in checked if each.difference is not None}
+    assert {"gone"} == {difference.kind for each in checked for difference in each.differences}
     again = looked_again(Archive(archive), segments, checked)
-    assert [each.number for each in checked if each.difference is not None] == [segment.number for segment in again]
+    assert [each.number for each in checked if each.differences] == [segment.number for segment in again]
     mended = [check_segment(segment) for segment in again]
-    assert [None] * len(again) == [each.difference for each in mended]
+    assert [()] * len(again) == [each.differences for each in mended]
     assert () == looked_again(Archive(archive), segments, mended)
 
 
@@ -290,8 +334,7 @@ def test_bytes_that_are_damaged_inside(archive: Path) -> None:
     data[200:1_200] = bytes(1_000)
     path.write_bytes(data)
     result = verified(archive)
-    assert {"damaged"} == {difference.kind for difference in result.differences}
-    assert path.name in result.differences[0].text
+    assert [("damaged", str(path))] == [(difference.kind, difference.file) for difference in result.differences]
 
 
 # --- what all come to --------------------------------------------------------------------------------------------------------
@@ -301,7 +344,7 @@ def test_what_is_told() -> None:
     """The first differences are told in the order of the log, and all are counted."""
     found = [Difference(kind="verdict", first=offset, last=offset, text="other") for offset in range(DIFFERENCES_MAX + 5, 0, -1)]
     segment = plan([], FILES)
-    checked = [Checked(number=0, records=1, verdicts={"accepted": 1}, difference=each) for each in found]
+    checked = [Checked(number=each.first or 0, records=1, verdicts={"accepted": 1}, differences=(each,)) for each in found]
     result = verification(segment, checked, seconds=0.5)
     assert [DIFFERENCES_MAX, len(found), 1] == [len(result.differences), result.differences_count, result.differences[0].first]
     told = list(lines(result, url="sqlite:a.db"))

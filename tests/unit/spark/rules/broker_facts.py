@@ -84,6 +84,7 @@ class BrokerStory(Story):
         self.last = 0
         self.standing: dict[str, Any] | None = None
         self.back_ms: int | None = None
+        self.excuse: dict[str, Any] = {}  # What the membership says of the log's clock.
 
     def own(self, *, verdict: str = "accepted", **fields: Any) -> int:  # noqa: ANN401 - the fields of a record
         """A record that the broker publishes about a bundle."""
@@ -119,7 +120,7 @@ class BrokerStory(Story):
             record["digest"] = 1
         context: dict[str, Any] = {} if expected is None else {"judged_by": self.subject, "expected": expected}
         if self.standing is not None and status != "renewed":
-            context["member"] = self.standing
+            context |= {"member": self.standing, **self.excuse}
             if self.back_ms is not None:
                 context["accuser_back_ms"] = self.back_ms
         offset = self.tell({**record, **fields}, verdict=verdict, after=after, context=context)

@@ -21,6 +21,16 @@ def test_a_life_in_order() -> None:
     assert [] == story.findings
 
 
+def test_a_flood_in_a_name_that_nobody_had() -> None:
+    """Records of a broker's key that a wrong incarnation signs are held back as all others are."""
+    story = BrokerStory().joined()
+    judged = {"judged_by": story.subject, "expected": "dead_publisher", "publisher": "never"}
+    record = {"kind": "broker", "key": "b1", "status": "left", "based_on": 1, "publisher": "b9", "incarnation": 77, "sequence": 1}
+    for _ in range(TOLD_MAX + 7):
+        story.tell(record, verdict="dead_publisher", context=judged)
+    assert ["baseless"] * TOLD_MAX == [rule for rule, _ in story.found]
+
+
 def test_a_copy_of_an_attempt() -> None:
     """The same bytes twice are a copy that the way to the log made, and harmless."""
     story = BrokerStory().joined()
@@ -48,6 +58,7 @@ def test_a_number_used_twice() -> None:
     story.sequence -= 1
     second = story.own(reason="b", verdict="late")
     assert [("sequence_reused", (first, second))] == story.found
+    assert "one of them is forged, or two processes write in this name" in story.findings[0].text
 
 
 def test_the_same_number_in_another_life() -> None:
@@ -126,6 +137,21 @@ def test_a_flood_of_one_finding() -> None:
     assert [TOLD_MAX, ["writes_what_it_may_not"]] == [len(story.findings), story.rules]
 
 
+def test_what_was_held_back_is_counted() -> None:
+    """If nothing like it comes any more, the number of those that were held back is told at the end of the next while, once."""
+    story = BrokerStory().joined()
+    *_, last = [story.own(verdict="not_the_actor") for _ in range(TOLD_MAX + 5)]
+    story.wait(TELL_EVERY_MS)
+    assert TOLD_MAX == len(story.findings)
+    story.wait(TELL_EVERY_MS)
+    assert ("writes_what_it_may_not", (last,)) == story.found[-1]
+    assert story.findings[-1].text.startswith("5 more like those")
+    story.wait(TELL_EVERY_MS)
+    story.own(verdict="not_the_actor")
+    assert TOLD_MAX + 2 == len(story.findings)
+    assert "more like" not in story.findings[-1].text
+
+
 def test_what_the_fold_makes_of_a_broker() -> None:
     """The status and the incarnation that the fold says are held against those that the records say."""
     story = BrokerStory().joined()
@@ -163,10 +189,3 @@ def test_what_was_known_before_a_gap() -> None:
     story.tell(record, verdict="late", context={"begun": 90})
     assert [] == story.findings
     assert ["unknown", 90] == [recall(story.memory).status, recall(story.memory).begun]
-
-
-def test_evidence_is_not_the_channel() -> None:
-    """What a broker says of its serving is another checker's, and no record."""
-    story = BrokerStory()
-    story.tell({"broker": "b1", "bundle": "t/n/0x00000000_0xffffffff"}, source="serving", verdict=None)
-    assert [{}, []] == [story.memory.values, story.findings]

@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import pytest
 
-from spark_jobs.rules.bundle import GONE_FOR_MS
+from spark_jobs.rules.serving import GONE_FOR_MS
+from spark_jobs.rules.telling import TELL_EVERY_MS, TOLD_MAX
 from spark_jobs.rules.transitions import DEATHS, STEPS
 from tests.unit.spark.rules.bundle_facts import (
     ADMIN,
@@ -175,8 +176,11 @@ def test_two_servers_at_once() -> None:
     """A new server while the one before has neither closed nor died overlaps with it."""
     record = transition("owned", by=OWNER, owner=OWNER)
     made = entry("owned", owner=OWNER, token=NEW_TOKEN)
-    story = BundleStory().begin("handing_over").accepted(record, standing_in("handing_over"), made)
+    names = {str(OWNER): "b1", str(SOURCE): "b2"}
+    story = BundleStory().begin("handing_over").accepted(record, standing_in("handing_over"), made, names=names)
     assert ["wrong_actor", "intervals_overlap"] == story.rules
+    assert f"b1 (incarnation {OWNER}) serves it" in story.findings[1].text
+    assert f"and b2 (incarnation {SOURCE}) neither closed it" in story.findings[1].text
     assert (LAST, NEW_TOKEN) == story.findings[-1].offsets
 
 
@@ -203,6 +207,7 @@ def test_a_death_that_leaves_it() -> None:
     """A bundle that still names the dead is found; of one that names others nothing is said."""
     story = BundleStory().begin("owned").accepted(death(), None, None, dead=OWNER)
     assert ["death_left_bundle"] == story.rules
+    assert f"{death()['key']} (incarnation {OWNER}) died" in story.findings[0].text
     assert [] == BundleStory().begin("owned").accepted(death(), None, None, dead=OTHER).findings
 
 
@@ -371,9 +376,9 @@ def test_a_namespace_that_comes_and_goes() -> None:
 def test_what_is_stuck() -> None:
     """A bundle that the membership says is overdue is found, with the offset at which it set out."""
     story = BundleStory().begin("handing_over")
-    story.tell({"kind": "broker", "status": "renewed"}, context={"overdue": [BUNDLE]})
-    story.tell({"kind": "broker", "status": "renewed"}, context={"overdue": [LEFT]})
-    assert [("stuck_in_flight", (LAST, NEW_TOKEN))] == story.found
+    story.tell({"kind": "broker", "status": "renewed"}, context={"overdue": {BUNDLE: LAST - 1}})
+    story.tell({"kind": "broker", "status": "renewed"}, context={"overdue": {LEFT: LAST}})
+    assert [("stuck_in_flight", (LAST - 1, LAST, NEW_TOKEN))] == story.found
 
 
 def test_what_is_gone_is_forgotten() -> None:
@@ -387,6 +392,30 @@ def test_what_is_gone_is_forgotten() -> None:
         assert story.memory.values
         story.wait(GONE_FOR_MS)
         assert ({}, None) == (story.memory.values, story.memory.due_ms)
+
+
+def test_a_flood_is_held_back() -> None:
+    """Of what is wrong in one way with one bundle ten are told, and then how many more there were; another rule has its own ten."""
+    story = BundleStory().begin("owned")
+    senseless = transition("transferring", by=OTHER, owner=77, source=OWNER)
+    for _ in range(TOLD_MAX + 7):
+        story.rejected(senseless, "dead_target", target="never")
+    story.rejected(senseless, "stale", target="up")
+    assert ["writes_what_it_may_not"] * TOLD_MAX + ["verdict_differs"] == [rule for rule, _ in story.found]
+    story.wait(2 * TELL_EVERY_MS)
+    assert "7 more like those that were told" in story.findings[-1].text
+
+
+def test_a_flood_about_what_never_was() -> None:
+    """What was told of a bundle that is not there is forgotten with all else."""
+    story = BundleStory()
+    judged = {"judged_by": f"bundle:{BUNDLE}", "expected": "dead_publisher", "settled": True, "publisher": "never"}
+    for _ in range(TOLD_MAX + 7):
+        story.rejected(transition("unloading", by=OTHER, source=OWNER), "dead_publisher", **judged)
+    assert TOLD_MAX == len(story.findings)
+    for _ in range(2):
+        story.wait(GONE_FOR_MS)
+    assert ({}, None) == (story.memory.values, story.memory.due_ms)
 
 
 def test_what_is_there_is_not_forgotten() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.rules.leases import APPEND_TIME_ERROR_MS, CLOCK_RATE_ERROR_PERCENT
+from spark_jobs.rules.leases import CLOCK_RATE_ERROR_PERCENT
+from spark_jobs.rules.members import APPEND_TIME_ERROR_MS
 from tests.unit.spark.rules.broker_facts import LEASE_MS, MARGIN_MS, BrokerStory
 
 SHORTEST_MS = (LEASE_MS + MARGIN_MS) * (100 - CLOCK_RATE_ERROR_PERCENT) // 100 - APPEND_TIME_ERROR_MS
@@ -59,6 +60,17 @@ def test_a_lease_that_nobody_saw() -> None:
     """Of a broker whose last renewal stands before the audit's beginning nobody can say whether it was silent."""
     story = BrokerStory().joined()
     story.standing = {**(story.standing or {}), "last_at_ms": None}
+    story.member("down", **BY_ANOTHER)
+    assert [] == story.findings
+
+
+@pytest.mark.parametrize("excuse", [{"timeless": True}, {"unseen_ms": 1}])
+def test_a_log_whose_clock_was_set_back(excuse: dict[str, Any]) -> None:
+    """Time that passed and that the log does not show counts as silence, as far as it is known how long it was."""
+    story = BrokerStory().joined()
+    story.member("renewed")
+    story.at_ms += SHORTEST_MS - 1 - TELLING_MS
+    story.excuse = excuse
     story.member("down", **BY_ANOTHER)
     assert [] == story.findings
 

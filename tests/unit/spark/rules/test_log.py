@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from spark_jobs.rules.log import ADMINS_GENESIS_RACE_MS, GENESIS_RACE_MS, TIME_FELL_MS_MIN
+from spark_jobs.rules.telling import TELL_EVERY_MS, TOLD_MAX
 from tests.unit.spark.rules.broker_facts import LogStory
 
 GENESIS: dict[str, Any] = {"kind": "genesis", "key": "genesis", "publisher": "b1", "cluster": "c", "based_on": 0}
@@ -17,9 +18,10 @@ EVENTS: dict[str, tuple[dict[str, Any], list[str]]] = {
     "null": ({"event": "null", "problem": "not JSON"}, ["malformed"]),
     "level too new": ({"event": "level_too_new", "problem": "level 3"}, ["folding_stopped"]),
     "went back": ({"event": "log_went_back", "position": 9, "found": 3}, ["folding_stopped"]),
-    "closed": ({"event": "log_closed", "problem": "it was copied"}, []),
+    "closed": ({"event": "log_closed", "problem": "it was copied"}, ["log_closed"]),
     "time fell": ({"event": "time_fell", "by_ms": TIME_FELL_MS_MIN}, ["time_fell"]),
     "time fell a little": ({"event": "time_fell", "by_ms": TIME_FELL_MS_MIN - 1}, []),
+    "time leapt": ({"event": "time_leapt", "by_ms": 86_400_000, "stands_ms": 86_399_000}, ["time_leapt"]),
     "lost": ({"event": "records_lost", "from": 3, "to": 9, "restored": True}, ["records_lost"]),
     "unknown": ({"event": "something new"}, []),
 }
@@ -32,6 +34,16 @@ def test_events(name: str) -> None:
     story = LogStory()
     story.tell(None, verdict=None, after=after)
     assert rules == story.rules
+
+
+@pytest.mark.parametrize(
+    ("said", "told"), [({"copied_to": "sqlite:new.db"}, "goes on at sqlite:new.db"), ({}, "that its last record leaves out")]
+)
+def test_where_a_closed_log_goes_on(said: dict[str, str], told: str) -> None:
+    """Who audits a log that was closed is told once which one to audit now."""
+    story = LogStory()
+    story.tell(None, verdict=None, after={"event": "log_closed", "problem": "it was copied", **said})
+    assert [True] == [told in finding.text for finding in story.findings]
 
 
 def test_brokers_that_start_together() -> None:
@@ -82,6 +94,14 @@ def test_another_clusters_genesis() -> None:
     assert "other" in story.findings[0].text
 
 
+def test_a_flood_that_nobody_expects() -> None:
+    """Records of the log's own on which the two opinions differ are held back, too."""
+    story = LogStory()
+    for _ in range(TOLD_MAX + 7):
+        story.tell({"kind": "policy", "publisher": "b1"}, verdict="stale", context={"judged_by": story.subject, "expected": "malformed"})
+    assert ["verdict_differs"] * TOLD_MAX == [rule for rule, _ in story.found]
+
+
 def test_records_above_the_level() -> None:
     """A record that needs a level which is not in force is told; a broker that supports too little is not one."""
     story = LogStory()
@@ -108,8 +128,22 @@ def test_a_level_that_somebody_tried_to_raise() -> None:
     assert [("level_raised_early", (offset,))] == story.found
 
 
-def test_notes_are_not_the_channel() -> None:
-    """A note beside the log that cannot be read is no finding about the log."""
+def test_a_flood_of_garbage() -> None:
+    """Ten are told, and then how many more there were."""
     story = LogStory()
-    story.tell(None, verdict=None, source="serving", after={"event": "garbage"})
-    assert [{}, []] == [story.memory.values, story.findings]
+    *_, last = [story.tell(None, verdict=None, after={"event": "garbage", "problem": "not JSON"}) for _ in range(TOLD_MAX + 7)]
+    assert TOLD_MAX == len(story.findings)
+    story.wait(2 * TELL_EVERY_MS)
+    assert [("malformed", (last,))] == story.found[TOLD_MAX:]
+    assert "7 more like those that were told" in story.findings[-1].text
+
+
+def test_a_flood_of_notes_that_nobody_can_read() -> None:
+    """Notes that are none are told with their own place, at the record after which they came, and held back as other findings."""
+    story = LogStory()
+    for offset in range(900, 900 + TOLD_MAX + 7):
+        story.tell(None, verdict=None, offset=offset, source="serving", after={"event": "unreadable_note"}, context={"reached": 3})
+    assert [("unreadable_note", (3,))] * TOLD_MAX == story.found
+    assert "at offset 900 of serving" in story.findings[0].text
+    story.wait(2 * TELL_EVERY_MS)
+    assert "7 more like those that were told" in story.findings[-1].text

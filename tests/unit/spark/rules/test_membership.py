@@ -1,77 +1,24 @@
 """Tests of the second membership: its opinion on records, what goes with them, and that it goes on as the fold did.
 
 May live here: stories of a small cluster. That it agrees with the fold on all kinds of records is shown by
-`tests/property/test_second_rules.py`.
+`tests/property/test_second_rules.py`; what takes too long is in `test_overdue`.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Final
 
 import pytest
 
-from spark_jobs.rules.members import INCARNATIONS_MAX, Incarnations
-from spark_jobs.rules.membership import IN_FLIGHT_MAX_MS, SILENCE_MAX_MS, Context, Membership
+from spark_jobs.rules.members import APPEND_TIME_ERROR_MS, INCARNATIONS_MAX, Incarnations
+from spark_jobs.rules.membership import Membership
 from spark_jobs.rules.opinions import ADMIN_WINDOW_OFFSETS
 from spark_jobs.standing import standing_of
 from tests.folding import channel_in
+from tests.unit.spark.rules.membership_story import BUNDLE, NAMESPACE, RIGHT, Cluster, joined
 
-NAMESPACE: Final = "t/n"
-BUNDLE: Final = "t/n/0x00000000_0x80000000"
-RIGHT: Final = "t/n/0x80000000_0xffffffff"
 UNION: Final = "t/n/0x00000000_0xffffffff"
-
-
-class Cluster:
-    """A membership that is told records, each accepted unless a test says otherwise. `concerned` are the bundles of the last one."""
-
-    def __init__(self) -> None:
-        """A log with a genesis, the brokers `a` and `b`, and a namespace of two bundles."""
-        self.membership = Membership()
-        self.offset = 0
-        self.at_ms = 1_000_000
-        self.sequences: dict[str, int] = {}
-        self.concerned: list[str] = []
-        self.tell({"kind": "genesis", "key": "genesis", "based_on": 0, "publisher": "admin:a", "cluster": "c"})
-        self.incarnations = {name: self.join(name) for name in ("a", "b")}
-        boundaries = [0, 0x80000000, 0xFFFFFFFF]
-        self.admin(kind="namespace", key=NAMESPACE, status="created", based_on=1, boundaries=boundaries)
-
-    def tell(self, raw: dict[str, Any] | None, *, verdict: str = "accepted", wait_ms: int = 10) -> Context:
-        """The next record, and the fold's word on it; the context that it gets."""
-        self.offset += 1
-        self.at_ms += wait_ms
-        context = self.membership.judge(self.offset, self.at_ms, raw)
-        self.concerned = list(self.membership.follow(self.offset, raw, verdict))
-        return context
-
-    def expected(self, raw: dict[str, Any], *, verdict: str = "rejected") -> str | None:
-        """What is expected of a record that the fold then rejects."""
-        return self.tell(raw, verdict=verdict).get("expected")
-
-    def join(self, name: str, *, based_on: int = 1, **fields: Any) -> int:  # noqa: ANN401 - the fields of a record
-        """A broker joins; its incarnation."""
-        self.tell(joined(name, based_on=based_on, **fields))
-        return self.offset
-
-    def broker(self, name: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - the fields of a record
-        """A record of a broker, with its next number."""
-        self.sequences[name] = self.sequences.get(name, 0) + 1
-        return {"publisher": name, "incarnation": self.incarnations[name], "sequence": self.sequences[name], "based_on": 1, **fields}
-
-    def admin(self, *, verdict: str = "accepted", **fields: Any) -> Context:  # noqa: ANN401 - the fields of a record
-        """An admin who has read everything writes a record."""
-        return self.tell({"publisher": "admin:a", "as_of": self.offset, "based_on": 1, **fields}, verdict=verdict)
-
-    def bundle(self, state: str, **fields: Any) -> Context:  # noqa: ANN401 - the fields of a record
-        """An accepted transition of `BUNDLE`."""
-        return self.tell(self.broker("a", kind="bundle", key=BUNDLE, state=state, **fields))
-
-
-def joined(name: str, *, based_on: int = 1, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - the fields of a record
-    """The record by which a broker joins."""
-    promises = {"nonce": f"nonce of {name}", "lease_ms": 3_000, "margin_ms": 500, "renew_ms": 1_000}
-    return {"kind": "broker", "status": "joined", "key": name, "publisher": name, "based_on": based_on, **promises, **fields}
 
 
 def test_garbage_and_what_is_no_record() -> None:
@@ -273,6 +220,15 @@ def test_targets() -> None:
     assert "never" == cluster.bundle("assigning", owner=cluster.offset)["target"]
 
 
+def test_names_of_incarnations() -> None:
+    """A record about a bundle tells the ids of the live brokers that it names, and that its bundle named."""
+    cluster = Cluster()
+    a, b = cluster.incarnations["a"], cluster.incarnations["b"]
+    assert "names" not in cluster.bundle("assigning", owner=99)
+    assert {str(a): "a"} == cluster.bundle("owned", owner=a)["names"]
+    assert {str(a): "a", str(b): "b"} == cluster.bundle("assigning", owner=b, source=a)["names"]
+
+
 def test_it_follows_the_fold() -> None:
     """What the fold accepted counts, even where another verdict was expected, so that the difference is told once."""
     cluster = Cluster()
@@ -292,6 +248,59 @@ def test_a_death_concerns_all_that_name_it() -> None:
     assert (b, [BUNDLE, RIGHT]) == (context["dead"], cluster.concerned)
     cluster.tell(cluster.broker("a", kind="broker", status="left", key="a", based_on=a))
     assert [BUNDLE] == cluster.concerned
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepBack:
+    """What a log whose clock was set back while `b` was silent shows, and what the context of its death says of that."""
+
+    behind_ms: int = 0
+    renewals_of: str = "c"
+    intervals_ms: tuple[int, ...] = ()
+    said: dict[str, int | bool]
+
+
+STEPS_BACK = {
+    "no step": StepBack(intervals_ms=(1_000, 1_000 - APPEND_TIME_ERROR_MS), said={}),
+    "an older entry": StepBack(behind_ms=APPEND_TIME_ERROR_MS + 1, said={"timeless": True}),
+    "two writers": StepBack(behind_ms=APPEND_TIME_ERROR_MS, said={}),
+    "a renewal too soon": StepBack(intervals_ms=(700, 1_000), said={"unseen_ms": 300}),
+    "two too soon, in which time stood": StepBack(intervals_ms=(700, 800), said={"unseen_ms": 500}),
+    "a fast clock": StepBack(intervals_ms=(700, 700, 700), said={}),
+    "the accuser's own renewals": StepBack(renewals_of="a", intervals_ms=(700, 1_000), said={"unseen_ms": 300}),
+    "the accuser's fast clock": StepBack(renewals_of="a", intervals_ms=(700, 700, 700), said={}),
+    "two renewals at once": StepBack(intervals_ms=(0,), said={"timeless": True, "unseen_ms": 1_000}),
+}
+
+
+@pytest.mark.parametrize("name", STEPS_BACK)
+def test_a_clock_that_was_set_back(name: str) -> None:
+    """A death tells whether the log's time stood since the dead one was heard of, and for how long as others' renewals show."""
+    step = STEPS_BACK[name]
+    cluster = Cluster()
+    cluster.incarnations["c"] = cluster.join("c")
+
+    def renew(broker: str, wait_ms: int) -> None:
+        record = cluster.broker(broker, kind="broker", status="renewed", key=broker, digest=1)
+        cluster.tell(record, wait_ms=wait_ms)
+
+    renew(step.renewals_of, 1_000)
+    if name != "two renewals at once":
+        renew("b", 0)
+    for interval_ms in step.intervals_ms:
+        renew(step.renewals_of, interval_ms)
+    cluster.tell(None, verdict="malformed", behind_ms=step.behind_ms)
+    down = cluster.broker("a", kind="broker", status="down", key="b")
+    context = cluster.tell(down, wait_ms=1_000, verdict="rejected")
+    assert step.said == {field: context[field] for field in ("timeless", "unseen_ms") if field in context}
+
+
+def test_a_time_that_goes_on_after_a_step_back() -> None:
+    """Who is heard of after the log's time has gone on is silent by the log's time again."""
+    cluster = Cluster()
+    cluster.tell(None, verdict="malformed", behind_ms=APPEND_TIME_ERROR_MS + 1)
+    cluster.tell(cluster.broker("b", kind="broker", status="renewed", key="b", digest=1), wait_ms=1)
+    assert "timeless" not in cluster.tell(cluster.broker("a", kind="broker", status="down", key="b"), verdict="rejected")
 
 
 def test_an_accuser_that_was_away() -> None:
@@ -337,75 +346,6 @@ def test_holders_through_splits_and_merges() -> None:
     assert ["t/n/0x00000000_0x40000000", "t/n/0x40000000_0xffffffff"] == cluster.concerned
 
 
-def test_what_is_overdue_is_told_once() -> None:
-    """A bundle that is on its way for longer than the bound is told with the next record, and not again."""
-    cluster = Cluster()
-    cluster.bundle("assigning", owner=cluster.incarnations["a"])
-    told = [cluster.tell(None, verdict="malformed", wait_ms=1_000).get("overdue") for _ in range(2 * IN_FLIGHT_MAX_MS // 1_000)]
-    assert [[BUNDLE]] == [names for names in told if names]
-    assert IN_FLIGHT_MAX_MS // 1_000 == told.index([BUNDLE])
-
-
-def test_a_silence_is_told_once() -> None:
-    """A live broker of which nothing is heard for a minute is told of with a record of another, and again after the next silence."""
-    cluster = Cluster()
-    silent, told = cluster.incarnations["b"], []
-    last = {"a": cluster.incarnations["a"], "b": silent}
-    for second in range(200):
-        name = "b" if second == 120 else "a"
-        renewal = cluster.broker(name, kind="broker", status="renewed", key=name, digest=1, based_on=last[name])
-        told.append(cluster.tell(renewal, wait_ms=1_000).get("silent"))
-        last[name] = cluster.offset
-    seconds = [second for second, names in enumerate(told) if names]
-    assert [59, 181] == seconds
-    assert [[("b", silent, 1_000_030)], [("b", last["b"], 1_000_040 + 121_000)]] == [told[second] for second in seconds]
-
-
-def test_a_silence_that_nobody_could_break() -> None:
-    """While nobody writes nobody is silent, and the dead are not told of."""
-    cluster = Cluster()
-    renewal = {"kind": "broker", "status": "renewed", "key": "a", "digest": 1}
-    assert "silent" not in cluster.tell(cluster.broker("a", based_on=2, **renewal), wait_ms=300_000)
-    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=cluster.incarnations["b"]))
-    last = cluster.offset - 1
-    for _ in range(100):
-        assert "silent" not in cluster.tell(cluster.broker("a", **{**renewal, "based_on": last}), wait_ms=1_000)
-        last = cluster.offset
-
-
-def test_another_bound() -> None:
-    """How long a bundle may be on its way can be said."""
-    cluster = Cluster()
-    rows = {key: value for key, value in cluster.membership.changed_rows() if value is not None}
-    cluster.membership = Membership(in_flight_max_ms=5_000)
-    cluster.membership.restore(rows)
-    cluster.bundle("assigning", owner=cluster.incarnations["a"])
-    told = [cluster.tell(None, verdict="malformed", wait_ms=1_000).get("overdue") for _ in range(6)]
-    assert [None] * 5 + [[BUNDLE]] == told
-
-
-def test_a_log_that_is_silent_does_not_age() -> None:
-    """A night in which nobody writes counts as one short silence."""
-    cluster = Cluster()
-    cluster.bundle("splitting", owner=cluster.incarnations["a"])
-    assert "overdue" not in cluster.tell(None, verdict="malformed", wait_ms=40_000_000)
-    rest_ms = IN_FLIGHT_MAX_MS - SILENCE_MAX_MS
-    told = [cluster.tell(None, verdict="malformed", wait_ms=1_000).get("overdue") for _ in range(rest_ms // 1_000 + 1)]
-    assert [None] * (len(told) - 1) == told[:-1]
-    assert [BUNDLE] == told[-1]
-
-
-def test_what_arrives_is_not_overdue() -> None:
-    """A bundle that is owned, or free, is no longer on its way."""
-    cluster = Cluster()
-    a = cluster.incarnations["a"]
-    for state, whom in (("owned", {"owner": a}), ("free", {})):
-        cluster.bundle("assigning", owner=a)
-        cluster.bundle(state, **whom)
-        told = [cluster.tell(None, verdict="malformed", wait_ms=4_000).get("overdue") for _ in range(30)]
-        assert [None] * 30 == told
-
-
 def test_state_as_rows() -> None:
     """A membership that is restored from all its rows has the same opinions, and tells of the same overdue bundles."""
     cluster = Cluster()
@@ -434,7 +374,7 @@ def test_rows_that_go() -> None:
     cluster.tell(cluster.broker("a", kind="broker", status="removed", key="b", based_on=died_at))
     rows = dict(cluster.membership.changed_rows())
     assert {"member:whole", "member:broker:a", "member:broker:b", f"member:held:{BUNDLE}"} == rows.keys()
-    assert (None, None) == (rows["member:broker:b"], rows[f"member:held:{BUNDLE}"])
+    assert rows["member:broker:b"] is None
 
 
 def test_it_begins_from_a_view() -> None:

@@ -15,6 +15,7 @@ from spark_jobs.rules.serving import (
     ALARM,
     CLOCKS_APART_MS,
     COMES_LATE_MS,
+    GONE_FOR_MS,
     STRETCHES_MAX,
     TENURES_MAX,
     Holder,
@@ -149,17 +150,39 @@ def test_what_the_log_never_gave_is_found_when_the_log_has_passed_it() -> None:
     assert [("served_without_ownership", (44,), "broker-200")] == [(one.rule, one.offsets, one.publisher) for one in audit.findings]
 
 
-def test_what_the_log_never_gave_is_found_at_once_where_the_log_was_read_beyond_it() -> None:
-    """Who says how far it has read, and from where on, need not wait; what lies before that is not known."""
+def test_what_the_log_never_gave_is_found_at_once_where_the_log_was_read_past_it() -> None:
+    """Who says how far it has read, and from where on, need not wait for what was to come before; what lies before that is not known."""
     audit = moved()
-    audit.says(served(B, 44), begin=0, reached=43)
+    audit.says(served(B, 44, since_ms=30_000), begin=0, reached=43)
+    audit.says(served(B, 45, since_ms=30_000), begin=0, reached=45)
     assert [] == audit.rules
-    audit.says(served(B, 45), begin=0, reached=45)
+    audit.now_ms = AT_MS + 30_000 + COMES_LATE_MS
+    audit.says(served(B, 45, since_ms=30_001), begin=0, reached=45)
+    assert [] == audit.rules
+    audit.says(served(B, 46, since_ms=30_000), begin=0, reached=46)
     assert ["served_without_ownership"] == audit.rules
     begun_later = Audit()
     begun_later.says(served(B, 44), begin=44, reached=90)
     begun_later.passes(1_000_000)
     assert [] == begun_later.findings
+
+
+def test_a_bundle_that_a_split_or_a_merge_makes_may_come_after_its_evidence() -> None:
+    """Its token is that of an older bundle, so that it says nothing of how far the log must be read."""
+    audit = Audit()
+    audit.says(served(A, 10, since_ms=5, until_ms=2_000), begin=0, reached=90)
+    audit.holds((10, A), 95)
+    audit.passes(1_000_000)
+    assert [] == audit.findings
+
+
+def test_late_evidence_of_a_bundle_that_is_forgotten_is_not_judged() -> None:
+    """Of a bundle that is gone for long nothing is known, which is not its broker's fault."""
+    for late_ms, found in ((GONE_FOR_MS, []), (GONE_FOR_MS // 2, ["served_without_ownership"])):
+        audit = Audit(now_ms=AT_MS + late_ms)
+        audit.says(served(A, 10), begin=0, reached=90)
+        audit.passes(2 * GONE_FOR_MS)
+        assert found == audit.rules
 
 
 @pytest.mark.parametrize(
@@ -205,6 +228,26 @@ def test_a_bundle_of_which_the_log_said_nothing_is_not_judged() -> None:
     audit.says(served())
     audit.passes(1_000_000)
     assert [] == audit.findings
+
+
+def test_what_is_ahead_of_the_log_is_judged_once_the_log_has_come_so_far() -> None:
+    """A bundle of which the log said nothing, though it was read up to the token, was nobody's; not if it is folded no more."""
+    for context, found in (({}, ["served_without_ownership"]), ({"stopped": True}, [])):
+        audit = Audit()
+        audit.says(served(B, 99), begin=0, reached=90, **context)
+        audit.passes(COMES_LATE_MS - 1)
+        assert [] == audit.findings
+        audit.passes(COMES_LATE_MS)
+        assert found == audit.rules
+
+
+def test_a_record_without_a_time_hides_nothing() -> None:
+    """A record that says it was written long before the bundle's last one was written when the log says so."""
+    for said_ms in (-AT_MS, 20_000 - CLOCKS_APART_MS - 1):
+        audit = moved()
+        audit.holds((50, A), 50, time_ms=40_000, said_ms=said_ms)
+        audit.says(served(A, 50, since_ms=40_000 - CLOCKS_APART_MS - 1))
+        assert ["served_before_owned"] == audit.rules
 
 
 def test_work_past_the_lease_is_found() -> None:
@@ -300,6 +343,18 @@ def test_a_tenure_may_begin_again_and_go_on() -> None:
     assert [] == audit.findings
 
 
+def test_a_tenure_that_goes_on_is_remembered_from_its_beginning() -> None:
+    """A split that came to nothing gives a bundle back under its token; that is one tenure, forgotten as one, and begun when it began."""
+    audit = Audit()
+    audit.holds((10, A), 10)
+    audit.says(served(A, 10, until_ms=9_000))
+    audit.holds(None, 12, time_ms=9_000)
+    audit.holds((10, A), 14, time_ms=10_000)
+    for turn in range(1, 2 * TENURES_MAX):
+        audit.holds((10 * turn + 10, A + turn), 10 * turn + 10, time_ms=20_000 * turn)
+    assert [] == audit.findings
+
+
 @pytest.mark.parametrize(
     "document",
     [
@@ -326,6 +381,7 @@ def test_what_is_no_evidence_tells_nothing(document: Mapping[str, object] | None
 def test_evidence_of_another_log_tells_nothing() -> None:
     """A log that was made anew under its old name finds what was served of the one before, whose tokens mean nothing to it."""
     audit = moved()
+    audit.now_ms = AT_MS + COMES_LATE_MS
     audit.says(served(B, 44), begin=0, reached=90, log="another")
     assert [] == audit.findings
     audit.says(served(B, 44), begin=0, reached=90, log="log")

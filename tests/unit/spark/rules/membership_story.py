@@ -1,0 +1,72 @@
+"""What a membership is told, record by record, as shortly as a test can say it.
+
+May live here: the records of a small cluster, and the context that each gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from spark_jobs.rules.membership import Context, Membership
+
+NAMESPACE: Final = "t/n"
+BUNDLE: Final = "t/n/0x00000000_0x80000000"
+RIGHT: Final = "t/n/0x80000000_0xffffffff"
+
+
+class Cluster:
+    """A membership that is told records, each accepted unless a test says otherwise. `concerned` are the bundles of the last one."""
+
+    def __init__(self) -> None:
+        """A log with a genesis, the brokers `a` and `b`, and a namespace of two bundles."""
+        self.membership = Membership()
+        self.offset = 0
+        self.at_ms = 1_000_000
+        self.sequences: dict[str, int] = {}
+        self.concerned: list[str] = []
+        self.rows: dict[str, bytes] = {}
+        self.tell({"kind": "genesis", "key": "genesis", "based_on": 0, "publisher": "admin:a", "cluster": "c"})
+        self.incarnations = {name: self.join(name) for name in ("a", "b")}
+        boundaries = [0, 0x80000000, 0xFFFFFFFF]
+        self.admin(kind="namespace", key=NAMESPACE, status="created", based_on=1, boundaries=boundaries)
+
+    def tell(self, raw: dict[str, Any] | None, *, verdict: str = "accepted", wait_ms: int = 10, behind_ms: int = 0) -> Context:
+        """The next record, and the fold's word on it; the context that it gets."""
+        self.offset += 1
+        self.at_ms += wait_ms
+        context = self.membership.judge(self.offset, self.at_ms, raw, behind_ms=behind_ms)
+        self.concerned = list(self.membership.follow(self.offset, raw, verdict))
+        return context
+
+    def expected(self, raw: dict[str, Any], *, verdict: str = "rejected") -> str | None:
+        """What is expected of a record that the fold then rejects."""
+        return self.tell(raw, verdict=verdict).get("expected")
+
+    def join(self, name: str, *, based_on: int = 1, **fields: Any) -> int:  # noqa: ANN401 - the fields of a record
+        """A broker joins; its incarnation."""
+        self.tell(joined(name, based_on=based_on, **fields))
+        return self.offset
+
+    def broker(self, name: str, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - the fields of a record
+        """A record of a broker, with its next number."""
+        self.sequences[name] = self.sequences.get(name, 0) + 1
+        return {"publisher": name, "incarnation": self.incarnations[name], "sequence": self.sequences[name], "based_on": 1, **fields}
+
+    def admin(self, *, verdict: str = "accepted", **fields: Any) -> Context:  # noqa: ANN401 - the fields of a record
+        """An admin who has read everything writes a record."""
+        return self.tell({"publisher": "admin:a", "as_of": self.offset, "based_on": 1, **fields}, verdict=verdict)
+
+    def bundle(self, state: str, *, wait_ms: int = 10, **fields: Any) -> Context:  # noqa: ANN401 - the fields of a record
+        """An accepted transition of `BUNDLE`."""
+        return self.tell(self.broker("a", kind="bundle", key=BUNDLE, state=state, **fields), wait_ms=wait_ms)
+
+    def overdue(self, *, seconds: int) -> list[Mapping[str, int] | None]:
+        """What is overdue at each of so many seconds, in which only garbage is written."""
+        return [self.tell(None, verdict="malformed", wait_ms=1_000).get("overdue") for _ in range(seconds)]
+
+
+def joined(name: str, *, based_on: int = 1, **fields: Any) -> dict[str, Any]:  # noqa: ANN401 - the fields of a record
+    """The record by which a broker joins."""
+    promises = {"nonce": f"nonce of {name}", "lease_ms": 3_000, "margin_ms": 500, "renew_ms": 1_000}
+    return {"kind": "broker", "status": "joined", "key": name, "publisher": name, "based_on": based_on, **promises, **fields}

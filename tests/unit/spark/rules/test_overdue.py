@@ -1,0 +1,164 @@
+"""Tests of what the second membership says takes too long: bundles on their way or with nobody, silences, deletions."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import pytest
+
+from spark_jobs.rules.membership import IN_FLIGHT_MAX_MS, SILENCE_MAX_MS, UNSERVED_IN_FLIGHTS, Membership
+from tests.unit.spark.rules.membership_story import BUNDLE, NAMESPACE, RIGHT, Cluster
+
+UNSERVED_SECONDS: Final = UNSERVED_IN_FLIGHTS * IN_FLIGHT_MAX_MS // 1_000
+
+
+def test_what_is_overdue_is_told_once() -> None:
+    """A bundle that is on its way for longer than the bound is told with the next record, and not again."""
+    cluster = Cluster()
+    cluster.bundle("assigning", owner=cluster.incarnations["a"])
+    since, told = cluster.offset, cluster.overdue(seconds=2 * IN_FLIGHT_MAX_MS // 1_000)
+    assert [{BUNDLE: since}] == [names for names in told if names]
+    assert IN_FLIGHT_MAX_MS // 1_000 == told.index({BUNDLE: since})
+
+
+def test_a_silence_is_told_once() -> None:
+    """A live broker of which nothing is heard for a minute is told of with a record of another, and again after the next silence."""
+    cluster = Cluster()
+    silent, told = cluster.incarnations["b"], []
+    last = {"a": cluster.incarnations["a"], "b": silent}
+    for second in range(200):
+        name = "b" if second == 120 else "a"
+        renewal = cluster.broker(name, kind="broker", status="renewed", key=name, digest=1, based_on=last[name])
+        told.append(cluster.tell(renewal, wait_ms=1_000).get("silent"))
+        last[name] = cluster.offset
+    seconds = [second for second, names in enumerate(told) if names]
+    assert [59, 181] == seconds
+    assert [[("b", silent, 1_000_030)], [("b", last["b"], 1_000_040 + 121_000)]] == [told[second] for second in seconds]
+
+
+def test_a_silence_that_nobody_could_break() -> None:
+    """While nobody writes nobody is silent, and the dead are not told of."""
+    cluster = Cluster()
+    renewal = {"kind": "broker", "status": "renewed", "key": "a", "digest": 1}
+    assert "silent" not in cluster.tell(cluster.broker("a", based_on=2, **renewal), wait_ms=300_000)
+    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=cluster.incarnations["b"]))
+    last = cluster.offset - 1
+    for _ in range(100):
+        assert "silent" not in cluster.tell(cluster.broker("a", **{**renewal, "based_on": last}), wait_ms=1_000)
+        last = cluster.offset
+
+
+def test_another_bound() -> None:
+    """How long a bundle may be on its way can be said."""
+    cluster = Cluster()
+    rows = {key: value for key, value in cluster.membership.changed_rows() if value is not None}
+    cluster.membership = Membership(in_flight_max_ms=5_000)
+    cluster.membership.restore(rows)
+    cluster.bundle("assigning", owner=cluster.incarnations["a"])
+    since = cluster.offset
+    assert [None] * 5 + [{BUNDLE: since}] == cluster.overdue(seconds=6)
+
+
+def test_a_log_that_is_silent_does_not_age() -> None:
+    """A night in which nobody writes counts as one short silence."""
+    cluster = Cluster()
+    cluster.bundle("splitting", owner=cluster.incarnations["a"])
+    since = cluster.offset
+    assert "overdue" not in cluster.tell(None, verdict="malformed", wait_ms=40_000_000)
+    told = cluster.overdue(seconds=(IN_FLIGHT_MAX_MS - SILENCE_MAX_MS) // 1_000 + 1)
+    assert [None] * (len(told) - 1) == told[:-1]
+    assert {BUNDLE: since} == told[-1]
+
+
+def test_what_goes_to_and_fro_is_overdue() -> None:
+    """Who gets a bundle may change as often as it likes: the bound runs from when it was owned, or free, last."""
+    cluster = Cluster()
+    a, b = cluster.incarnations["a"], cluster.incarnations["b"]
+    for state, before, steps in (
+        ("assigning", {"state": "free"}, ({"owner": a}, {"owner": b})),
+        ("releasing", {"state": "owned", "owner": a}, ({"owner": a, "source": b}, {"source": b})),
+    ):
+        cluster.bundle(**before)
+        told = [cluster.bundle(state, wait_ms=5_000, **steps[turn % 2]).get("overdue") for turn in range(20)]
+        assert [{BUNDLE: cluster.offset - 19}] == [names for names in told if names]
+
+
+def test_a_death_begins_the_bound_anew() -> None:
+    """Those who are left have something new to do, whatever was tried before."""
+    cluster = Cluster()
+    a, b = cluster.incarnations["a"], cluster.incarnations["b"]
+    cluster.bundle("owned", owner=b)
+    cluster.bundle("assigning", owner=a, source=b)
+    cluster.overdue(seconds=50)
+    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=b))
+    died_at, told = cluster.offset, cluster.overdue(seconds=62)
+    assert (60, {BUNDLE: died_at}) == (len([names for names in told[:60] if not names]), told[60])
+
+
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_what_nobody_takes_is_overdue(*, is_refused: bool) -> None:
+    """A bundle that stays free while a broker is up is told once, and so is one that each refuses who is asked."""
+    cluster = Cluster()
+    a = cluster.incarnations["a"]
+    cluster.bundle("owned", owner=a)
+    cluster.tell(cluster.broker("a", kind="bundle", key=RIGHT, state="owned", owner=a))
+    cluster.bundle("free")
+    freed_at, told = cluster.offset, []
+    for _ in range(UNSERVED_SECONDS // 10 + 5):
+        told += cluster.overdue(seconds=9)
+        if is_refused:
+            told.append(cluster.bundle("assigning", owner=a).get("overdue"))
+            cluster.bundle("free")
+    assert [{BUNDLE: freed_at}] == [names for names in told if names]
+
+
+def test_what_nobody_can_take_is_not_overdue() -> None:
+    """While no broker is up nobody is late, and once one is it has all the time that there is."""
+    cluster = Cluster()
+    a, b = cluster.incarnations["a"], cluster.incarnations["b"]
+    cluster.tell(cluster.broker("a", kind="broker", status="down", key="b", based_on=b))
+    cluster.tell(cluster.broker("a", kind="broker", status="draining", key="a", based_on=a))
+    assert {None} == {names and 1 for names in cluster.overdue(seconds=2 * UNSERVED_SECONDS)}
+    cluster.join("c", based_on=1)
+    told = cluster.overdue(seconds=UNSERVED_SECONDS + 2)
+    assert [{BUNDLE: 4, RIGHT: 4}] == [names for names in told if names]
+    assert UNSERVED_SECONDS == told.index({BUNDLE: 4, RIGHT: 4})
+
+
+def test_what_is_to_go_may_stay_free() -> None:
+    """Bundles of a namespace that is being deleted are free for good, and those of one that is gone are forgotten."""
+    cluster = Cluster()
+    cluster.admin(kind="namespace", key=NAMESPACE, status="deleting", based_on=4)
+    assert {None} == {names and 1 for names in cluster.overdue(seconds=UNSERVED_SECONDS + 2)}
+    cluster.membership.changed_rows()
+    cluster.admin(kind="namespace", key=NAMESPACE, status="deleted", based_on=cluster.offset)
+    gone = {f"member:namespace:{NAMESPACE}", *(f"member:held:{name}" for name in (BUNDLE, RIGHT))}
+    assert gone == {key for key, data in cluster.membership.changed_rows() if data is None}
+
+
+def test_a_deletion_that_stops_half_way() -> None:
+    """A namespace that stays on its way out is told once, with a record of a live broker, also by a membership that was restored."""
+    cluster = Cluster()
+    cluster.admin(kind="namespace", key=NAMESPACE, status="deleting", based_on=4)
+    since, told = cluster.offset, []
+    for second in range(UNSERVED_SECONDS + 10):
+        if second % 100 == 0:
+            rows = {key: value for key, value in cluster.membership.changed_rows() if value is not None}
+            cluster.rows |= rows
+            cluster.membership = Membership()
+            cluster.membership.restore(cluster.rows)
+        renewal = cluster.broker("a", kind="broker", status="renewed", key="a", digest=1, based_on=1)
+        told.append(cluster.tell(renewal, wait_ms=1_000).get("deleting_since"))
+    assert [[(NAMESPACE, since)]] == [names for names in told if names]
+    assert UNSERVED_SECONDS == told.index([(NAMESPACE, since)])
+
+
+def test_what_arrives_is_not_overdue() -> None:
+    """A bundle that is owned, or free, is no longer on its way."""
+    cluster = Cluster()
+    a = cluster.incarnations["a"]
+    for state, whom in (("owned", {"owner": a}), ("free", {})):
+        cluster.bundle("assigning", owner=a)
+        cluster.bundle(state, **whom)
+        told = [cluster.tell(None, verdict="malformed", wait_ms=4_000).get("overdue") for _ in range(30)]
+        assert [None] * 30 == told

@@ -1,0 +1,52 @@
+"""Packs of arrivals: whatever order and pieces they come in, what is unpacked is in the order in which a sequence wants it."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pyarrow as pa
+import pytest
+
+from spark_jobs import packing
+from spark_jobs.arrivals import Arrival, Source
+from spark_jobs.packing import pack, unpacked
+from tests.spark_logs import arrivals_batch
+
+CHANNEL = [Arrival(Source.CHANNEL.value, offset, 1_000 + offset, None, b"record %d" % offset) for offset in range(1, 60)]
+BESIDE = [
+    Arrival(source.value, offset, 2_000, None, b"note %d" % offset)
+    for source in (Source.DECISIONS, Source.LOADS, Source.SERVING)
+    for offset in range(20)
+]
+
+
+def packs(batches: list[list[Arrival]]) -> list[bytes]:
+    """The packs of some batches."""
+    return [bytes(each) for part in pack(map(arrivals_batch, batches)) for each in part["pack"].to_pylist()]
+
+
+@pytest.mark.parametrize("arrivals", [CHANNEL, BESIDE, CHANNEL + BESIDE, CHANNEL[:1]], ids=["channel", "beside", "both", "one"])
+def test_the_channel_comes_first_and_each_source_in_its_order(arrivals: list[Arrival]) -> None:
+    """Any cut into batches, in any order of batches and of rows, is unpacked alike."""
+    random = Random(7)
+    for _ in range(20):
+        shuffled = random.sample(arrivals, len(arrivals))
+        cut = random.randrange(len(arrivals))
+        assert arrivals == list(unpacked(packs([part for part in (shuffled[cut:], shuffled[:cut]) if part])))
+
+
+def test_what_has_no_value_keeps_none() -> None:
+    """An entry without a value is no entry with an empty one."""
+    arrivals = [CHANNEL[0]._replace(value=None), CHANNEL[1]._replace(value=b"")]
+    assert arrivals == list(unpacked(packs([arrivals])))
+
+
+def test_large_batches_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pack is no larger than the bound, unless one row is; nothing is lost, and an empty batch makes no pack."""
+    monkeypatch.setattr(packing, "PACK_BYTES_MAX", 1_000)
+    large = [arrival._replace(value=b"x" * (5_000 if arrival.offset == 7 else 100)) for arrival in CHANNEL]
+    made = packs([large, []])
+    assert len(large) > len(made) > 1
+    tables = [pa.ipc.open_stream(each).read_all() for each in made]
+    assert all(table.num_rows == 1 or table.nbytes <= 1_000 for table in tables)
+    assert large == list(unpacked(made))

@@ -1,0 +1,186 @@
+"""A stream that fails: when it is started again, and what is said once it is not.
+
+May live here: tests of `spark_jobs.streams` with a query that is made up.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+
+from channel.errors import LogUnavailable
+from spark_jobs import streams
+from spark_jobs.findings_out import FindingsNotKept
+from spark_jobs.interrupts import noted_interrupts
+from spark_jobs.options import Screen
+from spark_jobs.progress import StreamMetrics, Watch
+from spark_jobs.stream_errors import Cause, PlaceLost, SourceLost, cause_of_error
+from spark_jobs.streams import Stream, run_stream
+
+
+class Session:
+    """A session of Spark, as far as a stream sets anything in it."""
+
+    @property
+    def conf(self) -> Session:
+        return self
+
+    def set(self, name: str, value: str) -> None:
+        """Take a setting."""
+
+
+@dataclass
+class OneBatch:
+    """A frame, its writer and its query in one: the query ends after one batch, as its taker does."""
+
+    isActive: bool = False  # noqa: N815 - as all below: Spark calls it so
+    lastProgress: None = None  # noqa: N815
+    takes: list[Callable[[Any, int], None]] = field(default_factory=list)
+
+    @property
+    def writeStream(self) -> OneBatch:  # noqa: N802
+        return self
+
+    def foreachBatch(self, take: Callable[[Any, int], None]) -> OneBatch:  # noqa: N802
+        self.takes.append(take)
+        return self
+
+    def chained(self, *_words: object, **_options: object) -> OneBatch:
+        return self
+
+    queryName = option = outputMode = trigger = start = chained  # noqa: N815
+
+    def toArrow(self) -> pa.Table:  # noqa: N802
+        return pa.table({})
+
+    def awaitTermination(self) -> None:  # noqa: N802
+        try:
+            self.takes[-1](self, 0)
+        except Exception as error:
+            raise PySparkException(f"[STREAM_FAILED] {error}") from error
+
+    def stop(self) -> None:
+        """Nothing runs."""
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
+    """Runs a stream whose frame and taker are given, without any patience; what was noted meanwhile."""
+    monkeypatch.setattr(streams, "AWAY_MAX_S", -1)
+    monkeypatch.setattr(streams, "_PAUSES_S", (0,))
+
+    def run(*, frame: Callable[[], object], take: Callable[[int, pa.Table], None]) -> list[str]:
+        notes: list[str] = []
+        watch = Watch("audit", Screen(result=notes.append, note=notes.append), metrics=StreamMetrics("audit"))
+        stream = Stream(
+            job="audit", checkpoint=tmp_path / "checkpoint", to_end=True, frame=cast("Callable[[], DataFrame]", frame), take=take
+        )
+        run_stream(cast("SparkSession", Session()), stream, watch)
+        return notes
+
+    return run
+
+
+def test_a_place_that_stays_away_is_named(run: Callable[..., list[str]]) -> None:
+    """A stream that can no longer put down what it makes ends with words about that place, and not about what it reads."""
+
+    def put(_number: int, _rows: pa.Table) -> None:
+        raise FindingsNotKept(place="to the topic channel-findings", problem="no answer")
+
+    with pytest.raises(PlaceLost, match=r"findings cannot be put to the topic channel-findings: no answer; .*; start it again") as caught:
+        run(frame=OneBatch, take=put)
+    assert "log" not in str(caught.value)
+
+
+def test_a_log_that_stays_away_is_named(run: Callable[..., list[str]]) -> None:
+    """A stream that can no longer read ends with words about its log."""
+
+    def away() -> object:
+        raise LogUnavailable(log="sqlite:x", problem="busy")
+
+    with pytest.raises(SourceLost, match=r"the audit has waited 0 s for its log: .*sqlite:x"):
+        run(frame=away, take=lambda _number, _rows: None)
+
+
+def test_what_passes_is_waited_for(run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A place that comes back within the time gets the batch, and each try is told."""
+    monkeypatch.setattr(streams, "AWAY_MAX_S", 900)
+    refusals = [FindingsNotKept(place="elsewhere", problem="it is read-only")] * (streams.ATTEMPTS_MAX + 1)
+
+    def put(_number: int, _rows: pa.Table) -> None:
+        if refusals:
+            raise refusals.pop()
+
+    notes = run(frame=OneBatch, take=put)
+    assert streams.ATTEMPTS_MAX + 1 == sum("findings cannot be put elsewhere: it is read-only" in note for note in notes)
+
+
+@pytest.mark.parametrize(("waited", "starts"), [(True, 6), (False, 2)])
+def test_a_log_on_which_nothing_happens_is_not_away(
+    run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, *, waited: bool, starts: int
+) -> None:
+    """Failures do not add up, neither their time nor their number, if the log was there between them and had nothing new."""
+    begun: list[object] = []
+
+    class Start:
+        """A start of the stream that ends after ten minutes: the sixth by itself, those before it for a log that is away."""
+
+        batches = -1
+
+        def __init__(self, *_: object) -> None:
+            begun.append(self)
+            self.has_waited = waited
+
+        def to_its_end(self, _check: Callable[[], None]) -> Cause | None:
+            return None if len(begun) == 6 else cause_of_error(LogUnavailable(log="sqlite:x", problem="busy"))
+
+    monkeypatch.setattr(streams, "AWAY_MAX_S", 500)
+    monkeypatch.setattr(streams, "_Run", Start)
+    monkeypatch.setattr("spark_jobs.streams.time.monotonic", lambda: 600.0 * len(begun))
+    with nullcontext() if waited else pytest.raises(SourceLost):
+        run(frame=OneBatch, take=lambda _number, _rows: None)
+    assert starts == len(begun)
+
+
+def test_an_interrupt_waits_until_no_call_is_under_way(run: Callable[..., list[str]]) -> None:
+    """Ctrl-C in the midst of a call into Spark ends the stream after that call, and the handler from before is there again."""
+    before, calls = signal.getsignal(signal.SIGINT), []
+
+    class Asked(OneBatch):
+        """A query that is interrupted while it is asked whether it runs, and says so only then."""
+
+        @property
+        def isActive(self) -> bool:  # noqa: N802
+            signal.raise_signal(signal.SIGINT)
+            calls.append("answered")
+            return True
+
+        @isActive.setter
+        def isActive(self, _value: bool) -> None: ...  # noqa: N802
+
+        def stop(self) -> None:
+            calls.append("stopped")
+
+    with pytest.raises(KeyboardInterrupt):
+        run(frame=Asked, take=lambda _number, _rows: None)
+    assert ["answered", "stopped"] == calls
+    assert before == signal.getsignal(signal.SIGINT)
+
+
+def test_a_second_interrupt_is_not_put_off() -> None:
+    """Whoever presses Ctrl-C again is heard at once, whatever is under way."""
+    with noted_interrupts() as check:
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            check()
