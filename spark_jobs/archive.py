@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -19,9 +20,10 @@ from spark_jobs.beginnings import Beginning, beginning_at, kept_beginning
 from spark_jobs.frames import channel_frame, is_on_kafka
 from spark_jobs.holding import Hold, release_hold
 from spark_jobs.options import ArchiveOptions, Screen
-from spark_jobs.progress import Watch, watching
+from spark_jobs.progress import LookedAt, Watch, watching
 from spark_jobs.sequential_operator import sequence_operator
 from spark_jobs.session import spark_session
+from spark_jobs.silence import look
 from spark_jobs.streams import Stream, check_version, run_stream
 from spark_jobs.tables.manifest import Store
 from spark_jobs.tables.parquet import ParquetStore
@@ -50,8 +52,8 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
 
     Raises what `channel.open_log` and `channel.restore.earliest` raise for a log that cannot be read, what `open_sink` raises for an
     archive that cannot be written, what `resumed` raises for one that cannot be gone on from, `CheckpointOfAnotherVersion`,
-    `MetricsPortTaken`, `SourceLost`, `StreamFailed`, and what `release_hold` raises for a hold that cannot be lifted. One that cannot
-    be kept is told, and ends nothing, but for `InvalidName`.
+    `MetricsPortTaken`, `SourceLost`, `WorkersLost`, `StreamFailed`, and what `release_hold` raises for a hold that cannot be lifted.
+    One that cannot be kept is told, and ends nothing, but for `InvalidName`.
     """
     if options.release is not None:
         screen.result(release_hold(options.log_url, options.release))
@@ -63,7 +65,7 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
     keeper = _delta(options.archive) if options.delta else ParquetStore(options.archive)
     with (
         open_sink(options.archive, writer=JOB, log=identity, url=options.log_url, store=store, keeper=keeper) as sink,
-        watching(JOB, screen, metrics_port=options.metrics_port) as watch,
+        watching(JOB, screen, log=LookedAt(name, partial(look, options.log_url)), metrics_port=options.metrics_port) as watch,
     ):
         check_version(JOB, sink.checkpoint, STATE_VERSION)
         watch.note(_told_start(name, sink))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
@@ -25,12 +26,14 @@ from spark_jobs.findings_out import FindingsOut, Numbered, findings_out
 from spark_jobs.frames import channel_frame, is_on_kafka
 from spark_jobs.keyed_operator import findings_of
 from spark_jobs.options import AuditOptions, Screen
-from spark_jobs.progress import Watch, watching
+from spark_jobs.progress import LookedAt, Watch, watching
 from spark_jobs.rules.catalogue import BY_NAME
 from spark_jobs.rules.checkers import CHECKERS
 from spark_jobs.sequential_operator import sequence_operator
 from spark_jobs.session import spark_session
+from spark_jobs.silence import look
 from spark_jobs.streams import Stream, check_version, run_stream
+from spark_jobs.tables.errors import WITHOUT_CHECKPOINT, ArchiveDamaged
 from spark_jobs.tables.reading import FINDING, Archive
 from spark_jobs.tables.sink import Sink, open_sink
 from spark_jobs.tables.tidying import tidy_beside
@@ -55,7 +58,8 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     """Audit a log until it ends (`to_end`) or somebody interrupts; how many findings this run made, however many there were before.
 
     Raises what `channel.open_log` and `channel.restore.earliest` raise for a log that cannot be read, what `open_sink` raises for an
-    archive that cannot be written, `CheckpointOfAnotherVersion`, `MetricsPortTaken`, `SourceLost`, `PlaceLost` and `StreamFailed`.
+    archive that cannot be written, `CheckpointOfAnotherVersion`, `MetricsPortTaken`, `SourceLost`, `PlaceLost`,
+    `WorkersLost` and `StreamFailed`.
     """
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity = log.name, log.identity
@@ -63,13 +67,13 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     spark = spark_session("equipoise audit", master=options.master, kafka=is_on_kafka(options.log_url), telling=screen.note)
     with (
         open_sink(options.archive, writer=JOB, log=identity, url=options.log_url) as sink,
-        watching(JOB, screen, metrics_port=options.metrics_port, finds=True) as watch,
+        watching(JOB, screen, log=LookedAt(name, partial(look, options.log_url)), metrics_port=options.metrics_port, finds=True) as watch,
     ):
         check_version(JOB, sink.checkpoint, STATE_VERSION)
         beginning = kept_beginning(sink.checkpoint, lambda: beginning_at(options.log_url))
         watch.note(_told_start(name, sink, beginning))
         watch.note(f"findings go here, to {options.archive / Table.FINDINGS}, and {out.place}")
-        older = _kept_findings(options.archive)
+        older = kept_findings(options.archive)
         stream = Stream(
             job=JOB,
             checkpoint=sink.checkpoint,
@@ -150,15 +154,15 @@ def _told_start(log: str, sink: Sink, beginning: Beginning) -> str:
         return f"auditing {log}, on from where it was left"
     position = beginning.positions[Source.CHANNEL]
     where = "from its first record" if beginning.snapshot is None else f"from {position}, the first that its twin leads on to"
-    lost = sink.manifest.generation > 1
-    return f"auditing {log} {where}" + ("; its checkpoint is gone, and what is found again is kept once" if lost else "")
+    lost = f"; its checkpoint is gone: {WITHOUT_CHECKPOINT[JOB]}" if sink.manifest.generation > 1 else ""
+    return f"auditing {log} {where}{lost}"
 
 
-def _kept_findings(archive: Path) -> int:
+def kept_findings(archive: Path) -> int:
     """How many findings are in the archive; none where a file of them is damaged, which keeps no audit from finding more."""
     try:
         kept: int = Archive(archive).table(Table.FINDINGS, columns=FINDING).num_rows
-    except (OSError, pa.ArrowException):
+    except ArchiveDamaged:
         return 0
     return kept
 

@@ -9,10 +9,12 @@ calls `Watch.show`, so that no two write over one another.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections import Counter as Tally
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
 from typing import Final, TypeVar
@@ -24,6 +26,7 @@ from rich.live import Live
 from rich.text import Text
 
 from spark_jobs.options import Screen
+from spark_jobs.silence import Seen, Silence
 from spark_jobs.stream_errors import MetricsPortTaken
 from spark_jobs.stream_progress import BatchDone, Rate, batch_done, told
 
@@ -31,9 +34,6 @@ NOTE_MS: Final = 10_000
 """How often a line says how it goes where nobody could see one that is written over, such as in a file of logs."""
 
 _Item = TypeVar("_Item")
-
-SILENCE_MS: Final = 30_000
-"""After how long without a batch somebody is told: brokers renew every few seconds, so a log that is read is never so quiet."""
 
 
 def _now_ms() -> int:
@@ -65,6 +65,7 @@ class StreamMetrics:
         self._state_bytes = gauge("state_bytes", "The memory that this state takes.")
         quiet = gauge("quiet_seconds", "The time since the last batch ended.")
         quiet.set_function(lambda: (_now_ms() - self._ended_ms) / 1_000)
+        self._away = gauge("log_away_seconds", "How long its log has not answered; 0 while it does.")
         self._restarts = counter("restarts_total", "How often its stream failed and was started again.")
         self._findings = counter("findings_total", "What it has found since its start.", "rule")
 
@@ -84,9 +85,21 @@ class StreamMetrics:
         """So many findings of one rule."""
         self._findings.labels(rule).inc(count)
 
+    def away(self, away_ms: int | None) -> None:
+        """The log has not answered for so long; None if it does."""
+        self._away.set((away_ms or 0) / 1_000)
+
     def restarted(self) -> None:
         """The stream was started again."""
         self._restarts.inc()
+
+
+@dataclass(frozen=True, slots=True)
+class LookedAt:
+    """The log that a stream reads: what it is called, and how to find out whether it is there, which may take a while."""
+
+    name: str
+    look: Callable[[], Seen]
 
 
 class Watch:
@@ -95,20 +108,21 @@ class Watch:
     `say`, `remark`, `found` and `batch` may be called on any thread, the others on one alone.
     """
 
-    def __init__(self, job: str, screen: Screen, *, metrics: StreamMetrics, finds: bool = False) -> None:
-        """`finds` says whether this job can find anything, and so should tell how much."""
+    def __init__(self, job: str, screen: Screen, *, metrics: StreamMetrics, log: LookedAt | None = None, finds: bool = False) -> None:
+        """`finds` says whether this job can find anything, and so should tell how much; without `log` nobody looks where it stays."""
         self.job = job
         self.rows = 0
         self._screen = screen
         self._metrics = metrics
         self._found: Tally[str] | None = Tally() if finds else None
-        self._waiting: SimpleQueue[BatchDone | Callable[[], None]] = SimpleQueue()
+        self._waiting: SimpleQueue[BatchDone | Seen | Callable[[], None]] = SimpleQueue()
+        self._log = log
         self._rate = Rate()
         self._last: BatchDone | None = None
         self._batches = 0
         self._batch_ms = self._noted_ms = _now_ms()
         self._rate.add(self._batch_ms, 0)
-        self._is_quiet = False
+        self._silence = Silence("" if log is None else log.name, self._batch_ms)
         self._live = Live(console=Console(stderr=True), auto_refresh=False, transient=True) if screen.is_live else None
 
     @property
@@ -153,6 +167,8 @@ class Watch:
         for waiting in _taken(self._waiting):
             if isinstance(waiting, BatchDone):
                 self._take(waiting)
+            elif isinstance(waiting, Seen):
+                self._take_look(waiting)
             else:
                 self._aside()
                 waiting()
@@ -165,23 +181,36 @@ class Watch:
 
     def _take(self, done: BatchDone) -> None:
         now_ms = _now_ms()
-        self._last, self._batch_ms, self._is_quiet = done, now_ms, False
+        self._note_all(self._silence.batch(now_ms))
+        self._last, self._batch_ms = done, now_ms
         self._batches += 1
         self.rows += done.rows
         self._rate.add(now_ms, done.rows)
         self._metrics.batch(done, rows_per_second=self._rate.per_second(now_ms))
 
+    def _take_look(self, seen: Seen) -> None:
+        is_behind = self._last is not None and bool(self._last.behind)
+        self._note_all(self._silence.seen(_now_ms(), seen, is_behind=is_behind))
+
+    def _note_all(self, lines: Iterable[str]) -> None:
+        for line in lines:
+            self.note(line)
+
+    def _look(self) -> None:
+        assert self._log is not None, "only a log that is named is looked at"
+        self._waiting.put(self._log.look())
+
     def _tell(self) -> None:
         now_ms = _now_ms()
-        if not self._is_quiet and now_ms - self._batch_ms > SILENCE_MS:
-            self._is_quiet = True
-            waited = f"no batch has ended for {SILENCE_MS // 1_000} s"
-            why = "the first takes the longest" if self._last is None else "nothing comes from the log"
-            self.note(f"{waited}: {why}, the log cannot be read, or this machine is busy; waiting")
+        if self._log is not None and self._silence.wants_look(now_ms):
+            # A thread each time, which ends by itself: a look at a log that is away takes as long as its client waits.
+            threading.Thread(target=self._look, name="log-look", daemon=True).start()
+        away_ms = self._silence.away_ms(now_ms)
+        self._metrics.away(away_ms)
         if self._last is None:
             return
         found = None if self._found is None else self._found.total()
-        line = told(self._last, rows_per_second=self._rate.per_second(now_ms), found=found)
+        line = told(self._last, rows_per_second=self._rate.per_second(now_ms), found=found, away_ms=away_ms)
         if self._live is not None:
             self._live.start()
             self._live.update(Text(f"{self.job}  {line}", no_wrap=True, overflow="ellipsis"), refresh=True)
@@ -231,13 +260,15 @@ class Follower:
 
 
 @contextmanager
-def watching(job: str, screen: Screen, *, metrics_port: int | None = None, finds: bool = False) -> Iterator[Watch]:
-    """A `Watch` on the stream `job`; with `metrics_port` Prometheus finds it at `/metrics` there while the block runs.
+def watching(
+    job: str, screen: Screen, *, log: LookedAt | None = None, metrics_port: int | None = None, finds: bool = False
+) -> Iterator[Watch]:
+    """A `Watch` on the stream `job`, which reads `log`; with `metrics_port` Prometheus finds it at `/metrics` there while the block runs.
 
     Raises `MetricsPortTaken`.
     """
     metrics = StreamMetrics(job)
-    watch = Watch(job, screen, metrics=metrics, finds=finds)
+    watch = Watch(job, screen, metrics=metrics, log=log, finds=finds)
     if metrics_port is None:
         try:
             yield watch

@@ -3,8 +3,8 @@
 May live here: the classes that Spark pickles and calls, in processes of its own, and how long they wait for a file that is away.
 
 A position is a place in all sources together: `{"log": identity, "channel": 7, "decisions": 1, "serving": 1, "loads": 1}`, the next
-offset of each, and which log it is of. A streaming query never fails because the file is away: it has nothing new then, and the user
-is told once. Rows that a batch has planned must come, and are waited for within `AWAY_S_MAX`.
+offset of each, and which log it is of. A streaming query never fails because the file is away: it has nothing new then, and whoever
+watches it tells that (`spark_jobs.silence`). Rows that a batch has planned must come, and are waited for within `AWAY_S_MAX`.
 """
 
 from __future__ import annotations
@@ -143,7 +143,6 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._until: dict[str, int] | None = None
         self._files: ChannelFiles | None = None
         self._log: Log | None = None
-        self._told_s = -_TOLD_EVERY_S
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - as all below: the names are Spark's
         """See `DataSourceStreamReader.initialOffset`."""
@@ -168,9 +167,9 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if self._until is None and found == {source: start[source] for source in found}:
                 self._wait(start[Source.CHANNEL])
                 found = files.batch_end(start, limit=min(entries, _ALL))
-        except _AWAY as error:
+        except _AWAY:
             self._let_go()
-            self._tell(error)
+            time.sleep(IDLE_MS / 1_000)
             return start
         if found == {source: start[source] for source in found}:
             return start
@@ -217,14 +216,6 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 with contextlib.suppress(sqlite3.Error, OSError):
                     opened.close()
         self._files = self._log = None
-
-    def _tell(self, error: Exception) -> None:
-        time.sleep(IDLE_MS / 1_000)
-        now_s = time.monotonic()
-        if now_s - self._told_s >= _TOLD_EVERY_S:
-            self._told_s = now_s
-            sys.stderr.write(f"{self._url} is away: {error}; waiting for it\n")
-            sys.stderr.flush()
 
 
 _ALL: Final = 1 << 40

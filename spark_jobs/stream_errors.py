@@ -13,6 +13,7 @@ from typing import Final
 from channel import errors as of_the_channel
 from channel.errors import CallerError, EquipoiseError, OperatorError, PeerError
 from spark_jobs import errors as of_the_jobs
+from spark_jobs.tables.errors import WITHOUT_CHECKPOINT
 
 # A traceback of Python ends with the dotted name of the error and its message. Spark quotes tracebacks of its workers whole.
 _OURS: Final = re.compile(r"^\s*(?:(?:channel|brokers|spark_jobs)\.[\w.]+\.)(?P<kind>[A-Z]\w*): (?P<text>.+)$", re.MULTILINE)
@@ -35,6 +36,14 @@ _PASSING: Final = frozenset({
     "UnknownTopicOrPartitionException",
 })  # fmt: skip
 """What a source of Spark says while it is away: simple names of exceptions, of Java and of Kafka's client."""
+
+# Java's 10 s for it are written into Spark. They pass without one where all cores are busy, or where the interpreter cannot run at all.
+_WORKER: Final = re.compile(r"Python worker (?:failed )?to connect back|Python daemon failed to launch worker")
+
+_NOT_STARTED: Final = (
+    "a Python worker of Spark's did not start within 10 s: this machine is busy or short of memory, or PYSPARK_PYTHON names an "
+    "interpreter that cannot run these jobs"
+)
 
 PROBLEM_CHARACTERS_MAX: Final = 400
 
@@ -60,7 +69,7 @@ class CheckpointOfAnotherVersion(OperatorError):
         self.expected = expected
         super().__init__(
             f"the {job} cannot go on from the checkpoint {folder}: its state is of version {found}, this Equipoise has {expected}; "
-            "go on with that other version, or remove the folder: the log is then read from its beginning, and nothing is told twice"
+            f"go on with that other version, or remove the folder and start the job again: {WITHOUT_CHECKPOINT[job]}"
         )
 
 
@@ -114,17 +123,30 @@ class PlaceLost(PeerError):
         )
 
 
+class WorkersLost(PeerError):
+    """The Python workers of Spark did not come up for longer than a stream waits."""
+
+    def __init__(self, *, job: str, problem: str, waited_s: int) -> None:
+        """`problem` is what they did instead; `waited_s` how long no batch ended."""
+        self.job = job
+        self.problem = problem
+        self.waited_s = waited_s
+        super().__init__(
+            f"the {job} gives up after {waited_s} s: {problem}; start it again when that is mended: it goes on where it stopped"
+        )
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
     """Why a stream failed: `kind` is the simple name of an error, `text` its message in a line, `passes` whether it may mend itself.
 
-    `is_of_place` says that the batch was read and worked on, and could not be put where it belongs.
+    `lost` is how a stream ends that has waited for that too long: by default what it reads is away.
     """
 
     kind: str
     text: str
     passes: bool
-    is_of_place: bool = False
+    lost: type[SourceLost | PlaceLost | WorkersLost] = SourceLost
 
 
 def cause_of(message: str) -> Cause:
@@ -134,15 +156,17 @@ def cause_of(message: str) -> Cause:
     """
     for pattern in (_OURS, _PYTHON, _JAVA):
         found = list(pattern.finditer(message))
+        if pattern is _JAVA and _WORKER.search(message):
+            return Cause(kind="WorkerNotStarted", text=_NOT_STARTED, passes=True, lost=WorkersLost)
         if found:
             return _cause(found[-1]["kind"].rpartition(".")[2], found[-1]["text"] or "")
     return _cause("", next((line.strip() for line in message.splitlines() if line.strip()), "no reason is told"))
 
 
-def cause_of_error(error: BaseException, *, is_of_place: bool = False) -> Cause:
+def cause_of_error(error: BaseException, *, lost: type[SourceLost | PlaceLost] = SourceLost) -> Cause:
     """As `cause_of`, of an error that was caught as it was raised."""
     kind = type(error).__name__
-    return Cause(kind=kind, text=_shortened(str(error) or kind), passes=isinstance(error, PeerError), is_of_place=is_of_place)
+    return Cause(kind=kind, text=_shortened(str(error) or kind), passes=isinstance(error, PeerError), lost=lost)
 
 
 def _cause(kind: str, text: str) -> Cause:

@@ -103,10 +103,15 @@ def _numbers(offsets: object, name: str = "") -> Iterator[tuple[str, int]]:
                 yield from _numbers(part, f"{name}/{place}")
 
 
-def told(done: BatchDone, *, rows_per_second: float, found: int | None) -> str:
-    """One line about a stream after `done`; `rows_per_second` is over the last while, `found` its findings, None if it makes none."""
+def told(done: BatchDone, *, rows_per_second: float, found: int | None, away_ms: int | None = None) -> str:
+    """One line about a stream after `done`; `rows_per_second` is over the last while, `found` its findings, None if it makes none.
+
+    `away_ms` is how long its log has not answered, None while it does: how far behind a stream is is known only then.
+    """
     parts = [f"{rows_per_second:,.0f} rows/s"]
-    if done.behind is not None:
+    if away_ms is not None:
+        parts.append(f"its log has been away for {away_ms // 1_000} s")
+    elif done.behind is not None:
         parts.append(f"{done.behind:,} behind")
     parts += [f"batch {done.batch} in {done.took_ms / 1_000:.1f} s", f"state {done.state_rows:,} rows, {size(done.state_bytes)}"]
     if found is not None:

@@ -25,7 +25,6 @@ from spark_jobs.stream_errors import (
     Cause,
     CheckpointOfAnotherVersion,
     PlaceLost,
-    SourceLost,
     SparkDied,
     StreamFailed,
     cause_of,
@@ -90,8 +89,8 @@ def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
     """Run `stream` to its end; without `to_end`, until somebody interrupts it, which raises `KeyboardInterrupt`.
 
     A failure is told, and the stream started again from its checkpoint. Raises `SourceLost` if nothing came for `AWAY_MAX_S`,
-    `PlaceLost` if `Stream.take` raised a `PeerError` for as long, and anything else that it raises; `StreamFailed` if the stream fails
-    `ATTEMPTS_MAX` times at one batch.
+    `PlaceLost` if `Stream.take` raised a `PeerError` for as long, and anything else that it raises; `WorkersLost` if Spark's workers did
+    not start for as long; `StreamFailed` if the stream fails `ATTEMPTS_MAX` times at one batch.
     """
     spark.conf.set("spark.sql.streaming.pollingDelay", _POLLING_DELAY)
     spark.conf.set("spark.sql.streaming.minBatchesToRetain", _BATCHES_RETAINED)
@@ -114,8 +113,7 @@ def _until_it_ends(stream: Stream, watch: Watch, check: Callable[[], None]) -> N
         failures += 1
         waited_s = int(time.monotonic() - since_s)
         if cause.passes and waited_s > AWAY_MAX_S:
-            lost = PlaceLost if cause.is_of_place else SourceLost
-            raise lost(job=stream.job, problem=cause.text, waited_s=waited_s)
+            raise cause.lost(job=stream.job, problem=cause.text, waited_s=waited_s)
         if not cause.passes and failures >= ATTEMPTS_MAX:
             raise StreamFailed(job=stream.job, problem=cause.text, details=str(_details(stream)))
         pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
@@ -202,4 +200,4 @@ class _Run:
             return cause_of(str(error))
         if not isinstance(raised, PeerError):
             raise raised
-        return cause_of_error(raised, is_of_place=True)
+        return cause_of_error(raised, lost=PlaceLost)

@@ -23,6 +23,7 @@ from spark_jobs.report.queries import Queries, extent
 from spark_jobs.session import spark_session
 from spark_jobs.tables.errors import ArchiveInUse
 from spark_jobs.tables.reading import Archive
+from spark_jobs.whole_files import replacing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -144,8 +145,8 @@ def _write(out: Path, text: str, drawn: tuple[Plot, ...]) -> list[Path]:
             writing.write_bytes(plot.light)
             pictures.append(writing)
         writing = out.with_name(f".{out.name}.part")
-        writing.write_text(text, encoding="utf-8")
-        writing.replace(out)
+        with replacing(out, part=writing) as file:
+            file.write(text.encode())
     except OSError as error:
         raise PageUnwritable(path=str(writing), problem=error.strerror or str(error)) from error
     return pictures

@@ -91,10 +91,11 @@ class ArchiveUnwritable(OperatorError):
         super().__init__(f"the archive {archive} cannot be written: {problem}; mend that, and start again")
 
 
-_GOES_ON: Final = {
+WITHOUT_CHECKPOINT: Final = {
     "archive": "it goes on where the archive ends",
-    "audit": "it reads the log from its beginning, and keeps what it finds again once",
+    "audit": "it reads the log from where that begins, and our readers take what it finds again once",
 }
+"""What each writer does that finds no checkpoint beside its tables."""
 
 
 class CheckpointBehind(OperatorError):
@@ -110,7 +111,7 @@ class CheckpointBehind(OperatorError):
         super().__init__(
             f"Spark's checkpoint {checkpoint} goes on with batch {batch}, and the archive {archive} holds all up to batch {finished}: the "
             "checkpoint lost its newest batches, as in a power cut, or is an older copy; the archive is whole, and nothing was written; "
-            f"remove that folder and start the job again: {_GOES_ON[writer]}"
+            f"remove that folder and start the job again: {WITHOUT_CHECKPOINT[writer]}"
         )
 
 

@@ -127,8 +127,12 @@ def _serves_what_is_not_there(served: _Served, rng: Random) -> Planted:
     return _planted(served.and_document(place, stretch), "served_without_ownership", stretch)
 
 
-def _serves_before_it_is_given(served: _Served, rng: Random) -> Planted:
-    place = rng.randrange(len(served.stretches) // 2, len(served.stretches))
+def _serves_before_it_is_given(served: _Served, rng: Random) -> Planted | None:
+    """One that began long enough after its machine to have begun, by its own clock, long before it did."""
+    late = [place for place, stretch in enumerate(served.stretches) if stretch["started_ns"] >= _LONG_NS]
+    if not late:
+        return None
+    place = rng.choice(late)
     stretch = dict(served.stretches[place])
     stretch["started_ns"] = max(stretch["started_ns"] - rng.randrange(_LONG_NS, 2 * _LONG_NS), 0)
     return _planted(served.with_document(place, stretch), "served_before_owned", stretch)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from spark_jobs.audit import JOB, taker
+from spark_jobs.audit import JOB, kept_findings, taker
 from spark_jobs.emitted import Emitted, Table
 from spark_jobs.findings import Finding
 from spark_jobs.findings_out import FindingsNotKept, Numbered
@@ -73,3 +73,15 @@ def test_files_of_findings_are_joined(tmp_path: Path) -> None:
     archive = Archive(tmp_path)
     assert len(archive.files(Table.FINDINGS)) < FILES_MAX
     assert list(range(3 * FILES_MAX)) == archive.table(Table.FINDINGS)["offset"].to_pylist()
+
+
+def test_older_findings_are_counted_unless_they_are_damaged(tmp_path: Path) -> None:
+    """A damaged file of older findings keeps nobody from auditing on; nobody claims to know how many there were."""
+    screen = Screen(result=lambda _line: None, note=lambda _line: None)
+    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, finds=True) as watch:
+        assert 0 == kept_findings(tmp_path)
+        taker(sink, Away(refusals=0), watch, log=URL, as_json=False)(0, rows())
+        assert 1 == kept_findings(tmp_path)
+        (file,) = Archive(tmp_path).files(Table.FINDINGS)
+        file.write_bytes(b"no Parquet")
+        assert 0 == kept_findings(tmp_path)

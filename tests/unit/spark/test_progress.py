@@ -74,6 +74,12 @@ def test_the_line_that_is_told() -> None:
     )
 
 
+def test_the_line_of_a_log_that_is_away() -> None:
+    """How far behind a stream is nobody knows while its log does not answer, and the line says that."""
+    line = told(batch_done(orjson.dumps(OF_KAFKA)), rows_per_second=0, found=None, away_ms=45_600)
+    assert "0 rows/s · its log has been away for 45 s · batch 7 in 0.9 s · state 42 rows, 1.5 KiB" == line
+
+
 def test_what_is_not_known_is_not_told() -> None:
     """After a restart, until a batch was planned anew, the line says nothing of how far behind it is, and Prometheus keeps what it knew."""
     redone = {**OF_KAFKA, "sources": [{"numInputRows": 5, "endOffset": {"log": {"0": 5_000}}, "latestOffset": None}]}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from channel.errors import LogUnavailable, OutcomeUnknown
-from spark_jobs.stream_errors import PROBLEM_CHARACTERS_MAX, Cause, cause_of, cause_of_error
+from spark_jobs.stream_errors import PROBLEM_CHARACTERS_MAX, Cause, WorkersLost, cause_of, cause_of_error
 
 OF_A_WORKER = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted: Task 0 in stage 4.0 failed 1 times:
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
@@ -19,6 +19,12 @@ org.apache.spark.api.python.PythonException: Traceback (most recent call last):
 """
 OF_JAVA = """[STREAM_FAILED] Query terminated with exception: org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node
 Caused by: java.util.concurrent.ExecutionException: org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node"""
+
+
+NOT_STARTED = (
+    "a Python worker of Spark's did not start within 10 s: this machine is busy or short of memory, or PYSPARK_PYTHON names an "
+    "interpreter that cannot run these jobs"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +51,16 @@ CASES = {
     ),
     "a Kafka that is away": Case(
         message=OF_JAVA, expected=Cause(kind="TimeoutException", text="TimeoutException: Timed out waiting for a node", passes=True)
+    ),
+    "a worker that does not start": Case(
+        message="Job aborted: Lost task 0.3: org.apache.spark.SparkException: Python worker failed to connect back.\n"
+        "\tat org.apache.spark.api.python.PythonWorkerFactory.createSimpleWorker(PythonWorkerFactory.scala:276)\n"
+        "Caused by: java.net.SocketTimeoutException: Timed out while waiting for the Python worker to connect back",
+        expected=Cause(kind="WorkerNotStarted", text=NOT_STARTED, passes=True, lost=WorkersLost),
+    ),
+    "a planner that does not start": Case(
+        message="[STREAM_FAILED] terminated with exception: Python worker failed to connect back.",
+        expected=Cause(kind="WorkerNotStarted", text=NOT_STARTED, passes=True, lost=WorkersLost),
     ),
     "something else of Java": Case(
         message="Caused by: java.lang.OutOfMemoryError: Java heap space",

@@ -23,7 +23,7 @@ from spark_jobs.findings_out import FindingsNotKept
 from spark_jobs.interrupts import noted_interrupts
 from spark_jobs.options import Screen
 from spark_jobs.progress import StreamMetrics, Watch
-from spark_jobs.stream_errors import Cause, PlaceLost, SourceLost, cause_of_error
+from spark_jobs.stream_errors import Cause, PlaceLost, SourceLost, WorkersLost, cause_of_error
 from spark_jobs.streams import Stream, run_stream
 
 
@@ -109,6 +109,17 @@ def test_a_log_that_stays_away_is_named(run: Callable[..., list[str]]) -> None:
 
     with pytest.raises(SourceLost, match=r"the audit has waited 0 s for its log: .*sqlite:x"):
         run(frame=away, take=lambda _number, _rows: None)
+
+
+def test_workers_that_do_not_start_are_named(run: Callable[..., list[str]]) -> None:
+    """A machine too busy to start Spark's workers is waited for, and at the end named: neither the log nor what is written is at fault."""
+
+    def busy() -> object:
+        raise PySparkException("terminated with exception: Python worker failed to connect back.")
+
+    with pytest.raises(WorkersLost, match=r"the audit gives up after 0 s: a Python worker .* did not start .*; start it again") as caught:
+        run(frame=busy, take=lambda _number, _rows: None)
+    assert "log" not in str(caught.value)
 
 
 def test_what_passes_is_waited_for(run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
