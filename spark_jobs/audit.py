@@ -73,7 +73,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
         beginning = kept_beginning(sink.checkpoint, lambda: beginning_at(options.log_url))
         watch.note(_told_start(name, sink, beginning))
         watch.note(f"findings go here, to {options.archive / Table.FINDINGS}, and {out.place}")
-        older = kept_findings(options.archive)
+        older = kept_findings(options.archive, watch.note)
         stream = Stream(
             job=JOB,
             checkpoint=sink.checkpoint,
@@ -158,11 +158,12 @@ def _told_start(log: str, sink: Sink, beginning: Beginning) -> str:
     return f"auditing {log} {where}{lost}"
 
 
-def kept_findings(archive: Path) -> int:
-    """How many findings are in the archive; none where a file of them is damaged, which keeps no audit from finding more."""
+def kept_findings(archive: Path, tell: Callable[[str], None]) -> int:
+    """How many findings are in the archive; none where one of their files is damaged, which keeps no audit from finding more."""
     try:
         kept: int = Archive(archive).table(Table.FINDINGS, columns=FINDING).num_rows
-    except ArchiveDamaged:
+    except (ArchiveDamaged, OSError) as error:
+        tell(f"older findings cannot be counted: {error}")
         return 0
     return kept
 

@@ -65,7 +65,9 @@ class StreamMetrics:
         self._state_bytes = gauge("state_bytes", "The memory that this state takes.")
         quiet = gauge("quiet_seconds", "The time since the last batch ended.")
         quiet.set_function(lambda: (_now_ms() - self._ended_ms) / 1_000)
-        self._away = gauge("log_away_seconds", "How long its log has not answered; 0 while it does.")
+        self._missed_since_ms: int | None = None
+        missed = gauge("log_missed_seconds", "How long nothing has come from its log, which does not answer; 0 while it does.")
+        missed.set_function(lambda: 0 if self._missed_since_ms is None else (_now_ms() - self._missed_since_ms) / 1_000)
         self._restarts = counter("restarts_total", "How often its stream failed and was started again.")
         self._findings = counter("findings_total", "What it has found since its start.", "rule")
 
@@ -85,9 +87,9 @@ class StreamMetrics:
         """So many findings of one rule."""
         self._findings.labels(rule).inc(count)
 
-    def away(self, away_ms: int | None) -> None:
-        """The log has not answered for so long; None if it does."""
-        self._away.set((away_ms or 0) / 1_000)
+    def missed(self, since_ms: int | None) -> None:
+        """Nothing has come since then from the log, which does not answer; None if it does."""
+        self._missed_since_ms = since_ms
 
     def restarted(self) -> None:
         """The stream was started again."""
@@ -141,11 +143,11 @@ class Watch:
 
     def say(self, line: str) -> None:
         """A line that was asked for."""
-        self._waiting.put(partial(self._screen.result, line))
+        self._waiting.put(partial(self._beside, self._screen.result, line))
 
     def remark(self, line: str) -> None:
         """A line that says how it goes."""
-        self._waiting.put(partial(self._screen.note, line))
+        self._waiting.put(partial(self.note, line))
 
     def found(self, rule: str, count: int) -> None:
         """So many findings of one rule."""
@@ -159,24 +161,29 @@ class Watch:
 
     def note(self, line: str) -> None:
         """Print at once a line that says how it goes; see `remark` for one of another thread."""
-        self._aside()
-        self._screen.note(line)
+        self._beside(self._screen.note, line)
+
+    def idle(self) -> None:
+        """Spark has found nothing new in its sources."""
+        self._waiting.put(lambda: self._silence.idle(_now_ms()))
 
     def show(self) -> None:
-        """Print what has come since."""
+        """Print what has come since, and how it goes."""
+        self._print()
+        self._tell()
+
+    def _print(self) -> None:
         for waiting in _taken(self._waiting):
             if isinstance(waiting, BatchDone):
                 self._take(waiting)
             elif isinstance(waiting, Seen):
-                self._take_look(waiting)
+                self._note_all(self._silence.seen(_now_ms(), waiting))
             else:
-                self._aside()
                 waiting()
-        self._tell()
 
     def close(self) -> None:
         """Print what is left, and take the line away that is written over."""
-        self.show()
+        self._print()
         self._aside()
 
     def _take(self, done: BatchDone) -> None:
@@ -187,10 +194,6 @@ class Watch:
         self.rows += done.rows
         self._rate.add(now_ms, done.rows)
         self._metrics.batch(done, rows_per_second=self._rate.per_second(now_ms))
-
-    def _take_look(self, seen: Seen) -> None:
-        is_behind = self._last is not None and bool(self._last.behind)
-        self._note_all(self._silence.seen(_now_ms(), seen, is_behind=is_behind))
 
     def _note_all(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -203,20 +206,26 @@ class Watch:
     def _tell(self) -> None:
         now_ms = _now_ms()
         if self._log is not None and self._silence.wants_look(now_ms):
-            # A thread each time, which ends by itself: a look at a log that is away takes as long as its client waits.
+            # On a thread, since a look at a log that is away takes as long as its client waits; there is one at a time.
             threading.Thread(target=self._look, name="log-look", daemon=True).start()
-        away_ms = self._silence.away_ms(now_ms)
-        self._metrics.away(away_ms)
+        self._note_all(self._silence.wait(now_ms))
+        missed_since_ms = self._silence.missed_since_ms
+        self._metrics.missed(missed_since_ms)
         if self._last is None:
             return
         found = None if self._found is None else self._found.total()
-        line = told(self._last, rows_per_second=self._rate.per_second(now_ms), found=found, away_ms=away_ms)
+        missed_ms = None if missed_since_ms is None else now_ms - missed_since_ms
+        line = told(self._last, rows_per_second=self._rate.per_second(now_ms), found=found, missed_ms=missed_ms)
         if self._live is not None:
             self._live.start()
             self._live.update(Text(f"{self.job}  {line}", no_wrap=True, overflow="ellipsis"), refresh=True)
         elif now_ms - self._noted_ms > NOTE_MS and self._batch_ms > self._noted_ms:
             self._noted_ms = now_ms
             self._screen.note(line)
+
+    def _beside(self, printed: Callable[[str], None], line: str) -> None:
+        self._aside()
+        printed(line)
 
     def _aside(self) -> None:
         if self._live is not None and self._live.is_started:
@@ -257,6 +266,8 @@ class Follower:
             elif progress.batchId > self._told:
                 self._told = progress.batchId
                 self._watch.batch(batch_done(progress.json))
+        if "addBatch" not in last.durationMs:
+            self._watch.idle()
 
 
 @contextmanager

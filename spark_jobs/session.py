@@ -68,7 +68,9 @@ def spark_session(
     """A session named `app`, or the one that this process has already.
 
     It runs on this machine, unless `master` or `spark-submit` names a cluster. With `kafka`, Spark's connector is on its path, and is
-    fetched first if it never was, of which `telling` hears. Raises `MissingExtra`, `MissingJava`, `JarsMissing`, `WrongJar`.
+    fetched first if it never was. `telling` hears of that, and of the start, during which nothing else can be told.
+
+    Raises `MissingExtra`, `MissingJava`, `JarsMissing`, `WrongJar`.
     """
     check_extra()
     check_java()
@@ -91,6 +93,8 @@ def spark_session(
         builder = builder.config("spark.jars", ",".join(map(str, jars)))
     for name, value in _SETTINGS.items():
         builder = builder.config(name, value)
+    if not is_submitted:
+        telling("starting Spark, which takes some 10 s")
     with quietly(on=not is_submitted):
         session = builder.getOrCreate()
     if not (session.sparkContext.master or "").startswith(_IN_PROCESS):

@@ -17,7 +17,12 @@ from spark_jobs.tables.errors import WITHOUT_CHECKPOINT
 
 # A traceback of Python ends with the dotted name of the error and its message. Spark quotes tracebacks of its workers whole.
 _OURS: Final = re.compile(r"^\s*(?:(?:channel|brokers|spark_jobs)\.[\w.]+\.)(?P<kind>[A-Z]\w*): (?P<text>.+)$", re.MULTILINE)
-_PYTHON: Final = re.compile(r"^\s*(?P<kind>(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Timeout)): (?P<text>.+)$", re.MULTILINE)
+# That of the driver ends with what brought Java's error here, in which there is nothing of its own.
+_PYTHON: Final = re.compile(
+    r"^\s*(?!py4j\.|pyspark\.errors\.exceptions\.captured\.|org\.|java\.)"
+    r"(?P<kind>(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Timeout)): (?P<text>.+)$",
+    re.MULTILINE,
+)
 # One names its cause in its own message, so that a match must not swallow the text in which the next one stands.
 _JAVA: Final = re.compile(r"(?:^|(?<=: ))(?:[a-z]\w*\.)+(?P<kind>[A-Z][\w$]*(?:Exception|Error))(?:(?=: (?P<text>[^\n]+)))?", re.MULTILINE)
 
@@ -110,11 +115,11 @@ class SourceLost(PeerError):
         )
 
 
-class PlaceLost(PeerError):
-    """Where a stream puts what comes out of it could not be written for longer than it waits."""
+class GaveUp(PeerError):
+    """What a stream needs besides its log was not to be had for longer than it waits."""
 
     def __init__(self, *, job: str, problem: str, waited_s: int) -> None:
-        """`problem` names the place, and says what is wrong with it; `waited_s` is how long the batch in hand was tried."""
+        """`problem` names what was missing, and says what is wrong with it; `waited_s` is how long the batch in hand was tried."""
         self.job = job
         self.problem = problem
         self.waited_s = waited_s
@@ -123,17 +128,12 @@ class PlaceLost(PeerError):
         )
 
 
-class WorkersLost(PeerError):
-    """The Python workers of Spark did not come up for longer than a stream waits."""
+class PlaceLost(GaveUp):
+    """Where a stream puts what comes out of it could not be written."""
 
-    def __init__(self, *, job: str, problem: str, waited_s: int) -> None:
-        """`problem` is what they did instead; `waited_s` how long no batch ended."""
-        self.job = job
-        self.problem = problem
-        self.waited_s = waited_s
-        super().__init__(
-            f"the {job} gives up after {waited_s} s: {problem}; start it again when that is mended: it goes on where it stopped"
-        )
+
+class WorkersLost(GaveUp):
+    """The Python workers of Spark did not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +146,7 @@ class Cause:
     kind: str
     text: str
     passes: bool
-    lost: type[SourceLost | PlaceLost | WorkersLost] = SourceLost
+    lost: type[SourceLost | GaveUp] = SourceLost
 
 
 def cause_of(message: str) -> Cause:
@@ -163,7 +163,7 @@ def cause_of(message: str) -> Cause:
     return _cause("", next((line.strip() for line in message.splitlines() if line.strip()), "no reason is told"))
 
 
-def cause_of_error(error: BaseException, *, lost: type[SourceLost | PlaceLost] = SourceLost) -> Cause:
+def cause_of_error(error: BaseException, *, lost: type[SourceLost | GaveUp] = SourceLost) -> Cause:
     """As `cause_of`, of an error that was caught as it was raised."""
     kind = type(error).__name__
     return Cause(kind=kind, text=_shortened(str(error) or kind), passes=isinstance(error, PeerError), lost=lost)

@@ -103,14 +103,15 @@ def _numbers(offsets: object, name: str = "") -> Iterator[tuple[str, int]]:
                 yield from _numbers(part, f"{name}/{place}")
 
 
-def told(done: BatchDone, *, rows_per_second: float, found: int | None, away_ms: int | None = None) -> str:
+def told(done: BatchDone, *, rows_per_second: float, found: int | None, missed_ms: int | None = None) -> str:
     """One line about a stream after `done`; `rows_per_second` is over the last while, `found` its findings, None if it makes none.
 
-    `away_ms` is how long its log has not answered, None while it does: how far behind a stream is is known only then.
+    `missed_ms` is how long nothing has come from its log, which does not answer; None while it does, for only then is it known how far
+    behind the stream is.
     """
     parts = [f"{rows_per_second:,.0f} rows/s"]
-    if away_ms is not None:
-        parts.append(f"its log has been away for {away_ms // 1_000} s")
+    if missed_ms is not None:
+        parts.append(f"its log does not answer, nothing for {missed_ms // 1_000} s")
     elif done.behind is not None:
         parts.append(f"{done.behind:,} behind")
     parts += [f"batch {done.batch} in {done.took_ms / 1_000:.1f} s", f"state {done.state_rows:,} rows, {size(done.state_bytes)}"]

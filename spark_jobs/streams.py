@@ -27,6 +27,7 @@ from spark_jobs.stream_errors import (
     PlaceLost,
     SparkDied,
     StreamFailed,
+    WorkersLost,
     cause_of,
     cause_of_error,
 )
@@ -36,6 +37,9 @@ ATTEMPTS_MAX: Final = 3
 
 AWAY_MAX_S: Final = 900
 """How long a stream waits, without a batch done, for what it reads or writes: longer than a Kafka takes to be restarted or moved."""
+
+WORKERS_MAX_S: Final = 180
+"""The same for Spark's Python workers: a machine is that busy for minutes, and an interpreter that cannot run them is so for ever."""
 
 _PAUSES_S: Final = (1, 2, 4, 8, 15)
 """Before each next start; the last one again and again. A start takes some seconds more."""
@@ -90,7 +94,7 @@ def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
 
     A failure is told, and the stream started again from its checkpoint. Raises `SourceLost` if nothing came for `AWAY_MAX_S`,
     `PlaceLost` if `Stream.take` raised a `PeerError` for as long, and anything else that it raises; `WorkersLost` if Spark's workers did
-    not start for as long; `StreamFailed` if the stream fails `ATTEMPTS_MAX` times at one batch.
+    not start for `WORKERS_MAX_S`; `StreamFailed` if the stream fails `ATTEMPTS_MAX` times at one batch.
     """
     spark.conf.set("spark.sql.streaming.pollingDelay", _POLLING_DELAY)
     spark.conf.set("spark.sql.streaming.minBatchesToRetain", _BATCHES_RETAINED)
@@ -112,7 +116,7 @@ def _until_it_ends(stream: Stream, watch: Watch, check: Callable[[], None]) -> N
             since_s = time.monotonic()
         failures += 1
         waited_s = int(time.monotonic() - since_s)
-        if cause.passes and waited_s > AWAY_MAX_S:
+        if cause.passes and waited_s > (WORKERS_MAX_S if cause.lost is WorkersLost else AWAY_MAX_S):
             raise cause.lost(job=stream.job, problem=cause.text, waited_s=waited_s)
         if not cause.passes and failures >= ATTEMPTS_MAX:
             raise StreamFailed(job=stream.job, problem=cause.text, details=str(_details(stream)))

@@ -49,7 +49,7 @@ def run_report(options: ReportOptions, screen: Screen) -> int:
     """
     _check_out(options.out)
     archive = Archive(_archive_of(options, screen))
-    spark = spark_session("equipoise report", master=options.master)
+    spark = spark_session("equipoise report", master=options.master, telling=screen.note)
     screen.note(f"reading {archive.path}")
     try:
         report = made_report(archive, spark, options)

@@ -12,6 +12,7 @@ from typing import Final
 from spark_jobs.facts import Fact
 from spark_jobs.findings import Finding
 from spark_jobs.rules.telling import Marks, told
+from spark_jobs.rules.verdicts import told as record_told
 
 WINDOW_MS: Final = 10_000
 """Rejections are counted in windows of the log's time that follow one another."""
@@ -71,7 +72,7 @@ def check_rejection(rejections: Rejections, marks: Marks, fact: Fact, publisher:
         return
     why = NEVER_WRITTEN.get(reason) or NEVER_WRITTEN_OF.get((reason, str((fact.record or {}).get("status"))))
     if why is not None:
-        text = f"{publisher} wrote a record that was rejected as {reason}: {why}"
+        text = f"{record_told(fact)}, about {str((fact.record or {}).get('key'))[:256]}, was rejected as {reason}: {why}"
         yield from told(marks, fact, "writes_what_it_may_not", text)
     window = fact.at_ms // WINDOW_MS
     if window != rejections.window:

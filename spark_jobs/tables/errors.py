@@ -93,7 +93,7 @@ class ArchiveUnwritable(OperatorError):
 
 WITHOUT_CHECKPOINT: Final = {
     "archive": "it goes on where the archive ends",
-    "audit": "it reads the log from where that begins, and our readers take what it finds again once",
+    "audit": "it reads the log from where the log begins, and our readers take what it finds again once",
 }
 """What each writer does that finds no checkpoint beside its tables."""
 

@@ -169,7 +169,7 @@ def test_readers_do_not_see_half_a_batch(tmp_path: Path) -> None:
     assert [1] == offsets(Archive(tmp_path))
 
 
-@pytest.mark.parametrize(("writer", "after"), [("archive", "where the archive ends"), ("audit", "from where that begins")])
+@pytest.mark.parametrize(("writer", "after"), [("archive", "where the archive ends"), ("audit", "from where the log begins")])
 def test_a_checkpoint_that_is_behind_is_refused(tmp_path: Path, writer: str, after: str) -> None:
     """A batch before the last one is no repetition that Spark would ever make; what to do is said, and works."""
     with sink_of(tmp_path, writer=writer) as sink:

@@ -77,11 +77,18 @@ def test_files_of_findings_are_joined(tmp_path: Path) -> None:
 
 def test_older_findings_are_counted_unless_they_are_damaged(tmp_path: Path) -> None:
     """A damaged file of older findings keeps nobody from auditing on; nobody claims to know how many there were."""
-    screen = Screen(result=lambda _line: None, note=lambda _line: None)
+    notes: list[str] = []
+    screen = Screen(result=lambda _line: None, note=notes.append)
     with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, finds=True) as watch:
-        assert 0 == kept_findings(tmp_path)
+        assert 0 == kept_findings(tmp_path, notes.append)
         taker(sink, Away(refusals=0), watch, log=URL, as_json=False)(0, rows())
-        assert 1 == kept_findings(tmp_path)
+        assert (1, []) == (kept_findings(tmp_path, notes.append), notes)
         (file,) = Archive(tmp_path).files(Table.FINDINGS)
         file.write_bytes(b"no Parquet")
-        assert 0 == kept_findings(tmp_path)
+        assert 0 == kept_findings(tmp_path, notes.append)
+        assert str(file) in notes[-1]
+        file.unlink()
+        file.parent.rmdir()
+        file.parent.write_bytes(b"no folder")
+        assert 0 == kept_findings(tmp_path, notes.append)
+        assert str(file.parent) in notes[-1]

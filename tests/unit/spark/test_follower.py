@@ -40,9 +40,18 @@ class Query:
         return self.recentProgress[-1] if self.recentProgress else None
 
 
+class Told(Watch):
+    """A watch that counts how often it was told that nothing is new."""
+
+    idles = 0
+
+    def idle(self) -> None:
+        self.idles += 1
+
+
 def test_each_batch_is_told_once() -> None:
-    """Batches are counted once, whether one has ended since the last look or several, and what was not worked on yet is none."""
-    query, watch = Query(), Watch("archive", Screen(note=print, result=print), metrics=StreamMetrics("archive"))
+    """Batches count once, however many have ended since the last look; one that waits to be worked on says that nothing is new."""
+    query, watch = Query(), Told("archive", Screen(note=print, result=print), metrics=StreamMetrics("archive"))
     follower = Follower(cast("StreamingQuery", query), watch)
     idle = Progress(1, 0, "12:00:02", is_idle=True)
     waited = []
@@ -53,3 +62,4 @@ def test_each_batch_is_told_once() -> None:
         waited.append(follower.has_waited)
     assert [23, 3] == [watch.rows, watch.batches]
     assert [False, False, False, True, True] == waited
+    assert 1 == watch.idles

@@ -76,8 +76,8 @@ def test_the_line_that_is_told() -> None:
 
 def test_the_line_of_a_log_that_is_away() -> None:
     """How far behind a stream is nobody knows while its log does not answer, and the line says that."""
-    line = told(batch_done(orjson.dumps(OF_KAFKA)), rows_per_second=0, found=None, away_ms=45_600)
-    assert "0 rows/s · its log has been away for 45 s · batch 7 in 0.9 s · state 42 rows, 1.5 KiB" == line
+    line = told(batch_done(orjson.dumps(OF_KAFKA)), rows_per_second=0, found=None, missed_ms=45_600)
+    assert "0 rows/s · its log does not answer, nothing for 45 s · batch 7 in 0.9 s · state 42 rows, 1.5 KiB" == line
 
 
 def test_what_is_not_known_is_not_told() -> None:

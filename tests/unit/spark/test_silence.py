@@ -17,12 +17,23 @@ from spark_jobs.progress import LookedAt, StreamMetrics, Watch
 from spark_jobs.silence import LOOK_MS, REMIND_MS, SILENCE_MS, Seen, Silence, look
 from spark_jobs.stream_progress import batch_done
 
-AWAY = Seen(None, "Kafka did not answer")
+AWAY = Seen("Kafka did not answer")
+THERE = Seen()
+WAITED = "no batch has ended for 30 s: "
+NOTHING_NEW = "nothing new is on kafka://k/t; waiting for it"
+BUSY = "kafka://k/t answers, and this machine takes long over what is on it; waiting"
+FIRST = "the first takes the longest, the more so where this machine is busy; waiting"
 
 
-def told(silence: Silence, *looks: Seen, is_behind: bool = False) -> list[str]:
-    """All that is said of looks that end `LOOK_MS` apart, the first one that long after the beginning."""
-    return [line for place, seen in enumerate(looks, start=1) for line in silence.seen(place * LOOK_MS, seen, is_behind=is_behind)]
+def told(silence: Silence, *looks: Seen, is_idle: bool = False) -> list[str]:
+    """All that is said of looks that end `LOOK_MS` apart, the first one that long after the beginning, at once."""
+    lines: list[str] = []
+    for now_ms, seen in zip(range(LOOK_MS, (len(looks) + 1) * LOOK_MS, LOOK_MS), looks, strict=True):
+        if is_idle:
+            silence.idle(now_ms)
+        assert silence.wants_look(now_ms)
+        lines += silence.seen(now_ms, seen)
+    return lines
 
 
 def after_a_batch() -> Silence:
@@ -33,53 +44,92 @@ def after_a_batch() -> Silence:
 
 
 def test_a_log_that_is_away_is_named_and_so_is_its_return() -> None:
-    """The first look that finds it away tells, the next of the same kind do not, and the first that finds it again tells how long."""
+    """The first look that finds it away tells, the next ones do not, and the first that finds it again tells for how long."""
     silence = after_a_batch()
     assert [
-        "kafka://k/t has been away for 10 s: Kafka did not answer; waiting for it",
-        "kafka://k/t is there again, after 40 s",
-    ] == told(silence, AWAY, AWAY, AWAY, Seen(7))
-    assert silence.away_ms(5 * LOOK_MS) is None
-    assert [] == list(silence.seen(4 * LOOK_MS + SILENCE_MS - 1, Seen(7), is_behind=False))
-    assert 1 == len(list(silence.seen(4 * LOOK_MS + SILENCE_MS, Seen(7), is_behind=False)))
+        "kafka://k/t is away, and nothing has come from it for 10 s: Kafka did not answer; waiting for it",
+        "kafka://k/t is there again; nothing came from it for 40 s",
+    ] == told(silence, AWAY, AWAY, AWAY, THERE)
+    assert silence.missed_since_ms is None
+    silence.idle(4 * LOOK_MS)
+    assert [] == list(silence.seen(4 * LOOK_MS + SILENCE_MS - 1, THERE))
+    assert [f"no batch has ended for 70 s: {BUSY}"] == list(silence.seen(4 * LOOK_MS + SILENCE_MS, THERE))
 
 
 def test_a_batch_is_a_return_too() -> None:
     """What comes from a log says that it is there, whatever the last look found."""
     silence = after_a_batch()
     assert 1 == len(told(silence, AWAY))
-    assert LOOK_MS + 2_000 == silence.away_ms(LOOK_MS + 2_000)
-    assert ["kafka://k/t is there again, after 12 s"] == list(silence.batch(LOOK_MS + 2_000))
-    assert silence.away_ms(LOOK_MS + 3_000) is None
+    assert 0 == silence.missed_since_ms
+    assert ["kafka://k/t is there again; nothing came from it for 12 s"] == list(silence.batch(LOOK_MS + 2_000))
+    assert silence.missed_since_ms is None
 
 
 def test_an_outage_is_told_again_now_and_then() -> None:
-    """A file of lines does not end with one that is an hour old; another problem is told at once."""
+    """A file of lines does not end with one that is an hour old; nor is it full of the many ways in which a client spells one outage."""
+    looks = [Seen(f"timed out after {place} ms") for place in range(1 + REMIND_MS // LOOK_MS)]
+    lines = told(after_a_batch(), *looks)
+    assert ["10 s: timed out after 0 ms", "70 s: timed out after 6 ms"] == [line.partition(" for ")[2].partition(";")[0] for line in lines]
+
+
+def test_a_log_that_cannot_be_read_is_not_away() -> None:
+    """Where the log is there, and does not let anybody in, waiting may not be enough: its own words are told."""
+    expected = "kafka://k/t cannot be read, and nothing has come from it for 10 s: access denied; waiting for it"
+    assert [expected] == told(after_a_batch(), Seen("access denied", is_away=False))
+
+
+def test_a_look_from_before_a_batch_tells_of_no_outage() -> None:
+    """A look takes seconds: what it found is past if a batch has ended since it began."""
     silence = after_a_batch()
-    looks = [AWAY] * (1 + REMIND_MS // LOOK_MS)
-    assert ["for 10 s", "for 70 s"] == [line.partition(": ")[0][-len("for 10 s") :] for line in told(silence, *looks)]
-    lines = list(silence.seen(90_000, Seen(None, "its disk is full"), is_behind=False))
-    assert ["kafka://k/t has been away for 90 s: its disk is full; waiting for it"] == lines
+    assert silence.wants_look(LOOK_MS)
+    assert [] == list(silence.batch(LOOK_MS + 5_000))
+    assert [] == list(silence.seen(LOOK_MS + 10_000, AWAY))
+    assert silence.missed_since_ms is None
 
 
-def test_a_silence_of_a_log_that_is_there_is_explained_once() -> None:
+def test_a_look_that_does_not_end_is_told() -> None:
+    """One look is under way at a time, and one that hangs says as much as one that fails; until a batch says otherwise."""
+    silence = after_a_batch()
+    assert silence.wants_look(LOOK_MS)
+    assert not silence.wants_look(3 * LOOK_MS)
+    assert [] == list(silence.wait(LOOK_MS + SILENCE_MS - 1))
+    expected = "kafka://k/t is away, and nothing has come from it for 40 s: it has not answered within 30 s; waiting for it"
+    assert [expected] == list(silence.wait(LOOK_MS + SILENCE_MS))
+    assert [] == list(silence.wait(LOOK_MS + SILENCE_MS + 250))
+    assert ["kafka://k/t is there again; nothing came from it for 45 s"] == list(silence.batch(45_000))
+    assert [] == list(silence.wait(45_000 + SILENCE_MS - 1))
+    assert [] == list(silence.seen(50_000, THERE))
+    assert silence.wants_look(45_000 + LOOK_MS)
+
+
+def test_a_silence_of_a_log_that_is_there_is_explained() -> None:
     """Nothing new, a batch that takes long, and the first batch are told apart, each once until a batch ends."""
-    assert ["no batch has ended for 30 s: nothing new is on kafka://k/t; waiting for it"] == told(after_a_batch(), *[Seen(7)] * 5)
-    busy = ["no batch has ended for 30 s: kafka://k/t answers, and this machine takes long over what is on it; waiting"]
-    assert busy == told(after_a_batch(), *[Seen(7)] * 5, is_behind=True)
+    assert [WAITED + NOTHING_NEW] == told(after_a_batch(), *[THERE] * 5, is_idle=True)
+    assert [WAITED + NOTHING_NEW] == told(Silence("kafka://k/t", 0), *[THERE] * 5, is_idle=True)
+    assert [WAITED + FIRST] == told(Silence("kafka://k/t", 0), *[THERE] * 5)
     silence = after_a_batch()
-    assert busy == told(silence, Seen(7), Seen(8), Seen(9), Seen(9))
+    assert [WAITED + BUSY] == told(silence, *[THERE] * 5)
     assert [] == list(silence.batch(5 * LOOK_MS))
-    assert [] == list(silence.seen(5 * LOOK_MS + SILENCE_MS - 1, Seen(9), is_behind=False))
-    assert 1 == len(list(silence.seen(5 * LOOK_MS + SILENCE_MS, Seen(9), is_behind=False)))
-    first = ["no batch has ended for 30 s: the first takes the longest, the more so where this machine is busy; waiting"]
-    assert first == told(Silence("kafka://k/t", 0), *[Seen(7)] * 5)
+    assert [] == list(silence.seen(5 * LOOK_MS + SILENCE_MS - 1, THERE))
+    assert [WAITED + BUSY] == list(silence.seen(5 * LOOK_MS + SILENCE_MS, THERE))
+
+
+def test_a_batch_that_takes_long_after_a_quiet_time_is_told() -> None:
+    """Where the reason of a silence changes the new one is told, too."""
+    silence = after_a_batch()
+    assert [WAITED + NOTHING_NEW] == told(silence, *[THERE] * 3, is_idle=True)
+    assert [] == list(silence.seen(3 * LOOK_MS + SILENCE_MS - 1, THERE))
+    assert [f"no batch has ended for 60 s: {BUSY}"] == list(silence.seen(3 * LOOK_MS + SILENCE_MS, THERE))
 
 
 def test_a_log_is_looked_at_while_nothing_comes_from_it() -> None:
     """Some seconds after the last batch, and then as often as that; never while batches end."""
     silence = after_a_batch()
-    looks = [now_ms for now_ms in range(0, 3 * LOOK_MS + 1, 250) if silence.wants_look(now_ms)]
+    looks = []
+    for now_ms in range(0, 3 * LOOK_MS + 1, 250):
+        if silence.wants_look(now_ms):
+            looks.append(now_ms)
+            list(silence.seen(now_ms + 100, THERE))
     assert [LOOK_MS, 2 * LOOK_MS, 3 * LOOK_MS] == looks
     silence = after_a_batch()
     for now_ms in range(0, 10 * LOOK_MS, 1_000):
@@ -88,14 +138,15 @@ def test_a_log_is_looked_at_while_nothing_comes_from_it() -> None:
 
 
 def test_a_look_at_a_log(tmp_path: Path) -> None:
-    """A look says where a log ends, or why nobody can say; it makes no log."""
+    """A look says whether a log is there, or why it cannot be read; it makes no log."""
     path = tmp_path / "channel.db"
-    assert look(f"sqlite:{path}").end is None
-    assert str(path) in look(f"sqlite:{path}").problem
+    assert Seen(f"there is no file {path}") == look(f"sqlite:{path}")
     assert not path.exists()
     with closing(open_log(f"sqlite:{path}")) as log:
-        offsets = log.append([b"first"], timeout_ms=5_000)
-    assert Seen(offsets[-1]) == look(f"sqlite:{path}")
+        log.append([b"first"], timeout_ms=5_000)
+    assert THERE == look(f"sqlite:{path}")
+    path.write_bytes(b"no database" * 1_000)
+    assert not look(f"sqlite:{path}").is_away
 
 
 def test_a_watch_looks_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -122,9 +173,9 @@ def test_a_watch_looks_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
             break
         time.sleep(0.01)
     watch.show()
-    assert ["kafka://k/t has been away for 10 s: Kafka did not answer; waiting for it"] == notes
-    assert b"spark_audit_log_away_seconds 10.0" in generate_latest(metrics.registry)
+    assert ["kafka://k/t is away, and nothing has come from it for 10 s: Kafka did not answer; waiting for it"] == notes
+    assert b"spark_audit_log_missed_seconds 10.0" in generate_latest(metrics.registry)
     watch.batch(batch_done(b"{}"))
-    watch.close()
-    assert "kafka://k/t is there again, after 10 s" == notes[-1]
-    assert b"spark_audit_log_away_seconds 0.0" in generate_latest(metrics.registry)
+    watch.show()
+    assert "kafka://k/t is there again; nothing came from it for 10 s" == notes[-1]
+    assert b"spark_audit_log_missed_seconds 0.0" in generate_latest(metrics.registry)

@@ -21,6 +21,14 @@ OF_JAVA = """[STREAM_FAILED] Query terminated with exception: org.apache.kafka.c
 Caused by: java.util.concurrent.ExecutionException: org.apache.kafka.common.errors.TimeoutException: Timed out waiting for a node"""
 
 
+OF_A_DRIVER = """[FOREACH_BATCH_USER_FUNCTION_ERROR] An error occurred: Traceback (most recent call last):
+  File "streams.py", line 1, in _take
+    self._stream.take(number, frame.toArrow())
+py4j.protocol.Py4JJavaError: An error occurred while calling o123.collectAsArrowToPython.
+: org.apache.spark.SparkException: Job aborted due to stage failure: Task 0 in stage 4.0 failed 4 times: Lost task 0.3: {first}
+\tat org.apache.spark.api.python.PythonWorkerFactory.createSimpleWorker(PythonWorkerFactory.scala:276)
+"""
+
 NOT_STARTED = (
     "a Python worker of Spark's did not start within 10 s: this machine is busy or short of memory, or PYSPARK_PYTHON names an "
     "interpreter that cannot run these jobs"
@@ -61,6 +69,14 @@ CASES = {
     "a planner that does not start": Case(
         message="[STREAM_FAILED] terminated with exception: Python worker failed to connect back.",
         expected=Cause(kind="WorkerNotStarted", text=NOT_STARTED, passes=True, lost=WorkersLost),
+    ),
+    "a worker that does not start while rows are taken": Case(
+        message=OF_A_DRIVER.format(first="org.apache.spark.SparkException: Python worker failed to connect back."),
+        expected=Cause(kind="WorkerNotStarted", text=NOT_STARTED, passes=True, lost=WorkersLost),
+    ),
+    "a Kafka that goes away while rows are taken": Case(
+        message=OF_A_DRIVER.format(first="org.apache.kafka.common.errors.TimeoutException: Failed to get offsets"),
+        expected=Cause(kind="TimeoutException", text="TimeoutException: Failed to get offsets", passes=True),
     ),
     "something else of Java": Case(
         message="Caused by: java.lang.OutOfMemoryError: Java heap space",

@@ -76,6 +76,7 @@ class OneBatch:
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
     """Runs a stream whose frame and taker are given, without any patience; what was noted meanwhile."""
     monkeypatch.setattr(streams, "AWAY_MAX_S", -1)
+    monkeypatch.setattr(streams, "WORKERS_MAX_S", -1)
     monkeypatch.setattr(streams, "_PAUSES_S", (0,))
 
     def run(*, frame: Callable[[], object], take: Callable[[int, pa.Table], None]) -> list[str]:

@@ -14,6 +14,8 @@ def test_what_nobody_writes_by_a_race(reason: str) -> None:
     story = BrokerStory().joined()
     offset = story.own(verdict=reason)
     assert [("writes_what_it_may_not", (offset,))] == story.found
+    expected = f'the record "bundle free" of b1, about t/n/0x00000000_0xffffffff, was rejected as {reason}: {NEVER_WRITTEN[reason]}'
+    assert expected == story.findings[0].text
 
 
 def test_the_living_are_not_removed() -> None:
