@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from shlex import quote
 from typing import TYPE_CHECKING, Final
@@ -131,7 +132,7 @@ def _tell(found: Sequence[Numbered], sink: Sink, watch: Watch, *, log: str, as_j
     for each in found:
         watch.found(each.finding.rule, 1)
     for each in found[:TOLD_MAX]:
-        for line in (_text(each.finding),) if as_json else told(each.finding, log=log):
+        for line in (_text(each.finding, log=log),) if as_json else told(each.finding, log=log):
             watch.say(line)
     if len(found) > TOLD_MAX and not as_json:
         watch.say(f"and {len(found) - TOLD_MAX:,} more at once, in {sink.archive / Table.FINDINGS}")
@@ -142,11 +143,15 @@ def told(finding: Finding, *, log: str) -> Iterator[str]:
     kind, _, name = finding.subject.partition(":")
     of = f"{kind} {name}" if name else f"the {kind}"
     yield f"{BY_NAME[finding.rule].severity} {finding.rule} at {finding.offsets[-1]}, {of}: {finding.text}"
-    yield f"  {finding.command.replace('{log}', quote(log))}"
+    yield f"  {_command(finding, log)}"
 
 
-def _text(finding: Finding) -> str:
-    return finding.to_bytes().decode()
+def _text(finding: Finding, *, log: str) -> str:
+    return replace(finding, command=_command(finding, log)).to_bytes().decode()
+
+
+def _command(finding: Finding, log: str) -> str:
+    return finding.command.replace("{log}", quote(log))
 
 
 def _told_start(log: str, sink: Sink, beginning: Beginning) -> str:

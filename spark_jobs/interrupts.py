@@ -1,6 +1,6 @@
 """Ctrl-C while Spark runs: noted at once, and raised where no call into Spark is under way.
 
-May live here: the handler. PySpark's own asks Java to cancel what runs in the midst of whatever other call the main thread has with it,
+May live here: the handlers. PySpark's own asks Java to cancel what runs in the midst of whatever other call the main thread has with it,
 and the two answers get mixed.
 """
 
@@ -38,3 +38,11 @@ def noted_interrupts() -> Iterator[Callable[[], None]]:
         yield check
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
+def delayed_interrupts() -> Iterator[None]:
+    """Ctrl-C waits for the end of the block, which must be whole: half an import swallows it, half a start leaves a JVM behind."""
+    with noted_interrupts() as check:
+        yield
+    check()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 
 from channel.errors import MissingExtra
 from spark_jobs.connector import connector_jars
+from spark_jobs.interrupts import delayed_interrupts
 from spark_jobs.java import check_java
 from spark_jobs.quiet import quietly
 
@@ -95,7 +96,7 @@ def spark_session(
         builder = builder.config(name, value)
     if not is_submitted:
         telling("starting Spark, which takes some 10 s")
-    with quietly(on=not is_submitted):
+    with delayed_interrupts(), quietly(on=not is_submitted):
         session = builder.getOrCreate()
     if not (session.sparkContext.master or "").startswith(_IN_PROCESS):
         _ship(session)

@@ -281,7 +281,8 @@ def insisted(
                 raise SourceAway(source=url, problem=str(error), waited_s=AWAY_S_MAX) from error
             if now_s - told_s >= _TOLD_EVERY_S:
                 told_s = now_s
-                sys.stderr.write(f"{url} is away: {error}; a task waits for it, for {AWAY_S_MAX} s at most\n")
+                problem = getattr(error, "problem", error)
+                sys.stderr.write(f"{url} is away: {problem}; a task waits for it, for {AWAY_S_MAX} s at most\n")
                 sys.stderr.flush()
         time.sleep(_RETRY_S)
 

@@ -45,6 +45,10 @@ _PASSING: Final = frozenset({
 # Java's 10 s for it are written into Spark. They pass without one where all cores are busy, or where the interpreter cannot run at all.
 _WORKER: Final = re.compile(r"Python worker (?:failed )?to connect back|Python daemon failed to launch worker")
 
+_INTERPRETER: Final = re.compile(r"reading the port number from pyspark\.daemon's stdout|Cannot run program")
+
+_UNFIT: Final = "PYSPARK_PYTHON names an interpreter that is not there, or cannot run these jobs"
+
 _NOT_STARTED: Final = (
     "a Python worker of Spark's did not start within 10 s: this machine is busy or short of memory, or PYSPARK_PYTHON names an "
     "interpreter that cannot run these jobs"
@@ -158,6 +162,8 @@ def cause_of(message: str) -> Cause:
         found = list(pattern.finditer(message))
         if pattern is _JAVA and _WORKER.search(message):
             return Cause(kind="WorkerNotStarted", text=_NOT_STARTED, passes=True, lost=WorkersLost)
+        if pattern is _JAVA and _INTERPRETER.search(message):
+            return Cause(kind="InterpreterUnfit", text=_UNFIT, passes=False)
         if found:
             return _cause(found[-1]["kind"].rpartition(".")[2], found[-1]["text"] or "")
     return _cause("", next((line.strip() for line in message.splitlines() if line.strip()), "no reason is told"))

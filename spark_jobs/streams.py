@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
@@ -172,7 +172,7 @@ class _Run:
             if not isinstance(error, PeerError):
                 raise
             return cause_of_error(error)
-        except PySparkException as error:
+        except (PySparkException, Py4JJavaError) as error:
             return self._cause(error)
         except _GONE as error:
             raise SparkDied(job=self._stream.job, problem=cause_of_error(error).text) from error
@@ -197,7 +197,7 @@ class _Run:
             self._raised = error
             raise
 
-    def _cause(self, error: PySparkException) -> Cause:
+    def _cause(self, error: Exception) -> Cause:
         _details(self._stream).write_text(str(error), encoding="utf-8")
         raised = self._raised
         if not isinstance(raised, EquipoiseError):

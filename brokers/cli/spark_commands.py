@@ -19,6 +19,7 @@ from brokers.cli.options import LOG_VARIABLE, ErrorsAsJsonOption, JsonOption, Lo
 from brokers.cli.outcome import ExitCode, group
 from brokers.cli.output import print_line
 from brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
+from spark_jobs.interrupts import delayed_interrupts
 from spark_jobs.options import (
     IN_FLIGHT_MAX_S,
     ArchiveOptions,
@@ -79,7 +80,8 @@ def audit(
     Ctrl-C ends it, and the next run goes on where it was. Exit code 1 if --to-end found something in what this run read; how many
     older findings the archive holds is told, and is no reason.
     """
-    from spark_jobs.audit import run_audit
+    with delayed_interrupts():
+        from spark_jobs.audit import run_audit
 
     _begin(log, stop_on_eof=stop_on_eof)
     options = AuditOptions(
@@ -117,7 +119,8 @@ def keep(
 
     Ctrl-C ends it, and the next run goes on where it was, with no row lost or doubled.
     """
-    from spark_jobs.archive import run_archive
+    with delayed_interrupts():
+        from spark_jobs.archive import run_archive
 
     if hold is not None and release is not None:
         raise typer.BadParameter("a hold is either kept or lifted", param_hint="--release")
@@ -141,7 +144,8 @@ def verify(
     *, archive: ThereOption, begin: FromOption = None, end: ToOption = None, master: MasterOption = None, as_json: JsonOption = False
 ) -> None:
     """Fold an archive again, all its parts side by side, and compare each with the next. Exit code 1 if something differs."""
-    from spark_jobs.verify import run_verify
+    with delayed_interrupts():
+        from spark_jobs.verify import run_verify
 
     from_ms, to_ms = _span(begin, end)
     _end(run_verify(VerifyOptions(archive=archive, from_ms=from_ms, to_ms=to_ms, master=master, as_json=as_json), _screen()))
@@ -164,7 +168,8 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write one page that shows what happened: findings, moves and their reasons, pauses, load, and who owned what when."""
-    from spark_jobs.report import run_report
+    with delayed_interrupts():
+        from spark_jobs.report import run_report
 
     if archive is None and log is None:  # An archive that is named goes before a log that is only in the air.
         log = os.environ.get(LOG_VARIABLE)

@@ -6,7 +6,7 @@ the checkers beside this module.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from shlex import quote
 from typing import Final, Literal
@@ -275,8 +275,8 @@ RULES: Final[tuple[Rule, ...]] = (
         name="silent_too_long",
         subject="broker",
         severity="warning",
-        says="A broker that has fallen silent is declared down by another.",
-        means="Its bundles are with nobody: the others do not notice, or there are none.",
+        says="A broker that has fallen silent is declared down by another, as long as anybody writes: time is that of the log.",
+        means="Its bundles are with nobody: the others do not notice.",
         remedy="See whether any broker is alive, and look at its log lines.",
     ),
     Rule(
@@ -390,6 +390,8 @@ RULES: Final[tuple[Rule, ...]] = (
 
 _SHOWN_BY_VERIFY: Final = frozenset({"records_lost"})  # There is no record to show.
 
+_SHOWN_TOGETHER: Final = frozenset({"sequence_reused"})
+
 BY_NAME: Final[Mapping[str, Rule]] = {rule.name: rule for rule in RULES}
 
 
@@ -420,13 +422,15 @@ def found(rule: str, subject: str, text: str, *, offsets: tuple[int, ...], at_ms
         offsets=offsets,
         at_ms=at_ms,
         text=text,
-        command=command(rule, subject, offsets[-1]),
+        command=command(rule, subject, offsets),
         publisher=publisher,
     )
 
 
-def command(rule: str, subject: str, offset: int) -> str:
-    """The line that shows a finding: a bundle's whole story, else the record, or all of the log where records are gone.
+def command(rule: str, subject: str, offsets: Sequence[int]) -> str:
+    """The line that shows a finding: a bundle's whole story, else the last record, or all of the log where records are gone.
+
+    Of records of which one is forged, and nobody can say which, both.
 
     `{log}` in it stands for the log's URL. The rest is quoted for a shell, and may hold braces too: put the URL in with
     `str.replace`, never with `str.format`.
@@ -436,4 +440,5 @@ def command(rule: str, subject: str, offset: int) -> str:
         return "equipoise channel verify --log {log}"
     if kind == "bundle" and parse_bundle(name) is not None:
         return f"equipoise channel why {quote(name)} --log {{log}}"
-    return f"equipoise channel show {offset} --log {{log}}"
+    shown = offsets if rule in _SHOWN_TOGETHER else offsets[-1:]
+    return " && ".join(f"equipoise channel show {offset} --log {{log}}" for offset in shown)

@@ -262,7 +262,7 @@ _FINDINGS: Final = TableSchema(
         Column(name="subject", type="text", meaning="of what: `bundle:NAME`, `broker:ID`, `namespace:NAME` or `log:`"),
         Column(name="offsets", type="longs", meaning="the logical offsets that prove it, rising"),
         Column(name="text", type="text", meaning="what was found, in a sentence"),
-        Column(name="command", type="text", meaning="the command that shows it"),
+        Column(name="command", type="text", meaning="the command that shows it, in which `{log}` stands for the URL of the log"),
         Column(name="publisher", type="text", meaning="who wrote the record at which it showed, where it is known"),
     ),
 )

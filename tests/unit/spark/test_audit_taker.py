@@ -11,7 +11,7 @@ import pytest
 
 from spark_jobs.audit import JOB, kept_findings, taker
 from spark_jobs.emitted import Emitted, Table
-from spark_jobs.findings import Finding
+from spark_jobs.findings import Finding, parse_finding
 from spark_jobs.findings_out import FindingsNotKept, Numbered
 from spark_jobs.options import Screen
 from spark_jobs.progress import watching
@@ -61,6 +61,16 @@ def test_what_is_found_is_told_although_it_cannot_be_put(tmp_path: Path) -> None
         take(0, rows())
         assert ([9], 1) == (out.put_numbers, watch.findings.total())
     assert (["alarm hole at 3, namespace t/n: a hole", f"  look at {URL}"], 1) == (said, Archive(tmp_path).table(Table.FINDINGS).num_rows)
+
+
+def test_a_finding_as_json_has_a_command_that_runs(tmp_path: Path) -> None:
+    """Whoever reads findings from a pipe knows no more of the log than what stands there."""
+    said: list[str] = []
+    screen = Screen(result=said.append, note=lambda _line: None)
+    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, finds=True) as watch:
+        taker(sink, Away(refusals=0), watch, log="sqlite:my channel.db", as_json=True)(0, rows())
+    (line,) = said
+    assert "look at 'sqlite:my channel.db'" == parse_finding(line.encode()).command
 
 
 def test_files_of_findings_are_joined(tmp_path: Path) -> None:

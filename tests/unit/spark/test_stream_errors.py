@@ -78,6 +78,14 @@ CASES = {
         message=OF_A_DRIVER.format(first="org.apache.kafka.common.errors.TimeoutException: Failed to get offsets"),
         expected=Cause(kind="TimeoutException", text="TimeoutException: Failed to get offsets", passes=True),
     ),
+    "an interpreter that is none": Case(
+        message=": org.apache.spark.SparkException: \nEOFException occurred while reading the port number from pyspark.daemon's stdout.\n",
+        expected=Cause(
+            kind="InterpreterUnfit",
+            text="PYSPARK_PYTHON names an interpreter that is not there, or cannot run these jobs",
+            passes=False,
+        ),
+    ),
     "something else of Java": Case(
         message="Caused by: java.lang.OutOfMemoryError: Java heap space",
         expected=Cause(kind="OutOfMemoryError", text="OutOfMemoryError: Java heap space", passes=False),

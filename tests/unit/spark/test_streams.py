@@ -14,16 +14,17 @@ from typing import Any, cast
 
 import pyarrow as pa
 import pytest
+from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from channel.errors import LogUnavailable
 from spark_jobs import streams
 from spark_jobs.findings_out import FindingsNotKept
-from spark_jobs.interrupts import noted_interrupts
+from spark_jobs.interrupts import delayed_interrupts, noted_interrupts
 from spark_jobs.options import Screen
 from spark_jobs.progress import StreamMetrics, Watch
-from spark_jobs.stream_errors import Cause, PlaceLost, SourceLost, WorkersLost, cause_of_error
+from spark_jobs.stream_errors import Cause, PlaceLost, SourceLost, StreamFailed, WorkersLost, cause_of_error
 from spark_jobs.streams import Stream, run_stream
 
 
@@ -70,6 +71,16 @@ class OneBatch:
 
     def stop(self) -> None:
         """Nothing runs."""
+
+
+class Refused(Py4JJavaError):  # type: ignore[misc]  # py4j has no types.
+    """What a call into Java raises that Java answers with an error."""
+
+    def __init__(self) -> None:
+        Exception.__init__(self)
+
+    def __str__(self) -> str:
+        return 'An error occurred while calling o63.load.\n: java.io.IOException: Cannot run program "/no/such": error=2'
 
 
 @pytest.fixture
@@ -121,6 +132,16 @@ def test_workers_that_do_not_start_are_named(run: Callable[..., list[str]]) -> N
     with pytest.raises(WorkersLost, match=r"the audit gives up after 0 s: a Python worker .* did not start .*; start it again") as caught:
         run(frame=busy, take=lambda _number, _rows: None)
     assert "log" not in str(caught.value)
+
+
+def test_an_error_of_java_is_no_death_of_java(run: Callable[..., list[str]]) -> None:
+    """What Java answers a call with is a failure of the stream, tried again and then told, not the end of the Java process."""
+
+    def refused() -> object:
+        raise Refused
+
+    with pytest.raises(StreamFailed, match="the audit cannot go on: PYSPARK_PYTHON names an interpreter that is not there"):
+        run(frame=refused, take=lambda _number, _rows: None)
 
 
 def test_what_passes_is_waited_for(run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,6 +207,23 @@ def test_an_interrupt_waits_until_no_call_is_under_way(run: Callable[..., list[s
         run(frame=Asked, take=lambda _number, _rows: None)
     assert ["answered", "stopped"] == calls
     assert before == signal.getsignal(signal.SIGINT)
+
+
+def test_an_interrupt_waits_for_the_end_of_what_must_be_whole() -> None:
+    """Ctrl-C within is raised when the block has ended, and one that never came is not; the handler from before is there again."""
+    before, done = signal.getsignal(signal.SIGINT), []
+    with delayed_interrupts():
+        done.append("quiet")
+
+    def interrupted() -> None:
+        with delayed_interrupts():
+            signal.raise_signal(signal.SIGINT)
+            done.append("whole")
+        done.append("beyond")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert (["quiet", "whole"], before) == (done, signal.getsignal(signal.SIGINT))
 
 
 def test_a_second_interrupt_is_not_put_off() -> None:

@@ -40,15 +40,21 @@ def test_each_way_to_be_accepted_has_a_rule() -> None:
 )
 def test_each_command_is_one(rule: str, subject: str) -> None:
     """What a finding says to run is understood by the command line."""
-    words = shlex.split(command(rule, subject, 17).replace("{log}", "sqlite:nothing.db"))
+    words = shlex.split(command(rule, subject, (9, 17)).replace("{log}", "sqlite:nothing.db"))
     assert "equipoise" == words[0]
     outcome = CliRunner().invoke(app, [*words[1:], "--help"])
     assert 0 == outcome.exit_code
 
 
+def test_records_of_which_one_is_forged_are_shown_together() -> None:
+    """Where two records bear one number, the honest one may be the later: both are shown."""
+    expected = "equipoise channel show 9 --log {log} && equipoise channel show 17 --log {log}"
+    assert expected == command("sequence_reused", "broker:b1", (9, 17))
+
+
 def test_a_name_that_a_shell_would_read() -> None:
     """A name from garbage on the log is shown by its offset, and never as a word of a command."""
-    assert "equipoise channel show 17 --log {log}" == command("illegal_step", "bundle:$(reboot)/{x}", 17)
+    assert "equipoise channel show 17 --log {log}" == command("illegal_step", "bundle:$(reboot)/{x}", (17,))
 
 
 def test_a_finding_of_a_fact() -> None:
