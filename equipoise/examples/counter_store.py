@@ -29,6 +29,8 @@ QUEUE_MAX: Final = 4_096  # Sixteen batches: whoever comes after them would wait
 BUSY_SECONDS_MAX: Final = 5.0  # How long a batch waits for the writes of other brokers.
 OPEN_SECONDS_MAX: Final = 5.0
 
+_PRIMARY_CODE: Final = 0xFF
+
 _SCHEMA: Final = """
 CREATE TABLE IF NOT EXISTS counters(key TEXT PRIMARY KEY, value INTEGER NOT NULL, token INTEGER NOT NULL) WITHOUT ROWID;
 CREATE TABLE IF NOT EXISTS writes(
@@ -80,10 +82,11 @@ class CounterStore:
         """Open the file, making it if it is not there. Raises `StoreUnusable`."""
         try:
             self._connection = sqlite3.connect(path, timeout=OPEN_SECONDS_MAX, isolation_level=None, check_same_thread=False)
-            self._connection.execute("PRAGMA journal_mode=WAL")
+            # The change to WAL, which several brokers may make of a new file at once, waits for nobody by itself.
+            self._execute_patiently("PRAGMA journal_mode=WAL", seconds_max=OPEN_SECONDS_MAX)
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._connection.executescript(_SCHEMA)
-            self._connection.execute("PRAGMA busy_timeout=0")  # Its waits double up to 100 ms; see `_begin`.
+            self._connection.execute("PRAGMA busy_timeout=0")  # Its waits double up to 100 ms; see `_execute_patiently`.
         except sqlite3.Error as error:
             raise StoreUnusable(f"the counters cannot be kept in {path}: {error}; name another file") from error
         self._is_open = True
@@ -143,13 +146,17 @@ class CounterStore:
                 future.set_exception(outcome)
 
     def _begin(self) -> None:
-        """Begin to write. Several brokers that wait with equal, growing pauses starve each other; short and random ones do not."""
-        give_up = time.monotonic() + BUSY_SECONDS_MAX
+        self._execute_patiently("BEGIN IMMEDIATE", seconds_max=BUSY_SECONDS_MAX)
+
+    def _execute_patiently(self, statement: str, *, seconds_max: float) -> None:
+        """Execute what needs a lock. Brokers that wait with equal, growing pauses starve each other; short and random ones do not."""
+        give_up = time.monotonic() + seconds_max
         while True:
             try:
-                self._connection.execute("BEGIN IMMEDIATE")
+                self._connection.execute(statement)
             except sqlite3.OperationalError as error:
-                if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
+                # The low byte: those above tell for what it is busy, such as what a broker that was killed left to be recovered.
+                if error.sqlite_errorcode & _PRIMARY_CODE != sqlite3.SQLITE_BUSY or time.monotonic() > give_up:
                     raise
                 time.sleep(random.uniform(0.0001, 0.001))  # noqa: S311 - jitter, no secret
             else:

@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import sqlite3
 import threading
+import time
 from collections.abc import Awaitable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,19 @@ def test_the_counters_outlive_the_handle(store: CounterStore, tmp_path: Path) ->
     again.close()
     assert Stored(value=2, token=7, broker="a") == made[0]
     assert isinstance(made[1], StaleToken)
+
+
+def test_a_new_file_is_made_by_several_brokers_at_once(tmp_path: Path) -> None:
+    """A broker that opens the store while another one is at work on the new file waits for it."""
+    path = tmp_path / "counter.db"
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    with ThreadPoolExecutor(1) as thread:
+        opening = thread.submit(CounterStore, path)
+        time.sleep(0.1)  # Without waiting it fails at once, whenever that is.
+        other.execute("COMMIT")
+        other.close()
+        opening.result(DEADLINE_SECONDS).close()
 
 
 def test_a_file_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
