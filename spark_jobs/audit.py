@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from shlex import quote
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
@@ -22,7 +21,7 @@ from channel.open_log import open_log
 from spark_jobs.arrivals import Source
 from spark_jobs.beginnings import Beginning, beginning_at, kept_beginning
 from spark_jobs.emitted import Table
-from spark_jobs.findings import Finding, parse_finding
+from spark_jobs.findings import Finding, command_on, parse_finding
 from spark_jobs.findings_out import FindingsOut, Numbered, findings_out
 from spark_jobs.frames import channel_frame, is_on_kafka
 from spark_jobs.keyed_operator import findings_of
@@ -143,15 +142,11 @@ def told(finding: Finding, *, log: str) -> Iterator[str]:
     kind, _, name = finding.subject.partition(":")
     of = f"{kind} {name}" if name else f"the {kind}"
     yield f"{BY_NAME[finding.rule].severity} {finding.rule} at {finding.offsets[-1]}, {of}: {finding.text}"
-    yield f"  {_command(finding, log)}"
+    yield f"  {command_on(log, finding.command)}"
 
 
 def _text(finding: Finding, *, log: str) -> str:
-    return replace(finding, command=_command(finding, log)).to_bytes().decode()
-
-
-def _command(finding: Finding, log: str) -> str:
-    return finding.command.replace("{log}", quote(log))
+    return replace(finding, command=command_on(log, finding.command)).to_bytes().decode()
 
 
 def _told_start(log: str, sink: Sink, beginning: Beginning) -> str:

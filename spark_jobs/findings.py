@@ -6,6 +6,7 @@ May live here: the value and its spelling. Which rules there are stands in `spar
 from __future__ import annotations
 
 from dataclasses import dataclass
+from shlex import quote
 
 import orjson
 
@@ -35,3 +36,8 @@ def parse_finding(body: bytes) -> Finding:
     """The finding that `Finding.to_bytes` spelled."""
     raw = orjson.loads(body)
     return Finding(**{**raw, "offsets": tuple(raw["offsets"])})
+
+
+def command_on(log: str, command: str) -> str:
+    """The `command` of a finding as it is typed where the log's URL is `log`."""
+    return command.replace("{log}", quote(log))

@@ -12,6 +12,7 @@ from datetime import tzinfo
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
+from spark_jobs.findings import command_on
 from spark_jobs.report.figures import BINS, MARKS, Few, Found, Grid, Report, gravity
 from spark_jobs.report.html import EMPTY, Html, joined, paragraph, picture, section, table, tag, text
 from spark_jobs.report.style import STYLE
@@ -153,7 +154,7 @@ def _finding(found: Found, url: str, zone: tzinfo) -> Html:
         tag("strong", text(found.rule)),
         tag("div", text(found.text)),
         tag("div", text(where + who), kind="soft"),
-        tag("code", text(found.command.replace("{log}", quote(url))), kind="command"),
+        tag("code", text(command_on(url, found.command)), kind="command"),
     )
 
 

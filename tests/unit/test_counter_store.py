@@ -137,6 +137,7 @@ def test_a_new_file_is_made_by_several_brokers_at_once(tmp_path: Path) -> None:
         other.execute("COMMIT")
         other.close()
         opening.result(DEADLINE_SECONDS).close()
+    assert [] == rows(tmp_path, "SELECT * FROM writes")
 
 
 def test_a_file_that_cannot_be_a_store_is_refused(tmp_path: Path) -> None:
