@@ -11,6 +11,7 @@ from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 
+import aiohttp
 import pytest
 
 from brokers.decision_log import open_decision_log
@@ -30,9 +31,13 @@ BURNING = "tests.integration.burning:Burning"
 PATIENCE_MS = 90_000
 LOOK_S = 0.1
 
+# One child takes a processor of a machine that is idle, and only its share of one that others use, too: another is started each time,
+# until so much is burnt that it shows. 18 at most in `PATIENCE_MS`.
+BURN_MORE_MS = 5_000
+
 
 def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path) -> None:
-    """A child that wastes a processor costs its broker half of its bundles and more, each move with that reason, and no caller a call."""
+    """Children that waste a processor cost their broker half of its bundles and more, each move with that reason, and no caller a call."""
 
     async def story() -> None:
         settings = counters(tmp_path, brokers=BROKERS, evidence=True, cpu_cores=1)
@@ -47,14 +52,15 @@ def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path) -> No
             held = bundles_of(table, burning)
             assert BUNDLES // BROKERS == held
             began_ms = time.time_ns() // 1_000_000
-            async with http.post(f"{cluster.addresses[1]}/burn") as response:
-                assert 200 == response.status
-            deadline = Deadline.after(timeout_ms=PATIENCE_MS)
+            log = open_decision_log(cluster.log_url)
+            deadline, burn_more = Deadline.after(timeout_ms=PATIENCE_MS), Deadline.after(timeout_ms=0)
             while bundles_of(table, burning) > held // 2:
-                deadline.check(f"{burning} being relieved")
+                if not burn_more.remaining_ms():
+                    deadline.check(f"{burning} being relieved, after {log.newest(1)},")
+                    await burn(http, cluster.addresses[1])
+                    burn_more = Deadline.after(timeout_ms=BURN_MORE_MS)
                 await asyncio.sleep(LOOK_S)
             await callers.stop()
-        log = open_decision_log(cluster.log_url)
         decisions = [decision for decision in log.newest(1_000) if decision.at_ms >= began_ms and decision.moves]
         assert {("TransferShedder", burning)} == {(decision.strategy, move.source) for decision in decisions for move in decision.moves}
         evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
@@ -63,6 +69,12 @@ def test_a_broker_whose_process_tree_burns_cpu_is_relieved(tmp_path: Path) -> No
         assert verdict.is_clean, verdict
 
     asyncio.run(story())
+
+
+async def burn(http: aiohttp.ClientSession, broker: str) -> None:
+    """Let a broker start one more child that burns."""
+    async with http.post(f"{broker}/burn") as response:
+        assert 200 == response.status
 
 
 def bundles_of(table: TableView, broker: str) -> int:
