@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import argparse
 import random
-import signal
 import subprocess
 import sys
 import tempfile
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -104,9 +104,14 @@ def run_with_kills(job: str, url: str, archive: Path, *, kills: int, chance: ran
     return kills
 
 
-def driver(job: str, url: str, archive: Path) -> subprocess.Popen[bytes]:
-    """A process that does a job on all of a log."""
-    return subprocess.Popen([sys.executable, "-m", "tests.spark_kills", job, "--driver", url, "--archive", str(archive)])
+@contextmanager
+def driver(job: str, url: str, archive: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process that does a job on all of a log, and is gone at the end of the block, whatever ends that."""
+    with subprocess.Popen([sys.executable, "-m", "tests.spark_kills", job, "--driver", url, "--archive", str(archive)]) as running:
+        try:
+            yield running
+        finally:
+            running.kill()
 
 
 def killed(running: subprocess.Popen[bytes], checkpoints: Path, *, after: int, delay_seconds: float) -> int | None:
@@ -119,10 +124,9 @@ def killed(running: subprocess.Popen[bytes], checkpoints: Path, *, after: int, d
         batch = newest(checkpoint / "offsets")
         if batch >= after and newest(checkpoint / "commits") < batch:
             time.sleep(delay_seconds)
-            running.send_signal(signal.SIGKILL)
+            running.kill()
             return batch
         time.sleep(_POLL_SECONDS)
-    running.kill()
     raise AssertionError(f"no batch {after} within {DRIVER_SECONDS_MAX} s")
 
 

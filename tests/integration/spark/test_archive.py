@@ -32,9 +32,9 @@ from tests.walk import Walk
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
-PATIENCE_S = 200
+PATIENCE_S = 500
 OF_THE_CHANNEL = (Table.RECORDS, Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, Table.TRANSFERS)
 # Times differ from those of the reference, because the file says when its records were appended.
 WITHOUT_TIMES = {

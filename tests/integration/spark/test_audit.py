@@ -25,7 +25,7 @@ from tests.kafka.topics import read_all
 from tests.spark_kills import audit, findings, run_with_kills, write_log
 from tests.spark_logs import WrittenStream
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
 
 @dataclass

@@ -32,7 +32,7 @@ from tests.folding import NAMESPACE, Channel, channel_with
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
 BEGAN_MS = 1_763_769_599_000
 """A second before midnight (UTC), so that the story lies in two days."""

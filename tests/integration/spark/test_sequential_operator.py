@@ -25,7 +25,7 @@ from tests.walk import Walk
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
 WANTS = frozenset(Table) - {Table.FINDINGS}
 RECORDS, BATCH, SNAPSHOT_RECORDS = 160, 40, 50
@@ -106,7 +106,7 @@ def test_a_query_that_dies_goes_on_without_a_trace(spark: SparkSession, tmp_path
         writer = rows.writeStream.foreachBatch(take).option("checkpointLocation", str(tmp_path / "checkpoint"))
         query = writer.trigger(availableNow=True).start()
         try:
-            query.awaitTermination(timeout=300)
+            query.awaitTermination(timeout=900)
         finally:
             query.stop()
 

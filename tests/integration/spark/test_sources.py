@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
 RECORDS = tuple(b'{"kind":"%d"}' % number for number in range(25))
 LINES = {Source.SERVING: ((b"a", b'{"token":1}'), (b"b", b'{"token":2}')), Source.LOADS: ((b"a", b'{"cpu":0.5}'),)}
-DEADLINE_S = 90.0
+DEADLINE_S = 300.0
 
 Seen = tuple[str, bytes | None, bytes | None]
 

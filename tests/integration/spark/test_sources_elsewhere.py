@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from tests.house_rules import ROOT
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
 JOB = """
 from contextlib import closing
@@ -46,7 +46,7 @@ spark.stop()
 
 def done(*command: str, folder: Path, environment: dict[str, str] | None = None) -> str:
     """What a command prints, which must succeed."""
-    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240, check=False)
+    run = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=900, check=False)
     assert 0 == run.returncode, run.stderr
     return run.stdout
 

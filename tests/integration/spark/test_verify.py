@@ -20,7 +20,7 @@ from tests.busy_channel import BusyChannel
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
 RECORDS, SNAPSHOT_RECORDS = 3_000, 250
 SEGMENTS = RECORDS // SNAPSHOT_RECORDS + 1
