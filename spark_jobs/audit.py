@@ -162,7 +162,7 @@ def kept_findings(archive: Path, tell: Callable[[str], None]) -> int:
     """How many findings are in the archive; none where one of their files is damaged, which keeps no audit from finding more."""
     try:
         kept: int = Archive(archive).table(Table.FINDINGS, columns=FINDING).num_rows
-    except (ArchiveDamaged, OSError) as error:
+    except ArchiveDamaged as error:
         tell(f"older findings cannot be counted: {error}")
         return 0
     return kept

@@ -188,7 +188,7 @@ class Watch:
 
     def _take(self, done: BatchDone) -> None:
         now_ms = _now_ms()
-        self._note_all(self._silence.batch(now_ms))
+        self._note_all(self._silence.batch(now_ms, began_ms=now_ms - done.took_ms))
         self._last, self._batch_ms = done, now_ms
         self._batches += 1
         self.rows += done.rows

@@ -56,7 +56,7 @@ class Silence:
     def __init__(self, name: str, now_ms: int) -> None:
         """The stream starts now."""
         self._name = name
-        self._batch_ms = self._quiet_ms = self._there_ms = self._looked_ms = now_ms
+        self._batch_ms = self._quiet_ms = self._there_ms = self._looked_ms = self._known_ms = now_ms
         self._has_batches = False
         self._is_looking = False
         self._idle_ms: int | None = None
@@ -69,9 +69,11 @@ class Silence:
         """Since when nothing has come from a log that does not answer; None while it does, as far as is known."""
         return None if self._lack is None else self._there_ms
 
-    def batch(self, now_ms: int) -> Iterator[str]:
-        """A batch has ended; what is to be said about that."""
-        yield from self._there(now_ms)
+    def batch(self, now_ms: int, *, began_ms: int) -> Iterator[str]:
+        """A batch has ended; what is to be said about that. That the log was there is known of its beginning, and of nothing later."""
+        self._known_ms = began_ms
+        if self._lack is None or began_ms > self._looked_ms:
+            yield from self._there(now_ms)
         self._batch_ms = self._quiet_ms = now_ms
         self._has_batches, self._idle_ms, self._told = True, None, None
 
@@ -92,7 +94,7 @@ class Silence:
         if seen.problem is None:
             yield from self._there(now_ms)
             yield from self._quiet(now_ms)
-        elif self._looked_ms >= self._there_ms:  # Else a batch came since the look began, and what it found is past.
+        elif self._looked_ms >= self._known_ms:  # Else a batch has begun since the look did, and what it found is past.
             yield from self._missed(now_ms, seen)
 
     def wait(self, now_ms: int) -> Iterator[str]:

@@ -96,10 +96,10 @@ def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
     `PlaceLost` if `Stream.take` raised a `PeerError` for as long, and anything else that it raises; `WorkersLost` if Spark's workers did
     not start for `WORKERS_MAX_S`; `StreamFailed` if the stream fails `ATTEMPTS_MAX` times at one batch.
     """
-    spark.conf.set("spark.sql.streaming.pollingDelay", _POLLING_DELAY)
-    spark.conf.set("spark.sql.streaming.minBatchesToRetain", _BATCHES_RETAINED)
-    spark.conf.set("spark.sql.streaming.stopTimeout", _STOP_MAX)
     with noted_interrupts() as check:
+        spark.conf.set("spark.sql.streaming.pollingDelay", _POLLING_DELAY)
+        spark.conf.set("spark.sql.streaming.minBatchesToRetain", _BATCHES_RETAINED)
+        spark.conf.set("spark.sql.streaming.stopTimeout", _STOP_MAX)
         _until_it_ends(stream, watch, check)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from shlex import quote
 from typing import Annotated
 
 import typer
@@ -103,7 +104,7 @@ def _without_load(log: str, forecast: Forecast) -> NoFreshLoad:
     others = f" (and so of {len(apart) - 1} others)" if len(apart) > 1 else ""
     problem = f"{apart[0]}{others}" if apart else "no broker is alive"
     advice = (
-        f"start a load worker (equipoise load-worker --log {log}), and see what brokers log of their reports"
+        f"start a load worker (equipoise load-worker --log {quote(log)}), and see what brokers log of their reports"
         if log.startswith("kafka:")
         else "see what brokers log of their reports, and whether the clock of this machine is right"
     )

@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from shlex import quote
 
 from brokers.demo.acts import ACTS, Act
 from brokers.demo.screen import open_screen
@@ -84,7 +85,7 @@ def _print_ending(ending: Ending, *, log: str | None) -> None:
     if ending.problem is not None:
         print(f"the acts did not come to their end: {ending.problem}")
     if log is not None:
-        commands = (f"equipoise channel {what} --log {log}" for what in ("verify", "tail", "why BUNDLE"))
+        commands = (f"equipoise channel {what} --log {quote(log)}" for what in ("verify", "tail", "why BUNDLE"))
         print(f"look at it: {'; '.join(commands)}")
     if not ending.verdicts:
         print(f"verdict: none, the judge is not shipped; it is part of a checkout: {Path(*JUDGE.parts[-3:])}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from shlex import quote
 from typing import Final
 
 from brokers.decision_log import open_decision_log
@@ -126,7 +127,7 @@ async def _say_why(stage: Stage, kind: Kind, *, since_ms: int) -> None:
         where = f"from {move.source} to {move.destination}" if move.source != move.destination else f"at {move.source}"
         stage.say(f"{decision.strategy}: {move.bundle} {where}, because {move.reason}")
     if len(moves) > _REASONS_MAX:
-        stage.say(f"and {len(moves) - _REASONS_MAX} more of kind {kind}: see `equipoise decisions --log {stage.cluster.log_url}`")
+        stage.say(f"and {len(moves) - _REASONS_MAX} more of kind {kind}: see `equipoise decisions --log {quote(stage.cluster.log_url)}`")
 
 
 def _decisions(log_url: str, since_ms: int) -> Sequence[Decision]:

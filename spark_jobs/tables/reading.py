@@ -51,9 +51,9 @@ class Archive:
         return read_manifest(self.path, writer)
 
     def days(self, table: Table) -> tuple[str, ...]:
-        """The days for which a table has a folder, rising, as `YYYY-MM-DD`."""
+        """The days for which a table has a folder, rising, as `YYYY-MM-DD`. Raises `ArchiveDamaged`."""
         folder = self.path / table
-        names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+        names = sorted(self._names(folder)) if folder.is_dir() else []
         return tuple(day for day in map(parse_day, names) if day is not None)
 
     def files(self, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
@@ -72,8 +72,14 @@ class Archive:
         for day in self.days(table):
             if first_day <= day <= last_day:
                 folder = self.path / table / day_folder(day)
-                found += [folder / name.text for name in resolved((path.name for path in folder.iterdir()), manifest.last_batches)]
+                found += [folder / name.text for name in resolved(self._names(folder), manifest.last_batches)]
         return tuple(found)
+
+    def _names(self, folder: Path) -> list[str]:
+        try:
+            return [path.name for path in folder.iterdir()]
+        except OSError as error:
+            raise ArchiveDamaged(archive=str(self.path), problem=f"its folder {folder} cannot be read: {error}") from error
 
     def batches(
         self,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
+from spark_jobs.findings import command_on
 from spark_jobs.sequence.sequence import NOT_FOLDED
 from spark_jobs.sequence.telling import ACCEPTED
 from spark_jobs.verifying.folding import Checked, Difference
@@ -17,8 +18,6 @@ from spark_jobs.verifying.segments import Segment
 
 DIFFERENCES_MAX: Final = 20
 """Differences that are told; further ones are counted. One lost file may make a hundred segments differ."""
-
-_COMMAND: Final = "equipoise channel show {offset} --log {log}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +108,7 @@ def lines(result: Verification, *, url: str) -> Iterator[str]:
             continue
         where = f"offset {found.first}" if found.first == found.last else f"offsets {found.first} to {found.last}"
         yield f"{where}: {found.kind}: {found.text}"
-        yield f"  {_COMMAND.format(offset=found.last, log=url)}"
+        yield f"  {command_on(url, f'equipoise channel show {found.last} --log {{log}}')}"
     if result.in_order:
         yield "all is in order"
     else:

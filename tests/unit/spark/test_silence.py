@@ -39,7 +39,7 @@ def told(silence: Silence, *looks: Seen, is_idle: bool = False) -> list[str]:
 def after_a_batch() -> Silence:
     """A batch has ended at 0."""
     silence = Silence("kafka://k/t", 0)
-    assert [] == list(silence.batch(0))
+    assert [] == list(silence.batch(0, began_ms=0))
     return silence
 
 
@@ -61,8 +61,28 @@ def test_a_batch_is_a_return_too() -> None:
     silence = after_a_batch()
     assert 1 == len(told(silence, AWAY))
     assert 0 == silence.missed_since_ms
-    assert ["kafka://k/t is there again; nothing came from it for 12 s"] == list(silence.batch(LOOK_MS + 2_000))
+    assert ["kafka://k/t is there again; nothing came from it for 12 s"] == list(silence.batch(LOOK_MS + 2_000, began_ms=LOOK_MS + 1_000))
     assert silence.missed_since_ms is None
+
+
+def test_a_batch_that_was_read_before_an_outage_is_no_return() -> None:
+    """What a batch worked on may have been read long ago: only one that begins after the look that missed the log says otherwise."""
+    silence = after_a_batch()
+    assert 1 == len(told(silence, AWAY))
+    assert [] == list(silence.batch(LOOK_MS + 2_000, began_ms=LOOK_MS - 1_000))
+    assert 0 == silence.missed_since_ms
+    assert silence.wants_look(2 * LOOK_MS + 2_000)
+    assert [] == list(silence.seen(2 * LOOK_MS + 3_000, AWAY))
+    assert ["kafka://k/t is there again; nothing came from it for 32 s"] == list(silence.batch(32_000, began_ms=31_000))
+
+
+def test_a_batch_that_began_before_a_look_does_not_answer_for_it() -> None:
+    """A log may go away while a batch is worked on: a look since then is believed, although the batch ended after it."""
+    silence = after_a_batch()
+    assert silence.wants_look(LOOK_MS)
+    assert [] == list(silence.batch(LOOK_MS + 1_000, began_ms=LOOK_MS - 1_000))
+    expected = "kafka://k/t is away, and nothing has come from it for 4 s: Kafka did not answer; waiting for it"
+    assert [expected] == list(silence.seen(LOOK_MS + 5_000, AWAY))
 
 
 def test_an_outage_is_told_again_now_and_then() -> None:
@@ -79,10 +99,10 @@ def test_a_log_that_cannot_be_read_is_not_away() -> None:
 
 
 def test_a_look_from_before_a_batch_tells_of_no_outage() -> None:
-    """A look takes seconds: what it found is past if a batch has ended since it began."""
+    """A look takes seconds: what it found is past if a batch has begun since it did."""
     silence = after_a_batch()
     assert silence.wants_look(LOOK_MS)
-    assert [] == list(silence.batch(LOOK_MS + 5_000))
+    assert [] == list(silence.batch(LOOK_MS + 5_000, began_ms=LOOK_MS + 1_000))
     assert [] == list(silence.seen(LOOK_MS + 10_000, AWAY))
     assert silence.missed_since_ms is None
 
@@ -96,7 +116,7 @@ def test_a_look_that_does_not_end_is_told() -> None:
     expected = "kafka://k/t is away, and nothing has come from it for 40 s: it has not answered within 30 s; waiting for it"
     assert [expected] == list(silence.wait(LOOK_MS + SILENCE_MS))
     assert [] == list(silence.wait(LOOK_MS + SILENCE_MS + 250))
-    assert ["kafka://k/t is there again; nothing came from it for 45 s"] == list(silence.batch(45_000))
+    assert ["kafka://k/t is there again; nothing came from it for 45 s"] == list(silence.batch(45_000, began_ms=44_000))
     assert [] == list(silence.wait(45_000 + SILENCE_MS - 1))
     assert [] == list(silence.seen(50_000, THERE))
     assert silence.wants_look(45_000 + LOOK_MS)
@@ -109,7 +129,7 @@ def test_a_silence_of_a_log_that_is_there_is_explained() -> None:
     assert [WAITED + FIRST] == told(Silence("kafka://k/t", 0), *[THERE] * 5)
     silence = after_a_batch()
     assert [WAITED + BUSY] == told(silence, *[THERE] * 5)
-    assert [] == list(silence.batch(5 * LOOK_MS))
+    assert [] == list(silence.batch(5 * LOOK_MS, began_ms=0))
     assert [] == list(silence.seen(5 * LOOK_MS + SILENCE_MS - 1, THERE))
     assert [WAITED + BUSY] == list(silence.seen(5 * LOOK_MS + SILENCE_MS, THERE))
 
@@ -133,7 +153,7 @@ def test_a_log_is_looked_at_while_nothing_comes_from_it() -> None:
     assert [LOOK_MS, 2 * LOOK_MS, 3 * LOOK_MS] == looks
     silence = after_a_batch()
     for now_ms in range(0, 10 * LOOK_MS, 1_000):
-        assert [] == list(silence.batch(now_ms))
+        assert [] == list(silence.batch(now_ms, began_ms=now_ms - 900))
         assert not silence.wants_look(now_ms + 500)
 
 
@@ -175,7 +195,8 @@ def test_a_watch_looks_and_tells(monkeypatch: pytest.MonkeyPatch) -> None:
     watch.show()
     assert ["kafka://k/t is away, and nothing has come from it for 10 s: Kafka did not answer; waiting for it"] == notes
     assert b"spark_audit_log_missed_seconds 10.0" in generate_latest(metrics.registry)
+    now_ms[0] += 1_000
     watch.batch(batch_done(b"{}"))
     watch.show()
-    assert "kafka://k/t is there again; nothing came from it for 10 s" == notes[-1]
+    assert "kafka://k/t is there again; nothing came from it for 11 s" in notes
     assert b"spark_audit_log_missed_seconds 0.0" in generate_latest(metrics.registry)

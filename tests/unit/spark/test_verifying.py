@@ -341,13 +341,13 @@ def test_bytes_that_are_damaged_inside(archive: Path) -> None:
 
 
 def test_what_is_told() -> None:
-    """The first differences are told in the order of the log, and all are counted."""
+    """The first differences are told in the order of the log, with commands that run, and all are counted."""
     found = [Difference(kind="verdict", first=offset, last=offset, text="other") for offset in range(DIFFERENCES_MAX + 5, 0, -1)]
     segment = plan([], FILES)
     checked = [Checked(number=each.first or 0, records=1, verdicts={"accepted": 1}, differences=(each,)) for each in found]
     result = verification(segment, checked, seconds=0.5)
     assert [DIFFERENCES_MAX, len(found), 1] == [len(result.differences), result.differences_count, result.differences[0].first]
-    told = list(lines(result, url="sqlite:a.db"))
+    told = list(lines(result, url="sqlite:a log.db"))
     assert "offset 1: verdict: other" in told
-    assert "  equipoise channel show 1 --log sqlite:a.db" in told
+    assert "  equipoise channel show 1 --log 'sqlite:a log.db'" in told
     assert f"differences: {len(found)}" == told[-1]
