@@ -1,7 +1,7 @@
 """Ctrl-C while Spark runs: noted at once, and raised where no call into Spark is under way.
 
-May live here: the handlers. PySpark's own asks Java to cancel what runs in the midst of whatever other call the main thread has with it,
-and the two answers get mixed.
+May live here: the handlers, and who waits for Spark in the place of a thread that calls it. PySpark's own handler asks Java to cancel
+what runs in the midst of whatever other call the main thread has with it, and the two answers get mixed.
 """
 
 from __future__ import annotations
@@ -9,8 +9,15 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from types import FrameType
+from typing import Final, TypeVar
+
+LOOK_S: Final = 0.25
+"""How often who waits for Spark looks up: to tell how far it is, and to cancel again."""
+
+Result = TypeVar("Result")
 
 
 @contextmanager
@@ -46,3 +53,25 @@ def delayed_interrupts() -> Iterator[None]:
     with noted_interrupts() as check:
         yield
     check()
+
+
+def interruptible(
+    work: Callable[[], Result], *, cancel: Callable[[], None], meanwhile: Callable[[], None] = lambda: None
+) -> Future[Result]:
+    """What becomes of `work`, which calls into Spark on a thread of its own, so that Ctrl-C meets no such call under way.
+
+    `meanwhile` is called now and then. Ctrl-C calls `cancel`, which ends what Spark works on, until the thread has ended, and is
+    raised then.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="spark-work") as thread:
+        job = thread.submit(work)
+        try:
+            while not job.done():
+                wait([job], timeout=LOOK_S)
+                meanwhile()
+        except KeyboardInterrupt:
+            while not job.done():  # Again, for `work` may be between two calls just now.
+                cancel()
+                wait([job], timeout=LOOK_S)
+            raise
+        return job

@@ -76,28 +76,32 @@ def spark_session(
     check_extra()
     check_java()
     jars = connector_jars(telling=telling) if kafka else ()
-    from pyspark.sql import SparkSession  # noqa: PLC0415 - comes with the extra, which is checked first
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - comes with the extra, which is checked first
+    from pyspark.sql import SparkSession  # noqa: PLC0415 - the same
 
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
     # Workers are started by this name, and must find what this process finds.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    builder = SparkSession.builder.appName(app)
+    conf = SparkConf().setAppName(app)
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
     if master is not None or not is_submitted:
-        builder = builder.master(master or LOCAL_MASTER)
+        conf.setMaster(master or LOCAL_MASTER)
     if not is_submitted:
-        builder = builder.config("spark.driver.memory", DRIVER_MEMORY)
-        builder = builder.config("spark.driver.extraJavaOptions", " ".join(_java_options()))
+        conf.set("spark.driver.memory", DRIVER_MEMORY)
+        conf.set("spark.driver.extraJavaOptions", " ".join(_java_options()))
     if jars:
-        builder = builder.config("spark.jars", ",".join(map(str, jars)))
+        conf.set("spark.jars", ",".join(map(str, jars)))
     for name, value in _SETTINGS.items():
-        builder = builder.config(name, value)
+        conf.set(name, value)
     if not is_submitted:
         telling("starting Spark, which takes some 10 s")
+    # In two steps, because the first ends with PySpark's own handler of Ctrl-C in the place of ours.
     with delayed_interrupts(), quietly(on=not is_submitted):
-        session = builder.getOrCreate()
+        SparkContext.getOrCreate(conf)
+    with delayed_interrupts():
+        session = SparkSession.builder.config(conf=conf).getOrCreate()
     if not (session.sparkContext.master or "").startswith(_IN_PROCESS):
         _ship(session)
     return session

@@ -12,7 +12,6 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -25,6 +24,7 @@ from channel.view import View
 from spark_jobs.arrivals import Source
 from spark_jobs.emitted import Table
 from spark_jobs.errors import explained
+from spark_jobs.interrupts import interruptible
 from spark_jobs.options import Screen, VerifyOptions
 from spark_jobs.sequence.snapshots import unpacked
 from spark_jobs.session import spark_session
@@ -40,7 +40,6 @@ if TYPE_CHECKING:
 TASKS_MAX: Final = 5_000
 """Tasks of one verification: where there are more segments, a task folds several. A hundred million records are 1,000 segments."""
 
-TELL_EVERY_S: Final = 0.25
 NOTE_EVERY_S: Final = 10.0
 
 _RECORD_COLUMNS: Final = ("offset", "bytes", "verdict")
@@ -215,20 +214,15 @@ def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen
             yield check_segment(segment)
             done.add(segment.rows)
 
-    spread = context.parallelize(segments, min(len(segments), TASKS_MAX)).mapPartitions(check)
-    with _watch(screen, sum(segment.rows for segment in segments)) as told, ThreadPoolExecutor(1) as thread:
-        job: Future[list[Checked]] = thread.submit(spread.collect)
-        try:
-            while not job.done():
-                wait([job], timeout=TELL_EVERY_S)
-                told(done.value)
-        except KeyboardInterrupt:
-            context.cancelAllJobs()
-            raise
-        failure = job.exception()
-        if isinstance(failure, Exception):
-            raise explained("verify", failure) from failure
-        return job.result()
+    def spread() -> list[Checked]:
+        return context.parallelize(segments, min(len(segments), TASKS_MAX)).mapPartitions(check).collect()
+
+    with _watch(screen, sum(segment.rows for segment in segments)) as told:
+        job = interruptible(spread, cancel=context.cancelAllJobs, meanwhile=lambda: told(done.value))
+    failure = job.exception()
+    if isinstance(failure, Exception):
+        raise explained("verify", failure) from failure
+    return job.result()
 
 
 @contextmanager

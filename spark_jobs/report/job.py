@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from datetime import datetime, tzinfo
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -15,6 +16,7 @@ from pyspark.errors import PySparkException
 
 from channel.errors import OperatorError
 from spark_jobs.errors import explained
+from spark_jobs.interrupts import interruptible
 from spark_jobs.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, default_archive
 from spark_jobs.report.figures import Report, period_told
 from spark_jobs.report.page import page, summary
@@ -52,7 +54,8 @@ def run_report(options: ReportOptions, screen: Screen) -> int:
     spark = spark_session("equipoise report", master=options.master, telling=screen.note)
     screen.note(f"reading {archive.path}")
     try:
-        report = made_report(archive, spark, options)
+        making = interruptible(partial(made_report, archive, spark, options), cancel=spark.sparkContext.cancelAllJobs)
+        report = making.result()
     except PySparkException as error:
         raise explained(JOB, error) from error
     screen.note("drawing")

@@ -6,6 +6,7 @@ May live here: tests of `spark_jobs.streams` with a query that is made up.
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from channel.errors import LogUnavailable
 from spark_jobs import streams
 from spark_jobs.findings_out import FindingsNotKept
-from spark_jobs.interrupts import delayed_interrupts, noted_interrupts
+from spark_jobs.interrupts import delayed_interrupts, interruptible, noted_interrupts
 from spark_jobs.options import Screen
 from spark_jobs.progress import StreamMetrics, Watch
 from spark_jobs.stream_errors import Cause, PlaceLost, SourceLost, StreamFailed, WorkersLost, cause_of_error
@@ -234,3 +235,33 @@ def test_a_second_interrupt_is_not_put_off() -> None:
             signal.raise_signal(signal.SIGINT)
         with pytest.raises(KeyboardInterrupt):
             check()
+
+
+def test_what_spark_works_on_is_cancelled_by_an_interrupt() -> None:
+    """Ctrl-C is no matter of the thread that calls Spark: that is cancelled, again and again where it was between two calls, and ends."""
+    begun, cancelled, ended = threading.Event(), threading.Semaphore(0), threading.Event()
+
+    def work() -> None:
+        begun.set()
+        assert all(cancelled.acquire(timeout=20) for _ in range(2))
+        ended.set()
+
+    def meanwhile() -> None:
+        assert begun.wait(20)
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        interruptible(work, cancel=cancelled.release, meanwhile=meanwhile)
+    assert ended.is_set()
+
+
+def test_what_spark_works_on_is_waited_for() -> None:
+    """Without Ctrl-C the work is done, and what it returns or raises is kept; who waits is called meanwhile."""
+    told = threading.Event()
+
+    def work() -> int:
+        assert told.wait(20)
+        return 7
+
+    assert 7 == interruptible(work, cancel=pytest.fail, meanwhile=told.set).result()
+    assert isinstance(interruptible(lambda: 1 // 0, cancel=pytest.fail).exception(), ZeroDivisionError)
