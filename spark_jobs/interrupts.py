@@ -9,8 +9,8 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
+from concurrent.futures import Future, wait
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Final, TypeVar
 
@@ -61,17 +61,26 @@ def interruptible(
     """What becomes of `work`, which calls into Spark on a thread of its own, so that Ctrl-C meets no such call under way.
 
     `meanwhile` is called now and then. Ctrl-C calls `cancel`, which ends what Spark works on, until the thread has ended, and is
-    raised then.
+    raised then; a second one is raised at once.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="spark-work") as thread:
-        job = thread.submit(work)
+    job: Future[Result] = Future()
+
+    def done() -> None:
         try:
-            while not job.done():
-                wait([job], timeout=LOOK_S)
-                meanwhile()
-        except KeyboardInterrupt:
-            while not job.done():  # Again, for `work` may be between two calls just now.
+            job.set_result(work())
+        except BaseException as error:  # noqa: BLE001 - whatever it is, it is for who waits
+            job.set_exception(error)
+
+    # No thread that anybody must wait for: who presses Ctrl-C again is out of patience.
+    threading.Thread(target=done, name="spark-work", daemon=True).start()
+    try:
+        while not job.done():
+            wait([job], timeout=LOOK_S)
+            meanwhile()
+    except KeyboardInterrupt:
+        while not job.done():  # Again, for `work` may be between two calls just now.
+            with suppress(Exception):  # Where Spark is gone `work` ends by itself.
                 cancel()
-                wait([job], timeout=LOOK_S)
-            raise
-        return job
+            wait([job], timeout=LOOK_S)
+        raise
+    return job

@@ -56,7 +56,7 @@ class Silence:
     def __init__(self, name: str, now_ms: int) -> None:
         """The stream starts now."""
         self._name = name
-        self._batch_ms = self._quiet_ms = self._there_ms = self._looked_ms = self._known_ms = now_ms
+        self._batch_ms = self._quiet_ms = self._there_ms = self._looked_ms = now_ms
         self._has_batches = False
         self._is_looking = False
         self._idle_ms: int | None = None
@@ -71,9 +71,8 @@ class Silence:
 
     def batch(self, now_ms: int, *, began_ms: int) -> Iterator[str]:
         """A batch has ended; what is to be said about that. That the log was there is known of its beginning, and of nothing later."""
-        self._known_ms = began_ms
         if self._lack is None or began_ms > self._looked_ms:
-            yield from self._there(now_ms)
+            yield from self._there(began_ms, now_ms)
         self._batch_ms = self._quiet_ms = now_ms
         self._has_batches, self._idle_ms, self._told = True, None, None
 
@@ -92,9 +91,9 @@ class Silence:
         """The look has ended; what is to be said."""
         self._is_looking = False
         if seen.problem is None:
-            yield from self._there(now_ms)
+            yield from self._there(now_ms, now_ms)
             yield from self._quiet(now_ms)
-        elif self._looked_ms >= self._known_ms:  # Else a batch has begun since the look did, and what it found is past.
+        elif self._looked_ms >= self._there_ms:  # Else a batch has begun since the look did, and what it found is past.
             yield from self._missed(now_ms, seen)
 
     def wait(self, now_ms: int) -> Iterator[str]:
@@ -112,12 +111,13 @@ class Silence:
         missed_s = (now_ms - self._there_ms) // 1_000
         yield f"{self._name} {what}, and nothing has come from it for {missed_s} s: {lack.problem}; waiting for it"
 
-    def _there(self, now_ms: int) -> Iterator[str]:
+    def _there(self, at_ms: int, now_ms: int) -> Iterator[str]:
+        """It was there at `at_ms`, which is known since `now_ms`."""
         if self._lack is not None:
-            yield f"{self._name} is there again; nothing came from it for {(now_ms - self._there_ms) // 1_000} s"
+            yield f"{self._name} is there again; nothing came from it for {(at_ms - self._there_ms) // 1_000} s"
             self._lack = None
             self._quiet_ms = now_ms  # What was waited for until now has been told.
-        self._there_ms = now_ms
+        self._there_ms = max(self._there_ms, at_ms)
 
     def _quiet(self, now_ms: int) -> Iterator[str]:
         if now_ms - self._quiet_ms < SILENCE_MS:

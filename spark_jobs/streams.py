@@ -101,6 +101,7 @@ def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
         spark.conf.set("spark.sql.streaming.minBatchesToRetain", _BATCHES_RETAINED)
         spark.conf.set("spark.sql.streaming.stopTimeout", _STOP_MAX)
         _until_it_ends(stream, watch, check)
+        check()
 
 
 def _until_it_ends(stream: Stream, watch: Watch, check: Callable[[], None]) -> None:

@@ -53,7 +53,7 @@ class Archive:
     def days(self, table: Table) -> tuple[str, ...]:
         """The days for which a table has a folder, rising, as `YYYY-MM-DD`. Raises `ArchiveDamaged`."""
         folder = self.path / table
-        names = sorted(self._names(folder)) if folder.is_dir() else []
+        names = sorted(self.names(folder)) if folder.is_dir() else []
         return tuple(day for day in map(parse_day, names) if day is not None)
 
     def files(self, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
@@ -72,10 +72,11 @@ class Archive:
         for day in self.days(table):
             if first_day <= day <= last_day:
                 folder = self.path / table / day_folder(day)
-                found += [folder / name.text for name in resolved(self._names(folder), manifest.last_batches)]
+                found += [folder / name.text for name in resolved(self.names(folder), manifest.last_batches)]
         return tuple(found)
 
-    def _names(self, folder: Path) -> list[str]:
+    def names(self, folder: Path) -> list[str]:
+        """What is in one of its folders. Raises `ArchiveDamaged`."""
         try:
             return [path.name for path in folder.iterdir()]
         except OSError as error:

@@ -97,8 +97,8 @@ def tidy_table(
     """Join the small files of each day of one table, if it has at least `files_min` neighbours; more of its last day, which goes on.
 
     Delta tables are left as they are: Delta has ways of its own. `step` is told what is done. A file that cannot be read keeps no
-    other day, and no other group of its own, from being joined. Raises `ArchiveFull`, `ArchiveUnwritable`, and what
-    `Archive.manifest` raises.
+    other day, and no other group of its own, from being joined, nor does a folder. Raises `ArchiveFull`, `ArchiveUnwritable`, and what
+    `Archive.manifest` and `Archive.days` raise.
     """
     manifest = archive.manifest(WRITER_OF[table])
     done, days = Tidied(), archive.days(table)
@@ -142,7 +142,10 @@ class _Folder:
 
     def tidy(self, manifest: Manifest, files_min: int) -> Tidied:
         """All steps, for each group of neighbours."""
-        names = [path.name for path in self.path.iterdir()]
+        try:
+            names = self.archive.names(self.path)
+        except ArchiveDamaged as error:
+            return Tidied(damaged=error)
         parts = [name for name in names if (part := parse_part(name)) is not None and part.first != part.last]
         self._remove([*parts, *(name.text for name in covered(names))])
         # The last batch may be done again, which would replace its file beside one that it has been joined into.

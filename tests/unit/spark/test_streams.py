@@ -5,11 +5,13 @@ May live here: tests of `spark_jobs.streams` with a query that is made up.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -253,6 +255,21 @@ def test_what_spark_works_on_is_cancelled_by_an_interrupt() -> None:
     with pytest.raises(KeyboardInterrupt):
         interruptible(work, cancel=cancelled.release, meanwhile=meanwhile)
     assert ended.is_set()
+
+
+def test_a_second_interrupt_waits_for_no_work() -> None:
+    """Where cancelling does not help, or cannot even be asked for, Ctrl-C again ends the wait."""
+    finished = threading.Event()
+
+    def gone() -> None:
+        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGINT)).start()
+        raise ConnectionError
+
+    for cancel in (partial(signal.raise_signal, signal.SIGINT), gone):
+        with pytest.raises(KeyboardInterrupt):
+            interruptible(partial(finished.wait, 60), cancel=cancel, meanwhile=partial(signal.raise_signal, signal.SIGINT))
+    assert not finished.is_set()
+    finished.set()
 
 
 def test_what_spark_works_on_is_waited_for() -> None:

@@ -13,6 +13,7 @@ import pytest
 from spark_jobs.emitted import Table
 from spark_jobs.options import Screen, TidyOptions
 from spark_jobs.tables.errors import ArchiveDamaged, ArchiveInUse
+from spark_jobs.tables.layout import day_folder
 from spark_jobs.tables.reading import Archive
 from spark_jobs.tables.sink import locked, open_sink
 from spark_jobs.tables.tidying import BATCHES_BETWEEN, FILES_MAX, LOCK, Tidied, run_tidy, tidy_beside, tidy_table
@@ -151,6 +152,20 @@ def test_a_damaged_file_keeps_no_other_day_from_being_joined(tmp_path: Path) -> 
     path.write_bytes(whole)
     assert 0 == run_tidy(TidyOptions(archive=tmp_path), screen)
     assert ([1, 1, 1, 2], before) == (files(Table.RECORDS), offsets(archive))
+
+
+def test_a_file_in_the_place_of_a_folder_is_damage(tmp_path: Path) -> None:
+    """Who reads is told; a job tidies its other tables all the same, and the command too, before it names the file."""
+    archive = filled(tmp_path, batches=FILES_MAX + 2)
+    folder = tmp_path / Table.RECORDS / day_folder("2025-01-01")
+    folder.write_bytes(b"no folder")
+    with pytest.raises(ArchiveDamaged, match=folder.name):
+        archive.files(Table.RECORDS)
+    assert folder.name in str(tidy_beside(archive, "archive", BATCHES_BETWEEN - 1).damaged)
+    with pytest.raises(ArchiveDamaged, match=folder.name):
+        run_tidy(TidyOptions(archive=tmp_path), Screen(result=print, note=print))
+    folder.unlink()
+    assert 2 == len(archive.files(Table.RECORDS)), "all but that of the last batch, which may be done again, are one"
 
 
 def test_every_table_of_a_channel_stays_what_it_was(tmp_path: Path) -> None:
