@@ -35,6 +35,9 @@ WIDTH_INCHES: Final = 12.0
 DOTS_PER_INCH: Final = 144
 """Twice the dots of a common screen at the width at which the page shows them, so that they stay sharp on a fine one."""
 
+_PAUSE_MS_MIN: Final = 0.75
+"""Where the logarithmic axis of pauses begins: the log's time is in milliseconds, and many pauses are 0 of them."""
+
 _LANE_INCHES: Final = 0.19
 _HEAT_INCHES: Final = 0.26
 _LEGEND_COLUMNS: Final = 8
@@ -191,17 +194,18 @@ def draw_pauses(report: Report, theme: Theme, zone: tzinfo) -> Figure:  # noqa: 
     moves = report.moves
     figure = Figure(figsize=(WIDTH_INCHES, 2.8), layout="constrained")
     axes = figure.add_subplot()
-    for bar, count in sorted(moves.pause_bars.items()):
-        low, high = pause_bar_ms(bar)
-        low = max(low, 0.75)
-        axes.bar(low, count, width=high - low, align="edge", color=_HUES[0], edgecolor=theme.paper, linewidth=0.8)
     axes.set_xscale("log")
+    bars = [(*_drawn_ms(bar), count) for bar, count in sorted(moves.pause_bars.items())]
+    for low, high, count in bars:
+        axes.bar(low, count, width=high - low, align="edge", color=_HUES[0], edgecolor=theme.paper, linewidth=0.8)
+    # So wide that two of the marks below fit in even around one bar: matplotlib would take others, many of one name.
+    axes.set_xlim(bars[0][0] / 2, bars[-1][1] * 2)
     axes.set_ylim(0, 1.35 * max(moves.pause_bars.values(), default=1))  # Room for the words above the bars.
     for level, (name, value_ms, hue) in enumerate(
         (("p50", moves.pause_p50_ms, _HUES[2]), ("p99", moves.pause_p99_ms, _HUES[1]), ("max", moves.pause_max_ms, theme.alarm))
     ):
         if value_ms is not None:
-            place = max(value_ms, 0.75)
+            place = max(value_ms, _PAUSE_MS_MIN)
             axes.axvline(place, color=hue, linewidth=1.6)
             axes.annotate(
                 f"{name} {told_duration(value_ms)}", (place, 1 - 0.12 * level), xycoords=("data", "axes fraction"), xytext=(5, -11),
@@ -212,11 +216,15 @@ def draw_pauses(report: Report, theme: Theme, zone: tzinfo) -> Figure:  # noqa: 
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_locator(MaxNLocator(integer=True, nbins=5))
-    axes.margins(x=0.12)
     axes.set_ylabel("moves")
     axes.set_xlabel("pause, from the word to let go until the new owner serves")
     _plain(axes, theme)
     return figure
+
+
+def _drawn_ms(bar: int) -> tuple[float, float]:
+    low, high = pause_bar_ms(bar)
+    return max(low, _PAUSE_MS_MIN), high
 
 
 def _heat(grid: Grid, period: Period, theme: Theme, zone: tzinfo, *, label: str, top: float, form: str) -> Figure:

@@ -30,7 +30,7 @@ from spark_jobs.report.figures import (
     Tenure,
 )
 from spark_jobs.report.page import page, summary
-from spark_jobs.report.plots import plots, short_names
+from spark_jobs.report.plots import LIGHT, draw_pauses, plots, short_names
 
 BEGAN_MS = 1_763_740_000_000
 PERIOD = Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 600_000)
@@ -260,3 +260,13 @@ def test_the_figures_for_programs() -> None:
     found = summary(FULL)
     assert (3, 1_509, 9, 4, 3, 61) == tuple(found[name] for name in ("findings", "records", "rejected", "moves", "moves_done", "deaths"))
     assert summary(EMPTY)["from_ms"] is None
+
+
+@pytest.mark.parametrize("bars", [(0,), (6,), (11,), (19,), (30,), (0, 1), (0, 40), (6, 7, 8)])
+def test_pauses_are_marked_with_different_times(bars: tuple[int, ...]) -> None:
+    """However close together the pauses of a quiet day are, two marks of their axis at least name times, and no two the same."""
+    report = replace(FULL, moves=Moves(pauses=2 * len(bars), pause_bars=dict.fromkeys(bars, 2)))
+    axes = draw_pauses(report, LIGHT, UTC).axes[0]
+    left, right = axes.get_xlim()
+    marks = [axes.xaxis.get_major_formatter()(place) for place in axes.get_xticks() if left <= place <= right]
+    assert 2 <= len(marks) == len(set(marks)), marks
