@@ -21,10 +21,11 @@ Result = TypeVar("Result")
 
 
 @contextmanager
-def noted_interrupts() -> Iterator[Callable[[], None]]:
-    """While the block runs Ctrl-C does nothing but make what is yielded raise `KeyboardInterrupt` when it is called next.
+def delayed_interrupts() -> Iterator[Callable[[], None]]:
+    """Ctrl-C waits for the end of the block, or for the next call of what is yielded: these raise `KeyboardInterrupt`.
 
-    A second one raises it wherever the program is: somebody is out of patience. Threads that are not the main one have no signals.
+    For what must be whole: half an import swallows Ctrl-C, half a start leaves a JVM behind. A second one raises it wherever the program
+    is: somebody is out of patience. Threads that are not the main one have no signals.
     """
     is_noted = False
 
@@ -45,13 +46,6 @@ def noted_interrupts() -> Iterator[Callable[[], None]]:
         yield check
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-@contextmanager
-def delayed_interrupts() -> Iterator[None]:
-    """Ctrl-C waits for the end of the block, which must be whole: half an import swallows it, half a start leaves a JVM behind."""
-    with noted_interrupts() as check:
-        yield
     check()
 
 

@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from channel.errors import EquipoiseError, PeerError
-from spark_jobs.interrupts import noted_interrupts
+from spark_jobs.interrupts import delayed_interrupts
 from spark_jobs.progress import Follower, Watch
 from spark_jobs.stream_errors import (
     Cause,
@@ -96,12 +96,11 @@ def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
     `PlaceLost` if `Stream.take` raised a `PeerError` for as long, and anything else that it raises; `WorkersLost` if Spark's workers did
     not start for `WORKERS_MAX_S`; `StreamFailed` if the stream fails `ATTEMPTS_MAX` times at one batch.
     """
-    with noted_interrupts() as check:
+    with delayed_interrupts() as check:
         spark.conf.set("spark.sql.streaming.pollingDelay", _POLLING_DELAY)
         spark.conf.set("spark.sql.streaming.minBatchesToRetain", _BATCHES_RETAINED)
         spark.conf.set("spark.sql.streaming.stopTimeout", _STOP_MAX)
         _until_it_ends(stream, watch, check)
-        check()
 
 
 def _until_it_ends(stream: Stream, watch: Watch, check: Callable[[], None]) -> None:

@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from shlex import quote
 from typing import Any, Final
 
-from spark_jobs.findings import command_on
 from spark_jobs.sequence.sequence import NOT_FOLDED
 from spark_jobs.sequence.telling import ACCEPTED
 from spark_jobs.verifying.folding import Checked, Difference
@@ -108,7 +108,7 @@ def lines(result: Verification, *, url: str) -> Iterator[str]:
             continue
         where = f"offset {found.first}" if found.first == found.last else f"offsets {found.first} to {found.last}"
         yield f"{where}: {found.kind}: {found.text}"
-        yield f"  {command_on(url, f'equipoise channel show {found.last} --log {{log}}')}"
+        yield f"  equipoise channel show {found.last} --log {quote(url)}"
     if result.in_order:
         yield "all is in order"
     else:

@@ -24,7 +24,7 @@ from pyspark.sql import DataFrame, SparkSession
 from channel.errors import LogUnavailable
 from spark_jobs import streams
 from spark_jobs.findings_out import FindingsNotKept
-from spark_jobs.interrupts import delayed_interrupts, interruptible, noted_interrupts
+from spark_jobs.interrupts import delayed_interrupts, interruptible
 from spark_jobs.options import Screen
 from spark_jobs.progress import StreamMetrics, Watch
 from spark_jobs.stream_errors import Cause, PlaceLost, SourceLost, StreamFailed, WorkersLost, cause_of_error
@@ -231,12 +231,20 @@ def test_an_interrupt_waits_for_the_end_of_what_must_be_whole() -> None:
 
 def test_a_second_interrupt_is_not_put_off() -> None:
     """Whoever presses Ctrl-C again is heard at once, whatever is under way."""
-    with noted_interrupts() as check:
-        signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
+    heard = []
+
+    def interrupted() -> None:
+        with delayed_interrupts() as check:
             signal.raise_signal(signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            check()
+            with pytest.raises(KeyboardInterrupt):
+                signal.raise_signal(signal.SIGINT)
+            with pytest.raises(KeyboardInterrupt):
+                check()
+            heard.append("both")
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert ["both"] == heard
 
 
 def test_what_spark_works_on_is_cancelled_by_an_interrupt() -> None:
