@@ -86,8 +86,7 @@ class Play:
 
     def __init__(self) -> None:
         self.log = TroubledLog(name=next(LOG_NAMES))
-        # Its clock stands still, so that no record is refused because the machine is slow.
-        self.here = [Follower(log=self.log, now_ns=lambda: 0)]
+        self.here = [Follower(log=self.log)]
         self.here[0].start()
         self.left: list[Follower] = []
         self.numbers = itertools.count()

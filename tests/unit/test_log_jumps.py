@@ -11,7 +11,7 @@ from collections.abc import Callable, Coroutine, Sequence
 
 import pytest
 
-from channel import boot_clock, log_thread, propose
+from channel import log_thread, propose
 from channel.append_queue import Appended
 from channel.codec import encode
 from channel.errors import ChannelIncomplete, EquipoiseError, ForeignLog, LogTruncated
@@ -24,7 +24,7 @@ from channel.twin import Check
 from channel.twin_rows import encode_marker, marker_of, rows_of
 from tests.compacted import compact
 from tests.folding import CLUSTER, Channel, channel_with
-from tests.log_host import LOG_NAMES, UNAVAILABLE, Host, run
+from tests.log_host import LOG_NAMES, UNAVAILABLE, Host, run, standing_ns
 from tests.log_hosts import Watched, beside, has_caught_up, records, until_all
 from tests.troubled_log import DEADLINE_SECONDS
 
@@ -269,7 +269,7 @@ class Folding(Host):
         super().jump(reader)
 
 
-def run_folding(scenario: Callable[[Folding], Coroutine[None, None, None]], *, now_ns: Callable[[], int] = boot_clock.boot_ns) -> Folding:
+def run_folding(scenario: Callable[[Folding], Coroutine[None, None, None]], *, now_ns: Callable[[], int] = standing_ns) -> Folding:
     """Run a scenario with a host that folds, and has caught up with an empty log."""
     hosts: list[Folding] = []
 
