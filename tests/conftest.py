@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 import pytest
+from coverage import Coverage
 from hypothesis import settings
 
 from tests.kafka.fixtures import kafka, own_kafka, own_kafka_of_module, three_kafkas, three_kafkas_of_module
@@ -46,3 +47,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if item.nodeid.startswith(UNTRACED) and not item.nodeid.startswith(ALONE):
             item.add_marker("no_cover")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Trace once in a worker of xdist: pytest-cov begins there twice, and `no_cover` ends only what it began last, which it does next."""
+    traced = Coverage.current()
+    if hasattr(session.config, "workerinput") and traced is not None:
+        traced.stop()
