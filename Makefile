@@ -55,7 +55,7 @@ test: check ## Run every check and every test, with branch coverage: make test [
 	@echo "== test: all tests but integration tests, on all cores"
 	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest --quiet $(ON_ALL_CORES) --cov --cov-report= --cov-fail-under=0
 	@echo "== test: integration tests, one after another, with the coverage of branches by all tests"
-	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest -m integration --cov --cov-append --cov-report=term
+	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest -m integration --durations 20 --cov --cov-append --cov-report=term
 ifneq ($(PURE_TESTS),)
 	@echo "== test: the pure tests again under another PYTHONHASHSEED, since no order of a set may leak into a decision"
 	@PYTHONHASHSEED=2 $(BIN)/python -m pytest --quiet $(ON_ALL_CORES) $(PURE_TESTS)

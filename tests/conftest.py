@@ -51,7 +51,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """Trace once in a worker of xdist: pytest-cov begins there twice, and `no_cover` ends only what it began last, which it does next."""
+    """End what pytest-cov began in a worker of xdist: its own hook, which comes next, begins again, and `no_cover` stops only that."""
     traced = Coverage.current()
     if hasattr(session.config, "workerinput") and traced is not None:
         traced.stop()
