@@ -270,7 +270,7 @@ def _how_tenure_ended(change: BundleChanged, served_by: int, moment: _Moment) ->
 
 def _how_way_ended(before: BundleEntry, after: BundleEntry | None, moment: _Moment) -> str:
     if moment.dead is not None:
-        return "source_died" if before.source == moment.dead else "destination_died"
+        return f"{'source' if before.source == moment.dead else 'destination'}_{moment.dead_how}"
     if before.phase == "unloading":
         return "unloaded"
     return "done" if after is not None and after.owner == before.owner else "called_off"

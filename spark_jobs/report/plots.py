@@ -55,7 +55,9 @@ _RESULT_HUES: Final = {
     "unloaded": "#56B4E9",
     "called_off": "#E69F00",
     "destination_died": "#D55E00",
+    "destination_left": "#F0E442",
     "source_died": "#CC79A7",
+    "source_left": "#009E73",
 }
 _OTHER_HUE: Final = "#8C8C8C"
 _MARK_OF: Final = {"died": ("X", "death"), "split": ("D", "split"), "merged": ("^", "merge"), "unloaded": ("v", "unload")}

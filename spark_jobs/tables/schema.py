@@ -182,7 +182,7 @@ _TRANSFERS: Final = TableSchema(
         Column(
             name="result",
             type="text",
-            meaning="`done`, `unloaded`, `called_off`, `source_died` or `destination_died`",
+            meaning="`done`, `unloaded`, `called_off`; `source_died` or `source_left`, `destination_died` or `destination_left`",
         ),
         Column(name="pause_ms", type="long", meaning="from `ready_at` to `ended_at` where it was done: what clients could notice"),
         Column(name="duration_ms", type="long", meaning="from `begun_at` to `ended_at`"),

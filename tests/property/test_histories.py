@@ -93,7 +93,8 @@ class Obvious:
             ready = self.ready.pop(name, None)
             result = {"transferring": "called_off", "handing_over": "done", "unloading": "unloaded"}[old.phase]
             if old.source in dead or old.owner in dead:  # type: ignore[operator]  # As above.
-                result = "source_died" if old.source in dead else "destination_died"  # type: ignore[operator]  # As above.
+                side = "source" if old.source in dead else "destination"  # type: ignore[operator]  # As above.
+                result = f"{side}_left" if isinstance(record, BrokerRecord) and record.status == "left" else f"{side}_died"
             self.transfers[name, begun, asked_by, ready, offset, result] += 1
 
 
@@ -191,4 +192,5 @@ def test_the_walks_come_to_every_end() -> None:
     hows = {row["how"] for row in rows_of(emitted, Table.OWNERSHIP_INTERVALS)}
     assert {"transferred", "unloaded", "died", "left", "split", "merged"} == hows
     results = {row["result"] for row in rows_of(emitted, Table.TRANSFERS)}
-    assert {"done", "unloaded", "called_off", "source_died", "destination_died"} == results
+    ends = {"source_died", "source_left", "destination_died", "destination_left"}
+    assert {"done", "unloaded", "called_off", *ends} == results
