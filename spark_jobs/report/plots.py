@@ -23,6 +23,7 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.transforms import Bbox
 
 from spark_jobs.report.figures import BINS, Death, Grid, Lane, Period, Report, pause_bar_ms
 from spark_jobs.report.words import told_duration
@@ -40,6 +41,8 @@ _PAUSE_MS_MIN: Final = 0.75
 
 _LANE_INCHES: Final = 0.19
 _HEAT_INCHES: Final = 0.26
+_MAP_SHARE: Final = 0.915
+"""Where a heat map ends: right of it, its scale's bar, numbers of five figures, and label have room."""
 _LEGEND_COLUMNS: Final = 8
 _LEGEND_CHARACTERS: Final = 150
 """Of a line of a legend, in which each entry takes `_KEY_CHARACTERS` more than its name."""
@@ -167,7 +170,7 @@ def draw_cpu(report: Report, theme: Theme, zone: tzinfo) -> Figure:
 
 def draw_owned(report: Report, theme: Theme, zone: tzinfo) -> Figure:
     """The heat map of brokers: how many bundles each served."""
-    return _heat(report.owned, _period(report), theme, zone, label="bundles served", top=max(1.0, _greatest(report.owned)), form="{:.0f}")
+    return _heat(report.owned, _period(report), theme, zone, label="bundles", top=max(1.0, _greatest(report.owned)), form="{:.0f}")
 
 
 def draw_moves(report: Report, theme: Theme, zone: tzinfo) -> Figure:
@@ -248,6 +251,12 @@ def _heat(grid: Grid, period: Period, theme: Theme, zone: tzinfo, *, label: str,
     bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=form == "{:.0f}"))
     bar.ax.tick_params(colors=theme.ink, labelsize=8)
     bar.outline.set_visible(False)
+    # The layout finds the room that names need. What the numbers of a scale need is not left to it, so that all maps end alike.
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    place = axes.get_position()
+    axes.set_position(Bbox.from_extents(place.x0, place.y0, _MAP_SHARE, place.y1))
+    bar.ax.set_position(Bbox.from_extents(_MAP_SHARE + 0.01, place.y0, 1, place.y1))  # Its aspect says how wide it is.
     return figure
 
 

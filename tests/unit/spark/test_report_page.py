@@ -30,7 +30,7 @@ from spark_jobs.report.figures import (
     Tenure,
 )
 from spark_jobs.report.page import page, summary
-from spark_jobs.report.plots import LIGHT, draw_pauses, plots, short_names
+from spark_jobs.report.plots import LIGHT, draw_cpu, draw_owned, draw_pauses, plots, short_names
 
 BEGAN_MS = 1_763_740_000_000
 PERIOD = Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 600_000)
@@ -244,6 +244,18 @@ def test_pictures_are_drawn_for_both_colours_of_paper() -> None:
         assert sizes[0] == sizes[1]
         assert plot.light != plot.dark
     assert drawn == plots(FULL, UTC)
+
+
+@pytest.mark.parametrize("most", [1.0, 12.0, 4_096.0])
+def test_the_heat_maps_have_one_width(most: float) -> None:
+    """Two maps of the same brokers stand above one another, so that a column is the same time in both, whatever their scales say."""
+    report = replace(FULL, owned=Grid(brokers=("b1",), rows=((most,) * BINS,)))
+    edges = []
+    for draw in (draw_cpu, draw_owned):
+        figure = draw(report, LIGHT, UTC)
+        figure.draw_without_rendering()
+        edges.append([round(edge, 3) for edge in figure.axes[0].get_position().intervalx])
+    assert edges[0] == edges[1]
 
 
 def test_names_in_pictures_are_short_and_differ() -> None:
