@@ -49,7 +49,7 @@ STATE_VERSION: Final = 1
 """The form of what the audit's operators keep. Whoever changes it so that what is kept cannot be gone on from raises this."""
 
 TOLD_MAX: Final = 50
-"""Findings of one batch that are printed; a log full of garbage must not hide the first ones."""
+"""Findings of one batch that are printed for people; a log full of garbage must not hide the first ones. A program gets all."""
 
 _WANTS: Final = frozenset({Table.FACTS})
 
@@ -130,10 +130,14 @@ def taker(sink: Sink, out: FindingsOut, watch: Watch, *, log: str, as_json: bool
 def _tell(found: Sequence[Numbered], sink: Sink, watch: Watch, *, log: str, as_json: bool) -> None:
     for each in found:
         watch.found(each.finding.rule, 1)
+    if as_json:
+        for each in found:
+            watch.say(_text(each.finding, log=log))
+        return
     for each in found[:TOLD_MAX]:
-        for line in (_text(each.finding, log=log),) if as_json else told(each.finding, log=log):
+        for line in told(each.finding, log=log):
             watch.say(line)
-    if len(found) > TOLD_MAX and not as_json:
+    if len(found) > TOLD_MAX:
         watch.say(f"and {len(found) - TOLD_MAX:,} more at once, in {sink.archive / Table.FINDINGS}")
 
 

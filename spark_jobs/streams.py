@@ -198,7 +198,8 @@ class _Run:
             raise
 
     def _cause(self, error: Exception) -> Cause:
-        _details(self._stream).write_text(str(error), encoding="utf-8")
+        with suppress(OSError):  # A full disk may be what it is all about; that it is full, and where, is told below.
+            _details(self._stream).write_text(str(error), encoding="utf-8")
         raised = self._raised
         if not isinstance(raised, EquipoiseError):
             return cause_of(str(error))

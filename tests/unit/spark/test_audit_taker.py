@@ -9,7 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from spark_jobs.audit import JOB, kept_findings, taker
+from spark_jobs.audit import JOB, TOLD_MAX, kept_findings, taker
 from spark_jobs.emitted import Emitted, Table
 from spark_jobs.findings import Finding, parse_finding
 from spark_jobs.findings_out import FindingsNotKept, Numbered
@@ -71,6 +71,17 @@ def test_a_finding_as_json_has_a_command_that_runs(tmp_path: Path) -> None:
         taker(sink, Away(refusals=0), watch, log="sqlite:my channel.db", as_json=True)(0, rows())
     (line,) = said
     assert "look at 'sqlite:my channel.db'" == parse_finding(line.encode()).command
+
+
+@pytest.mark.parametrize(("as_json", "lines"), [(False, 2 * TOLD_MAX + 1), (True, TOLD_MAX + 7)])
+def test_a_program_is_told_all_findings_of_a_batch(tmp_path: Path, as_json: bool, lines: int) -> None:
+    """People see the first ones and how many more there are; a pipe of JSON leaves out none."""
+    said: list[str] = []
+    screen = Screen(result=said.append, note=lambda _line: None)
+    with open_sink(tmp_path, writer=JOB, log=LOG, url=URL) as sink, watching(JOB, screen, finds=True) as watch:
+        many = pa.concat_tables(rows(offset) for offset in range(TOLD_MAX + 7))
+        taker(sink, Away(refusals=0), watch, log=URL, as_json=as_json)(0, many)
+    assert lines == len(said)
 
 
 def test_files_of_findings_are_joined(tmp_path: Path) -> None:

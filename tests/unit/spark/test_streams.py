@@ -116,6 +116,17 @@ def test_a_place_that_stays_away_is_named(run: Callable[..., list[str]]) -> None
     assert "log" not in str(caught.value)
 
 
+def test_what_failed_is_named_although_its_story_cannot_be_written(run: Callable[..., list[str]], tmp_path: Path) -> None:
+    """Where the disk is full, say, it is the error of the stream that is told, not that of noting it."""
+    (tmp_path / "audit-failure.txt").mkdir()
+
+    def put(_number: int, _rows: pa.Table) -> None:
+        raise FindingsNotKept(place="to the topic channel-findings", problem="no answer")
+
+    with pytest.raises(PlaceLost, match="findings cannot be put to the topic channel-findings: no answer"):
+        run(frame=OneBatch, take=put)
+
+
 def test_a_log_that_stays_away_is_named(run: Callable[..., list[str]]) -> None:
     """A stream that can no longer read ends with words about its log."""
 
