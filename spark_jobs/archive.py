@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 JOB: Final = "archive"
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 2
 """The form of what the operator keeps. Whoever changes it so that what is kept cannot be gone on from raises this."""
 
 _SOURCES: Final = frozenset({Source.CHANNEL, *(SCHEMAS[table].source for table in ARCHIVED)})

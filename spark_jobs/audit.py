@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 JOB: Final = "audit"
 
-STATE_VERSION: Final = 1
+STATE_VERSION: Final = 2
 """The form of what the audit's operators keep. Whoever changes it so that what is kept cannot be gone on from raises this."""
 
 TOLD_MAX: Final = 50

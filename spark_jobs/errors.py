@@ -94,7 +94,7 @@ class SparkFailed(PeerError):
         """`job` is its name, `problem` what Spark says, in a line."""
         self.job = job
         self.problem = problem
-        super().__init__(f"the Spark job {job} failed: {problem}; start it again, it goes on from its checkpoint")
+        super().__init__(f"the Spark job {job} failed: {problem}; mend what that names, and start it again")
 
 
 def explained(job: str, error: Exception) -> SparkFailed:

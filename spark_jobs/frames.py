@@ -41,10 +41,11 @@ def channel_frame(
 
     Of `sources` alone, of which the channel must be one; who wants less reads less.
 
-    A stream brings at most `per_trigger` entries in a batch (on SQLite: of each source), and those of one source in their order once
-    they are sorted by offset; a batch brings what is there when it is planned. `start` and `end` are positions by source
-    (`spark_jobs.arrivals.Source`): the first offset that is wanted, and for a batch the first that is not; a source that is not named
-    is read from its beginning to its end. `kafka` are settings of Kafka's client, by default those of this process.
+    A stream brings at most `per_trigger` entries in a batch (on SQLite: of each source, and so many bytes of each; load reports have a
+    lower bound of their own), and those of one source in their order once they are sorted by offset; a batch brings what is there
+    when it is planned. `start` and `end` are positions by source (`spark_jobs.arrivals.Source`): the first offset that is wanted, and
+    for a batch the first that is not; a source that is not named is read from its beginning to its end. `kafka` are settings of Kafka's
+    client, by default those of this process.
 
     Raises `InvalidLogUrl`, `InvalidKafkaSetting`, and for positions on Kafka `MissingExtra`, `LogUnavailable`. A file need not be there.
     """

@@ -39,6 +39,10 @@ _ASK_MS: Final = 10_000
 _TASK_RECORDS_MAX: Final = 50_000
 """Records that one task reads: a topic of one partition would otherwise be read by one core. Small batches stay whole."""
 
+LOADS_PER_TRIGGER: Final = 4_000
+"""Load reports in a batch at most. Each becomes a row for every bundle that it names, twenty by default: 84,000 rows, all at once in the
+JVM, which has 1 GiB (`spark_jobs.session.DRIVER_MEMORY`)."""
+
 HEADER_OFFSET: Final = 0
 """What stands first on a log's topic is no record: see `channel.kafka_topic`."""
 
@@ -72,7 +76,6 @@ def kafka_frame(
     topics = {source: topic for source, topic in topics_of(address).items() if source in sources}
     options = {
         "kafka.bootstrap.servers": address.servers,
-        "subscribePattern": pattern_of(topics.values()),
         # What is gone is noticed by whoever folds, as a gap, and is no reason for the connector to end the query.
         "failOnDataLoss": "false",
         "fetchOffset.numRetries": str(_OFFSET_RETRIES),
@@ -82,12 +85,23 @@ def kafka_frame(
         **connector_options(checked(settings), read=lambda path: Path(path).read_text(encoding="utf-8")),
     }
     there = _existing(address, topics, url=url, settings=settings) if start or end else {}
-    options["startingOffsets"] = offsets_option(topics, start, there=there, otherwise=_EARLIEST) if start else "earliest"
-    if streaming:
-        reader = spark.readStream.format("kafka").options(**options, maxOffsetsPerTrigger=str(per_trigger))
-        return as_frame(reader.load(), topics)
-    options["endingOffsets"] = offsets_option(topics, end, there=there, otherwise=_LATEST) if end else "latest"
-    return as_frame(spark.read.format("kafka").options(**options).load(), topics)
+
+    def among(read: Mapping[str, str]) -> dict[str, str]:
+        starting = offsets_option(read, start, there=there, otherwise=_EARLIEST) if start else "earliest"
+        return {**options, "subscribePattern": pattern_of(read.values()), "startingOffsets": starting}
+
+    if not streaming:
+        ending = offsets_option(topics, end, there=there, otherwise=_LATEST) if end else "latest"
+        return as_frame(spark.read.format("kafka").options(**among(topics), endingOffsets=ending).load(), topics)
+    # The connector has one bound for all topics of a reader, so that load reports, of which a batch takes fewer, have one of their own.
+    loads = {source: topic for source, topic in topics.items() if source == Source.LOADS}
+    others = {source: topic for source, topic in topics.items() if source != Source.LOADS}
+    frames = [
+        as_frame(spark.readStream.format("kafka").options(**among(read), maxOffsetsPerTrigger=str(bound)).load(), topics)
+        for read, bound in ((others, per_trigger), (loads, min(per_trigger, LOADS_PER_TRIGGER)))
+        if read
+    ]
+    return frames[0].unionAll(frames[1]) if loads else frames[0]
 
 
 def pattern_of(topics: Iterable[str]) -> str:

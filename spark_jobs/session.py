@@ -29,7 +29,11 @@ LOCAL_MASTER: Final = "local[*,4]"
 """All cores of this machine, and four attempts at each task: one that meets a file that is away for a moment does not end the job."""
 
 DRIVER_MEMORY: Final = "1g"
-"""Of the JVM, with everything in it in local mode. A batch of 40,000 records takes 10 MB as rows, a few times that on its way."""
+"""Of the JVM, with everything in it in local mode, unless `MEMORY_VARIABLE` says otherwise. A batch of 40,000 records takes 10 MB as
+rows, a few times that on its way."""
+
+MEMORY_VARIABLE: Final = "SPARK_DRIVER_MEMORY"
+"""Spark's own name for it, which it heeds where nothing is set."""
 
 STACK: Final = "16m"
 """Of each thread of the JVM; only what is used of it takes memory. A query that is stopped within a batch has its error searched by a
@@ -89,7 +93,8 @@ def spark_session(
     if master is not None or not is_submitted:
         conf.setMaster(master or LOCAL_MASTER)
     if not is_submitted:
-        conf.set("spark.driver.memory", DRIVER_MEMORY)
+        if not os.environ.get(MEMORY_VARIABLE):
+            conf.set("spark.driver.memory", DRIVER_MEMORY)
         conf.set("spark.driver.extraJavaOptions", " ".join(_java_options()))
     if jars:
         conf.set("spark.jars", ",".join(map(str, jars)))

@@ -34,6 +34,13 @@ ROWS_AT_ONCE: Final = 10_000
 BYTES_AT_ONCE: Final = 16 << 20
 """Bytes after which one transaction adds no further row, so that a run of giant records does not fill the memory."""
 
+BATCH_BYTES_MAX: Final = 64 << 20
+"""Bytes of one source in a batch, unless a single entry is larger: all rows of a batch are in the JVM at once, a few times over, and it
+has 1 GiB (`spark_jobs.session.DRIVER_MEMORY`)."""
+
+LOADS_BYTES_MAX: Final = 8 << 20
+"""The same of load reports, each of which becomes a row for every bundle that it names: 4,000 reports of 20 bundles are 90,000 rows."""
+
 TIME_MS_MAX: Final = 253_402_300_799_999
 """The end of the year 9999, the last that Spark has: what a damaged row says beyond it is cut to it."""
 
@@ -85,7 +92,7 @@ class ChannelFiles:
         return {source: BEGINNING[source] for source in (Source.CHANNEL, *self._companions)}
 
     def batch_end(self, start: Positions, *, limit: int, until: Positions | None = None) -> dict[str, int]:
-        """Up to where a batch from `start` reads: at most `limit` entries of each source, and none at or above `until`.
+        """Up to where a batch from `start` reads: at most `limit` entries and so many bytes of each source, and none at or above `until`.
 
         While the channel is not read to its end, of the others only what is no younger than the batch's last record is taken: so
         a replay meets evidence beside the records that it belongs to, as whoever reads live does. Where a source was begun anew,
@@ -128,20 +135,34 @@ class ChannelFiles:
             [(first,)] = self._query("SELECT min(offset) FROM entries WHERE offset >= ?", max(start, bounds.start))
             if first is None or first >= there:
                 return start, None
-            end = min(there, int(first) + limit)
+            end = self._within_bytes(int(first), min(there, int(first) + limit))
             if end == there:
                 return end, None
             [(at_ms,)] = self._query("SELECT appended_ms FROM entries WHERE offset < ? ORDER BY offset DESC LIMIT 1", end)
             return end, _time_ms(at_ms)
 
+    def _within_bytes(self, begin: int, end: int) -> int:
+        """Up to where the entries from `begin` are no more than `BATCH_BYTES_MAX`, and `end` at most; at least one of them."""
+        held_bytes = 0
+        query = "SELECT offset, length(data) FROM entries WHERE offset >= ? AND offset < ? ORDER BY offset"
+        with contextlib.closing(self._storage.connection.execute(query, (begin, end))) as cursor:
+            for offset, size in cursor:
+                held_bytes += size or 0
+                if held_bytes > BATCH_BYTES_MAX and offset > begin:
+                    return int(offset)
+        return end
+
     def _companion_end(self, source: Source, start: int, *, limit: int, until: int | None, youngest_ms: int | None) -> int:
         with self._connection_of(source) as connection:
             if connection is None:
                 return start
-            query = f"SELECT id, at_ms FROM {source} WHERE id >= ? ORDER BY id LIMIT ?"  # noqa: S608 - a name of ours
-            end = start
-            for number, at_ms in connection.execute(query, (start, limit)):
+            query = f"SELECT id, at_ms, length(document) FROM {source} WHERE id >= ? ORDER BY id LIMIT ?"  # noqa: S608 - a name of ours
+            end, left_bytes = start, LOADS_BYTES_MAX if source is Source.LOADS else BATCH_BYTES_MAX
+            for number, at_ms, size in connection.execute(query, (start, limit)):
                 if (until is not None and number >= until) or (youngest_ms is not None and _time_ms(at_ms) > youngest_ms):
+                    break
+                left_bytes -= size or 0
+                if left_bytes < 0 and end > start:
                     break
                 end = number + 1
             # Numbers of one file never fall: this is another one, made since somebody deleted that which was read so far.

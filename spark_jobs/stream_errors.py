@@ -101,8 +101,8 @@ class SparkDied(OperatorError):
         self.job = job
         self.problem = problem
         super().__init__(
-            f"the {job} stopped because Spark's Java process is gone: {problem}; if this machine was short of memory, give it more, and "
-            "start the job again: it goes on where it stopped"
+            f"the {job} stopped because Spark's Java process is gone: {problem}; if it was short of memory, give it more than its "
+            "1g, for example by SPARK_DRIVER_MEMORY=4g in the environment, and start the job again: it goes on where it stopped"
         )
 
 

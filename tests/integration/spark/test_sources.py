@@ -17,7 +17,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from brokers.decision_log import open_decision_log
+from channel.kafka_settings import address_of
 from channel.open_log import open_log
+from spark_jobs import kafka_source
 from spark_jobs.arrivals import Source
 from spark_jobs.frames import channel_frame
 from tests.decisions import AT_MS, idle, shed
@@ -145,18 +147,32 @@ def test_a_topic_is_read_from_given_positions(spark_on_kafka: SparkSession, kafk
 
 
 def test_a_source_that_is_not_wanted_is_not_read(spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
-    """Who wants the channel and decisions alone gets no evidence and no loads, of a file and of a topic, nor after a start with all."""
+    """Who wants the channel and decisions alone gets no evidence and no loads, of a file and of a topic."""
     wanted = frozenset({Source.CHANNEL, Source.DECISIONS})
     for number, url in enumerate((filled_file(tmp_path), filled_topic(kafka))):
         for start in (None, {"channel": 20}):
             frame = channel_frame(spark_on_kafka, url, streaming=False, sources=wanted, start=start)
             assert wanted == {row.source for row in frame.collect()}
         checkpoint = tmp_path / f"checkpoint-{number}"
-        until_end(channel_frame(spark_on_kafka, url, streaming=True, per_trigger=10), checkpoint)
+        first = until_end(channel_frame(spark_on_kafka, url, streaming=True, sources=wanted, per_trigger=10), checkpoint)
+        assert wanted == {row.source for row in first.rows}
         with closing(open_log(url)) as log:
             log.append([b"later"], timeout_ms=5_000)
         again = until_end(channel_frame(spark_on_kafka, url, streaming=True, sources=wanted, per_trigger=10), checkpoint)
         assert [("channel", b"later")] == [(row.source, bytes(row.value)) for row in again.rows]
+
+
+def test_fewer_load_reports_of_a_topic_come_in_a_batch(
+    spark_on_kafka: SparkSession, kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Load reports, of which each becomes many rows, have a bound of their own beside that of all other entries, and all of them come."""
+    monkeypatch.setattr(kafka_source, "LOADS_PER_TRIGGER", 2)
+    url = filled_topic(kafka)
+    Writer(kafka.address).append(f"{address_of(url).topic}-{Source.LOADS}", 5 * LINES[Source.LOADS])
+    read = until_end(channel_frame(spark_on_kafka, url, streaming=True, per_trigger=100), tmp_path / "checkpoint")
+    sizes = [len([row for row in batch if row.source == Source.LOADS]) for batch in read.batches]
+    assert [2, 2, 2] == [size for size in sizes if size]
+    assert len(RECORDS) == len([row for row in read.batches[0] if row.source == Source.CHANNEL])
 
 
 def test_a_stream_of_a_file_is_admitted_in_batches_and_goes_on(spark: SparkSession, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from channel.errors import InvalidLogUrl, LogWentBack
 from channel.open_log import open_log
-from spark_jobs import sqlite_source
+from spark_jobs import sqlite_reading, sqlite_source
 from spark_jobs.arrivals import Source
 from spark_jobs.errors import OtherLog, SourceAway
 from spark_jobs.frames import channel_frame, is_on_kafka
@@ -73,6 +73,23 @@ def test_a_batch_takes_no_more_than_it_may(files: ChannelFiles) -> None:
     third = files.batch_end(second, limit=4)
     assert [5, 9, 11] == [ends[Source.CHANNEL] for ends in (first, second, third)]
     assert third == files.batch_end(third, limit=4)
+
+
+@pytest.mark.parametrize(
+    ("bytes_max", "expected"), [(3, [(4, 2), (7, 3), (10, 4)]), (5, [(6, 3), (10, 5), (11, 6)]), (0, [(2, 2), (3, 3), (4, 4)])]
+)
+def test_a_batch_takes_no_more_bytes_than_it_may(
+    url: str, monkeypatch: pytest.MonkeyPatch, bytes_max: int, expected: list[tuple[int, int]]
+) -> None:
+    """However long records and load reports are, a batch of them has room in Spark's memory; what is too long by itself comes alone."""
+    monkeypatch.setattr(sqlite_reading, "BATCH_BYTES_MAX", bytes_max)
+    monkeypatch.setattr(sqlite_reading, "LOADS_BYTES_MAX", bytes_max)
+    observe(url, Source.LOADS, [0] * 5)
+    ends = [BEGINNING]
+    with closing(opened(url)) as files:
+        for _ in expected:
+            ends.append(files.batch_end(ends[-1], limit=100))
+    assert expected == [(end[Source.CHANNEL], end[Source.LOADS]) for end in ends[1:]]
 
 
 def test_a_batch_of_all_that_is_there_now_ends_there(url: str, files: ChannelFiles) -> None:
