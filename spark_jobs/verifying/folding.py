@@ -10,9 +10,9 @@ but what a renewal says is one broker's word, which anybody may forge: after it 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 from channel.codec import decode
 from channel.errors import SnapshotDamaged
@@ -24,8 +24,6 @@ from spark_jobs.sequence.telling import ACCEPTED
 from spark_jobs.verifying.segments import Mark, Segment
 
 Kind = Literal["damaged", "gone", "missing", "order", "verdict", "renewal", "digest"]
-
-_FOLLOW: Final[frozenset[Kind]] = frozenset({"verdict", "digest"})
 
 
 class Rows(NamedTuple):
@@ -115,15 +113,9 @@ class Folding:
             agreements=self._agreements,
             trusted=self._trusted,
             last=self._last if self._last >= self._segment.first else None,
-            differences=tuple(self._told()),
+            # What ended the folding is told beside a renewal: it may follow from the same record, or be of another, further on.
+            differences=tuple(each for each in (self._claim, self._difference) if each is not None),
         )
-
-    def _told(self) -> Iterator[Difference]:
-        """What differs. Where a renewal did, other verdicts and another digest are what is to be expected after it."""
-        if self._claim is not None:
-            yield self._claim
-        if self._difference is not None and (self._claim is None or self._difference.kind not in _FOLLOW):
-            yield self._difference
 
     def _begin(self, rows: Rows) -> None:
         """The archive's first records: they can be folded if they are the log's first, too."""

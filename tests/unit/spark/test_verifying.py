@@ -237,12 +237,12 @@ def test_what_differs_is_named(archive: Path, name: str) -> None:
     assert not result.in_order
 
 
-def accepted_transition(archive: Path) -> int:
-    """The offset of an accepted record of a bundle in the middle of a segment."""
+def accepted_transition(archive: Path, *, above: int = 300) -> int:
+    """The offset of an accepted record of a bundle, the first that is above an offset, in the middle of a segment."""
     rows = [
         row for path in sorted((archive / "records").glob("day=*/*.parquet")) for row in pq.read_table(path, partitioning=None).to_pylist()
     ]
-    offset: int = next(row["offset"] for row in rows if row["offset"] > 300 and (row["kind"], row["verdict"]) == ("bundle", "accepted"))
+    offset: int = next(row["offset"] for row in rows if row["offset"] > above and (row["kind"], row["verdict"]) == ("bundle", "accepted"))
     return offset
 
 
@@ -297,6 +297,25 @@ def test_a_forged_renewal_hides_nothing_after_it(archive: Path) -> None:
     damaged = rewrite(archive, "records", lambda rows: rows, offset=within.stop)
     damaged.write_bytes(b"PAR1 and no more")
     assert {("renewal", None), ("damaged", str(damaged))} == {(found.kind, found.file) for found in verified(archive).differences}
+
+
+def test_a_forged_renewal_hides_no_loss(archive: Path) -> None:
+    """Where a record of the same segment is gone, whoever forged a renewal before it keeps nobody from being told so."""
+    within, forged = range(502, 521), []
+    lost = accepted_transition(archive, above=within.stop)
+
+    def forge(rows: pa.Table) -> pa.Table:
+        changed, offset = forged_renewal(rows, within)
+        forged.append(offset)
+        return changed
+
+    rewrite(archive, "records", forge, offset=within.stop - 1)
+    rewrite(archive, "records", lambda rows: _without(rows, lost), offset=lost)
+    renewal, gone = verified(archive).differences
+    assert ("renewal", forged[0]) == (renewal.kind, renewal.last)
+    assert gone.kind in {"verdict", "digest"}
+    assert gone.last is not None
+    assert lost <= gone.last < lost + SNAPSHOT_RECORDS
 
 
 @pytest.mark.parametrize("place", [0, 3, -1])
