@@ -9,28 +9,25 @@ import time
 from datetime import datetime, tzinfo
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import orjson
-from pyspark.errors import PySparkException
 
 from channel.errors import OperatorError
-from spark_jobs.errors import explained
 from spark_jobs.interrupts import interruptible
 from spark_jobs.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, default_archive
+from spark_jobs.report.failures import failures_named
 from spark_jobs.report.figures import Report, period_told
 from spark_jobs.report.page import page, summary
 from spark_jobs.report.plots import Plot, plots
 from spark_jobs.report.queries import Queries, extent
 from spark_jobs.session import spark_session
 from spark_jobs.tables.errors import ArchiveInUse
-from spark_jobs.tables.reading import Archive
+from spark_jobs.tables.reading import Archive, read_again
 from spark_jobs.whole_files import replacing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-JOB: Final = "report"
 
 
 class PageUnwritable(OperatorError):
@@ -47,17 +44,13 @@ def run_report(options: ReportOptions, screen: Screen) -> int:
     """Write the page, and its pictures beside it; 0, because a report judges nothing: its findings are the audit's.
 
     With `log_url` the log is archived and audited to its end first. Raises what `run_archive` and `run_audit` raise, `NoArchive`,
-    `PageUnwritable`, `SparkFailed`, and what `spark_session` raises.
+    `PageUnwritable`, what `made_report` raises, and what `spark_session` raises.
     """
     _check_out(options.out)
     archive = Archive(_archive_of(options, screen))
     spark = spark_session("equipoise report", master=options.master, telling=screen.note)
     screen.note(f"reading {archive.path}")
-    try:
-        making = interruptible(partial(made_report, archive, spark, options), cancel=spark.sparkContext.cancelAllJobs)
-        report = making.result()
-    except PySparkException as error:
-        raise explained(JOB, error) from error
+    report = interruptible(partial(made_report, archive, spark, options), cancel=spark.sparkContext.cancelAllJobs).result()
     screen.note("drawing")
     zone = _zone(report)
     drawn = plots(report, zone)
@@ -74,7 +67,19 @@ def run_report(options: ReportOptions, screen: Screen) -> int:
 
 
 def made_report(archive: Archive, spark: SparkSession, options: ReportOptions) -> Report:
-    """The figures of the period that was asked for."""
+    """The figures of the period that was asked for, all made anew where a file was joined into another while they were made.
+
+    Raises `ArchiveDamaged`, which names the file, and `SparkFailed`.
+    """
+
+    def read() -> Report:
+        with failures_named(archive.path):
+            return _read_report(archive, spark, options)
+
+    return read_again(read)
+
+
+def _read_report(archive: Archive, spark: SparkSession, options: ReportOptions) -> Report:
     held = extent(archive, spark)
     period = period_told(held, options.from_ms, options.to_ms)
     manifests = [manifest for manifest in (archive.manifest("archive"), archive.manifest("audit")) if manifest is not None]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from shutil import copytree
 from typing import TYPE_CHECKING
 
 import orjson
@@ -17,20 +19,21 @@ from spark_jobs.emitted import Emitted, Table
 from spark_jobs.findings import Finding
 from spark_jobs.histories import Histories
 from spark_jobs.loads import load_rows
-from spark_jobs.options import ReportOptions, Screen
+from spark_jobs.options import ReportOptions, Screen, TidyOptions
 from spark_jobs.report.figures import BINS, Broken, BrokerMoves, Counted, Decided, Division, Period, Report
 from spark_jobs.report.job import PageUnwritable, made_report, run_report
 from spark_jobs.sequence.parts import Plugs
 from spark_jobs.sequence.sequence import Sequence
-from spark_jobs.tables.errors import NoArchive
+from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFileGone, NoArchive
 from spark_jobs.tables.reading import Archive
 from spark_jobs.tables.schema import ARCHIVED
 from spark_jobs.tables.sink import open_sink
+from spark_jobs.tables.tidying import run_tidy
 from tests.archived import LOG, URL, as_rows
 from tests.folding import NAMESPACE, Channel, channel_with
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 
@@ -42,6 +45,7 @@ RIGHT = 0x80000000
 LAST = 17
 PERIOD = Period(from_ms=BEGAN_MS + EACH_MS, to_ms=BEGAN_MS + LAST * EACH_MS + 1)
 LEFT_HALF = f"{NAMESPACE}/0x00000000_0x80000000"
+SILENT = Screen(result=list[str]().append, note=list[str]().append)
 QUARTERS = (f"{NAMESPACE}/0x00000000_0x40000000", f"{NAMESPACE}/0x40000000_0x80000000")
 SAMPLE = Sample(
     broker="b1",
@@ -172,6 +176,46 @@ def test_what_else_happened(report: Report) -> None:
     assert LAST == sum(each.count for each in report.records)
     assert Counted(kind=None, verdict="malformed", count=1) in report.records
     assert [(Broken(rule="token_fell", count=1),), 1, (9, 11)] == [report.broken, report.findings.count, report.findings.shown[0].offsets]
+
+
+class TidiedMeanwhile(Archive):
+    """An archive whose files are joined between Spark's plan to read some of them and the reading."""
+
+    def frame(self, spark: SparkSession, table: Table, *, first_day: str = "", last_day: str = "9") -> DataFrame:
+        """As it is, for files that are gone by then."""
+        frame = super().frame(spark, table, first_day=first_day, last_day=last_day)
+        if table is Table.TRANSITIONS:
+            run_tidy(TidyOptions(archive=self.path), SILENT)
+        return frame
+
+
+def test_a_report_beside_an_archive_that_is_tidied(spark: SparkSession, archive: Path, report: Report, tmp_path: Path) -> None:
+    """Files that were joined into others while the figures were made cost a look more, and no figure."""
+    path = copytree(archive, tmp_path / "archive")
+    files = len(Archive(path).files(Table.TRANSITIONS))
+    made = made_report(TidiedMeanwhile(path), spark, ReportOptions(out=Path("unused.html"), archive=path))
+    assert len(Archive(path).files(Table.TRANSITIONS)) < files
+    assert replace(report, archive=str(path)) == made
+
+
+class Lost(Archive):
+    """An archive that names files which are not there, however often one looks."""
+
+    def files(self, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
+        """As they are, each under another name."""
+        return tuple(path.with_stem("lost") for path in super().files(table, first_day=first_day, last_day=last_day))
+
+
+def test_what_cannot_be_read_is_named(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
+    """A damaged file ends a report with an error that names it and says what to do, and so does one that stays away."""
+    path = copytree(archive, tmp_path / "an archive")
+    options = ReportOptions(out=Path("unused.html"), archive=path)
+    with pytest.raises(ArchiveFileGone, match=r"an archive/records/.*lost\.parquet is not there any more"):
+        made_report(Lost(path), spark, options)
+    file = Archive(path).files(Table.TRANSFERS)[0]
+    file.write_bytes(file.read_bytes()[:-4])
+    with pytest.raises(ArchiveDamaged, match=rf"its file {file} cannot be read: .*; restore it from a copy"):
+        made_report(Archive(path), spark, options)
 
 
 def test_a_page_of_a_part(spark: SparkSession, archive: Path, tmp_path: Path) -> None:

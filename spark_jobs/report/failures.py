@@ -1,0 +1,52 @@
+"""What Spark says where it cannot read an archive, as errors of ours that name the file.
+
+May live here: `failures_named`, and how Spark's texts are read for it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
+
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
+
+from spark_jobs.errors import explained
+from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFileGone
+
+if TYPE_CHECKING:
+    from channel.errors import EquipoiseError
+
+JOB: Final = "report"
+
+# Of a failed task Spark tells an address, where it does not even find a file to plan with, a path.
+_find_unread: Final = re.compile(r"\[FAILED_READ_FILE\.(?P<how>\w+)\][^\n]* file:/+(?P<address>[^\n]*\.parquet)").search
+_find_not_found: Final = re.compile(r"\[PATH_NOT_FOUND\][^\n]* file:/+(?P<path>[^\n]*\.parquet)").search
+_find_causes: Final = re.compile(r"^Caused by: (?:[\w.$]+: )?(?P<cause>\S[^\n]*)", re.MULTILINE).findall
+_without_call: Final = re.compile(r"\AAn error occurred while calling [^\n]*\n: ")
+
+
+@contextmanager
+def failures_named(archive: Path) -> Iterator[None]:
+    """Raises `ArchiveFileGone` for a file that is gone, `ArchiveDamaged` for one that cannot be read, `SparkFailed` for all else."""
+    try:
+        yield
+    except (PySparkException, Py4JError) as error:  # Which of the two it is depends on whether PySpark knows the error's class in Java.
+        raise _named(archive, str(error)) from error
+
+
+def _named(archive: Path, said: str) -> EquipoiseError:
+    not_found, unread = _find_not_found(said), _find_unread(said)
+    if not_found is not None:
+        return ArchiveFileGone(archive=str(archive), file=f"/{not_found['path']}")
+    if unread is None:
+        return explained(JOB, RuntimeError(_without_call.sub("", said)))
+    file = f"/{unquote(unread['address'])}"
+    if unread["how"] == "FILE_NOT_EXIST":
+        return ArchiveFileGone(archive=str(archive), file=file)
+    causes = _find_causes(said)
+    return ArchiveDamaged(archive=str(archive), problem=f"its file {file} cannot be read{f': {causes[-1]}' if causes else ''}")
