@@ -1,6 +1,6 @@
 """The pictures of a report, each drawn twice: for a light page and for a dark one.
 
-May live here: drawing with matplotlib, straight onto its own canvas, with no window and no state that is shared. What is drawn is
+May live here: drawing with matplotlib, straight onto its own canvas, with no window and no state that outlives a picture. What is drawn is
 `spark_jobs.report.figures`; the words beside a picture are `spark_jobs.report.page`.
 
 Brokers are told apart by the colours of Okabe and Ito ("Color Universal Design", 2008), which people with any form of colour
@@ -16,7 +16,7 @@ from io import BytesIO
 from math import nan
 from typing import TYPE_CHECKING, Final
 
-from matplotlib import colormaps
+from matplotlib import colormaps, rc_context
 from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -107,9 +107,11 @@ def plots(report: Report, zone: tzinfo) -> tuple[Plot, ...]:
         wanted.append(("moves", draw_moves))
     if report.moves.pauses:
         wanted.append(("pauses", draw_pauses))
-    return tuple(
-        Plot(name=name, light=_png(draw(report, LIGHT, zone), LIGHT), dark=_png(draw(report, DARK, zone), DARK)) for name, draw in wanted
-    )
+    with rc_context({"text.parse_math": False}):  # A name may hold `$`, between two of which matplotlib reads a formula.
+        return tuple(
+            Plot(name=name, light=_png(draw(report, LIGHT, zone), LIGHT), dark=_png(draw(report, DARK, zone), DARK))
+            for name, draw in wanted
+        )
 
 
 def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:

@@ -246,6 +246,21 @@ def test_pictures_are_drawn_for_both_colours_of_paper() -> None:
     assert drawn == plots(FULL, UTC)
 
 
+@pytest.mark.parametrize("broker", ["b$_$", "a$x^$", "$", r"a\$b$"])
+def test_names_in_pictures_are_no_formulas(broker: str) -> None:
+    """A name with dollars in it is drawn as it is, wherever it stands: in the strip chart, its legend, above it, and beside a heat map."""
+    lane = Lane(
+        namespace=f"t/{broker}",
+        bundle=f"t/{broker}/0x00000000_0x80000000",
+        changes=1,
+        tenures=(Tenure(broker=broker, from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),),
+    )
+    death = Death(broker=broker, kind="down", at_ms=BEGAN_MS + 60_000, offset=7, publisher=None, bundles=1, waiting=1, healed_ms=None)
+    grid = Grid(brokers=(broker,), rows=((0.5,) * BINS,))
+    report = replace(QUIET, lanes=Few(shown=(lane,), count=1), deaths=Few(shown=(death,), count=1), cpu=grid, owned=grid)
+    assert ["ownership", "cpu", "owned"] == [plot.name for plot in plots(report, UTC)]
+
+
 @pytest.mark.parametrize("most", [1.0, 12.0, 4_096.0])
 def test_the_heat_maps_have_one_width(most: float) -> None:
     """Two maps of the same brokers stand above one another, so that a column is the same time in both, whatever their scales say."""
