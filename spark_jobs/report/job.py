@@ -23,6 +23,7 @@ from spark_jobs.report.plots import Plot, plots
 from spark_jobs.report.queries import Queries, extent
 from spark_jobs.session import spark_session
 from spark_jobs.tables.errors import ArchiveInUse
+from spark_jobs.tables.manifest import read_manifest
 from spark_jobs.tables.reading import Archive, read_again
 from spark_jobs.whole_files import replacing
 
@@ -111,8 +112,10 @@ def _archive_of(options: ReportOptions, screen: Screen) -> Path:
 
     archive = default_archive(options.log_url)
     aside = Screen(result=screen.note, note=screen.note, is_live=screen.is_live)
+    kept = read_manifest(archive, "archive")  # Whoever began the archive chose its form.
+    is_delta = kept is not None and kept.store == "delta"
     try:
-        run_archive(ArchiveOptions(log_url=options.log_url, archive=archive, to_end=True, master=options.master), aside)
+        run_archive(ArchiveOptions(log_url=options.log_url, archive=archive, to_end=True, master=options.master, delta=is_delta), aside)
     except ArchiveInUse:
         screen.note("an archive job of this log is running: the page goes as far as that has come")
     try:
