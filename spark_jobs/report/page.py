@@ -7,13 +7,13 @@ it leaves out.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import tzinfo
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_jobs.findings import command_on
-from spark_jobs.report.figures import BINS, MARKS, Few, Found, Grid, Report, gravity
+from spark_jobs.report.figures import BINS, MARKS, Death, Few, Found, Grid, Report, gravity
 from spark_jobs.report.html import EMPTY, Html, joined, paragraph, picture, section, table, tag, text
 from spark_jobs.report.style import STYLE
 from spark_jobs.report.words import NONE, told_count, told_duration, told_share, told_time, told_zone
@@ -174,11 +174,9 @@ def _cards(report: Report) -> Html:
     moves, records = report.moves, sum(each.count for each in report.records)
     rejected = sum(each.count for each in report.records if each.verdict != ACCEPTED)
     waiting = sum(death.waiting for death in report.deaths.shown)
-    healed = max((death.healed_ms for death in report.deaths.shown if death.healed_ms is not None), default=None)
     done = moves.results.get("done", 0)
     kinds = Counter(each.kind for each in report.divisions.shown)
     divided = f"{kinds['split']} splits, {kinds['merge']} merges" if not report.divisions.left_out else "the latest are below"
-    felt = "none left a bundle behind" if healed is None else f"what they had was owned again after at most {told_duration(healed)}"
     pauses = f"p99 {told_duration(moves.pause_p99_ms)}, longest {told_duration(moves.pause_max_ms)}"
     brokers = len(report.owned.brokers) + report.owned.left_out
     cards = (
@@ -186,7 +184,7 @@ def _cards(report: Report) -> Html:
         ("Pause of a move, p50", told_duration(moves.pause_p50_ms), pauses),
         ("Pauses together", told_duration(moves.pause_sum_ms), "what all moves cost"),
         ("Nobody served", told_duration(report.unserved_ms), "summed over bundles, first placements too"),
-        ("Brokers that died or left", told_count(report.deaths.count), felt),
+        ("Brokers that died or left", told_count(report.deaths.count), _felt(report.deaths.shown)),
         ("Splits and merges", told_count(report.divisions.count), divided),
         ("Bundles, brokers", f"{told_count(report.lanes.count)}, {told_count(brokers)}", "that served, or were served, in this period"),
         ("Records", told_count(records), f"{told_count(rejected)} rejected ({told_share(rejected, records)})"),
@@ -194,6 +192,17 @@ def _cards(report: Report) -> Html:
     found = [tag("div", tag("dt", text(name)), tag("dd", text(value), tag("small", text(more)))) for name, value, more in cards]
     told = f"{told_count(waiting, 'bundle')} of brokers that died or left had no owner again when the archive ended."
     return joined([tag("dl", *found, kind="cards"), paragraph(told) if waiting else EMPTY])
+
+
+def _felt(deaths: Sequence[Death]) -> str:
+    """How long it took until what brokers left behind was owned again."""
+    if not any(death.bundles for death in deaths):
+        return "none left a bundle behind"
+    healed = max((death.healed_ms for death in deaths if death.healed_ms is not None), default=None)
+    if healed is None:
+        return "no bundle that they had was owned again"
+    which = "a part of what they had" if any(death.waiting for death in deaths) else "what they had"
+    return f"{which} was owned again after at most {told_duration(healed)}"
 
 
 # --- who served what, brokers ----------------------------------------------------------------------------------------------------------

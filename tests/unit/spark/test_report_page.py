@@ -201,6 +201,33 @@ class Plainly:
     says: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftBehind:
+    name: str
+    bundles: int
+    waiting: int
+    healed_ms: int | None
+    says: str
+
+
+LEFT_BEHIND = (
+    LeftBehind(name="nothing", bundles=0, waiting=0, healed_ms=None, says="none left a bundle behind"),
+    LeftBehind(name="all owned", bundles=5, waiting=0, healed_ms=1_000, says=">what they had was owned again after at most 1.0 s"),
+    LeftBehind(
+        name="some owned", bundles=5, waiting=1, healed_ms=1_000, says="a part of what they had was owned again after at most 1.0 s"
+    ),
+    LeftBehind(name="none owned", bundles=5, waiting=5, healed_ms=None, says="no bundle that they had was owned again"),
+)
+
+
+@pytest.mark.parametrize("case", LEFT_BEHIND, ids=lambda case: case.name)
+def test_what_brokers_left_behind(case: LeftBehind) -> None:
+    """The card of deaths tells how long bundles waited for an owner, and that they still do."""
+    death = replace(FULL.deaths.shown[0], bundles=case.bundles, waiting=case.waiting, healed_ms=case.healed_ms)
+    whole = page(replace(FULL, deaths=Few(shown=(death,), count=1)), (), zone=UTC, written_ms=BEGAN_MS)
+    assert case.says in whole
+
+
 PLAINLY = (
     Plainly(name="empty", report=EMPTY, says=("Nothing has been archived yet", "Nothing to tell")),
     Plainly(
