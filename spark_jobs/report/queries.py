@@ -378,7 +378,10 @@ class Queries:
         still = _served_at_first(self._archive)
         if still:
             every = every.union(self._still_tenures(still))
-        begun_ms, ended_ms = F.coalesce("begun_ms", F.lit(0)), F.coalesce("ended_ms", F.lit(2**62))
+        # One whose beginning nobody archived began when the one before it had ended, or before all that is known.
+        rising = Window.partitionBy("namespace", "bundle").orderBy(F.asc_nulls_last("ended_ms"), F.asc_nulls_last("begun_ms"))
+        every = every.withColumn("before_ms", F.max("ended_ms").over(rising.rowsBetween(Window.unboundedPreceding, -1)))
+        begun_ms, ended_ms = F.coalesce("begun_ms", "before_ms", F.lit(0)), F.coalesce("ended_ms", F.lit(2**62))
         cut = every.select(
             "namespace",
             "bundle",

@@ -24,6 +24,7 @@ from spark_jobs.report.figures import BINS, Broken, BrokerMoves, Counted, Decide
 from spark_jobs.report.job import PageUnwritable, made_report, run_report
 from spark_jobs.sequence.parts import Plugs
 from spark_jobs.sequence.sequence import Sequence
+from spark_jobs.sequence.snapshots import canonical
 from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFileGone, NoArchive
 from spark_jobs.tables.reading import Archive
 from spark_jobs.tables.schema import ARCHIVED
@@ -216,6 +217,23 @@ def test_what_cannot_be_read_is_named(spark: SparkSession, archive: Path, tmp_pa
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(ArchiveDamaged, match=rf"its file {file} cannot be read: .*; restore it from a copy"):
         made_report(Archive(path), spark, options)
+
+
+def test_a_tenure_whose_beginning_was_not_archived(spark: SparkSession, tmp_path: Path) -> None:
+    """After a checkpoint was lost between two steps of a move, the new owner's tenure begins where the old one's ended."""
+    entries = story().entries[:16]
+    fold = Channel()
+    for offset, data in entries[:11]:  # The move is done, and what is gone on from is a snapshot, which knows of no tenure's beginning.
+        fold.put_bytes(data, offset=offset)
+    parts = ((None, entries[:11]), (canonical(fold.view), entries[11:]))
+    for begin, some in parts:
+        sequence = Sequence(ARCHIVED, begin, plugs=Plugs(histories=Histories(), load_rows=load_rows))
+        arrivals = [Arrival(Source.CHANNEL, offset, at(offset), None, data) for offset, data in some]
+        with open_sink(tmp_path, writer="archive", log=LOG, url=URL) as sink:
+            sink.write(0, as_rows(sequence.feed(arrivals)))
+    made = made_report(Archive(tmp_path), spark, ReportOptions(out=Path("unused.html"), archive=tmp_path))
+    served = next(lane for lane in made.lanes.shown if lane.bundle == LEFT_HALF)
+    assert [("b1", at(6), at(11)), ("b2", at(11), at(16))] == [(each.broker, each.from_ms, each.to_ms) for each in served.tenures]
 
 
 def test_a_page_of_a_part(spark: SparkSession, archive: Path, tmp_path: Path) -> None:
