@@ -6,7 +6,7 @@ May live here: `run_report`, and how its files are written.
 from __future__ import annotations
 
 import time
-from datetime import datetime, tzinfo
+from datetime import tzinfo
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,6 +21,7 @@ from spark_jobs.report.figures import Report, period_told
 from spark_jobs.report.page import page, summary
 from spark_jobs.report.plots import Plot, plots
 from spark_jobs.report.queries import Queries, extent
+from spark_jobs.report.words import local_zone
 from spark_jobs.session import spark_session
 from spark_jobs.tables.errors import ArchiveInUse
 from spark_jobs.tables.manifest import read_manifest
@@ -126,12 +127,9 @@ def _archive_of(options: ReportOptions, screen: Screen) -> Path:
 
 
 def _zone(report: Report) -> tzinfo:
-    """The local zone as it was at the end of what is told, with one offset from UTC all through, so that a time is never told twice."""
+    """The local zone as it was at the end of what is told."""
     told = report.period or report.held
-    seconds = time.time() if told is None else told.to_ms / 1_000
-    zone = datetime.fromtimestamp(seconds).astimezone().tzinfo
-    assert zone is not None, "astimezone gives a zone"
-    return zone
+    return local_zone(time.time_ns() // 1_000_000 if told is None else told.to_ms)
 
 
 def _check_out(out: Path) -> None:

@@ -26,7 +26,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from matplotlib.transforms import Bbox
 
 from spark_jobs.report.figures import BINS, Death, Grid, Lane, Period, Report, pause_bar_ms
-from spark_jobs.report.words import told_duration
+from spark_jobs.report.words import tellable_ms, told_duration
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist
@@ -328,6 +328,7 @@ def _greatest(grid: Grid) -> float:
 
 def _at(at_ms: int, zone: tzinfo) -> float:
     """A time as matplotlib counts it: days since 1970, in the zone's own reckoning, so that no part of it need know the zone."""
+    at_ms = tellable_ms(at_ms)
     offset = datetime.fromtimestamp(at_ms / 1_000, zone).utcoffset() or timedelta()
     return (at_ms + offset / timedelta(milliseconds=1)) / 86_400_000
 

@@ -1,17 +1,19 @@
 """Numbers as people read them: times, durations, counts.
 
-May live here: pure functions from a number to a text.
+May live here: functions from a number to a text, and the zone in which times are told.
 """
 
 from __future__ import annotations
 
-from datetime import datetime, timezone, tzinfo
+from datetime import UTC, datetime, timezone, tzinfo
 from typing import Final
 
 _SECOND_MS: Final = 1_000
 _MINUTE_MS: Final = 60 * _SECOND_MS
 _HOUR_MS: Final = 60 * _MINUTE_MS
 _DAY_MS: Final = 24 * _HOUR_MS
+_TELLABLE_MS_MAX: Final = 253_402_214_400_000
+"""The last midnight (UTC) of the year 9999: no zone is a day ahead."""
 
 NONE: Final = "\N{EN DASH}"
 
@@ -45,7 +47,19 @@ def told_duration(duration_ms: float | None) -> str:
 
 def told_time(at_ms: int, zone: tzinfo) -> str:
     """A Unix time in a zone, to the second."""
-    return datetime.fromtimestamp(at_ms / _SECOND_MS, zone).strftime("%Y-%m-%d %H:%M:%S")
+    return datetime.fromtimestamp(tellable_ms(at_ms) / _SECOND_MS, zone).strftime("%Y-%m-%d %H:%M:%S")
+
+
+def tellable_ms(at_ms: int) -> int:
+    """A Unix time, or the last that has a year of four digits in each zone: what a damaged row says is cut to the end of 9999 in UTC."""
+    return min(at_ms, _TELLABLE_MS_MAX)
+
+
+def local_zone(at_ms: int) -> tzinfo:
+    """The local zone as it is at a Unix time, with one offset from UTC all through, so that no time is told twice."""
+    zone = datetime.fromtimestamp(tellable_ms(at_ms) / _SECOND_MS, UTC).astimezone().tzinfo
+    assert zone is not None, "astimezone gives a zone"
+    return zone
 
 
 def told_zone(zone: tzinfo) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from datetime import UTC, timedelta, timezone
 
@@ -23,7 +24,8 @@ from spark_jobs.report.figures import (
     spread_counts,
 )
 from spark_jobs.report.html import picture, table, text
-from spark_jobs.report.words import NONE, told_count, told_duration, told_share, told_time, told_zone
+from spark_jobs.report.words import NONE, local_zone, told_count, told_duration, told_share, told_time, told_zone
+from spark_jobs.sqlite_reading import TIME_MS_MAX
 
 HELD = Period(from_ms=1_000, to_ms=5_000)
 HOUR_MS = 3_600_000
@@ -132,6 +134,17 @@ def test_times_are_told_in_one_zone() -> None:
     east = timezone(timedelta(hours=2))
     assert ("1970-01-01 00:00:00", "1970-01-01 02:00:00") == (told_time(0, UTC), told_time(0, east))
     assert ("UTC", "UTC+02:00") == (told_zone(UTC), told_zone(east))
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "America/Los_Angeles"])
+def test_the_last_time_of_all_can_be_told(zone: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a damaged row says, the end of the year 9999 in UTC, and the first time after it are told as some time of that year."""
+    with monkeypatch.context() as patched:
+        patched.setenv("TZ", zone)
+        time.tzset()
+        told = [told_time(at_ms, local_zone(at_ms)) for at_ms in (TIME_MS_MAX, TIME_MS_MAX + 1)]
+    time.tzset()
+    assert ["9999"] * 2 == [each[:4] for each in told]
 
 
 @given(value=st.text())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass, replace
-from datetime import UTC
+from datetime import UTC, timedelta, timezone
 from html.parser import HTMLParser
 
 import pytest
@@ -31,6 +31,7 @@ from spark_jobs.report.figures import (
 )
 from spark_jobs.report.page import page, summary
 from spark_jobs.report.plots import LIGHT, draw_cpu, draw_owned, draw_pauses, plots, short_names
+from spark_jobs.sqlite_reading import TIME_MS_MAX
 
 BEGAN_MS = 1_763_740_000_000
 PERIOD = Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 600_000)
@@ -286,6 +287,17 @@ def test_names_in_pictures_are_no_formulas(broker: str) -> None:
     grid = Grid(brokers=(broker,), rows=((0.5,) * BINS,))
     report = replace(QUIET, lanes=Few(shown=(lane,), count=1), deaths=Few(shown=(death,), count=1), cpu=grid, owned=grid)
     assert ["ownership", "cpu", "owned"] == [plot.name for plot in plots(report, UTC)]
+
+
+@pytest.mark.parametrize("hours", [-12, 0, 14])
+def test_a_damaged_row_may_say_the_last_time_of_all(hours: int) -> None:
+    """Where a row's time was cut to the end of the year 9999, page and pictures are made all the same, in any zone."""
+    zone, period = timezone(timedelta(hours=hours)), Period(from_ms=BEGAN_MS, to_ms=TIME_MS_MAX + 1)
+    death = replace(FULL.deaths.shown[0], at_ms=TIME_MS_MAX)
+    report = replace(FULL, held=period, period=period, deaths=Few(shown=(death,), count=1))
+    drawn = plots(report, zone)
+    assert 5 == len(drawn)
+    assert "9999-12-3" in page(report, drawn, zone=zone, written_ms=BEGAN_MS)
 
 
 @pytest.mark.parametrize("most", [1.0, 12.0, 4_096.0])
