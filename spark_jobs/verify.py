@@ -29,7 +29,7 @@ from spark_jobs.options import Screen, VerifyOptions
 from spark_jobs.sequence.snapshots import unpacked
 from spark_jobs.session import spark_session
 from spark_jobs.tables.manifest import Manifest
-from spark_jobs.tables.reading import LOOKS_MAX, Archive, file_batches, file_offsets
+from spark_jobs.tables.reading import LOOKS_MAX, Archive, file_batches, file_offsets, telling_damage
 from spark_jobs.verifying.folding import Checked, Difference, Folding, Rows, check_opening
 from spark_jobs.verifying.result import Verification, lines, verification
 from spark_jobs.verifying.segments import Mark, RecordFile, Segment, placed_anew, plan, with_unreadable
@@ -103,7 +103,7 @@ def _look(archive: Archive, *, also_gone: bool = False) -> tuple[list[Mark], lis
         for path in archive.files(table):
             try:
                 found = read(path)
-            except (OSError, pa.ArrowException, AttributeError, ValueError) as error:  # The last two of a file without rows or statistics.
+            except (OSError, pa.ArrowException) as error:
                 if isinstance(error, FileNotFoundError) and not also_gone:
                     raise
                 unreadable.append(_damaged(path, error))
@@ -136,11 +136,12 @@ def _cut_short(promised: int, files: Sequence[RecordFile]) -> Iterator[Differenc
 
 
 def _marks(path: Path) -> Sequence[Mark | RecordFile]:
-    return [
-        Mark(offset=offset, at_ms=_milliseconds(at), digest=digest, file=str(path))
-        for batch in file_batches(path, Table.SNAPSHOTS, columns=_MARK_COLUMNS)
-        for offset, at, digest in zip(*(batch.column(name).to_pylist() for name in _MARK_COLUMNS), strict=True)
-    ]
+    with telling_damage():
+        return [
+            Mark(offset=offset, at_ms=_milliseconds(at), digest=digest, file=str(path))
+            for batch in file_batches(path, Table.SNAPSHOTS, columns=_MARK_COLUMNS)
+            for offset, at, digest in zip(*(batch.column(name).to_pylist() for name in _MARK_COLUMNS), strict=True)
+        ]
 
 
 def _record_file(path: Path) -> Sequence[Mark | RecordFile]:
@@ -177,7 +178,7 @@ def check_segment(segment: Segment) -> Checked:
 
 def _opening(mark: Mark) -> View:
     for batch in file_batches(Path(mark.file), Table.SNAPSHOTS, columns=("offset", "bytes"), first=mark.offset, last=mark.offset):
-        view = unpacked(batch.column("bytes")[0].as_py())
+        view = unpacked(batch.column("bytes")[0].as_py() or b"")
         check_opening(mark, view)
         return view
     raise SnapshotDamaged(problem=f"its row, of offset {mark.offset}, is gone from {mark.file}")

@@ -7,7 +7,7 @@ order of their offsets, because files are named in the order in which they were 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeVar
 
@@ -30,6 +30,9 @@ BATCH_ROWS: Final = 16 * 1024
 
 LOOKS_MAX: Final = 3
 """How often files that have gone are looked for again: an archive that is written is tidied meanwhile, which takes seconds each time."""
+
+_OFFSETS_SAID: Final = ("INT64", 1, 0)
+"""How Parquet describes the column of offsets: its physical type, that a cell may be null, and that it is no list."""
 
 Result = TypeVar("Result")
 
@@ -142,12 +145,32 @@ def read_again(read: Callable[[], Result]) -> Result:
     return read()
 
 
+@contextmanager
+def telling_damage() -> Iterator[None]:
+    """Whatever form the damage of a file takes while pyarrow reads it, as the exceptions that `file_batches` names.
+
+    To stand around reading alone: beyond it these exceptions are those of a mistake in a program.
+    """
+    try:
+        yield
+    except (OSError, pa.ArrowException):
+        raise
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        raise pa.ArrowInvalid(f"{type(error).__name__}: {error}") from error
+
+
 def file_offsets(path: Path) -> tuple[int, int, int]:
-    """The first and last offset in a file, and how many rows it has, by its own statistics. The file is one of the channel's tables."""
-    about = pq.read_metadata(path)
-    column = about.schema.to_arrow_schema().get_field_index("offset")
-    bounds = [about.row_group(number).column(column).statistics for number in range(about.num_row_groups)]
-    return min(bound.min for bound in bounds), max(bound.max for bound in bounds), about.num_rows
+    """The first and last offset in a file, and how many rows it has, by its own statistics. The file is one of the archive's tables.
+
+    Raises `OSError` and `pyarrow.ArrowException`.
+    """
+    with telling_damage():
+        about = pq.read_metadata(path)
+        bounds = [_bounds(about, group) for group in range(about.num_row_groups)]
+        found = [each for each in bounds if each is not None]
+        if not found or len(found) < len(bounds):
+            raise pa.ArrowInvalid("it does not say which offsets are in it")
+        return min(first for first, _ in found), max(last for _, last in found), about.num_rows
 
 
 def file_batches(
@@ -158,18 +181,48 @@ def file_batches(
     Raises `OSError` and `pyarrow.ArrowException`.
     """
     schema = _schema(table, columns)
-    with pq.ParquetFile(path) as file:
+    # What a reader does with a batch is outside of this, although it stands around the `yield`: it raises nothing in here.
+    with telling_damage(), pq.ParquetFile(path) as file:
         there = [name for name in {**dict.fromkeys(schema.names), "offset": None} if name in file.schema_arrow.names]
-        groups = [group for group in range(file.num_row_groups) if _may_hold(file, group, first, last)]
+        groups = [group for group in range(file.num_row_groups) if _may_hold(file.metadata, group, first, last)]
         for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=there, use_threads=False):
+            _check_cells(batch)
             rows = _within(batch, first, last)
             if rows.num_rows:
                 yield _widened(rows, schema, path)
 
 
-def _may_hold(file: pq.ParquetFile, group: int, first: int | None, last: int | None) -> bool:
-    bounds = file.metadata.row_group(group).column(file.schema_arrow.get_field_index("offset")).statistics
-    return bounds is None or ((first is None or bounds.max >= first) and (last is None or bounds.min <= last))
+def _may_hold(about: pq.FileMetaData, group: int, first: int | None, last: int | None) -> bool:
+    bounds = _bounds(about, group)
+    return bounds is None or ((first is None or bounds[1] >= first) and (last is None or bounds[0] <= last))
+
+
+def _bounds(about: pq.FileMetaData, group: int) -> tuple[int, int] | None:
+    """The first and last offset in a group of rows, if the file says them. Raises `pyarrow.ArrowInvalid` if they cannot be offsets."""
+    column = about.schema.to_arrow_schema().get_field_index("offset")
+    if column < 0:
+        raise pa.ArrowInvalid("it has no column offset")
+    # Asked for a column whose two descriptions in the file differ, pyarrow ends the process, where no exception can be caught.
+    said = about.schema.column(column)
+    if (said.physical_type, said.max_definition_level, said.max_repetition_level) != _OFFSETS_SAID:
+        raise pa.ArrowInvalid(f"its column offset is of type {said.physical_type}")
+    chunk = about.row_group(group).column(column)
+    if chunk.physical_type != said.physical_type:
+        raise pa.ArrowInvalid(f"its column offset is of type {said.physical_type}, and of {chunk.physical_type} in its group {group}")
+    bounds = chunk.statistics
+    if bounds is None or not bounds.has_min_max:
+        return None
+    first, last = bounds.min, bounds.max
+    if not (isinstance(first, int) and isinstance(last, int) and first <= last):
+        raise pa.ArrowInvalid(f"its offsets go from {first} to {last}")
+    return first, last
+
+
+def _check_cells(batch: pa.RecordBatch) -> None:
+    """Raise `pyarrow.ArrowInvalid` where cells cannot be what was written: text that is none, and rows without an offset."""
+    batch.validate(full=True)
+    if batch["offset"].null_count:
+        raise pa.ArrowInvalid("rows of it have no offset")
 
 
 def _within(batch: pa.RecordBatch, first: int | None, last: int | None) -> pa.RecordBatch:

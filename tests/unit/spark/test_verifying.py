@@ -25,7 +25,7 @@ from spark_jobs.options import Screen, TidyOptions
 from spark_jobs.tables.reading import Archive
 from spark_jobs.tables.tidying import run_tidy
 from spark_jobs.verify import check_segment, look, looked_again
-from spark_jobs.verifying.folding import Checked, Difference
+from spark_jobs.verifying.folding import Checked, Difference, Folding, Rows
 from spark_jobs.verifying.result import DIFFERENCES_MAX, Verification, lines, verification
 from spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan, with_unreadable
 from tests.archived import NOON_MS, archive_entries
@@ -66,7 +66,7 @@ def rewrite(archive: Path, table: str, change: Callable[[pa.Table], pa.Table], *
     raise AssertionError(offset)
 
 
-def replaced(rows: pa.Table, offset: int, **cells: object) -> pa.Table:
+def replaced(rows: pa.Table, offset: int, /, **cells: object) -> pa.Table:
     """The rows, with other cells at one offset."""
     changed = [row if row["offset"] != offset else {**row, **cells} for row in rows.to_pylist()]
     return pa.Table.from_pylist(changed, schema=rows.schema)
@@ -354,6 +354,93 @@ def test_bytes_that_are_damaged_inside(archive: Path) -> None:
     path.write_bytes(data)
     result = verified(archive)
     assert [("damaged", str(path))] == [(difference.kind, difference.file) for difference in result.differences]
+
+
+@pytest.mark.parametrize("table", [Table.RECORDS, Table.SNAPSHOTS])
+def test_a_bit_that_flipped_is_never_a_traceback(tmp_path: Path, table: Table) -> None:
+    """Whichever bit of a file has flipped, the archive is verified to the end, and what cannot be read is named by its file."""
+    rng = random.Random(3)
+    archive_entries(entries_of()[:30], tmp_path / "archive", snapshot_records=10, batch_records=15)
+    path = Archive(tmp_path / "archive").files(table)[-1]
+    whole = path.read_bytes()
+    found = Counter[str]()
+    for bit in rng.sample(range(8 * len(whole)), 150):
+        flip(path, whole, bit)
+        differences = verified(tmp_path / "archive").differences
+        assert {str(path)} >= {each.file for each in differences if each.kind == "damaged"}, bit
+        found.update([str(each.kind) for each in differences] or ["none"])
+    assert {"none", "damaged"} <= found.keys()
+
+
+def flip(path: Path, whole: bytes, bit: int) -> None:
+    """Write the bytes of a file with one bit of them flipped."""
+    data = bytearray(whole)
+    data[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(data)
+
+
+def without_statistics(rows: pa.Table, path: Path) -> None:
+    """A file that does not say which offsets are in it."""
+    pq.write_table(rows, path, write_statistics=False)
+
+
+def without_offsets(rows: pa.Table, path: Path) -> None:
+    """A file without the column by which it is read."""
+    pq.write_table(rows.drop_columns(["offset"]), path)
+
+
+def with_offsets_of_text(rows: pa.Table, path: Path) -> None:
+    """A file whose offsets are no numbers."""
+    place = rows.schema.get_field_index("offset")
+    pq.write_table(rows.set_column(place, "offset", rows["offset"].cast(pa.string())), path)
+
+
+def with_offsets_required(rows: pa.Table, path: Path) -> None:
+    """A file that describes its offsets in another way than any that an archive writes."""
+    place = rows.schema.get_field_index("offset")
+    schema = rows.schema.set(place, pa.field("offset", pa.int64(), nullable=False))
+    pq.write_table(rows.cast(schema), path)
+
+
+def with_a_null_offset(rows: pa.Table, path: Path) -> None:
+    """A file with a row that has no offset."""
+    pq.write_table(replaced(rows, rows["offset"][1].as_py(), offset=None), path)
+
+
+def with_text_that_is_none(rows: pa.Table, path: Path) -> None:
+    """A file one of whose texts is not UTF-8."""
+    place = rows.schema.get_field_index("verdict")
+    cells = pa.array([b"\xff\xfe"] * len(rows), pa.binary()).view(pa.string())
+    pq.write_table(rows.set_column(place, "verdict", cells), path)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [without_statistics, without_offsets, with_offsets_of_text, with_offsets_required, with_a_null_offset, with_text_that_is_none],
+)
+def test_each_form_of_damage_is_named(archive: Path, damage: Callable[[pa.Table, Path], None]) -> None:
+    """A file whose form is not that of its table is damaged, and is named, whatever pyarrow makes of it."""
+    path = Archive(archive).files(Table.RECORDS)[3]
+    damage(pq.read_table(path, partitioning=None), path)
+    assert {("damaged", str(path))} == {(each.kind, each.file) for each in verified(archive).differences}
+
+
+@pytest.mark.parametrize("cells", [{"offset": None}, {"at": None}, {"bytes": None}])
+def test_a_snapshot_with_a_null_is_named(archive: Path, cells: dict[str, None]) -> None:
+    """A snapshot that lacks what it must have is damage of its file."""
+    path = rewrite(archive, "snapshots", lambda rows: replaced(rows, 401, **cells), offset=401)
+    assert ("damaged", str(path)) in {(each.kind, each.file) for each in verified(archive).differences}
+
+
+def test_a_mistake_in_folding_is_not_called_damage(archive: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What goes wrong while rows are folded, and not while they are read, stays what it is."""
+
+    def feed(_folding: Folding, _rows: Rows) -> None:
+        raise ValueError("a mistake of ours")
+
+    monkeypatch.setattr(Folding, "feed", feed)
+    with pytest.raises(ValueError, match="a mistake of ours"):
+        verified(archive)
 
 
 # --- what all come to --------------------------------------------------------------------------------------------------------
