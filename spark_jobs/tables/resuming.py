@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from channel.errors import LevelTooNew, LogClosed
+from channel.errors import LevelTooNew, LogClosed, SnapshotDamaged
 from channel.log import FIRST_OFFSET, Entry
 from channel.reader import Reader
 from channel.snapshot import to_bytes
@@ -25,7 +25,7 @@ from spark_jobs.tables.reading import Archive, read_again
 def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:
     """Where the archive goes on by its own account; None if it holds nothing of the channel yet.
 
-    Raises `ArchiveDamaged` where its snapshot and its records do not fit together, or a file of them cannot be read, `SnapshotDamaged`.
+    Raises `ArchiveDamaged` where its snapshot and its records do not fit together, or a file of them cannot be read.
     """
     if Source.CHANNEL not in manifest.positions:
         return None
@@ -37,7 +37,7 @@ def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:
 
 
 def archived_view(archive: Archive) -> View:
-    """The view after the last record that is archived and can be folded. Raises `ArchiveDamaged`, `SnapshotDamaged`."""
+    """The view after the last record that is archived and can be folded. Raises `ArchiveDamaged`."""
     return read_again(lambda: _read(archive))[0]
 
 
@@ -61,5 +61,9 @@ def _newest_snapshot(archive: Archive) -> View:
     for path in reversed(archive.files(Table.SNAPSHOTS)):
         rows = [row for batch in archive.file_batches(path, Table.SNAPSHOTS, columns=("bytes",)) for row in batch["bytes"].to_pylist()]
         if rows:
-            return unpacked(rows[-1])
+            try:
+                return unpacked(rows[-1] or b"")
+            except SnapshotDamaged as error:
+                problem = f"the newest snapshot in its file {path}: {error.problem}"
+                raise ArchiveDamaged(archive=str(archive.path), problem=problem) from error
     return View()

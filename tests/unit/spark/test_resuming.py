@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from channel.codec import decode
@@ -115,6 +117,21 @@ def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, table: Table) -> No
     path.write_bytes(path.read_bytes()[:-4])
     with pytest.raises(ArchiveDamaged, match=rf"{path.name} cannot be read: .*; restore it from a copy"):
         resumed(archive, manifest)
+
+
+@pytest.mark.parametrize("cell", [b"no snapshot", None])
+def test_a_snapshot_that_is_damaged_is_named(tmp_path: Path, cell: bytes | None) -> None:
+    """Where a file can be read and the newest snapshot in it is none, archive and file are named, and what to do."""
+    walk = Walk(21)
+    archive = archived(tmp_path, [arrivals_of(walk.step() for _ in range(RECORDS))])
+    manifest, path = archive.manifest(), archive.files(Table.SNAPSHOTS)[-1]
+    assert manifest is not None
+    rows = pq.read_table(path, partitioning=None)
+    place = rows.schema.get_field_index("bytes")
+    pq.write_table(rows.set_column(place, "bytes", pa.array([cell] * len(rows), pa.binary())), path)
+    with pytest.raises(ArchiveDamaged, match=rf"{path.name}: it cannot be decompressed: .*; restore it from a copy") as told:
+        resumed(archive, manifest)
+    assert str(archive.path) == told.value.archive
 
 
 def test_files_that_are_joined_meanwhile_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
