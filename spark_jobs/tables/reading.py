@@ -6,6 +6,7 @@ order of their offsets, because files are named in the order in which they were 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -33,6 +34,8 @@ LOOKS_MAX: Final = 3
 
 _OFFSETS_SAID: Final = ("INT64", 1, 0)
 """How Parquet describes the column of offsets: its physical type, that a cell may be null, and that it is no list."""
+
+_replace_glob_characters: Final = re.compile(r"[\\*?\[\]{}]").sub
 
 Result = TypeVar("Result")
 
@@ -127,11 +130,16 @@ class Archive:
     def frame(self, spark: SparkSession, table: Table, *, first_day: str = "", last_day: str = "9") -> DataFrame:
         """A table as a Spark frame, with `day` as its last column. Of findings that were found again, each once."""
         schema = ddl(SCHEMAS[table])
-        files = [str(path) for path in self.files(table, first_day=first_day, last_day=last_day)]
+        files = [_unglobbed(path) for path in self.files(table, first_day=first_day, last_day=last_day)]
         if not files:
             return spark.createDataFrame([], schema)
         frame = spark.read.schema(schema).option("basePath", str(self.path / table)).parquet(*files)
         return frame.dropDuplicates(list(FINDING)) if table is Table.FINDINGS else frame
+
+
+def _unglobbed(path: Path) -> str:
+    """A path as Spark takes it for this one file: it expands what it reads, although not its `basePath`."""
+    return _replace_glob_characters(r"\\\g<0>", str(path))
 
 
 def read_again(read: Callable[[], Result]) -> Result:

@@ -26,7 +26,7 @@ from spark_jobs.emitted import Table
 from spark_jobs.options import ArchiveOptions, Screen
 from spark_jobs.tables.reading import Archive
 from spark_jobs.tables.sink import CHECKPOINTS
-from tests.archived import archived
+from tests.archived import archived, arrivals_of
 from tests.walk import Walk
 
 if TYPE_CHECKING:
@@ -101,6 +101,15 @@ def test_a_channel_is_archived_as_it_is_folded(spark: SparkSession, tmp_path: Pa
         for entry in log.read(reader.position, limit=1_000):
             reader.feed(entry)
     assert 500 == reader.view.policies["archives/main"].document["archived_to"]
+
+
+@pytest.mark.parametrize("name", ["a[1]", "a{b,c}", "a*", "a?", "a[", "a{", "a\\b", "a b%20"])
+def test_an_archive_is_read_whatever_its_folder_is_called(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """A folder whose name Spark would take for a pattern is read as all others are."""
+    walk = Walk(5)
+    archive = archived(tmp_path / name, [arrivals_of([walk.step()])])
+    frame = archive.frame(spark, Table.RECORDS)
+    assert (1, 1) == (frame.count(), frame.select("day").distinct().count())
 
 
 def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], *, what: str) -> None:
