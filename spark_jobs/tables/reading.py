@@ -172,13 +172,12 @@ def file_offsets(path: Path) -> tuple[int, int, int]:
 
     Raises `OSError` and `pyarrow.ArrowException`.
     """
-    with telling_damage():
-        about = pq.read_metadata(path)
-        bounds = [_bounds(about, group) for group in range(about.num_row_groups)]
+    with telling_damage(), pq.ParquetFile(path) as file:
+        bounds = [_bounds(file, group) for group in range(file.num_row_groups)]
         found = [each for each in bounds if each is not None]
         if not found or len(found) < len(bounds):
             raise pa.ArrowInvalid("it does not say which offsets are in it")
-        return min(first for first, _ in found), max(last for _, last in found), about.num_rows
+        return min(first for first, _ in found), max(last for _, last in found), file.metadata.num_rows
 
 
 def file_batches(
@@ -192,7 +191,7 @@ def file_batches(
     # What a reader does with a batch is outside of this, although it stands around the `yield`: it raises nothing in here.
     with telling_damage(), pq.ParquetFile(path) as file:
         there = [name for name in {**dict.fromkeys(schema.names), "offset": None} if name in file.schema_arrow.names]
-        groups = [group for group in range(file.num_row_groups) if _may_hold(file.metadata, group, first, last)]
+        groups = [group for group in range(file.num_row_groups) if _may_hold(file, group, first, last)]
         for batch in file.iter_batches(BATCH_ROWS, row_groups=groups, columns=there, use_threads=False):
             _check_cells(batch)
             rows = _within(batch, first, last)
@@ -200,17 +199,20 @@ def file_batches(
                 yield _widened(rows, schema, path)
 
 
-def _may_hold(about: pq.FileMetaData, group: int, first: int | None, last: int | None) -> bool:
-    bounds = _bounds(about, group)
+def _may_hold(file: pq.ParquetFile, group: int, first: int | None, last: int | None) -> bool:
+    bounds = _bounds(file, group)
     return bounds is None or ((first is None or bounds[1] >= first) and (last is None or bounds[0] <= last))
 
 
-def _bounds(about: pq.FileMetaData, group: int) -> tuple[int, int] | None:
+def _bounds(file: pq.ParquetFile, group: int) -> tuple[int, int] | None:
     """The first and last offset in a group of rows, if the file says them. Raises `pyarrow.ArrowInvalid` if they cannot be offsets."""
-    column = about.schema.to_arrow_schema().get_field_index("offset")
+    about = file.metadata
+    column = file.schema_arrow.get_field_index("offset")
     if column < 0:
         raise pa.ArrowInvalid("it has no column offset")
-    # Asked for a column whose two descriptions in the file differ, pyarrow ends the process, where no exception can be caught.
+    # Asked about a column whose descriptions in the file do not fit together, pyarrow ends the process, and raises nothing. Asked for a
+    # row of it, it raises; but so it looks at no statistics, and the type by which those are read is compared here.
+    next(file.iter_batches(1, row_groups=[group], columns=["offset"], use_threads=False), None)
     said = about.schema.column(column)
     if (said.physical_type, said.max_definition_level, said.max_repetition_level) != _OFFSETS_SAID:
         raise pa.ArrowInvalid(f"its column offset is of type {said.physical_type}")
