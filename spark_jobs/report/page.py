@@ -122,7 +122,7 @@ def _verdict(report: Report, zone: tzinfo) -> Html:
         command = tag("code", text(f"equipoise spark audit --log {quote(report.url)} --archive {quote(report.archive)}"), kind="command")
         return section("findings", "Not audited", paragraph(told), command, *notes, kind="verdict unknown")
     if not report.findings.count:
-        told = "The audit has checked every record against rules of its own and found nothing broken in this period."
+        told = "The audit holds every record that it reads against rules of its own, and has told of nothing broken in this period."
         return section("findings", "No findings", paragraph(told), *notes, kind="verdict")
     gravest = BY_NAME[report.broken[0].rule].severity if report.broken and report.broken[0].rule in BY_NAME else "warning"
     rows = [
