@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -26,10 +27,10 @@ def test_what_is_left_shrinks_to_nothing() -> None:
     assert 0 == past().remaining_ms()
 
 
-def test_the_last_millisecond_counts_in_full() -> None:
+def test_the_last_millisecond_counts_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of a millisecond is rounded up, so that nobody who waits for what remains wakes too early."""
-    deadline = Deadline(started_ns=time.monotonic_ns() - 500_000, timeout_ms=60_000)
-    assert 60_000 == deadline.remaining_ms()
+    monkeypatch.setattr("channel.deadline.time", SimpleNamespace(monotonic_ns=lambda: 7_999_999))
+    assert [60_000, 59_999] == [Deadline(started_ns=started_ns, timeout_ms=60_000).remaining_ms() for started_ns in (7_000_000, 6_999_999)]
 
 
 def test_a_check_names_what_did_not_happen() -> None:
