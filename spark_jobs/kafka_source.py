@@ -96,12 +96,12 @@ def kafka_frame(
     # The connector has one bound for all topics of a reader, so that load reports, of which a batch takes fewer, have one of their own.
     loads = {source: topic for source, topic in topics.items() if source == Source.LOADS}
     others = {source: topic for source, topic in topics.items() if source != Source.LOADS}
-    frames = [
-        as_frame(spark.readStream.format("kafka").options(**among(read), maxOffsetsPerTrigger=str(bound)).load(), topics)
-        for read, bound in ((others, per_trigger), (loads, min(per_trigger, LOADS_PER_TRIGGER)))
-        if read
-    ]
-    return frames[0].unionAll(frames[1]) if loads else frames[0]
+
+    def streamed(read: Mapping[str, str], bound: int) -> DataFrame:
+        return as_frame(spark.readStream.format("kafka").options(**among(read), maxOffsetsPerTrigger=str(bound)).load(), topics)
+
+    frame = streamed(others, per_trigger)
+    return frame.unionAll(streamed(loads, min(per_trigger, LOADS_PER_TRIGGER))) if loads else frame
 
 
 def pattern_of(topics: Iterable[str]) -> str:

@@ -13,6 +13,7 @@ from typing import Final
 from channel import errors as of_the_channel
 from channel.errors import CallerError, EquipoiseError, OperatorError, PeerError
 from spark_jobs import errors as of_the_jobs
+from spark_jobs.session import DRIVER_MEMORY, MEMORY_VARIABLE
 from spark_jobs.tables.errors import WITHOUT_CHECKPOINT
 
 # A traceback of Python ends with the dotted name of the error and its message. Spark quotes tracebacks of its workers whole.
@@ -102,7 +103,7 @@ class SparkDied(OperatorError):
         self.problem = problem
         super().__init__(
             f"the {job} stopped because Spark's Java process is gone: {problem}; if it was short of memory, give it more than its "
-            "1g, for example by SPARK_DRIVER_MEMORY=4g in the environment, and start the job again: it goes on where it stopped"
+            f"{DRIVER_MEMORY}, for example by {MEMORY_VARIABLE}=4g in the environment, and start the job again: it goes on where it stopped"
         )
 
 
