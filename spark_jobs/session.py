@@ -33,7 +33,7 @@ DRIVER_MEMORY: Final = "1g"
 rows, a few times that on its way."""
 
 MEMORY_VARIABLE: Final = "SPARK_DRIVER_MEMORY"
-"""Spark's own name for it, which it heeds where nothing is set."""
+"""Spark's own name for it."""
 
 STACK: Final = "16m"
 """Of each thread of the JVM; only what is used of it takes memory. A query that is stopped within a batch has its error searched by a
@@ -93,8 +93,7 @@ def spark_session(
     if master is not None or not is_submitted:
         conf.setMaster(master or LOCAL_MASTER)
     if not is_submitted:
-        if not os.environ.get(MEMORY_VARIABLE):
-            conf.set("spark.driver.memory", DRIVER_MEMORY)
+        conf.set("spark.driver.memory", driver_memory())
         conf.set("spark.driver.extraJavaOptions", " ".join(_java_options()))
     if jars:
         conf.set("spark.jars", ",".join(map(str, jars)))
@@ -110,6 +109,11 @@ def spark_session(
     if not (session.sparkContext.master or "").startswith(_IN_PROCESS):
         _ship(session)
     return session
+
+
+def driver_memory(environment: Mapping[str, str] = os.environ) -> str:
+    """What the JVM of a session on this machine may take, in Java's words for it: `1g`."""
+    return environment.get(MEMORY_VARIABLE) or DRIVER_MEMORY
 
 
 def check_extra() -> None:

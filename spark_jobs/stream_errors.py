@@ -13,7 +13,6 @@ from typing import Final
 from channel import errors as of_the_channel
 from channel.errors import CallerError, EquipoiseError, OperatorError, PeerError
 from spark_jobs import errors as of_the_jobs
-from spark_jobs.session import DRIVER_MEMORY, MEMORY_VARIABLE
 from spark_jobs.tables.errors import WITHOUT_CHECKPOINT
 
 # A traceback of Python ends with the dotted name of the error and its message. Spark quotes tracebacks of its workers whole.
@@ -97,13 +96,15 @@ class StreamFailed(OperatorError):
 class SparkDied(OperatorError):
     """The Java process of Spark ended while a stream ran in it."""
 
-    def __init__(self, *, job: str, problem: str) -> None:
-        """`problem` is what became of the last thing that it was asked."""
+    def __init__(self, *, job: str, problem: str, memory: str, variable: str) -> None:
+        """`problem` is what became of the last thing that it was asked; it had `memory`, as the environment's `variable` may change."""
         self.job = job
         self.problem = problem
+        self.memory = memory
+        self.variable = variable
         super().__init__(
             f"the {job} stopped because Spark's Java process is gone: {problem}; if it was short of memory, give it more than its "
-            f"{DRIVER_MEMORY}, for example by {MEMORY_VARIABLE}=4g in the environment, and start the job again: it goes on where it stopped"
+            f"{memory}, for example by {variable}=4g in the environment, and start the job again: it goes on where it stopped"
         )
 
 

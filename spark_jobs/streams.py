@@ -21,6 +21,7 @@ from pyspark.sql.streaming.query import StreamingQuery
 from channel.errors import EquipoiseError, PeerError
 from spark_jobs.interrupts import delayed_interrupts
 from spark_jobs.progress import Follower, Watch
+from spark_jobs.session import MEMORY_VARIABLE, driver_memory
 from spark_jobs.stream_errors import (
     Cause,
     CheckpointOfAnotherVersion,
@@ -175,7 +176,8 @@ class _Run:
         except (PySparkException, Py4JJavaError) as error:
             return self._cause(error)
         except _GONE as error:
-            raise SparkDied(job=self._stream.job, problem=cause_of_error(error).text) from error
+            problem = cause_of_error(error).text
+            raise SparkDied(job=self._stream.job, problem=problem, memory=driver_memory(), variable=MEMORY_VARIABLE) from error
         finally:
             self._watch.show()
             if query is not None:

@@ -27,7 +27,8 @@ from spark_jobs.findings_out import FindingsNotKept
 from spark_jobs.interrupts import delayed_interrupts, interruptible
 from spark_jobs.options import Screen
 from spark_jobs.progress import StreamMetrics, Watch
-from spark_jobs.stream_errors import Cause, PlaceLost, SourceLost, StreamFailed, WorkersLost, cause_of_error
+from spark_jobs.session import MEMORY_VARIABLE
+from spark_jobs.stream_errors import Cause, PlaceLost, SourceLost, SparkDied, StreamFailed, WorkersLost, cause_of_error
 from spark_jobs.streams import Stream, run_stream
 
 
@@ -156,6 +157,24 @@ def test_an_error_of_java_is_no_death_of_java(run: Callable[..., list[str]]) -> 
 
     with pytest.raises(StreamFailed, match="the audit cannot go on: PYSPARK_PYTHON names an interpreter that is not there"):
         run(frame=refused, take=lambda _number, _rows: None)
+
+
+@pytest.mark.parametrize(
+    ("environment", "memory"), [({}, "1g"), ({"SPARK_DRIVER_MEMORY": ""}, "1g"), ({"SPARK_DRIVER_MEMORY": "3g"}, "3g")]
+)
+def test_a_java_that_is_gone_is_named_with_its_memory(
+    run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch, environment: dict[str, str], memory: str
+) -> None:
+    """Who is told to give Spark more memory is told how much it had, and by what that is set."""
+    monkeypatch.delenv(MEMORY_VARIABLE, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+
+    def gone() -> object:
+        raise ConnectionRefusedError("[Errno 111] Connection refused")
+
+    with pytest.raises(SparkDied, match=rf"Java process is gone: .*Connection refused.* its {memory}, .* SPARK_DRIVER_MEMORY=4g in"):
+        run(frame=gone, take=lambda _number, _rows: None)
 
 
 def test_what_passes_is_waited_for(run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
