@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final
 from uuid import uuid4
 
+import orjson
 import pyarrow as pa
 
 from channel.open_log import open_log
@@ -56,7 +57,7 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
     One that cannot be kept is told, and ends nothing, but for `InvalidName`.
     """
     if options.release is not None:
-        screen.result(release_hold(options.log_url, options.release))
+        screen.result(_told_release(*release_hold(options.log_url, options.release), as_json=options.as_json))
         return 0
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity = log.name, log.identity
@@ -117,6 +118,12 @@ def _delta(archive: Path) -> Keeper:
     from spark_jobs.tables.delta import DeltaStore  # noqa: PLC0415 - comes with an extra that few have
 
     return DeltaStore(archive)
+
+
+def _told_release(key: str, offset: int, *, as_json: bool) -> str:
+    if as_json:
+        return orjson.dumps({"offset": offset, "policy": key}).decode()
+    return f"accepted at offset {offset}: the hold {key} is lifted, and compaction no longer waits for that archive"
 
 
 def _told_start(log: str, sink: Sink) -> str:

@@ -160,11 +160,13 @@ class Hold:
             self._tell(f"the hold {self._key} is not moved yet, because its record must be based on the newest: {read}")
 
 
-def release_hold(log_url: str, name: str) -> str:
-    """Lift the hold `name`; a sentence that says so. Raises `InvalidName`, `NoHold`, `Rejected`, and what `opened` raises."""
+def release_hold(log_url: str, name: str) -> tuple[str, int]:
+    """Lift the hold `name`; the key of that, and the offset of the record that did it.
+
+    Raises `InvalidName`, `NoHold`, `Rejected`, and what `opened` raises.
+    """
     key = hold_key(name)
     with opened(log_url, timeout_ms=ALONE_MS, publisher=PUBLISHER) as access:
         if key not in access.view.policies:
             raise NoHold(key=key)
-        done = submit(access, lambda view, author: propose.remove_policy(author, view, name=key))
-    return f"accepted at offset {done.offset}: the hold {key} is lifted, and compaction no longer waits for that archive"
+        return key, submit(access, lambda view, author: propose.remove_policy(author, view, name=key)).offset
