@@ -1,11 +1,10 @@
 """The errors of the Spark jobs, split by who must act, as in `channel.errors`.
 
-May live here: exception classes with typed attributes that nothing in `channel` raises, and the way from an error of Spark to ours.
+May live here: exception classes with typed attributes that nothing in `channel` raises.
 """
 
 from __future__ import annotations
 
-import re
 from typing import Final
 
 from channel.errors import OperatorError, PeerError
@@ -17,12 +16,6 @@ _JAVA_ADVICE: Final = (
     f"on Debian: apt-get install openjdk-{JAVA_MIN}-jre-headless; elsewhere any JRE from https://adoptium.net; "
     "where there are several, JAVA_HOME names the one to use"
 )
-
-# The last line of a Python traceback: `package.module.Name: message`. Ours are all under these packages.
-_find_ours: Final = re.compile(
-    r"^(?:channel|brokers|spark_jobs|compaction)(?:\.\w+)*\.(?P<name>[A-Z]\w*): (?P<message>.+)$", re.MULTILINE
-).findall
-_find_python: Final = re.compile(r"^(?P<name>[A-Z]\w*(?:Error|Exception)): (?P<message>.+)$", re.MULTILINE).findall
 
 
 class MissingJava(OperatorError):
@@ -95,14 +88,3 @@ class SparkFailed(PeerError):
         self.job = job
         self.problem = problem
         super().__init__(f"the Spark job {job} failed: {problem}; mend what that names, and start it again")
-
-
-def explained(job: str, error: Exception) -> SparkFailed:
-    """An error of Spark in a line: where a worker's traceback stands in it, the last error of ours in that, or else the last of any."""
-    text = str(error)
-    for found in (_find_ours(text), _find_python(text)):
-        if found:
-            _, message = found[-1]
-            return SparkFailed(job=job, problem=str(message))
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
-    return SparkFailed(job=job, problem=first)

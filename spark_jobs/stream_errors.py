@@ -13,7 +13,10 @@ from typing import Final
 from channel import errors as of_the_channel
 from channel.errors import CallerError, EquipoiseError, OperatorError, PeerError
 from spark_jobs import errors as of_the_jobs
+from spark_jobs.tables import errors as of_the_tables
 from spark_jobs.tables.errors import WITHOUT_CHECKPOINT
+
+_MODULES: Final = (of_the_channel, of_the_jobs, of_the_tables)
 
 # A traceback of Python ends with the dotted name of the error and its message. Spark quotes tracebacks of its workers whole.
 _OURS: Final = re.compile(r"^\s*(?:(?:channel|brokers|spark_jobs)\.[\w.]+\.)(?P<kind>[A-Z]\w*): (?P<text>.+)$", re.MULTILINE)
@@ -178,7 +181,7 @@ def cause_of_error(error: BaseException, *, lost: type[SourceLost | GaveUp] = So
 
 
 def _cause(kind: str, text: str) -> Cause:
-    ours = getattr(of_the_channel, kind, None) or getattr(of_the_jobs, kind, None)
+    ours = next((found for module in _MODULES if (found := getattr(module, kind, None)) is not None), None)
     if isinstance(ours, type) and issubclass(ours, EquipoiseError):
         return Cause(kind=kind, text=_shortened(text), passes=issubclass(ours, PeerError))
     return Cause(kind=kind, text=_shortened(f"{kind}: {text}".strip(": ")), passes=kind in _PASSING)

@@ -23,13 +23,14 @@ from channel.errors import SnapshotDamaged
 from channel.view import View
 from spark_jobs.arrivals import Source
 from spark_jobs.emitted import Table
-from spark_jobs.errors import explained
+from spark_jobs.errors import SparkFailed
 from spark_jobs.interrupts import interruptible
 from spark_jobs.options import Screen, VerifyOptions
 from spark_jobs.sequence.snapshots import unpacked
 from spark_jobs.session import spark_session
+from spark_jobs.stream_errors import cause_of
 from spark_jobs.tables.manifest import Manifest
-from spark_jobs.tables.reading import LOOKS_MAX, Archive, file_batches, file_offsets, telling_damage
+from spark_jobs.tables.reading import LOOKS_MAX, Archive, check_order, file_batches, file_offsets, telling_damage
 from spark_jobs.verifying.folding import Checked, Difference, Folding, Rows, check_opening
 from spark_jobs.verifying.result import Verification, lines, verification
 from spark_jobs.verifying.segments import Mark, RecordFile, Segment, placed_anew, plan, with_unreadable
@@ -102,6 +103,8 @@ def _look(archive: Archive, *, also_gone: bool = False) -> tuple[list[Mark], lis
     for table, read in ((Table.SNAPSHOTS, _marks), (Table.RECORDS, _record_file)):
         for path in archive.files(table):
             try:
+                if manifest is not None and manifest.store == "delta":
+                    check_order(path, table)
                 found = read(path)
             except (OSError, pa.ArrowException) as error:
                 if isinstance(error, FileNotFoundError) and not also_gone:
@@ -222,7 +225,7 @@ def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen
         job = interruptible(spread, cancel=context.cancelAllJobs, meanwhile=lambda: told(done.value))
     failure = job.exception()
     if isinstance(failure, Exception):
-        raise explained("verify", failure) from failure
+        raise SparkFailed(job="verify", problem=cause_of(str(failure)).text) from failure
     return job.result()
 
 

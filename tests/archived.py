@@ -17,9 +17,10 @@ from spark_jobs.histories import Histories
 from spark_jobs.loads import load_rows
 from spark_jobs.sequence.parts import Plugs
 from spark_jobs.sequence.sequence import Sequence as Fold
+from spark_jobs.tables.manifest import Store
 from spark_jobs.tables.reading import Archive
 from spark_jobs.tables.schema import ARCHIVED
-from spark_jobs.tables.sink import open_sink
+from spark_jobs.tables.sink import Keeper, open_sink
 
 LOG = "the identity of the log"
 URL = "sqlite:channel.db"
@@ -52,10 +53,12 @@ def arrivals_of(entries: Iterable[tuple[int, bytes | None]], *, first_ms: int = 
     return [Arrival(Source.CHANNEL, offset, first_ms + number * step_ms, None, data) for number, (offset, data) in enumerate(entries)]
 
 
-def archived(path: Path, batches: Sequence[Sequence[Arrival]], *, snapshot_records: int = 100) -> Archive:
+def archived(
+    path: Path, batches: Sequence[Sequence[Arrival]], *, snapshot_records: int = 100, keeper: Keeper | None = None, store: Store = "parquet"
+) -> Archive:
     """The archive of these batches of arrivals."""
     fold = Fold(ARCHIVED, plugs=Plugs(histories=Histories(), load_rows=load_rows, snapshot_records=snapshot_records))
-    with open_sink(path, writer="archive", log=LOG, url=URL) as sink:
+    with open_sink(path, writer="archive", log=LOG, url=URL, store=store, keeper=keeper) as sink:
         for number, batch in enumerate(batches):
             sink.write(number, as_rows(fold.feed(batch)))
     return Archive(path)

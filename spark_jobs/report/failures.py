@@ -15,7 +15,8 @@ from urllib.parse import unquote
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from spark_jobs.errors import explained
+from spark_jobs.errors import SparkFailed
+from spark_jobs.stream_errors import cause_of
 from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFileGone
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def _named(archive: Path, said: str) -> EquipoiseError:
     if not_found is not None:
         return ArchiveFileGone(archive=str(archive), file=f"/{not_found['path']}")
     if unread is None:
-        return explained(JOB, RuntimeError(_without_call.sub("", said)))
+        return SparkFailed(job=JOB, problem=cause_of(_without_call.sub("", said)).text)
     file = f"/{unquote(unread['address'])}"
     if unread["how"] == "FILE_NOT_EXIST":
         return ArchiveFileGone(archive=str(archive), file=file)

@@ -41,14 +41,14 @@ class DeltaStore:
     def put(self, schema: TableSchema, table: pa.Table, *, generation: int, batch: int) -> None:
         """Add the rows of one table of one batch, unless they have been added. Raises `ArchiveFull` and `ArchiveUnwritable`."""
         folder = self._archive / schema.table
-        application = _application(schema.table, generation)
-        found = _opened(folder)
+        application = application_of(schema.table, generation)
+        found = opened(folder)
         if found is not None and (found.transaction_version(application) or 0) > batch:
             return
         # Numbers from 1, because Delta has no word for "none yet" but 0.
         done = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(application, batch + 1)])
         days = table["at"].cast(DAY.type)
-        with _telling(self._archive, folder):
+        with telling(self._archive, folder):
             deltalake.write_deltalake(
                 str(folder),
                 table.append_column(DAY, days),
@@ -63,22 +63,31 @@ class DeltaStore:
         """Take back what a batch above `after` has added to some tables, where it was never finished for all."""
         for table in WRITTEN_BY[writer]:
             folder = self._archive / table
-            found = _opened(folder)
+            found = opened(folder)
             if found is None:
                 continue
-            application = _application(table, generation)
-            with _telling(self._archive, folder):
-                while (found.transaction_version(application) or 0) > after + 1 and found.version() > 0:
-                    found.load_as_version(found.version() - 1)
-                newest = deltalake.DeltaTable(str(folder))
-                if (found.transaction_version(application) or 0) > after + 1:
-                    newest.delete()  # The table came to be with what is taken back.
-                elif newest.version() != found.version():
-                    newest.restore(found.version())
+            with telling(self._archive, folder):
+                newest = found.version()
+                is_there = go_back(found, application_of(table, generation), after=after)
+                if not is_there:
+                    deltalake.DeltaTable(str(folder)).delete()  # The table came to be with what is taken back.
+                elif newest != found.version():
+                    deltalake.DeltaTable(str(folder)).restore(found.version())
+
+
+def go_back(table: deltalake.DeltaTable, application: str, *, after: int) -> bool:
+    """Go back to the newest version of a table with no batch above `after` in it; False if each of them has one."""
+
+    def has_more() -> bool:
+        return (table.transaction_version(application) or 0) > after + 1
+
+    while has_more() and table.version() > 0:
+        table.load_as_version(table.version() - 1)
+    return not has_more()
 
 
 @contextmanager
-def _telling(archive: Path, folder: Path) -> Iterator[None]:
+def telling(archive: Path, folder: Path) -> Iterator[None]:
     """What `deltalake` cannot do, as the archive's own errors; it tells those of the operating system only in words."""
     with told(archive, folder):
         try:
@@ -89,18 +98,25 @@ def _telling(archive: Path, folder: Path) -> Iterator[None]:
 
 def delta_files(archive: Path, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
     """The files that hold a table's rows of these days, in order of the day and of what is in them."""
-    found = _opened(archive / table)
+    found = opened(archive / table)
     if found is None:
         return ()
-    actions = pa.table(found.get_add_actions(flatten=True))
+    return tuple(archive / table / path for day, path in files_of(found) if first_day <= day <= last_day)
+
+
+def files_of(table: deltalake.DeltaTable) -> list[tuple[str, str]]:
+    """The day of each file of this version of a table, and its path within the table, in order of the day and of what is in them."""
+    actions = pa.table(table.get_add_actions(flatten=True))
     rows = actions.select(["partition.day", "min.offset", "path"]).to_pylist()
     files = sorted((row["partition.day"].isoformat(), row["min.offset"], row["path"]) for row in rows)
-    return tuple(archive / table / unquote(path) for day, _, path in files if first_day <= day <= last_day)
+    return [(day, unquote(path)) for day, _, path in files]
 
 
-def _opened(folder: Path) -> deltalake.DeltaTable | None:
+def opened(folder: Path) -> deltalake.DeltaTable | None:
+    """The newest version of the table in a folder; None if there is none."""
     return deltalake.DeltaTable(str(folder)) if deltalake.DeltaTable.is_deltatable(str(folder)) else None
 
 
-def _application(table: Table, generation: int) -> str:
+def application_of(table: Table, generation: int) -> str:
+    """What Delta calls him who writes a table: his transactions are numbered for themselves."""
     return f"equipoise-{table}-g{generation:04}"

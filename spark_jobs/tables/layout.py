@@ -16,17 +16,16 @@ replaces its own files. Three rules tell which files of a folder count:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
+
+Item = TypeVar("Item")
 
 SUFFIX: Final = ".parquet"
 PART_SUFFIX: Final = ".part"
 
-GENERATION_MAX: Final = 9_999
-BATCH_MAX: Final = 9_999_999_999
-"""A batch each second for three centuries."""
-
+# Ten digits are enough for a batch each second for three centuries.
 _match_name: Final = re.compile(r"g(\d{4})-b(\d{10})(?:-(\d{10}))?\.parquet", re.ASCII).fullmatch
 _match_day: Final = re.compile(r"day=(\d{4}-\d{2}-\d{2})", re.ASCII).fullmatch
 
@@ -45,11 +44,6 @@ class FileName:
         joined = f"-{self.last:010}" if self.last != self.first else ""
         return f"g{self.generation:04}-b{self.first:010}{joined}{SUFFIX}"
 
-    @property
-    def part(self) -> str:
-        """What it is called until it is whole: no reader of ours or of others takes it for a file of the table."""
-        return f".{self.text}{PART_SUFFIX}"
-
     def covers(self, other: FileName) -> bool:
         """Whether all batches of another file are in this one too."""
         within = self.first <= other.first and other.last <= self.last
@@ -66,8 +60,13 @@ def parse_name(text: str) -> FileName | None:
     return FileName(generation=int(match[1]), first=first, last=last) if first <= last else None
 
 
+def part_name(text: str) -> str:
+    """What a file is called until it is whole: no reader of ours or of others takes it for a file of the table."""
+    return f".{text}{PART_SUFFIX}"
+
+
 def parse_part(text: str) -> FileName | None:
-    """The name that a file was to have that is still called as `FileName.part` says; None for anything else."""
+    """The name that a file was to have that is still called as `part_name` says; None for anything else."""
     is_part = text.startswith(".") and text.endswith(PART_SUFFIX)
     return parse_name(text[1 : -len(PART_SUFFIX)]) if is_part else None
 
@@ -111,16 +110,18 @@ def covered(names: Iterable[str]) -> tuple[FileName, ...]:
     return tuple(name for name in files if any(other.covers(name) for other in files))
 
 
-def joins(files: Sequence[tuple[FileName, int]], *, size_max: int, files_min: int) -> tuple[tuple[FileName, ...], ...]:
+def joins(
+    files: Sequence[tuple[Item, int]], *, size_max: int, files_min: int, kind: Callable[[Item], object]
+) -> tuple[tuple[Item, ...], ...]:
     """Which files of one folder to join, each group into one file, given those that count with their sizes in bytes.
 
-    A group is a run of neighbours of one generation, of at least `files_min` files and, together, of at most `size_max` bytes.
+    A group is a run of neighbours of one `kind`, of at least `files_min` files and, together, of at most `size_max` bytes.
     """
-    groups: list[tuple[FileName, ...]] = []
-    run: list[FileName] = []
+    groups: list[tuple[Item, ...]] = []
+    run: list[Item] = []
     run_bytes = 0
     for name, size in files:
-        if run and (name.generation != run[-1].generation or run_bytes + size > size_max):
+        if run and (kind(name) != kind(run[-1]) or run_bytes + size > size_max):
             groups.append(tuple(run))
             run, run_bytes = [], 0
         if size <= size_max:

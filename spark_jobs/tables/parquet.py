@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from channel.sqlite_file import sync_folder
 from spark_jobs.tables.arrow import by_day
-from spark_jobs.tables.layout import FileName, day_folder, parse_name, parse_part
+from spark_jobs.tables.layout import FileName, day_folder, parse_name, parse_part, part_name
 from spark_jobs.tables.manifest import told
 from spark_jobs.tables.schema import WRITTEN_BY, TableSchema
 from spark_jobs.whole_files import replacing
@@ -26,21 +26,20 @@ _UNLIKE: Final = frozenset({"bytes", "document", "text"})
 """Columns of which no two values are alike: a dictionary of them is made for nothing."""
 
 
-def write_file(archive: Path, folder: Path, name: FileName, parts: Iterable[pa.Table], schema: pa.Schema) -> Path:
+def write_file(archive: Path, path: Path, parts: Iterable[pa.Table], schema: pa.Schema) -> None:
     """Write rows to a file of this name, durably; an older file of the name is replaced. Raises `ArchiveFull`, `ArchiveUnwritable`.
 
     Its bytes are safe before it has its name, and its name is safe when this returns.
     """
-    path = folder / name.text
+    folder = path.parent
     with told(archive, path):
         if not folder.is_dir():
             folder.mkdir(parents=True, exist_ok=True)
             for made in (folder, folder.parent):  # A power cut that takes the name of a folder takes all that is in it.
                 sync_folder(made)
-        with replacing(path, part=folder / name.part) as file, _writer(file, schema) as writer:
+        with replacing(path, part=folder / part_name(path.name)) as file, _writer(file, schema) as writer:
             for rows in parts:
                 writer.write_table(rows, row_group_size=ROW_GROUP_ROWS)
-    return path
 
 
 def _writer(file: object, schema: pa.Schema) -> pq.ParquetWriter:
@@ -64,7 +63,7 @@ class ParquetStore:
         """Write the rows of one table of one batch: the same batch again replaces what it wrote before. Raises as `write_file`."""
         name = FileName(generation=generation, first=batch, last=batch)
         for day, rows in by_day(table):
-            write_file(self._archive, self._archive / schema.table / day_folder(day), name, (rows,), table.schema)
+            write_file(self._archive, self._archive / schema.table / day_folder(day) / name.text, (rows,), table.schema)
 
     def clear(self, writer: str, *, generation: int, after: int) -> None:
         """Remove what was written of batches above `after` in this generation and was never finished, and what is half written."""

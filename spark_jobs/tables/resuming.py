@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
-from channel.errors import LevelTooNew, LogClosed, SnapshotDamaged
+from channel.errors import LevelTooNew, LogClosed, LogWentBack, SnapshotDamaged
 from channel.log import FIRST_OFFSET, Entry
 from channel.reader import Reader
 from channel.snapshot import to_bytes
@@ -19,7 +19,7 @@ from spark_jobs.sequence.sequence import NOT_FOLDED
 from spark_jobs.sequence.snapshots import unpacked
 from spark_jobs.tables.errors import ArchiveDamaged
 from spark_jobs.tables.manifest import Manifest
-from spark_jobs.tables.reading import Archive, read_again
+from spark_jobs.tables.reading import NOT_IN_ORDER, Archive, read_again
 
 
 def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:
@@ -29,16 +29,14 @@ def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:
     """
     if Source.CHANNEL not in manifest.positions:
         return None
-    view, last = read_again(lambda: _read(archive))
+    try:
+        view, last = read_again(lambda: _read(archive))
+    except LogWentBack as error:
+        raise ArchiveDamaged(archive=str(archive.path), problem=f"in its table of records, {NOT_IN_ORDER}") from error
     if last + 1 != manifest.positions[Source.CHANNEL]:
         problem = f"its records lead to position {last}, and it says that it goes on at {manifest.positions[Source.CHANNEL]}"
         raise ArchiveDamaged(archive=str(archive.path), problem=problem)
     return Beginning(positions=dict(manifest.positions), snapshot=to_bytes(view) if view.offset >= FIRST_OFFSET else None)
-
-
-def archived_view(archive: Archive) -> View:
-    """The view after the last record that is archived and can be folded. Raises `ArchiveDamaged`."""
-    return read_again(lambda: _read(archive))[0]
 
 
 def _read(archive: Archive) -> tuple[View, int]:

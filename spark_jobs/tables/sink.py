@@ -27,7 +27,6 @@ from typing import Final, Protocol, Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from channel.errors import EquipoiseError
 from spark_jobs.arrivals import Source
 from spark_jobs.beginnings import FILE as BEGINNING
 from spark_jobs.tables.arrow import base_in, by_table
@@ -63,8 +62,6 @@ class Sink:
         self.manifest = manifest
         self.is_new = is_new
         """Whether this generation begins with this process: its query has no checkpoint yet."""
-        self.failure: EquipoiseError | None = None
-        """Why the last `write` failed; Spark tells its own words of it, and no types."""
         self.rows_written = 0
         self._keeper = keeper
         self._held = held
@@ -78,15 +75,8 @@ class Sink:
         """Write the rows (`spark_jobs.emitted.EMITTED_DDL`) of a batch, unless it is finished; again, if it was begun before.
 
         Raises `CheckpointBehind` for a batch before the last one, and for the last one of Delta tables if there is more in it now,
-        `ArchiveFull`, `ArchiveUnwritable`; what it raises is in `failure` too.
+        `ArchiveFull`, `ArchiveUnwritable`.
         """
-        try:
-            self._write(batch, rows)
-        except EquipoiseError as error:
-            self.failure = error
-            raise
-
-    def _write(self, batch: int, rows: pa.Table) -> None:
         before = self.manifest
         base = base_in(rows, before.base)
         positions = _reached(rows, before, base)

@@ -2,7 +2,7 @@
 
 May live here: `tidy_table` and `run_tidy`, and when a job tidies by itself. Which files are joined is `spark_jobs.tables.layout`'s choice.
 
-How files of one folder are joined
+How Parquet files of one folder are joined (Delta tables: `spark_jobs.tables.delta_tidying`)
 1. What is still there of files that were joined before is removed, and what was half written.
 2. The rows of a group of neighbours are written into one file under a hidden name, and made safe on the disk.
 3. That file gets its name: from this moment on our readers take it, and none of those whose batches are in it.
@@ -15,18 +15,19 @@ and 4, some milliseconds, a program that reads all files of a folder, and does n
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
+import orjson
 import pyarrow as pa
 
 from spark_jobs.emitted import Table
 from spark_jobs.options import Screen, TidyOptions
 from spark_jobs.tables.arrow import arrow_schema
 from spark_jobs.tables.errors import ArchiveDamaged, ArchiveInUse
-from spark_jobs.tables.layout import covered, day_folder, joined, joins, parse_part, resolved
+from spark_jobs.tables.layout import covered, day_folder, joined, joins, parse_name, parse_part, resolved
 from spark_jobs.tables.manifest import Manifest, told
 from spark_jobs.tables.parquet import ROW_GROUP_ROWS, write_file
 from spark_jobs.tables.reading import Archive
@@ -59,6 +60,11 @@ class Tidied:
     size_bytes: int = 0
     damaged: ArchiveDamaged | None = None
 
+    @property
+    def document(self) -> dict[str, int]:
+        """Its figures, for JSON."""
+        return {"before": self.before, "after": self.after, "bytes": self.size_bytes}
+
     def __add__(self, other: Tidied) -> Tidied:
         return Tidied(
             before=self.before + other.before,
@@ -75,18 +81,20 @@ def run_tidy(options: TidyOptions, screen: Screen) -> int:
     `ArchiveDamaged` for a file that cannot be read.
     """
     archive = Archive(options.archive)
-    damaged: ArchiveDamaged | None = None
+    all_done = dict[Table, Tidied]()
     lock = locked(options.archive, LOCK)
     try:
         for table in SCHEMAS:
-            done = tidy_table(archive, table, files_min=2, last_day_files_min=2)
-            damaged = damaged or done.damaged
-            if done.before:
+            done = all_done[table] = tidy_table(archive, table, files_min=2, last_day_files_min=2)
+            if done.before and not options.as_json:
                 screen.result(f"{table}: {done.before} files joined into {done.after} of {done.size_bytes / (1 << 20):.1f} MiB")
     finally:
         os.close(lock)
-    if damaged is not None:
-        raise damaged
+    if options.as_json:
+        screen.result(orjson.dumps({str(table): done.document for table, done in all_done.items()}).decode())
+    for done in all_done.values():
+        if done.damaged is not None:
+            raise done.damaged
     screen.note(f"the archive {options.archive} is tidy")
     return 0
 
@@ -96,17 +104,32 @@ def tidy_table(
 ) -> Tidied:
     """Join the small files of each day of one table, if it has at least `files_min` neighbours; more of its last day, which goes on.
 
-    Delta tables are left as they are: Delta has ways of its own. `step` is told what is done. A file that cannot be read keeps no
-    other day, and no other group of its own, from being joined, nor does a folder. Raises `ArchiveFull`, `ArchiveUnwritable`, and what
-    `Archive.manifest` and `Archive.days` raise.
+    `step` is told what is done. A file that cannot be read keeps no other day, and no other group of its own, from being joined, nor
+    does a folder. Raises `ArchiveFull`, `ArchiveUnwritable`, and what `Archive.manifest` and `Archive.days` raise.
     """
     manifest = archive.manifest(WRITER_OF[table])
     done, days = Tidied(), archive.days(table)
-    if manifest is None or manifest.store != "parquet":
+    if manifest is None:
         return done
     for day in days:
-        least = last_day_files_min if day == days[-1] else files_min
-        done += _Folder(archive=archive, path=archive.path / table / day_folder(day), table=table, step=step).tidy(manifest, least)
+        folder = _folder(archive, table, day, manifest=manifest, step=step)
+        try:
+            groups = folder.groups(size_max=FILE_BYTES_MAX, files_min=last_day_files_min if day == days[-1] else files_min)
+        except ArchiveDamaged as error:
+            done += Tidied(damaged=error)
+            continue
+        for group in groups:
+            try:
+                size_bytes = folder.join(group, _rows(archive, table, group, step))
+            except ArchiveDamaged as error:
+                done += Tidied(damaged=error)
+                continue
+            if size_bytes is not None:
+                done += Tidied(before=len(group), after=1, size_bytes=size_bytes)
+    if manifest.store == "delta":
+        from spark_jobs.tables.delta_tidying import forget  # noqa: PLC0415 - needs an extra that few have
+
+        forget(archive, table, manifest)
     return done
 
 
@@ -131,56 +154,76 @@ def tidy_beside(archive: Archive, writer: str, batch: int) -> Tidied:
     return done
 
 
+class Folder(Protocol):
+    """The files of one day of one table: those of the archive itself, or those of Delta (`spark_jobs.tables.delta_tidying`)."""
+
+    def groups(self, *, size_max: int, files_min: int) -> Sequence[Sequence[Path]]:
+        """What to join, each group into one file; first it removes what an earlier tidying left behind. Raises `ArchiveDamaged`."""
+        ...
+
+    def join(self, group: Sequence[Path], rows: Iterable[pa.Table]) -> int | None:
+        """Put one file with these `rows` in the place of a group, and return its size in bytes; None if others changed the group."""
+        ...
+
+
+def _folder(archive: Archive, table: Table, day: str, *, manifest: Manifest, step: Step) -> Folder:
+    if manifest.store == "delta":
+        from spark_jobs.tables.delta_tidying import DeltaFolder  # noqa: PLC0415 - needs an extra that few have
+
+        return DeltaFolder(archive=archive, table=table, day=day, manifest=manifest, step=step)
+    return _ParquetFolder(archive=archive, table=table, day=day, manifest=manifest, step=step)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Folder:
-    """The folder of one day of one table."""
+class _ParquetFolder:
+    """Files that their names put into the place of others."""
 
     archive: Archive
-    path: Path
     table: Table
+    day: str
+    manifest: Manifest
     step: Step
 
-    def tidy(self, manifest: Manifest, files_min: int) -> Tidied:
-        """All steps, for each group of neighbours."""
-        try:
-            names = self.archive.names(self.path)
-        except ArchiveDamaged as error:
-            return Tidied(damaged=error)
+    def groups(self, *, size_max: int, files_min: int) -> Sequence[Sequence[Path]]:
+        names = self.archive.names(self._path)
         parts = [name for name in names if (part := parse_part(name)) is not None and part.first != part.last]
         self._remove([*parts, *(name.text for name in covered(names))])
         # The last batch may be done again, which would replace its file beside one that it has been joined into.
-        safe = {**manifest.last_batches, manifest.generation: manifest.batch - 1}
-        files = [(name, (self.path / name.text).stat().st_size) for name in resolved(names, safe)]
-        done = Tidied()
-        for group in joins(files, size_max=FILE_BYTES_MAX, files_min=files_min):
-            old = [name.text for name in group]
-            try:
-                into = write_file(self.archive.path, self.path, joined(group), self._rows(old), arrow_schema(SCHEMAS[self.table]))
-            except ArchiveDamaged as error:
-                done += Tidied(damaged=error)
-                continue
-            self.step("joined")
-            self._remove(old)
-            done += Tidied(before=len(old), after=1, size_bytes=into.stat().st_size)
-        return done
+        safe = {**self.manifest.last_batches, self.manifest.generation: self.manifest.batch - 1}
+        files = [(name, (self._path / name.text).stat().st_size) for name in resolved(names, safe)]
+        groups = joins(files, size_max=size_max, files_min=files_min, kind=lambda name: name.generation)
+        return [[self._path / name.text for name in group] for group in groups]
 
-    def _rows(self, names: Sequence[str]) -> Iterator[pa.Table]:
-        """The rows of some files, about as many at a time as fill a group of rows."""
-        columns = list(SCHEMAS[self.table].names)
-        held: list[pa.RecordBatch] = []
-        for name in names:
-            for batch in self.archive.file_batches(self.path / name, self.table, columns=columns):
-                held.append(batch)
-                if sum(each.num_rows for each in held) >= ROW_GROUP_ROWS:
-                    yield pa.Table.from_batches(held)
-                    held = []
-            self.step("read")
-        if held:
-            yield pa.Table.from_batches(held)
-        self.step("written")
+    def join(self, group: Sequence[Path], rows: Iterable[pa.Table]) -> int | None:
+        names = [name for path in group if (name := parse_name(path.name)) is not None]
+        into = self._path / joined(names).text
+        write_file(self.archive.path, into, rows, arrow_schema(SCHEMAS[self.table]))
+        self.step("joined")
+        self._remove([name.text for name in names])
+        return into.stat().st_size
+
+    @property
+    def _path(self) -> Path:
+        return self.archive.path / self.table / day_folder(self.day)
 
     def _remove(self, names: Sequence[str]) -> None:
         for name in names:
-            with told(self.archive.path, self.path / name):
-                (self.path / name).unlink(missing_ok=True)
+            with told(self.archive.path, self._path / name):
+                (self._path / name).unlink(missing_ok=True)
             self.step("removed")
+
+
+def _rows(archive: Archive, table: Table, files: Sequence[Path], step: Step) -> Iterator[pa.Table]:
+    """The rows of some files, about as many at a time as fill a group of rows."""
+    columns = list(SCHEMAS[table].names)
+    held: list[pa.RecordBatch] = []
+    for path in files:
+        for batch in archive.file_batches(path, table, columns=columns):
+            held.append(batch)
+            if sum(each.num_rows for each in held) >= ROW_GROUP_ROWS:
+                yield pa.Table.from_batches(held)
+                held = []
+        step("read")
+    if held:
+        yield pa.Table.from_batches(held)
+    step("written")

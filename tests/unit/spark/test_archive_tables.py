@@ -177,7 +177,6 @@ def test_a_checkpoint_that_is_behind_is_refused(tmp_path: Path, writer: str, aft
         sink.write(7, as_rows([record(1)]))
         with pytest.raises(CheckpointBehind, match=f"batch 6, .* up to batch 7: .* power cut, .*; remove that folder .*{after}") as caught:
             sink.write(6, as_rows([record(2)]))
-        assert isinstance(sink.failure, CheckpointBehind)
     shutil.rmtree(caught.value.checkpoint)
     with sink_of(tmp_path, writer=writer) as sink:
         assert (True, 2) == (sink.is_new, sink.manifest.generation)

@@ -6,12 +6,13 @@ May live here: `spark_jobs.tables.layout`, without any file.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.tables.layout import FileName, covered, day_folder, joined, joins, parse_day, parse_name, parse_part, resolved
+from spark_jobs.tables.layout import FileName, covered, day_folder, joined, joins, parse_day, parse_name, parse_part, part_name, resolved
 
 ALL = dict.fromkeys(range(10), 10**9)
 
@@ -31,8 +32,8 @@ def test_a_name_is_read_as_it_was_spelled(generation: int, first: int, more: int
     """Every name comes back from its text, and from that of its unfinished file, and from nothing else."""
     spelled = name(first, first + more, generation=generation)
     assert spelled == parse_name(spelled.text)
-    assert spelled == parse_part(spelled.part)
-    assert parse_name(spelled.part) is None
+    assert spelled == parse_part(part_name(spelled.text))
+    assert parse_name(part_name(spelled.text)) is None
     assert parse_part(spelled.text) is None
 
 
@@ -91,7 +92,11 @@ def test_each_batch_is_in_one_file_that_counts(widths: list[tuple[int, int]], se
 def test_neighbours_are_joined_up_to_a_size() -> None:
     """Runs of small files are cut where they would grow too large, at large files, and between generations; lone files stay."""
     files = [(name(batch), 10) for batch in range(5)] + [(name(5), 1_000), (name(6), 10), (name(0, generation=2), 10)]
-    assert ((name(0), name(1), name(2)), (name(3), name(4))) == joins(files, size_max=35, files_min=2)
-    assert ((name(0), name(1), name(2)),) == joins(files, size_max=35, files_min=3)
-    assert () == joins(files, size_max=5, files_min=2)
-    assert () == joins([], size_max=5, files_min=2)
+
+    def joined_of(some: Sequence[tuple[FileName, int]], *, size_max: int, files_min: int) -> tuple[tuple[FileName, ...], ...]:
+        return joins(some, size_max=size_max, files_min=files_min, kind=lambda each: each.generation)
+
+    assert ((name(0), name(1), name(2)), (name(3), name(4))) == joined_of(files, size_max=35, files_min=2)
+    assert ((name(0), name(1), name(2)),) == joined_of(files, size_max=35, files_min=3)
+    assert () == joined_of(files, size_max=5, files_min=2)
+    assert () == joined_of([], size_max=5, files_min=2)

@@ -22,7 +22,7 @@ from spark_jobs.beginnings import Beginning, beginning_of, kept_beginning
 from spark_jobs.emitted import Table
 from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFileGone
 from spark_jobs.tables.reading import Archive
-from spark_jobs.tables.resuming import archived_view, resumed
+from spark_jobs.tables.resuming import resumed
 from spark_jobs.tables.tidying import tidy_table
 from tests.archived import archived, arrivals_of
 from tests.compacting import all_of, compacted
@@ -35,6 +35,15 @@ RECORDS = 300
 def never() -> Beginning:
     """What is not asked."""
     raise AssertionError("it is noted already")
+
+
+def begun_of(archive: Archive) -> Beginning:
+    """Where an archive that holds something goes on."""
+    manifest = archive.manifest()
+    assert manifest is not None
+    beginning = resumed(archive, manifest)
+    assert beginning is not None
+    return beginning
 
 
 @pytest.mark.parametrize("snapshot", [None, b"a snapshot"])
@@ -67,11 +76,7 @@ def test_an_archive_leads_on_by_itself(tmp_path: Path, records: int) -> None:
     for offset, data in entries:
         apply(view, offset, decode(data))
     archive = archived(tmp_path, [arrivals_of(entries[:70]), arrivals_of(entries[70:])])
-    assert all_of(view) == all_of(archived_view(archive))
-    manifest = archive.manifest()
-    assert manifest is not None
-    beginning = resumed(archive, manifest)
-    assert beginning is not None
+    beginning = begun_of(archive)
     assert beginning.snapshot is not None
     assert {Source.CHANNEL: entries[-1][0] + 1} == beginning.positions
     assert all_of(view) == all_of(from_bytes(beginning.snapshot))
@@ -87,10 +92,7 @@ def test_an_archive_of_a_closed_channel_is_gone_on_from(tmp_path: Path, snapshot
     end = channel.view.offset
     entries = [*channel.entries, (end + 1, b"{}"), (end + 2, b"{}")]
     archive = archived(tmp_path, [arrivals_of(entries)], snapshot_records=snapshot_records)
-    manifest = archive.manifest()
-    assert manifest is not None
-    beginning = resumed(archive, manifest)
-    assert beginning is not None
+    beginning = begun_of(archive)
     assert beginning.snapshot is not None
     assert {Source.CHANNEL: end + 3} == beginning.positions
     assert end == from_bytes(beginning.snapshot).offset
@@ -139,8 +141,7 @@ def test_files_that_are_joined_meanwhile_are_found(tmp_path: Path, monkeypatch: 
     walk = Walk(21)
     arrivals = arrivals_of(walk.step() for _ in range(50))
     archive = archived(tmp_path, [arrivals[first : first + 10] for first in range(0, 50, 10)])
-    expected, manifest = all_of(archived_view(archive)), archive.manifest()
-    assert manifest is not None
+    expected = begun_of(archive)
     listed, looks = Archive.files, list[Table]()
 
     def files(self: Archive, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
@@ -151,9 +152,8 @@ def test_files_that_are_joined_meanwhile_are_found(tmp_path: Path, monkeypatch: 
         return found
 
     monkeypatch.setattr(Archive, "files", files)
-    assert expected == all_of(archived_view(archive))
+    assert expected == begun_of(archive)
     assert 2 == looks.count(Table.RECORDS)
-    assert resumed(archive, manifest) is not None
 
 
 def test_a_file_that_stays_gone_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -163,7 +163,7 @@ def test_a_file_that_stays_gone_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     gone = tmp_path / "gone.parquet"
     monkeypatch.setattr(Archive, "files", lambda *_, **__: (gone,))
     with pytest.raises(ArchiveFileGone, match=r"gone\.parquet is not there any more; restore it") as told:
-        archived_view(archive)
+        begun_of(archive)
     assert str(gone) == told.value.file
 
 

@@ -18,7 +18,7 @@ from brokers.cli.outcome import ExitCode, exit_code_of
 from channel.errors import InvalidLogUrl, MissingExtra
 from spark_jobs import connector, session
 from spark_jobs.connector import Jar, cache_folder, connector_jars, jars_of_connector, pom_of
-from spark_jobs.errors import JarsMissing, MissingJava, WrongJar, explained
+from spark_jobs.errors import JarsMissing, MissingJava, WrongJar
 from spark_jobs.java import check_java
 from spark_jobs.options import default_archive
 from tests.house_rules import ROOT
@@ -159,20 +159,6 @@ def test_a_start_is_quiet_and_what_follows_is_heard(tmp_path: Path) -> None:
         check=True,
     )
     assert ["first", "later", "mine"] == sorted(done.stderr.splitlines())
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("Traceback ...\nValueError: x\nchannel.errors.LogWentBack: the log x ends at 3\n\tat org.apache", "the log x ends at 3"),
-        ("Traceback ...\n  File x\nValueError: no such thing\n", "no such thing"),
-        ("\n[SOME_CLASS] Spark says so\nmore", "[SOME_CLASS] Spark says so"),
-        ("", "RuntimeError"),
-    ],
-)
-def test_an_error_of_spark_is_told_in_a_line(text: str, problem: str) -> None:
-    """Of the pages that Spark prints the line is told that says what went wrong."""
-    assert problem == explained("audit", RuntimeError(text)).problem
 
 
 def test_an_archive_lies_beside_its_log() -> None:

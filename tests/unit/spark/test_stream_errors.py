@@ -54,6 +54,10 @@ CASES = {
         message=OF_A_WORKER.format(last="channel.errors.LogDamaged: the log x cannot be used: not ours"),
         expected=Cause(kind="LogDamaged", text="the log x cannot be used: not ours", passes=False),
     ),
+    "an error of an archive": Case(
+        message=OF_A_WORKER.format(last="spark_jobs.tables.errors.ArchiveDamaged: the archive x cannot be used: no file"),
+        expected=Cause(kind="ArchiveDamaged", text="the archive x cannot be used: no file", passes=False),
+    ),
     "an error of Python": Case(
         message=OF_A_WORKER.format(last="KeyError: 'owner'"), expected=Cause(kind="KeyError", text="KeyError: 'owner'", passes=False)
     ),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import orjson
 import pytest
 
 from spark_jobs.emitted import Table
@@ -15,6 +16,7 @@ from spark_jobs.options import Screen, TidyOptions
 from spark_jobs.tables.errors import ArchiveDamaged, ArchiveInUse
 from spark_jobs.tables.layout import day_folder
 from spark_jobs.tables.reading import Archive
+from spark_jobs.tables.schema import SCHEMAS
 from spark_jobs.tables.sink import locked, open_sink
 from spark_jobs.tables.tidying import BATCHES_BETWEEN, FILES_MAX, LOCK, Tidied, run_tidy, tidy_beside, tidy_table
 from tests.archived import LOG, NOON_MS, URL, archived, arrivals_of, as_rows
@@ -109,6 +111,18 @@ def test_one_tidies_at_a_time(tmp_path: Path) -> None:
     os.close(lock)
     assert 0 == run_tidy(TidyOptions(archive=tmp_path), screen)
     assert ["records: 5 files joined into 1 of 0.0 MiB", f"the archive {tmp_path} is tidy"] == told
+
+
+def test_what_was_joined_is_told_to_programs(tmp_path: Path) -> None:
+    """With --json the figures of all tables are one document, and nothing else is printed."""
+    filled(tmp_path)
+    told, noted = list[str](), list[str]()
+    assert 0 == run_tidy(TidyOptions(archive=tmp_path, as_json=True), Screen(result=told.append, note=noted.append))
+    (document,) = map(orjson.loads, told)
+    assert set(map(str, SCHEMAS)) == document.keys()
+    assert (BATCHES - 1, 1) == (document["records"].pop("before"), document["records"].pop("after"))
+    assert {"before": 0, "after": 0, "bytes": 0} == document["transfers"]
+    assert [f"the archive {tmp_path} is tidy"] == noted
 
 
 @pytest.mark.parametrize("place", [0, -1])
