@@ -70,6 +70,18 @@ class NodeFailed(LocalKafkaError):
         super().__init__(f"{node} of the local Kafka {problem}{too_old}; its last words:\n{last_words or 'none'}")
 
 
+class NotSuspended(LocalKafkaError):
+    """A node that was told to stand still goes on: the kernel holds it in a call that does not end, such as to a hung disk."""
+
+    def __init__(self, *, node: str, pid: int) -> None:
+        """`pid` is the process that does not stand still."""
+        self.node = node
+        self.pid = pid
+        super().__init__(
+            f"{node} of the local Kafka, process {pid}, was told to stand still and does not; look at the disk that it writes to"
+        )
+
+
 class NotStopped(LocalKafkaError):
     """A node is still there after it was killed: the kernel holds it in a call that does not end, such as to a hung disk."""
 

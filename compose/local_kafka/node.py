@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from compose.local_kafka.errors import NodeFailed, NotStopped
+from compose.local_kafka.errors import NodeFailed, NotStopped, NotSuspended
 from compose.local_kafka.jars import class_path, tool
-from compose.local_kafka.process import handle, has_ended, pid_of, send, start
+from compose.local_kafka.process import handle, has_ended, pid_of, send, stands_still, start
 from compose.local_kafka.server_properties import spelled
 
 READY_S: Final = 120.0
@@ -23,6 +23,7 @@ READY_S: Final = 120.0
 STOP_S: Final = 15.0
 """A node that leaves in good order takes a second. One whose fellows are gone already would ask them for minutes, and is killed."""
 
+_SUSPEND_S: Final = 15.0  # It takes up to 60 ms on a machine whose cores all have other things to do.
 _KILL_S: Final = 15.0  # What the kernel takes to free 500 MB, on a machine that swaps.
 _LOOK_S: Final = 0.05
 _FORMAT_S: Final = 60.0  # 1.5 s on two quiet cores, ten times as much on busy ones, three at once.
@@ -128,8 +129,14 @@ class Node:
                 raise NotStopped(node=self.name, pid=pid_of(self._pid_file) or 0)
 
     def suspend(self) -> None:
-        """Stop it in its tracks (SIGSTOP): its sockets stay open, and nothing answers."""
-        self._signal(signal.SIGSTOP)
+        """Stop it in its tracks (SIGSTOP): its sockets stay open, and nothing answers once this returns. Raises `NotSuspended`."""
+        with handle(self._pid_file, mark=self._mark) as held:
+            pid = pid_of(self._pid_file)
+            if held is None or pid is None:
+                return
+            send(held, signal.SIGSTOP)
+            if not stands_still(pid, timeout_s=_SUSPEND_S):
+                raise NotSuspended(node=self.name, pid=pid)
 
     def resume(self) -> None:
         """Let it go on after `suspend`."""

@@ -10,8 +10,9 @@ import os
 import select
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +21,10 @@ _FORK_S: Final = 30.0
 # The moment in which a program is loaded: microseconds, or on a machine that is busy or swaps, up to a second.
 _EXEC_LOOKS: Final = 100
 _EXEC_LOOK_S: Final = 0.01
+_STOP_LOOK_S: Final = 0.001
+_STOPPED: Final = frozenset("TtXZ")
+"""Stopped, by a signal or for a debugger, or ended."""
+
 _IN_BACKGROUND: Final = 'pid_file=$1 output=$2; shift 2; "$@" </dev/null >>"$output" 2>&1 & echo $! >"$pid_file"'
 
 
@@ -63,11 +68,28 @@ def send(held: int, number: signal.Signals) -> None:
         return
 
 
+def stands_still(pid: int, *, timeout_s: float) -> bool:
+    """Whether all threads of a process come to a stop within a time, after SIGSTOP: until the first of them runs, none of them does."""
+    give_up_s = time.monotonic() + timeout_s
+    while not all(state in _STOPPED for state in _states(pid)):
+        if time.monotonic() >= give_up_s:
+            return False
+        time.sleep(_STOP_LOOK_S)
+    return True
+
+
 def has_ended(held: int, *, timeout_s: float) -> bool:
     """Whether the process of a handle ends within a time."""
     poll = select.poll()
     poll.register(held, select.POLLIN)
     return bool(poll.poll(timeout_s * 1_000))
+
+
+def _states(pid: int) -> Iterator[str]:
+    """What each thread of a process does, in the kernel's letters; nothing of those that are gone."""
+    for path in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            yield path.read_text().rpartition(")")[2].split()[0]
 
 
 def _command_line(pid: int, held: int) -> str:

@@ -89,6 +89,17 @@ def test_a_suspended_node_answers_once_it_goes_on(own_kafka: OwnKafka) -> None:
     assert b"kept" in values(own_kafka.address, topic)
 
 
+def test_a_suspended_node_does_nothing_more(own_kafka: OwnKafka) -> None:
+    """When `suspend` returns all threads stand still, each time: whoever asks at once is not answered."""
+    node = own_kafka.cluster.node(1)
+    for _ in range(10):
+        node.suspend()
+        threads = Path(f"/proc/{node.pid}/task").glob("*/stat")
+        states = {thread.read_text().rpartition(")")[2].split()[0] for thread in threads}
+        node.resume()
+        assert {"T"} == states
+
+
 def test_a_folder_is_one_kafka_however_often_it_is_opened(own_kafka: OwnKafka) -> None:
     """Whoever lays out a folder whose Kafka runs has that one, unless they want another, which is refused."""
     folder, layout = own_kafka.cluster.folder, own_kafka.cluster.layout
