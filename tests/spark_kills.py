@@ -1,4 +1,4 @@
-"""Kill a job's driver in the middle of its work, again and again: `python -m tests.spark_kills [audit|archive] [--kills 10] [--seed 0]`.
+"""Kill a job's driver in the middle of its work, again and again: `python -m tests.spark_kills [audit|archive|delta] [--kills 10]`.
 
 May live here: the log that is read, the driver that is killed, and the comparison with a job that nobody disturbed. A test does
 the same with fewer kills.
@@ -63,7 +63,7 @@ def silent() -> Screen:
 def tables(archive: Path, job: str) -> dict[str, list[dict[str, object]]]:
     """All that a job wrote, in order of offsets. Read as it lies in its files: nothing is made single here."""
     found = {}
-    for table in WRITTEN_BY[job]:
+    for table in WRITTEN_BY[_writer(job)]:
         rows = [row for batch in Archive(archive).batches(table) for row in batch.to_pylist()]
         found[table.value] = sorted(rows, key=lambda row: (row["offset"], row.get("ordinal", 0)))
     return found
@@ -84,7 +84,16 @@ def keep(url: str, archive: Path) -> int:
     return run_archive(ArchiveOptions(log_url=url, archive=archive, to_end=True, per_trigger=PER_TRIGGER), silent())
 
 
-JOBS: Final = {"audit": audit, "archive": keep}
+def keep_as_delta(url: str, archive: Path) -> int:
+    """As `keep`, in Delta tables."""
+    return run_archive(ArchiveOptions(log_url=url, archive=archive, to_end=True, per_trigger=PER_TRIGGER, delta=True), silent())
+
+
+JOBS: Final = {"audit": audit, "archive": keep, "delta": keep_as_delta}
+
+
+def _writer(job: str) -> str:
+    return "archive" if job == "delta" else job
 
 
 def run_with_kills(job: str, url: str, archive: Path, *, kills: int, chance: random.Random) -> int:
@@ -93,7 +102,10 @@ def run_with_kills(job: str, url: str, archive: Path, *, kills: int, chance: ran
     for number in range(kills):
         with driver(job, url, archive) as running:
             killed_at = killed(
-                running, archive / CHECKPOINTS / job, after=batch + BATCHES_MIN, delay_seconds=chance.uniform(0, _DELAY_SECONDS_MAX)
+                running,
+                archive / CHECKPOINTS / _writer(job),
+                after=batch + BATCHES_MIN,
+                delay_seconds=chance.uniform(0, _DELAY_SECONDS_MAX),
             )
         if killed_at is None:
             return number

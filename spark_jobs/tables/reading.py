@@ -133,12 +133,19 @@ class Archive:
         return _once(rows) if table is Table.FINDINGS and (columns is None or {*FINDING} <= {*columns}) else rows
 
     def frame(self, spark: SparkSession, table: Table, *, first_day: str = "", last_day: str = "9") -> DataFrame:
-        """A table as a Spark frame, with `day` as its last column. Of findings that were found again, each once."""
+        """A table as a Spark frame, with `day` as its last column. Of findings that were found again, each once.
+
+        Raises what `files` raises, and `ArchiveDamaged` for a file of no bytes, which Spark would pass over.
+        """
         schema = ddl(SCHEMAS[table])
-        files = [_unglobbed(path) for path in self.files(table, first_day=first_day, last_day=last_day)]
+        files = self.files(table, first_day=first_day, last_day=last_day)
         if not files:
             return spark.createDataFrame([], schema)
-        frame = spark.read.schema(schema).option("basePath", str(self.path / table)).parquet(*files)
+        for path in files:
+            with suppress(FileNotFoundError):  # Spark tells that itself, as of any file that goes while it reads.
+                if not path.stat().st_size:
+                    raise ArchiveDamaged(archive=str(self.path), problem=f"its file {path} has no bytes")
+        frame = spark.read.schema(schema).option("basePath", str(self.path / table)).parquet(*map(_unglobbed, files))
         return frame.dropDuplicates(list(FINDING)) if table is Table.FINDINGS else frame
 
 

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
+import orjson
 import pytest
 
 from brokers.admin.access import opened, submit
@@ -24,7 +25,9 @@ from channel.reader import Reader
 from channel.records import Document
 from channel.view import View
 from compaction.holds import DAYS_LIMIT, DAYS_MAX, Held, hold_document, hold_key, holds_in
+from spark_jobs.archive import run_archive
 from spark_jobs.holding import AT_LEAST_EVERY_S, EVERY_S, OPEN_MS, OPEN_MS_MAX, READ_MS, Hold, release_hold
+from spark_jobs.options import ArchiveOptions, Screen
 from spark_jobs.tables.errors import NoHold
 from spark_jobs.tables.manifest import Manifest
 from tests.compacting import NOTHING, compacted, renewed, restored_to_end, written
@@ -170,6 +173,22 @@ def test_an_archive_moves_its_hold(tmp_path: Path) -> None:
     assert ("archives/main", said + 1) == release_hold(url, "main")
     with pytest.raises(NoHold, match="archives/main"):
         release_hold(url, "main")
+
+
+def test_a_hold_that_is_lifted_is_told(tmp_path: Path) -> None:
+    """`--release` says where the record stands that did it, to people and to programs."""
+    url, told = write(channel_with("a:1").entries, tmp_path), list[str]()
+    screen = Screen(result=told.append, note=told.append)
+    for name, as_json in (("one", False), ("two", True)):
+        hold = Hold(url, name, tell=told.append)
+        hold.archived(Manifest(writer="archive", log="", url=url, positions={"channel": 1}), at_once=True)
+        hold.close()
+        options = ArchiveOptions(log_url=url, archive=tmp_path / "unused", release=name, as_json=as_json)
+        assert 0 == run_archive(options, screen)
+    text, document = told
+    said = orjson.loads(document)
+    assert ("archives/two", say(url) - 1) == (said["policy"], said["offset"])
+    assert f"accepted at offset {said['offset'] - 2}: the hold archives/one is lifted, and compaction no longer waits" in text
 
 
 def test_archives_do_not_follow_one_another(tmp_path: Path) -> None:

@@ -217,6 +217,9 @@ def test_what_cannot_be_read_is_named(spark: SparkSession, archive: Path, tmp_pa
     file.write_bytes(file.read_bytes()[:-4])
     with pytest.raises(ArchiveDamaged, match=rf"its file {file} cannot be read: .*; restore it from a copy"):
         made_report(Archive(path), spark, options)
+    file.write_bytes(b"")
+    with pytest.raises(ArchiveDamaged, match=rf"its file {file} has no bytes; restore it from a copy"):
+        made_report(Archive(path), spark, options)
 
 
 def test_a_tenure_whose_beginning_was_not_archived(spark: SparkSession, tmp_path: Path) -> None:
