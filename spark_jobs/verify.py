@@ -101,10 +101,11 @@ def _look(archive: Archive, *, also_gone: bool = False) -> tuple[list[Mark], lis
     unreadable: list[Difference] = []
     manifest = archive.manifest()  # Before the files are looked for: what is finished meanwhile is there too.
     for table, read in ((Table.SNAPSHOTS, _marks), (Table.RECORDS, _record_file)):
+        last = -1
         for path in archive.files(table):
             try:
                 if manifest is not None and manifest.store == "delta":
-                    check_order(path, table)
+                    last = check_order(path, table, after=last)
                 found = read(path)
             except (OSError, pa.ArrowException) as error:
                 if isinstance(error, FileNotFoundError) and not also_gone:

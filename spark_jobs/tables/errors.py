@@ -61,6 +61,16 @@ class ArchiveFileGone(ArchiveDamaged):
         super().__init__(archive=archive, problem=f"its file {file} is not there any more")
 
 
+class ArchiveOutOfOrder(OperatorError):
+    """Records of the archive are there, and not in the order in which they are folded."""
+
+    def __init__(self, *, archive: str, problem: str) -> None:
+        """`problem` says of what, and what mends it."""
+        self.archive = archive
+        self.problem = problem
+        super().__init__(f"the archive {archive} cannot be gone on from: {problem}; then start again")
+
+
 class ArchiveInUse(OperatorError):
     """Another process writes the same tables of the archive, or tidies it."""
 

@@ -36,8 +36,8 @@ _OFFSETS_SAID: Final = ("INT64", 1, 0)
 """How Parquet describes the column of offsets: its physical type, that a cell may be null, and that it is no list."""
 
 NOT_IN_ORDER: Final = (
-    "rows are not in order of their offsets; if that is a Delta table that was joined by OPTIMIZE, "
-    "deltalake.DeltaTable(FOLDER).optimize.z_order(['offset']) mends it"
+    "its rows are not in order of their offsets, as after Delta's OPTIMIZE; deltalake.DeltaTable(FOLDER).optimize.z_order(['offset']) of "
+    "the table's folder mends it"
 )
 
 _replace_glob_characters: Final = re.compile(r"[\\*?\[\]{}]").sub
@@ -192,14 +192,18 @@ def file_offsets(path: Path) -> tuple[int, int, int]:
         return min(first for first, _ in found), max(last for _, last in found), file.metadata.num_rows
 
 
-def check_order(path: Path, table: Table) -> None:
-    """Raise `pyarrow.ArrowInvalid` for a file whose offsets fall, as those may that others joined. Raises as `file_batches`, too."""
-    last = -1
+def check_order(path: Path, table: Table, *, after: int) -> int:
+    """The last offset in a file, whose first is above `after`, as that of the file before it.
+
+    Raises `pyarrow.ArrowInvalid` for one whose offsets fall, as those may that others joined, and what `file_batches` raises.
+    """
+    last = after
     for batch in file_batches(path, table, columns=("offset",)):
         offsets = batch["offset"]
         if offsets[0].as_py() < last or pc.any(pc.less(offsets[1:], offsets[:-1])).as_py():
             raise pa.ArrowInvalid(NOT_IN_ORDER)
         last = offsets[-1].as_py()
+    return last
 
 
 def file_batches(

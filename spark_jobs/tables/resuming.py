@@ -17,7 +17,7 @@ from spark_jobs.beginnings import Beginning
 from spark_jobs.emitted import Table
 from spark_jobs.sequence.sequence import NOT_FOLDED
 from spark_jobs.sequence.snapshots import unpacked
-from spark_jobs.tables.errors import ArchiveDamaged
+from spark_jobs.tables.errors import ArchiveDamaged, ArchiveOutOfOrder
 from spark_jobs.tables.manifest import Manifest
 from spark_jobs.tables.reading import NOT_IN_ORDER, Archive, read_again
 
@@ -25,14 +25,15 @@ from spark_jobs.tables.reading import NOT_IN_ORDER, Archive, read_again
 def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:
     """Where the archive goes on by its own account; None if it holds nothing of the channel yet.
 
-    Raises `ArchiveDamaged` where its snapshot and its records do not fit together, or a file of them cannot be read.
+    Raises `ArchiveOutOfOrder`, and `ArchiveDamaged` where its snapshot and its records do not fit together, or a file of them cannot
+    be read.
     """
     if Source.CHANNEL not in manifest.positions:
         return None
     try:
         view, last = read_again(lambda: _read(archive))
     except LogWentBack as error:
-        raise ArchiveDamaged(archive=str(archive.path), problem=f"in its table of records, {NOT_IN_ORDER}") from error
+        raise ArchiveOutOfOrder(archive=str(archive.path), problem=f"in the folder {Table.RECORDS}, {NOT_IN_ORDER}") from error
     if last + 1 != manifest.positions[Source.CHANNEL]:
         problem = f"its records lead to position {last}, and it says that it goes on at {manifest.positions[Source.CHANNEL]}"
         raise ArchiveDamaged(archive=str(archive.path), problem=problem)

@@ -105,31 +105,22 @@ def tidy_table(
     """Join the small files of each day of one table, if it has at least `files_min` neighbours; more of its last day, which goes on.
 
     `step` is told what is done. A file that cannot be read keeps no other day, and no other group of its own, from being joined, nor
-    does a folder. Raises `ArchiveFull`, `ArchiveUnwritable`, and what `Archive.manifest` and `Archive.days` raise.
+    does a folder. Raises `ArchiveFull`, `ArchiveUnwritable`, and what `Archive.manifest` raises.
     """
     manifest = archive.manifest(WRITER_OF[table])
-    done, days = Tidied(), archive.days(table)
     if manifest is None:
-        return done
-    for day in days:
-        folder = _folder(archive, table, day, manifest=manifest, step=step)
-        try:
-            groups = folder.groups(size_max=FILE_BYTES_MAX, files_min=last_day_files_min if day == days[-1] else files_min)
-        except ArchiveDamaged as error:
-            done += Tidied(damaged=error)
-            continue
-        for group in groups:
-            try:
-                size_bytes = folder.join(group, _rows(archive, table, group, step))
-            except ArchiveDamaged as error:
-                done += Tidied(damaged=error)
-                continue
-            if size_bytes is not None:
-                done += Tidied(before=len(group), after=1, size_bytes=size_bytes)
-    if manifest.store == "delta":
+        return Tidied()
+    try:
+        folders = _folders(archive, table, manifest, step)
+    except ArchiveDamaged as error:
+        return Tidied(damaged=error)
+    done = Tidied()
+    for folder in folders:
+        done += _tidied(folder, archive, table, files_min=last_day_files_min if folder is folders[-1] else files_min, step=step)
+    if manifest.store == "delta" and done.damaged is None:
         from spark_jobs.tables.delta_tidying import forget  # noqa: PLC0415 - needs an extra that few have
 
-        forget(archive, table, manifest)
+        forget(archive, table)
     return done
 
 
@@ -166,12 +157,30 @@ class Folder(Protocol):
         ...
 
 
-def _folder(archive: Archive, table: Table, day: str, *, manifest: Manifest, step: Step) -> Folder:
+def _folders(archive: Archive, table: Table, manifest: Manifest, step: Step) -> Sequence[Folder]:
+    """The days of a table, rising. Raises `ArchiveDamaged`."""
     if manifest.store == "delta":
-        from spark_jobs.tables.delta_tidying import DeltaFolder  # noqa: PLC0415 - needs an extra that few have
+        from spark_jobs.tables.delta_tidying import delta_folders  # noqa: PLC0415 - needs an extra that few have
 
-        return DeltaFolder(archive=archive, table=table, day=day, manifest=manifest, step=step)
-    return _ParquetFolder(archive=archive, table=table, day=day, manifest=manifest, step=step)
+        return delta_folders(archive, table, manifest, step)
+    return [_ParquetFolder(archive=archive, table=table, day=day, manifest=manifest, step=step) for day in archive.days(table)]
+
+
+def _tidied(folder: Folder, archive: Archive, table: Table, *, files_min: int, step: Step) -> Tidied:
+    try:
+        groups = folder.groups(size_max=FILE_BYTES_MAX, files_min=files_min)
+    except ArchiveDamaged as error:
+        return Tidied(damaged=error)
+    done = Tidied()
+    for group in groups:
+        try:
+            size_bytes = folder.join(group, _rows(archive, table, group, step))
+        except ArchiveDamaged as error:
+            done += Tidied(damaged=error)
+            continue
+        if size_bytes is not None:
+            done += Tidied(before=len(group), after=1, size_bytes=size_bytes)
+    return done
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 
 import deltalake
@@ -18,7 +19,7 @@ from spark_jobs.options import Screen, TidyOptions
 from spark_jobs.tables import delta, delta_tidying
 from spark_jobs.tables.arrow import by_table
 from spark_jobs.tables.delta import DeltaStore, delta_files
-from spark_jobs.tables.errors import ArchiveDamaged
+from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFileGone, ArchiveOutOfOrder
 from spark_jobs.tables.reading import Archive
 from spark_jobs.tables.resuming import resumed
 from spark_jobs.tables.sink import Sink
@@ -149,31 +150,49 @@ def test_what_was_half_written_is_removed(tmp_path: Path) -> None:
     assert [] == list(tmp_path.rglob("*.part"))
 
 
-def test_a_batch_that_comes_between_is_not_lost(tmp_path: Path) -> None:
+def between(monkeypatch: pytest.MonkeyPatch, do: Callable[[], object]) -> None:
+    """Let something be done between each look at a table and the transaction that follows from it."""
+    looked, busy = delta.opened, list[bool]()
+
+    def opened(archive: Path, table: Table) -> deltalake.DeltaTable | None:
+        found = looked(archive, table)
+        if not busy:
+            busy.append(True)
+            do()
+            busy.clear()
+        return found
+
+    monkeypatch.setattr(delta, "opened", opened)
+
+
+def test_batches_that_come_between_are_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The archive goes on while a command tidies: what it adds is there, and what was joined meanwhile, too."""
-    archive = filled(tmp_path)
+    archive, more = filled(tmp_path), 3
     with sink_of(tmp_path, "delta") as sink:
-        assert (BATCHES, 1) == ((done := tidied(archive, at="joined", do=lambda: write(sink, BATCHES))).before, done.after)
-    assert [*ROWS, *batch_of(BATCHES)] == offsets(archive)
-    assert 2 == len(archive.files(Table.RECORDS))
+        numbers = list(range(BATCHES, BATCHES + more))
+
+        def write_one() -> None:
+            if numbers:
+                write(sink, numbers.pop(0))
+
+        done = tidied(archive, at="joined", do=lambda: between(monkeypatch, write_one))
+    monkeypatch.undo()
+    assert (BATCHES, 1, []) == (done.before, done.after, numbers)
+    assert list(range((BATCHES + more) * EACH)) == offsets(archive)
+    assert 1 + more == len(archive.files(Table.RECORDS))
 
 
 def test_batches_that_always_come_between_are_given_way_to(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that never holds still stays as it is, with nothing left behind, until another time."""
     archive = filled(tmp_path)
     with sink_of(tmp_path, "delta") as sink:
-        numbers = iter(range(BATCHES, 100))
-
-        def files_of(table: deltalake.DeltaTable) -> list[tuple[str, str]]:
-            found = delta.files_of(table)
-            write(sink, next(numbers))
-            return found
-
-        monkeypatch.setattr(delta_tidying, "files_of", files_of)
-        before = on_disk(archive)
+        numbers = count(BATCHES)
+        between(monkeypatch, lambda: write(sink, next(numbers)))
         assert Tidied() == tidied(archive)
         written = next(numbers) - BATCHES
-    assert on_disk(archive) == before + written
+    monkeypatch.undo()
+    assert written > delta.COMMITS_MAX
+    assert on_disk(archive) == BATCHES + written
     assert list(range((BATCHES + written) * EACH)) == offsets(archive)
 
 
@@ -195,8 +214,8 @@ def test_files_that_lost_their_order_are_named(tmp_path: Path) -> None:
         backwards = found.to_pyarrow_table().sort_by([("offset", "descending")])
         deltalake.write_deltalake(found, backwards, mode="overwrite", partition_by=["day"])
     assert expected[::-1] == offsets(archive)
-    problem = r"rows are not in order of their offsets; .*z_order\(\['offset'\]\) mends it"
-    with pytest.raises(ArchiveDamaged, match=problem):
+    problem = r"rows are not in order of their offsets, .*z_order\(\['offset'\]\) of the table's folder mends it"
+    with pytest.raises(ArchiveOutOfOrder, match=problem):
         resumed(archive, manifest)
     unreadable = look(archive)[2]
     assert 2 == sum(re.search(problem, each.text) is not None for each in unreadable) == len(unreadable)
@@ -207,17 +226,28 @@ def test_files_that_lost_their_order_are_named(tmp_path: Path) -> None:
     assert resumed(archive, manifest) is not None
 
 
+def test_files_that_overlap_are_named(tmp_path: Path) -> None:
+    """Where another program dealt the rows out to files anew, each in order, they are no more in the order of the log."""
+    archive = filled(tmp_path)
+    rows = table_of(archive).to_pyarrow_table().sort_by("offset")
+    deltalake.write_deltalake(table_of(archive), rows.take(ROWS[::2]), mode="overwrite", partition_by=["day"])
+    deltalake.write_deltalake(table_of(archive), rows.take(ROWS[1::2]), mode="append", partition_by=["day"])
+    assert ["damaged"] == [each.kind for each in look(archive)[2] if "not in order" in each.text]
+
+
 @pytest.mark.parametrize("first", [0, BATCHES])
 def test_an_unfinished_batch_stays_apart(tmp_path: Path, first: int) -> None:
-    """What may be taken back is joined with nothing, and can be taken back after the rest was joined."""
+    """What may be taken back is joined with nothing, and can be taken back after the rest was joined, and what it was made of is gone."""
     archive = filled(tmp_path, batches=first) if first else None
     with sink_of(tmp_path, "delta") as sink:
         begin(tmp_path, first)
         archive = archive or Archive(tmp_path)
         done = tidied(archive)
         assert (first, min(first, 1)) == (done.before, done.after)
+        assert Tidied() == tidied(archive)
         assert [*ROWS[: first * EACH], *batch_of(first)] == offsets(archive)
         checkpoint = sink.checkpoint
+    table_of(archive).vacuum(retention_hours=0, dry_run=False, enforce_retention_duration=False, full=True)
     (checkpoint / "metadata").unlink(missing_ok=True)
     with sink_of(tmp_path, "delta") as sink:
         assert ROWS[: first * EACH] == offsets(archive)
@@ -225,25 +255,60 @@ def test_an_unfinished_batch_stays_apart(tmp_path: Path, first: int) -> None:
     assert [*ROWS[: first * EACH], *batch_of(first)] == offsets(archive)
 
 
+def test_a_batch_is_taken_back_while_somebody_tidies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A transaction that comes between is no reason not to start."""
+    archive = filled(tmp_path)
+    begin(tmp_path, BATCHES)
+    (next(tmp_path.glob(".checkpoints/*/*")) / "metadata").unlink()
+    left = [archive]
+    between(monkeypatch, lambda: tidied(left.pop()) if left else None)
+    with sink_of(tmp_path, "delta") as sink:
+        assert sink.is_new
+    monkeypatch.undo()
+    assert (ROWS, 1) == (offsets(archive), len(archive.files(Table.RECORDS)))
+
+
+def test_a_file_that_is_gone_ends_no_job(tmp_path: Path) -> None:
+    """It is named by the command, and keeps no other day from being joined; a job leaves it to those who verify."""
+    with sink_of(tmp_path, "delta") as sink:
+        checkpointed(sink)
+        for number in range(9):
+            sink.write(number, as_rows([record(number, at_ms=NOON_MS + number // 3 * DAY_MS)]))
+    archive = Archive(tmp_path)
+    gone = archive.files(Table.RECORDS)[1]
+    gone.unlink()
+    done = tidy_beside(archive, "archive", BATCHES_BETWEEN - 1)
+    assert (3, 1, True) == (done.before, done.after, gone.name in str(done.damaged))
+    with pytest.raises(ArchiveFileGone, match=gone.name):
+        run_tidy(TidyOptions(archive=tmp_path), Screen(result=print, note=print))
+
+
+def test_a_log_of_delta_that_is_damaged_is_told_in_a_line(tmp_path: Path) -> None:
+    """Who reads, writes or tidies such a table is told which it is; a job that only tidies goes on."""
+    archive = filled(tmp_path)
+    log = max((tmp_path / Table.RECORDS / "_delta_log").glob("*.json"))
+    log.write_text("{garbled")
+    problem = r"^the archive \S+ cannot be used: the log of its Delta table \S+/records cannot be read: [^\n]+; restore it"
+    with pytest.raises(ArchiveDamaged, match=problem):
+        archive.files(Table.RECORDS)
+    with pytest.raises(ArchiveDamaged, match=problem), sink_of(tmp_path, "delta") as sink:
+        write(sink, BATCHES)
+    assert "\n" not in str(tidy_beside(archive, "archive", BATCHES_BETWEEN - 1).damaged)
+    with pytest.raises(ArchiveDamaged, match=problem):
+        run_tidy(TidyOptions(archive=tmp_path), Screen(result=print, note=print))
+
+
 def test_what_no_version_needs_is_forgotten_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Joined files stay for a week, for readers of older versions, and go then; never while a batch could be taken back."""
+    """Joined files stay for a week, for readers of older versions, and go then; to find nothing is no transaction."""
     archive = filled(tmp_path)
     tidied(archive)
     assert BATCHES + 1 == on_disk(archive)
     monkeypatch.setattr(delta_tidying, "KEPT_H", 0)
-    with sink_of(tmp_path, "delta"):
-        begin(tmp_path, BATCHES)
     tidied(archive)
-    assert BATCHES + 2 == on_disk(archive)
-    with sink_of(tmp_path, "delta") as sink:
-        write(sink, BATCHES)
-    tidied(archive)
-    tidied(archive)
-    assert 1 == on_disk(archive)
+    assert (1, ROWS) == (on_disk(archive), offsets(archive))
     version = table_of(archive).version()
     tidied(archive)
-    assert version == table_of(archive).version(), "nothing to forget is no transaction"
-    assert [*ROWS, *batch_of(BATCHES)] == offsets(archive)
+    assert version == table_of(archive).version()
 
 
 def test_a_job_tidies_delta_too(tmp_path: Path) -> None:
