@@ -16,11 +16,13 @@ import multiprocessing
 import sys
 import tempfile
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Final
 
+from channel.errors import LogNotBegun
+from channel.log import FIRST_OFFSET
 from channel.open_log import open_log
 from spark_jobs.audit import run_audit
 from spark_jobs.findings import parse_finding
@@ -86,6 +88,12 @@ def append_steadily(url: str, stop: Event) -> None:
             time.sleep(max(0.0, began + done / RATE - time.monotonic()))
 
 
+def _has_begun(url: str) -> bool:
+    with suppress(LogNotBegun), closing(open_log(url, create=False)) as log:
+        return log.end() >= FIRST_OFFSET
+    return False
+
+
 def followed(folder: Path, *, seconds: float) -> list[tuple[float, int]]:
     """When each finding of a log that grows was told, and when its record was appended, without those of the warm-up."""
     url = f"sqlite:{folder}/live"
@@ -94,7 +102,7 @@ def followed(folder: Path, *, seconds: float) -> list[tuple[float, int]]:
     writer = _spawn.Process(target=append_steadily, args=(url, stop))
     writer.start()
     try:
-        while not Path(folder, "live").exists():
+        while not _has_begun(url):
             time.sleep(0.1)
         run_audit(
             AuditOptions(log_url=url, archive=folder / "live.archive", as_json=True), listening(told, seconds=WARM_UP_SECONDS + seconds)
