@@ -179,10 +179,11 @@ class _Run:
             problem = cause_of_error(error).text
             raise SparkDied(job=self._stream.job, problem=problem, memory=driver_memory(), variable=MEMORY_VARIABLE) from error
         finally:
-            self._watch.show()
+            # First of all, whatever comes of the rest: a batch that is under way when the interpreter ends makes it abort.
             if query is not None:
                 with suppress(PySparkException, *_GONE):  # It is stopped for good all the same when this process ends.
                     query.stop()
+            self._watch.show()
         return None
 
     def _started(self) -> StreamingQuery:

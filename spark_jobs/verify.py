@@ -30,7 +30,7 @@ from spark_jobs.sequence.snapshots import unpacked
 from spark_jobs.session import spark_session
 from spark_jobs.stream_errors import cause_of
 from spark_jobs.tables.manifest import Manifest
-from spark_jobs.tables.reading import LOOKS_MAX, Archive, check_order, file_batches, file_offsets, telling_damage
+from spark_jobs.tables.reading import LOOKS_MAX, NOT_IN_ORDER, Archive, check_order, file_batches, file_offsets, telling_damage
 from spark_jobs.verifying.folding import Checked, Difference, Folding, Rows, check_opening
 from spark_jobs.verifying.result import Verification, lines, verification
 from spark_jobs.verifying.segments import Mark, RecordFile, Segment, placed_anew, plan, with_unreadable
@@ -51,7 +51,7 @@ def run_verify(options: VerifyOptions, screen: Screen) -> int:
     """Fold an archive again; how many differences were found. Raises `NoArchive`, and what `spark_session` raises."""
     archive = Archive(options.archive)
     marks, files, unreadable = look(archive)
-    segments = plan(marks, files, from_ms=options.from_ms, to_ms=options.to_ms)
+    segments = judged(plan(marks, files, from_ms=options.from_ms, to_ms=options.to_ms), unreadable)
     spark = spark_session("equipoise-verify", master=options.master, telling=screen.note)
     began = time.monotonic()
     checked = check_all(spark.sparkContext, segments, screen)
@@ -84,6 +84,12 @@ def look(archive: Archive) -> tuple[list[Mark], list[RecordFile], list[Differenc
         with suppress(FileNotFoundError):  # Joined into another file since its folder was read.
             return _look(archive)
     return _look(archive, also_gone=True)
+
+
+def judged(segments: Sequence[Segment], unreadable: Sequence[Difference]) -> tuple[Segment, ...]:
+    """The segments without those of files that lost their order: folded so, their rows would say of the log what is true of the file."""
+    disordered = {each.file for each in unreadable if NOT_IN_ORDER in each.text}
+    return tuple(each for each in segments if disordered.isdisjoint(each.files))
 
 
 def looked_again(archive: Archive, segments: Sequence[Segment], checked: Sequence[Checked]) -> tuple[Segment, ...]:

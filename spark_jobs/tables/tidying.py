@@ -95,7 +95,7 @@ def run_tidy(options: TidyOptions, screen: Screen) -> int:
     for done in all_done.values():
         if done.damaged is not None:
             raise done.damaged
-    screen.note(f"the archive {options.archive} is tidy")
+    screen.note(f"tidied {options.archive}; whether all that is in it is whole, `equipoise spark verify` tells")
     return 0
 
 

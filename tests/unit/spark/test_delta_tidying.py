@@ -24,7 +24,8 @@ from spark_jobs.tables.reading import Archive
 from spark_jobs.tables.resuming import resumed
 from spark_jobs.tables.sink import Sink
 from spark_jobs.tables.tidying import BATCHES_BETWEEN, FILES_MAX, Tidied, run_tidy, tidy_beside, tidy_table
-from spark_jobs.verify import look
+from spark_jobs.verify import judged, look
+from spark_jobs.verifying.segments import plan
 from tests.archived import NOON_MS, archived, arrivals_of, as_rows
 from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, record, row, sink_of
 from tests.walk import Walk
@@ -217,12 +218,15 @@ def test_files_that_lost_their_order_are_named(tmp_path: Path) -> None:
     problem = r"rows are not in order of their offsets, .*z_order\(\['offset'\]\) of the table's folder mends it"
     with pytest.raises(ArchiveOutOfOrder, match=problem):
         resumed(archive, manifest)
-    unreadable = look(archive)[2]
+    marks, files, unreadable = look(archive)
     assert 2 == sum(re.search(problem, each.text) is not None for each in unreadable) == len(unreadable)
+    assert plan(marks, files) != () == judged(plan(marks, files), unreadable)
     for table in (Table.RECORDS, Table.SNAPSHOTS):
         table_of(archive, table).optimize.z_order(["offset"])
     assert expected == offsets(archive)
-    assert [] == look(archive)[2]
+    marks, files, unreadable = look(archive)
+    assert [] == unreadable
+    assert plan(marks, files) == judged(plan(marks, files), unreadable)
     assert resumed(archive, manifest) is not None
 
 

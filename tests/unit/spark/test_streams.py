@@ -217,6 +217,27 @@ def test_a_log_on_which_nothing_happens_is_not_away(
     assert starts == len(begun)
 
 
+def test_a_query_is_stopped_although_nobody_reads_what_is_shown(run: Callable[..., list[str]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the other end of a pipe is closed, say, the stream ends in order all the same."""
+    stopped = []
+
+    class Runs(OneBatch):
+        """A query that goes on until it is stopped."""
+
+        isActive = True  # noqa: N815
+
+        def stop(self) -> None:
+            stopped.append(self)
+
+    def show(_watch: Watch) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(Watch, "show", show)
+    with pytest.raises(BrokenPipeError):
+        run(frame=Runs, take=lambda _number, _rows: None)
+    assert 1 == len(stopped)
+
+
 def test_an_interrupt_waits_until_no_call_is_under_way(run: Callable[..., list[str]]) -> None:
     """Ctrl-C in the midst of a call into Spark ends the stream after that call, and the handler from before is there again."""
     before, calls = signal.getsignal(signal.SIGINT), []

@@ -110,7 +110,10 @@ def test_one_tidies_at_a_time(tmp_path: Path) -> None:
     assert Tidied() == tidy_beside(archive, "archive", BATCHES_BETWEEN - 1)
     os.close(lock)
     assert 0 == run_tidy(TidyOptions(archive=tmp_path), screen)
-    assert ["records: 5 files joined into 1 of 0.0 MiB", f"the archive {tmp_path} is tidy"] == told
+    assert [
+        "records: 5 files joined into 1 of 0.0 MiB",
+        f"tidied {tmp_path}; whether all that is in it is whole, `equipoise spark verify` tells",
+    ] == told
 
 
 def test_what_was_joined_is_told_to_programs(tmp_path: Path) -> None:
@@ -122,7 +125,7 @@ def test_what_was_joined_is_told_to_programs(tmp_path: Path) -> None:
     assert set(map(str, SCHEMAS)) == document.keys()
     assert (BATCHES - 1, 1) == (document["records"].pop("before"), document["records"].pop("after"))
     assert {"before": 0, "after": 0, "bytes": 0} == document["transfers"]
-    assert [f"the archive {tmp_path} is tidy"] == noted
+    assert [f"tidied {tmp_path}; whether all that is in it is whole, `equipoise spark verify` tells"] == noted
 
 
 @pytest.mark.parametrize("place", [0, -1])
