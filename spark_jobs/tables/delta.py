@@ -22,7 +22,7 @@ import pyarrow as pa
 from channel.errors import MissingExtra
 from spark_jobs.emitted import Table
 from spark_jobs.tables.arrow import DAY
-from spark_jobs.tables.errors import ArchiveDamaged
+from spark_jobs.tables.errors import ArchiveDamaged, ArchiveUnwritable
 from spark_jobs.tables.manifest import told
 from spark_jobs.tables.schema import WRITTEN_BY, TableSchema
 
@@ -89,11 +89,15 @@ class DeltaStore:
             )
 
     def clear(self, writer: str, *, generation: int, after: int) -> None:
-        """Take back what a batch above `after` has added to some tables, where it was never finished for all."""
+        """Take back what a batch above `after` has added to some tables, where it was never finished for all.
+
+        Raises `ArchiveDamaged`, `ArchiveFull` and `ArchiveUnwritable`.
+        """
         for table in WRITTEN_BY[writer]:
             files = unfinished(self._archive, table, generation=generation, after=after)
-            if files:
-                changed(self._archive, table, out=files)
+            if files and not changed(self._archive, table, out=files):
+                problem = f"an unfinished batch cannot be taken out of {self._archive / table}: others write there all the time"
+                raise ArchiveUnwritable(archive=str(self._archive), problem=problem)
 
 
 def opened(archive: Path, table: Table) -> deltalake.DeltaTable | None:

@@ -19,7 +19,7 @@ from spark_jobs.options import Screen, TidyOptions
 from spark_jobs.tables import delta, delta_tidying
 from spark_jobs.tables.arrow import by_table
 from spark_jobs.tables.delta import DeltaStore, delta_files
-from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFileGone, ArchiveOutOfOrder
+from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFileGone, ArchiveOutOfOrder, ArchiveUnwritable
 from spark_jobs.tables.reading import Archive
 from spark_jobs.tables.resuming import resumed
 from spark_jobs.tables.sink import Sink
@@ -270,6 +270,20 @@ def test_a_batch_is_taken_back_while_somebody_tidies(tmp_path: Path, monkeypatch
         assert sink.is_new
     monkeypatch.undo()
     assert (ROWS, 1) == (offsets(archive), len(archive.files(Table.RECORDS)))
+
+
+def test_a_batch_that_cannot_be_taken_back_begins_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While others never let go of the table no generation begins, which would write the same rows once more; after them it does."""
+    archive = filled(tmp_path)
+    begin(tmp_path, BATCHES)
+    (next(tmp_path.glob(".checkpoints/*/*")) / "metadata").unlink()
+    empty = table_of(archive).to_pyarrow_table().slice(0, 0)
+    between(monkeypatch, lambda: deltalake.write_deltalake(table_of(archive), empty, mode="append", partition_by=["day"]))
+    with pytest.raises(ArchiveUnwritable, match=r"an unfinished batch cannot be taken out of .*records: others write"):
+        sink_of(tmp_path, "delta")
+    monkeypatch.undo()
+    with sink_of(tmp_path, "delta") as sink:
+        assert (True, ROWS) == (sink.is_new, offsets(archive))
 
 
 def test_a_file_that_is_gone_ends_no_job(tmp_path: Path) -> None:
