@@ -121,7 +121,14 @@ def files_of(table: deltalake.DeltaTable) -> list[DeltaFile]:
 
 def delta_files(archive: Path, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
     """The files that hold a table's rows of these days, in order of the day and of what is in them. Raises `ArchiveDamaged`."""
-    return tuple(archive / table / file.name for file in _newest(archive, table) if first_day <= file.day <= last_day)
+    return tuple(archive / table / file.name for file in newest(archive, table)[1] if first_day <= file.day <= last_day)
+
+
+def newest(archive: Path, table: Table) -> tuple[int, list[DeltaFile]]:
+    """The number of the newest version of a table and its files, as `files_of`; -1 and none if there is none. Raises `ArchiveDamaged`."""
+    found = opened(archive, table)
+    with _reading(archive, table):
+        return (-1, []) if found is None else (found.version(), files_of(found))
 
 
 def unfinished(archive: Path, table: Table, *, generation: int, after: int) -> list[DeltaFile]:
@@ -194,12 +201,6 @@ def _reading(archive: Path, table: Table) -> Iterator[None]:
     except (DeltaError, OSError, KeyError, pa.ArrowException) as error:
         problem = f"the log of its Delta table {archive / table} cannot be read: {_line(error)}"
         raise ArchiveDamaged(archive=str(archive), problem=problem) from error
-
-
-def _newest(archive: Path, table: Table) -> list[DeltaFile]:
-    found = opened(archive, table)
-    with _reading(archive, table):
-        return [] if found is None else files_of(found)
 
 
 def _by_path(table: deltalake.DeltaTable) -> dict[str, DeltaFile]:

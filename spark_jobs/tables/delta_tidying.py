@@ -22,7 +22,7 @@ from deltalake.transaction import AddAction
 
 from spark_jobs.emitted import Table
 from spark_jobs.tables.arrow import DAY, arrow_schema
-from spark_jobs.tables.delta import DeltaFile, changed, delta_files, files_of, opened, telling, unfinished
+from spark_jobs.tables.delta import DeltaFile, changed, delta_files, newest, opened, telling, unfinished
 from spark_jobs.tables.errors import ArchiveFileGone
 from spark_jobs.tables.layout import PART_SUFFIX, SUFFIX, day_folder, joins
 from spark_jobs.tables.manifest import Manifest, told
@@ -101,15 +101,13 @@ class DeltaFolder:
 
 def delta_folders(archive: Archive, table: Table, manifest: Manifest, step: Step) -> list[DeltaFolder]:
     """The days of a table, rising. Raises `ArchiveDamaged`."""
-    found = opened(archive.path, table)
-    if found is None:
-        return []
+    version, files = newest(archive.path, table)
     # A batch that is not finished may be taken back, and must be found then as it was written.
     apart = {file.path for file in unfinished(archive.path, table, generation=manifest.generation, after=manifest.batch)}
-    files = [file for file in files_of(found) if file.path not in apart and file.rows != 0]
+    joinable = [file for file in files if file.path not in apart and file.rows != 0]
     return [
-        DeltaFolder(archive=archive, table=table, day=day, version=found.version(), files=tuple(some), step=step)
-        for day, some in groupby(files, key=lambda file: file.day)
+        DeltaFolder(archive=archive, table=table, day=day, version=version, files=tuple(some), step=step)
+        for day, some in groupby(joinable, key=lambda file: file.day)
     ]
 
 

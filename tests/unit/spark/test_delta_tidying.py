@@ -28,16 +28,13 @@ from spark_jobs.verify import judged, look
 from spark_jobs.verifying.segments import plan
 from tests.archived import NOON_MS, archived, arrivals_of, as_rows
 from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, record, row, sink_of
+from tests.unit.spark.test_tidying import DiedError, dies_at
 from tests.walk import Walk
 
 BATCHES = 6
 EACH = 3
 ROWS = list(range(BATCHES * EACH))
 DEATHS = (("read", 1), ("read", 6), ("written", 1), ("joined", 1), ("committed", 1))
-
-
-class DiedError(Exception):
-    """What a tidying dies of."""
 
 
 def batch_of(number: int) -> list[int]:
@@ -128,15 +125,8 @@ def test_the_stream_goes_on_over_joined_files(tmp_path: Path) -> None:
 def test_it_may_die_anywhere(tmp_path: Path, step: str, times: int) -> None:
     """A tidying that dies at any step leaves each row once, and the next one ends what it began."""
     archive = filled(tmp_path)
-    left = [times]
-
-    def die(found: str) -> None:
-        left[0] -= found == step
-        if not left[0]:
-            raise DiedError
-
     with pytest.raises(DiedError):
-        tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2, step=die)
+        tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2, step=dies_at(step, times))
     assert ROWS == offsets(archive)
     tidied(archive)
     assert ROWS == offsets(archive)

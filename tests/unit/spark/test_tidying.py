@@ -6,6 +6,7 @@ May live here: `spark_jobs.tables.tidying` on real folders, without Spark.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import orjson
@@ -30,6 +31,18 @@ DEATHS = (("read", 1), ("read", 2), ("read", 5), ("written", 1), ("joined", 1), 
 
 class DiedError(Exception):
     """What a tidying dies of."""
+
+
+def dies_at(step: str, times: int) -> Callable[[str], None]:
+    """What a tidying is told its steps by, and which ends it at one of them when that comes so many times."""
+    left = [times]
+
+    def die(found: str) -> None:
+        left[0] -= found == step
+        if not left[0]:
+            raise DiedError
+
+    return die
 
 
 def filled(path: Path, *, batches: int = BATCHES) -> Archive:
@@ -62,15 +75,8 @@ def test_it_may_die_anywhere(tmp_path: Path, step: str, times: int) -> None:
     """A tidying that dies at any step, for the first or a later time, leaves each row once, and the next one ends what it began."""
     archive = filled(tmp_path)
     before = archive.table(Table.RECORDS)
-    left = [times]
-
-    def die(found: str) -> None:
-        left[0] -= found == step
-        if not left[0]:
-            raise DiedError
-
     with pytest.raises(DiedError):
-        tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2, step=die)
+        tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2, step=dies_at(step, times))
     assert before.equals(archive.table(Table.RECORDS))
     tidy_table(archive, Table.RECORDS, files_min=2, last_day_files_min=2)
     assert before.equals(archive.table(Table.RECORDS))
