@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.load.log_places import add_log_option, breakable_place
 from tests.load.pulsar_stress import FULL, Result, pulsar_stress
-from tests.pulsar.programs import Language, command, is_required, lacking
+from tests.pulsar.programs import EVERYDAY, Language, command, is_required, lacking
 from tests.stress import in_words
 
 
@@ -27,7 +27,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, help="a new directory, which is kept (default: a temporary one)")
     arguments = parser.parse_args()
     languages = runnable()
-    if len(languages) < len(Language) and is_required():
+    if len(languages) < len(EVERYDAY) and is_required():
         return 1
     began_s = time.monotonic()
 
@@ -46,10 +46,10 @@ def main() -> int:
 
 def runnable() -> list[Language]:
     """The languages whose clients this machine can run, which are built; of the others it is said what is missing."""
-    problems = {language: lacking(language) for language in Language}
+    problems = {language: lacking(language) for language in EVERYDAY}
     for problem in filter(None, problems.values()):
         print(f"LEFT OUT: {problem}", flush=True)
-    languages = [language for language in Language if problems[language] is None]
+    languages = [language for language in EVERYDAY if problems[language] is None]
     for language in languages:
         command(language)
     return languages

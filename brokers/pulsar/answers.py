@@ -17,6 +17,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from brokers.errors import UnknownNamespace
+from brokers.pulsar.attachments import Elsewhere
 from brokers.pulsar.dispatch import Consumer, Refusal
 from brokers.pulsar.errors import NotServed, ServedElsewhere, ServerError
 from brokers.pulsar.hosting import Consuming, Publishing, Served
@@ -25,6 +26,7 @@ from brokers.pulsar.outcomes import Producer, Replaced, Subscribed
 from brokers.pulsar.rates import Meter
 from brokers.pulsar.replies import ConsumerStats
 from brokers.pulsar.requests import (
+    AccessMode,
     Acked,
     Connected,
     ConsumerClosed,
@@ -278,6 +280,14 @@ class Answers:
 
         try:
             served, (producer, replaced) = await self._let_in(request.topic, enter)
+        except ServedElsewhere as error:
+            if request.access_mode is AccessMode.SHARED:
+                version = version_of(request.schema)
+                elsewhere = Elsewhere(url=error.url)
+                connection.producer_opened(request.producer_id, request.request_id, name, elsewhere, schema_version=version)
+            else:  # Success would promise that no other producer is there.
+                connection.producer_refused(request.producer_id, request.request_id, *_refusal_of(error))
+            return
         except EquipoiseError as error:
             connection.producer_refused(request.producer_id, request.request_id, *_refusal_of(error))
             return
@@ -318,9 +328,13 @@ class Answers:
             if request.read_compacted:
                 raise NotServed(error=ServerError.NOT_ALLOWED, problem="only a stored topic can be read compacted, and none is stored here")
             served, (consumer, subscribed) = await self._let_in(request.topic, enter)
-        except EquipoiseError as error:
+        except (ServedElsewhere, DeadlineExceeded) as error:
+            # Success, and then a move: clients differ in what they do after an error (docs/adr/0014-wrong-broker.md).
             url = error.url if isinstance(error, ServedElsewhere) else None
-            connection.consumer_refused(request.consumer_id, request.request_id, *_refusal_of(error), url)
+            connection.consumer_opened(request.consumer_id, request.request_id, Elsewhere(url=url))
+            return
+        except EquipoiseError as error:
+            connection.consumer_refused(request.consumer_id, request.request_id, *_refusal_of(error))
             return
         self._told_schema(request.topic, request.schema, is_newest=False)
         if connection.consumer_opened(request.consumer_id, request.request_id, Consuming(consumer=consumer, served=served)):

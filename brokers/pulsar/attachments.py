@@ -24,6 +24,17 @@ class Attached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Elsewhere:
+    """Attach this in place of a `thing` that another broker serves: the connection sends the client to `url` at the first SEND or FLOW.
+
+    Not sooner: some clients ignore a CLOSE that comes before they have taken in the success (docs/adr/0014-wrong-broker.md).
+    Without a `url` the client looks the topic up again.
+    """
+
+    url: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Creation:
     """A creation that the service has not answered: the request that wants the answer, and the place."""
 

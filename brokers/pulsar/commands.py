@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 from google.protobuf.message import DecodeError
 
-from brokers.pulsar.errors import MalformedCommand, NotServed, ServerError, UnknownCommand
+from brokers.pulsar.errors import MalformedCommand, NotServed, ServerError, UnknownCommand, UnsupportedVersion
 from brokers.pulsar.frames import metadata_of
 from brokers.pulsar.keys import RANGES_PER_CONSUMER_MAX
 from brokers.pulsar.limits import PAIR_BYTES, Limits
@@ -44,6 +44,11 @@ from brokers.pulsar.waiting import Asked
 
 Question = PartitionsAsked | LookupAsked | TopicsAsked | SchemaAsked | SchemaOffered
 T = TypeVar("T", BaseCommand, MessageMetadata)
+
+# What we speak. Clients know from it that they may send checksums, and close a connection that says more than they speak.
+_VERSION: Final = 20
+# From here on clients send checksums (6), and understand that a broker closes a producer or consumer (5).
+_VERSION_MIN: Final = 6
 
 # The command, and so the sub-message, of each type: Pulsar gives both the same number.
 _BODY_OF_TYPE: Final = {number: field.name for number, field in BaseCommand.DESCRIPTOR.fields_by_number.items()}
@@ -160,6 +165,14 @@ def _properties(pairs: Iterable[KeyValue], limits: Limits) -> tuple[tuple[str, s
 
 def _properties_bytes(properties: Sequence[tuple[str, str]]) -> int:
     return sum(PAIR_BYTES + len(key.encode()) + len(value.encode()) for key, value in properties)
+
+
+def agreed_version(command: CommandConnect) -> int:
+    """Return the protocol version to speak with a client; raises `UnsupportedVersion` if the client is too old."""
+    version = min(_VERSION, command.protocol_version)
+    if version < _VERSION_MIN:
+        raise UnsupportedVersion(problem=f"a client of protocol version {version}; at least {_VERSION_MIN} is needed")
+    return version
 
 
 def client_version(command: CommandConnect, limits: Limits) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from typing import ClassVar, Final
 
 from brokers.pulsar import commands, errors, replies
-from brokers.pulsar.attachments import Attached, Attachments, Creation, Kept
+from brokers.pulsar.attachments import Attached, Attachments, Creation, Elsewhere, Kept
 from brokers.pulsar.errors import MalformedFrame, NotServed, PulsarProtocolError, ServerError, UnexpectedCommand
 from brokers.pulsar.frames import Frame, FrameReader, checksum_is_good
 from brokers.pulsar.keep_alive import KeepAlive
@@ -43,10 +43,6 @@ from brokers.pulsar.requests import (
 from brokers.pulsar.schemas import version_of
 from brokers.pulsar.waiting import Asked, Waiting
 
-# What we speak. Clients know from it that they may send checksums, and close a connection that says more than they speak.
-PROTOCOL_VERSION: Final = 20
-# From here on clients send checksums (6), and understand that a broker closes a producer or consumer (5).
-PROTOCOL_VERSION_MIN: Final = 6
 # From here on they understand that another consumer became the active one.
 _ACTIVE_CHANGE_VERSION: Final = 12
 
@@ -65,8 +61,6 @@ class Connection:
         "_limits",
         "_now_ms",
         "_outgoing",
-        "_pings",
-        "_pongs",
         "_producers",
         "_protocol_version",
         "_requests",
@@ -89,8 +83,6 @@ class Connection:
         self._outgoing = Outgoing()
         self._keep_alive = KeepAlive(limits=limits, now_ms=now_ms)
         self._now_ms = now_ms
-        self._pings = 0
-        self._pongs = 0
         self._protocol_version = 0
         self._is_connected = False
         self._is_ended = False
@@ -103,7 +95,7 @@ class Connection:
     @property
     def pongs(self) -> int:
         """How many PINGs have been answered; see `probe`."""
-        return self._pongs
+        return self._keep_alive.pongs
 
     @property
     def outgoing_bytes(self) -> int:
@@ -150,9 +142,8 @@ class Connection:
 
     def probe(self) -> int:
         """Say PING, behind all that was said. Once `pongs` is what this returns, the client lives and has taken all of that."""
-        self._pings += 1
         self._outgoing.say(replies.PING)
-        return self._pings
+        return self._keep_alive.asked()
 
     def end(self) -> None:
         """The stream is over, or the edge closes it: late answers go nowhere, and nothing is attached any more."""
@@ -225,7 +216,7 @@ class Connection:
         self._unsubscribing.pop(request_id, None)
 
     def producer_opened(self, producer_id: int, request_id: int, name: str, producer: object, *, schema_version: bytes = b"") -> bool:
-        """`ProducerAsked`: `producer` is attached from now on. False if nobody waits for it any more; then undo it."""
+        """`ProducerAsked`: attach `producer`, which may be `Elsewhere`. Return False if nobody waits for it any more; then undo it."""
         creation = self._settle(self._producers, producer_id, request_id)
         if creation is None:
             return False
@@ -247,10 +238,10 @@ class Connection:
         self._outgoing.say(replies.success(request_id))
         return True
 
-    def consumer_refused(self, consumer_id: int, request_id: int, error: ServerError, message: str, url: str | None = None) -> None:
-        """`SubscribeAsked`: refused; if the error is one after which clients try again, then at `url`, if that is known."""
+    def consumer_refused(self, consumer_id: int, request_id: int, error: ServerError, message: str) -> None:
+        """`SubscribeAsked`: refused. If another broker serves the consumer, attach `Elsewhere` instead."""
         if self._settle(self._consumers, consumer_id, request_id) is not None:
-            self._outgoing.say(replies.consumer_refused(consumer_id, request_id, error, message, url=url))
+            self._outgoing.say(replies.consumer_refused(consumer_id, request_id, error, message))
 
     def receipt(self, producer_id: int, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> None:
         """`Published`: taken, with the entry's id; (-1, -1) says that it was dropped. Also sent for a producer closed meanwhile."""
@@ -296,11 +287,11 @@ class Connection:
 
     def _on_connect(self, command: BaseCommand, _frame: Frame) -> None:
         """The handshake. Whatever a client says of who it is, is accepted: nothing here asks for it yet."""
-        version = min(PROTOCOL_VERSION, command.connect.protocol_version)
-        if version < PROTOCOL_VERSION_MIN:
-            problem = f"a client of protocol version {version}; at least {PROTOCOL_VERSION_MIN} is needed"
-            self._outgoing.say(replies.error(replies.MINUS_ONE, ServerError.UNSUPPORTED_VERSION, problem))
-            raise errors.UnsupportedVersion(problem=problem)
+        try:
+            version = commands.agreed_version(command.connect)
+        except errors.UnsupportedVersion as refusal:
+            self._outgoing.say(replies.error(replies.MINUS_ONE, ServerError.UNSUPPORTED_VERSION, refusal.problem))
+            raise
         client_version = commands.client_version(command.connect, self._limits)
         self._is_connected = True
         self.reader.frame_bytes_max = self._limits.frame_bytes_max
@@ -313,8 +304,7 @@ class Connection:
         self._outgoing.say_first(replies.PONG)
 
     def _on_pong(self, _command: BaseCommand, _frame: Frame) -> None:
-        """They come in the order of the PINGs. One that nobody asked for answers none."""
-        self._pongs = min(self._pongs + 1, self._pings)
+        self._keep_alive.answered()
 
     def _on_nothing_to_do(self, _command: BaseCommand, _frame: Frame) -> None:
         """Nothing is redelivered, and nobody asked for a proof of identity."""
@@ -324,6 +314,9 @@ class Connection:
         attached = self._producers.live.get(send.producer_id)
         if attached is None:
             self._check_stray(send.producer_id)
+            return
+        if isinstance(attached.thing, Elsewhere):
+            self.close_producer(send.producer_id, attached.thing.url)
             return
         block = frame.block
         if block is None:
@@ -348,9 +341,13 @@ class Connection:
             raise errors.UnknownProducer(problem=f"a message for producer {producer_id}, which this connection does not have")
 
     def _on_flow(self, command: BaseCommand, _frame: Frame) -> None:
-        consumer = self._consumers.live.get(command.flow.consumer_id)
-        # It may have crossed a CLOSE_CONSUMER of ours.
-        if consumer is not None:
+        consumer_id = command.flow.consumer_id
+        consumer = self._consumers.live.get(consumer_id)
+        if consumer is None:
+            return  # It may have crossed a CLOSE_CONSUMER of ours.
+        if isinstance(consumer.thing, Elsewhere):
+            self.close_consumer(consumer_id, consumer.thing.url)
+        else:
             self._requests.append(Flowed(consumer=consumer.thing, permits=command.flow.messagePermits))
 
     def _on_ack(self, command: BaseCommand, _frame: Frame) -> None:
@@ -440,10 +437,11 @@ class Connection:
         return creation
 
     def _check_close(self, table: Attachments, id_: int, request_id: int) -> Attached | None:
-        """What is live under an id. If it is not, there is nothing to close but perhaps a creation, and the client is answered."""
+        """Return what is live under an id and is served here. Otherwise answer the client; at most a creation has to be cancelled."""
         live = table.live.get(id_)
-        if live is not None:
+        if live is not None and not isinstance(live.thing, Elsewhere):
             return live
+        table.detach(id_)
         creation = table.creations.get(id_)
         if creation is not None:
             self._settle(table, id_, creation.request_id)
@@ -454,7 +452,7 @@ class Connection:
     def _consumer(self, consumer_id: int, error: ServerError) -> object:
         """What the service attached to a consumer; raises `NotServed` with `error` if there is no such consumer."""
         live = self._consumers.live.get(consumer_id)
-        if live is None:
+        if live is None or isinstance(live.thing, Elsewhere):
             raise NotServed(error=error, problem=f"this connection has no consumer {consumer_id}; subscribe again")
         return live.thing
 

@@ -12,7 +12,7 @@ from brokers.pulsar.limits import Limits
 class KeepAlive:
     """When a client was last heard of, and when it was asked for a sign of life that it has not given yet."""
 
-    __slots__ = ("_asked_ms", "_handshake_ms", "_heard_ms", "_keep_alive_ms", "_opened_ms")
+    __slots__ = ("_asked_ms", "_handshake_ms", "_heard_ms", "_keep_alive_ms", "_opened_ms", "_pings", "pongs")
 
     def __init__(self, *, limits: Limits, now_ms: int) -> None:
         """The connection was just accepted."""
@@ -21,6 +21,17 @@ class KeepAlive:
         self._opened_ms = now_ms
         self._asked_ms: int | None = None
         self._heard_ms = now_ms
+        self._pings = 0
+        self.pongs = 0
+
+    def asked(self) -> int:
+        """Count a PING that goes out; return its number."""
+        self._pings += 1
+        return self._pings
+
+    def answered(self) -> None:
+        """Count a PONG. They come in the order of the PINGs; one without a PING counts for nothing."""
+        self.pongs = min(self.pongs + 1, self._pings)
 
     def heard(self, now_ms: int) -> None:
         """Something came."""

@@ -162,10 +162,10 @@ def close_consumer(consumer_id: int, url: str | None) -> bytes:
     return _framed(BaseCommand(type=BaseCommand.CLOSE_CONSUMER, close_consumer=body))
 
 
-def consumer_refused(consumer_id: int, request_id: int, code: ServerError, message: str, *, url: str | None) -> bytes:
+def consumer_refused(consumer_id: int, request_id: int, code: ServerError, message: str) -> bytes:
     """ERROR to a SUBSCRIBE; where the client is to try again, with the CLOSE_CONSUMER that makes it do so."""
     refusal = error(request_id, code, message)
-    return refusal + close_consumer(consumer_id, url) if code in _RETRIED else refusal
+    return refusal + close_consumer(consumer_id, None) if code in _RETRIED else refusal
 
 
 def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
@@ -256,7 +256,7 @@ _OWN_REFUSALS: Final[dict[int, Callable[[int, ServerError, str], bytes]]] = {
 def refusal(command: BaseCommand, request_id: int, code: ServerError, message: str) -> bytes:
     """The refusal of a request in the form that its client waits for: the response to its type if that can fail, else ERROR."""
     if command.type == BaseCommand.SUBSCRIBE:
-        return consumer_refused(command.subscribe.consumer_id, request_id, code, message, url=None)
+        return consumer_refused(command.subscribe.consumer_id, request_id, code, message)
     return _OWN_REFUSALS.get(command.type, error)(request_id, code, message)
 
 

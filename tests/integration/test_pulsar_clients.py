@@ -28,7 +28,8 @@ from tests.load.cluster import READY_MS, running, settle
 from tests.pulsar.clients import Consuming, Producing, Type
 from tests.pulsar.fleet import Crew, Fleet
 from tests.pulsar.judging import MessagesVerdict
-from tests.pulsar.programs import Language, is_required, lacking
+from tests.pulsar.lookups import LookupProxy
+from tests.pulsar.programs import EVERYDAY, Language, is_required, lacking
 
 # A program may have to be built first, which takes minutes.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
@@ -36,8 +37,10 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 NAMESPACE = "public/default"
 BROKERS, BUNDLES = 3, 4
 RATE = 20.0
+STALE = f"non-persistent://{NAMESPACE}/stale"
 KEYS = 8  # Of each producer; see tests/pulsar/README.md.
 PLAIN = tuple(f"non-persistent://{NAMESPACE}/plain-{number}" for number in range(8))
+LOOK_S = 0.02
 PARTITIONED, PARTITIONS = f"non-persistent://{NAMESPACE}/partitioned", 4
 
 
@@ -63,6 +66,24 @@ class Stage:
         """The id of the broker that owns a bundle."""
         assert bundle.owner is not None, f"{bundle.name} has an owner while nothing moves"
         return self.table.view.live[bundle.owner].broker
+
+    def bundle_of(self, topic: str) -> BundleEntry:
+        """The bundle that a topic is in."""
+        return next(bundle for bundle in self.bundles() if bundle.low <= topic_hash(topic) < bundle.high)
+
+    def pulsar_url(self, broker: str) -> str:
+        """Where Pulsar's clients find a broker."""
+        hosts = self.cluster.pulsar_url.removeprefix("pulsar://").split(",")
+        return f"pulsar://{hosts[self.cluster.broker_ids.index(broker)]}"
+
+    async def subscribed(self, topic: str) -> None:
+        """Wait until the owner of a topic has a consumer of it."""
+        address = f"http://{self.owner(self.bundle_of(topic))}/admin/v2/{topic.replace('://', '/')}/stats"
+        while True:
+            async with self.http.get(address) as answer:
+                if answer.ok and any(each["consumers"] for each in (await answer.json())["subscriptions"].values()):
+                    return
+            await asyncio.sleep(LOOK_S)
 
     async def transfer(self, bundle: BundleEntry, turn: int) -> None:
         """Move a bundle to a broker that has it not: another one each turn."""
@@ -124,7 +145,7 @@ async def flowing(folder: Path, crew: Crew) -> AsyncIterator[Fleet]:
 
 
 @pytest.mark.parametrize(
-    "language", [pytest.param(Language.PYTHON, marks=pytest.mark.on_every_log), *(each for each in Language if each is not Language.PYTHON)]
+    "language", [pytest.param(Language.PYTHON, marks=pytest.mark.on_every_log), *(each for each in EVERYDAY if each is not Language.PYTHON)]
 )
 def test_a_client_hardly_notices(language: Language, tmp_path: Path, log_url: str) -> None:
     """Transfers and a graceful stop cost a client nothing, an unload and a death hardly anything, and it meets one owner at a time."""
@@ -179,8 +200,7 @@ async def give_up(on: Stage, fleet: Fleet) -> None:
 
 async def die(on: Stage, fleet: Fleet) -> None:
     """The owner of the first topic is killed, and started again when all clients have got over it."""
-    bundle = next(bundle for bundle in on.bundles() if bundle.low <= topic_hash(PLAIN[0]) < bundle.high)
-    number = on.cluster.broker_ids.index(on.owner(bundle))
+    number = on.cluster.broker_ids.index(on.owner(on.bundle_of(PLAIN[0])))
 
     def kill() -> None:
         with fleet.excused():
@@ -189,6 +209,54 @@ async def die(on: Stage, fleet: Fleet) -> None:
     await asyncio.to_thread(kill)
     await settle(on.cluster, on.table, NAMESPACE)
     await asyncio.to_thread(on.cluster.restart, number)
+
+
+@pytest.mark.parametrize("language", Language)
+def test_a_stale_lookup_costs_no_message(language: Language, tmp_path: Path, log_url: str) -> None:
+    """A client may find a former owner, at its start and in each transfer: every receipted message arrives, and only once."""
+    required(language)
+
+    async def play() -> None:
+        async with stage(tmp_path, log_url) as on:
+            target = on.cluster.pulsar_url.removeprefix("pulsar://").partition(",")[0]
+            async with LookupProxy(target) as of_consumer, LookupProxy(target) as of_producer:
+                crew: Crew = [
+                    (language, Consuming(url=of_consumer.url, name="consumer", subscription="s", topics=(STALE,))),
+                    (language, Producing(url=of_producer.url, name="producer", topics=(STALE,), rate=5 * RATE)),
+                ]
+                fleet = Fleet(tmp_path, crew)
+                try:
+                    await begin_at_a_wrong_broker(on, fleet, of_consumer, of_producer)
+                    for turn in range(2):
+                        former = on.owner(on.bundle_of(STALE))
+                        of_consumer.falsify(on.pulsar_url(former))
+                        of_producer.falsify(on.pulsar_url(former))
+                        await on.transfer(on.bundle_of(STALE), turn)
+                        await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
+                    await asyncio.to_thread(fleet.wait_receipts, int(5 * RATE))
+                    verdict = await on.finish(fleet)
+                finally:
+                    await asyncio.to_thread(fleet.kill)
+            assert {} == verdict.violations
+            assert (0, 0, 0) == tuple(verdict.totals[name] for name in ("lost", "doubled", "failed"))
+            assert verdict.totals["receipted"] == verdict.totals["deliveries"] > 5 * RATE
+
+    asyncio.run(play())
+
+
+async def begin_at_a_wrong_broker(on: Stage, fleet: Fleet, of_consumer: LookupProxy, of_producer: LookupProxy) -> None:
+    """Send the consumer, and then the producer, to a broker that is not the owner; wait until messages flow."""
+    owner = on.owner(on.bundle_of(STALE))
+    other = next(each for each in on.cluster.broker_ids if each != owner)
+    for proxy, clients in ((of_consumer, fleet.consumers), (of_producer, fleet.producers)):
+        proxy.falsify(on.pulsar_url(other))
+        for client in clients:
+            client.start()
+            await asyncio.to_thread(client.wait_ready)
+        assert 1 == proxy.falsified, "the first lookup"
+        if proxy is of_consumer:
+            await on.subscribed(STALE)
+    await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
 
 
 def test_every_kind_of_consumer_goes_through_transfers(tmp_path: Path, log_url: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from tests.load.log_places import LogPlace
 from tests.load.pulsar_stress import pulsar_stress
 from tests.load.stress import Size
-from tests.pulsar.programs import Language, is_required, lacking
+from tests.pulsar.programs import EVERYDAY, is_required, lacking
 
 # A program may have to be built first, which takes minutes.
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
@@ -20,9 +20,9 @@ SMALL = Size(transfers=20, splits=2, merges=2, kills=1, stops=0, outages=0, brok
 
 def test_all_clients_at_once_lose_nothing_in_moves(tmp_path: Path, log_place: LogPlace) -> None:
     """After transfers, splits, merges and a kill -9 under clients of all languages the judge and the audit of the channel find nothing."""
-    for problem in filter(None, map(lacking, Language)):
+    for problem in filter(None, map(lacking, EVERYDAY)):
         (pytest.fail if is_required() else pytest.skip)(problem)
-    result = asyncio.run(pulsar_stress(SMALL, tmp_path, log_place, seed=0, languages=list(Language), say=print))
+    result = asyncio.run(pulsar_stress(SMALL, tmp_path, log_place, seed=0, languages=EVERYDAY, say=print))
     assert (None, {}) == (result.verdict.problem, result.verdict.violations)
     assert () == result.findings.findings
     assert (True, True, True) == tuple(result.made[move] >= getattr(SMALL, f"{move}s") for move in ("transfer", "split", "merge"))

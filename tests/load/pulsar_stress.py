@@ -26,7 +26,7 @@ from tests.load.stress import BUNDLES, NAMESPACE, Run, Size, verified
 from tests.pulsar.clients import Consuming, Producing, Type
 from tests.pulsar.fleet import Crew, Fleet
 from tests.pulsar.judging import MessagesVerdict
-from tests.pulsar.programs import Language
+from tests.pulsar.programs import EVERYDAY, Language
 
 TOPICS: Final = tuple(f"non-persistent://{NAMESPACE}/topic-{number}" for number in range(12))
 # Of each producer to each topic: all in all some 200 messages a second, each of which goes to four subscriptions.
@@ -54,7 +54,7 @@ class Result:
 
 def crew(url: str, languages: Sequence[Language]) -> Crew:
     """A producer of each language, and consumers: one alone, one alone on standby, two that share, two that share keys."""
-    first, second, third = islice(cycle(languages), len(Language))
+    first, second, third = islice(cycle(languages), len(EVERYDAY))
     consumers = [
         (first, "alone", "exclusive", Type.EXCLUSIVE),
         (second, "shared-0", "shared", Type.SHARED),

@@ -1,6 +1,6 @@
 """The programs with real Pulsar clients, one for each language: which this machine can run, and how they are built.
 
-May live here: what knows of Maven, Java and Go. What the programs are told and say is in clients.py.
+May live here: what knows of Maven, Java, Go and Cargo. What the programs are told and say is in clients.py.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ _BUILD_S: Final = 900.0
 
 _JAVA: Final = HERE / "java"
 _GO: Final = HERE / "go"
+_RUST: Final = HERE / "rust"
 # Small clients on a machine that is busy with brokers: little memory, and no second compilation of what is hot.
 _JAVA_OPTIONS: Final = ("-Xmx192m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.defaultLogLevel=warn")
 
@@ -36,9 +37,13 @@ class Language(StrEnum):
     PYTHON = "python"
     JAVA = "java"
     GO = "go"
+    RUST = "rust"
 
 
-_TOOLS: Final = {Language.PYTHON: (), Language.JAVA: ("javac", "java", "mvn"), Language.GO: ("go",)}
+EVERYDAY: Final = (Language.PYTHON, Language.JAVA, Language.GO)
+"""Apache's own clients, which go through every test. Rust's is another project's, and goes through stale lookups only."""
+
+_TOOLS: Final = {Language.PYTHON: (), Language.JAVA: ("javac", "java", "mvn"), Language.GO: ("go",), Language.RUST: ("cargo", "protoc")}
 
 
 class BuildFailedError(Exception):
@@ -66,6 +71,9 @@ def command(language: Language) -> tuple[str, ...]:
         # Without cgo it needs no C compiler, and half the time.
         _build(_GO, ["go", "build", "-o", str(program), "."], {"CGO_ENABLED": "0"})
         return (str(program),)
+    if language is Language.RUST:
+        _build(_RUST, ["cargo", "build", "--quiet", "--locked", "--target-dir", "build"], {})
+        return (str(_RUST / "build" / "debug" / "client"),)
     classpath = _JAVA / "build" / "classpath.txt"
     _build(_JAVA, ["mvn", "--quiet", "--batch-mode", "compile", "dependency:build-classpath", f"-Dmdep.outputFile={classpath}"], {})
     classes = f"{_JAVA / 'build' / 'classes'}:{classpath.read_text().strip()}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 
+from brokers.pulsar.attachments import Elsewhere
 from brokers.pulsar.errors import NothingAsked, ServerError, Violation
 from brokers.pulsar.limits import Limits
 from brokers.pulsar.pulsar_api_pb2 import (
@@ -190,6 +191,49 @@ def test_commands_for_a_consumer_that_is_gone_are_ignored_or_refused() -> None:
     assert ["ERROR", "ERROR"] == said(connection)
 
 
+ELSEWHERE = Elsewhere(url="pulsar://other:6650")
+
+
+def test_a_consumer_of_another_broker_is_sent_there_at_its_first_flow() -> None:
+    """It succeeds first, and CLOSE_CONSUMER waits for a FLOW, which shows that the client has taken in the success."""
+    connection = connected()
+    connection.receive(subscribe(2, 20), 0)
+    assert connection.consumer_opened(2, 20, ELSEWHERE)
+    assert ["SUCCESS"] == said(connection)
+    assert [] == connection.receive(flow(2), 0)
+    ((close, _),) = heard(connection.take_outgoing())
+    assert (2, "pulsar://other:6650") == (close.close_consumer.consumer_id, close.close_consumer.assignedBrokerServiceUrl)
+    assert [] == connection.receive(flow(2), 0)
+    assert [] == said(connection)
+
+
+def test_a_producer_of_another_broker_is_sent_there_at_its_first_message() -> None:
+    """None of its messages is taken, so that the client sends each of them again to the other broker."""
+    connection = connected()
+    connection.receive(producer(1, 10), 0)
+    assert connection.producer_opened(1, 10, "named", ELSEWHERE)
+    assert ["PRODUCER_SUCCESS"] == said(connection)
+    assert [] == connection.receive(send(1, 0, entry()), 0)
+    ((close, _),) = heard(connection.take_outgoing())
+    assert (1, "pulsar://other:6650") == (close.close_producer.producer_id, close.close_producer.assignedBrokerServiceUrl)
+    assert [] == connection.receive(send(1, 1, entry()), 0)
+    assert [] == said(connection)
+
+
+def test_nothing_else_is_done_here_for_what_another_broker_serves() -> None:
+    """The service hears nothing of it: the connection confirms a CLOSE, and refuses what only the other broker can answer."""
+    connection = connected()
+    connection.receive(producer(1, 10) + subscribe(2, 20), 0)
+    connection.producer_opened(1, 10, "named", ELSEWHERE)
+    connection.consumer_opened(2, 20, ELSEWHERE)
+    said(connection)
+    assert [TurnedAway(what="UNSUBSCRIBE")] == connection.receive(unsubscribe(2, 21), 0)
+    assert [] == connection.receive(close_producer(1, 11) + close_consumer(2, 22), 0)
+    assert ["ERROR", "SUCCESS", "SUCCESS"] == said(connection)
+    assert [] == connection.receive(flow(2), 0)
+    assert [] == said(connection)
+
+
 RETRIED = (ServerError.UNKNOWN_ERROR, ServerError.METADATA_ERROR, ServerError.SERVICE_NOT_READY, ServerError.SUBSCRIPTION_NOT_FOUND)
 FINAL = (ServerError.CONSUMER_BUSY, ServerError.TOPIC_NOT_FOUND, ServerError.TOO_MANY_REQUESTS, ServerError.NOT_ALLOWED)
 
@@ -199,10 +243,10 @@ def test_a_consumer_to_try_again_is_closed_too(error: ServerError) -> None:
     """An error after which clients should try again goes out with the CLOSE_CONSUMER that makes all of them do so."""
     connection = connected()
     connection.receive(subscribe(2, 20), 0)
-    connection.consumer_refused(2, 20, error, "moving", "pulsar://other:6650")
+    connection.consumer_refused(2, 20, error, "not now")
     (refusal, _), (close, _) = heard(connection.take_outgoing())
     assert (20, error) == (refusal.error.request_id, int(refusal.error.error))
-    assert (2, "pulsar://other:6650") == (close.close_consumer.consumer_id, close.close_consumer.assignedBrokerServiceUrl)
+    assert (2, False) == (close.close_consumer.consumer_id, close.close_consumer.HasField("assignedBrokerServiceUrl"))
 
 
 @pytest.mark.parametrize("error", FINAL)

@@ -13,10 +13,12 @@ import pytest
 
 from brokers.pulsar import handover as handovers
 from brokers.pulsar.pulsar_api_pb2 import CommandSubscribe, ServerError
+from brokers.pulsar.requests import AccessMode
 from brokers.pulsar.settings import Settings
 from brokers.pulsar.topic_limits import TopicLimits
 from brokers.service import Bundle
-from channel.ranges import topic_hash
+from channel.errors import DeadlineExceeded
+from channel.ranges import TopicName, topic_hash
 from tests.pulsar_speech import connect
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.test_session import metric_becomes
@@ -320,18 +322,54 @@ def test_a_consumer_without_a_name_is_known_again(tmp_path: Path) -> None:
 
 
 def test_a_client_at_the_wrong_broker_is_sent_to_the_right_one(tmp_path: Path) -> None:
-    """A producer is told to look up again, a consumer where to go at once."""
+    """It may open a producer and a consumer there, is sent on at their first use, and loses nothing that was receipted."""
 
     async def story() -> None:
         async with brokers(tmp_path, count=2) as running:
             owner = running.owner_of()
             client = await running.other_than(owner).client()
-            client.ask_producer(1)
-            assert ServerError.ServiceNotReady == (await client.hear(T.ERROR)).error.error
-            client.ask_consumer(1)
-            assert ServerError.ServiceNotReady == (await client.hear(T.ERROR)).error.error
-            assert owner.url == (await client.hear(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
+            await client.consumer(1, name="me")
+            await client.producer(1, name="mine")
+            client.publish(1, 0, "ignored")
+            assert (owner.url, owner.url) == await sent_away(client)
+            there = await owner.client()
+            await there.consumer(1, name="me")
+            await there.producer(1, name="mine")
+            there.publish(1, 0, "taken")
+            await there.receipt(1, 0)
+            assert "taken" == (await there.hear_message())[2]
+            assert "SEND_RECEIPT" not in client.names()
             assert owner.url == await client.located()
+
+    run(story)
+
+
+def test_a_producer_that_wants_a_topic_alone_is_not_let_in_at_the_wrong_broker(tmp_path: Path) -> None:
+    """Success would promise that no other producer is there, which only the owner knows."""
+
+    async def story() -> None:
+        async with brokers(tmp_path, count=2) as running:
+            client = await running.other_than(running.owner_of()).client()
+            client.ask_producer(1, access_mode=AccessMode.EXCLUSIVE)
+            assert ServerError.ServiceNotReady == (await client.hear(T.ERROR)).error.error
+
+    run(story)
+
+
+def test_a_consumer_of_a_topic_without_an_owner_is_sent_to_look_it_up_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the longest wait it is no error, which would end the consumers of some clients for good; no broker is named."""
+
+    async def story() -> None:
+        async with brokers(tmp_path) as running:
+            (member,) = running.members
+
+            async def serve(topic: TopicName) -> None:
+                raise DeadlineExceeded(what=f"an owner of {topic.full}", waited_ms=0)
+
+            monkeypatch.setattr(member.service, "serve", serve)
+            client = await member.client()
+            await client.consumer(1)
+            assert not (await client.hear(T.CLOSE_CONSUMER)).close_consumer.HasField("assignedBrokerServiceUrl")
 
     run(story)
 
@@ -358,8 +396,9 @@ def test_who_comes_before_the_bundle_is_held(comes: bool, tmp_path: Path) -> Non
                 await early.hear(T.SUCCESS)
             else:
                 await destination.service.discard(bundle)
-                await early.hear(T.ERROR)
-                await early.hear(T.ERROR)
+                await early.hear(T.PRODUCER_SUCCESS)
+                await early.hear(T.SUCCESS)
+                early.flow(1, 1)
                 assert source.url == (await early.hear(T.CLOSE_CONSUMER)).close_consumer.assignedBrokerServiceUrl
 
     run(story)
