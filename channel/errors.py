@@ -178,6 +178,21 @@ class LogReplaced(OperatorError):
         )
 
 
+class LogHardLinked(OperatorError):
+    """A file of the log has a second name (a hard link). Processes that open it by different names would corrupt it."""
+
+    def __init__(self, *, log: str, path: str, names: int) -> None:
+        """`log` is the log's URL, `path` the file, `names` how many names it has."""
+        self.log = log
+        self.path = path
+        self.names = names
+        super().__init__(
+            f"the log {log} cannot be opened: {path} has {names} names (hard links), and two brokers that open it by different names "
+            f"would corrupt it; delete the other names (find / -xdev -samefile {path}), "
+            "and make backups with `equipoise channel export`, not by hard links"
+        )
+
+
 class NetworkFileSystem(OperatorError):
     """A file whose locks and shared memory must be trusted lies where two kernels may see it."""
 

@@ -7,6 +7,7 @@ they hold the lock.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -56,7 +57,7 @@ def refuse_network_file_system(path: Path, *, mount_table: Path = MOUNT_TABLE) -
         mounts = mount_table.read_bytes().decode(errors="surrogateescape")
     except OSError:
         return
-    file_system = file_system_type(str(path.resolve()), mounts=mounts)
+    file_system = file_system_type(os.path.realpath(path), mounts=mounts)
     family = file_system.partition(".")[0]
     if file_system not in LOCAL_FUSE_FILE_SYSTEMS and family in SHARED_FILE_SYSTEMS:
         raise NetworkFileSystem(path=str(path), file_system=file_system)

@@ -36,7 +36,7 @@ def open_log(url: str, *, create: bool = True, kafka: Mapping[str, str] | None =
     to look.
 
     Raises `InvalidLogUrl` for a URL that names no log, or a path where none can be; `LogNotBegun` where none is, without
-    `create`; `NetworkFileSystem`, `LogDamaged`, `LogUnavailable`, `LogStorageFull` for a file that is there and cannot be used;
+    `create`; `LogHardLinked`, `NetworkFileSystem`, `LogDamaged`, `LogUnavailable`, `LogStorageFull` for a file that cannot be used;
     for a topic `MissingExtra`, `InvalidKafkaSetting`, `UnfitTopic`, `LogAccessDenied`, `LogDamaged`, `LogUnavailable`.
     """
     scheme, colon, rest = url.partition(":")

@@ -56,7 +56,7 @@ class Bell:
         was committed must not fail for it.
         """
         with contextlib.suppress(OSError):
-            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666))
+            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
 
     def wake(self) -> None:
         """End the sleep of this bell's own reader, now or when it next begins."""

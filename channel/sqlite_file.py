@@ -1,4 +1,4 @@
-"""The file of an SQLite log, as the operating system sees it: where it may be, what tells it from others, how it is opened.
+"""The file of an SQLite log, as the operating system sees it: where it may be, what tells it from others, how it is made and opened.
 
 May live here: functions over paths. What stands in the file is the business of `sqlite_log`.
 """
@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import stat
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
-from channel.errors import InvalidLogUrl, LogNotBegun
+from channel.errors import InvalidLogUrl, LogHardLinked, LogNotBegun
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
 
@@ -25,27 +27,55 @@ FileId = tuple[int, int] | None
 def usable_path(path: str, *, url: str, create: bool) -> Path:
     """The real path, where symbolic links lead: SQLite's own files stand beside that, so the bell must too.
 
-    Raises `InvalidLogUrl` if no log can be there, and `LogNotBegun` if none is, and none is to be made.
+    Raises `InvalidLogUrl` if no log can be there, `LogNotBegun` if none is and none is to be made, and `LogHardLinked`.
     """
     if not path:
         raise InvalidLogUrl(url=url, problem="it has no path")
     try:
         real_path = Path(os.path.realpath(path))
-        if real_path.exists():
-            if not real_path.is_file():
+        os.fsencode(real_path)
+        status = _status(real_path)
+        if status is not None:
+            if not stat.S_ISREG(status.st_mode):
                 raise InvalidLogUrl(url=url, problem=f"{real_path} is not a regular file")
+            _refuse_hard_links(real_path, log=url)
         elif not create:
             raise LogNotBegun(log=url, problem=f"there is no file {real_path}")
         elif not real_path.parent.is_dir():
             raise InvalidLogUrl(url=url, problem=f"there is no folder {real_path.parent}")
-        os.fsencode(real_path)
-    except (OSError, ValueError) as error:  # A name that is too long, or has a null or half a character in it.
+    except (OSError, ValueError) as error:  # A name that is too long, or has a null or half a character in it; a loop of links.
         raise InvalidLogUrl(url=url, problem=str(error)) from error
     return real_path
 
 
+def _status(path: Path) -> os.stat_result | None:
+    """What the system knows of a file; None if there is none. Raises OSError where that cannot be known."""
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return path.stat()
+    return None
+
+
+def _refuse_hard_links(path: Path, *, log: str) -> None:
+    """Raise `LogHardLinked` if the database or a file of SQLite's beside it has a second name.
+
+    SQLite finds the WAL and the shared memory by the name of the database. Two processes that open one database by two names
+    share neither, so each appends at the same offsets.
+    """
+    for file in (path, Path(f"{path}-wal"), Path(f"{path}-shm")):
+        status = _status(file)
+        if status is not None and status.st_nlink > 1:
+            raise LogHardLinked(log=log, path=str(file), names=status.st_nlink)
+
+
 def connect(path: Path, *, create: bool) -> sqlite3.Connection:
-    """A connection that waits for nobody, and leaves transactions to us."""
+    """A connection that waits for nobody, and leaves transactions to us. A file that it makes is for its owner alone.
+
+    SQLite gives the WAL and the shared memory the permissions of the database. `mknod` makes a file without opening it: to close a
+    descriptor of a database drops the locks that SQLite holds on it. If `mknod` fails, SQLite makes the file or reports the error.
+    """
+    if create:
+        with suppress(OSError):
+            os.mknod(path, 0o600)
     uri = f"file:{quote(os.fsencode(path))}?mode={'rwc' if create else 'rw'}"
     connection = sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
     connection.text_factory = bytes  # So that damaged text is not an error of Python's before we can look at it.

@@ -67,7 +67,7 @@ class SqliteLog:
 
         `boot_id` and `mount_table` are files of Linux that tell about the machine, see `sqlite_file` and `file_system`.
 
-        Raises `InvalidLogUrl`, `LogNotBegun`, `NetworkFileSystem`, `LogDamaged`, `LogUnavailable`, `LogStorageFull`.
+        Raises `InvalidLogUrl`, `LogNotBegun`, `LogHardLinked`, `NetworkFileSystem`, `LogDamaged`, `LogUnavailable`, `LogStorageFull`.
         """
         self.name = name
         real_path = usable_path(path, url=name, create=create)

@@ -5,13 +5,15 @@ May live here: URLs. What the opened log then does is asked in tests/contract/te
 
 from __future__ import annotations
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from channel.errors import EquipoiseError, InvalidLogUrl, LogNotBegun
+from channel.errors import EquipoiseError, InvalidLogUrl, LogHardLinked, LogNotBegun
 from channel.memory_log import MemoryLog
 from channel.open_log import open_log
 from channel.sqlite_log import SqliteLog
@@ -63,6 +65,50 @@ def test_symbolic_links_lead_to_one_log(tmp_path: Path) -> None:
     direct.close()
 
 
+@pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
+def test_a_log_with_a_hard_link_is_refused(suffix: str, tmp_path: Path) -> None:
+    """A second name of the log's file, or of a file of SQLite's, is refused by each name until it is gone. An open log goes on."""
+    path, other = tmp_path / "log.db", tmp_path / "other.db"
+    log = open_log(f"sqlite:{path}")
+    log.append([b"a"], timeout_ms=1_000)
+    Path(f"{other}{suffix}").hardlink_to(f"{path}{suffix}")
+    for name in (path, other) if not suffix else (path,):
+        for create in (True, False):
+            with pytest.raises(LogHardLinked, match="has 2 names.*delete the other names.*channel export") as caught:
+                open_log(f"sqlite:{name}", create=create)
+            assert (f"{name}{suffix}", 2) == (caught.value.path, caught.value.names)
+    log.append([b"b"], timeout_ms=1_000)
+    Path(f"{other}{suffix}").unlink()
+    again = open_log(f"sqlite:{path}")
+    assert again.end() == 2
+    again.close()
+    log.close()
+
+
+@pytest.mark.parametrize("create", [True, False])
+def test_a_loop_of_symbolic_links_is_refused(create: bool, tmp_path: Path) -> None:
+    """A link that leads to itself is no log, whether it stands for the file or for a folder above it."""
+    (tmp_path / "loop").symlink_to("loop")
+    for path in ("loop", "loop/log.db"):
+        with pytest.raises(InvalidLogUrl, match="symbolic links"):
+            open_log(f"sqlite:{tmp_path}/{path}", create=create)
+
+
+def test_a_new_log_is_for_its_owner_alone(tmp_path: Path) -> None:
+    """What a log makes has the mode 0600, whatever the umask of the process. A file that is there keeps its mode, and SQLite's follow it."""
+    log = open_log(f"sqlite:{tmp_path}/log.db")
+    log.append([b"a"], timeout_ms=1_000)
+    (tmp_path / "shared.db").touch()
+    (tmp_path / "shared.db").chmod(0o664)
+    shared = open_log(f"sqlite:{tmp_path}/shared.db")
+    shared.append([b"a"], timeout_ms=1_000)
+    modes = {file.name: stat.S_IMODE(file.stat().st_mode) for file in tmp_path.iterdir()}
+    private = dict.fromkeys(("log.db", "log.db-wal", "log.db-shm", "log.db-bell", "shared.db-bell"), 0o600)
+    assert private | dict.fromkeys(("shared.db", "shared.db-wal", "shared.db-shm"), 0o664) == modes
+    log.close()
+    shared.close()
+
+
 def test_who_only_looks_makes_nothing(tmp_path: Path) -> None:
     """Without `create`, a file that is not there is refused and not made, and an empty one stays empty; a log is opened."""
     url, file = f"sqlite:{tmp_path}/log.db", tmp_path / "log.db"
@@ -84,6 +130,7 @@ REFUSED = {
     "sqlite:?synchronous=full": "it has no path",
     "sqlite://channel.db": "one slash begins a path, not two: sqlite:/channel.db, or sqlite:channel.db",
     "sqlite://{folder}/log.db": "one slash begins a path",
+    "sqlite:{folder}/pipe": "is not a regular file",
     "sqlite:{folder}": "is not a regular file",
     "sqlite:{folder}/missing/log.db": "there is no folder",
     "sqlite:{folder}/file/log.db": "there is no folder",
@@ -102,11 +149,12 @@ REFUSED = {
 def test_urls_that_name_no_log_are_refused(url: str, tmp_path: Path) -> None:
     """A URL that names no log is the caller's error, which says what is wrong with it, and makes no file."""
     (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
     filled = url.replace("{folder}", str(tmp_path))
     with pytest.raises(InvalidLogUrl, match=REFUSED[url]) as caught:
         open_log(filled)
     assert filled == caught.value.url
-    assert ["file"] == [file.name for file in tmp_path.iterdir()]
+    assert ["file", "pipe"] == sorted(file.name for file in tmp_path.iterdir())
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150, deadline=None)
