@@ -16,6 +16,7 @@ import orjson
 
 from brokers.errors import InvalidConfig
 from brokers.service import Evidence
+from channel import private_files
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -38,6 +39,7 @@ class EvidenceFile:
         self._dropped = 0
         self._dropped_told = 0
         try:
+            private_files.make(path)
             self._file = path.open("ab", buffering=0)
         except OSError as error:
             raise InvalidConfig(problems=(f"evidence: {error}",)) from error

@@ -21,6 +21,7 @@ from typing import Final
 from brokers.config import WorkerConfig
 from brokers.errors import AddressInUse, InvalidConfig
 from brokers.restart_pause import RestartPause
+from channel import private_files
 
 HOST: Final = "127.0.0.1"
 
@@ -96,6 +97,7 @@ class LocalBroker:
         if evidence:
             # A new file for each process: one that was killed may have left half a line.
             command += ["--evidence", str(self.directory / f"accepts-{self._starts}.jsonl")]
+        private_files.make(self.log_file)
         with self.log_file.open("ab") as log_file:
             self.process = subprocess.Popen(
                 command,

@@ -212,7 +212,7 @@ class LocalCluster:
         """
         for member in self._members:
             member.check_port()
-        self.settings.directory.mkdir(parents=True, exist_ok=True)
+        self.settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._log = open_log(self.log_url)
         access = Access(log=self._log, reader=restored(self._log), publisher=PUBLISHER, deadline=Deadline.after(timeout_ms=BURIAL_MS))
         read_on(access.log, access.reader, deadline=Deadline.after(timeout_ms=self.settings.ready_ms))

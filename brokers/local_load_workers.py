@@ -22,6 +22,7 @@ from typing import Final
 
 from brokers.local_broker import ending_of
 from brokers.restart_pause import RestartPause
+from channel import private_files
 
 STOP_MS: Final = 15_000
 """How long a load worker may take to end before it is killed: three times what it allows itself."""
@@ -107,7 +108,8 @@ class LocalLoadWorkers:
         with self._changed:
             if not self._wanted:
                 return
-            place.log_file.parent.mkdir(parents=True, exist_ok=True)
+            place.log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            private_files.make(place.log_file)
             with place.log_file.open("ab") as log_file:
                 place.process = subprocess.Popen(
                     # -P keeps the working folder from hiding an installed package.

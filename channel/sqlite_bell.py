@@ -16,6 +16,8 @@ import sys
 import threading
 from typing import Final
 
+from channel import private_files
+
 POLL_MS: Final = 5
 """How often a reader looks for itself where there is no inotify (macOS, or a user who has used up the 128 instances that
 Linux grants): 200 looks a second are about 1 % of a core, and a commit is seen after 2.5 ms on average."""
@@ -56,7 +58,7 @@ class Bell:
         was committed must not fail for it.
         """
         with contextlib.suppress(OSError):
-            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600))
+            os.close(os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, private_files.MODE))
 
     def wake(self) -> None:
         """End the sleep of this bell's own reader, now or when it next begins."""

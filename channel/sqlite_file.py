@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Final
 from urllib.parse import quote
 
+from channel import private_files
 from channel.errors import InvalidLogUrl, LogHardLinked, LogNotBegun
 
 BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
@@ -70,12 +71,11 @@ def _refuse_hard_links(path: Path, *, log: str) -> None:
 def connect(path: Path, *, create: bool) -> sqlite3.Connection:
     """A connection that waits for nobody, and leaves transactions to us. A file that it makes is for its owner alone.
 
-    SQLite gives the WAL and the shared memory the permissions of the database. `mknod` makes a file without opening it: to close a
-    descriptor of a database drops the locks that SQLite holds on it. If `mknod` fails, SQLite makes the file or reports the error.
+    SQLite gives the WAL and the shared memory the permissions of the database. Where no file can be made, SQLite reports the error.
     """
     if create:
         with suppress(OSError):
-            os.mknod(path, 0o600)
+            private_files.make(path)
     uri = f"file:{quote(os.fsencode(path))}?mode={'rwc' if create else 'rw'}"
     connection = sqlite3.connect(uri, uri=True, timeout=0, isolation_level=None, check_same_thread=False)
     connection.text_factory = bytes  # So that damaged text is not an error of Python's before we can look at it.

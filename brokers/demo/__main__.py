@@ -62,7 +62,7 @@ def run(
         seed = secrets.randbelow(1_000_000) if arguments.seed is None else arguments.seed
         seconds = None if arguments.forever else arguments.seconds
         options = Options(directory=directory.absolute(), seconds=seconds, seed=seed, log_url=log_url, acts=acts)
-        options.directory.mkdir(parents=True, exist_ok=True)
+        options.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         # What a client of Kafka, or asyncio, has to say would tear the picture.
         logging.basicConfig(filename=options.directory / "demo.log")
         screen = parts.enter_context(open_screen(plain=arguments.plain))

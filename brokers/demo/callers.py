@@ -7,6 +7,7 @@ What callers may do without the judge raising a false alarm is said in `tests/ju
 from __future__ import annotations
 
 import asyncio
+import os
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit
 import aiohttp
 import orjson
 
+from channel import private_files
 from channel.boot_clock import boot_ns
 
 # A broker that was stopped inside a call keeps its callers for this long; then another one is asked.
@@ -63,7 +65,8 @@ class History:
 
     def __init__(self, path: Path) -> None:
         """Raises OSError if the file cannot be made; it must be a new one, since a killed writer may leave half a line."""
-        self._file = path.open("xb")
+        os.mknod(path, private_files.MODE)
+        self._file = path.open("ab")
         self._lines: list[bytes] = []
 
     def note(self, *, request: str, key: str, call_ns: int, return_ns: int, answer: Answer, caller: str, target: str) -> None:

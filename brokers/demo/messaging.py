@@ -22,6 +22,7 @@ import orjson
 import brokers
 from brokers.cli.services import PULSAR, default_service
 from brokers.demo.messages import MessageTally
+from channel import private_files
 from channel.deadline import Deadline
 from channel.errors import OperatorError, PeerError
 
@@ -141,7 +142,8 @@ class _Client:
 
     async def _read(self, process: Process) -> None:
         assert process.stdout is not None, "it was started with one"
-        with self.history.open("xb") as history:
+        os.mknod(self.history, private_files.MODE)
+        with self.history.open("ab") as history:
             async for line in process.stdout:
                 history.write(line)
                 self._tally.note(orjson.loads(line))
@@ -182,7 +184,7 @@ class PulsarClients:
         return [client.history for client in (*self._consumers, self._producer)]
 
     async def __aenter__(self) -> Self:
-        self._folder.mkdir()
+        self._folder.mkdir(mode=0o700)
         try:
             await self._start()
         except BaseException:

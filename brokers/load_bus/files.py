@@ -20,6 +20,7 @@ from brokers.load_bus.spelling import SUMMARY_BYTES_MAX, parse_summary, spell_su
 from brokers.load_reports import Sample, Summary, summarized
 from brokers.observed import Kind, Observation, Observations, ObservationsUnavailable
 from brokers.told_failures import ToldFailures
+from channel import private_files
 
 # A file that its broker has not replaced for an hour tells of a broker that is gone: whoever reads it takes it away.
 KEPT_SECONDS: Final = 3_600
@@ -46,8 +47,9 @@ class FileLoadBus:
         path = self._path_of(sample.broker)
         unfinished = path.with_suffix(".unfinished")
         try:
-            self._folder.mkdir(exist_ok=True)
+            self._folder.mkdir(mode=0o700, exist_ok=True)
             summary = spell_summary(summarized(_read(path), sample))
+            private_files.make(unfinished)
             unfinished.write_bytes(summary)
             unfinished.replace(path)  # Readers see the former summary, or this one as a whole.
         except OSError as error:

@@ -11,6 +11,7 @@ the counters stay in step with the tokens. A store that must survive that too sa
 from __future__ import annotations
 
 import asyncio
+import os
 import queue
 import random
 import sqlite3
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -81,13 +83,17 @@ class CounterStore:
     def __init__(self, path: str | Path) -> None:
         """Open the file, making it if it is not there. Raises `StoreUnusable`."""
         try:
+            with suppress(FileExistsError):
+                os.mknod(
+                    path, 0o600
+                )  # For its owner alone: SQLite gives its other files the same mode. A file that is there keeps its own.
             self._connection = sqlite3.connect(path, timeout=OPEN_SECONDS_MAX, isolation_level=None, check_same_thread=False)
             # The change to WAL, which several brokers may make of a new file at once, waits for nobody by itself.
             self._execute_patiently("PRAGMA journal_mode=WAL", seconds_max=OPEN_SECONDS_MAX)
             self._connection.execute("PRAGMA synchronous=NORMAL")
             self._connection.executescript(_SCHEMA)
             self._connection.execute("PRAGMA busy_timeout=0")  # Its waits double up to 100 ms; see `_execute_patiently`.
-        except sqlite3.Error as error:
+        except (OSError, sqlite3.Error) as error:
             raise StoreUnusable(f"the counters cannot be kept in {path}: {error}; name another file") from error
         self._is_open = True
         self._queue = queue.Queue[tuple[Increment, Future[Stored]] | None](maxsize=QUEUE_MAX)

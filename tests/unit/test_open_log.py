@@ -67,14 +67,14 @@ def test_symbolic_links_lead_to_one_log(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("suffix", ["", "-wal", "-shm"])
 def test_a_log_with_a_hard_link_is_refused(suffix: str, tmp_path: Path) -> None:
-    """A second name of the log's file, or of a file of SQLite's, is refused by each name until it is gone. An open log goes on."""
+    """A second name of the log or of a file of SQLite beside it is refused until it is gone, and a log that is open goes on."""
     path, other = tmp_path / "log.db", tmp_path / "other.db"
     log = open_log(f"sqlite:{path}")
     log.append([b"a"], timeout_ms=1_000)
     Path(f"{other}{suffix}").hardlink_to(f"{path}{suffix}")
     for name in (path, other) if not suffix else (path,):
         for create in (True, False):
-            with pytest.raises(LogHardLinked, match="has 2 names.*delete the other names.*channel export") as caught:
+            with pytest.raises(LogHardLinked, match=r"has 2 names.*delete the other names.*channel export") as caught:
                 open_log(f"sqlite:{name}", create=create)
             assert (f"{name}{suffix}", 2) == (caught.value.path, caught.value.names)
     log.append([b"b"], timeout_ms=1_000)
@@ -95,7 +95,7 @@ def test_a_loop_of_symbolic_links_is_refused(create: bool, tmp_path: Path) -> No
 
 
 def test_a_new_log_is_for_its_owner_alone(tmp_path: Path) -> None:
-    """What a log makes has the mode 0600, whatever the umask of the process. A file that is there keeps its mode, and SQLite's follow it."""
+    """The files of a new log have the mode 0600, and those of a log that is there have its mode."""
     log = open_log(f"sqlite:{tmp_path}/log.db")
     log.append([b"a"], timeout_ms=1_000)
     (tmp_path / "shared.db").touch()

@@ -1,0 +1,122 @@
+"""What the product makes beside a log and in data directories is for its owner alone.
+
+May live here: the modes of new files and folders. The log's own files are in tests/unit/test_open_log.py.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from brokers.data_directory import DataDirectory
+from brokers.demo.callers import History
+from brokers.evidence import EvidenceFile
+from brokers.load_bus.files import FileLoadBus
+from brokers.load_reports import Sample
+from brokers.local_broker import LocalBroker
+from brokers.local_load_workers import LocalLoadWorkers
+from brokers.observations.sqlite import SqliteObservations
+from brokers.observed import Kind, Observation
+from equipoise.examples.counter_store import CounterStore
+from spark_jobs.findings import Finding
+from spark_jobs.findings_out import FindingsTable, Numbered
+
+
+@pytest.fixture(autouse=True)
+def _generous() -> Iterator[None]:
+    """A process that lets everybody read and write what it makes, unless it says otherwise."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def data_directory(path: Path) -> None:
+    """A data directory, with all that a broker keeps there."""
+    with DataDirectory(path / "data") as directory:
+        directory.write_nonce("nonce")
+        directory.save_snapshot(b"snapshot", log_identity="log")
+
+
+def load_reports(path: Path) -> None:
+    """The load bus beside a log."""
+    FileLoadBus(path / "loads").publish(Sample(broker="b", at_ms=1))
+
+
+def observations(path: Path) -> None:
+    """What brokers observed, beside a log."""
+    SqliteObservations(path / "log.db.observations").write(Kind.SERVING, [Observation(at_ms=1, broker="b", document=b"{}")])
+
+
+def findings(path: Path) -> None:
+    """What an audit found, beside a log."""
+    finding = Finding(rule="r", subject="s", offsets=(1,), text="t", at_ms=1, command="c")
+    FindingsTable(path / "log.db.findings").put([Numbered(finding=finding, ordinal=0)])
+
+
+def evidence(path: Path) -> None:
+    """A broker's evidence."""
+    EvidenceFile(path / "evidence", broker="b").close()
+
+
+def history(path: Path) -> None:
+    """What the callers of the demo did."""
+    History(path / "history.jsonl").close()
+
+
+def counters(path: Path) -> None:
+    """The store of the counter example."""
+    CounterStore(path / "counter.db").close()
+
+
+def log_of_a_broker(path: Path) -> None:
+    """What a broker of a local cluster prints."""
+    broker = LocalBroker(path / "broker-0", 0)
+    process = broker.start(log_url="no log", services=(), settings={}, environment={}, evidence=False, at_offset=-1)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.stdin is not None
+    process.stdin.close()
+
+
+def log_of_a_load_worker(path: Path) -> None:
+    """What a load worker of a local cluster prints."""
+    workers = LocalLoadWorkers(path / "cluster", count=1, log_url="no log", environment={}, tell=lambda *_: None)
+    workers.start()
+    workers.signal(signal.SIGKILL)
+    workers.stop()
+
+
+MAKERS = (
+    data_directory,
+    load_reports,
+    observations,
+    findings,
+    evidence,
+    history,
+    counters,
+    log_of_a_broker,
+    log_of_a_load_worker,
+)
+
+
+@pytest.mark.parametrize("make", MAKERS)
+def test_what_is_made_is_for_its_owner_alone(make: Callable[[Path], None], tmp_path: Path) -> None:
+    """No other user can read, write or list any file or folder that is made."""
+    make(tmp_path)
+    made = list(tmp_path.rglob("*"))
+    assert made
+    assert [] == [(str(path), oct(path.stat().st_mode)) for path in made if stat.S_IMODE(path.stat().st_mode) & 0o077]
+
+
+@pytest.mark.parametrize(("make", "name"), [(counters, "counter.db"), (observations, "log.db.observations"), (evidence, "evidence")])
+def test_a_file_that_is_there_keeps_its_mode(make: Callable[[Path], None], name: str, tmp_path: Path) -> None:
+    """Who shares a file with a group does so once."""
+    (tmp_path / name).touch()
+    (tmp_path / name).chmod(0o660)
+    make(tmp_path)
+    assert 0o660 == stat.S_IMODE((tmp_path / name).stat().st_mode)
