@@ -14,8 +14,9 @@ from channel.view import View
 
 def namespace_named(view: View, name: str) -> NamespaceEntry:
     """The namespace of this name. Raises `InvalidName`, `UnknownNamespace`."""
-    namespace = view.namespaces.get(check_namespace(name))
+    namespace = view.namespaces.get(name)
     if namespace is None:
+        check_namespace(name)
         raise UnknownNamespace(namespace=name)
     return namespace
 

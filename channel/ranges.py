@@ -48,7 +48,12 @@ _match_broker_id: Final = re.compile(rf"(?!{ADMIN_PREFIX})[!-.0-~]{{1,{NAME_BYTE
 # Pulsar compares the domain without regard to case, and so do we; ASCII keeps look-alikes of other alphabets out.
 _match_topic: Final = re.compile(rf"((?i:persistent|non-persistent))://({_ENTITY}/{_ENTITY})/([^/]+)", re.ASCII).fullmatch
 
-_EXPECTED_NAMESPACE: Final = f"TENANT/NAMESPACE, each of 1 to {NAME_BYTES_MAX} ASCII letters, digits, '_', '-', '=', ':' or '.'"
+# An HTTP client takes these parts out of a path, and a file system leads elsewhere by them.
+_RELATIVE: Final = frozenset({".", ".."})
+
+_EXPECTED_NAMESPACE: Final = (
+    f"TENANT/NAMESPACE, each of 1 to {NAME_BYTES_MAX} ASCII letters, digits, '_', '-', '=', ':' or '.', and neither of them '.' or '..'"
+)
 _EXPECTED_RANGE: Final = "0xLOW_0xHIGH, eight lower-case hexadecimal digits each, LOW below HIGH"
 _EXPECTED_BROKER_ID: Final = (
     f"HOST:PORT, or 1 to {NAME_BYTES_MAX} printable ASCII characters without blank or '/', not beginning with {ADMIN_PREFIX!r}"
@@ -143,7 +148,17 @@ def bundle_contains(low: int, high: int, point: int) -> bool:
 
 
 def check_namespace(name: str) -> str:
-    """Return `name` if it is `tenant/namespace`, both a named entity of Pulsar; raises `InvalidName` otherwise."""
+    """Return `name` if it is `tenant/namespace`, both a named entity of Pulsar but `.` and `..`; raises `InvalidName` otherwise."""
+    if not _RELATIVE.isdisjoint(name.split("/")):
+        raise _invalid(what="namespace", name=name, expected=_EXPECTED_NAMESPACE)
+    return check_recorded_namespace(name)
+
+
+def check_recorded_namespace(name: str) -> str:
+    """Return `name` if a record may create a namespace of this name; raises `InvalidName` otherwise.
+
+    This is a rule of the fold, which must not change: older records may name `.` and `..`, which nobody may ask for.
+    """
     if _match_namespace(name) is None:
         raise _invalid(what="namespace", name=name, expected=_EXPECTED_NAMESPACE)
     return name
@@ -170,7 +185,7 @@ def parse_topic(text: str) -> TopicName:
     if match is not None:
         domain, namespace, local = match.groups()
         topic = TopicName(domain.lower(), namespace, local)
-        if local.strip() and _is_sendable(topic.full):
+        if local.strip() and _is_sendable(topic.full) and _RELATIVE.isdisjoint(namespace.split("/")):
             return topic
     raise _invalid(what="topic name", name=text, expected=_EXPECTED_TOPIC)
 

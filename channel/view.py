@@ -37,7 +37,7 @@ from channel.entries import (
 )
 from channel.errors import InvalidName
 from channel.lifecycle import DEATH_ROWS, PHASE_OF_SHAPE, TRANSITIONS, Actor, Holder, Row
-from channel.ranges import BUNDLES_MAX, HASH_MAX, check_broker_id, check_namespace
+from channel.ranges import BUNDLES_MAX, HASH_MAX, check_broker_id, check_recorded_namespace
 from channel.records import (
     ADMIN_WINDOW_OFFSETS,
     AnyRecord,
@@ -217,7 +217,7 @@ def _namespace(view: View, offset: int, record: NamespaceRecord) -> Verdict:
 
 def _namespace_created(view: View, offset: int, record: NamespaceRecord) -> Verdict:
     try:
-        check_namespace(record.key)
+        check_recorded_namespace(record.key)
     except InvalidName as error:
         return Verdict(reason=Reason.MALFORMED, problem=str(error))
     cuts = record.boundaries or ()

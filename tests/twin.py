@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
 from channel.errors import InvalidName
-from channel.ranges import check_broker_id, check_namespace
+from channel.ranges import check_broker_id, check_recorded_namespace
 from channel.records import (
     AnyRecord,
     BrokerRecord,
@@ -349,7 +349,7 @@ def _namespace(twin: Twin, offset: int, record: NamespaceRecord) -> None:
     if record.status == "created":
         need(old is None, Reason.ILLEGAL_TRANSITION)
         try:
-            check_namespace(record.key)
+            check_recorded_namespace(record.key)
         except InvalidName as error:
             raise RefusedError(Reason.MALFORMED) from error
         cuts = list(record.boundaries or ())

@@ -202,6 +202,10 @@ WRONG_NAMESPACES = {
     "letter beyond ASCII": "tenant/nam\u00e9space",
     "percent": "tenant/a%20b",
     "backslash": "tenant\\namespace",
+    "a tenant of a dot": "./namespace",
+    "a tenant of two dots": "../namespace",
+    "a namespace of a dot": "tenant/.",
+    "a namespace of two dots": "tenant/..",
     "tenant too long": f"{'t' * (NAME_BYTES_MAX + 1)}/namespace",
     "namespace too long": f"tenant/{'n' * (NAME_BYTES_MAX + 1)}",
 }
@@ -218,11 +222,12 @@ def test_a_range_has_one_spelling(text: str) -> None:
 
 @pytest.mark.parametrize("text", WRONG_NAMESPACES.values(), ids=WRONG_NAMESPACES.keys())
 def test_a_namespace_is_two_named_entities(text: str) -> None:
-    """A namespace that Pulsar would refuse, or an endless one, is refused, alone and in a bundle's name."""
+    """A namespace that Pulsar would refuse, one that no path can name, or an endless one is refused, alone and in a topic's name."""
     with pytest.raises(InvalidName, match="namespace"):
         check_namespace(text)
-    with pytest.raises(InvalidName, match="bundle name"):
-        parse_bundle(f"{text}/0x00000000_0x40000000")
+    if text != "tenant/cluster/namespace":
+        with pytest.raises(InvalidName, match="topic name"):
+            parse_topic(f"persistent://{text}/topic")
 
 
 def test_the_longest_names_pass() -> None:

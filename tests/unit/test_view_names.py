@@ -9,9 +9,11 @@ from dataclasses import replace
 
 import pytest
 
+from brokers.named import namespace_named
 from channel import propose
 from channel.codec import decode, encode
 from channel.entries import BundleChanged, LevelChanged, NamespaceChanged, NamespaceEntry, PolicyChanged, PolicyEntry
+from channel.errors import InvalidName
 from channel.propose import Author
 from channel.ranges import HASH_MAX, even_boundaries
 from channel.records import NamespaceRecord, PolicyRecord, Reason
@@ -132,6 +134,16 @@ def test_a_namespace_has_the_form_of_one(name: str) -> None:
     assert (
         Reason.MALFORMED == channel.put(propose.create_namespace(channel.admin(), channel.view, name=name, boundaries=(0, HASH_MAX))).reason
     )
+
+
+@pytest.mark.parametrize("name", ["t/..", "./n", "../."])
+def test_a_record_of_an_older_version_may_name_a_namespace_that_nobody_may_ask_for(name: str) -> None:
+    """The fold takes `.` and `..` as it always did, so that a namespace of such a name can be found and deleted; no other one is."""
+    channel = channel_with("a")
+    channel.accept(propose.create_namespace(channel.admin(), channel.view, name=name, boundaries=(0, HASH_MAX)))
+    assert name == namespace_named(channel.view, name).name
+    with pytest.raises(InvalidName, match="neither of them"):
+        namespace_named(channel.view, "other/..")
 
 
 def test_a_namespace_is_created_once() -> None:

@@ -30,6 +30,11 @@ USAGE_ERRORS = {
     "too much": (("brokers", "leader-broker", "x", "--log", "{log}"), "UsageError", "Got unexpected extra argument(s) (x)"),
     "a check of a command": (("up", "--data", "x", "--http-port", "65534"), "BadParameter", "there are not 3 ports from there on"),
     "a file for a folder": (("up", "--data", "{file}"), "BadParameter", "is a file"),
+    "a namespace that no path can name": (
+        ("namespaces", "create", "shop/..", "--log", "{log}"),
+        "InvalidName",
+        "neither of them '.' or '..'",
+    ),
     "an empty log": (("brokers", "list", "--log", "sqlite:"), "InvalidLogUrl", "it has no path"),
     "a log in memory": (("brokers", "list", "--log", "memory:x"), "InvalidLogUrl", "known only to the process that made it"),
     "an empty file": (("brokers", "list", "--log", "sqlite:{file}"), "LogNotBegun", "is empty; start a broker on it"),

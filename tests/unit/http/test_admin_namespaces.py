@@ -46,6 +46,9 @@ def test_a_tenant_exists_by_its_namespaces(tmp_path: Path) -> None:
             for method in ("GET", "PUT", "DELETE"):
                 refused = await broker.ask(method, f"{TENANTS}/a%20b")
                 assert (412, True) == (refused.status, "'a b' is not a tenant" in refused.reason)
+            for path in (f"{TENANTS}/%2E%2E", f"{NAMESPACES}/%2E/n", f"{NAMESPACES}/acme/%2E%2E"):
+                refused = await broker.put(path, {})
+                assert (412, True) == (refused.status, "'.'" in refused.reason), path
 
     run(story)
 
