@@ -87,6 +87,9 @@ def time_of(folded: Folded) -> str:
 
 
 def told_ago(duration_ms: int) -> str:
-    """How long ago something was, in the largest unit that it fills; what is to come is `just now`, since clocks differ."""
-    found = next((f"{duration_ms // size_ms} {unit} ago" for unit, size_ms in reversed(_UNITS_MS.items()) if duration_ms >= size_ms), None)
-    return found or "just now"
+    """Return how long ago something was, in the largest unit that it fills. A time in the future names the clock that it is ahead of."""
+    for unit, size_ms in reversed(_UNITS_MS.items()):
+        if abs(duration_ms) >= size_ms:
+            relation = "ago" if duration_ms > 0 else "ahead of this machine's clock"
+            return f"{abs(duration_ms) // size_ms} {unit} {relation}"
+    return "just now"

@@ -79,8 +79,18 @@ def test_a_time_is_told_as_the_log_tells_it() -> None:
 
 @pytest.mark.parametrize(
     ("duration_ms", "told"),
-    [(-5_000, "just now"), (999, "just now"), (1_000, "1 s ago"), (119_999, "1 m ago"), (7_200_000, "2 h ago"), (10**10, "16 w ago")],
+    [
+        (-999, "just now"),
+        (999, "just now"),
+        (1_000, "1 s ago"),
+        (119_999, "1 m ago"),
+        (7_200_000, "2 h ago"),
+        (10**10, "16 w ago"),
+        (-1_000, "1 s ahead of this machine's clock"),
+        (-119_999, "1 m ahead of this machine's clock"),
+        (-(10**12), "1653 w ahead of this machine's clock"),
+    ],
 )
 def test_how_long_ago_something_was_is_told_in_its_largest_unit(duration_ms: int, told: str) -> None:
-    """Nobody reads thousands of seconds; and what is to come, by another's clock, was just now."""
+    """The text has the largest unit that fits, and a time in the future names the clock that it was compared with."""
     assert told == told_ago(duration_ms)
