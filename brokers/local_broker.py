@@ -1,7 +1,7 @@
 """One broker process of a local cluster: how it is started, signalled and known.
 
-May live here: `LocalBroker`, and at which ports a row of them listens. What follows from the end of one is `local_cluster`'s
-business, which also guards it against threads.
+May live here: `LocalBroker`, what processes print, and at which ports a row of them listens. What follows from the end of one
+is `local_cluster`'s business, which also guards it against threads.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Final
+from typing import IO, Final
+
+import orjson
 
 from brokers.config import WorkerConfig
 from brokers.errors import AddressInUse, InvalidConfig
@@ -25,7 +27,62 @@ from channel import private_files
 
 HOST: Final = "127.0.0.1"
 
-_LAST_WORDS_BYTES: Final = 4_096
+_LAST_WORDS_BYTES: Final = 16_384  # A traceback in a JSON line takes some kilobytes.
+_ERRORS: Final = ("error", "critical")
+
+
+class Output:
+    """The file to which the processes of one place print, one after the other."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._begin = 0
+
+    @contextmanager
+    def opened(self) -> Iterator[IO[bytes]]:
+        """The file, open for the next process. Raises OSError."""
+        private_files.make(self.file)
+        with self.file.open("ab") as file:
+            self._begin = file.tell()
+            yield file
+
+    def last_words(self) -> str | None:
+        """Return the last error that the last process printed, or else its last line; None if it printed nothing."""
+        lines = self._last_lines()
+        return _last_error(lines) or (lines[-1] if lines else None)
+
+    def reason(self, code: int) -> str | None:
+        """Return why the last process ended, by what `Popen.wait` returned; None if it ended in order, or nothing says why."""
+        if code == 0:
+            return None
+        # What a process printed before a signal killed it says why only if it is an error.
+        return self.last_words() if code > 0 else _last_error(self._last_lines())
+
+    def ending(self, code: int) -> str:
+        """Describe how the last process ended, and if that was not in order why, and where its log is."""
+        reason = self.reason(code)
+        why = "" if reason is None else f": {reason}"
+        return f"{ending_of(code)}{why}; its log: {self.file}" if code else ending_of(code)
+
+    def _last_lines(self) -> Sequence[str]:
+        data = self.file.read_bytes()[self._begin :][-_LAST_WORDS_BYTES:] if self.file.exists() else b""
+        return data.decode(errors="replace").strip().splitlines()
+
+
+def _last_error(lines: Sequence[str]) -> str | None:
+    return next((error for line in reversed(lines) if (error := _error_in(line)) is not None), None)
+
+
+def _error_in(line: str) -> str | None:
+    """The error of a command that a line is, or the event of a JSON line of such a level."""
+    if line.startswith("error: "):
+        return line
+    try:
+        entry = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    is_error = isinstance(entry, dict) and entry.get("level") in _ERRORS
+    return str(entry.get("event")) if is_error else None
 
 
 class LocalBroker:
@@ -34,7 +91,7 @@ class LocalBroker:
     def __init__(self, directory: Path, port: int, pulsar_port: int | None = None) -> None:
         """The broker that is `127.0.0.1:PORT`, with its data and its log in `directory`; it may take Pulsar's clients, too."""
         self.directory = directory
-        self.log_file = directory / "broker.log"
+        self.output = Output(directory / "broker.log")
         self.port = port
         self.pulsar_port = pulsar_port
         self.id = f"{HOST}:{port}"
@@ -97,8 +154,7 @@ class LocalBroker:
         if evidence:
             # A new file for each process: one that was killed may have left half a line.
             command += ["--evidence", str(self.directory / f"accepts-{self._starts}.jsonl")]
-        private_files.make(self.log_file)
-        with self.log_file.open("ab") as log_file:
+        with self.output.opened() as log_file:
             self.process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,  # We hold its other end: a broker does not outlive its parent, however that one ends.
@@ -116,12 +172,6 @@ class LocalBroker:
         """Send a signal, unless the process has ended."""
         if self.process is not None:
             self.process.send_signal(number)
-
-    def last_words(self) -> str:
-        """The last line that it wrote."""
-        data = self.log_file.read_bytes()[-_LAST_WORDS_BYTES:] if self.log_file.exists() else b""
-        lines = data.decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
 
 
 def ports_of(http_port: int, pulsar_port: int | None, count: int) -> Sequence[tuple[int, int | None]]:

@@ -24,7 +24,7 @@ from typing import Final, Self
 from brokers.admin.access import Access, jump
 from brokers.admin.burial import bury
 from brokers.errors import BrokerFailed, DataDirectoryUnusable
-from brokers.local_broker import HOST, LocalBroker, ending_of, ports_of
+from brokers.local_broker import HOST, LocalBroker, ports_of
 from brokers.local_load_workers import LocalLoadWorkers
 from channel.blocking_view import RETRY_MS, read_on
 from channel.deadline import Deadline
@@ -314,7 +314,7 @@ class LocalCluster:
             )
             member.watch = threading.Thread(target=self._watch, args=(member, process), name=f"watch {member.id}", daemon=True)
             member.watch.start()
-        self._tell(What.STARTED, member, f"started as process {process.pid}, log in {member.log_file}", pid=process.pid)
+        self._tell(What.STARTED, member, f"started as process {process.pid}, log in {member.output.file}", pid=process.pid)
 
     def _watch(self, member: LocalBroker, process: subprocess.Popen[bytes]) -> None:
         """Wait for the end of a process; then bury it, and start another one if that is wanted."""
@@ -327,7 +327,8 @@ class LocalCluster:
             member.will_restart = will_restart
             member.burial_wanted = self.settings.bury and self._follows
             self._changed.notify_all()
-        self._tell(What.ENDED, member, ending_of(code), exit_code=code)
+        output = member.output
+        self._tell(What.ENDED, member, output.ending(code), exit_code=code, reason=output.reason(code), log=str(output.file))
         self._wake()
         with self._changed:
             self._changed.wait_for(lambda: not member.burial_wanted)  # The follower bounds it.
@@ -387,13 +388,13 @@ class LocalCluster:
                     raise StartBrokenOff
                 for member in members:
                     if member.ended and not member.ready:
-                        problem = f"it ended before it was ready: {member.last_words()}"
-                        raise BrokerFailed(broker=member.id, problem=problem, log_file=str(member.log_file))
+                        problem = f"it ended before it was ready: {member.output.last_words() or 'it said nothing'}"
+                        raise BrokerFailed(broker=member.id, problem=problem, log_file=str(member.output.file))
                 remaining_ms = deadline.remaining_ms()
                 if not remaining_ms:
                     late = next(member for member in members if not member.ready)
                     problem = f"it was not ready within {deadline.timeout_ms} ms"
-                    raise BrokerFailed(broker=late.id, problem=problem, log_file=str(late.log_file))
+                    raise BrokerFailed(broker=late.id, problem=problem, log_file=str(late.output.file))
                 self._changed.wait(min(remaining_ms, LOOK_MS) / 1_000)
 
     # --- the follower ---

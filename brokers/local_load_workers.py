@@ -20,9 +20,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Final
 
-from brokers.local_broker import ending_of
+from brokers.local_broker import Output
 from brokers.restart_pause import RestartPause
-from channel import private_files
 
 STOP_MS: Final = 15_000
 """How long a load worker may take to end before it is killed: three times what it allows itself."""
@@ -41,7 +40,7 @@ class _Place:
 
     def __init__(self, number: int, directory: Path) -> None:
         self.number = number
-        self.log_file = directory / f"load-worker-{number}.log"
+        self.output = Output(directory / f"load-worker-{number}.log")
         self.process: subprocess.Popen[bytes] | None = None
         self.watch: threading.Thread | None = None
         self.pause = RestartPause()
@@ -108,9 +107,8 @@ class LocalLoadWorkers:
         with self._changed:
             if not self._wanted:
                 return
-            place.log_file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            private_files.make(place.log_file)
-            with place.log_file.open("ab") as log_file:
+            place.output.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with place.output.opened() as log_file:
                 place.process = subprocess.Popen(
                     # -P keeps the working folder from hiding an installed package.
                     [sys.executable, "-P", "-m", "brokers.cli", "load-worker", "--stop-on-eof", "--log", self._log_url],
@@ -122,7 +120,7 @@ class LocalLoadWorkers:
                 )
             place.pause.started()
             pid = place.process.pid
-        self._tell_of(place, f"started as process {pid}, log in {place.log_file}", pid=pid)
+        self._tell_of(place, f"started as process {pid}, log in {place.output.file}", pid=pid)
 
     def _watch(self, place: _Place) -> None:
         """Wait for the end of each process of one place, and start the next, until all are to stop."""
@@ -133,7 +131,8 @@ class LocalLoadWorkers:
             with self._changed:
                 place.process = None
                 is_wanted = self._wanted
-            self._tell_of(place, ending_of(code), exit_code=code)
+            output = place.output
+            self._tell_of(place, output.ending(code), exit_code=code, reason=output.reason(code), log=str(output.file))
             if not is_wanted:
                 return
             with self._changed:

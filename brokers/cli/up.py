@@ -113,12 +113,14 @@ def _run(cluster: LocalCluster, signals: Sequence[int], *, as_json: bool) -> Non
             _say_ready(cluster, as_json=as_json)
         while not signals and not cluster.wait_until_all_ended(timeout_ms=LOOK_MS):
             pass
-        if not signals:
-            _say("no broker is left", {"what": "over"}, as_json=as_json)
-            raise typer.Exit(ExitCode.OPERATOR)
-        _say("stopping all brokers; once more to kill them", {"what": "stopping"}, as_json=as_json)
+        is_over = not signals
+        if not is_over:
+            _say("stopping all brokers; once more to kill them", {"what": "stopping"}, as_json=as_json)
     finally:
         cluster.stop_all()
+    if is_over:  # Said last: by now each broker's end was printed, with its reason.
+        _say("no broker is left", {"what": "over"}, as_json=as_json)
+        raise typer.Exit(ExitCode.OPERATOR)
 
 
 @contextmanager

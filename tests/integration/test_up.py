@@ -286,6 +286,21 @@ def test_a_cluster_without_brokers_is_over(tmp_path: Path, log_url: str) -> None
         assert 4 == cluster.end()
 
 
+def test_a_cluster_whose_brokers_end_by_an_error_says_why(tmp_path: Path) -> None:
+    """Each broker's end is reported with the last error of its log, and with the path of the log."""
+    with up(tmp_path, "--brokers", "2") as cluster:
+        (tmp_path / "channel.db").rename(tmp_path / "moved.db")
+        cluster.heard("over")
+        ends = {said["broker"]: said for said in cluster.said if said["what"] == "ended"}
+        assert {cluster.broker(0), cluster.broker(1)} == set(ends)
+        for number in range(2):
+            end = ends[cluster.broker(number)]
+            assert ("4", f"{tmp_path}/broker-{number}/broker.log") == (str(end["exit_code"]), end["log"])
+            assert end["reason"].startswith("error: ")
+            assert "was replaced or deleted while it was open" in end["reason"]
+        assert 4 == cluster.end()
+
+
 def test_a_cluster_that_cannot_start_says_why(tmp_path: Path) -> None:
     """A service that cannot be made ends the start with the broker's own words, and leaves no process."""
     (tmp_path / "failing_service.py").write_text(SLOW_SERVICE.replace("import asyncio", "assert __name__") + FAILING)

@@ -12,7 +12,7 @@ from typing import Self
 import pytest
 
 from brokers.errors import InvalidConfig
-from brokers.local_broker import LocalBroker, ending_of, ports_of
+from brokers.local_broker import LocalBroker, Output, ending_of, ports_of
 from brokers.restart_pause import RESTART_MS_MAX, RESTART_MS_MIN, STEADY_MS
 
 
@@ -35,12 +35,43 @@ def test_pauses_grow_until_it_is_steady(tmp_path: Path, monkeypatch: pytest.Monk
     assert RESTART_MS_MIN == broker.pause.next_ms()
 
 
-def test_the_last_words_are_the_last_line(tmp_path: Path) -> None:
-    """What a broker wrote last tells why it ended, whatever came before, and even if it was no text."""
-    broker = LocalBroker(tmp_path, 8080)
-    assert "it said nothing" == broker.last_words()
-    broker.log_file.write_bytes(b"{}\n" * 10_000 + b"\xfferror: no room\n\n")
-    assert "�error: no room" == broker.last_words()
+def test_the_last_words_are_the_last_error_or_the_last_line(tmp_path: Path) -> None:
+    """What a process wrote last tells why it ended, whatever came before, and even if it was no text."""
+    output = Output(tmp_path / "broker.log")
+    assert output.last_words() is None
+    output.file.write_bytes(b"{}\n" * 10_000 + b"\xff no room\n\n")
+    assert "\ufffd no room" == output.last_words()
+    for line, error in (("error: no room", "error: no room"), ('{"level":"error","event":"no room","error":"..."}', "no room")):
+        output.file.write_text(f'{{"level":"info"}}\nerror: an older one\n{line}\n{{"level":"warning"}}\n[1, 2\n7\n')
+        assert error == output.last_words()
+
+
+def test_the_last_words_of_an_earlier_process_are_not_those_of_the_next(tmp_path: Path) -> None:
+    """A process that was killed without a word is not said to have ended by the error of the one before it."""
+    output = Output(tmp_path / "broker.log")
+    output.file.write_text("error: an older one\n")
+    with output.opened():
+        assert output.last_words() is None
+    with output.file.open("a") as file:
+        file.write("error: a new one\n")
+    assert "error: a new one" == output.last_words()
+
+
+@pytest.mark.parametrize(
+    ("code", "words", "told"),
+    [
+        (0, "stopped", "ended with exit code 0"),
+        (4, "error: no room", "ended with exit code 4: error: no room; its log: {file}"),
+        (1, "", "ended with exit code 1; its log: {file}"),
+        (-9, '{"level":"info"}', "was killed by SIGKILL; its log: {file}"),
+        (-9, "error: no room", "was killed by SIGKILL: error: no room; its log: {file}"),
+    ],
+)
+def test_an_end_is_told_with_its_reason(code: int, words: str, told: str, tmp_path: Path) -> None:
+    """Where a process did not end in order, its last error is the reason, and its log is named."""
+    output = Output(tmp_path / "broker.log")
+    output.file.write_text(words)
+    assert told.format(file=output.file) == output.ending(code)
 
 
 def test_brokers_listen_in_rows() -> None:
