@@ -14,7 +14,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Final, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, ValidationError, model_validator
+from pydantic_core import PydanticCustomError
 
 from brokers.agent.timing import Timing, timing_of
 from brokers.balancing_settings import BalancingSettings
@@ -67,6 +68,15 @@ DeadlineMs = Annotated[int, Field(ge=1, le=_DEADLINE_MS_MAX)]
 Text = Annotated[str, Field(min_length=1, max_length=TEXT_CHARACTERS_MAX)]
 
 
+def _not_empty(path: object) -> object:
+    if path == "":  # pathlib takes it for the working folder.
+        raise PydanticCustomError("empty_path", "the name is empty")
+    return path
+
+
+NamedPath = Annotated[Path, BeforeValidator(_not_empty)]
+
+
 class WorkerConfig(BaseModel):
     """How one broker runs. Durations are in milliseconds.
 
@@ -81,7 +91,7 @@ class WorkerConfig(BaseModel):
         description="The log that all brokers of a cluster share: `sqlite:PATH`, one file on this machine, "
         "`kafka://HOST:PORT[,HOST:PORT]/TOPIC`, or `memory:NAME`.",
     )
-    data_dir: Path = Field(
+    data_dir: NamedPath = Field(
         description="The directory of this one broker: its lock, its nonces, its snapshot. On a disk of this machine, never copied, "
         "never shared. A broker that loses it comes back only after its former lease has run out.",
     )
@@ -198,7 +208,7 @@ class WorkerConfig(BaseModel):
         default=60_000, description="How long an admin call waits for what it asked for to be done; the move itself goes on after it."
     )
 
-    evidence: Path | None = Field(
+    evidence: NamedPath | None = Field(
         default=None, description="A file to which each piece of finished work is added as a line, for an independent judge. For tests."
     )
     observations: bool = Field(

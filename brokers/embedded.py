@@ -67,7 +67,12 @@ class Worker:
         if data_dir is None and not is_nameless:
             data_dir = _directory_beside(log_url, broker_id or f"{settings.get('host', '127.0.0.1')}:{http_port}")
         self._data_dir = data_dir
-        given: dict[str, object] = {"log_url": log_url, "data_dir": data_dir or ".", "broker_id": broker_id, **settings}
+        given: dict[str, object] = {
+            "log_url": log_url,
+            "data_dir": "." if data_dir is None else data_dir,
+            "broker_id": broker_id,
+            **settings,
+        }
         if http_port is not None:
             given["http_port"] = http_port
         elif is_nameless:

@@ -138,7 +138,7 @@ class LocalCluster:
         broker would take, and for ports that overlap.
         """
         self.settings = settings
-        self.log_url = settings.log_url or f"sqlite:{settings.directory}/channel.db"
+        self.log_url = f"sqlite:{settings.directory}/channel.db" if settings.log_url is None else settings.log_url
         if is_in_memory(self.log_url):
             raise InvalidLogUrl(url=self.log_url, problem="the processes of a cluster cannot share memory")
         ports = ports_of(settings.http_port, settings.pulsar_port, settings.brokers)

@@ -14,7 +14,7 @@ import typer
 
 from brokers.cli import kafka_options
 from brokers.cli.kafka_options import PrintConfigOption
-from brokers.cli.options import BrokerConfOption, ErrorsAsJsonOption, LogOption
+from brokers.cli.options import BrokerConfOption, ErrorsAsJsonOption, LogOption, directory, file
 from brokers.cli.outcome import group
 from brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
 
@@ -48,7 +48,7 @@ SetOption = Annotated[
 ]
 EvidenceOption = Annotated[
     Path | None,
-    typer.Option(metavar="FILE", dir_okay=False, help="Add a line there for each piece of finished work, for a judge.", show_default=False),
+    typer.Option(metavar="FILE", parser=file, help="Add a line there for each piece of finished work, for a judge.", show_default=False),
 ]
 
 PULSAR_PORT: Final = 6650
@@ -59,7 +59,7 @@ def run(
     *,
     log: LogOption,
     data: Annotated[
-        Path, typer.Option(metavar="DIR", file_okay=False, help="The directory of this one broker, on a disk of this machine.")
+        Path, typer.Option(metavar="DIR", parser=directory, help="The directory of this one broker, on a disk of this machine.")
     ],
     broker_id: Annotated[str | None, typer.Option("--id", metavar="ID", help="[default: HOST:PORT]", show_default=False)] = None,
     cluster: Annotated[str | None, typer.Option(metavar="NAME", help="The cluster's id.  [default: equipoise]", show_default=False)] = None,

@@ -13,7 +13,18 @@ import typer
 from brokers.admin.access import Access, until
 from brokers.admin.burial import bury as bury_by_directory
 from brokers.cli.asking import ask
-from brokers.cli.options import LOG_VARIABLE, TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, reading, writing
+from brokers.cli.options import (
+    LOG_VARIABLE,
+    TIMEOUT_S,
+    AsOption,
+    JsonOption,
+    LogOption,
+    TimeoutOption,
+    WaitOption,
+    directory,
+    reading,
+    writing,
+)
 from brokers.cli.outcome import ExitCode, group
 from brokers.cli.output import counted, print_fact, print_json, print_line, print_rows
 from brokers.cli.rows import BROKER_COLUMNS, broker_row
@@ -129,7 +140,7 @@ def drain(
 def bury(
     *,
     data: Annotated[
-        Path, typer.Option("--data", metavar="DIR", file_okay=False, help="The data directory of the broker whose process is gone.")
+        Path, typer.Option("--data", metavar="DIR", parser=directory, help="The data directory of the broker whose process is gone.")
     ],
     log: LogOption,
     admin: AsOption = None,

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import getpass
 import os
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -61,6 +61,26 @@ BrokerConfOption = Annotated[
     ),
 ]
 WaitOption = Annotated[bool, typer.Option("--wait/--no-wait", help="Wait until it is done, or only until the channel has accepted it.")]
+
+
+def directory(text: str) -> Path:
+    """The directory that an option names. An empty name, which pathlib takes for the working folder, is a usage error."""
+    return _named(text, unless=Path.is_file, other="a file")
+
+
+def file(text: str) -> Path:
+    """The file that an option names. An empty name, which pathlib takes for the working folder, is a usage error."""
+    return _named(text, unless=Path.is_dir, other="a directory")
+
+
+def _named(text: str, *, unless: Callable[[Path], bool], other: str) -> Path:
+    if not text:
+        raise typer.BadParameter("the name is empty; '.' is the working folder")
+    path = Path(text)
+    with suppress(OSError):  # Whoever uses the path meets the same error, and reports it.
+        if unless(path):
+            raise typer.BadParameter(f"{text!r} is {other}")
+    return path
 
 
 def publisher(name: str | None) -> str:

@@ -15,7 +15,7 @@ from typing import Annotated, Final
 import typer
 
 from brokers.cli.moments import TimeCommand, moment
-from brokers.cli.options import LOG_VARIABLE, ErrorsAsJsonOption, JsonOption, LogOption, handle
+from brokers.cli.options import LOG_VARIABLE, ErrorsAsJsonOption, JsonOption, LogOption, directory, file, handle
 from brokers.cli.outcome import ExitCode, group
 from brokers.cli.output import print_line
 from brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
@@ -41,12 +41,12 @@ ArchiveOption = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        file_okay=False,
+        parser=directory,
         help="Where the tables lie.  [default: FILE.archive beside the log's file, or TOPIC.archive here]",
         show_default=False,
     ),
 ]
-ThereOption = Annotated[Path, typer.Option("--archive", metavar="DIR", file_okay=False, help="Where the tables lie.")]
+ThereOption = Annotated[Path, typer.Option("--archive", metavar="DIR", parser=directory, help="Where the tables lie.")]
 MasterOption = Annotated[
     str | None, typer.Option(metavar="URL", help="A Spark cluster, as spark-submit takes it.  [default: this machine]", show_default=False)
 ]
@@ -154,7 +154,7 @@ def verify(
 @app.command(cls=TimeCommand)
 def report(
     *,
-    archive: Annotated[Path | None, typer.Option(metavar="DIR", file_okay=False, help="Tell of this archive.", show_default=False)] = None,
+    archive: Annotated[Path | None, typer.Option(metavar="DIR", parser=directory, help="Tell of this archive.", show_default=False)] = None,
     log: Annotated[
         str | None,
         typer.Option(
@@ -163,7 +163,7 @@ def report(
     ] = None,
     begin: FromOption = None,
     end: ToOption = None,
-    out: Annotated[Path, typer.Option(metavar="FILE", dir_okay=False, help="The page to write.")] = _REPORT,
+    out: Annotated[Path, typer.Option(metavar="FILE", parser=file, help="The page to write.")] = _REPORT,
     master: MasterOption = None,
     as_json: JsonOption = False,
 ) -> None:

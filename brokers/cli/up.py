@@ -20,7 +20,7 @@ from brokers.cli import kafka_options
 from brokers.cli.broker import PULSAR_PORT, ServiceOption, SetOption, pairs
 from brokers.cli.broker_conf import BrokerConf, document_of, print_entries, read_broker_conf, settings_over
 from brokers.cli.kafka_options import PrintConfigOption
-from brokers.cli.options import LOG_VARIABLE, BrokerConfOption, JsonOption
+from brokers.cli.options import LOG_VARIABLE, BrokerConfOption, JsonOption, directory
 from brokers.cli.outcome import ExitCode, group
 from brokers.cli.output import Row, print_fact, print_json, print_line
 from brokers.cli.services import default_service, service_classes, speaks_pulsar
@@ -40,7 +40,8 @@ _COUNTER_STORE: Final = "EQUIPOISE_COUNTER_STORE"
 def up(
     *,
     data: Annotated[
-        Path, typer.Option(metavar="DIR", file_okay=False, help="Broker i has the directory DIR/broker-i, and its log there in broker.log.")
+        Path,
+        typer.Option(metavar="DIR", parser=directory, help="Broker i has the directory DIR/broker-i, and its log there in broker.log."),
     ],
     brokers: Annotated[int, typer.Option(min=1, max=BROKERS_MAX, help="How many.")] = 3,
     http_port: Annotated[

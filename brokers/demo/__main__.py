@@ -30,9 +30,17 @@ def parser(program: str) -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, default=50.0, help="how long the acts go on, at least each of them once (default: 50)")
     parser.add_argument("--forever", action="store_true", help="go on until Ctrl-C")
     parser.add_argument("--plain", action="store_true", help="plain lines, as in a pipe")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="a new directory for all files, which are kept (default: a temporary one)")
+    parser.add_argument(
+        "--data", type=_directory, metavar="DIR", help="a new directory for all files, which are kept (default: a temporary one)"
+    )
     parser.add_argument("--seed", type=int, help="what moves where, and who is asked first (default: chosen at random)")
     return parser
+
+
+def _directory(text: str) -> Path:
+    if not text:  # pathlib takes it for the working folder.
+        raise argparse.ArgumentTypeError("the name is empty")
+    return Path(text)
 
 
 def main() -> int:

@@ -115,6 +115,8 @@ def test_a_named_broker_on_kafka_says_where_its_data_is() -> None:
     """Beside a log on other machines there is no place for it, and a temporary one would not let it come back as itself."""
     with pytest.raises(InvalidConfig, match="data_dir: say where broker named keeps its data"):
         Worker("kafka://localhost:9092/channel", Keeper(), broker_id="named")
+    with pytest.raises(InvalidConfig, match="data_dir: the name is empty"):
+        Worker("kafka://localhost:9092/channel", Keeper(), broker_id="named", data_dir="")
     Worker("kafka://localhost:9092/channel", Keeper(), broker_id="named", data_dir="elsewhere")
     Worker("kafka://localhost:9092/channel", Keeper())
 

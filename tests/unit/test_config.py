@@ -144,6 +144,8 @@ def test_the_id_is_the_address_unless_it_is_given() -> None:
         ("log_url", ""),
         ("log_url", "sqlite:a\0b"),
         ("data_dir", "a\0b"),
+        ("data_dir", ""),
+        ("evidence", ""),
         ("data_dir", 7),
         ("evidence", "a\0b"),
         ("cluster", ""),
