@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import socket
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, closing
@@ -33,6 +32,7 @@ from brokers.open_files import room_for_files
 from brokers.service import Service
 from brokers.settings_in_force import SettingsInForce
 from brokers.starting import Starting
+from brokers.stop_signals import stop_event
 from brokers.worker import Worker
 from channel.errors import DeadlineExceeded, EquipoiseError, LogUnavailable
 
@@ -115,9 +115,7 @@ class Broker:
 
 async def run_broker(config: WorkerConfig, services: Mapping[str, Service]) -> None:
     """Run one broker until SIGTERM, SIGINT, or an error that it cannot go on with, which is raised."""
-    stopping = asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(name, stopping.set)
+    stopping = stop_event()
     async with AsyncExitStack() as parts:
         try:
             worker = await parts.enter_async_context(Broker(config, services, stopping=stopping))

@@ -5,6 +5,8 @@ May live here, too: what holds of all tests, such as how long one may take, and 
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from typing import Final
 
 import pytest
@@ -34,6 +36,14 @@ UNTRACED: Final = ("tests/property/", "tests/test_house_rules.py")
 """Tests that take two to three times as long when they are traced, and reach nothing that others do not reach, but for `ALONE`."""
 
 ALONE: Final = ("tests/property/test_command_line_garbage.py", "tests/property/test_schema.py")
+
+
+@pytest.fixture
+def hears_interrupts() -> Iterator[None]:
+    """Have SIGINT raise `KeyboardInterrupt` here and in processes that a test starts, even if pytest was started with SIGINT ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

@@ -30,7 +30,8 @@ def main() -> None:
 
 
 def _on_ctrl_c(handler: signal.Handlers | Callable[[int, FrameType | None], object]) -> None:
-    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:  # So a shell starts what is to outlive its Ctrl-C.
+    # A shell ignores it for what runs in the background of a script. What runs until it is stopped hears it (`brokers.stop_signals`).
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, handler)
 
 

@@ -27,6 +27,7 @@ from brokers.cli.output import print_document, print_json, print_line
 from brokers.cli.progress import progress
 from brokers.cli.time_travel import at, diff
 from brokers.errors import UnknownBundle
+from brokers.stop_signals import hear_interrupts
 from channel.deadline import Deadline
 from channel.difference import Jump
 from channel.entries import BundleChanged
@@ -74,6 +75,8 @@ def tail(
 
     Accepted renewals are left out: they are nine tenths of a quiet channel.
     """
+    if follows:
+        hear_interrupts()
     with unread(log, timeout) as access:
         if start is not None and access.view.offset >= start:
             raise gone(access, f"offset {start}")

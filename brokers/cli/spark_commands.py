@@ -19,6 +19,7 @@ from brokers.cli.options import LOG_VARIABLE, ErrorsAsJsonOption, JsonOption, Lo
 from brokers.cli.outcome import ExitCode, group
 from brokers.cli.output import print_line
 from brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
+from brokers.stop_signals import hear_interrupts
 from spark_jobs.interrupts import delayed_interrupts
 from spark_jobs.options import (
     IN_FLIGHT_MAX_S,
@@ -58,6 +59,12 @@ FromOption = Annotated[
     str | None, typer.Option("--from", metavar="TIME", help="From then on: 2026-01-31T12:34, or -1d (s, m, h, d, w).", show_default=False)
 ]
 ToOption = Annotated[str | None, typer.Option("--to", metavar="TIME", help="Until then, which is left out.", show_default=False)]
+
+
+@app.callback()
+def before_each_command() -> None:
+    """Hear SIGINT: a job runs until it is stopped, or for as long as its archive is large."""
+    hear_interrupts()
 
 
 @app.command()

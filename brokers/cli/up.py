@@ -26,13 +26,13 @@ from brokers.cli.output import Row, print_fact, print_json, print_line
 from brokers.cli.services import default_service, service_classes, speaks_pulsar
 from brokers.local_cluster import LOOK_MS, ClusterSettings, Happening, LocalCluster, StartBrokenOff
 from brokers.local_load_workers import can_run
+from brokers.stop_signals import STOP_SIGNALS
 from channel.open_log import log_path
 
 app = group("Run a cluster of brokers on this machine.")
 
 BROKERS_MAX: Final = 100  # Of one machine: each is a process of some 50 MB.
 PORT_MAX: Final = 65_535
-_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
 _COUNTER_STORE: Final = "EQUIPOISE_COUNTER_STORE"
 
 
@@ -140,9 +140,9 @@ def _signals(cluster: LocalCluster) -> Iterator[Sequence[int]]:
         else:
             cluster.kill_all()
 
-    before = [(number, signal.getsignal(number) or signal.SIG_DFL) for number in _SIGNALS]
+    before = [(number, signal.getsignal(number) or signal.SIG_DFL) for number in STOP_SIGNALS]
     try:
-        for number in _SIGNALS:
+        for number in STOP_SIGNALS:
             signal.signal(number, hear)
         yield heard
     finally:

@@ -6,7 +6,6 @@ May live here: how the stage is built and taken down, how long the acts go on, a
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -32,6 +31,7 @@ from brokers.load_bus import open_load_bus
 from brokers.local_cluster import ClusterSettings, LocalCluster
 from brokers.local_load_workers import can_run
 from brokers.moves import MoveKind
+from brokers.stop_signals import stop_event
 from channel.findings import Findings
 from channel.open_log import open_log
 from channel.table_view import TableView
@@ -86,10 +86,7 @@ async def play(options: Options, screen: Screen) -> Ending:
     """Play the demo. SIGINT and SIGTERM end the acts, not the ending. Raises `EquipoiseError` or OSError if it cannot begin."""
     lacks = lacking()
     cluster = _cluster(options, [COUNTERS] if lacks else [COUNTERS, MESSAGES])
-    stopping = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stopping.set)
+    stopping = stop_event()
     screen.say(0.0, f"{_BROKERS} brokers start, each a process of its own, on the log {cluster.log_url}")
     if lacks:
         screen.say(0.0, f"there will be no Pulsar clients: {lacks}")

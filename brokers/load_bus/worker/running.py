@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-import signal
 import tempfile
 import threading
 import time
@@ -27,6 +26,7 @@ from brokers.load_bus.topics import LoadTopic, LoadTopics, differences
 from brokers.load_bus.worker.access import Access, access_of
 from brokers.load_bus.worker.streams import Place, Streams
 from brokers.repeated_failures import RepeatedFailures
+from brokers.stop_signals import stop_event
 from channel.deadline import Deadline
 from channel.errors import Bug
 from channel.kafka_answers import KafkaFailed, TopicFacts, Trouble
@@ -66,9 +66,7 @@ def run_load_worker(address: KafkaAddress, *, log_url: str, settings: Mapping[st
 
 
 async def _work(start: _Start, *, timeout_ms: int) -> None:
-    stopping = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    stopping = stop_event()
     place = await start.found(stopping, Deadline.after(timeout_ms=timeout_ms))
     if place is None:
         return

@@ -46,6 +46,7 @@ def interrupted_at(module: str, *, ignoring: bool = False) -> subprocess.Complet
 
 
 @pytest.mark.integration
+@pytest.mark.usefixtures("hears_interrupts")
 @pytest.mark.parametrize(
     ("module", "code", "has_output"),
     [("typer", -signal.SIGINT, False), ("brokers.cli.namespaces", 128 + signal.SIGINT, False), ("the end", -signal.SIGINT, True)],
@@ -59,7 +60,7 @@ def test_ctrl_c_is_quiet_while_modules_are_imported_and_at_the_end(module: str, 
 @pytest.mark.integration
 @pytest.mark.parametrize("module", ["typer", "brokers.cli.namespaces", "the end"])
 def test_what_was_told_to_ignore_ctrl_c_goes_on(module: str) -> None:
-    """A command in the background of a script is not ended by a Ctrl-C for the script."""
+    """A command that ends by itself, in the background of a script, is not ended by a Ctrl-C for the script."""
     ended = interrupted_at(module, ignoring=True)
     assert (0, "", True) == (ended.returncode, ended.stderr, ended.stdout.startswith("Usage: equipoise namespaces"))
 

@@ -298,6 +298,7 @@ def test_a_second_interrupt_is_not_put_off() -> None:
     assert ["both"] == heard
 
 
+@pytest.mark.usefixtures("hears_interrupts")
 def test_what_spark_works_on_is_cancelled_by_an_interrupt() -> None:
     """Ctrl-C is no matter of the thread that calls Spark: that is cancelled, again and again where it was between two calls, and ends."""
     begun, cancelled, ended = threading.Event(), threading.Semaphore(0), threading.Event()
@@ -316,6 +317,7 @@ def test_what_spark_works_on_is_cancelled_by_an_interrupt() -> None:
     assert ended.is_set()
 
 
+@pytest.mark.usefixtures("hears_interrupts")
 def test_a_second_interrupt_waits_for_no_work() -> None:
     """Where cancelling does not help, or cannot even be asked for, Ctrl-C again ends the wait."""
     finished = threading.Event()
