@@ -15,7 +15,6 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Final
 
-from brokers.errors import UnknownNamespace
 from brokers.metrics import LookupOutcome
 from brokers.whereabouts import Located, explained
 from brokers.worker import Worker
@@ -89,17 +88,17 @@ class Lookups:
             self._held -= 1
 
     def _wait(self, namespace: str, point: int) -> asyncio.Task[object]:
-        """The one wait for the bundle at `point`, or for this broker to be ready; its name says what is waited for.
+        """Return the one wait for the bundle at `point`, or for this broker to be ready. The name of the task says which.
 
+        A broker that has lost the channel may not know the namespace: then all who ask for it share one wait.
         The bundle may be split meanwhile, so that each who waited looks again for itself.
         """
         worker, timeout_ms = self._worker, self._worker.config.lookup_ms
         if not worker.agent.is_ready:
             return self._shared(f"broker {worker.broker_id} becoming ready", lambda: worker.ready(timeout_ms=timeout_ms))
         bundle = worker.view.bundle_at(namespace, point)
-        if bundle is None:
-            raise UnknownNamespace(namespace=namespace)
-        return self._shared(f"an owner for {bundle.name}", lambda: worker.locate(namespace, point, timeout_ms=timeout_ms))
+        what = namespace if bundle is None else bundle.name
+        return self._shared(f"an owner for {what}", lambda: worker.locate(namespace, point, timeout_ms=timeout_ms))
 
     def _shared(self, what: str, begin: Callable[[], Coroutine[None, None, object]]) -> asyncio.Task[object]:
         wait = self._waits.get(what)

@@ -25,6 +25,7 @@ from brokers.dividing import Dividing
 from brokers.errors import AddressInUse, InvalidConfig, InvalidService
 from brokers.http.app import BACKLOG, make_app, served
 from brokers.http.errors import typed, unmatched
+from brokers.http.readiness import denying
 from brokers.load_bus import open_load_bus
 from brokers.load_reporter import LoadReporter
 from brokers.lookups import Lookups
@@ -175,7 +176,7 @@ async def _serving(worker: Worker, lookups: Lookups, topics: Topics | None, list
     """HTTP for one worker on a bound socket, with Pulsar's topics if it has any; what is under way at its end may still be answered."""
     app = make_app(worker, lookups, is_pulsars=None if topics is None else topics.is_pulsars)
     if topics is not None:
-        app.add_routes([typed(route) for route in topics.routes()])
+        app.add_routes([typed(denying(worker, route)) for route in topics.routes()])
     for service in worker.services:
         _add_routes(app, service)
     app.add_routes([unmatched()])

@@ -106,13 +106,14 @@ class Whereabouts:
     def _located(self, namespace: str, point: int) -> Located | None:
         view = self._agent.view
         bundle = view.bundle_at(namespace, point)
-        if bundle is None and not self._agent.is_ready:
-            return None  # It may stand in what has not been read yet.
+        now = self._clock.now()
         if bundle is None:
-            raise UnknownNamespace(namespace=namespace)
+            if may_deny(self._agent, now, log_is_readable=self._log_is_readable()):
+                raise UnknownNamespace(namespace=namespace)
+            return None  # It may stand in what has not been read yet.
         if bundle.phase == "free":
             self._step(Wanted(bundle=bundle.name))
-        server, now = server_of(view, bundle), self._clock.now()
+        server = server_of(view, bundle)
         if server is not None and goes_on(self._agent, namespace, now):
             return Located(bundle=bundle, broker=server, lost_ms=self._agent.out_of_touch_ms(now))
         if not self._agent.lease.good(now):
@@ -120,6 +121,14 @@ class Whereabouts:
         if server is None or self._agent.is_suspect(server, now, log_is_readable=self._log_is_readable()):
             return None
         return Located(bundle=bundle, broker=server, lost_ms=self._agent.out_of_touch_ms(now))
+
+
+def may_deny(agent: Agent, now: Instant, *, log_is_readable: bool) -> bool:
+    """Return whether a broker may say that what its view does not have does not exist.
+
+    A broker that has not read to the end of the log, has no lease or has lost the channel may not: somebody may have created it.
+    """
+    return log_is_readable and agent.is_ready and agent.lease.good(now) and agent.out_of_touch_ms(now) is None
 
 
 def goes_on(agent: Agent, namespace: str, now: Instant) -> bool:

@@ -267,7 +267,11 @@ class Agent:
             core.effects.append(Answered(ticket=event.ticket, error=without_lease))
             return
         make = record_of(core.view, event.intent, self._leading.placement)
-        if isinstance(make, Verdict):
+        lost_ms = self.out_of_touch_ms(core.now)
+        if isinstance(make, Verdict) and lost_ms is not None:
+            problem = f"it has read none of its own renewals for {lost_ms} ms, and what it knows may be out of date"
+            core.effects.append(Answered(ticket=event.ticket, error=NotProposed(broker=core.broker, problem=problem)))
+        elif isinstance(make, Verdict):
             core.effects.append(Answered(ticket=event.ticket, verdict=make))
         else:
             core.propose(make, ticket=event.ticket)

@@ -22,6 +22,7 @@ from brokers.http.decisions import Decisions
 from brokers.http.errors import typed
 from brokers.http.health import Health
 from brokers.http.lookup import Lookup
+from brokers.http.readiness import denying
 from brokers.lookups import Lookups
 from brokers.worker import Worker
 from channel.ranges import TopicName
@@ -43,7 +44,7 @@ def make_app(worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicNam
     lookup = Lookup(worker, lookups, is_pulsars=is_pulsars)
     of_channel = (Namespaces(worker), Policies(worker), Brokers(worker), Balancing(worker))
     for paths in (lookup, assignment, *of_channel, Decisions(worker), Health(worker)):
-        app.add_routes([typed(route) for route in paths.routes()])
+        app.add_routes([typed(denying(worker, route)) for route in paths.routes()])
     # At shutdown, not at cleanup: who follows is sent home before the server waits for what is under way.
     app.on_shutdown.append(assignment.close)
     return app

@@ -1,13 +1,21 @@
-"""Whether a broker may answer for the channel: a view that is still being read would deny what has long been there.
+"""Whether a broker may answer for the channel: a view that is out of date would deny what exists.
 
-May live here: the one question that reading handlers ask before they look.
+What reading handlers need before and after they look.
 """
 
 from __future__ import annotations
 
-from brokers.errors import NotReady
+from functools import wraps
+from typing import Final
+
+from aiohttp import web
+
+from brokers.errors import NotReady, UnknownBroker, UnknownBundle, UnknownNamespace, UnknownPolicy, UnknownTenant
+from brokers.whereabouts import may_deny
 from brokers.worker import Worker
 from channel.view import View
+
+_DENIALS: Final = (UnknownNamespace, UnknownBundle, UnknownBroker, UnknownPolicy, UnknownTenant)
 
 
 def ready_view(worker: Worker) -> View:
@@ -16,3 +24,20 @@ def ready_view(worker: Worker) -> View:
         left = worker.catching_up.left
         raise NotReady(broker=worker.broker_id) if left is None else NotReady(broker=worker.broker_id, problem=str(left))
     return worker.view
+
+
+def denying(worker: Worker, route: web.RouteDef) -> web.RouteDef:
+    """Return the same route, which raises `NotReady` in place of a denial while `worker` may not deny anything."""
+    handler = route.handler
+
+    @wraps(handler)
+    async def answered(request: web.Request) -> web.StreamResponse:
+        try:
+            return await handler(request)
+        except _DENIALS:
+            if may_deny(worker.agent, worker.clock.now(), log_is_readable=worker.log_is_available):
+                raise
+            problem = "it has lost the channel, and what it has not read of may exist"
+            raise NotReady(broker=worker.broker_id, problem=problem) from None
+
+    return web.RouteDef(route.method, route.path, answered, route.kwargs)

@@ -34,9 +34,12 @@ from brokers.pulsar.requests import TopicsMode
 from brokers.pulsar.schema_search import SchemaSearch
 from brokers.pulsar.service import PulsarService, now_ms
 from brokers.pulsar.session import Session
+from brokers.whereabouts import explained, may_deny
 from brokers.worker import Worker
 from channel.entries import NamespaceEntry
+from channel.errors import DeadlineExceeded
 from channel.ranges import TopicName, topic_hash
+from channel.view import View
 
 _logger: Final = logging.getLogger(__name__)
 
@@ -317,15 +320,19 @@ class Server:
         self._told = None
 
     async def _namespace(self, name: str) -> NamespaceEntry:
-        """A namespace; raises `UnknownNamespace`."""
-        namespace = self._worker.view.namespaces.get(name)
-        if namespace is None:
-            # It may stand in what this broker has not read yet.
-            await self._worker.ready(timeout_ms=self.settings.hold_ms)
-            namespace = self._worker.view.namespaces.get(name)
-        if namespace is None:
-            raise UnknownNamespace(namespace=name)
-        return namespace
+        """Return a namespace. Raises `UnknownNamespace`, and `DeadlineExceeded` if this broker may not deny it for so long."""
+        worker = self._worker
+
+        def look(view: View) -> NamespaceEntry | None:
+            namespace = view.namespaces.get(name)
+            if namespace is None and may_deny(worker.agent, worker.clock.now(), log_is_readable=worker.log_is_available):
+                raise UnknownNamespace(namespace=name)
+            return namespace
+
+        try:
+            return await worker.until(look, timeout_ms=self.settings.hold_ms, what=f"namespace {name}")
+        except DeadlineExceeded as error:
+            raise explained(error, worker.agent, worker.clock.now()) from None
 
 
 def _arrivals_of(served: Served) -> Iterator[Arrivals]:

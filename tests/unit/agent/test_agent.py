@@ -31,6 +31,16 @@ def test_who_has_no_lease_answers_so() -> None:
     assert [NO_LEASE] == perform(joining, "namespace t/n with 1 bundle by a")
 
 
+def test_who_lost_the_channel_denies_nothing() -> None:
+    """A broker that is out of touch refuses no request by what it knows: what it has not read of may exist."""
+    stage = play("cluster a b with 1 bundle", "deafen b", "namespace t/m with 1 bundle by admin", "advance 1400ms")
+    assert "b answers: unknown_bundle" in perform(stage, "unload t/m/00_ff by b")
+    perform(stage, "advance 200ms")
+    problem = "it has read none of its own renewals for 1600 ms, and what it knows may be out of date"
+    answer = f"b answers: broker b did nothing: {problem}; ask it again later, or ask another broker"
+    assert answer in perform(stage, "unload t/m/00_ff by b")
+
+
 def test_who_never_joined_leaves_at_once() -> None:
     """A process that is told to leave before it is a member ends, and says nothing to the log."""
     stage = play("hold a", "brokers a")

@@ -21,6 +21,7 @@ from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, clu
 pytestmark = pytest.mark.integration
 
 SERVING = "acme/serving"
+NEW = "acme/new"
 KEY = "orders"
 POLICY = f"/admin/v2/namespaces/{SERVING}/onChannelLoss"
 
@@ -29,18 +30,20 @@ QUICK = {"lease_ms": 1_000, "renew_ms": 200, "margin_ms": 400, "round_trip_ms": 
 
 
 class Logs:
-    """All handles of the log, and the one switch of its outage."""
+    """All handles of the log, one for each broker in their order, and the one switch of its outage."""
 
     def __init__(self) -> None:
         self._handles: list[TroubledLog] = []
 
     def open(self, url: str) -> TroubledLog:
-        self._handles.append(TroubledLog(name=url))
-        return self._handles[-1]
+        handle = TroubledLog(name=url)
+        handle.name = f"{url}/{len(self._handles)}"  # Otherwise the brokers of one loop would share one handle.
+        self._handles.append(handle)
+        return handle
 
-    def go(self) -> None:
-        """From now on nobody reads or appends anything."""
-        for handle in self._handles:
+    def go(self, *, first: int = 0) -> None:
+        """From now on nobody reads or appends anything, but for the brokers before the one with the index `first`."""
+        for handle in self._handles[first:]:
             handle.read_error = handle.append_error = LogUnavailable(log="memory:away", problem="it is away", in_doubt=False)
             handle.wake()
 
@@ -132,9 +135,7 @@ def test_lookups_go_on_while_leases_run(tmp_path: Path, monkeypatch: pytest.Monk
         async with losing(tmp_path, monkeypatch, lease_ms=6_000) as (brokers, logs):
             before = [(await broker.get(lookup(NAMESPACE))).body for broker in brokers.brokers]
             logs.go()
-            await until(
-                lambda: all(broker.worker.agent.out_of_touch_ms(broker.worker.clock.now()) is not None for broker in brokers.brokers)
-            )
+            await until(lambda: all(map(is_out_of_touch, brokers.brokers)))
             for broker, body in zip(brokers.brokers, before, strict=True):
                 for _ in range(2):
                     answer = await broker.get(lookup(NAMESPACE))
@@ -158,6 +159,61 @@ def test_a_lookup_that_is_held_is_answered_when_the_channel_is_back(tmp_path: Pa
             await until(lambda: all(broker.lookups.held == 1 for broker in brokers.brokers))
             logs.come_back()
             assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
+
+    run(story)
+
+
+def is_out_of_touch(broker: Broker) -> bool:
+    """Whether it has lost the channel."""
+    return broker.worker.agent.out_of_touch_ms(broker.worker.clock.now()) is not None
+
+
+async def created_unseen(brokers: Cluster, logs: Logs) -> Broker:
+    """Cut the second broker off, and create a namespace at the first. Return the second, which knows nothing of that."""
+    seeing, cut_off = brokers.brokers
+    logs.go(first=1)
+    await until(lambda: is_out_of_touch(cut_off))
+    assert 204 == (await seeing.put(f"/admin/v2/namespaces/{NEW}", {"bundles": {"numBundles": 1}})).status
+    return cut_off
+
+
+@pytest.mark.parametrize("lease_ms", [1_000, 6_000])
+def test_a_lookup_in_a_namespace_that_may_be_new_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lease_ms: int) -> None:
+    """A broker that lost the channel does not deny a namespace, with or without a lease, and answers once it has read of it."""
+
+    async def story() -> None:
+        async with losing(tmp_path, monkeypatch, lookup_ms=PATIENCE_MS, lease_ms=lease_ms) as (brokers, logs):
+            cut_off = await created_unseen(brokers, logs)
+            asked = [asyncio.ensure_future(cut_off.get(lookup(NEW))) for _ in range(3)]
+            await until(lambda: cut_off.lookups.held == 3 or asked[0].done())
+            assert not asked[0].done(), asked[0].result()
+            logs.come_back()
+            assert {200} == {answer.status for answer in await asyncio.gather(*asked)}
+
+    run(story)
+
+
+def test_what_may_be_new_is_not_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that lost the channel answers 503 where it would else say that something does not exist."""
+
+    async def story() -> None:
+        async with losing(tmp_path, monkeypatch) as (brokers, logs):
+            paths = (
+                f"/admin/v2/namespaces/{NEW}",
+                f"/admin/v2/namespaces/{NEW}/bundles",
+                f"/v1/assignment/{NEW}",
+                f"{lookup(NEW)}/bundle",
+                "/admin/v2/policies/pin/unknown",
+            )
+            assert {404} == {(await brokers.brokers[1].get(path)).status for path in paths}
+            cut_off = await created_unseen(brokers, logs)
+            answer = await cut_off.get(lookup(NEW))
+            assert (503, "ChannelLost") == (answer.status, answer.json()["error"])  # type: ignore[index]
+            for path in paths:
+                answer = await cut_off.get(path)
+                assert (503, "NotReady") == (answer.status, answer.json()["error"]), path  # type: ignore[index]
+                assert "it has lost the channel" in answer.reason
+            assert 200 == (await cut_off.get(f"/admin/v2/namespaces/{NAMESPACE}")).status
 
     run(story)
 

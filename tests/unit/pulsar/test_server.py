@@ -11,15 +11,19 @@ from pathlib import Path
 
 import pytest
 
+from brokers import worker as workers
+from brokers.agent.intents import CreateNamespace
 from brokers.pulsar import server as module
 from brokers.pulsar.errors import Violation
-from brokers.pulsar.pulsar_api_pb2 import BaseCommand
+from brokers.pulsar.pulsar_api_pb2 import BaseCommand, CommandLookupTopicResponse, CommandPartitionedTopicMetadataResponse
 from brokers.pulsar.session import Session
 from brokers.pulsar.settings import Settings
+from channel.ranges import even_boundaries
 from tests.house_rules import ROOT
 from tests.pulsar_speech import entry as entry_of
-from tests.pulsar_speech import send
-from tests.unit.http.cluster import run
+from tests.pulsar_speech import lookup, ping, send
+from tests.unit.http.cluster import PATIENCE_MS, run, until
+from tests.unit.http.test_channel_loss import QUICK, Logs
 from tests.unit.pulsar.test_session import metric_becomes
 from tests.unit.pulsar.wire_client import Member, brokers
 
@@ -39,6 +43,37 @@ def test_names_are_given_once(tmp_path: Path) -> None:
             names = [await (await running.owner_of().client()).producer(number) for number in range(3)]
             assert 3 == len(set(names))
             assert all(running.owner_of().worker.broker_id in name for name in names)
+
+    run(story)
+
+
+def test_a_namespace_that_may_be_new_is_not_denied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that lost the channel holds lookups and questions for partitions in a namespace that it has not read of."""
+
+    async def story() -> None:
+        logs, topic = Logs(), "non-persistent://public/new/orders"
+        monkeypatch.setattr(workers, "open_log", logs.open)
+        async with brokers(tmp_path, count=2, config={**QUICK, "lookup_ms": PATIENCE_MS}) as running:
+            seeing, cut_off = running.members
+            client = await cut_off.client()
+            try:
+                logs.go(first=1)
+                agent, clock = cut_off.worker.agent, cut_off.worker.clock
+                await until(lambda: agent.out_of_touch_ms(clock.now()) is not None)
+                new = CreateNamespace(name="public/new", boundaries=even_boundaries(1))
+                await seeing.worker.request(new, timeout_ms=PATIENCE_MS)
+                client.say(lookup(client.request_id(), topic))
+                client.ask_partitions(topic)
+                client.say(ping())
+                await client.hear(BaseCommand.PONG)
+                assert {"LOOKUP_RESPONSE", "PARTITIONED_METADATA_RESPONSE"}.isdisjoint(client.names())
+                logs.come_back()
+                answer = (await client.hear(BaseCommand.PARTITIONED_METADATA_RESPONSE)).partitioned_metadata_response
+                assert (CommandPartitionedTopicMetadataResponse.Success, 0) == (answer.response, answer.partitions)
+                found = (await client.hear(BaseCommand.LOOKUP_RESPONSE)).lookup_response
+                assert CommandLookupTopicResponse.Connect == found.response
+            finally:
+                logs.come_back()  # Otherwise the broker would have to be killed.
 
     run(story)
 

@@ -240,10 +240,14 @@ class WireClient:
         body = CommandGetTopicsOfNamespace(request_id=self.request_id(), namespace=namespace, mode=CommandGetTopicsOfNamespace.ALL)
         self.say(framed(BaseCommand(type=T.GET_TOPICS_OF_NAMESPACE, get_topics_of_namespace=body)))
 
-    async def partitions(self, topic: str) -> int:
-        """What PARTITIONED_METADATA tells of a topic."""
+    def ask_partitions(self, topic: str) -> None:
+        """Say PARTITIONED_METADATA."""
         body = CommandPartitionedTopicMetadata(topic=topic, request_id=self.request_id())
         self.say(framed(BaseCommand(type=T.PARTITIONED_METADATA, partitioned_metadata=body)))
+
+    async def partitions(self, topic: str) -> int:
+        """Return how many partitions a topic has."""
+        self.ask_partitions(topic)
         answer = await self.hear(T.PARTITIONED_METADATA_RESPONSE)
         return answer.partitioned_metadata_response.partitions
 
