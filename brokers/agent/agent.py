@@ -122,9 +122,8 @@ class Agent:
 
     @property
     def leads(self) -> bool:
-        """Whether this broker is the leader, as its view says: others' views may be ahead of it."""
-        leader = self._core.view.leader()
-        return leader is not None and leader.incarnation == self._core.incarnation
+        """Whether this broker acts as the leader, as its view says: others' views may be ahead of it."""
+        return self._leading.leads
 
     @property
     def is_in_touch(self) -> bool:

@@ -17,7 +17,7 @@ from brokers.agent.refusals import Refusals
 from brokers.placement import Placement
 from channel import propose
 from channel.difference import Jump
-from channel.entries import BrokerChanged, BundleChanged, BundleEntry
+from channel.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry
 from channel.propose import is_given_up
 from channel.reader import Folded
 from channel.records import AnyRecord, Unreadable
@@ -62,6 +62,11 @@ class Leading:
         self._knows_the_gone = False
         self._has_news = False
         self.wake_at_ms = NEVER_MS
+
+    @property
+    def leads(self) -> bool:
+        """Whether no broker is to act before this one."""
+        return self._core.incarnation is not None and self._standing() == 0
 
     def place_by(self, placement: Placement) -> None:
         """Place by this plug from now on."""
@@ -150,14 +155,17 @@ class Leading:
         return core.serving is not None and self._membership.caught_up and core.lease.good(core.now) and not core.is_crowded()
 
     def _standing(self) -> int:
-        """How many brokers are to act before this one: 0 for the leader."""
-        core = self._core
-        brokers = core.view.live_brokers()
-        fit = [broker for broker in brokers if broker.status == "up"] or brokers
-        return sum(1 for broker in fit if broker.incarnation < (core.incarnation or 0))
+        """Return how many brokers are to act before this one: 0 for the leader."""
+        return sum(1 for broker in self._core.view.live_brokers() if self._comes_first(broker))
+
+    def _comes_first(self, broker: BrokerEntry) -> bool:
+        """Whether a broker is to act before this one: brokers that drain come last, older ones come first."""
+        mine = (self._is_draining(), self._core.incarnation or 0)
+        return (broker.status == "draining", broker.incarnation) < mine
 
     def _is_elder(self, incarnation: int | None) -> bool:
-        return incarnation is not None and incarnation < (self._core.incarnation or 0)
+        broker = self._core.view.live.get(incarnation or 0)
+        return broker is not None and self._comes_first(broker)
 
     def _waited_ms(self, bundle: BundleEntry) -> int:
         last, since_ms = self._since.get(bundle.name, (-1, 0))

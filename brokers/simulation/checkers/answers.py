@@ -1,11 +1,12 @@
-"""Section 1: what is told to those who ask is true. An error means that nothing was done, and nothing will be.
+"""Section 1: answers to requests are true, and come at once. An error means that nothing was done, and nothing will be.
 
-May live here: what is asked of the answers to requests, against the truth of the log.
+Checks the answers to requests against the truth of the log.
 """
 
 from __future__ import annotations
 
 from brokers.simulation.checkers.violation import InvariantViolated
+from brokers.simulation.host import Process
 from channel.reader import Folded
 
 
@@ -24,6 +25,15 @@ class Answers:
             self._accepted[attempt] = None
             if attempt in self._disowned:
                 _lied(attempt)
+
+    def stepped(self, process: Process) -> None:
+        """Check that no request waits for an attempt of an incarnation that the process has read the end of."""
+        for ticket, served in process.asked.items():
+            if served is not None and served[0] != process.agent.incarnation:
+                raise InvariantViolated(
+                    invariant="section 1: what a dead incarnation attempted is settled",
+                    what=f"{process.host.name} has read the end of #{served[0]}, and has not answered request {ticket} of it",
+                )
 
     def disowned(self, incarnation: int, sequence: int) -> None:
         """A broker has answered the request that this attempt served with an error."""

@@ -81,6 +81,12 @@ class Tokens:
         floor = max((bundle.token for bundle in before), default=self._floor.get(after.namespace, 0))
         if after.token < floor:
             raise _fall(f"at offset {offset} the token of {after.name} falls from {floor} to {after.token}")
+        is_reshaped = bool(before) and all(bundle.name != after.name for bundle in before)
+        if is_reshaped and after.token != floor:
+            raise InvariantViolated(
+                invariant="section 3: the children of a split keep its token, and a merge takes the greater one",
+                what=f"at offset {offset} {after.name} begins under token {after.token}, and what it is made of had {floor}",
+            )
         if after.phase not in ("owned", "splitting") or after.owner is None:
             return
         for bundle in before:

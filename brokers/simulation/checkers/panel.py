@@ -13,6 +13,7 @@ from brokers.simulation.checkers.agreement import Agreement, Beginnings, Settlem
 from brokers.simulation.checkers.answers import Answers
 from brokers.simulation.checkers.coverage import Coverage, Tokens
 from brokers.simulation.checkers.handover import Handovers
+from brokers.simulation.checkers.leadership import Leadership
 from brokers.simulation.checkers.membership import Membership
 from brokers.simulation.checkers.ownership import Ownership
 from brokers.simulation.host import Process
@@ -39,6 +40,7 @@ class Panel:
         self._answers = Answers()
         self._handovers = Handovers()
         self._settlement = Settlement()
+        self._leadership = Leadership()
 
     def folded(self, folded: Folded, view: View) -> None:
         """A record has come to stand on the log."""
@@ -47,6 +49,7 @@ class Panel:
         self._beginnings.folded(folded, view)
         self._settlement.folded(folded, view)
         self._answers.folded(folded)
+        self._leadership.folded(folded, view)
         if folded.verdict.changes:
             self._coverage.folded(folded, view)
             self._tokens.folded(folded)
@@ -57,6 +60,8 @@ class Panel:
         """A broker has taken a step, at this reading of its clocks."""
         self._agreement.read(process.host.name, process.agent.view)
         self._handovers.stepped(process, effects)
+        self._leadership.stepped(process)
+        self._answers.stepped(process)
         self.ownership.stepped(process, effects, now)
         self.membership.stepped(process, effects, now)
 

@@ -41,6 +41,15 @@ def test_who_lost_the_channel_denies_nothing() -> None:
     assert answer in perform(stage, "unload t/m/00_ff by b")
 
 
+def test_requests_of_the_buried_are_answered_at_once() -> None:
+    """A broker that reads its own death answers in the same step the requests whose attempts can no longer be accepted."""
+    stage = play("cluster a b with 2 bundles", "hold a", "transfer 00_80 to b by a", "split 80_ff by a")
+    lines = perform(stage, "bury a")
+    problem = "its proposal was lost on the way to the log, or overtaken by a later one"
+    answer = f"a answers: broker a did nothing: {problem}; ask it again later, or ask another broker"
+    assert 2 == lines.count(answer)
+
+
 def test_who_never_joined_leaves_at_once() -> None:
     """A process that is told to leave before it is a member ends, and says nothing to the log."""
     stage = play("hold a", "brokers a")

@@ -53,6 +53,19 @@ def test_a_broker_that_drains_moves_so_many_at_once() -> None:
     assert 0 == stage.view.held_count(stage.view.brokers["a"].incarnation)
 
 
+def test_a_broker_that_drains_does_not_lead() -> None:
+    """The oldest broker leaves what is free to the oldest that does not drain, and steps in as the last of all."""
+    waiting = ("service b waits prepare", "service c waits prepare")
+    stage = play("cluster a b c with 1 bundle", *waiting, "drain a", "hold a", "hold b", "hold c", "namespace t/m with 1 bundle by admin")
+    assert [False, True, False] == [stage.process(name).agent.leads for name in "abc"]
+    assert [[], [full_name("t/m/00_ff")], []] == [[record.key for record in in_flight(stage, name)] for name in "abc"]
+    perform(stage, "lose b")
+    perform(stage, "deafen b")
+    perform(stage, "advance 1200ms")
+    assert [full_name("t/m/00_ff")] == [record.key for record in in_flight(stage, "c")]
+    assert [] == in_flight(stage, "a")
+
+
 @pytest.mark.parametrize(("silenced", "waits_ms"), [("", 0), ("a", 1_000), ("ab", 2_000)])
 def test_each_broker_steps_in_a_second_after_its_elder(silenced: str, waits_ms: int) -> None:
     """Where those before it do nothing (here because they read nothing), the next by age places what is free."""

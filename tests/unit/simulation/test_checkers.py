@@ -244,9 +244,10 @@ def test_a_token_falls() -> None:
     with pytest.raises(InvariantViolated, match=r"4 tokens only rise: at offset 50 the token of .* falls from 10 to 9"):
         Tokens().folded(folded(falls))
     tokens = Tokens()
-    tokens.folded(folded(*gone, BundleChanged(name=before.name, before=None, after=before)))
-    tokens.folded(folded(BundleChanged(name=before.name, before=before, after=None)))
-    with pytest.raises(InvariantViolated, match="falls from 10 to 8"):
+    union = owned(0, MIDDLE, token=9)
+    tokens.folded(folded(*gone, BundleChanged(name=union.name, before=None, after=union)))
+    tokens.folded(folded(BundleChanged(name=union.name, before=union, after=None)))
+    with pytest.raises(InvariantViolated, match="falls from 9 to 8"):
         tokens.folded(folded(BundleChanged(name=left.name, before=None, after=left)))
 
 
