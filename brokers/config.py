@@ -164,7 +164,8 @@ class WorkerConfig(BaseModel):
     renew_ms: Promise = Field(default=_TIMING.renew_ms, description="How often it renews. Each renewal is a record that all brokers read.")
     margin_ms: Promise = Field(
         default=_TIMING.margin_ms,
-        description="How long others wait beyond the lease before they declare it dead: covers stalls and clocks of unequal rate.",
+        description="How long others wait beyond the lease before they declare it dead: covers clocks of unequal rate, stalls, and sleeps "
+        "that the clocks hide.",
     )
     round_trip_ms: Promise = Field(default=_TIMING.round_trip_ms, description="The longest time from append to read-back that is normal.")
     reconnect_ms: Promise = Field(default=_TIMING.reconnect_ms, description="The longest reconnect after an outage of the log.")

@@ -220,7 +220,7 @@ class Membership:
         core.timing = replace(self._timing, lease_ms=joined.lease_ms, margin_ms=joined.margin_ms, renew_ms=joined.renew_ms)
         # Whoever is awake takes a step at each renewal; a stall that must not cost it its bundles comes on top.
         attention_ms = core.timing.renew_ms + core.timing.stall_ms
-        core.lease = Lease(incarnation=incarnation, skew_max_ms=core.timing.margin_ms // 2, attention_ms=attention_ms)
+        core.lease = Lease(incarnation=incarnation, skew_max_ms=core.timing.skew_max_ms, attention_ms=attention_ms)
         core.lease.attend(core.now)
         self._renewed_ms = core.now.boot_ms
         self._renew_at_ms = core.now.boot_ms + core.timing.renew_ms

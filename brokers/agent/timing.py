@@ -21,6 +21,10 @@ RETRY_DIVISOR: Final = 4
 # second. A larger number here means quicker failover in clusters of more than ten, and dearer idling.
 _MEMBERS_AT_FULL_PACE: Final = 10
 
+# Clocks are read in whole milliseconds, which makes less than 3 ms; the rest is for promises that grow in whole ones.
+_ROUNDING_MS: Final = 10
+_MILLION: Final = 1_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timing:
@@ -63,14 +67,29 @@ class Timing:
             margin_ms=self.margin_ms * members // _MEMBERS_AT_FULL_PACE,
         )
 
+    @property
+    def skew_max_ms(self) -> int:
+        """How long a sleep that the boot clock hides may go unseen: by so much the wall clock may run ahead within a lease."""
+        return self.margin_ms // 2
+
     def check(self) -> None:
         """Raise `InvalidTiming` if these durations would let a live broker be declared dead, or two own one bundle."""
-        rate_error_ms = 2 * self.clock_rate_error_ppm * self.lease_ms // 1_000_000
+        rate_error_ms = 2 * self.clock_rate_error_ppm * self.lease_ms // _MILLION
+        # Half of the margin covers a sleep that both clocks hide. So the other half must cover the clocks' rates, during lease and
+        # margin: margin / 2 >= 2 x rate error x (lease + margin) + rounding, solved for the margin and rounded up.
+        for_sleep_ms = -(
+            -2 * (2 * self.clock_rate_error_ppm * self.lease_ms + _ROUNDING_MS * _MILLION) // (_MILLION - 4 * self.clock_rate_error_ppm)
+        )
         half_lease_ms = self.lease_ms // 2
         # A node may die just before a renewal that is due, so that the lease runs since the one before; and a renewal may fail
         # just before the next node takes it, and come again a fraction of the interval later.
         through_failover_ms = self.renew_ms + self.failover_ms + self.renew_ms // RETRY_DIVISOR + self.round_trip_ms
         rules = (
+            (
+                self.margin_ms >= for_sleep_ms,
+                "margin_ms",
+                f"at least {for_sleep_ms} (twice what clocks differ by in lease and margin, since a sleep of half the margin goes unseen)",
+            ),
             (
                 self.margin_ms >= rate_error_ms + self.stall_ms,
                 "margin_ms",

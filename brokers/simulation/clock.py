@@ -44,7 +44,7 @@ class Schedule:
 
 
 class Clock:
-    """The two clocks of one machine. The boot clock runs wrong by `rate_error_ppm`; the wall clock can be set."""
+    """The two clocks of one machine. Both run wrong by `rate_error_ppm`, since they count one oscillator; the wall clock can be set."""
 
     def __init__(self, *, boot_start_us: int, wall_start_us: int, rate_error_ppm: int) -> None:
         self._boot_start_us = boot_start_us
@@ -56,8 +56,12 @@ class Clock:
     def read(self, true_us: int) -> Instant:
         """Both clocks, as the machine reads them at this true time."""
         ran_us = (true_us if self._frozen_at_us is None else self._frozen_at_us) - self._hidden_us
-        boot_us = self._boot_start_us + ran_us + ran_us * self._rate_error_ppm // _MILLION
-        return Instant(boot_us // MICROSECONDS_PER_MS, (self._wall_start_us + true_us) // MICROSECONDS_PER_MS)
+        boot_us, wall_us = self._boot_start_us + self._counted(ran_us), self._wall_start_us + self._counted(true_us)
+        return Instant(boot_us // MICROSECONDS_PER_MS, wall_us // MICROSECONDS_PER_MS)
+
+    def _counted(self, true_us: int) -> int:
+        """Return what the oscillator makes of a true time."""
+        return true_us + true_us * self._rate_error_ppm // _MILLION
 
     def true_us_of(self, boot_ms: int) -> int:
         """The first true time at which the boot clock shows `boot_ms`, as far as it does not stand still until then."""

@@ -8,11 +8,13 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
+from brokers.agent.handle import Lease
 from brokers.agent.timing import Timing, timing_of
 from brokers.errors import InvalidTiming
+from brokers.simulation.clock import Clock
 
 # 2 x 1 % x 3,000 ms + 400 ms of stall = 460 ms of margin at least; half a lease is 1,500 ms.
 TIGHT = Timing(lease_ms=3_000, renew_ms=1_000, margin_ms=460, round_trip_ms=500, reconnect_ms=960, stall_ms=400)
@@ -29,6 +31,11 @@ class Edge:
 
 EDGES = (
     Edge(name="margin below rate error and stall", timing=replace(TIGHT, margin_ms=459, reconnect_ms=900), setting="margin_ms"),
+    Edge(
+        name="margin of which half does not cover the clocks",
+        timing=replace(TIGHT, margin_ms=145, stall_ms=1, reconnect_ms=600),
+        setting="margin_ms",
+    ),
     Edge(name="longer stall", timing=replace(TIGHT, stall_ms=401), setting="margin_ms"),
     Edge(name="worse clocks", timing=replace(TIGHT, clock_rate_error_ppm=10_200), setting="margin_ms"),
     Edge(name="renewal too late in the lease", timing=replace(TIGHT, renew_ms=1_001, reconnect_ms=900), setting="lease_ms"),
@@ -48,16 +55,20 @@ def test_what_is_just_unsafe_is_refused(edge: Edge) -> None:
     assert str(refused.value).startswith(f"{edge.setting} is {refused.value.value_ms} ms, which is not safe: it must be at least ")
 
 
+def followed(timing: Timing) -> Timing:
+    """Return these durations after an operator has followed each error: lease and margin are then only just long enough."""
+    for _ in range(6):  # One rule may hand over to the next.
+        try:
+            timing.check()
+        except InvalidTiming as refused:
+            timing = replace(timing, **{refused.setting: int(refused.expected.split()[2])})
+    return timing
+
+
 def test_what_the_error_asks_for_is_enough() -> None:
     """The value that the message names passes the rule, so that an operator who follows it gets through."""
     for edge in EDGES:
-        timing = edge.timing
-        for _ in range(3):  # One rule may hand over to the next.
-            try:
-                timing.check()
-            except InvalidTiming as refused:
-                timing = replace(timing, **{refused.setting: int(refused.expected.split()[2])})
-        timing.check()
+        followed(edge.timing).check()
 
 
 @pytest.mark.parametrize("log_url", ["sqlite:channel.db", "memory:here", "kafka://localhost:9092/channel"])
@@ -107,9 +118,38 @@ def only_just_safe(draw: st.DrawFn) -> Timing:
         reconnect_ms=draw(st.integers(50, 2_000)),
         clock_rate_error_ppm=draw(st.integers(0, 30_000)),
     )
-    lease_ms = 2 * (timing.renew_ms + timing.round_trip_ms)
-    for_clocks_ms = 2 * timing.clock_rate_error_ppm * lease_ms // 1_000_000 + timing.stall_ms
-    return replace(timing, lease_ms=lease_ms, margin_ms=max(for_clocks_ms, timing.renew_ms + timing.reconnect_ms - lease_ms // 2))
+    return followed(replace(timing, lease_ms=1, margin_ms=1))
+
+
+KAFKA = timing_of("kafka://localhost:9092/channel")
+
+
+@given(
+    timing=only_just_safe() | st.sampled_from((Timing(), KAFKA, KAFKA.for_members(100))),
+    began_us=st.integers(0, 10**12),
+    slept_permille=st.integers(0, 1_000),
+    errors_permille=st.tuples(st.integers(-1_000, 1_000), st.integers(-1_000, 1_000)),
+)
+@example(timing=Timing(), began_us=999, slept_permille=1_000, errors_permille=(-1_000, 1_000))
+@example(timing=KAFKA, began_us=999, slept_permille=1_000, errors_permille=(-1_000, 1_000))
+@example(timing=followed(replace(KAFKA, margin_ms=1, stall_ms=1)), began_us=999, slept_permille=1_000, errors_permille=(-1_000, 1_000))
+def test_a_lease_ends_before_anybody_may_accuse(
+    timing: Timing, began_us: int, slept_permille: int, errors_permille: tuple[int, int]
+) -> None:
+    """However wrong the clocks run, and with a sleep that goes unseen, a lease is over when the first broker may declare it down."""
+    slow, fast = (
+        Clock(boot_start_us=began_us % 7_777, wall_start_us=0, rate_error_ppm=timing.clock_rate_error_ppm * error // 1_000)
+        for error in errors_permille
+    )
+    lease = Lease(incarnation=1, skew_max_ms=timing.margin_ms // 2)
+    lease.extend(decided=slow.read(began_us), lease_ms=timing.lease_ms)
+    # The observer reads the renewal at once. Whoever reads it later accuses later.
+    heard_ms = fast.read(began_us).boot_ms
+    accused_us = fast.true_us_of(heard_ms + timing.lease_ms + timing.margin_ms) - 2
+    slept_us = timing.margin_ms // 2 * slept_permille + 999
+    slow.freeze(began_us + 1)
+    slow.thaw(began_us + 1 + slept_us)
+    assert not lease.good(slow.read(accused_us))
 
 
 @given(timing=only_just_safe(), members=st.integers(1, 2_000))
