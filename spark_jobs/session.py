@@ -23,7 +23,7 @@ from spark_jobs.quiet import quietly
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-_EXTRA_MODULES: Final = ("google.protobuf", "pandas", "pyarrow", "pyspark")
+_EXTRA_MODULES: Final = ("google.protobuf", "matplotlib", "pandas", "pyarrow", "pyspark")
 
 LOCAL_MASTER: Final = "local[*,4]"
 """All cores of this machine, and four attempts at each task: one that meets a file that is away for a moment does not end the job."""

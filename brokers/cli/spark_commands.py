@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -31,6 +33,7 @@ from spark_jobs.options import (
     VerifyOptions,
     default_archive,
 )
+from spark_jobs.session import check_extra
 
 app = group("Audit, archive and report what a channel went through.")
 
@@ -87,7 +90,7 @@ def audit(
     Ctrl-C ends it, and the next run goes on where it was. Exit code 1 if --to-end found something in what this run read; how many
     older findings the archive holds is told, and is no reason.
     """
-    with delayed_interrupts():
+    with _importing():
         from spark_jobs.audit import run_audit
 
     _begin(log, stop_on_eof=stop_on_eof)
@@ -126,7 +129,7 @@ def keep(
 
     Ctrl-C ends it, and the next run goes on where it was, with no row lost or doubled.
     """
-    with delayed_interrupts():
+    with _importing():
         from spark_jobs.archive import run_archive
 
     if hold is not None and release is not None:
@@ -151,7 +154,7 @@ def verify(
     *, archive: ThereOption, begin: FromOption = None, end: ToOption = None, master: MasterOption = None, as_json: JsonOption = False
 ) -> None:
     """Fold an archive again, all its parts side by side, and compare each with the next. Exit code 1 if something differs."""
-    with delayed_interrupts():
+    with _importing():
         from spark_jobs.verify import run_verify
 
     from_ms, to_ms = _span(begin, end)
@@ -175,7 +178,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write one page that shows what happened: findings, moves and their reasons, pauses, load, and who owned what when."""
-    with delayed_interrupts():
+    with _importing():
         from spark_jobs.report import run_report
 
     if archive is None and log is None:  # An archive that is named goes before a log that is only in the air.
@@ -192,7 +195,8 @@ def report(
 @app.command()
 def tidy(*, archive: ThereOption, as_json: JsonOption = False) -> None:
     """Join the small files of an archive into large ones. Readers see the same rows before, during and after."""
-    from spark_jobs.tables.tidying import run_tidy
+    with _importing():
+        from spark_jobs.tables.tidying import run_tidy
 
     _end(run_tidy(TidyOptions(archive=archive, as_json=as_json), _screen()))
 
@@ -220,6 +224,14 @@ def _span(begin: str | None, end: str | None) -> tuple[int | None, int | None]:
     if from_ms is not None and to_ms is not None and to_ms <= from_ms:
         raise typer.BadParameter("it is not after --from", param_hint="--to")
     return from_ms, to_ms
+
+
+@contextmanager
+def _importing() -> Iterator[None]:
+    """Import a job whole. Raises `MissingExtra` where what it stands on is not installed."""
+    with delayed_interrupts():
+        check_extra()
+        yield
 
 
 def _begin(log: str, *, stop_on_eof: bool = False) -> None:

@@ -5,6 +5,8 @@ May live here: the commands with jobs that only remember what they were asked. W
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +18,7 @@ from spark_jobs.errors import MissingJava
 from spark_jobs.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, TidyOptions, VerifyOptions
 from tests.unit.cli.fabricated import owned_channel, run, write
 
+ROOT = Path(__file__).resolve().parents[3]
 JOBS = {
     "audit": "spark_jobs.audit",
     "archive": "spark_jobs.archive",
@@ -101,6 +104,37 @@ def test_a_machine_without_java_ends_with_its_own_exit_code(asked: Asked, log: s
     asked.failure = MissingJava(problem="there is none")
     result = run("spark", "audit", "--log", log)
     assert (ExitCode.OPERATOR, True) == (result.exit_code, "apt-get install" in result.stderr)
+
+
+BARE = """
+import sys
+from importlib.machinery import PathFinder
+
+class Bare(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.split(".")[0] in HIDDEN or name == "google.protobuf" else super().find_spec(name, path, target)
+
+HIDDEN = {"matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
+sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
+from brokers.cli.__main__ import main
+main()
+"""
+"""The program, on a machine on which nothing of the extra `spark` is installed."""
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("as_json", [False, True], ids=["text", "json"])
+def test_each_job_names_the_extra_that_it_needs(job: str, as_json: bool, log: str, tmp_path: Path) -> None:
+    """Without the extra, each command ends with one line that says what to install, and the exit code of a wrong command line."""
+    where = ("--log", log) if job in ("audit", "archive") else ("--archive", str(tmp_path))
+    line = [sys.executable, "-c", BARE, "spark", job, *where, *(["--json"] if as_json else [])]
+    done = subprocess.run(line, capture_output=True, text=True, check=False, cwd=ROOT)
+    message = "a Spark job needs the extra `spark`: pip install 'equipoise[spark]'"
+    error = {"error": "MissingExtra", "message": message, "what": "a Spark job", "extra": "spark"}
+    assert ExitCode.USAGE == done.returncode
+    assert "" == done.stdout
+    assert f"error: {message}\n" == done.stderr if not as_json else error == json.loads(done.stderr)
 
 
 @pytest.mark.parametrize(
