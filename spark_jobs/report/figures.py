@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Generic, TypeVar
+from typing import Final, Generic, NamedTuple, TypeVar
 
 from spark_jobs.rules.catalogue import BY_NAME, Severity
 
 BINS: Final = 120
 """Columns of what is drawn over time: ten pixels each on a wide screen."""
+
+REPORTS_MISSED: Final = 3
+"""A broker is silent once so many of its load reports in a row are missing. The balancer leaves it out after the same number."""
 
 MARKS: Final = 2_000
 """How finely the strip chart tells times apart: a tenure shorter than this part of the period is less than a pixel."""
@@ -112,7 +115,10 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """A row for each broker, with a figure for each of the `BINS` columns, None where nothing is known. `left_out` counts the rest."""
+    """A row for each broker, with a figure for each column of time, None where nothing is known. `left_out` counts the rest.
+
+    The columns are alike and fill the period; there are `BINS` of them at most.
+    """
 
     brokers: tuple[str, ...] = ()
     rows: tuple[tuple[float | None, ...], ...] = ()
@@ -294,6 +300,38 @@ def averages(steps: Mapping[int, tuple[int, float]]) -> tuple[float, ...]:
         found.append(max(0.0, before + part))
         before += change
     return tuple(found)
+
+
+def columns_of(period: Period, interval_ms: int) -> int:
+    """Return how many columns show what comes every `interval_ms`: no column is shorter than that."""
+    return max(1, min(BINS, period.length_ms // max(1, interval_ms)))
+
+
+class Heard(NamedTuple):
+    """What one broker reported in one column: the average, the last figure, and when that came."""
+
+    mean: float
+    last: float
+    last_ms: int
+
+
+def held(reports: Mapping[int, Heard], period: Period, *, columns: int, interval_ms: int) -> tuple[float | None, ...]:
+    """Return the figure of each column, given what a broker reported in some of them.
+
+    A figure holds until the next one. It ends where the broker has missed `REPORTS_MISSED` reports that were due every `interval_ms`.
+    """
+    row: list[float | None] = []
+    before: Heard | None = None
+    for number in range(columns):
+        begin_ms = period.from_ms + number * period.length_ms / columns
+        heard = reports.get(number)
+        if heard is not None:
+            row.append(heard.mean)
+            before = heard
+        else:
+            holds = before is not None and begin_ms - before.last_ms <= REPORTS_MISSED * interval_ms
+            row.append(before.last if before is not None and holds else None)
+    return tuple(row)
 
 
 def by_namespace(lanes: Sequence[Lane]) -> tuple[Lane, ...]:

@@ -13,7 +13,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
 from spark_jobs.findings import command_on
-from spark_jobs.report.figures import BINS, MARKS, Death, Few, Found, Grid, Report, gravity
+from spark_jobs.report.figures import BINS, MARKS, REPORTS_MISSED, Death, Few, Found, Grid, Report, gravity
 from spark_jobs.report.html import EMPTY, Html, joined, paragraph, picture, section, table, tag, text
 from spark_jobs.report.style import STYLE
 from spark_jobs.report.words import NONE, told_count, told_duration, told_share, told_time, told_zone
@@ -236,7 +236,7 @@ def _served(report: Report, pictures: Mapping[str, Plot]) -> Html:
 def _brokers(report: Report, pictures: Mapping[str, Plot]) -> Html:
     parts = []
     if report.cpu.brokers:
-        caption = "CPU use as each broker reported it, averaged. Grey: it reported nothing."
+        caption = f"CPU use as each broker reported it, averaged. Grey: {REPORTS_MISSED} reports in a row, or more, are missing."
         parts.append(_picture(pictures, "cpu", f"Heat map: CPU use of {_many(report.cpu)} over time.", caption + _more(report.cpu)))
     else:
         parts.append(_nothing("No load report of this period is archived, so only what each broker served is drawn."))

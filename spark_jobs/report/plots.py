@@ -237,7 +237,8 @@ def _drawn_ms(bar: int) -> tuple[float, float]:
 def _heat(grid: Grid, period: Period, theme: Theme, zone: tzinfo, *, label: str, top: float, form: str) -> Figure:
     figure = Figure(figsize=(WIDTH_INCHES, 1.1 + _HEAT_INCHES * len(grid.brokers)), layout="constrained")
     axes = figure.add_subplot()
-    edges = [_at(period.from_ms + round(number * period.bin_ms), zone) for number in range(BINS + 1)]
+    columns = len(grid.rows[0])
+    edges = [_at(period.from_ms + round(number * period.length_ms / columns), zone) for number in range(columns + 1)]
     cells = [[nan if cell is None else cell for cell in row] for row in grid.rows]
     axes.set_facecolor(theme.faint)
     drawn = axes.pcolormesh(edges, range(len(grid.brokers) + 1), cells, cmap=colormaps["cividis"], vmin=0, vmax=top)

@@ -9,6 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's pages call it
@@ -18,12 +19,9 @@ from spark_jobs.emitted import Table
 from spark_jobs.report import figures
 from spark_jobs.report.figures import (
     BINS,
-    Broken,
     BrokerMoves,
     BundleMoves,
-    Counted,
     Death,
-    Decided,
     Division,
     Few,
     Found,
@@ -102,10 +100,10 @@ class Queries:
 
     # --- what was found, what was written ----------------------------------------------------------------------------------------------
 
-    def broken(self) -> tuple[Broken, ...]:
+    def broken(self) -> tuple[figures.Broken, ...]:
         """How often which rule was broken, the gravest first."""
         rows = self._within(Table.FINDINGS).groupBy("rule").count().limit(figures.KINDS_MAX).collect()
-        found = [Broken(rule=row["rule"], count=row["count"]) for row in rows]
+        found = [figures.Broken(rule=row["rule"], count=row["count"]) for row in rows]
         return tuple(sorted(found, key=lambda each: (gravity(each.rule), -each.count, each.rule)))
 
     def findings(self) -> Few[Found]:
@@ -129,11 +127,11 @@ class Queries:
         )
         return Few(shown=shown, count=count)
 
-    def records(self) -> tuple[Counted, ...]:
+    def records(self) -> tuple[figures.Counted, ...]:
         """Records by kind and verdict, the most of them first."""
         counts = self._within(Table.RECORDS).groupBy("kind", "verdict").count()
         rows = counts.orderBy(F.desc("count"), "kind", "verdict").limit(figures.KINDS_MAX).collect()
-        return tuple(Counted(kind=row["kind"], verdict=row["verdict"], count=row["count"]) for row in rows)
+        return tuple(figures.Counted(kind=row["kind"], verdict=row["verdict"], count=row["count"]) for row in rows)
 
     # --- who served what ---------------------------------------------------------------------------------------------------------------
 
@@ -171,14 +169,20 @@ class Queries:
         return Grid(brokers=tuple(brokers), rows=tuple(figures.averages(found[broker]) for broker in brokers), left_out=left_out)
 
     def cpu(self) -> Grid:
-        """The share of its processor that each broker used on average in each column of time, as it reported it."""
-        loads = self._within(Table.BROKER_LOAD).where(F.col("broker").isNotNull() & F.col("cpu").isNotNull())
-        brokers, left_out = self._greatest(loads, "broker", F.avg("cpu"))
-        found: dict[str, dict[int, float]] = {broker: {} for broker in brokers}
-        sums = loads.where(F.col("broker").isin(brokers)).groupBy("broker", self._bin("at").alias("bin")).agg(F.avg("cpu").alias("cpu"))
-        for row in sums.collect():
-            found[row["broker"]][row["bin"]] = row["cpu"]
-        rows = tuple(tuple(found[broker].get(number) for number in range(BINS)) for broker in brokers)
+        """The share of its processor that each broker used, as it reported it."""
+        every = self._within(Table.BROKER_LOAD).where(F.col("broker").isNotNull() & F.col("cpu").isNotNull())
+        brokers, left_out = self._greatest(every, "broker", F.avg("cpu"))
+        loads = every.where(F.col("broker").isin(brokers)).select("broker", "at", "cpu", _ms("at").alias("ms"))
+        gap = F.col("ms") - F.lag("ms").over(Window.partitionBy("broker").orderBy("ms"))
+        # Reports are due as often as they usually come. One gap in ten may be a silence, and does not count.
+        usual = loads.withColumn("gap", gap).groupBy("broker").agg(F.percentile_approx("gap", 0.9).alias("gap"))
+        due_ms = {row["broker"]: row["gap"] or 0 for row in usual.collect()}
+        columns = figures.columns_of(self._period, median_low(due_ms.values() or [0]))
+        found: dict[str, dict[int, figures.Heard]] = {broker: {} for broker in brokers}
+        heard = loads.groupBy("broker", self._bin("at", columns).alias("bin")).agg(F.avg("cpu"), F.max_by("cpu", "ms"), F.max("ms"))
+        for row in heard.collect():
+            found[row["broker"]][row["bin"]] = figures.Heard(*row[2:])
+        rows = tuple(figures.held(found[broker], self._period, columns=columns, interval_ms=due_ms[broker]) for broker in brokers)
         return Grid(brokers=tuple(brokers), rows=rows, left_out=left_out)
 
     def unserved_ms(self) -> int:
@@ -346,12 +350,12 @@ class Queries:
         )
         return Few(shown=shown, count=count)
 
-    def decisions(self) -> Few[Decided]:
+    def decisions(self) -> Few[figures.Decided]:
         """What the balancer's rounds came to, the most frequent first."""
         names = ("kind", "strategy", "result", "cause")
         groups = self._within(Table.DECISIONS).select(*(F.coalesce(name, F.lit("?")).alias(name) for name in names)).groupBy(*names)
         rows, count = _first(groups.count(), (F.desc("count"), *names), figures.DECISIONS_MAX)
-        shown = tuple(Decided(**{name: row[name] for name in names}, count=row["count"]) for row in rows)
+        shown = tuple(figures.Decided(**{name: row[name] for name in names}, count=row["count"]) for row in rows)
         return Few(shown=shown, count=count)
 
     # --- what the queries stand on -----------------------------------------------------------------------------------------------------
@@ -458,9 +462,9 @@ class Queries:
         left_out = 0 if len(rows) <= figures.BROKERS_MAX else groups.count() - figures.BROKERS_MAX
         return sorted(row[name] for row in rows[: figures.BROKERS_MAX]), left_out
 
-    def _bin(self, name: str) -> Column:
+    def _bin(self, name: str, columns: int = BINS) -> Column:
         """The column of time in which a timestamp lies."""
-        return F.least(F.floor((_ms(name) - self._period.from_ms) / self._period.bin_ms), F.lit(BINS - 1)).cast("int")
+        return F.least(F.floor((_ms(name) - self._period.from_ms) * columns / self._period.length_ms), F.lit(columns - 1)).cast("int")
 
 
 def _first(frame: DataFrame, order: Iterable[Column | str], most: int) -> tuple[list[Row], int]:

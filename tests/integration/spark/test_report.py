@@ -179,6 +179,25 @@ def test_what_else_happened(report: Report) -> None:
     assert [(Broken(rule="token_fell", count=1),), 1, (9, 11)] == [report.broken, report.findings.count, report.findings.shown[0].offsets]
 
 
+def test_a_broker_that_reports_in_time_is_not_silent(spark: SparkSession, tmp_path: Path) -> None:
+    """Reports each 5 s of two brokers, in a period of 2 minutes: one says nothing for 60 s, and the other is never shown as silent."""
+    times = {"b1": [at_s for at_s in range(0, 120, 5) if not 30 < at_s < 90], "b2": list(range(2, 120, 5))}
+    reports = sorted((at_s, broker) for broker, heard in times.items() for at_s in heard)
+    sequence = Sequence(ARCHIVED, None, plugs=Plugs(histories=Histories(), load_rows=load_rows))
+    loads = [
+        Arrival(Source.LOADS, number, BEGAN_MS + 1_000 * at_s, None, spell_summary(replace(summarized(None, SAMPLE), broker=broker)))
+        for number, (at_s, broker) in enumerate(reports, 1)
+    ]
+    with open_sink(tmp_path / "archive", writer="archive", log=LOG, url=URL) as sink:
+        sink.write(0, as_rows(sequence.feed(loads)))
+    report = made_report(Archive(tmp_path / "archive"), spark, ReportOptions(out=Path("unused.html"), archive=tmp_path))
+    assert ("b1", "b2") == report.cpu.brokers
+    (silent, healthy), columns = report.cpu.rows, 117_001 // 5_000
+    assert [columns] * 2 == [len(silent), len(healthy)]
+    assert None not in healthy
+    assert [(number < 9 or number >= 17) for number in range(columns)] == [cell is not None for cell in silent]
+
+
 class TidiedMeanwhile(Archive):
     """An archive whose files are joined between Spark's plan to read some of them and the reading."""
 

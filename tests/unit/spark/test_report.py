@@ -14,11 +14,14 @@ from spark_jobs.report.figures import (
     BINS,
     PAUSE_BINS_PER_DECADE,
     Few,
+    Heard,
     Lane,
     Period,
     averages,
     by_namespace,
+    columns_of,
     gravity,
+    held,
     pause_bar_ms,
     period_told,
     spread_counts,
@@ -69,6 +72,45 @@ def test_averages_are_those_of_the_time_in_each_column(spans: list[tuple[float, 
             steps[number] = (before[0] + change, before[1] + change * (number + 1 - place))
     expected = [sum(max(0.0, min(last, number + 1) - max(first, number)) for first, last in spans) for number in range(BINS)]
     assert expected == pytest.approx(averages(steps), abs=1e-6)
+
+
+MINUTE = Period(from_ms=0, to_ms=60_000)
+
+
+def heard(*times_ms: int, columns: int) -> dict[int, Heard]:
+    """What reports at these times come to by column: each says its own time."""
+    found: dict[int, Heard] = {}
+    for time_ms in times_ms:
+        found[time_ms * columns // MINUTE.length_ms] = Heard(mean=time_ms, last=time_ms, last_ms=time_ms)
+    return found
+
+
+@pytest.mark.parametrize(("interval_ms", "columns"), [(0, BINS), (1, BINS), (499, BINS), (5_000, 12), (7_000, 8), (60_000, 1), (90_000, 1)])
+def test_no_column_is_shorter_than_the_interval_of_reports(interval_ms: int, columns: int) -> None:
+    """Where reports are rare there are fewer columns, so that a broker which reports in time has one for each."""
+    assert columns == columns_of(MINUTE, interval_ms)
+    assert columns == 1 or MINUTE.length_ms / columns >= interval_ms
+
+
+@pytest.mark.parametrize("columns", [12, BINS])
+@given(late_ms=st.lists(st.integers(0, 4_000), min_size=12, max_size=12))
+def test_a_broker_that_reports_is_never_silent(columns: int, late_ms: list[int]) -> None:
+    """However late each report of a healthy broker comes within its interval, no column after its first report is empty."""
+    times_ms = [number * 5_000 + late for number, late in enumerate(late_ms)]
+    row = held(heard(*times_ms, columns=columns), MINUTE, columns=columns, interval_ms=5_000)
+    assert None not in row[times_ms[0] * columns // MINUTE.length_ms :]
+
+
+def test_a_broker_is_silent_once_it_has_missed_its_reports() -> None:
+    """A figure holds for three intervals; then nothing is known until the next report."""
+    reports = heard(1_000, 6_000, 41_000, columns=60)
+    row = held(reports, MINUTE, columns=60, interval_ms=5_000)
+    assert [None, *[1_000] * 5, *[6_000] * 16, *[None] * 19, *[41_000] * 16, *[None] * 3] == list(row)
+
+
+def test_a_lone_report_holds_for_its_column() -> None:
+    """Where no interval can be known, nothing is said of the time after a report."""
+    assert 1 == sum(cell is not None for cell in held(heard(1_000, columns=60), MINUTE, columns=60, interval_ms=0))
 
 
 def test_bars_of_pauses_meet() -> None:
