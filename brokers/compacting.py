@@ -82,7 +82,7 @@ class Compacting:
         clock, metrics = self._worker.clock, self._worker.metrics.compaction
         began_ms, began_records = clock.now().boot_ms, self._records
         try:
-            horizon = await self._compact_once(self._compaction)
+            horizon, ahead = await self._compact_once(self._compaction)
         except CompactionFailed as error:
             self._not_before_ms = clock.now().boot_ms + RETRY_MS
             self._failed(error)
@@ -97,6 +97,15 @@ class Compacting:
             fields = {"broker": self._worker.broker_id, "horizon": horizon, "records": began_records, "took_ms": took_ms}
             _logger.info("compacted the channel", extra=fields)
             self._tell_holds()
+            self._tell_clock(ahead)
+
+    def _tell_clock(self, ahead: int | None) -> None:
+        """Report a record whose time is ahead of this machine's clock."""
+        self._worker.metrics.compaction.clock_ahead(ahead)
+        if ahead is not None:
+            self._worker.metrics.alarm("log_clock")
+            text = "a record has a time ahead of this machine's clock: set the clock of the machine that stores the log, or of this one"
+            _logger.warning(text, extra={"broker": self._worker.broker_id, "alarm": "log_clock", "offset": ahead})
 
     def _tell_holds(self) -> None:
         """Which archives keep the log long, and which have stood still for so long that their holds no longer count."""

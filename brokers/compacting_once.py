@@ -12,7 +12,7 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 import orjson
 
@@ -45,8 +45,15 @@ class Compaction:
     retain: str
 
 
-CompactOnce = Callable[[Compaction], Awaitable[int]]
-"""Compacts, and returns the logical offset up to which the twin now holds everything; raises `CompactionFailed`."""
+class Done(NamedTuple):
+    """What a compaction came to: `horizon` and `ahead` as `compaction.compactor.Compacted` has them, or `NOT_BEGUN`."""
+
+    horizon: int
+    ahead: int | None = None
+
+
+CompactOnce = Callable[[Compaction], Awaitable[Done]]
+"""Compacts, and returns what came of it; raises `CompactionFailed`."""
 
 
 def compact_once_of(log_url: str) -> CompactOnce:
@@ -54,12 +61,12 @@ def compact_once_of(log_url: str) -> CompactOnce:
     return compact_in_thread if is_in_memory(log_url) else compact_in_child
 
 
-async def compact_in_thread(compaction: Compaction) -> int:
+async def compact_in_thread(compaction: Compaction) -> Done:
     """Compact in a thread of this process. Raises `CompactionFailed`; who is cancelled leaves it to come to its end."""
     return await asyncio.to_thread(_compact_here, compaction)
 
 
-def _compact_here(compaction: Compaction) -> int:
+def _compact_here(compaction: Compaction) -> Done:
     try:
         log = open_log(compaction.log_url, create=False)
         try:
@@ -68,10 +75,10 @@ def _compact_here(compaction: Compaction) -> int:
             log.close()
     except EquipoiseError as error:
         raise CompactionFailed(log=compaction.log_url, error=type(error).__name__, problem=str(error)) from error
-    return NOT_BEGUN if done.horizon is None else done.horizon
+    return Done(NOT_BEGUN if done.horizon is None else done.horizon, done.ahead)
 
 
-async def compact_in_child(compaction: Compaction) -> int:
+async def compact_in_child(compaction: Compaction) -> Done:
     """Compact in a process of its own, which does not outlive this one. Raises `CompactionFailed`."""
     command = [sys.executable, "-P", "-m", "brokers.cli", "channel", "compact", "--json", "--stop-on-eof"]
     command += ["--retain", compaction.retain, "--cluster", compaction.cluster, "--timeout", str(COMPACT_S_MAX)]
@@ -94,7 +101,7 @@ async def compact_in_child(compaction: Compaction) -> int:
         if child.returncode is None:
             child.kill()
             await child.wait()
-    return _horizon(compaction, code, output, errors)
+    return _done(compaction, code, output, errors)
 
 
 async def _said(child: Process) -> tuple[bytes, bytes]:
@@ -112,12 +119,13 @@ async def _all_of(stream: asyncio.StreamReader) -> bytes:
     return said
 
 
-def _horizon(compaction: Compaction, code: int, output: bytes, errors: bytes) -> int:
+def _done(compaction: Compaction, code: int, output: bytes, errors: bytes) -> Done:
     """What a child that has ended says. Raises `CompactionFailed`."""
     try:
         if code == 0:
-            horizon = orjson.loads(output)["horizon"]
-            return NOT_BEGUN if horizon is None else int(horizon)
+            told = orjson.loads(output)
+            horizon, ahead = told["horizon"], told["ahead"]
+            return Done(NOT_BEGUN if horizon is None else int(horizon), None if ahead is None else int(ahead))
         said = orjson.loads(errors.splitlines()[-1])
         error, problem = str(said["error"]), str(said["message"])
     except (ValueError, LookupError, TypeError):

@@ -30,6 +30,8 @@ class CompactionMetrics:
             "archive_archived_offset", "The lowest offset up to which every archive that holds the log has read; 0: none does."
         )
         self._lapsed = gauge("archive_holds_lapsed", "Archives whose holds are too old to count.")
+        text = "The offset of the first record of the last compaction that has a time ahead of the clock; 0: none has."
+        self._ahead = gauge("log_clock_ahead_offset", text)
         gauge("compaction_age_seconds", "The time since the last compaction by this broker.").set_function(self._age_s)
         text = "Compactions by this broker that did not come to their end."
         self._failures = Counter("equipoise_compaction_failures_total", text, ("broker",), registry=registry).labels(broker)
@@ -44,6 +46,10 @@ class CompactionMetrics:
         """What archives have the log keep."""
         self._archived.set(archived_to or 0)
         self._lapsed.set(lapsed)
+
+    def clock_ahead(self, offset: int | None) -> None:
+        """Set the offset of the first record that has a time ahead of the clock."""
+        self._ahead.set(offset or 0)
 
     def failed(self) -> None:
         """One has not."""

@@ -26,6 +26,7 @@ class Kind(StrEnum):
     TWIN = "twin"
     FLOOR = "floor"
     INCOMPLETE = "incomplete"
+    CLOCK = "clock"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,6 +34,8 @@ from channel.kafka_tail import Tail
 from channel.kafka_topic import fitting_topic, mark, needed_of_log
 from channel.kafka_twin import KafkaTwin
 from channel.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, check_batch, check_position
+from channel.log_time import latest_ms, position_by
+from channel.records import INTEGER_MAX
 from channel.twin import Twin
 
 OPEN_MS_MAX: Final = 10_000
@@ -174,13 +176,59 @@ class KafkaLog:
         return self._end
 
     def position_at(self, time_ms: int) -> int:
-        """See `Log.position_at`."""
+        """See `Log.position_at`.
+
+        Kafka gives the first message with such a time or a later one, however far ahead that is. It gives none where it looks in a
+        segment of which all such messages were truncated; then the newest message shows that there are some.
+        """
+        found, ahead = self._offset_at(time_ms), self._offset_at(latest_ms() + 1)
+        self._ask_bounds()
+        end = self._end + 1
+        if found is None and self._first_timed(max(self._end, self._start), end, time_ms, INTEGER_MAX) is None:
+            return end
+        if found is not None and (ahead is None or found < ahead):
+            return max(found, self._start)
+        return position_by(self._first_timed, time_ms, low=max(found or 0, self._start), high=end)
+
+    def ahead(self, position: int) -> int | None:
+        """See `Log.ahead`."""
+        earliest_ms = latest_ms() + 1
+        found = self._offset_at(earliest_ms)
+        if found is None or found >= position:
+            return found
+        self._ask_bounds()
+        timed = self._first_timed(position, self._end + 1, earliest_ms, INTEGER_MAX)
+        return None if timed is None else timed[0]
+
+    def _offset_at(self, time_ms: int) -> int | None:
         try:
-            found = self._asker.offset_at(max(0, min(time_ms, (1 << 63) - 1)), timeout_ms=READ_MS_MAX)
+            return self._asker.offset_at(max(0, min(time_ms, INTEGER_MAX)), timeout_ms=READ_MS_MAX)
         except KafkaFailed as failed:
             raise self._error(failed) from failed
-        self._ask_bounds()
-        return self._end + 1 if found is None else max(found, self._start)
+
+    def _first_timed(self, position: int, below: int, from_ms: int, to_ms: int) -> tuple[int, int] | None:
+        """See `FirstTimed`. Messages are read one after the other: this is for where a clock was wrong."""
+        if position >= below:
+            return None
+        deadline = Deadline.after(timeout_ms=FIRST_ANSWER_MS_MAX)
+        with closing(self._clients.consumer(self._address.topic)) as reader:
+            reader.start_at(position)
+            while remaining_ms := deadline.remaining_ms():
+                for message in reader.take(READ_ENTRIES_MAX, timeout_ms=remaining_ms):
+                    error = message.error()
+                    if error is not None:
+                        failed = reader.failed(error)
+                        if failed is not None:
+                            raise self._error(failed)
+                        return None
+                    offset, (_, at_ms) = message.offset(), message.timestamp()
+                    if offset is None or offset >= below:
+                        return None
+                    if from_ms <= at_ms <= to_ms:
+                        return offset, at_ms
+                    deadline = Deadline.after(timeout_ms=READ_MS_MAX)
+        problem = f"what stands at offset {position} did not come within {deadline.timeout_ms} ms"
+        raise LogUnavailable(log=self.name, problem=problem, in_doubt=False)
 
     def twin(self) -> Twin:
         """See `Log.twin`."""

@@ -34,6 +34,11 @@ READ_BYTES_MAX: Final = 2 * BATCH_BYTES_MAX
 """Bytes after which one read adds no further entry, so that a run of giant records does not fill the memory."""
 
 
+CLOCK_AHEAD_MS_MAX: Final = 600_000
+"""How far the log's time may be ahead of a clock: ten minutes, as much as clocks may differ that somebody looks after. Beyond that one of
+the two is wrong."""
+
+
 class Entry(NamedTuple):
     """One record as it stands on the log. A tuple, because a replay makes 120,000 of them a second."""
 
@@ -59,8 +64,11 @@ class Log(Protocol):
     * Read your writes. What `append` returned is seen by every read that begins afterwards, in any process.
     * An error from `append` means that nothing was appended, with one exception: `LogUnavailable` whose `in_doubt` is
       true. That batch, or any part of it, may be on the log, or appear there later; only reading tells.
-    * Each entry has the time at which the storage's own clock says that it was appended. It never falls from one entry to
-      the next, and serves people and retention alone: no verdict depends on it.
+    * Each entry has the time at which the storage's own clock says that it was appended, unless that clock was wrong. The
+      time never falls from one entry to the next, and serves people and retention alone: no verdict depends on it. A clock
+      may have been wrong for a while. So a time says nothing if it is more than `CLOCK_AHEAD_MS_MAX` ahead of the clock of
+      the reader, or lower than that of the log's first entry. Such an entry counts as appended when the next one was that
+      has a time, or now.
 
     A handle belongs to one thread at a time, which blocks in it; it may be handed over between calls. Only `wake` may be
     called from any thread at any time. Several handles on one log are independent, whether in one process or in many.
@@ -120,6 +128,13 @@ class Log(Protocol):
         """The lowest position whose entry was appended at or after the Unix time `time_ms`; `end() + 1` if there is none.
 
         By the storage's own clock, which need not be this machine's. Raises what `read` raises.
+        """
+        ...
+
+    def ahead(self, position: int) -> int | None:
+        """Return the first position, at `position` or above, whose time is ahead of this machine's clock.
+
+        That is by more than `CLOCK_AHEAD_MS_MAX`; None if there is none. Raises what `read` raises.
         """
         ...
 

@@ -7,14 +7,15 @@ log lives as long as a handle on it is open, so that two tests which use one nam
 from __future__ import annotations
 
 import threading
-import time
 import uuid
-from bisect import bisect_left
 from collections.abc import Sequence
+from itertools import islice
 from weakref import WeakValueDictionary
 
 from channel.log import FIRST_OFFSET, READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
+from channel.log_time import latest_ms, next_ms, position_by
 from channel.memory_twin import MemoryTwin, TwinStorage
+from channel.records import INTEGER_MAX
 
 
 class _Storage:
@@ -25,7 +26,7 @@ class _Storage:
         self.changed = threading.Condition()
         self.start = FIRST_OFFSET
         self.records: list[bytes] = []  # The record at offset `start + i` stands at index i: this log has no gaps.
-        self.appended_ms: list[int] = []  # When each of them was appended; it never falls.
+        self.appended_ms: list[int] = []  # When each of them was appended.
         self.twin = TwinStorage()
         self.floor = TwinStorage()
 
@@ -58,7 +59,7 @@ class MemoryLog:
         storage = self._storage
         with storage.changed:
             first = storage.end + 1
-            now_ms = max(time.time_ns() // 1_000_000, storage.appended_ms[-1] if storage.appended_ms else 0)
+            now_ms = next_ms(storage.appended_ms[-1] if storage.appended_ms else 0)
             storage.records.extend(map(bytes, batch))
             storage.appended_ms.extend([now_ms] * len(batch))
             storage.changed.notify_all()
@@ -115,7 +116,20 @@ class MemoryLog:
         """See `Log.position_at`."""
         storage = self._storage
         with storage.changed:
-            return storage.start + bisect_left(storage.appended_ms, time_ms)
+            return position_by(self._first_timed, time_ms, low=storage.start, high=storage.end + 1)
+
+    def ahead(self, position: int) -> int | None:
+        """See `Log.ahead`."""
+        storage = self._storage
+        with storage.changed:
+            timed = self._first_timed(max(position, storage.start), storage.end + 1, latest_ms() + 1, INTEGER_MAX)
+            return None if timed is None else timed[0]
+
+    def _first_timed(self, position: int, below: int, from_ms: int, to_ms: int) -> tuple[int, int] | None:
+        """See `FirstTimed`; `changed` is held."""
+        start = self._storage.start
+        times_ms = enumerate(islice(self._storage.appended_ms, position - start, below - start), position)
+        return next(((offset, at_ms) for offset, at_ms in times_ms if from_ms <= at_ms <= to_ms), None)
 
     def twin(self) -> MemoryTwin:
         """See `Log.twin`."""

@@ -3,7 +3,7 @@
 May live here: the schema, making it, bringing an older file up to it, and telling a file of ours from others. Functions over
 a connection; what the tables are used for is in `sqlite_log` and `sqlite_twin`.
 
-`entries` holds the log, and `log` its bounds in one row, with the time of the newest append, below which none may fall, and that
+`entries` holds the log, and `log` its bounds in one row, with the time of the newest append (see `log_time`), and that
 from which on entries bear their own, for those who look at the file. In `twin` each row has the number of the
 replacement that wrote it, and `twin_marker` says in one row which of them is the newest that counts (see `sqlite_twin`).
 `floor` and `floor_marker` are the same of the log's floor. A file gets them, and so format 3, when its floor is first claimed.

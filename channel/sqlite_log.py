@@ -35,6 +35,8 @@ from zlib import crc32
 from channel.errors import InvalidLogUrl, LogDamaged
 from channel.file_system import MOUNT_TABLE, refuse_network_file_system
 from channel.log import READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
+from channel.log_time import latest_ms, next_ms, position_by
+from channel.records import INTEGER_MAX
 from channel.sqlite_bell import Bell
 from channel.sqlite_file import BOOT_ID, this_boot, usable_path
 from channel.sqlite_format import FLOOR
@@ -88,7 +90,7 @@ class SqliteLog:
             return ()
         with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms) as bounds:
             first = bounds.end + 1
-            now_ms = max(bounds.appended_ms, time.time_ns() // 1_000_000)
+            now_ms = next_ms(bounds.appended_ms)
             rows = [(offset, data, checksum_of(offset, data), now_ms) for offset, data in enumerate(batch, first)]
             execute = self._storage.connection.executemany
             execute("INSERT INTO entries (offset, data, checksum, appended_ms) VALUES (?, ?, ?, ?)", rows)
@@ -153,27 +155,28 @@ class SqliteLog:
             return bounds.end
 
     def position_at(self, time_ms: int) -> int:
-        """See `Log.position_at`. Times rise with offsets, so a few looks by offset find it, and no append pays for an index.
+        """See `Log.position_at`.
 
-        Entries that a process of format 1 appends have no time while it still has the file open. Such a one counts as appended
-        when the next one was that has a time, or now: so it is taken for younger than it is, and nobody cuts it off too early.
+        Entries that a process of format 1 appends have no time while it still has the file open, and count as those whose clock was wrong.
         """
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
-            low, high = bounds.start, bounds.end + 1
-            while low < high:
-                middle = (low + high) // 2
-                timed = self._first_timed(middle, below=high)
-                if timed is None or timed[1] >= time_ms:
-                    high = middle
-                else:
-                    low = timed[0] + 1
+            low = position_by(self._first_timed, time_ms, low=bounds.start, high=bounds.end + 1)
             [(offset,)] = self._storage.connection.execute("SELECT min(offset) FROM entries WHERE offset >= ?", (low,)).fetchall()
             return bounds.end + 1 if offset is None else int(offset)
 
-    def _first_timed(self, position: int, *, below: int) -> tuple[int, int] | None:
-        """The offset and the time of the first entry from `position` on that has a time, if that stands below `below`."""
-        query = "SELECT offset, appended_ms FROM entries WHERE offset >= ? AND offset < ? AND appended_ms != 0 ORDER BY offset LIMIT 1"
-        match self._storage.connection.execute(query, (position, below)).fetchall():
+    def ahead(self, position: int) -> int | None:
+        """See `Log.ahead`."""
+        with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
+            timed = self._first_timed(max(position, bounds.start), bounds.end + 1, latest_ms() + 1, INTEGER_MAX)
+            return None if timed is None else timed[0]
+
+    def _first_timed(self, position: int, below: int, from_ms: int, to_ms: int) -> tuple[int, int] | None:
+        """See `FirstTimed`. A time that is no number is found, too, since that is damage."""
+        query = (
+            "SELECT offset, appended_ms FROM entries WHERE offset >= ? AND offset < ? "
+            "AND (appended_ms BETWEEN ? AND ? OR typeof(appended_ms) != 'integer') ORDER BY offset LIMIT 1"
+        )
+        match self._storage.connection.execute(query, (position, below, from_ms, to_ms)).fetchall():
             case []:
                 return None
             case [(int(offset), int(appended_ms))] if offset >= position:

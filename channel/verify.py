@@ -14,6 +14,7 @@ What is found, and how
 6. The twin and the floor: their rows against their checksums and the marker's digest, and the marker against what the log folds to
    at that offset. Where the beginning of the log is gone, the fold begins with the floor, or else the twin; then the digests of
    step 4 judge that too.
+7. The times: a record whose time is far ahead of this machine's clock.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from channel.codec import encode
 from channel.entries import BrokerChanged, BundleChanged, BundleEntry, Change, NamespaceChanged
 from channel.errors import ForeignLog, LevelTooNew, LogClosed, LogDamaged, LogWentBack
 from channel.findings import Finding, Findings, Kind
-from channel.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
+from channel.log import CLOCK_AHEAD_MS_MAX, FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
 from channel.ranges import HASH_MAX
 from channel.reader import Folded, Reader
 from channel.records import QUIET_REASONS, Genesis, Joined, Reason, Record, Renewed, Unreadable
@@ -86,7 +87,17 @@ def verify(log: Log, *, cluster: str | None = None, check: Check = unchecked, pr
             audit.feed(entry)
     if damage is not None and audit.goes_on:
         audit.damaged_beside(damage, end=end)
+    _check_times(audit, log)
     return audit.findings()
+
+
+def _check_times(audit: Audit, log: Log) -> None:
+    try:
+        ahead = log.ahead(log.start())
+    except LogDamaged:
+        return  # Reading has met it, or the check of the storage.
+    if ahead is not None:
+        audit.ahead(ahead)
 
 
 def _begin(audit: Audit, log: Log, twin: TwinFacts, floor: TwinFacts) -> None:
@@ -225,6 +236,15 @@ class Audit:
         first, last = (gaps[0][0], gaps[-1][1]) if gaps else (FIRST_OFFSET, max(end, FIRST_OFFSET))
         missing = "where nothing could be read" if gaps else "though each record that was read is whole"
         self._stop(Kind.DAMAGED, first, f"{error.problem}; {missing}", last=last)
+
+    def ahead(self, position: int) -> None:
+        """The entry at `position` is the first with a time ahead of this machine's clock."""
+        offset = position + self._reader.view.base
+        text = (
+            f"its time is more than {CLOCK_AHEAD_MS_MAX // 60_000} minutes ahead of this machine's clock: one of the two clocks was wrong. "
+            "Set the clock of the machine that stores the log, or of this one. Retention goes on by the times of later records"
+        )
+        self._found(Kind.CLOCK, offset, text)
 
     def findings(self) -> Findings:
         """What has been found so far, with what can only be said at the end."""

@@ -52,6 +52,7 @@ class Compacted:
     a log that no broker has begun. `records` were folded for it, `rows` written and `tombstones`; `start_before` and `start`
     are the positions at which the log began and begins, `end` that of its last record. `held_by` names the archive without whose hold
     more would have been removed, and `lapsed` are the archives whose holds are too old to count (`compaction.holds`).
+    `ahead` is the logical offset of the first record that was folded and has a time ahead of this machine's clock (`Log.ahead`).
     """
 
     horizon: int | None
@@ -66,6 +67,7 @@ class Compacted:
     dry_run: bool
     held_by: str | None = None
     lapsed: tuple[str, ...] = ()
+    ahead: int | None = None
 
 
 def compact(
@@ -149,10 +151,12 @@ class _Compaction:
             self.scribe.step(Step.CLAIMED)
         begun = restoration(log, cluster=self.cluster, check=self.scribe.check)
         self.scribe.step(Step.LOADED)
-        end = log.end()
+        first, end = begun.reader.position, log.end()
         folded = self._fold(begun, end)
         if folded.view.genesis is None:
             return self._result(None, folded, start_before=start_before, start=start_before, end=end)
+        ahead = log.ahead(first)
+        ahead = None if ahead is None else ahead + folded.view.base
         marker = self._marker(begun, folded)
         move = FloorMove(scribe=self.scribe, cluster=self.cluster, begun=begun, dry_run=self.dry_run)
         chosen = self._chosen_cut(marker, folded.view)
@@ -160,7 +164,7 @@ class _Compaction:
         written = self._write(begun, folded.view, marker)
         start = self._cut(written.marker, cut)
         done = self._result(written, folded, start_before=start_before, start=start, end=end)
-        return replace(done, held_by=chosen.held_by, lapsed=chosen.lapsed)
+        return replace(done, held_by=chosen.held_by, lapsed=chosen.lapsed, ahead=ahead)
 
     def _fold(self, begun: Restoration, end: int) -> _Fold:
         """Steps 3 and 4."""

@@ -74,4 +74,5 @@ def _sentence(log: str, done: Compacted) -> str:
     )
     held = f"; more is kept for the archive {done.held_by}, which has not read it" if done.held_by is not None else ""
     lapsed = f"; nothing is kept any longer for {', '.join(done.lapsed)}, whose hold has lapsed" if done.lapsed else ""
-    return f"folded {counted(done.records, 'record')} up to offset {done.horizon}; {what}; {kept}{held}{lapsed}"
+    clock = f"; the record at offset {done.ahead} has a time ahead of this machine's clock" if done.ahead is not None else ""
+    return f"folded {counted(done.records, 'record')} up to offset {done.horizon}; {what}; {kept}{held}{lapsed}{clock}"

@@ -14,7 +14,7 @@ import pytest
 
 from brokers import compacting, compacting_once
 from brokers.compacting import Compacting
-from brokers.compacting_once import NOT_BEGUN, Compaction, compact_in_child, compact_in_thread, compact_once_of
+from brokers.compacting_once import NOT_BEGUN, Compaction, Done, compact_in_child, compact_in_thread, compact_once_of
 from brokers.errors import CompactionFailed
 from brokers.worker import Worker
 from channel.open_log import open_log
@@ -23,17 +23,17 @@ from tests.unit.http.cluster import cluster, run, until
 
 pytestmark = pytest.mark.integration
 
-Outcome = Callable[[], int]
+Outcome = Callable[[], Done]
 
 
 class Once:
     """A compaction that notes that it was run, and ends as it is told."""
 
-    def __init__(self, outcome: Outcome = lambda: 7) -> None:
+    def __init__(self, outcome: Outcome = lambda: Done(7)) -> None:
         self.runs: list[Compaction] = []
         self.outcome = outcome
 
-    async def __call__(self, compaction: Compaction) -> int:
+    async def __call__(self, compaction: Compaction) -> Done:
         self.runs.append(compaction)
         return self.outcome()
 
@@ -41,7 +41,7 @@ class Once:
 def failing(error: str) -> Outcome:
     """A compaction that meets an error."""
 
-    def fail() -> int:
+    def fail() -> Done:
         raise CompactionFailed(log="memory:x", error=error, problem="it could not be")
 
     return fail
@@ -118,7 +118,7 @@ def test_a_refusal_is_told_once_and_tried_again(tmp_path: Path, monkeypatch: pyt
             task = asyncio.ensure_future(Compacting(one.worker, compact_once=once).run())
             await until(lambda: scraped(one.worker, "compaction_failures_total") >= 2)
             assert 0 == scraped(one.worker, "compaction_horizon_offset")
-            once.outcome = lambda: 9
+            once.outcome = lambda: Done(9)
             await until(lambda: scraped(one.worker, "compaction_horizon_offset") == 9)
             task.cancel()
 
@@ -126,6 +126,21 @@ def test_a_refusal_is_told_once_and_tried_again(tmp_path: Path, monkeypatch: pyt
         run(story)
     assert 1 == len([record for record in caplog.records if record.__dict__.get("alarm") == "compaction"])
     assert "compacted the channel" in [record.message for record in caplog.records]
+
+
+def test_a_time_ahead_of_the_clock_is_an_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The leader names the record whose time is ahead of its clock, in its metrics and its log."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, compact_age_ms=1) as brokers:
+            (one,) = brokers.brokers
+            task = asyncio.ensure_future(Compacting(one.worker, compact_once=Once(lambda: Done(9, ahead=4))).run())
+            await until(lambda: scraped(one.worker, "log_clock_ahead_offset") == 4)
+            task.cancel()
+
+    with caplog.at_level(logging.WARNING, "brokers.compacting"):
+        run(story)
+    assert ("log_clock", 4) == tuple(caplog.records[0].__dict__[name] for name in ("alarm", "offset"))
 
 
 def test_who_was_overtaken_raises_no_alarm(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -152,12 +167,12 @@ def test_a_log_in_memory_is_compacted_in_a_thread(tmp_path: Path) -> None:
         async with cluster(tmp_path) as brokers:
             config = brokers.brokers[0].worker.config
             assert compact_in_thread is compact_once_of(config.log_url)
-            horizon = await compact_in_thread(Compaction(log_url=config.log_url, cluster=config.cluster, retain="7d"))
+            done = await compact_in_thread(Compaction(log_url=config.log_url, cluster=config.cluster, retain="7d"))
             log = open_log(config.log_url)
             marker = restoration(log).marker
             log.close()
             assert marker is not None
-            assert horizon == marker.horizon
+            assert Done(marker.horizon) == done
 
     run(story)
 
@@ -180,7 +195,7 @@ def test_a_log_that_nobody_has_begun_is_compacted_to_nothing(tmp_path: Path) -> 
     url = f"sqlite:{tmp_path / 'log'}"
     open_log(url).close()
     assert compact_in_child is compact_once_of(url)
-    assert NOT_BEGUN == asyncio.run(compact_in_child(Compaction(log_url=url, cluster="c", retain="7d")))
+    assert Done(NOT_BEGUN) == asyncio.run(compact_in_child(Compaction(log_url=url, cluster="c", retain="7d")))
 
 
 def test_what_a_child_refuses_is_told_by_its_name(tmp_path: Path) -> None:

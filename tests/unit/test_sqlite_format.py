@@ -165,6 +165,7 @@ def test_time_never_falls(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time_ns", lambda: next(times_ms) * 1_000_000)
     for record in (b"a", b"b", b"c"):
         append(log, record)
+    monkeypatch.setattr(time, "time_ns", lambda: now_ms * 1_000_000)
     assert [1, 1, 3] == [log.position_at(time_ms) for time_ms in (now_ms - 5_000, now_ms, now_ms + 1)]
     log.close()
 
