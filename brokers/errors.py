@@ -264,15 +264,16 @@ class UnknownOffset(CallerError):
 
 
 class HistoryGone(CallerError):
-    """A moment of which the log no longer knows: compaction has folded what was before, and truncated it."""
+    """A moment of which the log does not know: what was before it was compacted, or never was on this log."""
 
-    def __init__(self, *, log: str, moment: str, known_from: int) -> None:
-        """`moment` as it was asked for; `known_from` is the first logical offset at which the view of `log` is known."""
+    def __init__(self, *, log: str, moment: str, known_from: int, problem: str | None = None) -> None:
+        """`known_from` is the first logical offset at which the view is known; `problem` says why, where it was not compacted."""
         self.log = log
         self.moment = moment
         self.known_from = known_from
+        why = f"no longer knows of {moment}: what was before offset {known_from} has been compacted"
         super().__init__(
-            f"the log {log} no longer knows of {moment}: what was before offset {known_from} has been compacted; "
+            f"the log {log} {why if problem is None else f'does not know of {moment}: {problem}'}; "
             "ask for a later moment, or look at an export from before (equipoise channel import)"
         )
 

@@ -23,8 +23,8 @@ def entries(access: Access) -> Iterator[Entry]:
 def fold_to(access: Access, moment: Moment) -> None:
     """Fold on to a moment. The view must not have been folded beyond it.
 
-    Raises `HistoryGone` for one before what can still be folded, `UnknownOffset` for an offset before the first record or
-    after the last, and what `entries_to_end` and `Reader.feed` raise.
+    Raises `HistoryGone` for one before what can be folded, `UnknownOffset` for an offset before the first record or after the
+    last, `LogClosed` for a time after the log was closed, and what `entries_to_end` and `Reader.feed` raise.
     """
     if moment.offset is None:
         _fold_to_time(access, moment)
@@ -48,15 +48,14 @@ def _fold_to_offset(access: Access, moment: Moment, offset: int) -> None:
 
 def _fold_to_time(access: Access, moment: Moment) -> None:
     assert moment.time_ms is not None, "a moment is an offset or a time"
-    position, start = access.log.position_at(moment.time_ms), access.log.start()
-    # Of a time before all that the log still has nobody knows what had been appended by then; but if nothing at all was
-    # appended since, it had all been.
-    unknown = start > FIRST_OFFSET and position <= start and position <= access.log.end()
-    if unknown or position < access.reader.position:
+    position, first = access.log.position_at(moment.time_ms), access.log.position_at(0)
+    # Nobody knows what had been appended by a time before all that the log has. Where the log has nothing, it all had been.
+    if position <= min(first, access.log.end()) or position < access.reader.position:
         raise gone(access, moment.text)
     for entry in entries(access):
-        if entry.offset >= position or not feed(access, entry):
+        if entry.offset >= position:
             return
+        access.reader.feed(entry)  # Past the record that closed the log its channel goes on elsewhere.
 
 
 def feed(access: Access, entry: Entry) -> bool:
@@ -78,4 +77,9 @@ def unknown_offset(access: Access, offset: int) -> UnknownOffset:
 
 def gone(access: Access, moment: str) -> HistoryGone:
     """The error for a moment before the view from which the history can still be folded."""
-    return HistoryGone(log=access.log.name, moment=moment, known_from=access.view.offset)
+    known_from, problem = access.view.offset, None
+    if access.log.start() == FIRST_OFFSET:
+        problem = "its first record was appended later (all of an import were appended when it was made)"
+        if access.view.offset >= 0:
+            problem = f"it is a copy or an import, and what was before offset {known_from} is on the log that it was made of"
+    return HistoryGone(log=access.log.name, moment=moment, known_from=known_from, problem=problem)

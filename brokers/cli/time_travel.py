@@ -61,7 +61,12 @@ _COLORS = {"+": typer.colors.GREEN, "-": typer.colors.RED, "~": typer.colors.YEL
 
 
 def _moment(text: str) -> Moment:
-    return moment(text, now_ms=time.time_ns() // 1_000_000)
+    """The moment that a text names. Raises `typer.BadParameter` for none, and for one that has not come."""
+    now_ms = time.time_ns() // 1_000_000
+    found = moment(text, now_ms=now_ms)
+    if found.time_ms is not None and found.time_ms > now_ms + 1:
+        raise typer.BadParameter(f"{text} is in the future: name an offset, or a time up to now")
+    return found
 
 
 def _is_behind(second: Moment, first: Moment, *, offset: int) -> bool:

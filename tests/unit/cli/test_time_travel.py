@@ -110,7 +110,6 @@ def test_a_time_is_that_of_the_storage(tmp_path: Path) -> None:
     assert 9 == json.loads(run("channel", "at", moment, "--json", log=url).stdout)["offset"]
     difference = json.loads(run("channel", "diff", moment, "now", "--json", log=url).stdout)
     assert (9, 16) == (difference["before"]["offset"], difference["after"]["offset"])
-    assert -1 == json.loads(run("channel", "at", "-1h", "--json", log=url).stdout)["offset"]
     assert 16 == json.loads(run("channel", "at", "now", "--json", log=url).stdout)["offset"]
 
 
@@ -171,6 +170,58 @@ def test_a_closed_log_still_tells_its_history(tmp_path: Path) -> None:
     assert "20 admin:ops closes the log" in run("channel", "show", "20", log=url).stdout
     assert f"now {LEFT} is free, token 12" in run("channel", "why", LEFT, log=url).stdout
     assert 19 == json.loads(run("channel", "at", "19", "--json", log=url).stdout)["offset"]
-    assert 0 == run("channel", "diff", "9", "now", log=url).exit_code
+    assert 0 == run("channel", "diff", "9", "19", log=url).exit_code
     refused = run("bundles", "list", log=url)
     assert (4, True) == (refused.exit_code, refused.stderr.startswith(f"error: the log {url} was closed at offset 20"))
+
+
+@pytest.mark.parametrize("command", [("at", "now"), ("diff", "9", "now")])
+def test_a_time_after_a_log_was_closed_is_refused(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Since then its channel goes on in a copy, so this log does not know how it stands."""
+    channel = moved_channel()
+    for broker in ("a", "b", "d"):
+        channel.die(broker)
+    url = write([*channel.entries, (20, encode(propose.close_log(channel.admin(), channel.view)))], tmp_path)
+    result = run("channel", *command, log=url)
+    assert ("", 4) == (result.stdout, result.exit_code)
+    assert "was closed at offset 20, when its channel was copied to another log" in result.stderr
+
+
+@pytest.mark.parametrize("command", [("at", "{}"), ("diff", "{}", "now"), ("diff", "9", "{}")])
+def test_a_time_that_has_not_come_is_refused(log: str, command: tuple[str, ...]) -> None:
+    """Nobody knows the future: the newest view is not shown in its place."""
+    result = run("channel", *(each.format("2999-01-01T00:00") for each in command), log=log)
+    assert ("", 2) == (result.stdout, result.exit_code)
+    assert "2999-01-01T00:00 is in the future" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize("command", [("at", "-1h"), ("diff", "-1h", "now"), ("at", "1970-01-01T00:00:01Z")])
+def test_a_time_before_the_log_is_refused(log: str, command: tuple[str, ...]) -> None:
+    """Of a time before the first record the log knows nothing: an empty view would say that there was no channel."""
+    result = run("channel", *command, log=log)
+    assert ("", 2) == (result.stdout, result.exit_code)
+    assert f"error: the log {log} does not know of " in result.stderr
+    assert "its first record was appended later" in result.stderr
+
+
+def test_a_moment_before_an_import_is_refused(log: str, tmp_path: Path) -> None:
+    """The records of an import have its time: what they came to at an earlier time is not shown."""
+    made, export = f"sqlite:{tmp_path / 'imported.db'}", str(tmp_path / "export.jsonl")
+    assert (0, 0) == (run("channel", "export", export, log=log).exit_code, run("channel", "import", export, made).exit_code)
+    for command in (("at", "-1h"), ("diff", "-1h", "now")):
+        result = run("channel", *command, log=made)
+        assert ("", 2) == (result.stdout, result.exit_code)
+        assert "all of an import were appended when it was made" in result.stderr
+    assert 0 == run("channel", "at", "now", log=made).exit_code
+
+
+def test_a_moment_before_a_copy_is_refused(log: str, tmp_path: Path) -> None:
+    """A copy has the view with which it began, and none of the moments before it, by time as by offset."""
+    made = f"sqlite:{tmp_path / 'copy.db'}"
+    assert 0 == run("channel", "copy", log, made).exit_code
+    for command in (("at", "-1h"), ("diff", "-1h", "now"), ("at", "8")):
+        result = run("channel", *command, log=made)
+        assert ("", 2) == (result.stdout, result.exit_code)
+        assert f"error: the log {made} does not know of " in result.stderr
+        assert "it is a copy or an import, and what was before offset" in result.stderr
+    assert 0 == run("channel", "at", "now", log=made).exit_code
