@@ -66,6 +66,7 @@ FOLLOWING: Final[Mapping[str, Mapping[str, Callable[[int], Value]]]] = MappingPr
 Promise = Annotated[int, Field(ge=1, le=_PROMISE_MS_MAX)]
 DeadlineMs = Annotated[int, Field(ge=1, le=_DEADLINE_MS_MAX)]
 Text = Annotated[str, Field(min_length=1, max_length=TEXT_CHARACTERS_MAX)]
+Names = Annotated[tuple[Text, ...], BeforeValidator(lambda given: tuple(given.split(",")) if isinstance(given, str) else given)]
 
 
 def _not_empty(path: object) -> object:
@@ -108,6 +109,14 @@ class WorkerConfig(BaseModel):
     advertised_host: str | None = Field(
         default=None, description="The host that clients are told; `host` if it is not given. Needed where `host` stands for all addresses."
     )
+    http_hosts: Names = Field(
+        default=(),
+        max_length=DOCUMENT_ENTRIES_MAX,
+        description="More names, with commas between them, by which HTTP may ask for this broker (header Host), such as that of a proxy. "
+        "Its own are always taken: loopback, `host`, `advertised_host`, the address that a caller connected to.",
+    )
+    http_body_ms: DeadlineMs = Field(default=60_000, description="How long the body of a request may take; then it is answered 408.")
+
     capacity: int = Field(
         default=100, ge=1, le=INTEGER_MAX, description="A weight: a broker of 200 is to carry twice the load of one of 100."
     )
@@ -368,6 +377,9 @@ def _problems(config: WorkerConfig) -> Mapping[str, str]:
             problems["advertised_host"] = f"{config.host} stands for all addresses; say which of them clients are to use"
     elif not _is_host(config.advertised_host) or _is_any_address(config.advertised_host):
         problems["advertised_host"] = f"{config.advertised_host!r} is not a host that clients could reach"
+    strange = next((name for name in config.http_hosts if not _is_host(name)), None)
+    if strange is not None:
+        problems["http_hosts"] = f"{strange!r} is neither an address nor the name of a host; a name has no port"
     problems |= _problems_of_balancing(config.balancing)
     for setting, path in (("log_url", Path(config.log_url)), ("data_dir", config.data_dir), ("evidence", config.evidence)):
         if path is not None and "\0" in str(path):

@@ -180,7 +180,7 @@ async def _serving(worker: Worker, lookups: Lookups, topics: Topics | None, list
     for service in worker.services:
         _add_routes(app, service)
     app.add_routes([unmatched()])
-    async with served(app, listening):
+    async with served(app, listening, worker.config):
         yield
 
 

@@ -188,7 +188,8 @@ def _connected(url: str, connected_by: Deadline, deadline: Deadline) -> HTTPConn
 def _exchange(connection: HTTPConnection, method: str, url: str, data: bytes | None) -> tuple[Answer, str | None]:
     """The answer, and where it sends the caller, if it does. Raises `OSError`, `HTTPException`, `ValueError`."""
     parts = urlsplit(url)
-    connection.request(method, f"{parts.path}?{parts.query}" if parts.query else parts.path, body=data)
+    headers = {} if data is None else {"Content-Type": "application/json"}
+    connection.request(method, f"{parts.path}?{parts.query}" if parts.query else parts.path, body=data, headers=headers)
     with connection.getresponse() as response:
         text = response.read(_ANSWER_BYTES_MAX).decode(errors="replace")
         location = response.getheader("Location") if response.status == HTTPStatus.TEMPORARY_REDIRECT else None

@@ -12,6 +12,7 @@ from typing import Final
 
 from aiohttp import web
 
+from brokers.config import WorkerConfig
 from brokers.http.admin_brokers import Brokers
 from brokers.http.admin_namespaces import Namespaces
 from brokers.http.assignment import Assignment
@@ -20,6 +21,7 @@ from brokers.http.bodies import BODY_BYTES_MAX
 from brokers.http.cluster_policies import Policies
 from brokers.http.decisions import Decisions
 from brokers.http.errors import typed
+from brokers.http.guard import guarded
 from brokers.http.health import Health
 from brokers.http.lookup import Lookup
 from brokers.http.readiness import denying
@@ -51,8 +53,12 @@ def make_app(worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicNam
 
 
 @asynccontextmanager
-async def served(app: web.Application, listening: socket.socket) -> AsyncIterator[None]:
-    """Serve an application at a bound socket, which ends with it; what is under way at its end may still be answered."""
+async def served(app: web.Application, listening: socket.socket, config: WorkerConfig) -> AsyncIterator[None]:
+    """Serve an application at a bound socket, which ends with it; what is under way at its end may still be answered.
+
+    Here, where each application of a broker meets its socket, it is guarded.
+    """
+    app.middlewares.append(guarded(config))
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
     try:

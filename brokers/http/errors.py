@@ -87,7 +87,7 @@ def error_answer(request: web.Request, error: EquipoiseError, *, status: int | N
     The body has Pulsar's `reason`, for people, and our `error`, for programs: the reason of a rejection, or the class.
     """
     code = error.reason if isinstance(error, Rejected) else type(error).__name__
-    return _answer(request, status_of(error) if status is None else status, str(error), code, error)
+    return problem_answer(request, status_of(error) if status is None else status, str(error), code, error)
 
 
 def typed(route: web.RouteDef) -> web.RouteDef:
@@ -103,17 +103,17 @@ def typed(route: web.RouteDef) -> web.RouteDef:
             return await handler(request)
         except web.HTTPRequestEntityTooLarge as error:
             reason = f"the body of {request.method} {request.path} is larger than any that is taken here"
-            return _answer(request, error.status, reason, "BodyTooLarge", error)
+            return problem_answer(request, error.status, reason, "BodyTooLarge", error)
         except web.RequestPayloadError as error:
             reason = "the body cannot be read: it is not what its Content-Encoding says, or came to no end"
-            return _answer(request, HTTPStatus.BAD_REQUEST, reason, "UnreadableBody", error)
+            return problem_answer(request, HTTPStatus.BAD_REQUEST, reason, "UnreadableBody", error)
         except web.HTTPException:
             raise  # A redirect, or an error with words of the service's own: it is an answer already.
         except EquipoiseError as error:
             return error_answer(request, error)
         except Exception as error:  # noqa: BLE001 - whatever it was, a caller gets no traceback
             reason = "internal error; the log of the broker says more under the id of this request"
-            return _answer(request, HTTPStatus.INTERNAL_SERVER_ERROR, reason, "InternalError", error)
+            return problem_answer(request, HTTPStatus.INTERNAL_SERVER_ERROR, reason, "InternalError", error)
 
     return web.RouteDef(route.method, route.path, answered, {"expect_handler": _expected, **route.kwargs})
 
@@ -132,10 +132,10 @@ async def _unmatched(request: web.Request) -> web.Response:
             allowed |= (await resource.resolve(request))[1]
     if allowed:
         reason = f"{request.method} cannot be asked of {_shown(request)}; these can: {', '.join(sorted(allowed))}"
-        answer = _answer(request, HTTPStatus.METHOD_NOT_ALLOWED, reason, "MethodNotAllowed", None)
+        answer = problem_answer(request, HTTPStatus.METHOD_NOT_ALLOWED, reason, "MethodNotAllowed")
         answer.headers["Allow"] = ", ".join(sorted(allowed))
         return answer
-    return _answer(request, HTTPStatus.NOT_FOUND, f"there is no path {_shown(request)} at this broker", "UnknownPath", None)
+    return problem_answer(request, HTTPStatus.NOT_FOUND, f"there is no path {_shown(request)} at this broker", "UnknownPath")
 
 
 async def _expected(request: web.Request) -> web.Response | None:
@@ -145,7 +145,7 @@ async def _expected(request: web.Request) -> web.Response | None:
         return None  # To be passed over, as RFC 9110 has it.
     if expectation.lower() != "100-continue":
         reason = f"the expectation {expectation[:_SHOWN_MAX]!r} cannot be met; only 100-continue can"
-        return _answer(request, HTTPStatus.EXPECTATION_FAILED, reason, "UnknownExpectation", None)
+        return problem_answer(request, HTTPStatus.EXPECTATION_FAILED, reason, "UnknownExpectation")
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
     request.writer.output_size = 0  # That was not the answer yet.
     return None
@@ -155,7 +155,8 @@ def _shown(request: web.Request) -> str:
     return repr(request.path[:_SHOWN_MAX])
 
 
-def _answer(request: web.Request, status: int, reason: str, code: str, error: Exception | None) -> web.Response:
+def problem_answer(request: web.BaseRequest, status: int, reason: str, code: str, error: Exception | None = None) -> web.Response:
+    """An answer with a `reason` for people and a `code` for programs. What is 500 is put down in the log, with `error`."""
     given = request.headers.get(REQUEST_ID, "")
     request_id = given if _match_request_id(given) else secrets.token_hex(8)
     headers = {REQUEST_ID: request_id}

@@ -22,7 +22,7 @@ from yarl import URL
 
 from brokers.agent.intents import CreateNamespace
 from brokers.config import WorkerConfig
-from brokers.http.app import make_app
+from brokers.http.app import make_app, served
 from brokers.http.errors import unmatched
 from brokers.load import BundleLoad
 from brokers.lookups import Lookups
@@ -113,6 +113,7 @@ class Broker:
     async def ask(self, method: str, path: str, *, data: bytes | None = None, headers: Mapping[str, str] | None = None) -> Answer:
         """One request. The path is sent as it stands."""
         url = URL(self.url + path, encoded=True)
+        headers = {**({} if data is None else {"Content-Type": "application/json"}), **(headers or {})}
         async with self.session.request(
             method, url, data=None if data is None else io.BytesIO(data), headers=headers, allow_redirects=False
         ) as response:
@@ -184,13 +185,11 @@ async def started(folder: Path, log_url: str, settings: Mapping[str, object]) ->
         lookups = Lookups(worker)
         app = make_app(worker, lookups)
         app.add_routes([unmatched()])
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=1.0)
-        await runner.setup()
-        parts.push_async_callback(runner.cleanup)
-        await web.SockSite(runner, listening).start()
+        serving = await parts.enter_async_context(AsyncExitStack())
+        await serving.enter_async_context(served(app, listening, config))
         # The last to be entered is the first to be left: HTTP answers while the broker drains.
         parts.push_async_callback(worker.stop)
-        yield Broker(worker=worker, service=service, url=config.http_url, session=session, app=app, lookups=lookups, shut=runner.cleanup)
+        yield Broker(worker=worker, service=service, url=config.http_url, session=session, app=app, lookups=lookups, shut=serving.aclose)
 
 
 @asynccontextmanager

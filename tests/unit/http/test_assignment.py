@@ -330,7 +330,7 @@ def test_a_client_that_does_not_read_is_cut(tmp_path: Path, monkeypatch: pytest.
             (broker,) = brokers.brokers
             host, port = broker.url.removeprefix("http://").split(":")
             _, writer = await asyncio.open_connection(host, int(port), limit=1)
-            writer.write(f"GET {PATH} HTTP/1.1\r\nHost: x\r\nAccept: text/event-stream\r\n\r\n".encode())
+            writer.write(f"GET {PATH} HTTP/1.1\r\nHost: {host}\r\nAccept: text/event-stream\r\n\r\n".encode())
             await until_answered(broker, 503)
             await until_answered(broker, 200)
             writer.close()
@@ -354,7 +354,7 @@ def test_a_poll_ends_with_its_client(tmp_path: Path, monkeypatch: pytest.MonkeyP
             (broker,) = brokers.brokers
             host, port = broker.url.removeprefix("http://").split(":")
             _, writer = await asyncio.open_connection(host, int(port))
-            writer.write(f"GET {PATH}?after=1000000 HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+            writer.write(f"GET {PATH}?after=1000000 HTTP/1.1\r\nHost: {host}\r\n\r\n".encode())
             await until_answered(broker, 503)
             writer.close()
             await until_answered(broker, 200)

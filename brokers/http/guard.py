@@ -1,0 +1,196 @@
+"""Which requests no handler sees: those that a foreign web page, or a page under a foreign name, may have sent.
+
+May live here: the checks of Host, Origin and Content-Type, and the time that a body may take. A loopback address keeps no browser
+out: any page that an operator looks at may send requests to it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import Final
+from urllib.parse import urlsplit
+
+from aiohttp import hdrs, web
+from aiohttp.typedefs import Handler, Middleware
+
+from brokers.config import WorkerConfig
+from brokers.http.answers import JSON
+from brokers.http.errors import problem_answer
+
+# These change nothing, and the browser keeps their answers from foreign pages.
+_READING: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
+
+# What a browser says of a page that is not of this very origin. `none` is a person who typed the address.
+_FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
+
+# Pulsar's own tools send JSON to these paths, and to no others. Services choose what their paths take.
+_JSON_PATHS: Final = "/admin/"
+
+_PORT_OF_SCHEME: Final = {"http": 80, "https": 443}
+_SHOWN_MAX: Final = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the guard looks at in a request. `arrived_at` is the address of this machine that the caller connected to."""
+
+    method: str
+    path: str
+    hosts: tuple[str, ...] = ()
+    origin: str | None = None
+    site: str | None = None
+    has_body: bool = False
+    content_type: str = JSON
+    arrived_at: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """How a request is refused: `error` is for programs, `reason` for people."""
+
+    status: HTTPStatus
+    error: str
+    reason: str
+
+
+class Guard:
+    """The checks of one broker, with the names that it goes by."""
+
+    def __init__(self, config: WorkerConfig) -> None:
+        """The names are those of `http_hosts`, and the broker's own: `host`, `advertised_host`."""
+        own = (config.host, config.advertised_host or config.host, "localhost", *config.http_hosts)
+        self._names = frozenset(_plain(name) for name in own)
+
+    def refusal(self, asked: Asked) -> Refusal | None:
+        """Why a request is refused; None if a handler may see it."""
+        strange = next((host for host in asked.hosts if not self._is_own(host, asked.arrived_at)), None)
+        if strange is not None:
+            reason = (
+                f"this broker does not go by the name {_shown(strange)} (header Host); ask it by its own address, "
+                "or add the name to its setting http_hosts"
+            )
+            return Refusal(status=HTTPStatus.MISDIRECTED_REQUEST, error="UnknownHost", reason=reason)
+        if asked.method in _READING:
+            return None
+        if asked.origin is not None and not any(_is_same_origin(asked.origin, host) for host in asked.hosts):
+            return _foreign(f"a page of {_shown(asked.origin)} (header Origin)")
+        if asked.site in _FOREIGN_SITES:
+            return _foreign(f"a page of another origin (header Sec-Fetch-Site: {asked.site})")
+        if asked.has_body and asked.path.startswith(_JSON_PATHS) and not _is_json(asked.content_type):
+            reason = f"the body is {_shown(asked.content_type)}, and only JSON is taken here; send the header Content-Type: {JSON}"
+            return Refusal(status=HTTPStatus.UNSUPPORTED_MEDIA_TYPE, error="NotJson", reason=reason)
+        return None
+
+    def _is_own(self, host: str, arrived_at: str | None) -> bool:
+        # An address cannot be made to stand for another one, as a name can; so one of a loopback interface is always own.
+        name = _name_in(host)
+        address = _address(name)
+        return name in self._names or (address is not None and (address.is_loopback or address == _address(arrived_at or "")))
+
+
+def guarded(config: WorkerConfig) -> Middleware:
+    """A middleware that answers what the broker's guard refuses, and 408 where a body takes longer than `http_body_ms`."""
+    guard = Guard(config)
+
+    @web.middleware
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
+        refusal = guard.refusal(_asked(request))
+        if refusal is not None:
+            return problem_answer(request, refusal.status, refusal.reason, refusal.error)
+        if request.content.is_eof():
+            return await handler(request)
+        return await _with_body_in_time(request, handler, config.http_body_ms)
+
+    return middleware
+
+
+async def _with_body_in_time(request: web.Request, handler: Handler, body_ms: int) -> web.StreamResponse:
+    """Let a handler go on for as long as it likes once the body is here, and end it if the body is late."""
+    limit = asyncio.timeout(body_ms / 1_000)
+    try:
+        async with limit:
+            request.content.on_eof(_once_open(limit))
+            return await handler(request)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+    reason = (
+        f"the body of {request.method} {request.path[:_SHOWN_MAX]} did not come within {body_ms} ms (setting http_body_ms); send it faster"
+    )
+    answer = problem_answer(request, HTTPStatus.REQUEST_TIMEOUT, reason, "BodyTooSlow")
+    answer.force_close()
+    return answer
+
+
+def _once_open(limit: asyncio.Timeout) -> Callable[[], None]:
+    """What lifts a limit, unless it is over: a handler may have answered before the body was here."""
+
+    def lift() -> None:
+        try:
+            limit.reschedule(None)
+        except RuntimeError:
+            return
+
+    return lift
+
+
+def _asked(request: web.Request) -> Asked:
+    headers, transport = request.headers, request.transport
+    address = None if transport is None else transport.get_extra_info("sockname")
+    return Asked(
+        method=request.method,
+        path=request.path,
+        hosts=tuple(headers.getall(hdrs.HOST, ())),
+        origin=headers.get(hdrs.ORIGIN),
+        site=headers.get("Sec-Fetch-Site"),
+        has_body=request.body_exists,
+        content_type=request.content_type if hdrs.CONTENT_TYPE in headers else "",
+        arrived_at=address[0] if isinstance(address, tuple) else None,
+    )
+
+
+def _foreign(whose: str) -> Refusal:
+    reason = f"{whose} may not give orders to this broker; give them from a page of its own address, or from a program that is no page"
+    return Refusal(status=HTTPStatus.FORBIDDEN, error="ForeignPage", reason=reason)
+
+
+def _is_json(content_type: str) -> bool:
+    # `pulsar-admin` sends application/vnd.partitioned-topic-metadata+json, too.
+    return content_type == JSON or (content_type.startswith("application/") and content_type.endswith("+json"))
+
+
+def _is_same_origin(origin: str, host: str) -> bool:
+    """Whether a page of `origin` was served under the name and the port by which this broker is asked."""
+    try:
+        page = urlsplit(origin.lower())
+        port = _PORT_OF_SCHEME.get(page.scheme)
+        asked = urlsplit(f"//{host.lower()}")
+        places = [(page.hostname, page.port or port), (asked.hostname, asked.port or port)]
+    except ValueError:  # It is no origin.
+        return False
+    return port is not None and places[0] == places[1]
+
+
+def _name_in(host: str) -> str:
+    """The name in a Host header, without its port."""
+    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
+    return _plain(name)
+
+
+def _plain(name: str) -> str:
+    return name.lower().removesuffix(".")
+
+
+def _address(name: str) -> IPv4Address | IPv6Address | None:
+    try:
+        return ip_address(name)
+    except ValueError:
+        return None
+
+
+def _shown(text: str) -> str:
+    return repr(text[:_SHOWN_MAX])

@@ -1,0 +1,156 @@
+"""Requests that no handler sees, because a foreign web page may have sent them.
+
+May live here: the table of what is refused and what is not, and the same over real sockets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from brokers.config import WorkerConfig
+from brokers.errors import InvalidConfig
+from brokers.http.guard import Asked, Guard
+from tests.unit.http.cluster import Answer, Broker, cluster, run
+
+ME = "127.0.0.1:8080"
+ORDER = "/admin/v2/brokers/drain"
+
+
+def config(**settings: object) -> WorkerConfig:
+    """The settings of a broker on loopback, but for these."""
+    return WorkerConfig.model_validate({"log_url": "memory:a", "data_dir": ".", **settings})
+
+
+TAKEN = {
+    "a program": Asked(method="POST", path=ORDER, hosts=(ME,)),
+    "HTTP/1.0": Asked(method="GET", path="/ready"),
+    "another loopback address": Asked(method="GET", path="/ready", hosts=("127.0.0.2",)),
+    "IPv6": Asked(method="GET", path="/ready", hosts=("[::1]:8080",)),
+    "localhost": Asked(method="POST", path=ORDER, hosts=("LocalHost.:8080",)),
+    "the advertised host": Asked(method="POST", path=ORDER, hosts=("broker-1.example:8080",)),
+    "a listed name": Asked(method="POST", path=ORDER, hosts=("proxy.example",)),
+    "the address that was connected to": Asked(method="GET", path="/ready", hosts=("10.0.0.7:8080",), arrived_at="10.0.0.7"),
+    "a page of its own": Asked(method="POST", path=ORDER, hosts=(ME,), origin=f"http://{ME}", site="same-origin"),
+    "a page of its own behind TLS": Asked(method="POST", path=ORDER, hosts=("proxy.example",), origin="https://proxy.example"),
+    "a person": Asked(method="POST", path=ORDER, hosts=(ME,), site="none"),
+    "a link on a foreign page": Asked(method="GET", path="/ready", hosts=(ME,), site="cross-site"),
+    "a reading page": Asked(method="GET", path="/ready", hosts=(ME,), origin="http://evil.example"),
+    "JSON of its own kind": Asked(
+        method="PUT",
+        path="/admin/v2/non-persistent/a/b/c/partitions",
+        hosts=(ME,),
+        has_body=True,
+        content_type="application/vnd.partitioned-topic-metadata+json",
+    ),
+    "no body, of any type": Asked(method="POST", path=ORDER, hosts=(ME,), content_type="application/octet-stream"),
+    "a body for a service": Asked(method="POST", path="/counter/a/b/c", hosts=(ME,), has_body=True, content_type="text/plain"),
+}
+
+REFUSED = {
+    "a name that was rebound": (Asked(method="GET", path="/v1/brokers", hosts=("evil.example:8080",)), 421, "http_hosts"),
+    "a foreign address": (Asked(method="GET", path="/v1/brokers", hosts=("10.0.0.8",), arrived_at="10.0.0.7"), 421, "'10.0.0.8'"),
+    "a second name": (Asked(method="GET", path="/v1/brokers", hosts=(ME, "evil.example")), 421, "'evil.example'"),
+    "a name that begins alike": (Asked(method="GET", path="/", hosts=("127.0.0.1.evil.example",)), 421, "evil.example"),
+    "a foreign page": (Asked(method="POST", path=ORDER, hosts=(ME,), origin="http://evil.example"), 403, "'http://evil.example'"),
+    "a page without an origin": (Asked(method="POST", path=ORDER, hosts=(ME,), origin="null"), 403, "'null'"),
+    "a page of another port": (Asked(method="POST", path=ORDER, hosts=(ME,), origin="http://127.0.0.1:3000"), 403, ":3000"),
+    "a page of a damaged origin": (Asked(method="POST", path=ORDER, hosts=(ME,), origin="http://[::1"), 403, "[::1"),
+    "another site": (Asked(method="POST", path=ORDER, hosts=(ME,), site="cross-site"), 403, "Sec-Fetch-Site: cross-site"),
+    "the same site": (Asked(method="DELETE", path=ORDER, hosts=(ME,), site="same-site"), 403, "Sec-Fetch-Site: same-site"),
+    "a page for a service": (Asked(method="POST", path="/counter/a/b/c", hosts=(ME,), origin="http://evil.example"), 403, "Origin"),
+    "text": (
+        Asked(method="POST", path=ORDER, hosts=(ME,), has_body=True, content_type="text/plain"),
+        415,
+        "Content-Type: application/json",
+    ),
+    "a form": (
+        Asked(method="PUT", path=ORDER, hosts=(ME,), has_body=True, content_type="application/x-www-form-urlencoded"),
+        415,
+        "application/x-www-form-urlencoded",
+    ),
+    "a body of no type": (Asked(method="PUT", path=ORDER, hosts=(ME,), has_body=True, content_type=""), 415, "only JSON"),
+}
+
+
+def guard() -> Guard:
+    """The guard of a broker that has a name and is behind a proxy."""
+    return Guard(config(advertised_host="broker-1.example", http_hosts="proxy.example,Other.example"))
+
+
+@pytest.mark.parametrize("case", TAKEN)
+def test_what_no_foreign_page_can_send_is_taken(case: str) -> None:
+    """Programs, people and pages of the broker's own origin are served, under any of the broker's names."""
+    assert guard().refusal(TAKEN[case]) is None
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_a_foreign_page_could_send_is_refused(case: str) -> None:
+    """Each refusal has the status of its kind, and says what to do."""
+    asked, status, told = REFUSED[case]
+    refusal = guard().refusal(asked)
+    assert refusal is not None
+    assert status == refusal.status
+    assert told in refusal.reason
+
+
+def test_a_name_with_a_port_is_refused_as_a_setting() -> None:
+    """A list that could never match says so at the start."""
+    with pytest.raises(InvalidConfig, match="http_hosts: 'proxy:80' is neither an address nor the name of a host; a name has no port"):
+        config(http_hosts="proxy:80")
+
+
+@pytest.mark.integration
+def test_a_broker_refuses_what_a_page_sends(tmp_path: Path) -> None:
+    """Over a real socket: orders of a page, text as a body and a foreign name are refused, in the form of all errors; nothing happens."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (broker,) = brokers.brokers
+            page = await broker.ask("POST", ORDER, headers={"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"})
+            text = await broker.ask("POST", ORDER, data=b"drain", headers={"Content-Type": "text/plain"})
+            rebound = await broker.ask("GET", "/v1/brokers", headers={"Host": "evil.example"})
+            assert [HTTPStatus.FORBIDDEN, HTTPStatus.UNSUPPORTED_MEDIA_TYPE, HTTPStatus.MISDIRECTED_REQUEST] == [
+                answer.status for answer in (page, text, rebound)
+            ]
+            assert "may not give orders to this broker" in page.reason
+            entry = broker.worker.agent.entry
+            assert entry is not None
+            assert "up" == entry.status
+
+    run(story)
+
+
+@pytest.mark.integration
+def test_a_body_that_never_ends_is_answered(tmp_path: Path) -> None:
+    """A caller that sends half a body gets 408 after `http_body_ms`; an answer that takes long after its body is not cut short."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, http_body_ms=50) as brokers:
+            (broker,) = brokers.brokers
+            answer = await half_a_body(broker)
+            assert b"HTTP/1.1 408 " in answer
+            assert b"http_body_ms" in answer
+            slow = await poll_with_a_body(broker)
+            assert HTTPStatus.NO_CONTENT == slow.status
+
+    run(story)
+
+
+async def half_a_body(broker: Broker) -> bytes:
+    """What a broker says to a caller that stops in the middle of its body."""
+    host, port = broker.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    head = f"PUT /admin/v2/namespaces/acme/new HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\nContent-Length: 100\r\n\r\n"
+    writer.write(head.encode() + b"{")
+    answer = await reader.readuntil(b"\r\n\r\n") + await reader.read(4_096)
+    writer.close()
+    return answer
+
+
+async def poll_with_a_body(broker: Broker) -> Answer:
+    """The answer to a long poll that takes longer than a body may, and had one."""
+    return await broker.ask("GET", "/v1/assignment/acme/shop?after=1000000&timeout_ms=200", data=b"{}")
