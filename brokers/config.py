@@ -115,6 +115,17 @@ class WorkerConfig(BaseModel):
         description="More names, with commas between them, by which HTTP may ask for this broker (header Host), such as that of a proxy. "
         "Its own are always taken: loopback, `host`, `advertised_host`, the address that a caller connected to.",
     )
+    http_connections_max: int = Field(
+        default=11_000,
+        ge=1,
+        le=1_000_000,
+        description="Connections over HTTP: 10,000 that follow assignments, and others. One more is answered 503. An idle one costs "
+        "20 KiB, and one of the files that the system lets a process open.",
+    )
+    http_idle_ms: DeadlineMs = Field(
+        default=75_000,
+        description="A connection over HTTP is closed that sends no whole head of a request for so long, or takes nothing of an answer.",
+    )
     http_body_ms: DeadlineMs = Field(default=60_000, description="How long the body of a request may take; then it is answered 408.")
 
     capacity: int = Field(

@@ -23,13 +23,14 @@ from brokers.decision_log import open_decision_log
 from brokers.decision_writer import DecisionWriter
 from brokers.dividing import Dividing
 from brokers.errors import AddressInUse, InvalidConfig, InvalidService
+from brokers.file_watch import FileWatch
 from brokers.http.app import BACKLOG, make_app, served
 from brokers.http.errors import typed, unmatched
 from brokers.http.readiness import denying
 from brokers.load_bus import open_load_bus
 from brokers.load_reporter import LoadReporter
 from brokers.lookups import Lookups
-from brokers.open_files import room_for_files
+from brokers.open_files import RESERVED, Shares, room_for_files, shared_out
 from brokers.service import Service
 from brokers.settings_in_force import SettingsInForce
 from brokers.starting import Starting
@@ -44,9 +45,6 @@ _logger: Final = logging.getLogger(__name__)
 
 # A broker that is not ready says so this often, for as long as it is not.
 _READY_MS: Final = 60_000
-
-# What a broker has open beside connections of Pulsar's clients: its log, its disk, callers and other brokers over HTTP.
-_OTHER_FILES: Final = 256
 
 
 class Broker:
@@ -85,6 +83,7 @@ class Broker:
         listening: dict[str, socket.socket] = {}
         config, addresses = self._config, self._advertised_addresses
         if addresses is None:
+            config = _with_room(config)
             for name in ("http_port", "pulsar_port"):
                 port = getattr(config, name)
                 if port is not None:
@@ -106,7 +105,8 @@ class Broker:
             await worker.abort()
             raise
         parts.push_async_callback(worker.stop)
-        for loop in (*_balancing(worker), Compacting(worker).run()):
+        watching = (FileWatch(worker).run(),) if listening else ()
+        for loop in (*_balancing(worker), Compacting(worker).run(), *watching):
             parts.push_async_callback(_cancelled, asyncio.ensure_future(loop))
         return worker
 
@@ -180,7 +180,7 @@ async def _serving(worker: Worker, lookups: Lookups, topics: Topics | None, list
     for service in worker.services:
         _add_routes(app, service)
     app.add_routes([unmatched()])
-    async with served(app, listening, worker.config):
+    async with served(app, listening, worker):
         yield
 
 
@@ -199,24 +199,28 @@ async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.so
         problem = f"pulsar_port: {len(speaking)} services of this broker speak Pulsar's protocol, and clients would reach only one of them"
         raise InvalidConfig(problems=(f"{problem}; give the same one to all patterns of namespaces",))
     (service,) = speaking
-    _make_room(worker)
     server = Server(service, worker, lookups)
     async with server.serving(listening):
         yield Topics(worker, server, lookups)
 
 
-def _make_room(worker: Worker) -> None:
-    """Let the process have as many connections as it is configured for, or tell that it cannot."""
-    connections_max = worker.config.pulsar_connections_max
-    room = room_for_files(connections_max + _OTHER_FILES)
-    if room < connections_max + _OTHER_FILES:
-        _logger.warning(
-            "pulsar_connections_max is %d, but this process may have only %d files open: raise that limit (ulimit -n) to %d, or set less",
-            connections_max,
-            room,
-            connections_max + _OTHER_FILES,
-            extra={"broker": worker.broker_id},
-        )
+def _with_room(config: WorkerConfig) -> WorkerConfig:
+    """The settings of a broker that listens, with as many connections as its process may have open; says so if that is fewer."""
+    pulsar = 0 if config.pulsar_port is None else config.pulsar_connections_max
+    wanted = Shares(http=config.http_connections_max, pulsar=pulsar)
+    files = wanted.http + wanted.pulsar + RESERVED
+    room = room_for_files(files)
+    shares = wanted if room >= files else shared_out(room, wanted)
+    if shares == wanted:
+        return config
+    _logger.warning(
+        "this process may have only %d files open: it takes %d connections over HTTP in place of %d (http_connections_max), and %d of "
+        "Pulsar's clients in place of %d (pulsar_connections_max); raise that limit (ulimit -n) to %d, or set less",
+        *(room, shares.http, wanted.http, shares.pulsar, wanted.pulsar, files),
+        extra={"broker": config.id},
+    )
+    limits = {"http_connections_max": shares.http} | ({"pulsar_connections_max": shares.pulsar} if pulsar else {})
+    return config.model_copy(update=limits)
 
 
 def _add_routes(app: web.Application, service: Service) -> None:

@@ -61,7 +61,7 @@ class Starting:
                 if not is_open and self._listening is not None:
                     # A copy of the socket: what is served here ends with it, and the port goes on listening.
                     answering = WaitingRoom(broker=self._worker.broker_id, loss=self._loss).app()
-                    await room.enter_async_context(served(answering, self._listening.dup(), self._worker.config))
+                    await room.enter_async_context(served(answering, self._listening.dup(), self._worker))
                     is_open = True
                 if await self._is_stopping_after(min(_TRY_AGAIN_MS, deadline.remaining_ms())):
                     raise away

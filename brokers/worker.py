@@ -116,6 +116,7 @@ class Worker:
         self._letting_go: asyncio.Task[None] | None = None
         self._caught_up = False
         self._witnesses = Witnesses(config, clock=self.clock)
+        self.client_problems: dict[str, str] = {}  # Why no further client can connect, by whoever found it.
 
     # --- life ---
 

@@ -5,6 +5,7 @@ May live here: the application factory, and how an application is served at a so
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -12,13 +13,13 @@ from typing import Final
 
 from aiohttp import web
 
-from brokers.config import WorkerConfig
 from brokers.http.admin_brokers import Brokers
 from brokers.http.admin_namespaces import Namespaces
 from brokers.http.assignment import Assignment
 from brokers.http.balancing import Balancing
 from brokers.http.bodies import BODY_BYTES_MAX
 from brokers.http.cluster_policies import Policies
+from brokers.http.connections import Connections
 from brokers.http.decisions import Decisions
 from brokers.http.errors import typed
 from brokers.http.guard import guarded
@@ -26,6 +27,7 @@ from brokers.http.health import Health
 from brokers.http.lookup import Lookup
 from brokers.http.readiness import denying
 from brokers.lookups import Lookups
+from brokers.open_files import ACCEPTED_AT_ONCE
 from brokers.worker import Worker
 from channel.ranges import TopicName
 
@@ -53,16 +55,25 @@ def make_app(worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicNam
 
 
 @asynccontextmanager
-async def served(app: web.Application, listening: socket.socket, config: WorkerConfig) -> AsyncIterator[None]:
+async def served(app: web.Application, listening: socket.socket, worker: Worker) -> AsyncIterator[None]:
     """Serve an application at a bound socket, which ends with it; what is under way at its end may still be answered.
 
-    Here, where each application of a broker meets its socket, it is guarded.
+    Here, where each application of a broker meets its socket, it is guarded, and its connections are bounded.
     """
-    app.middlewares.append(guarded(config))
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=SHUTDOWN_S)
+    app.middlewares.append(guarded(worker.config))
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # The system has it on Linux. All connections inherit it.
+        listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, worker.config.http_idle_ms)
+    runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
+    server = runner.server
+    assert server is not None, "it was set up"
+    listener = None
     try:
-        await web.SockSite(runner, listening, backlog=BACKLOG).start()
+        connections = Connections(server, worker)
+        listener = await asyncio.get_running_loop().create_server(connections.made, sock=listening, backlog=ACCEPTED_AT_ONCE)
+        listening.listen(BACKLOG)  # asyncio takes one number for both: how many may wait, and how many it accepts at once.
         yield
     finally:
+        if listener is not None:
+            listener.close()
         await runner.cleanup()

@@ -76,7 +76,7 @@ class Health:
             problems.append("it is still reading the channel, or joining" if left is None else str(left))
         elif agent.entry is not None and agent.entry.status == "draining":
             problems.append("it drains")
-        return problems
+        return problems + list(self._worker.client_problems.values())
 
     def _losses(self) -> list[str]:
         """What the loss of the channel has cost this broker so far."""

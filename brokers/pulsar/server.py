@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 
 from brokers.errors import UnknownNamespace
 from brokers.lookups import Lookups
+from brokers.open_files import ACCEPTED_AT_ONCE
 from brokers.pulsar import replies
 from brokers.pulsar.arrivals import Arrivals
 from brokers.pulsar.errors import NotServed, ServerError, Violation
@@ -102,7 +103,8 @@ class Server:
         loop = asyncio.get_running_loop()
         metrics = PulsarMetrics(self, broker=self.broker_id)
         self._worker.metrics.register(metrics)
-        server = await loop.create_server(lambda: Session(self), sock=listening, backlog=_BACKLOG)
+        server = await loop.create_server(lambda: Session(self), sock=listening, backlog=ACCEPTED_AT_ONCE)
+        listening.listen(_BACKLOG)  # asyncio takes one number for both: how many may wait, and how many it accepts at once.
         sweeping = loop.create_task(self._sweep(), name="the sweep of Pulsar's clients")
         try:
             async with self.peers.asking():
@@ -143,6 +145,9 @@ class Server:
         self.counts.accepted += 1
         self._sessions[session] = None
         self._addresses[host] += 1
+        if len(self._sessions) >= self._connections_max:
+            problem = f"it takes no more clients of Pulsar: {self._connections_max} are connected (setting pulsar_connections_max)"
+            self._worker.client_problems[PULSAR] = problem
         return True
 
     def left(self, session: Session) -> None:
@@ -152,6 +157,7 @@ class Server:
         if session not in self._sessions:
             return
         del self._sessions[session]
+        self._worker.client_problems.pop(PULSAR, None)
         host = _host_of(session)
         self._addresses[host] -= 1
         if not self._addresses[host]:

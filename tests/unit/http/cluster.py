@@ -186,7 +186,7 @@ async def started(folder: Path, log_url: str, settings: Mapping[str, object]) ->
         app = make_app(worker, lookups)
         app.add_routes([unmatched()])
         serving = await parts.enter_async_context(AsyncExitStack())
-        await serving.enter_async_context(served(app, listening, config))
+        await serving.enter_async_context(served(app, listening, worker))
         # The last to be entered is the first to be left: HTTP answers while the broker drains.
         parts.push_async_callback(worker.stop)
         yield Broker(worker=worker, service=service, url=config.http_url, session=session, app=app, lookups=lookups, shut=serving.aclose)

@@ -1,0 +1,125 @@
+"""The connections of one HTTP port: how many there may be, and what is said to one too many.
+
+May live here: what aiohttp leaves open about connections. How long they may idle is a setting of aiohttp.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from http import HTTPStatus
+from typing import Any, Final, cast
+
+import orjson
+from aiohttp import web
+
+from brokers.http.answers import JSON
+from brokers.http.errors import RETRY_AFTER_S
+from brokers.repeated_failures import RepeatedFailures
+from brokers.worker import Worker
+
+_logger: Final = logging.getLogger(__name__)
+
+PROBLEM: Final = "http"
+"""The key of what this says among the worker's `client_problems`."""
+
+# A caller that is turned away has this long to read why. More than so many of them at once are cut off without a word:
+# they hold files of the reserve.
+_LAST_WORDS_S: Final = 1.0
+_LAST_WORDS_MAX: Final = 16
+
+_TOLD_AGAIN_MS: Final = 10_000
+
+
+class Connections:
+    """Counts the connections of one port, and turns away those beyond `http_connections_max`."""
+
+    def __init__(self, server: web.Server, worker: Worker) -> None:
+        """`server` answers the requests on them."""
+        self._server = server
+        self._worker = worker
+        self._max = worker.config.http_connections_max
+        self._problem = f"it takes no more connections over HTTP: {self._max} are open (setting http_connections_max)"
+        self._failures = RepeatedFailures(told_again_ms=_TOLD_AGAIN_MS)
+        self._open = 0
+        self._leaving = 0
+
+    def made(self) -> asyncio.Protocol:
+        """What talks to the next caller."""
+        # aiohttp gives a type for the log of requests that leaves out "none", which it takes.
+        options: dict[str, Any] = {"access_log": None, "keepalive_timeout": self._worker.config.http_idle_ms / 1_000}
+        return _Connection(self, self._server, loop=asyncio.get_running_loop(), **options)
+
+    def admit(self) -> bool:
+        """Count one more connection, if there is room for it; whether there is."""
+        if self._open >= self._max:
+            failures = self._failures.failed(self._worker.clock.now().boot_ms)
+            if failures is not None:
+                about = {"broker": self._worker.broker_id, "connections": self._open, "turned_away": failures}
+                _logger.warning("callers over HTTP are turned away: %s", self._problem, extra=about)
+            return False
+        self._open += 1
+        if self._open >= self._max:
+            self._worker.client_problems[PROBLEM] = self._problem
+        return True
+
+    def ended(self) -> None:
+        """A connection that was admitted is gone."""
+        self._open -= 1
+        self._worker.client_problems.pop(PROBLEM, None)
+
+    def turn_away(self, transport: asyncio.Transport) -> None:
+        """Tell a caller why it is not admitted, and let it go soon, whether or not it reads that."""
+        if self._leaving >= _LAST_WORDS_MAX:
+            transport.abort()
+            return
+        self._leaving += 1
+        body = orjson.dumps(
+            {"reason": f"broker {self._worker.broker_id}: {self._problem}; try again, or ask another one", "error": "Overloaded"}
+        )
+        status = HTTPStatus.SERVICE_UNAVAILABLE
+        head = (
+            f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\nRetry-After: {RETRY_AFTER_S}\r\n"
+        )
+        transport.set_protocol(_TurnedAway(self))
+        transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+        # Closed at once, with a request unread, the system would throw the answer away.
+        transport.write_eof()
+        asyncio.get_running_loop().call_later(_LAST_WORDS_S, transport.abort)
+
+    def left(self) -> None:
+        """A caller that was turned away is gone."""
+        self._leaving -= 1
+
+
+class _Connection(web.RequestHandler):
+    """A connection of aiohttp, counted."""
+
+    __slots__ = ("_connections",)
+
+    def __init__(self, connections: Connections, server: web.Server, **options: Any) -> None:  # noqa: ANN401 - aiohttp's own
+        super().__init__(server, **options)
+        self._connections = connections
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """A caller connected."""
+        if self._connections.admit():
+            super().connection_made(transport)
+        else:
+            self._connections.turn_away(cast("asyncio.Transport", transport))
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        """The caller is gone; one that was turned away has another protocol by now."""
+        self._connections.ended()
+        super().connection_lost(exc)
+
+
+class _TurnedAway(asyncio.Protocol):
+    """A caller that reads why it is turned away. What it says is not looked at."""
+
+    def __init__(self, connections: Connections) -> None:
+        self._connections = connections
+
+    def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it went away changes nothing
+        """It is gone."""
+        self._connections.left()

@@ -1,0 +1,82 @@
+"""A broker whose process may open few files, and callers who open all the connections that they get.
+
+May live here: a real broker process with a small limit, and both of its ports.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from tests import pulsar_speech
+from tests.integration.test_up import free_row_of_ports
+
+pytestmark = pytest.mark.integration
+
+FILES_MAX = 200
+DEADLINE_S = 60.0
+
+
+@contextmanager
+def broker(folder: Path, http_port: int, pulsar_port: int) -> Iterator[subprocess.Popen[str]]:
+    """A broker with so few files; it is ready."""
+    command = [sys.executable, "-m", "brokers.cli", "broker", "--log", f"sqlite:{folder}/channel.db", "--data", str(folder / "data")]
+    command += ["--http-port", str(http_port), "--pulsar-port", str(pulsar_port), "--set", "drain_ms=1000"]
+    limited = ["bash", "-c", f'ulimit -n {FILES_MAX} && exec "$@"', "broker", *command]
+    with subprocess.Popen(limited, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        told = []
+        for line in process.stderr:
+            told.append(line)
+            if json.loads(line)["event"] == "ready":
+                break
+        else:
+            pytest.fail(f"it ended: {told}")
+        try:
+            yield process
+        finally:
+            process.terminate()
+            process.communicate()
+
+
+def is_served(port: int) -> bool:
+    """Whether a client of Pulsar that connects now is answered."""
+    with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as client:
+        client.sendall(pulsar_speech.connect())
+        return bool(client.recv(1))
+    return False
+
+
+def asked(url: str) -> tuple[int, str]:
+    """The answer to a caller who asks until there is one: of a crowd that is turned away, not all are told why."""
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=DEADLINE_S) as answer:  # noqa: S310 - it is ours
+                return answer.status, answer.read().decode()
+        except urllib.error.HTTPError as error:
+            with error:
+                return error.code, error.read().decode()
+        except (urllib.error.URLError, ConnectionError):
+            continue
+
+
+def test_idle_callers_over_http_shut_nobody_out_of_the_other_port(tmp_path: Path) -> None:
+    """With more idle connections than there are files, clients of Pulsar connect, and callers over HTTP are told why not."""
+    http_port = free_row_of_ports(2)
+    with broker(tmp_path, http_port, http_port + 1), ExitStack() as idle:
+        for _ in range(2 * FILES_MAX):
+            with suppress(OSError):  # The broker may end it before it is made.
+                idle.enter_context(socket.create_connection(("127.0.0.1", http_port), timeout=DEADLINE_S))
+        assert is_served(http_port + 1)
+        status, told = asked(f"http://127.0.0.1:{http_port}/ready")
+        assert 503 == status
+        assert "http_connections_max" in told

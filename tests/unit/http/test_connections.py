@@ -1,0 +1,175 @@
+"""The connections of an HTTP port: how many there may be, and how long each may idle.
+
+May live here: raw sockets against one broker with small limits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Mapping
+from http import HTTPStatus
+from pathlib import Path
+
+import pytest
+
+from brokers.http import assignment
+from tests.unit.http.cluster import NAMESPACE, Broker, cluster, run
+
+pytestmark = pytest.mark.integration
+
+IDLE_MS = 100
+
+
+class Caller:
+    """One connection to a broker."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def to(cls, broker: Broker, *, limit: int = 1 << 16) -> Caller:
+        """Connect."""
+        host, port = broker.url.removeprefix("http://").split(":")
+        return cls(*await asyncio.open_connection(host, int(port), limit=limit))
+
+    def say(self, path: str, *headers: str) -> None:
+        """Ask for something."""
+        self.writer.write("\r\n".join((f"GET {path} HTTP/1.1", "Host: localhost", *headers, "", "")).encode())
+
+    async def answer(self) -> tuple[int, Mapping[str, object]]:
+        """The status and the document of the next answer."""
+        head = (await self.reader.readuntil(b"\r\n\r\n")).decode()
+        length = next(int(line.split(":")[1]) for line in head.split("\r\n") if line.lower().startswith("content-length"))
+        return int(head.split()[1]), json.loads(await self.reader.readexactly(length))
+
+    async def ask(self, path: str) -> tuple[int, Mapping[str, object]]:
+        """Ask, and wait for the answer."""
+        self.say(path)
+        return await self.answer()
+
+    async def is_over(self) -> bytes:
+        """What the broker says before it ends the connection."""
+        try:
+            return await self.reader.read()
+        except ConnectionResetError:
+            return b""
+
+    def close(self) -> None:
+        """End it from this side."""
+        self.writer.close()
+
+
+def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
+    """It gets 503 with the setting, `/ready` says why to whoever is connected, and once one has left the next one is served."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, http_connections_max=2) as brokers:
+            (broker,) = brokers.brokers
+            first, second = await Caller.to(broker), await Caller.to(broker)
+            assert HTTPStatus.OK == (await second.ask("/health"))[0]
+            status, told = await first.ask("/ready")
+            assert HTTPStatus.SERVICE_UNAVAILABLE == status
+            assert ["it takes no more connections over HTTP: 2 are open (setting http_connections_max)"] == told["problems"]
+            third = await Caller.to(broker)
+            third.say("/ready")
+            status, told = await third.answer()
+            assert (HTTPStatus.SERVICE_UNAVAILABLE, "Overloaded") == (status, told["error"])
+            assert "http_connections_max" in str(told["reason"])
+            assert b"" == await third.is_over()
+            third.close()
+            second.close()
+            while (await first.ask("/ready"))[0] != HTTPStatus.OK:  # noqa: ASYNC110 - what is watched is on the other side
+                await asyncio.sleep(0.002)
+            fourth = await Caller.to(broker)
+            assert HTTPStatus.OK == (await fourth.ask("/health"))[0]
+            first.close()
+            fourth.close()
+
+    run(story)
+
+
+@pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHost: loc"], ids=["nothing", "half a head"])
+def test_a_connection_that_asks_nothing_is_closed(said: bytes, tmp_path: Path) -> None:
+    """Whoever sends no whole head of a request within `http_idle_ms` is disconnected."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
+            caller = await Caller.to(brokers.brokers[0])
+            caller.writer.write(said)
+            assert b"" == await caller.is_over()
+            caller.close()
+
+    run(story)
+
+
+def test_a_head_that_trickles_in_is_not_waited_for(tmp_path: Path) -> None:
+    """A byte now and then does not keep a connection: the time is that of the whole head."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
+            caller = await Caller.to(brokers.brokers[0])
+            over = asyncio.ensure_future(caller.is_over())
+            caller.writer.write(b"GET /health HTTP/1.1\r\nX: ")
+            while not over.done():
+                caller.writer.write(b"x")
+                await asyncio.sleep(0.005)
+            caller.close()
+
+    run(story)
+
+
+def test_a_connection_is_kept_for_a_while_and_no_longer(tmp_path: Path) -> None:
+    """Two requests may come one after the other; then, with none for `http_idle_ms`, it is closed."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
+            caller = await Caller.to(brokers.brokers[0])
+            for _ in range(2):
+                assert HTTPStatus.OK == (await caller.ask("/health"))[0]
+            assert b"" == await caller.is_over()
+            caller.close()
+
+    run(story)
+
+
+def test_those_who_wait_for_news_are_not_idle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A long poll and a stream last for several times `http_idle_ms`, and get their news then."""
+    monkeypatch.setattr(assignment, "HEARTBEAT_MS", IDLE_MS)
+
+    async def story() -> None:
+        async with cluster(tmp_path, http_idle_ms=IDLE_MS, http_body_ms=IDLE_MS) as brokers:
+            broker = brokers.brokers[0]
+            offset = broker.worker.view.offset
+            stream, poll = await Caller.to(broker), await Caller.to(broker)
+            stream.say(f"/v1/assignment/{NAMESPACE}", "Accept: text/event-stream")
+            await stream.reader.readuntil(b"event: table")
+            poll.say(f"/v1/assignment/{NAMESPACE}?after={offset}")
+            for _ in range(5):
+                await stream.reader.readuntil(b":\n\n")
+            bundle = brokers.bundles()[0]
+            assert HTTPStatus.NO_CONTENT == (await broker.put(f"/admin/v2/namespaces/{bundle}/unload")).status
+            await stream.reader.readuntil(b"event: change")
+            assert HTTPStatus.OK == (await poll.answer())[0]
+            stream.close()
+            poll.close()
+
+    run(story)
+
+
+def test_a_caller_that_takes_no_answer_is_cut(tmp_path: Path) -> None:
+    """Answers that nobody reads fill the buffers; after `http_idle_ms` without a byte taken, the connection is gone."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, http_idle_ms=IDLE_MS) as brokers:
+            broker = brokers.brokers[0]
+            caller = await Caller.to(broker, limit=1)
+            try:
+                while True:
+                    caller.say("/metrics")
+                    await caller.writer.drain()
+            except ConnectionError:
+                caller.close()
+
+    run(story)

@@ -1,0 +1,102 @@
+"""A broker whose process runs out of files: what it says, and when it gives its bundles away."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from pathlib import Path
+
+import pytest
+
+from brokers.config import WorkerConfig
+from brokers.file_watch import PROBLEM, FileWatch
+from brokers.worker import Worker
+from tests.unit.http.cluster import PATIENCE_MS, Cluster, cluster, run
+
+pytestmark = pytest.mark.integration
+
+
+class Files:
+    """How many files there are, and how many are left."""
+
+    def __init__(self) -> None:
+        self.left = 500
+
+    def __call__(self) -> tuple[int, int]:
+        return self.left, 1_000
+
+
+def is_draining(brokers: Cluster) -> bool:
+    """Whether the first broker drains, as the channel says."""
+    entry = brokers.brokers[0].worker.agent.entry
+    return entry is not None and entry.status == "draining"
+
+
+def test_a_broker_without_files_gives_its_bundles_away(tmp_path: Path) -> None:
+    """It says so in `/ready` at once, and drains once that has lasted for a lease; the other broker gets all bundles."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2, balance=False) as brokers:
+            short, heir = brokers.brokers
+            files = Files()
+            watch = FileWatch(short.worker, left=files)
+            watch.look()
+            assert 200 == (await short.get("/ready")).status
+            files.left = 63
+            watch.look()
+            assert b"may open only 63 more files of 1000: raise that limit" in (await short.get("/ready")).body
+            assert not is_draining(brokers)
+            while not is_draining(brokers):
+                watch.look()
+                await asyncio.sleep(0.05)
+            await short.worker.until(
+                lambda view: all(bundle.owner == heir.worker.agent.incarnation for bundle in view.bundles.values()) or None,
+                timeout_ms=PATIENCE_MS,
+                what="all bundles being away",
+            )
+
+    run(story)
+
+
+def test_files_that_come_back_are_no_problem(tmp_path: Path) -> None:
+    """A peak that is over before the lease changes nothing, and is no longer told."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2, balance=False) as brokers:
+            files, worker = Files(), brokers.brokers[0].worker
+            watch = FileWatch(worker, left=files)
+            for left in (0, 500, 0):
+                files.left = left
+                watch.look()
+            assert not is_draining(brokers)
+            assert PROBLEM in worker.client_problems
+            files.left = 64
+            watch.look()
+            assert {} == worker.client_problems
+
+    run(story)
+
+
+def test_a_broker_without_an_heir_keeps_its_bundles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The only broker serves whom it still can, since nobody else would: it never drains."""
+
+    async def story() -> None:
+        files = Files()
+        files.left = 0
+        config = WorkerConfig.model_validate(
+            {"log_url": f"memory:{uuid.uuid4()}", "data_dir": tmp_path, "broker_id": "a", "lease_ms": 3_000}
+        )
+        worker = Worker(config, {}, addresses={})
+        await worker.start()
+        await worker.ready(timeout_ms=PATIENCE_MS)
+        monkeypatch.setattr(worker, "drain", lambda: pytest.fail("it drained"))
+        watch = FileWatch(worker, left=files)
+        watch.look()
+        now = worker.clock.now()
+        monkeypatch.setattr(type(worker.clock), "now", lambda _: type(now)(boot_ms=now.boot_ms + 60_000, wall_ms=now.wall_ms + 60_000))
+        watch.look()
+        monkeypatch.undo()
+        assert PROBLEM in worker.client_problems
+        await worker.abort()
+
+    run(story)
