@@ -25,11 +25,14 @@ class FailedAppends:
 
     def __init__(self, *, broker: str) -> None:
         """`broker` is a field of each line."""
+        self.problem: str | None = None
+        """Why the log took no record when it was last asked to; None if it took it."""
         self._broker = broker
         self._failures = RepeatedFailures(told_again_ms=_TOLD_AGAIN_MS)
 
     def failed(self, data: bytes, error: EquipoiseError, now_ms: int) -> None:
         """The log did not take the record `data`, or may not have; `now_ms` is of a clock that never goes back."""
+        self.problem = str(error)
         failures = self._failures.failed(now_ms)
         if failures is not None:
             record = orjson.loads(data)
@@ -38,6 +41,7 @@ class FailedAppends:
 
     def appended(self) -> None:
         """The log took a record. What nobody was told of is told now, or with the next failure."""
+        self.problem = None
         failures = self._failures.succeeded()
         if failures is not None:
             _logger.info("appends succeed again", extra={"broker": self._broker, "failures": failures})

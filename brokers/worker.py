@@ -101,7 +101,7 @@ class Worker:
         self._timer: asyncio.TimerHandle | None = None
         self._waiting = Waiting(lambda: self.agent.view, broker=self.broker_id)
         self._requests = Requests(self._step, broker=self.broker_id, log=config.log_url)
-        self._failed_appends = FailedAppends(broker=self.broker_id)
+        self.failed_appends = FailedAppends(broker=self.broker_id)
         self._lines = BundleLines(self.metrics.moves, broker=self.broker_id)
         self.loads = LoadSampler(
             self._runner.services,
@@ -117,6 +117,7 @@ class Worker:
         self._caught_up = False
         self._witnesses = Witnesses(config, clock=self.clock)
         self.client_problems: dict[str, str] = {}  # Why no further client can connect, by whoever found it.
+        self.disk_problem: EquipoiseError | None = None  # Of the last write to the data directory.
 
     # --- life ---
 
@@ -328,11 +329,11 @@ class Worker:
             keep = effect.keep
             self._directory.write(lambda directory: directory.forget_nonces(keep), self._disk_answered)
         else:
-            nonce = effect.nonce
-            written = partial(self._disk_answered, then=NonceWritten(nonce=nonce))
+            nonce, written = effect.nonce, partial(self._disk_answered, then=NonceWritten(nonce=effect.nonce))
             self._directory.write(lambda directory: directory.write_nonce(nonce), written)
 
     def _disk_answered(self, error: EquipoiseError | None, *, then: Event | None = None) -> None:
+        self.disk_problem = error
         if error is not None:
             self._raise_alarm(Alarm(name="data_directory", message=str(error)))
         elif then is not None:
@@ -356,9 +357,9 @@ class Worker:
 
     def _appended(self, append: Append, outcome: AppendOutcome) -> None:
         if isinstance(outcome, Appended):
-            self._failed_appends.appended()
+            self.failed_appends.appended()
         else:
-            self._failed_appends.failed(append.data, outcome.error, self.clock.now().boot_ms)
+            self.failed_appends.failed(append.data, outcome.error, self.clock.now().boot_ms)
             self._step(AppendFailed(attempt=append.attempt, error=outcome.error, in_doubt=isinstance(outcome, InDoubt)))
 
     def _fail(self, error: EquipoiseError) -> None:

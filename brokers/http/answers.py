@@ -12,6 +12,9 @@ from aiohttp import web
 
 JSON: Final = "application/json"
 
+SERVER: Final = "equipoise"
+"""What answers say of who made them; aiohttp would give the versions of itself and of Python to everybody."""
+
 
 def json_answer(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
     """`value` as JSON; `None` is `null`. It must be something that JSON can express."""

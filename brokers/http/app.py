@@ -11,10 +11,11 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Final
 
-from aiohttp import web
+from aiohttp import hdrs, web
 
 from brokers.http.admin_brokers import Brokers
 from brokers.http.admin_namespaces import Namespaces
+from brokers.http.answers import SERVER
 from brokers.http.assignment import Assignment
 from brokers.http.balancing import Balancing
 from brokers.http.bodies import BODY_BYTES_MAX
@@ -61,6 +62,7 @@ async def served(app: web.Application, listening: socket.socket, worker: Worker)
     Here, where each application of a broker meets its socket, it is guarded, and its connections are bounded.
     """
     app.middlewares.append(guarded(worker.config))
+    app.on_response_prepare.append(_signed)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # The system has it on Linux. All connections inherit it.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, worker.config.http_idle_ms)
     runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S)
@@ -77,3 +79,7 @@ async def served(app: web.Application, listening: socket.socket, worker: Worker)
         if listener is not None:
             listener.close()
         await runner.cleanup()
+
+
+async def _signed(_request: web.Request, answer: web.StreamResponse) -> None:
+    answer.headers[hdrs.SERVER] = SERVER

@@ -11,9 +11,10 @@ from http import HTTPStatus
 from typing import Any, Final, cast
 
 import orjson
-from aiohttp import web
+from aiohttp import hdrs, web
+from aiohttp.http_exceptions import HttpProcessingError
 
-from brokers.http.answers import JSON
+from brokers.http.answers import JSON, SERVER
 from brokers.http.errors import RETRY_AFTER_S
 from brokers.repeated_failures import RepeatedFailures
 from brokers.worker import Worker
@@ -78,11 +79,10 @@ class Connections:
             {"reason": f"broker {self._worker.broker_id}: {self._problem}; try again, or ask another one", "error": "Overloaded"}
         )
         status = HTTPStatus.SERVICE_UNAVAILABLE
-        head = (
-            f"HTTP/1.1 {status} {status.phrase}\r\nContent-Type: {JSON}\r\nContent-Length: {len(body)}\r\nRetry-After: {RETRY_AFTER_S}\r\n"
-        )
+        head = f"HTTP/1.1 {status} {status.phrase}\r\nServer: {SERVER}\r\nContent-Type: {JSON}\r\n"
+        head += f"Content-Length: {len(body)}\r\nRetry-After: {RETRY_AFTER_S}\r\nConnection: close\r\n\r\n"
         transport.set_protocol(_TurnedAway(self))
-        transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+        transport.write(head.encode() + body)
         # Closed at once, with a request unread, the system would throw the answer away.
         transport.write_eof()
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, transport.abort)
@@ -112,6 +112,19 @@ class _Connection(web.RequestHandler):
         """The caller is gone; one that was turned away has another protocol by now."""
         self._connections.ended()
         super().connection_lost(exc)
+
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+    ) -> web.StreamResponse:
+        """What aiohttp answers by itself, to what is no HTTP; signed as all answers."""
+        answer = super().handle_error(request, status, exc, message)
+        answer.headers[hdrs.SERVER] = SERVER
+        return answer
+
+    def log_exception(self, *args: Any, **kw: Any) -> None:  # noqa: ANN401 - aiohttp's own
+        """Leave out what is the caller's mistake, and was answered: callers must not be able to fill a disk."""
+        if not isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError):
+            super().log_exception(*args, **kw)
 
 
 class _TurnedAway(asyncio.Protocol):

@@ -112,6 +112,9 @@ def typed(route: web.RouteDef) -> web.RouteDef:
         except EquipoiseError as error:
             return error_answer(request, error)
         except Exception as error:  # noqa: BLE001 - whatever it was, a caller gets no traceback
+            if error is request.content.exception():
+                reason = "the body came to no end: the connection was lost"  # Nobody reads it; but it is no fault of ours.
+                return problem_answer(request, HTTPStatus.BAD_REQUEST, reason, "UnreadableBody")
             reason = "internal error; the log of the broker says more under the id of this request"
             return problem_answer(request, HTTPStatus.INTERNAL_SERVER_ERROR, reason, "InternalError", error)
 

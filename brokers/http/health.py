@@ -74,6 +74,8 @@ class Health:
         if not agent.is_ready:
             left = self._worker.catching_up.left
             problems.append("it is still reading the channel, or joining" if left is None else str(left))
+            if self._worker.disk_problem is not None:  # Of a member it would be an alarm, and no reason to send clients away.
+                problems.append(str(self._worker.disk_problem))
         elif agent.entry is not None and agent.entry.status == "draining":
             problems.append("it drains")
         return problems + list(self._worker.client_problems.values())
@@ -83,6 +85,8 @@ class Health:
         worker = self._worker
         is_fenced = worker.agent.is_ready and not worker.agent.lease.good(worker.clock.now())
         losses = ["its lease has run out"] if is_fenced else []
+        if worker.failed_appends.problem is not None:
+            losses.append(f"the log takes no records: {worker.failed_appends.problem}")
         return losses if worker.log_is_available else [*losses, "the log cannot be read"]
 
     def _serves_on(self) -> bool:

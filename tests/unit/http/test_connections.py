@@ -173,3 +173,62 @@ def test_a_caller_that_takes_no_answer_is_cut(tmp_path: Path) -> None:
                 caller.close()
 
     run(story)
+
+
+UPLOAD = b"PUT /admin/v2/namespaces/acme/new HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+BAD = (
+    b"GET /health HTTP/1.1\r\nHost: localhost\r\nHost\r\n\r\n",
+    b"GET / HTTP/9.9\r\n\r\n",
+    b"GET /" + b"a" * 20_000 + b" HTTP/1.1\r\n\r\n",
+    UPLOAD + b"Content-Encoding: deflate\r\nContent-Length: 1\r\n\r\n\x06",
+)
+
+
+@pytest.mark.parametrize("rest", [b"Content-Length: 100\r\n\r\n{", b"Transfer-Encoding: chunked\r\n\r\n5\r\n{"], ids=["length", "chunks"])
+def test_uploads_that_are_broken_off_are_no_faults(rest: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A caller that goes away in the middle of a body writes no traceback into the log of the broker."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, balance=False) as brokers:
+            broker = brokers.brokers[0]
+            begun = len(asyncio.all_tasks())
+            for _ in range(20):
+                caller = await Caller.to(broker)
+                caller.writer.write(UPLOAD + rest)
+                while len(asyncio.all_tasks()) <= begun:  # noqa: ASYNC110 - what is watched is on the other side
+                    await asyncio.sleep(0.001)
+                caller.writer.transport.abort()
+                while len(asyncio.all_tasks()) > begun:  # noqa: ASYNC110 - as above
+                    await asyncio.sleep(0.001)
+
+    run(story)
+    assert [] == [record.message for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("said", BAD, ids=["header", "version", "path", "encoding"])
+def test_what_is_no_http_is_answered_and_not_logged(said: bytes, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The caller's mistake is answered 400, and writes no traceback; the answer gives no version of anything."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, balance=False) as brokers:
+            caller = await Caller.to(brokers.brokers[0])
+            caller.writer.write(said)
+            answer = await caller.is_over()
+            assert b" 400 Bad Request\r\n" in answer
+            assert b"\r\nServer: equipoise\r\n" in answer
+            caller.close()
+
+    run(story)
+    assert [] == [record.message for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("path", ["/health", "/nowhere", f"/v1/assignment/{NAMESPACE}"])
+def test_answers_name_no_versions(path: str, tmp_path: Path) -> None:
+    """Each answer says that it is Equipoise's; what it runs on is nobody's business."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            answer = await brokers.brokers[0].get(path)
+            assert "equipoise" == answer.headers["Server"]
+
+    run(story)

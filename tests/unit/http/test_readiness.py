@@ -1,0 +1,78 @@
+"""What `/ready` says of a broker that cannot write."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+
+from brokers import worker as workers
+from brokers.data_directory import DataDirectory
+from brokers.errors import DataDirectoryUnusable
+from channel.errors import LogStorageFull
+from tests.troubled_log import TroubledLog
+from tests.unit.http.cluster import PATIENCE_MS, Broker, run, started
+
+pytestmark = pytest.mark.integration
+
+
+async def problems(broker: Broker) -> tuple[int, Sequence[str]]:
+    """The status of `/ready`, and what it names."""
+    answer = await broker.get("/ready")
+    told = answer.json()
+    assert isinstance(told, Mapping)
+    return answer.status, told["problems"]
+
+
+async def named(broker: Broker, text: str) -> int:
+    """Wait until `/ready` names something; its status then."""
+    while True:
+        status, told = await problems(broker)
+        if any(text in problem for problem in told):
+            return status
+        await asyncio.sleep(0.005)
+
+
+def test_a_full_disk_of_the_log_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker whose log takes no records says which file is full and what to do, before its lease ends; and no more once it takes them."""
+    log = TroubledLog(name="memory:full")
+    monkeypatch.setattr(workers, "open_log", lambda _url: log)
+
+    async def story() -> None:
+        async with AsyncExitStack() as parts:
+            broker = await parts.enter_async_context(started(tmp_path, log.name, {}))
+            await broker.worker.ready(timeout_ms=PATIENCE_MS)
+            assert (200, []) == await problems(broker)
+            log.append_error = LogStorageFull(log="sqlite:/data/channel.db")
+            text = (
+                "the log takes no records: the disk of the log sqlite:/data/channel.db is full and nothing was appended; free space on it"
+            )
+            assert 503 == await named(broker, text)
+            log.append_error = None
+            await broker.worker.until(
+                lambda _: broker.worker.failed_appends.problem is None or None, timeout_ms=PATIENCE_MS, what="the log taking records"
+            )
+            assert (200, []) == await problems(broker)
+
+    run(story)
+
+
+def test_a_full_disk_of_the_data_directory_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broker that cannot join because its directory takes no nonce says so, with the directory and the reason."""
+
+    def refuse(directory: DataDirectory, _nonce: str) -> None:
+        raise DataDirectoryUnusable(path=str(directory.path), problem="[Errno 28] No space left on device")
+
+    async def story() -> None:
+        with monkeypatch.context() as full:
+            full.setattr(DataDirectory, "write_nonce", refuse)
+            async with started(tmp_path, "memory:joins-late", {}) as broker:
+                assert 503 == await named(broker, "cannot be used: [Errno 28] No space left on device; mend that")
+                full.undo()
+                await broker.worker.ready(timeout_ms=PATIENCE_MS)
+                assert (200, []) == await problems(broker)
+
+    run(story)
