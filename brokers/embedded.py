@@ -22,7 +22,7 @@ from brokers.loop_thread import CROSSING_MS, InThread, NotRunning
 from brokers.main import Broker
 from brokers.namespace_policies import ON_CHANNEL_LOSS
 from brokers.namespace_size import check_new_bundles
-from brokers.service import Ownership, Peer, Service
+from brokers.service import Ownership, Peer, Service, WorkerEnded
 from brokers.worker import Worker as Host
 from channel.open_log import log_path
 from channel.ranges import check_namespace, even_boundaries
@@ -38,6 +38,11 @@ class Worker:
     """One broker of the cluster whose log is at `log_url`, for as long as the context `async with Worker(...)` lasts.
 
     Entering waits until it is a member; leaving moves its bundles to others first. Everything runs on the loop that enters.
+
+    A broker may end before the context does: its log was replaced, or its disk failed. It does not come back. Then
+    * every call raises `WorkerEnded`, with the reason; so does `check()`, for the program's health check;
+    * `finished()`, for who waits for it, raises the error that ended the broker;
+    * the end of the context raises that error too, unless another one leaves it. Nothing in the context is cancelled.
     """
 
     def __init__(
@@ -95,27 +100,37 @@ class Worker:
                 config = config.model_copy(update={"data_dir": Path(folder)})
             broker = Broker(config, self._services, advertised_addresses=self._advertised_addresses)
             self._host = await parts.enter_async_context(broker)
-            await self._host.ready(timeout_ms=READY_MS_MAX)
+            try:
+                await self._host.ready(timeout_ms=READY_MS_MAX)
+            except WorkerEnded:
+                await self._host.finished()  # Raises why.
+                raise
             self._parts = parts.pop_all()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._host = None
+        host, self._host = self._host, None
         await self._parts.__aexit__(kind, error, trace)
+        if host is not None and error is None:
+            await host.finished()
 
     @property
     def broker_id(self) -> str:
         """The id of this broker."""
-        return self._running.broker_id
+        return self._started.broker_id
+
+    def check(self) -> None:
+        """Raise `WorkerEnded` if the broker has ended, and `NotRunning` outside the context."""
+        self._started.check()
 
     def ownership(self, namespace: str, key: str) -> Ownership | None:
-        """The right to work on `key`, if this broker has it at this moment."""
+        """The right to work on `key`, if this broker has it at this moment. Raises `WorkerEnded`."""
         return self._running.ownership(namespace, key)
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS) -> Ownership | Peer:
         """Who serves `key`: this broker's ownership, or another broker; waits while nobody does.
 
-        Raises `UnknownNamespace`, `DeadlineExceeded` if nobody serves it in time, and the error that ended this broker.
+        Raises `UnknownNamespace`, `DeadlineExceeded` if nobody serves it in time, and `WorkerEnded`.
         """
         return await self._running.route(namespace, key, timeout_ms=timeout_ms)
 
@@ -127,8 +142,8 @@ class Worker:
         Its bundles are free on return: whoever asks for a key of one, or the leader, has it placed. With `serve` their owners serve
         on while they have lost the channel, and only fencing tokens, checked by your store, keep two of them apart.
 
-        Raises `InvalidName`, `InvalidBoundaries`, `Rejected`, `OutcomeUnknown`, `NotProposed`, and what the log says where
-        it takes no records, such as `LogUnavailable`.
+        Raises `InvalidName`, `InvalidBoundaries`, `Rejected`, `OutcomeUnknown`, `NotProposed`, `WorkerEnded`, and what the log
+        says where it takes no records, such as `LogUnavailable`.
         """
         host = self._running
         check_namespace(namespace)
@@ -143,14 +158,19 @@ class Worker:
                 raise
 
     async def finished(self) -> None:
-        """Wait until the broker has ended by itself; raises the error that ended it, if one did."""
-        await self._running.finished()
+        """Wait until the broker has ended. Raises the error that ended it; returns if the context was left."""
+        await self._started.finished()
 
     @property
-    def _running(self) -> Host:
+    def _started(self) -> Host:
         if self._host is None:
             raise NotRunning(what="the worker", problem="it has not been started, or has ended")
         return self._host
+
+    @property
+    def _running(self) -> Host:
+        self.check()
+        return self._started
 
 
 def _directory_beside(log_url: str, broker: str) -> str | None:
@@ -180,6 +200,10 @@ class WorkerInThread(InThread):
     def broker_id(self) -> str:
         """The id of this broker."""
         return self._worker.broker_id
+
+    def check(self) -> None:
+        """See `Worker.check`."""
+        self._worker.check()
 
     def route(self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS) -> Ownership | Peer:
         """See `Worker.route`. An ownership may be used in any thread."""

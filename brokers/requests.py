@@ -17,8 +17,9 @@ from brokers.agent.events import Requested
 from brokers.agent.intents import Intent, subject_of
 from brokers.errors import Rejected
 from brokers.requested_moves import may_run_again
+from brokers.service import WorkerEnded
 from channel.deadline import Deadline
-from channel.errors import EquipoiseError, OutcomeUnknown, Overloaded
+from channel.errors import OutcomeUnknown, Overloaded
 
 REQUESTS_MAX: Final = ATTEMPTS_MAX // 2
 """Requests that are waited for at a time: half of what the agent keeps unsettled, so that callers never crowd out the broker's own
@@ -36,7 +37,7 @@ class Requests:
         # What came of each; None if the broker ended before anybody could tell.
         self._tickets: dict[int, asyncio.Future[Answered | None]] = {}
         self._numbers = itertools.count(1)
-        self._end: EquipoiseError | None = None
+        self._end: WorkerEnded | None = None
 
     def answer(self, answered: Answered) -> None:
         """What came of a request; whoever asked may have gone."""
@@ -44,8 +45,8 @@ class Requests:
         if future is not None and not future.done():
             future.set_result(answered)
 
-    def end(self, error: EquipoiseError) -> None:
-        """The broker has ended of `error`: nobody reads on, so that what is pending stays unknown; who comes later is told `error`."""
+    def end(self, error: WorkerEnded) -> None:
+        """The broker has ended: nobody reads on. The outcome of pending requests is unknown; later ones raise `error`."""
         self._end = error
         for future in self._tickets.values():
             if not future.done():
@@ -86,7 +87,8 @@ class Requests:
         finally:
             self._tickets.pop(ticket, None)
         if answered is None:
-            raise self._unknown(intent, f"broker {self._broker} ended before it was read back: {self._end}") from self._end
+            assert self._end is not None, "only the end of the broker leaves a request without an answer"
+            raise self._unknown(intent, f"broker {self._broker} ended before it was read back: {self._end.problem}") from self._end
         return answered
 
     def _unknown(self, intent: Intent, problem: str) -> OutcomeUnknown:

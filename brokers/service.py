@@ -64,6 +64,16 @@ class OwnershipLost(PeerError):
         super().__init__(f"work on {bundle} under token {token} may not go on: {problem}; ask again who owns it")
 
 
+class WorkerEnded(PeerError):
+    """The worker that was asked has ended, and does not come back. `__cause__` is the error that ended it, if one did."""
+
+    def __init__(self, *, broker: str, problem: str) -> None:
+        """`broker` is the id of the worker's broker, `problem` says why it ended."""
+        self.broker = broker
+        self.problem = problem
+        super().__init__(f"broker {broker} has ended: {problem}; call another broker, and start this program again")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evidence:
     """One piece of work that passed both checks, for an independent judge. Times are nanoseconds of boot time.
@@ -224,7 +234,7 @@ class ServiceHost(Protocol):
         """This broker's ownership of `key`, or the other broker that serves it; waits while nobody does.
 
         Raises `UnknownNamespace`, `DeadlineExceeded` if nobody serves it within `timeout_ms`, `Overloaded` if too many wait, and
-        the error that ended this broker.
+        `WorkerEnded`.
         """
         ...
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
+import os
 import re
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from fnmatch import fnmatchcase
@@ -290,6 +291,12 @@ class ServiceRunner:
                 self._end_process(f"the service could not be stopped while {effect.doing} {effect.bundle}")
 
         asyncio.get_running_loop().call_later(_ABANDON_MS / 1_000, end_if_still_running)
+
+
+def end_process(problem: str) -> None:
+    """End this process at once."""
+    _logger.critical("the process ends: %s", problem)
+    os._exit(70)  # EX_SOFTWARE; nothing may run on, not even what would run at exit.
 
 
 def bundle_of(entry: BundleEntry) -> Bundle:

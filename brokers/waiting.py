@@ -10,8 +10,9 @@ import asyncio
 from collections.abc import Callable
 from typing import Final, TypeVar
 
+from brokers.service import WorkerEnded
 from channel.deadline import Deadline
-from channel.errors import EquipoiseError, Overloaded
+from channel.errors import Overloaded
 from channel.view import View
 
 T = TypeVar("T")
@@ -34,14 +35,14 @@ class Waiting:
         self._broker = broker
         self._changed = asyncio.Event()
         self._count = 0
-        self._end: EquipoiseError | None = None
+        self._end: WorkerEnded | None = None
 
     def changed(self) -> None:
         """Have everybody look again."""
         self._changed.set()
 
-    def end(self, error: EquipoiseError) -> None:
-        """The broker has ended: nobody's condition will come true any more, and they are told `error`."""
+    def end(self, error: WorkerEnded) -> None:
+        """The broker has ended: no condition will come true any more. All waits raise `error`."""
         self._end = error
         self._changed.set()
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -36,8 +35,8 @@ from brokers.metrics import Metrics
 from brokers.placement import Placement
 from brokers.refolding import Refolding
 from brokers.requests import Requests
-from brokers.service import Ownership, Peer, Service
-from brokers.service_runner import ServiceEffect, ServiceRunner, peer_of
+from brokers.service import Ownership, Peer, Service, WorkerEnded
+from brokers.service_runner import ServiceEffect, ServiceRunner, end_process, peer_of
 from brokers.snapshots import Snapshots
 from brokers.waiting import Waiting
 from brokers.whereabouts import Located, Whereabouts
@@ -46,7 +45,7 @@ from channel.append_queue import Appended, AppendOutcome, InDoubt
 from channel.deadline import Deadline
 from channel.difference import Jump
 from channel.entries import BrokerEntry
-from channel.errors import BegunAbove, Bug, DeadlineExceeded, EquipoiseError, LogUnavailable
+from channel.errors import BegunAbove, Bug, DeadlineExceeded, EquipoiseError
 from channel.log import Entry, Log
 from channel.log_seat import FROM_NOTHING, LogSeat
 from channel.log_sharing import sit_down
@@ -90,7 +89,7 @@ class Worker:
             labels=dict(config.labels),
             version=installed_version(),
         )
-        self._runner = ServiceRunner(services, clock=self.clock, make_ownership=self._own, step=self._step, end_process=_end_process)
+        self._runner = ServiceRunner(services, clock=self.clock, make_ownership=self._own, step=self._step, end_process=end_process)
         for service in self._runner.services:
             service.host = self
         # One event at a time, and mostly none waits: the loop calls `_step` for each, and nothing that an effect begins (a service,
@@ -113,6 +112,7 @@ class Worker:
         self.listen = self._listeners.listen
         self.catching_up = CatchingUp(broker=self.broker_id)
         self._finished: asyncio.Future[None] | None = None
+        self.ended: WorkerEnded | None = None
         self._letting_go: asyncio.Task[None] | None = None
         self._caught_up = False
         self._witnesses = Witnesses(config, clock=self.clock)
@@ -203,6 +203,11 @@ class Worker:
         """Wait until the agent has ended by itself; raises the error that ended it."""
         assert self._finished is not None, "a worker is started before it is waited for"
         await asyncio.shield(self._finished)
+
+    def check(self) -> None:
+        """Raise `WorkerEnded` if the broker has ended."""
+        if self.ended is not None:
+            raise self.ended.with_traceback(None)  # All who ask share it.
 
     async def _has_let_go(self) -> None:
         if self._letting_go is not None:
@@ -380,9 +385,10 @@ class Worker:
             _logger.error("the broker ends: %s", error, extra={"broker": self.broker_id})
             self._finished.set_exception(error)
             self._finished.exception()  # Whoever waits for it gets it; nobody has to.
-        over = LogUnavailable(log=self.config.log_url, problem=f"broker {self.broker_id} has left", in_doubt=False)
-        self._waiting.end(error or over)
-        self._requests.end(error or over)
+        self.ended = WorkerEnded(broker=self.broker_id, problem="it has left the cluster" if error is None else str(error))
+        self.ended.__cause__ = error
+        self._waiting.end(self.ended)
+        self._requests.end(self.ended)
         self._letting_go = asyncio.get_running_loop().create_task(
             self._let_go(abruptly=abruptly, is_sound=error is None), name=f"the end of broker {self.broker_id}"
         )
@@ -417,7 +423,7 @@ class Worker:
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """Who serves `key`: this broker's ownership, or another broker. Waits while nobody does.
 
-        Raises `UnknownNamespace`, `DeadlineExceeded` if nobody serves it within `timeout_ms`, and `Overloaded`.
+        Raises `UnknownNamespace`, `DeadlineExceeded` if nobody serves it within `timeout_ms`, `Overloaded`, and `WorkerEnded`.
         """
         return await self._whereabouts.route(namespace, key, timeout_ms=timeout_ms)
 
@@ -433,8 +439,7 @@ class Worker:
     async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
         """What `condition` returns, once that is not None; it is asked again whenever something has changed.
 
-        Raises `DeadlineExceeded` naming `what`, `Overloaded` if too many wait, and the error that ended the broker, if that
-        comes first.
+        Raises `DeadlineExceeded` naming `what`, `Overloaded` if too many wait, and `WorkerEnded`.
         """
         return await self._waiting.until(condition, timeout_ms=timeout_ms, what=what)
 
@@ -447,8 +452,8 @@ class Worker:
 
         A proposal that loses a race is made again against the new state. Raises `Rejected` with the reason,
         `OutcomeUnknown` if nobody can tell, `NotProposed` or `Overloaded` if this broker cannot propose now, as soon as it is
-        certain that the record was not appended, what `Log.append` says of that, such as `LogStorageFull`, and the error
-        that ended the broker, if it has ended before anything was proposed.
+        certain that the record was not appended, what `Log.append` says of that, such as `LogStorageFull`, and `WorkerEnded`
+        if the broker has ended before anything was proposed.
         """
         return await self._requests.request(intent, timeout_ms=timeout_ms)
 
@@ -493,8 +498,3 @@ async def _opened(log_url: str) -> Log:
     except asyncio.CancelledError:
         opening.add_done_callback(lambda done: None if done.cancelled() or done.exception() else done.result().close())
         raise
-
-
-def _end_process(problem: str) -> None:
-    _logger.critical("the process ends: %s", problem)
-    os._exit(70)  # EX_SOFTWARE; nothing may run on, not even what would run at exit.

@@ -5,7 +5,7 @@ May live here: names that live in other modules.
 
 from brokers.errors import NotProposed, Rejected, UnknownNamespace
 from brokers.loop_thread import NotRunning
-from brokers.service import OwnershipLost
+from brokers.service import OwnershipLost, WorkerEnded
 from brokers.virtual_cluster import AlreadyRuns, LoopIsRunning, NobodyRuns, NoRest, NotInCluster, NotServed, NotSplit
 from channel.errors import (
     Bug,
@@ -41,4 +41,5 @@ __all__ = [
     "PeerError",
     "Rejected",
     "UnknownNamespace",
+    "WorkerEnded",
 ]

@@ -32,7 +32,8 @@ class Health:
         )
 
     async def health(self, _request: web.Request) -> web.Response:
-        """That the process is alive: that its loop answers says it. A broker that is cut off is not to be killed for it."""
+        """Whether the broker is alive. One that is cut off is: do not kill it for that. One that has ended needs a restart: 503."""
+        self._worker.check()
         return json_answer({"status": "ok", "broker": self._worker.broker_id, "channel_loss": self._channel_loss()})
 
     async def ready(self, _request: web.Request) -> web.Response:
@@ -69,9 +70,11 @@ class Health:
         return web.Response(body=scrape, headers={"Content-Type": CONTENT_TYPE})
 
     def _problems(self) -> list[str]:
-        agent = self._worker.agent
+        agent, ended = self._worker.agent, self._worker.ended
         problems = []
-        if not agent.is_ready:
+        if ended is not None:
+            problems.append(str(ended))
+        elif not agent.is_ready:
             left = self._worker.catching_up.left
             problems.append("it is still reading the channel, or joining" if left is None else str(left))
             if self._worker.disk_problem is not None:  # Of a member it would be an alarm, and no reason to send clients away.

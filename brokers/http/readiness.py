@@ -19,7 +19,8 @@ _DENIALS: Final = (UnknownNamespace, UnknownBundle, UnknownBroker, UnknownPolicy
 
 
 def ready_view(worker: Worker) -> View:
-    """The view of a broker that is ready. Raises `NotReady`."""
+    """The view of a broker that is ready. Raises `NotReady` and `WorkerEnded`."""
+    worker.check()
     if not worker.agent.is_ready:
         left = worker.catching_up.left
         raise NotReady(broker=worker.broker_id) if left is None else NotReady(broker=worker.broker_id, problem=str(left))

@@ -11,20 +11,17 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI, HTTPException, Request
-from fastapi.responses import RedirectResponse, Response
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, RedirectResponse, Response
 
 from equipoise import Bundle, Deadline, Ownership, Peer, Service, Worker, key_hash
-from equipoise.errors import DeadlineExceeded, Overloaded, OwnershipLost, UnknownNamespace
+from equipoise.errors import EquipoiseError
 
 NAMESPACE = "web/pages"
 
 
 class Visits(Service):
-    """Counts in memory. They go with their bundle from owner to owner, and are lost with a program that dies.
-
-    A handover takes 16 KiB, here a thousand pages of a bundle; what is larger is asked for by `fetch`, or kept in a store.
-    """
+    """Counts in memory. They go with their bundle from owner to owner, and are lost with a program that dies."""
 
     def __init__(self) -> None:
         self.counts = Counter[str]()
@@ -41,10 +38,7 @@ class Visits(Service):
         return json.dumps(leaving).encode()
 
     def visit(self, ownership: Ownership, page: str) -> int:
-        """Count one visit. Raises `OwnershipLost` if that may not be done here, or not be answered.
-
-        It may have been counted in that case: where that matters, let a store tell, as the counter's does.
-        """
+        """Count one visit. Raises `OwnershipLost`, perhaps after it was counted: see the counter for a store that tells."""
         with ownership.begin(page):  # Checks when the work starts, and again at its end.
             self.counts[page] += 1
             return self.counts[page]
@@ -53,25 +47,31 @@ class Visits(Service):
 def make_app(log_url: str, address: str) -> FastAPI:
     """The program. `address` is where other programs and their clients find it, such as `http://host:8001`."""
     visits = Visits()
+    worker = Worker(log_url, visits, advertised_addresses={"http": address})
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
-        async with Worker(log_url, visits, advertised_addresses={"http": address}) as worker:
+        async with worker:
             await worker.create_namespace(NAMESPACE)
             yield  # Serve; then hand the pages over to the other programs, and leave.
 
     app = FastAPI(lifespan=lifespan)
 
+    @app.exception_handler(EquipoiseError)
+    async def unavailable(_request: Request, error: Exception) -> Response:
+        return JSONResponse({"detail": str(error)}, 503, {"Retry-After": "1"})
+
+    @app.get("/health")
+    async def health() -> str:
+        worker.check()  # Raises `WorkerEnded` once the broker has ended: start this program again.
+        return "ok"
+
     @app.post("/visits/{page}")
     async def visit(page: str, request: Request) -> Response:
-        try:
-            served = await visits.host.route(NAMESPACE, page, timeout_ms=10_000)
-            if isinstance(served, Peer):
-                return RedirectResponse(served.addresses["http"] + request.url.path, status_code=307)
-            count = visits.visit(served, page)
-        except (DeadlineExceeded, Overloaded, OwnershipLost, UnknownNamespace) as error:
-            raise HTTPException(503, str(error), headers={"Retry-After": "1"}) from error
-        return Response(json.dumps({"page": page, "visits": count, "broker": visits.host.broker_id}), media_type="application/json")
+        served = await worker.route(NAMESPACE, page)
+        if isinstance(served, Peer):
+            return RedirectResponse(served.addresses["http"] + request.url.path, status_code=307)
+        return JSONResponse({"page": page, "visits": visits.visit(served, page), "broker": worker.broker_id})
 
     return app
 

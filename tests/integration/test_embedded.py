@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
@@ -15,12 +16,12 @@ import aiohttp
 import pytest
 
 from brokers.config import ENDING_MS
-from brokers.embedded import Worker
+from brokers.embedded import Worker, WorkerInThread
 from brokers.errors import DataDirectoryInUse, InvalidConfig, Rejected, UnknownNamespace
 from brokers.loop_thread import CROSSING_MS, InThread
-from brokers.service import Bundle, Ownership, Peer, Service
+from brokers.service import Bundle, Ownership, Peer, Service, WorkerEnded
 from channel.deadline import Deadline
-from channel.errors import DeadlineExceeded, InvalidBoundaries, InvalidName
+from channel.errors import DeadlineExceeded, InvalidBoundaries, InvalidName, LogReplaced
 
 pytestmark = pytest.mark.integration
 
@@ -152,6 +153,92 @@ def test_what_goes_wrong_is_typed() -> None:
             assert isinstance(await worker.route(NAMESPACE, "key"), Ownership)
 
     run(story)
+
+
+async def lose(worker: Worker, log: Path) -> None:
+    """Put the file of a worker's log elsewhere, and wait until that has ended the worker."""
+    await asyncio.to_thread(log.rename, log.with_suffix(".elsewhere"))
+    with pytest.raises(LogReplaced):
+        await worker.finished()
+
+
+def test_the_end_of_a_worker_reaches_its_program(tmp_path: Path) -> None:
+    """When its log is replaced, the program learns why: from `finished()`, from every call, and at the end of the context."""
+    log, keeper = tmp_path / "channel.db", Keeper()
+
+    async def program() -> None:
+        async with Worker(f"sqlite:{log}", keeper) as worker:
+            await worker.create_namespace(NAMESPACE)
+            worker.check()
+            await lose(worker, log)
+            for call in (
+                worker.route(NAMESPACE, "key"),
+                worker.create_namespace(NAMESPACE),
+                keeper.host.route(NAMESPACE, "key", timeout_ms=1_000),
+            ):
+                with pytest.raises(WorkerEnded, match=r"has ended: .*channel.db .* was replaced .*start this program again") as told:
+                    await call
+                assert isinstance(told.value.__cause__, LogReplaced)
+            with pytest.raises(WorkerEnded):
+                worker.check()
+            with pytest.raises(WorkerEnded):
+                worker.ownership(NAMESPACE, "key")
+            assert worker.broker_id == keeper.host.broker_id
+
+    with pytest.raises(LogReplaced, match="stop all brokers"):
+        run(program)
+
+
+def test_an_error_of_the_program_is_not_hidden_by_the_end_of_its_worker(tmp_path: Path) -> None:
+    """Where the program fails too, its own error leaves the context."""
+
+    async def program() -> None:
+        async with Worker(f"sqlite:{tmp_path}/channel.db", Keeper()) as worker:
+            await lose(worker, tmp_path / "channel.db")
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        run(program)
+
+
+def test_the_health_of_a_worker_that_has_ended_is_bad(tmp_path: Path) -> None:
+    """A worker that serves HTTP answers 503 with the reason once it has ended, whatever it is asked."""
+
+    async def program() -> None:
+        async with aiohttp.ClientSession() as session, Worker(f"sqlite:{tmp_path}/channel.db", Keeper(), http_port=0) as worker:
+            await lose(worker, tmp_path / "channel.db")
+            for path in ("health", "ready", "admin/v2/brokers/health", "admin/v2/tenants"):
+                async with session.get(f"http://{worker.broker_id}/{path}") as response:
+                    assert (503, True) == (response.status, "was replaced" in await response.text()), path
+
+    with pytest.raises(LogReplaced):
+        run(program)
+
+
+def test_the_end_of_a_worker_in_a_thread_reaches_its_program(tmp_path: Path) -> None:
+    """A program without a loop learns the same from `check()`, from every call, and at the end of the context."""
+    log = tmp_path / "channel.db"
+
+    def ended(worker: WorkerInThread) -> WorkerEnded:
+        give_up = time.monotonic() + DEADLINE_S
+        while time.monotonic() < give_up:
+            try:
+                worker.check()
+            except WorkerEnded as error:
+                return error
+            time.sleep(0.01)
+        pytest.fail("it goes on")
+
+    def program() -> None:
+        with Worker(f"sqlite:{log}", Keeper()).in_thread() as worker:
+            worker.create_namespace(NAMESPACE)
+            log.rename(tmp_path / "elsewhere.db")
+            assert "was replaced" in ended(worker).problem
+            with pytest.raises(WorkerEnded, match="was replaced"):
+                worker.route(NAMESPACE, "key")
+
+    with pytest.raises(LogReplaced):
+        program()
 
 
 def test_a_worker_without_a_loop(tmp_path: Path) -> None:

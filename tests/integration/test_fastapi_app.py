@@ -12,6 +12,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import httpx
 import pytest
@@ -87,3 +88,20 @@ def test_a_page_that_cannot_be_is_not_there() -> None:
     """A path that names no page is 404, as FastAPI says it."""
     with httpx.Client(timeout=DEADLINE_S) as client, program(f"memory:{uuid.uuid4()}") as at:
         assert 404 == client.post(f"{at.address}/visits/a/b").status_code
+
+
+def test_a_program_whose_broker_has_ended_says_why(tmp_path: Path) -> None:
+    """Its health path and its callers get 503 with the reason and what to do, once the log of its broker was replaced."""
+    log = tmp_path / "channel.db"
+    with httpx.Client(timeout=DEADLINE_S) as client, program(f"sqlite:{log}") as at:
+        assert 200 == client.get(f"{at.address}/health").status_code
+        assert 1 == visits(client, at, "home")[0]
+        log.rename(tmp_path / "elsewhere.db")
+        give_up = time.monotonic() + DEADLINE_S
+        while (health := client.get(f"{at.address}/health")).status_code == 200:
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        for answer in (health, client.post(f"{at.address}/visits/home"), client.post(f"{at.address}/visits/other")):
+            assert 503 == answer.status_code
+            assert "was replaced" in answer.json()["detail"]
+            assert "start this program again" in answer.json()["detail"]

@@ -7,8 +7,9 @@ import asyncio
 import pytest
 
 from brokers import waiting as module
+from brokers.service import WorkerEnded
 from brokers.waiting import Waiting
-from channel.errors import DeadlineExceeded, LogUnavailable, Overloaded
+from channel.errors import DeadlineExceeded, Overloaded
 from channel.view import View
 
 LONG_MS = 60_000
@@ -44,9 +45,9 @@ def test_a_wait_ends_at_its_deadline_or_with_the_broker() -> None:
             await waiting.until(offset_of, timeout_ms=1, what="something")
         waiter = asyncio.ensure_future(waiting.until(offset_of, timeout_ms=LONG_MS, what="something"))
         await asyncio.sleep(0)
-        waiting.end(LogUnavailable(log="memory:x", problem="broker b has left", in_doubt=False))
+        waiting.end(WorkerEnded(broker="b", problem="it has left the cluster"))
         for late in (waiter, waiting.until(offset_of, timeout_ms=LONG_MS, what="something")):
-            with pytest.raises(LogUnavailable, match="has left"):
+            with pytest.raises(WorkerEnded, match="has left"):
                 await late
 
     asyncio.run(story())

@@ -16,6 +16,7 @@ from brokers import worker as workers
 from brokers.agent.intents import CreateNamespace
 from brokers.config import WorkerConfig
 from brokers.errors import InvalidConfig
+from brokers.service import WorkerEnded
 from brokers.worker import Worker
 from channel.errors import EquipoiseError, LogReplaced, LogStorageFull, LogUnavailable, OutcomeUnknown
 from channel.ranges import even_boundaries
@@ -94,9 +95,10 @@ def test_the_end_of_a_broker_is_told_to_who_asks_and_who_has_asked(tmp_path: Pat
         log.wake()
         with pytest.raises(OutcomeUnknown) as unknown:
             await pending
-        assert unknown.value.__cause__ is LOST
-        with pytest.raises(LogReplaced):
+        assert isinstance(unknown.value.__cause__, WorkerEnded)
+        with pytest.raises(WorkerEnded) as ended:
             await worker.request(INTENT, timeout_ms=PATIENCE_MS)
+        assert ended.value.__cause__ is LOST
 
     with_worker(tmp_path, monkeypatch, test)
 
