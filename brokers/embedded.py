@@ -60,14 +60,16 @@ class Worker:
 
         * `broker_id`: a broker that is to come back as itself has a name; without one it is new each time.
         * `data_dir`: by default beside the log, if that is a file; a broker without a name has a temporary one.
-        * `http_port`: where this broker serves lookups, administration and the services' routes (0: any free port). Without
-          it nothing listens, and clients find the broker at `advertised_addresses`, such as `{"http": "http://host:8000"}`.
+        * `http_port`: where this broker serves lookups, administration and the services' routes, and other brokers fetch state
+          (0: any free port). Without it nothing listens, and a service with `fetch` is refused.
+        * `advertised_addresses`: where the program itself serves clients, such as `{"http": "http://host:8000"}`.
         * `settings`: any other of `brokers.config.WorkerConfig`, by name.
 
-        Raises `InvalidConfig` and `InvalidTiming`.
+        Raises `InvalidConfig` and `InvalidTiming`; `InvalidService` is raised at the start.
         """
         self._services = service if isinstance(service, Mapping) else {"*": service}
-        self._advertised_addresses = None if http_port is not None else dict(advertised_addresses or {})
+        self._listens = http_port is not None
+        self._advertised_addresses = dict(advertised_addresses or {})
         is_nameless = broker_id is None and not http_port  # Who listens at a given port is named after its address.
         if data_dir is None and not is_nameless:
             data_dir = _directory_beside(log_url, broker_id or f"{settings.get('host', '127.0.0.1')}:{http_port}")
@@ -98,7 +100,7 @@ class Worker:
             if self._data_dir is None:
                 folder = parts.enter_context(TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True))
                 config = config.model_copy(update={"data_dir": Path(folder)})
-            broker = Broker(config, self._services, advertised_addresses=self._advertised_addresses)
+            broker = Broker(config, self._services, listens=self._listens, advertised_addresses=self._advertised_addresses)
             self._host = await parts.enter_async_context(broker)
             try:
                 await self._host.ready(timeout_ms=READY_MS_MAX)

@@ -24,6 +24,7 @@ from brokers.decision_writer import DecisionWriter
 from brokers.dividing import Dividing
 from brokers.errors import AddressInUse, InvalidConfig, InvalidService
 from brokers.file_watch import FileWatch
+from brokers.handover import PEER
 from brokers.http.app import BACKLOG, make_app, served
 from brokers.http.errors import typed, unmatched
 from brokers.http.readiness import denying
@@ -59,16 +60,18 @@ class Broker:
         config: WorkerConfig,
         services: Mapping[str, Service],
         *,
+        listens: bool = True,
         advertised_addresses: Mapping[str, str] | None = None,
         stopping: asyncio.Event | None = None,
     ) -> None:
         """`services` maps patterns of namespaces to services. Once `stopping` is set a start does not wait for its log any more.
 
-        With `advertised_addresses` given, which may be empty, nothing listens here: it is where the program itself serves.
+        `listens`: whether its ports are served. `advertised_addresses`: where the program itself serves clients.
         """
         self._config = config
         self._services = services
-        self._advertised_addresses = advertised_addresses
+        self._listens = listens
+        self._advertised_addresses = dict(advertised_addresses or {})
         self._stopping = stopping or asyncio.Event()
         self._parts = AsyncExitStack()
 
@@ -82,15 +85,17 @@ class Broker:
     async def _start(self, parts: AsyncExitStack) -> Worker:
         listening: dict[str, socket.socket] = {}
         config, addresses = self._config, self._advertised_addresses
-        if addresses is None:
+        if self._listens:
             config = _with_room(config)
             for name in ("http_port", "pulsar_port"):
                 port = getattr(config, name)
                 if port is not None:
                     listening[name] = parts.enter_context(closing(bind(config.host, port, setting=name)))
                     config = config.model_copy(update={name: listening[name].getsockname()[1]})
-            addresses = {"http": config.http_url} | ({"pulsar": config.pulsar_url} if "pulsar_port" in listening else {})
-        worker = Worker(config, self._services, addresses=addresses)
+            if "http" in addresses:  # Clients go to the program, but other brokers come here.
+                addresses = {PEER: config.http_url} | addresses
+            addresses = {"http": config.http_url} | ({"pulsar": config.pulsar_url} if "pulsar_port" in listening else {}) | addresses
+        worker = Worker(config, self._services, addresses=addresses, serves_peers=self._listens)
         lookups = Lookups(worker)
         try:
             await Starting(worker, listening=listening.get("http_port"), stopping=self._stopping).start()

@@ -47,6 +47,12 @@ _PLAIN_METHODS: Final = ("split", "merge", "routes", "load")
 # Letters of a namespace, and what fnmatch gives a meaning to; a bracket that nothing closes would stand for itself.
 _match_pattern: Final = re.compile(r"(?:[-=:.\w/*?]|\[!?[-=:.\w]+\])+", re.ASCII).fullmatch
 
+# Why a service with `fetch` does not start.
+_NO_PEERS: Final = (
+    "it hands over state by fetch(), and its broker has no address where the next owner could ask for it; give the worker a port "
+    "(http_port=0 for any) and a test's Cluster serves_peers=True, or keep that state in a store"
+)
+
 OwnershipMaker = Callable[[Handle, BrokerEntry | None], Ownership]
 ServiceEffect = Prepare | Open | Close | Discard | Abandon | FindCuts | Reshaped
 
@@ -65,14 +71,18 @@ class ServiceRunner:
         make_ownership: OwnershipMaker,
         step: Callable[[Event], None],
         end_process: Callable[[str], None],
+        serves_peers: bool = True,
     ) -> None:
         """`services` maps a pattern of namespaces (`*`, `acme/*`) to a service; the first that matches serves it.
 
-        `end_process` is the last resort against code that cannot be stopped.
+        `end_process` is the last resort against code that cannot be stopped. `serves_peers`: whether other brokers can ask this
+        one for state. Raises `InvalidService`, also for a service with `fetch` if they cannot.
         """
         for pattern, service in services.items():
             check_pattern(pattern)
             _check(service)
+            if not serves_peers and type(service).fetch is not Service.fetch:
+                raise InvalidService(service=type(service).__name__, problem=_NO_PEERS)
         self._services = dict(services)
         self._clock = clock
         self._make_ownership = make_ownership

@@ -121,8 +121,13 @@ class Cluster(Generic[S]):
     A bundle that is free is placed by the leader, as in production, unless the test has taken it.
     """
 
-    def __init__(self, service: Callable[[], S], *, brokers: int | Sequence[str] = 3, patience_ms: int = 1_000) -> None:
+    def __init__(
+        self, service: Callable[[], S], *, brokers: int | Sequence[str] = 3, patience_ms: int = 1_000, serves_peers: bool = False
+    ) -> None:
         """`service` makes the service of one broker, such as its class.
+
+        `serves_peers`: brokers fetch state from one another, as from a `Worker` with `http_port` or from `equipoise broker`. Without
+        it a service with `fetch` is refused, as by a `Worker` without `http_port`: starting a broker raises `InvalidService`.
 
         `brokers` are ids, or so many of `broker-1`, `broker-2`, ...; with 0 none runs until the test starts one. Raises
         `InvalidName` for what is no id, and `InvalidRequest` for a number below 0 or a name that is given twice.
@@ -133,7 +138,7 @@ class Cluster(Generic[S]):
         self._clock = VirtualClock()
         self._placement = _PlacementByHand()
         self._log = MemoryLog(name=f"memory:virtual-{uuid.uuid4().hex}")
-        self._world = World(clock=self._clock, log=self._log, placement=self._placement, heard=self._heard)
+        self._world = World(clock=self._clock, log=self._log, placement=self._placement, heard=self._heard, serves_peers=serves_peers)
         self._services: dict[str, S] = {}
         self._runner = asyncio.Runner()
         self._is_open: bool | None = None
@@ -150,8 +155,12 @@ class Cluster(Generic[S]):
             raise NotRunning(what="the cluster", problem="it was started before")
         self._is_open = True
         self._runner.__enter__()
-        for name in self._names:
-            self.start(name)
+        try:
+            for name in self._names:
+                self.start(name)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -61,14 +61,15 @@ class VirtualClock:
 class World:
     """What the members share, and what outlives them.
 
-    `heard` is told of every record that a member folds; `nonces` are those in each broker's data directory; `waiting` are
-    the tasks that wait for a change, by what wakes them.
+    `heard` is told of every record that a member folds. With `serves_peers` members fetch state from one another. `nonces` are
+    those in each broker's data directory; `waiting` are the tasks that wait for a change, by what wakes them.
     """
 
     clock: VirtualClock
     log: Log
     placement: Placement
     heard: Callable[[Folded], None]
+    serves_peers: bool
     members: dict[str, Member] = field(default_factory=dict)
     nonces: dict[str, frozenset[str]] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -105,7 +106,14 @@ class Member:
         self._stepping = False
         self._answers: dict[int, Answered] = {}
         self._reader = Reader(log=world.log.name, cluster=CLUSTER)
-        self.runner = ServiceRunner({"*": service}, clock=world.clock, make_ownership=self._own, step=self.step, end_process=self._end)
+        self.runner = ServiceRunner(
+            {"*": service},
+            clock=world.clock,
+            make_ownership=self._own,
+            step=self.step,
+            end_process=self._end,
+            serves_peers=world.serves_peers,
+        )
         self.agent = Agent(
             broker=broker,
             cluster=CLUSTER,

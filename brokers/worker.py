@@ -46,10 +46,10 @@ from channel.deadline import Deadline
 from channel.difference import Jump
 from channel.entries import BrokerEntry
 from channel.errors import BegunAbove, Bug, DeadlineExceeded, EquipoiseError
-from channel.log import Entry, Log
+from channel.log import Entry
 from channel.log_seat import FROM_NOTHING, LogSeat
 from channel.log_sharing import sit_down
-from channel.open_log import open_log
+from channel.open_log import open_log, opened_in_thread
 from channel.reader import Folded, Reader
 from channel.view import View
 
@@ -72,9 +72,17 @@ class Worker:
     """One broker in this process, on the running loop. `start` it, `await ready(...)`, and `stop` it."""
 
     def __init__(
-        self, config: WorkerConfig, services: Mapping[str, Service], *, addresses: Mapping[str, str], clock: Clock | None = None
+        self,
+        config: WorkerConfig,
+        services: Mapping[str, Service],
+        *,
+        addresses: Mapping[str, str],
+        clock: Clock | None = None,
+        serves_peers: bool = True,
     ) -> None:
         """`services` maps patterns of namespaces to services; `addresses`, protocols to where clients find this broker.
+
+        `serves_peers`: whether other brokers can ask for state there.
 
         Raises `InvalidConfig` for addresses that no record can carry, and `InvalidService`.
         """
@@ -89,8 +97,18 @@ class Worker:
             labels=dict(config.labels),
             version=installed_version(),
         )
-        self._runner = ServiceRunner(services, clock=self.clock, make_ownership=self._own, step=self._step, end_process=end_process)
-        for service in self._runner.services:
+        self._runner = ServiceRunner(
+            services,
+            clock=self.clock,
+            make_ownership=self._own,
+            step=self._step,
+            end_process=end_process,
+            serves_peers=serves_peers,
+        )
+        self.services = self._runner.services
+        self.service_of = self._runner.service_of
+        self.fetch_parted = self._runner.fetch_parted
+        for service in self.services:
             service.host = self
         # One event at a time, and mostly none waits: the loop calls `_step` for each, and nothing that an effect begins (a service,
         # an append, a write) answers before the step is over. Only who is called within one, a listener or a service that is told
@@ -103,7 +121,7 @@ class Worker:
         self.failed_appends = FailedAppends(broker=self.broker_id)
         self._lines = BundleLines(self.metrics.moves, broker=self.broker_id)
         self.loads = LoadSampler(
-            self._runner.services,
+            self.services,
             broker=self.broker_id,
             clock=self.clock,
             fresh_ms=min(_SAMPLE_FRESH_MS, config.balance_interval_ms // 2),
@@ -130,7 +148,7 @@ class Worker:
         directory = DataDirectory(self.config.data_dir)
         handle = None
         try:
-            handle = await _opened(self.config.log_url)
+            handle = await opened_in_thread(partial(open_log, self.config.log_url))
             self._snapshots = Snapshots(directory, log=handle.identity, cluster=self.config.cluster)
             restored = await asyncio.to_thread(self._snapshots.reader, handle, progress=self.catching_up.restored)
             reader = restored or Reader(log=handle.name, cluster=self.config.cluster)
@@ -461,10 +479,6 @@ class Worker:
         """From now on have bundles placed by this plug."""
         self._step(PlacementChosen(placement=placement))
 
-    async def fetch_parted(self, bundle: str) -> bytes | None:
-        """For the next owner: what the service here still holds of a bundle that it has closed."""
-        return await self._runner.fetch_parted(bundle)
-
     @property
     def channel_loss(self) -> ChannelLoss | None:
         """Set while the channel is lost to this broker."""
@@ -479,22 +493,3 @@ class Worker:
     def lag_records(self) -> int:
         """Records that were on the log when it was last looked at, and are not folded yet."""
         return self._seat.lag_entries
-
-    @property
-    def services(self) -> Sequence[Service]:
-        """The services of this worker."""
-        return self._runner.services
-
-    def service_of(self, namespace: str) -> Service | None:
-        """The service of a namespace, by the patterns that this worker was given."""
-        return self._runner.service_of(namespace)
-
-
-async def _opened(log_url: str) -> Log:
-    """Open a log in a thread, which goes on if the caller is cancelled: then nobody wants the handle, and it is closed."""
-    opening = asyncio.get_running_loop().run_in_executor(None, open_log, log_url)
-    try:
-        return await asyncio.shield(opening)
-    except asyncio.CancelledError:
-        opening.add_done_callback(lambda done: None if done.cancelled() or done.exception() else done.result().close())
-        raise

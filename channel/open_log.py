@@ -1,12 +1,13 @@
 """From a URL to a `Log`: the one place that knows all adapters.
 
-May live here: `open_log`, the grammar of log URLs, and what can be told from a URL alone.
+May live here: `open_log`, in a thread too, the grammar of log URLs, and what can be told from a URL alone.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -93,3 +94,13 @@ def log_path(url: str) -> str | None:
     """The path of the file that holds the log at `url`, as it stands there; None if it lies in no file."""
     scheme, _, rest = url.partition(":")
     return rest.partition("?")[0] if scheme == "sqlite" else None
+
+
+async def opened_in_thread(opening: Callable[[], Log]) -> Log:
+    """Open a log in a thread. The thread goes on if the caller is cancelled: then it closes the handle."""
+    handle = asyncio.get_running_loop().run_in_executor(None, opening)
+    try:
+        return await asyncio.shield(handle)
+    except asyncio.CancelledError:
+        handle.add_done_callback(lambda done: None if done.cancelled() or done.exception() else done.result().close())
+        raise

@@ -17,7 +17,7 @@ import pytest
 
 from brokers.config import ENDING_MS
 from brokers.embedded import Worker, WorkerInThread
-from brokers.errors import DataDirectoryInUse, InvalidConfig, Rejected, UnknownNamespace
+from brokers.errors import DataDirectoryInUse, InvalidConfig, InvalidService, Rejected, UnknownNamespace
 from brokers.loop_thread import CROSSING_MS, InThread
 from brokers.service import Bundle, Ownership, Peer, Service, WorkerEnded
 from channel.deadline import Deadline
@@ -151,6 +151,56 @@ def test_what_goes_wrong_is_typed() -> None:
                 await worker.create_namespace(NAMESPACE, bundles=5_000)
             await worker.create_namespace(NAMESPACE)
             assert isinstance(await worker.route(NAMESPACE, "key"), Ownership)
+
+    run(story)
+
+
+class Fetched(Keeper):
+    """A service whose state is fetched by the next owner."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fetched: list[bytes | None] = []
+        self.has_fetched = asyncio.Event()
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        if ownership.fetch is not None:
+            self.fetched.append(await ownership.fetch())
+            self.has_fetched.set()
+
+    async def fetch(self, bundle: Bundle, token: int) -> bytes | None:
+        return b"state at " + self.host.broker_id.encode()
+
+
+def test_state_that_nobody_could_fetch_is_refused_at_the_start() -> None:
+    """A service with `fetch` needs an address of its broker; without one the worker does not start, and says what to do."""
+
+    async def story() -> None:
+        with pytest.raises(InvalidService, match=r"'Fetched' cannot be used: .*no address.*http_port=0"):
+            async with Worker(memory(), Fetched(), advertised_addresses={"http": "http://one"}):
+                pass
+
+    run(story)
+
+
+def test_callers_and_peers_have_an_address_each() -> None:
+    """Where the program serves callers, and its worker listens for its peers, state is fetched from the worker."""
+
+    async def story() -> None:
+        log, stays = memory(), Fetched()
+        async with (
+            aiohttp.ClientSession() as session,
+            Worker(log, Fetched(), http_port=0, advertised_addresses={"http": "http://goes"}) as goes,
+            Worker(log, stays, http_port=0) as one,
+        ):
+            await goes.create_namespace(NAMESPACE, bundles=1)
+            assert isinstance(await goes.route(NAMESPACE, "key"), Ownership)
+            peer = await one.route(NAMESPACE, "key")
+            assert peer == Peer(broker=goes.broker_id, addresses={"http": "http://goes", "peer": f"http://{goes.broker_id}"})
+            async with session.post(f"{peer.addresses['peer']}/admin/v2/brokers/drain") as response:
+                assert 204 == response.status
+            await stays.has_fetched.wait()
+            assert [f"state at {goes.broker_id}".encode()] == stays.fetched
 
     run(story)
 

@@ -16,7 +16,7 @@ import pytest
 from brokers.agent.agent import Agent
 from brokers.agent.effects import Effect
 from brokers.agent.events import Event, Instant, Wanted
-from brokers.errors import InvalidRequest, Rejected, UnknownNamespace
+from brokers.errors import InvalidRequest, InvalidService, Rejected, UnknownNamespace
 from brokers.loop_thread import NotRunning
 from brokers.service import Bundle, Ownership, OwnershipLost, Peer, Service
 from brokers.virtual_cluster import AlreadyRuns, Cluster, LoopIsRunning, NobodyRuns, NoRest, NotInCluster, NotServed, NotSplit
@@ -69,7 +69,7 @@ class Diary(Service):
 @pytest.fixture
 def cluster() -> Iterator[Cluster[Diary]]:
     """Two brokers, and a namespace of one bundle, which the first of them serves."""
-    with Cluster(Diary, brokers=("a", "b"), patience_ms=200) as cluster:
+    with Cluster(Diary, brokers=("a", "b"), patience_ms=200, serves_peers=True) as cluster:
         cluster.create(NAMESPACE, bundles=1)
         assert cluster.owner(whole(cluster)) == "a"
         yield cluster
@@ -87,6 +87,12 @@ def test_a_bundle_is_given_with_its_state(cluster: Cluster[Diary]) -> None:
     assert cluster.owner(whole(cluster)) == "b"
     assert ["prepare, from nobody", "open with None and None", "close, to b"] == cluster.service("a").told
     assert ["prepare, from a", "open with b'state' and b'much state'"] == cluster.service("b").told
+
+
+def test_state_that_production_could_not_fetch_is_refused() -> None:
+    """A service with `fetch` is refused as a worker refuses it that serves no peers; the message says how to test one that does."""
+    with pytest.raises(InvalidService, match=r"'Diary' cannot be used: .*serves_peers=True"), Cluster(Diary):
+        pass
 
 
 def test_a_bundle_is_given_to_its_owner_at_no_cost(cluster: Cluster[Diary]) -> None:
@@ -245,7 +251,7 @@ def test_brokers_are_named_or_counted() -> None:
 
 def test_a_cluster_may_begin_with_no_broker() -> None:
     """With no broker there is nobody to ask, until the test starts one."""
-    with Cluster(Diary, brokers=0) as cluster:
+    with Cluster(Diary, brokers=0, serves_peers=True) as cluster:
         with pytest.raises(NobodyRuns):
             cluster.create(NAMESPACE)
         cluster.start("first")
@@ -272,7 +278,7 @@ def test_a_split_that_comes_to_nothing_is_told(cluster: Cluster[Diary]) -> None:
 
 def test_a_cluster_is_used_inside_its_context() -> None:
     """Before it and after it there is nothing to ask, and it does not begin twice."""
-    cluster = Cluster(Diary, brokers=1)
+    cluster = Cluster(Diary, brokers=1, serves_peers=True)
     with pytest.raises(NotRunning, match="it has not been started"):
         cluster.advance(1)
     with cluster, pytest.raises(NotRunning, match="it was started before"), cluster:
@@ -293,7 +299,7 @@ def test_a_service_that_hangs_is_ended_by_its_deadline(cluster: Cluster[Diary]) 
 
 def test_a_service_that_is_slow_in_the_real_world_is_waited_for() -> None:
     """What a service does in a thread is waited for, without any virtual time passing."""
-    with Cluster(Diary, brokers=2, patience_ms=20_000) as cluster, ThreadPoolExecutor() as pool:
+    with Cluster(Diary, brokers=2, patience_ms=20_000, serves_peers=True) as cluster, ThreadPoolExecutor() as pool:
         cluster.create(NAMESPACE, bundles=1)
         begun_ms = cluster.now_ms
         slow = cluster.service("broker-2").slow = threading.Event()
