@@ -38,7 +38,7 @@ _DEADLINE_MS_MAX: Final = 86_400_000
 ENDING_MS: Final = 25_000
 """What a graceful stop may take beyond draining and the last close, if all of it is held up: last words 2 s, what is still open 2 s,
 services that swallow their cancellation 2 s, the log 2 s, the evidence 2 s, observations 2 s, the data directory 2 s, answers under
-way and their cancellation 4 s, Pulsar's clients 2 s; and the rest for the end of the loop and of the process."""
+way and their cancellation 4 s, Pulsar's clients 2 s, large handovers 2 s; and the rest for the end of the loop and of the process."""
 
 SETTLE_MS_MAX: Final = 1_000
 """A move must not be held up for longer, and a broker that ends waits for it too: so it is part of `ENDING_MS`."""

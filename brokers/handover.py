@@ -40,20 +40,23 @@ class HandoverUnavailable(PeerError):
         super().__init__(f"broker {broker} does not hand over the state of {bundle}: {problem}; rebuild it from the store")
 
 
-async def fetch_from(source: Peer, bundle: str) -> bytes | None:
+async def fetch_from(source: Peer, bundle: str, digest: str | None = None) -> bytes | None:
     """What the service of `source` still holds of `bundle`; None if it has nothing to give.
+
+    With `digest` it is the handover that `source` keeps under that digest.
 
     Raises `HandoverUnavailable` if it cannot be asked, takes too long over its answer, or sends more than `STATE_BYTES_MAX`.
     """
     address = source.addresses.get(PEER, source.addresses.get("http"))
     if address is None:
         raise HandoverUnavailable(bundle=bundle, broker=source.broker, problem="it advertises no HTTP address")
+    query = "" if digest is None else f"?digest={digest}"
     try:
         # Around all of it, because aiohttp's own begins anew with each redirect, and ends before the session is closed.
         async with (
             asyncio.timeout(_TIMEOUT_S),
             aiohttp.ClientSession() as session,
-            session.get(f"{address}/v1/handover/{bundle}", allow_redirects=False) as response,
+            session.get(f"{address}/v1/handover/{bundle}{query}", allow_redirects=False) as response,
         ):
             if response.status == HTTPStatus.NO_CONTENT:
                 return None

@@ -104,6 +104,7 @@ class Broker:
                 topics = await parts.enter_async_context(_serving_pulsar(worker, lookups, listening["pulsar_port"]))
             if "http_port" in listening:
                 await parts.enter_async_context(_serving(worker, lookups, topics, listening["http_port"]))
+                parts.push_async_callback(worker.all_fetched)
                 if topics is not None:
                     parts.push_async_callback(topics.all_fetched)
         except BaseException:

@@ -109,7 +109,7 @@ class Ownership:
     stall between the second check and the store, and only the store can tell.
     """
 
-    __slots__ = ("_clock", "_handle", "_witness", "bundle", "fetch")
+    __slots__ = ("_clock", "_handle", "_witness", "bundle", "fetch", "handover_problem")
 
     def __init__(
         self,
@@ -119,11 +119,16 @@ class Ownership:
         witness: Callable[[Evidence], None] | None = None,
         fetch: Callable[[], Awaitable[bytes | None]] | None = None,
     ) -> None:
-        """Made by the worker only. `fetch` asks the former owner's service for state that was too large for a handover."""
+        """Made by the worker only. `fetch` asks the former owner's service for state that its `close` did not return.
+
+        `handover_problem` says why `open` got no handover although the former owner has closed the bundle and meant to leave one.
+        It is None if the handover came, if there was none to leave, and if the former owner died.
+        """
         self._handle = handle
         self._clock = clock
         self._witness = witness
         self.fetch = fetch
+        self.handover_problem: str | None = None
         self.bundle = Bundle(name=handle.bundle, namespace=handle.namespace, low=handle.low, high=handle.high)
 
     @property
@@ -256,11 +261,17 @@ class Service(ABC):
 
     @abstractmethod
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
-        """Begin to serve. `handover` is what the former owner's `close` returned, if it was there to say it."""
+        """Begin to serve. `handover` is what the former owner's `close` returned, if it was there to say it.
+
+        None means that nothing came: `ownership.handover_problem` says why, if the former owner had something to leave.
+        """
 
     @abstractmethod
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
-        """Stop serving: settle what was accepted, tell clients `moved_to`, and return at most 16 KiB for the next owner.
+        """Stop serving: settle what was accepted, tell clients `moved_to`, and return the state for the next owner.
+
+        Up to 16 KiB go on the channel. What is larger is kept here, and the next owner's broker fetches it: up to 64 MiB for all
+        bundles together, for 30 s. If this broker serves no peers, it is lost, and the next owner is told so.
 
         The ownership is already void: nothing new starts, and work in progress will not pass its second check. Nobody serves
         the bundle until this returns, and past `deadline` it is cancelled, without a handover: give up yourself before that,
@@ -274,7 +285,7 @@ class Service(ABC):
         """Throw away what `prepare` warmed up: the bundle does not come after all."""
 
     async def fetch(self, bundle: Bundle, token: int) -> bytes | None:  # noqa: ARG002 - a default needs neither
-        """State of a bundle that was closed here, for its next owner, where 16 KiB are too few. `token` was ours."""
+        """State of a bundle that was closed here, for its next owner, if `close` does not return all of it. `token` was ours."""
         return None
 
     def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:  # noqa: B027 - as above

@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Final
 
@@ -21,7 +21,9 @@ from brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
 from brokers.agent.handle import Handle
 from brokers.clock import Clock
 from brokers.errors import InvalidService
+from brokers.handover import fetch_from
 from brokers.service import Bundle, Ownership, Peer, Service
+from brokers.spilled import KEPT_BYTES_MAX, Note, Spilled, digest_of, is_like_a_note, note_in
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry, BundleEntry
 from channel.errors import EquipoiseError, OperatorError
@@ -53,6 +55,10 @@ _NO_PEERS: Final = (
     "(http_port=0 for any) and a test's Cluster serves_peers=True, or keep that state in a store"
 )
 
+# How long a broker that ends waits for next owners to fetch what it keeps for them.
+_LAST_FETCHES_MS: Final = 2_000
+
+FetchSpilled = Callable[[Peer, str, str], Awaitable[bytes | None]]
 OwnershipMaker = Callable[[Handle, BrokerEntry | None], Ownership]
 ServiceEffect = Prepare | Open | Close | Discard | Abandon | FindCuts | Reshaped
 
@@ -72,11 +78,13 @@ class ServiceRunner:
         step: Callable[[Event], None],
         end_process: Callable[[str], None],
         serves_peers: bool = True,
+        fetch_spilled: FetchSpilled = fetch_from,
     ) -> None:
         """`services` maps a pattern of namespaces (`*`, `acme/*`) to a service; the first that matches serves it.
 
         `end_process` is the last resort against code that cannot be stopped. `serves_peers`: whether other brokers can ask this
-        one for state. Raises `InvalidService`, also for a service with `fetch` if they cannot.
+        one for state. `fetch_spilled` asks one for a handover, by bundle and digest. Raises `InvalidService`, also for a service
+        with `fetch` if nobody can ask for that.
         """
         for pattern, service in services.items():
             check_pattern(pattern)
@@ -92,6 +100,9 @@ class ServiceRunner:
         self._closings: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._parted: dict[str, int] = {}
+        self._serves_peers = serves_peers
+        self._fetch_spilled = fetch_spilled
+        self._spilled = Spilled()
         self._last_deadline: Deadline | None = None
         self.ownerships: dict[str, Ownership] = {}
 
@@ -127,17 +138,25 @@ class ServiceRunner:
             if service is not None:
                 self._in_background(asyncio.wait_for(service.discard(bundle), _QUESTION_MS / 1_000), f"discarding {bundle.name}")
 
-    async def fetch_parted(self, bundle: str) -> bytes | None:
+    async def fetch_parted(self, bundle: str, digest: str | None = None) -> bytes | None:
         """What its service still holds of a bundle that was closed here; None if nothing, or if it is not known here.
+
+        With `digest` it is the handover that is kept here under that digest.
 
         Raises `DeadlineExceeded` if the service takes too long over it, and whatever it raises.
         """
+        if digest is not None:
+            return self._spilled.get(digest)
         token = self._parted.get(bundle)
         if token is None:
             return None
         parted = _bundle_named(bundle)
         fetching = self._service(parted.namespace).fetch(parted, token)
         return await Deadline.after(timeout_ms=_QUESTION_MS).wait(fetching, what=f"the service giving the state of {bundle}")
+
+    async def all_fetched(self) -> None:
+        """Wait until next owners have fetched the handovers that are kept here; that is bounded."""
+        await self._spilled.all_fetched(timeout_ms=_LAST_FETCHES_MS)
 
     async def close_all(self, *, timeout_ms: int) -> None:
         """Close all that is open, side by side, and let closings under way come to their end; no longer than `timeout_ms`.
@@ -198,7 +217,7 @@ class ServiceRunner:
         ownership = self._make_ownership(handle, effect.source)
         problem = None
         try:
-            await self._service(handle.namespace).open(ownership, effect.handover)
+            await self._service(handle.namespace).open(ownership, await self._arrived(effect, ownership))
         except Exception as error:  # noqa: BLE001 - as above
             _tell("a service failed to open a bundle", error, {"bundle": handle.bundle, "token": handle.token})
             problem = _told(error)
@@ -212,19 +231,66 @@ class ServiceRunner:
             self.ownerships[handle.bundle] = ownership
         self._step(Opened(bundle=handle.bundle, problem=problem))
 
+    async def _arrived(self, effect: Open, ownership: Ownership) -> bytes | None:
+        """The handover of a bundle that comes, wherever it is kept. Tells the ownership why, if it cannot be had."""
+        note = note_in(effect.handover)
+        if note is None:
+            return effect.handover
+        problem = note.problem or "its former owner is gone, or keeps it no more"
+        if note.digest is not None:
+            try:
+                handover = await self._fetched(effect, note.digest)
+                if handover is not None and digest_of(handover) == note.digest:
+                    return handover
+            except (EquipoiseError, TimeoutError) as error:
+                problem = _told(error)
+        _logger.warning("the handover of %s did not come: %s", effect.handle.bundle, problem, extra={"bundle": effect.handle.bundle})
+        ownership.handover_problem = problem
+        return None
+
+    async def _fetched(self, effect: Open, digest: str) -> bytes | None:
+        kept = self._spilled.get(digest)  # It comes back, because its destination died.
+        if kept is not None or effect.source is None:
+            return kept
+        left_ms = max(effect.deadline_ms - self._clock.now().boot_ms, 0)
+        async with asyncio.timeout(left_ms / 2 / 1_000):  # The service has the rest of it.
+            return await self._fetch_spilled(peer_of(effect.source), effect.handle.bundle, digest)
+
     async def _close(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline) -> None:
-        handover: object = None
         try:
             handover = await self._service(bundle.namespace).close(bundle, moved_to, deadline)
-        except Exception:
+        except Exception as error:
             _logger.exception("close failed", extra={"bundle": bundle.name})
+            recorded: bytes | None = Note(problem=f"its close failed: {_told(error)}").encode()
+        else:
+            recorded = self._for_record(bundle.name, handover, is_moving=moved_to is not None)
         if not self._is_current(bundle.name):
             return
         self._parted.pop(bundle.name, None)
         if len(self._parted) >= _PARTED_MAX:
             del self._parted[next(iter(self._parted))]
         self._parted[bundle.name] = token
-        self._step(Closed(bundle=bundle.name, handover=_checked_handover(bundle.name, handover)))
+        self._step(Closed(bundle=bundle.name, handover=recorded))
+
+    def _for_record(self, bundle: str, handover: object, *, is_moving: bool) -> bytes | None:
+        """What of a handover goes on record: itself if it fits, else a note that says how to get it, or why it is lost."""
+        if handover is None:
+            return None
+        if not isinstance(handover, bytes):
+            problem = f"close returned {type(handover).__name__}, not bytes"
+        elif len(handover) <= HANDOVER_BYTES_MAX and not is_like_a_note(handover):
+            return handover
+        elif not is_moving:
+            return None  # Nobody is waiting for it.
+        elif not self._serves_peers:
+            problem = f"it has {len(handover)} bytes, a record takes {HANDOVER_BYTES_MAX}, and its broker has no address to fetch it from"
+        elif (digest := self._spilled.keep(handover)) is None:
+            problem = f"it has {len(handover)} bytes, and a broker keeps at most {KEPT_BYTES_MAX} for all next owners together"
+        else:
+            _logger.info("the handover of %s is kept for its next owner: %d bytes", bundle, len(handover), extra={"bundle": bundle})
+            return Note(digest=digest).encode()
+        _logger.error("the handover of %s is lost: %s", bundle, problem, extra={"bundle": bundle})
+        return Note(problem=problem).encode()
 
     async def _find_cuts(self, entry: BundleEntry) -> None:
         cuts: tuple[int, ...] = ()
@@ -375,12 +441,3 @@ def _check(service: object) -> None:
         except TypeError as error:
             problem = f"its method {name} cannot be called with ({', '.join(parameters)}): {error}"
             raise InvalidService(service=type(service).__name__, problem=problem) from error
-
-
-def _checked_handover(bundle: str, handover: object) -> bytes | None:
-    """What a service left, if it can go on record; what cannot is dropped aloud, for the next owner can do without."""
-    if handover is None or (isinstance(handover, bytes) and len(handover) <= HANDOVER_BYTES_MAX):
-        return handover
-    what = f"{len(handover)} bytes" if isinstance(handover, bytes) else type(handover).__name__
-    _logger.error("a handover is at most %d bytes, not %s: dropped", HANDOVER_BYTES_MAX, what, extra={"bundle": bundle})
-    return None

@@ -113,6 +113,7 @@ class Member:
             step=self.step,
             end_process=self._end,
             serves_peers=world.serves_peers,
+            fetch_spilled=lambda source, bundle, digest: self._fetch(source.broker, bundle, digest),
         )
         self.agent = Agent(
             broker=broker,
@@ -224,6 +225,6 @@ class Member:
         fetch = None if source is None else partial(self._fetch, source.broker, handle.bundle)
         return Ownership(handle, clock=self._world.clock, fetch=fetch)
 
-    async def _fetch(self, source: str, bundle: str) -> bytes | None:
+    async def _fetch(self, source: str, bundle: str, digest: str | None = None) -> bytes | None:
         member = self._world.members.get(source)
-        return None if member is None else await member.runner.fetch_parted(bundle)
+        return None if member is None else await member.runner.fetch_parted(bundle, digest)

@@ -108,6 +108,7 @@ class Worker:
         self.services = self._runner.services
         self.service_of = self._runner.service_of
         self.fetch_parted = self._runner.fetch_parted
+        self.all_fetched = self._runner.all_fetched
         for service in self.services:
             service.host = self
         # One event at a time, and mostly none waits: the loop calls `_step` for each, and nothing that an effect begins (a service,

@@ -124,7 +124,7 @@ class BundleModel(_Signed):
     positions: Positions | None = Field(default=None, description="Where a splitting bundle is to be cut, as hash points.")
     handover: Annotated[str, Field(max_length=HANDOVER_CHARACTERS_MAX, pattern=CANONICAL_BASE64)] | None = Field(
         default=None,
-        description=f"The source's parting state for the next owner: at most {HANDOVER_BYTES_MAX} bytes, in canonical base64.",
+        description=f"State for the next owner, in canonical base64: at most {HANDOVER_BYTES_MAX} bytes, or a note on more.",
     )
 
     @model_validator(mode="after")

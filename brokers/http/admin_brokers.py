@@ -12,7 +12,7 @@ from aiohttp import web
 
 from brokers.errors import UnknownCluster
 from brokers.http.answers import done, json_answer
-from brokers.http.bodies import bundle_of
+from brokers.http.bodies import bundle_of, parameter_of
 from brokers.http.entries import broker_document, bundle_document
 from brokers.http.readiness import ready_view
 from brokers.load import BundleLoad
@@ -108,8 +108,11 @@ class Brokers:
         return json_answer(bundle_document(view, bundle_named(view, bundle_of(request))))
 
     async def handover(self, request: web.Request) -> web.Response:
-        """For the next owner of a bundle that was closed here: what its service still holds of it; 204 if that is nothing."""
-        state = await self._worker.fetch_parted(bundle_of(request))
+        """For the next owner of a bundle that was closed here: what its service still holds of it; 204 if that is nothing.
+
+        With `digest`: the handover that was too large for its record.
+        """
+        state = await self._worker.fetch_parted(bundle_of(request), parameter_of(request, "digest"))
         return done() if state is None else web.Response(body=state, content_type="application/octet-stream")
 
 

@@ -10,6 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import aiohttp
@@ -201,6 +202,45 @@ def test_callers_and_peers_have_an_address_each() -> None:
                 assert 204 == response.status
             await stays.has_fetched.wait()
             assert [f"state at {goes.broker_id}".encode()] == stays.fetched
+
+    run(story)
+
+
+class Large(Keeper):
+    """A service with more state than a record takes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.problems: list[str | None] = []
+        self.opened = asyncio.Event()
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        self.handed_over.append(handover)
+        self.problems.append(ownership.handover_problem)
+        self.opened.set()
+
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+        return b"x" * 1_000_000
+
+
+@pytest.mark.parametrize("http_port", [0, None])
+def test_large_state_of_a_program_that_ends_goes_on(http_port: int | None) -> None:
+    """It is fetched from the worker that ends, before that is gone; without a port the next owner is told why it does not come."""
+
+    async def story() -> None:
+        log, stays = memory(), Large()
+        goes = Worker(log, Large(), http_port=http_port)
+        async with AsyncExitStack() as parts:
+            async with goes:
+                await goes.create_namespace(NAMESPACE, bundles=1)
+                await goes.route(NAMESPACE, "key")
+                await parts.enter_async_context(Worker(log, stays))
+            await stays.opened.wait()
+        if http_port is None:
+            assert [None] == stays.handed_over
+            assert "it has 1000000 bytes" in (stays.problems[0] or "")
+        else:
+            assert ([b"x" * 1_000_000], [None]) == (stays.handed_over, stays.problems)
 
     run(story)
 

@@ -95,6 +95,32 @@ def test_state_that_production_could_not_fetch_is_refused() -> None:
         pass
 
 
+class Keeps(Service):
+    """A service with more state than a record takes, which came to it, or of which it was told why not."""
+
+    def __init__(self) -> None:
+        self.came: list[tuple[int, str | None]] = []
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        self.came.append((len(handover or b""), ownership.handover_problem))
+
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+        return b"x" * 20_000
+
+
+def test_large_state_moves_as_it_would_in_production() -> None:
+    """Where brokers serve peers it is fetched; elsewhere the next owner is told why it does not come."""
+    for serves_peers in (True, False):
+        with Cluster(Keeps, brokers=("a", "b"), serves_peers=serves_peers) as cluster:
+            cluster.create(NAMESPACE, bundles=1)
+            (bundle,) = cluster.bundles(NAMESPACE)
+            cluster.give(bundle, "b")
+            ((size, problem),) = cluster.service("b").came
+            assert (
+                (20_000, None) == (size, problem) if serves_peers else (size, "no address to fetch it from" in (problem or "")) == (0, True)
+            )
+
+
 def test_a_bundle_is_given_to_its_owner_at_no_cost(cluster: Cluster[Diary]) -> None:
     """Giving a bundle to the broker that serves it changes nothing."""
     token = cluster.ownership(NAMESPACE, "key").token
