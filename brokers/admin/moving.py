@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
-from brokers.admin.access import Access, submit, until
+from brokers.admin.access import Access, follow, submit, until
 from brokers.agent.intents import (
     CallOff,
     CreateNamespace,
@@ -27,6 +27,7 @@ from brokers.agent.intents import (
 )
 from brokers.agent.requests import record_of
 from brokers.errors import Rejected
+from brokers.outcomes import PLACED_MS, Outcomes
 from brokers.requested_moves import (
     BY_OPERATOR,
     CALLED_OFF_BY_OPERATOR,
@@ -39,6 +40,7 @@ from brokers.requested_moves import (
     unless_overtaken,
     unloads_of,
 )
+from channel.deadline import Deadline
 from channel.entries import BundleEntry, Verdict
 from channel.propose import Author
 from channel.reader import Folded
@@ -90,19 +92,33 @@ def await_end(access: Access, accepted: Folded) -> tuple[BundleEntry, ...]:
     return until(access, made, what=f"the {move.kind} of {move.bundle}")
 
 
-def unload_all(access: Access, bundles: Iterable[BundleEntry], *, what: str, wait: bool = True) -> Mapping[str, int]:
+def unload_all(
+    access: Access, bundles: Iterable[BundleEntry], *, what: str, wait: bool = True, outcomes: Outcomes | None = None
+) -> Mapping[str, int]:
     """Unload these bundles as far as they are owned, but for those that somebody else moves at the same moment.
 
     They are let go of some at a time (`unloads_of`), or are all begun at once if nobody is to `wait` for `what`. The result maps
-    the name of each that was unloaded to the offset of the record.
+    the name of each that was unloaded to the offset of the record; `outcomes` is told of the records that were waited for.
     """
     all_begun: dict[str, int] = {}
     for batch in unloads_of(bundles, kind=MoveAway):
         begun = _begin_all(access, batch, "the unload")
         if wait:
-            await_released(access, begun, what=what)
+            await_released(access, begun, what=what, outcomes=outcomes)
         all_begun |= begun
     return all_begun
+
+
+def await_settled(access: Access, outcomes: Outcomes) -> None:
+    """Wait until bundles that were released have an owner who keeps them, at most for `PLACED_MS` and until the deadline."""
+    give_up = Deadline.after(timeout_ms=min(PLACED_MS, access.deadline.remaining_ms()))
+    for folded in follow(access):
+        if folded is not None:
+            outcomes.folded(folded, access.view)
+        elif outcomes.are_settled(access.view):
+            return
+        if not give_up.remaining_ms():
+            return
 
 
 def _begin_all(access: Access, intents: Sequence[Intent], what: str) -> Mapping[str, int]:
@@ -114,11 +130,13 @@ def _begin_all(access: Access, intents: Sequence[Intent], what: str) -> Mapping[
     return begun
 
 
-def await_released(access: Access, unloads: Mapping[str, int], *, what: str) -> None:
+def await_released(access: Access, unloads: Mapping[str, int], *, what: str, outcomes: Outcomes | None = None) -> None:
     """Wait for `what`: that each unload has come to its end. `unloads` maps the name of a bundle to the offset of its unload."""
     waiting = dict(unloads)
 
-    def all_released(view: View, _: Folded | None) -> bool | None:
+    def all_released(view: View, folded: Folded | None) -> bool | None:
+        if folded is not None and outcomes is not None:
+            outcomes.folded(folded, view)
         for name, offset in list(waiting.items()):
             if not _is_leaving(view.bundles.get(name), offset):
                 del waiting[name]

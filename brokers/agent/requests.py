@@ -92,11 +92,19 @@ def _away(view: View, bundle: BundleEntry, intent: MoveAway, placement: Placemen
         return partial(propose.transfer, bundle=bundle, destination=placed[bundle.name], reason=intent.reason)
     if not intent.or_stay:
         return partial(propose.unload, bundle=bundle, reason=intent.reason)
+    problem = f"{bundle.name} stays at {view.live[bundle.owner].broker}, since {nobody_else(view, bundle) or 'placement finds no other'}"
+    return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
+
+
+def nobody_else(view: View, bundle: BundleEntry) -> str | None:
+    """Why no other broker than its owner may have a bundle that is owned; None if one may."""
+    assert bundle.owner is not None, "an owned bundle has an owner"
     owner = view.live[bundle.owner].broker
     refused = Destinations(view).bound(bundle).refused
+    if any(broker.status == "up" and broker.broker not in {owner, *refused} for broker in view.live_brokers()):
+        return None
     reasons = sorted({reason for broker, reason in refused.items() if broker != owner})
-    problem = f"{bundle.name} stays at {owner}, since nobody else may have it: {'; '.join(reasons) or 'no other broker takes bundles'}"
-    return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
+    return f"nobody else may have it: {'; '.join(reasons) or 'no other broker takes bundles'}"
 
 
 def _policies(view: View, intent: SetPolicy) -> Make | Verdict:

@@ -20,6 +20,7 @@ from brokers.cli.output import counted, print_document, print_fact, print_json, 
 from brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
 from brokers.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss
 from brokers.namespace_size import NEW_BUNDLES_MAX, check_new_bundles
+from brokers.outcomes import Outcomes
 from brokers.requested_moves import owner_of
 from brokers.settings_records import settings_in
 from brokers.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
@@ -213,11 +214,16 @@ def unload(
         elif destination is None:
             _unload_one(access, _named(access, namespace, bundle), wait=wait, as_json=as_json)
         else:
-            accepted = moving.transfer(access, _named(access, namespace, bundle), destination, force=force)
-            _follow_transfer(access, accepted, destination, wait=wait, as_json=as_json)
+            name = _named(access, namespace, bundle)
+            outcomes = Outcomes(access.view, [access.view.bundles[name]])
+            accepted = moving.transfer(access, name, destination, force=force)
+            _follow_transfer(access, accepted, outcomes, destination, destination, wait=wait, as_json=as_json)
 
 
-def _follow_transfer(access: Access, accepted: Folded, destination: str, *, wait: bool, as_json: bool) -> None:
+def _follow_transfer(
+    access: Access, accepted: Folded, outcomes: Outcomes, destination: str, wanted: str | None, *, wait: bool, as_json: bool
+) -> None:
+    """Follow a transfer to its end, and until the new owner keeps the bundle. `wanted` is the destination that was asked for."""
     assert isinstance(accepted.record, BundleTransition), "a transfer begins with a transition"
     name = accepted.record.key
     if not wait:
@@ -225,31 +231,50 @@ def _follow_transfer(access: Access, accepted: Folded, destination: str, *, wait
         print_fact(sentence, {"offset": accepted.offset, "bundle": name, "destination": destination, "done": False}, as_json=as_json)
         return
     (bundle,) = moving.await_end(access, accepted)
-    sentence = f"accepted at offset {accepted.offset}, done at {bundle.last}: {name} is owned by {destination}, token {bundle.token}"
-    document = {"offset": accepted.offset, "bundle": name, "destination": destination, "done": True, "token": bundle.token}
+    moving.await_settled(access, outcomes)
+    outcome = outcomes.check(name, access.view, destination=wanted)
+    sentence = f"accepted at offset {accepted.offset}, done at {bundle.last}: {outcome.sentence()}"
+    document = {"offset": accepted.offset, "destination": destination, "done": True} | outcome.document()
     print_fact(sentence, document, as_json=as_json)
 
 
 def _unload_one(access: Access, name: str, *, wait: bool, as_json: bool) -> None:
     source = owner_of(access.view, access.view.bundles[name])
+    outcomes = Outcomes(access.view, [access.view.bundles[name]])
     accepted = moving.unload(access, name)
     destination = access.view.bundles[name].owner
     if destination is not None:
-        _follow_transfer(access, accepted, access.view.live[destination].broker, wait=wait, as_json=as_json)
+        _follow_transfer(access, accepted, outcomes, access.view.live[destination].broker, None, wait=wait, as_json=as_json)
         return
+    document: dict[str, object] = {"offset": accepted.offset, "bundle": name, "source": source, "done": wait}
+    sentence = f"{source} releases {name}"
     if wait:
-        moving.await_released(access, {name: accepted.offset}, what=f"the release of {name}")
-    sentence = f"accepted at offset {accepted.offset}: {source} {'has let' if wait else 'lets'} go of {name}"
-    print_fact(sentence, {"offset": accepted.offset, "bundle": name, "source": source, "done": wait}, as_json=as_json)
+        moving.await_released(access, {name: accepted.offset}, what=f"the release of {name}", outcomes=outcomes)
+        moving.await_settled(access, outcomes)
+        outcome = outcomes.of(name, access.view)
+        document |= outcome.document()
+        sentence = outcome.sentence()
+    print_fact(f"accepted at offset {accepted.offset}: {sentence}", document, as_json=as_json)
 
 
 def _unload_all(access: Access, namespace: str, *, wait: bool, as_json: bool) -> None:
     bundles = access.view.bundles_of(namespace)
-    unloads = moving.unload_all(access, bundles, what=f"the unload of all bundles of {namespace}", wait=wait)
+    outcomes = Outcomes(access.view, [bundle for bundle in bundles if bundle.phase == "owned"])
+    unloads = moving.unload_all(access, bundles, what=f"the unload of all bundles of {namespace}", wait=wait, outcomes=outcomes)
     skipped = len(bundles) - len(unloads)
-    done = "are unloaded" if wait else "are being unloaded"
-    sentence = f"{counted(len(unloads), 'bundle')} of {namespace} {done}; {skipped} had no owner, or were on the move already"
-    print_fact(sentence, {"namespace": namespace, "offsets": unloads, "skipped": skipped, "done": wait}, as_json=as_json)
+    passed_over = f"{skipped} had no owner, or were on the move already"
+    document: dict[str, object] = {"namespace": namespace, "offsets": unloads, "skipped": skipped, "done": wait}
+    if not wait:
+        print_fact(f"{counted(len(unloads), 'bundle')} of {namespace} are being unloaded; {passed_over}", document, as_json=as_json)
+        return
+    moving.await_settled(access, outcomes)
+    all_outcomes = [outcomes.of(name, access.view) for name in unloads]
+    stuck = [outcome for outcome in all_outcomes if outcome.owner in (None, outcome.source)]
+    sentence = f"{counted(len(unloads) - len(stuck), 'bundle')} of {namespace} moved to another owner; {passed_over}"
+    document["bundles"] = [outcome.document() for outcome in all_outcomes]
+    print_fact(sentence, document, as_json=as_json)
+    for outcome in () if as_json else stuck:
+        print_line(outcome.sentence())
 
 
 @app.command("cancel-moves")

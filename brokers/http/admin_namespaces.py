@@ -6,7 +6,8 @@ May live here: these paths: decode, call, encode. What Pulsar answers and what w
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 from aiohttp import web
@@ -45,6 +46,12 @@ _TENANT: Final = "/admin/v2/tenants/{tenant}"
 _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"
 _BUNDLE: Final = f"{_NAMESPACE}/{{bundle}}"
 _NAME_SHOWN_MAX: Final = 256
+
+UNLOAD_OUTCOME: Final = "X-Unload-Outcome"
+"""What became of what was unloaded, as JSON in ASCII: Pulsar's tools expect 204, which has no body."""
+
+# Clients read 8 KiB of headers, and a reason has up to 1,024 characters.
+_EXAMPLES_MAX: Final = 3
 
 
 class Namespaces:
@@ -181,8 +188,9 @@ class Namespaces:
         """Take every bundle of a namespace from its owner."""
         view = ready_view(self._worker)
         namespace = namespace_named(view, namespace_of(request))
-        await self._moving.unload_all(view.bundles_of(namespace.name), self._deadline())
-        return done()
+        outcomes = await self._moving.unload_all(view.bundles_of(namespace.name), self._deadline())
+        stuck = [outcome.document() for outcome in outcomes if outcome.owner in (None, outcome.source)]
+        return _unloaded({"moved": len(outcomes) - len(stuck), "not_moved": len(stuck), "for_example": stuck[:_EXAMPLES_MAX]})
 
     async def cancel_moves(self, request: web.Request) -> web.Response:
         """Call off all moves of a namespace that have not happened."""
@@ -198,14 +206,18 @@ class Namespaces:
         return done()
 
     async def unload(self, request: web.Request) -> web.Response:
-        """Take a bundle from its owner; with `destinationBroker`, move it there, with `force` whatever policies say."""
+        """Take a bundle from its owner; with `destinationBroker`, move it there, with `force` whatever policies say.
+
+        204, as Pulsar answers; a header says what became of the bundle.
+        """
         bundle = self._bundle(request)
         destination, force = parameter_of(request, "destinationBroker"), flag_of(request, "force")
         if destination is not None:
-            await self._moving.transfer(bundle.name, check_broker_id(destination), self._deadline(), force=force)
-        elif bundle.phase != "free":
-            await self._moving.unload(bundle.name, self._deadline())
-        return done()
+            outcome = await self._moving.transfer(bundle.name, check_broker_id(destination), self._deadline(), force=force)
+            return _unloaded(outcome.document())
+        if bundle.phase == "free":
+            return done()
+        return _unloaded((await self._moving.unload(bundle.name, self._deadline())).document())
 
     async def split(self, request: web.Request) -> web.Response:
         """Have a bundle cut by its owner; the body may hold positions, the parameter `splitAlgorithmName` the algorithm."""
@@ -231,6 +243,11 @@ class Namespaces:
 
     def _deadline(self) -> Deadline:
         return Deadline.after(timeout_ms=self._worker.config.admin_ms)
+
+
+def _unloaded(outcome: Mapping[str, object]) -> web.Response:
+    """204, with the outcome in a header."""
+    return web.Response(status=204, headers={UNLOAD_OUTCOME: json.dumps(outcome)})
 
 
 def _tenant_of(request: web.Request) -> str:

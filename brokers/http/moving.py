@@ -7,7 +7,8 @@ its end by `brokers.following`. The same for the command line, straight on the c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 
 from brokers.agent.intents import (
     CallOff,
@@ -25,6 +26,7 @@ from brokers.agent.intents import (
     subject_of,
 )
 from brokers.following import Following
+from brokers.outcomes import PLACED_MS, Outcome, Outcomes
 from brokers.requested_moves import (
     BY_OPERATOR,
     CALLED_OFF_BY_OPERATOR,
@@ -38,6 +40,7 @@ from brokers.settings_records import Changes
 from brokers.worker import Worker
 from channel.deadline import Deadline
 from channel.entries import BundleEntry
+from channel.errors import DeadlineExceeded
 from channel.reader import Folded
 from channel.records import Document, Scalar
 
@@ -53,24 +56,38 @@ class Moving:
         self._worker = worker
         self._following = Following(worker)
 
-    async def transfer(self, bundle: str, destination: str, deadline: Deadline, *, force: bool = False) -> None:
-        """Move `bundle` to the broker `destination`, until that one owns it.
+    async def transfer(self, bundle: str, destination: str, deadline: Deadline, *, force: bool = False) -> Outcome:
+        """Move `bundle` to the broker `destination`, until that one owns it and keeps it; what became of the bundle.
 
         Raises `DestinationForbidden` if policies keep it from there, unless it is to be moved by `force`.
         """
         if not force:
             refuse_forbidden(self._worker.view, bundle, destination)
         wish = Transfer(bundle=bundle, destination=destination, reason=BY_OPERATOR)
-        await self._following.move(wish, deadline, f"the transfer of {bundle} to {destination}")
+        with self._outcomes([self._worker.view.bundles[bundle]]) as outcomes:
+            await self._following.move(wish, deadline, f"the transfer of {bundle} to {destination}")
+            await self._settled(outcomes, deadline)
+        return outcomes.check(bundle, self._worker.view, destination=destination)
 
-    async def unload(self, bundle: str, deadline: Deadline) -> None:
-        """Move `bundle` away from its owner, until another owns it; where no other may have it, until it has been let go of."""
-        await self._following.move(MoveAway(bundle=bundle, reason=BY_OPERATOR), deadline, f"the unload of {bundle}")
+    async def unload(self, bundle: str, deadline: Deadline) -> Outcome:
+        """Move `bundle` away from its owner, to another one if any may have it; what became of the bundle."""
+        with self._outcomes([self._worker.view.bundles[bundle]]) as outcomes:
+            made = await self._following.move(MoveAway(bundle=bundle, reason=BY_OPERATOR), deadline, f"the unload of {bundle}")
+            await self._settled(outcomes, deadline)
+        if made:
+            return outcomes.check(bundle, self._worker.view, destination=None)
+        return outcomes.of(bundle, self._worker.view)
 
-    async def unload_all(self, bundles: Iterable[BundleEntry], deadline: Deadline) -> None:
-        """Unload these bundles as far as they are owned, but for those that somebody else moves at the same moment."""
-        for batch in unloads_of(bundles, kind=MoveAway):
-            await self._unload_batch(batch, deadline)
+    async def unload_all(self, bundles: Sequence[BundleEntry], deadline: Deadline) -> Sequence[Outcome]:
+        """Unload these bundles as far as they are owned, but for those that somebody else moves at the same moment.
+
+        Returns what became of each that was owned.
+        """
+        with self._outcomes([bundle for bundle in bundles if bundle.phase == "owned"]) as outcomes:
+            for batch in unloads_of(bundles, kind=MoveAway):
+                await self._unload_batch(batch, deadline)
+            await self._settled(outcomes, deadline)
+        return outcomes.all(self._worker.view)
 
     async def split(self, bundle: str, algorithm: str, positions: Sequence[int] | None, deadline: Deadline) -> None:
         """Have the owner of `bundle` cut it, until its children are there."""
@@ -125,6 +142,22 @@ class Moving:
                         await self._following.settle(start, deadline)
                 case _:
                     await self._unload_batch(steps, deadline)
+
+    @contextmanager
+    def _outcomes(self, bundles: Iterable[BundleEntry]) -> Iterator[Outcomes]:
+        """What becomes of bundles, followed from before their unload on."""
+        outcomes = Outcomes(self._worker.view, bundles)
+        end = self._worker.listen(lambda folded: outcomes.folded(folded, self._worker.view))
+        try:
+            yield outcomes
+        finally:
+            end()
+
+    async def _settled(self, outcomes: Outcomes, deadline: Deadline) -> None:
+        """Wait until bundles that were released have an owner who keeps them, at most for `PLACED_MS` and until the deadline."""
+        timeout_ms = min(PLACED_MS, deadline.remaining_ms())
+        with suppress(DeadlineExceeded):
+            await self._worker.until(lambda view: outcomes.are_settled(view) or None, timeout_ms=timeout_ms, what="an owner for each")
 
     async def _unload_batch(self, unloads: Sequence[Intent], deadline: Deadline) -> None:
         """Request these unloads side by side, and follow each to its end."""

@@ -17,7 +17,7 @@ from brokers.cli.main import app
 from brokers.cli.options import LOG_VARIABLE
 from channel import propose
 from channel.codec import encode
-from channel.entries import BundleEntry
+from channel.entries import BrokerEntry, BundleEntry
 from channel.lifecycle import Phase
 from channel.log import READ_ENTRIES_MAX
 from channel.open_log import open_log
@@ -86,8 +86,12 @@ def view_of(url: str) -> View:
 class Actors:
     """All brokers of a channel, played by one thread from `with` to its end: whoever's turn it is says what `script` has for it."""
 
-    def __init__(self, url: str, script: dict[Phase, Play] | None = None) -> None:
+    def __init__(
+        self, url: str, script: dict[Phase, Play] | None = None, *, also: Callable[[View], AnyRecord | None] = lambda _: None
+    ) -> None:
+        """`also` is what somebody says where the script has nothing."""
         self._url = url
+        self._also = also
         self._script = BY_THE_BOOK if script is None else script
         self._log = open_log(url)
         self._ending = False
@@ -118,7 +122,14 @@ class Actors:
             actor = bundle.source if bundle.phase in ("handing_over", "unloading") else bundle.owner
             if play is not None and actor is not None:
                 broker = view.live[actor]
-                author = Author(publisher=broker.broker, incarnation=actor, sequence=broker.sequence + 1)
-                self._log.append([encode(play(author, bundle))], timeout_ms=1_000)
+                self._log.append([encode(play(author_of(broker), bundle))], timeout_ms=1_000)
                 return True
-        return False
+        record = self._also(view)
+        if record is not None:
+            self._log.append([encode(record)], timeout_ms=1_000)
+        return record is not None
+
+
+def author_of(broker: BrokerEntry) -> Author:
+    """Who signs the next record of a broker."""
+    return Author(publisher=broker.broker, incarnation=broker.incarnation, sequence=broker.sequence + 1)

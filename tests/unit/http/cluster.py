@@ -45,6 +45,7 @@ class Gate(Service):
     closing: asyncio.Event = field(default_factory=asyncio.Event)
     giving: asyncio.Event = field(default_factory=asyncio.Event)
     refuses: set[str] = field(default_factory=set)
+    fails: set[str] = field(default_factory=set)
     parted: dict[str, bytes] = field(default_factory=dict)
     loads: dict[str, BundleLoad] = field(default_factory=dict)
 
@@ -59,7 +60,8 @@ class Gate(Service):
         await self.taking.wait()
 
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
-        """Nothing is left to do."""
+        if ownership.bundle.name in self.fails:
+            raise RuntimeError("no disk")
 
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
         await self.closing.wait()

@@ -1,0 +1,67 @@
+"""`equipoise namespaces unload`: what it says of a bundle that a destination could not open, or that came back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from channel import propose
+from channel.records import AnyRecord
+from channel.view import View
+from tests.folding import NAMESPACE
+from tests.unit.cli.fabricated import LEFT, LEFT_RANGE, Actors, author_of, owned_channel, run, write
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> str:
+    """The URL of the log of `owned_channel`: 9 records, a owns `LEFT`, b owns `RIGHT`, c nothing."""
+    return write(owned_channel().entries, tmp_path)
+
+
+def unload(log: str, *arguments: str) -> tuple[str, str, int]:
+    """What `namespaces unload` prints, and its exit code."""
+    result = run("namespaces", "unload", NAMESPACE, *arguments, log=log)
+    return result.stdout, result.stderr, result.exit_code
+
+
+def giving_up(view: View) -> AnyRecord | None:
+    """What c says while it owns the left bundle: it cannot open it; and then a assigns it to itself."""
+    bundle = view.bundles[LEFT]
+    a, c = view.brokers["a"], view.brokers["c"]
+    if bundle.phase == "owned" and bundle.owner == c.incarnation:
+        return propose.give_up(author_of(c), bundle, problem="no disk")
+    return propose.assign(author_of(a), bundle, owner=a.incarnation) if bundle.phase == "free" else None
+
+
+@pytest.mark.parametrize("destination", [(), ("-d", "c")])
+def test_an_unload_that_comes_back_is_refused(destination: tuple[str, ...], log: str) -> None:
+    """A destination that cannot open what it owns already gives it up; the command says so, and who owns the bundle now."""
+    with Actors(log, also=giving_up):
+        out, error, code = unload(log, "--bundle", LEFT_RANGE, *destination)
+    told = f"error: the transfer of {LEFT} was called off: {LEFT} came back to a, token 16: c could not open it: no disk; see equipoise"
+    assert ("", 1) == (out, code)
+    assert error.startswith(told)
+
+
+def test_a_namespace_whose_bundles_come_back_is_not_unloaded(log: str) -> None:
+    """Of a whole namespace those that did not move are named."""
+    with Actors(log, also=giving_up):
+        out, _, code = unload(log)
+    moved, came_back = out.splitlines()
+    assert ("1 bundle of tenant/ns moved to another owner; 0 had no owner, or were on the move already", 0) == (moved, code)
+    assert came_back.startswith(f"{LEFT} came back to a, token ")
+
+
+def test_an_unload_without_anybody_else_waits_for_the_next_owner(tmp_path: Path) -> None:
+    """A lone broker's bundle is its own again when the command returns, which says why."""
+    channel = owned_channel()
+    for other in "bc":
+        channel.die(other)
+    url = write(channel.entries, tmp_path)
+    with Actors(url, also=giving_up):
+        out, _, code = unload(url, "--bundle", LEFT_RANGE, "--json")
+    document = json.loads(out)
+    nobody = "nobody else may have it: no other broker takes bundles"
+    assert (12, "a", "a", nobody, 0) == (document["offset"], document["source"], document["owner"], document["problem"], code)

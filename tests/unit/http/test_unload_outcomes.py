@@ -1,0 +1,82 @@
+"""What an unload over HTTP answers of a bundle that moved, that came back, or that nobody takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from brokers.http import moving
+from brokers.http.admin_namespaces import UNLOAD_OUTCOME
+from tests.unit.http.cluster import NAMESPACE, Answer, cluster, path_of, run
+
+pytestmark = pytest.mark.integration
+
+NAMESPACES = "/admin/v2/namespaces"
+
+
+def outcome_of(answer: Answer) -> Mapping[str, object]:
+    """What an unload answers of the bundle, beside the status that Pulsar's tools expect."""
+    assert (204, b"") == (answer.status, answer.body)
+    told = json.loads(answer.headers[UNLOAD_OUTCOME])
+    assert isinstance(told, dict)
+    return told
+
+
+def test_an_unload_says_who_owns_the_bundle_now(tmp_path: Path) -> None:
+    """Whoever would not open it on the way is named, with the reason, and who owns it in the end."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            bundle = brokers.bundles()[0]
+            owner = brokers.owner_of(bundle)
+            other = brokers.other_than(owner)
+            outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
+            token = brokers.view.bundles[bundle].token
+            assert {"bundle": bundle, "source": owner.id, "owner": other.id, "token": token, "problem": None} == outcome
+            outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload?destinationBroker={owner.id}"))
+            assert (other.id, owner.id, None) == (outcome["source"], outcome["owner"], outcome["problem"])
+            outcome = outcome_of(await owner.put(f"{NAMESPACES}/{NAMESPACE}/unload"))
+            assert {"moved": 4, "not_moved": 0, "for_example": []} == outcome
+
+    run(story)
+
+
+@pytest.mark.parametrize("query", ["", "?destinationBroker={}"], ids=["anywhere", "to a broker"])
+def test_a_bundle_that_comes_back_is_not_unloaded(query: str, tmp_path: Path) -> None:
+    """A destination that fails to open what it owns already gives it up: the unload is refused, with that reason and the owner."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2) as brokers:
+            bundle = brokers.bundles()[0]
+            owner = brokers.owner_of(bundle)
+            other = brokers.other_than(owner)
+            other.service.fails.add(bundle)
+            answer = await owner.put(f"{path_of(bundle)}/unload{query.format(other.id)}")
+            assert (409, True) == (answer.status, f"{bundle} came back to {owner.id}, token " in answer.reason)
+            assert f": {other.id} could not open it: RuntimeError: no disk; see equipoise channel why" in answer.reason
+            assert owner is brokers.owner_of(bundle)
+
+    run(story)
+
+
+def test_an_unload_that_nobody_takes_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A lone broker takes its bundle anew, since nobody else may have it; if it fails to, the bundle has no owner."""
+
+    async def story() -> None:
+        async with cluster(tmp_path) as brokers:
+            (owner,) = brokers.brokers
+            bundle = brokers.bundles()[0]
+            outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
+            nobody = "nobody else may have it: no other broker takes bundles"
+            assert (owner.id, owner.id, nobody) == (outcome["source"], outcome["owner"], outcome["problem"])
+            owner.service.fails.add(bundle)
+            monkeypatch.setattr(moving, "PLACED_MS", 600)
+            outcome = outcome_of(await owner.put(f"{path_of(bundle)}/unload"))
+            assert (None, f"{owner.id} could not open it: RuntimeError: no disk") == (outcome["owner"], outcome["problem"])
+            owner.service.fails.clear()
+            await brokers.settled()
+
+    run(story)
