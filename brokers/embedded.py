@@ -22,7 +22,7 @@ from brokers.loop_thread import CROSSING_MS, InThread, NotRunning
 from brokers.main import Broker
 from brokers.namespace_policies import ON_CHANNEL_LOSS
 from brokers.namespace_size import check_new_bundles
-from brokers.service import Ownership, Peer, Service, WorkerEnded
+from brokers.service import Ownership, Peer, Service
 from brokers.worker import Worker as Host
 from channel.open_log import log_path
 from channel.ranges import check_namespace, even_boundaries
@@ -102,11 +102,7 @@ class Worker:
                 config = config.model_copy(update={"data_dir": Path(folder)})
             broker = Broker(config, self._services, listens=self._listens, advertised_addresses=self._advertised_addresses)
             self._host = await parts.enter_async_context(broker)
-            try:
-                await self._host.ready(timeout_ms=READY_MS_MAX)
-            except WorkerEnded:
-                await self._host.finished()  # Raises why.
-                raise
+            await self._host.ready(timeout_ms=READY_MS_MAX)
             self._parts = parts.pop_all()
         return self
 

@@ -191,8 +191,12 @@ class Worker:
         sit_down(self._seat, handle)
 
     async def ready(self, *, timeout_ms: int) -> None:
-        """Wait until it has read to the end that it saw at its start, and its own `joined`."""
-        await self.until(lambda _: self.agent.is_ready or None, timeout_ms=timeout_ms, what=f"broker {self.broker_id} becoming ready")
+        """Wait until it has read to the end that it saw at its start, and its own `joined`. Raises the error that ends it before."""
+        try:
+            await self.until(lambda _: self.agent.is_ready or None, timeout_ms=timeout_ms, what=f"broker {self.broker_id} becoming ready")
+        except WorkerEnded:
+            await self.finished()
+            raise
 
     async def stop(self) -> None:
         """Stop gracefully: drain, move everything away, leave, and let go of log and directory; bounded by `drain_ms`."""
