@@ -191,11 +191,12 @@ def test_callers_and_peers_have_an_address_each() -> None:
         log, stays = memory(), Fetched()
         async with (
             aiohttp.ClientSession() as session,
+            AsyncExitStack() as parts,
             Worker(log, Fetched(), http_port=0, advertised_addresses={"http": "http://goes"}) as goes,
-            Worker(log, stays, http_port=0) as one,
         ):
             await goes.create_namespace(NAMESPACE, bundles=1)
             assert isinstance(await goes.route(NAMESPACE, "key"), Ownership)
+            one = await parts.enter_async_context(Worker(log, stays, http_port=0))
             peer = await one.route(NAMESPACE, "key")
             assert peer == Peer(broker=goes.broker_id, addresses={"http": "http://goes", "peer": f"http://{goes.broker_id}"})
             async with session.post(f"{peer.addresses['peer']}/admin/v2/brokers/drain") as response:
