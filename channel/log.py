@@ -67,7 +67,7 @@ class Log(Protocol):
     * Each entry has the time at which the storage's own clock says that it was appended, unless that clock was wrong. The
       time never falls from one entry to the next, and serves people and retention alone: no verdict depends on it. A clock
       may have been wrong for a while. So a time says nothing if it is more than `CLOCK_AHEAD_MS_MAX` ahead of the clock of
-      the reader, or lower than that of the log's first entry. Such an entry counts as appended when the next one was that
+      the reader (unless all are), or lower than that of the log's first entry. Such an entry counts as appended when the next one was that
       has a time, or now.
 
     A handle belongs to one thread at a time, which blocks in it; it may be handed over between calls. Only `wake` may be

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 
 from channel.log import CLOCK_AHEAD_MS_MAX
+from channel.records import INTEGER_MAX
 
 FirstTimed = Callable[[int, int, int, int], tuple[int, int] | None]
 """Return offset and time of the first entry from a position on (1), below another (2), whose time lies between two (3 and 4, included)."""
@@ -36,6 +37,8 @@ def position_by(first_timed: FirstTimed, time_ms: int, *, low: int, high: int) -
     """
     latest = latest_ms()
     oldest = first_timed(low, high, 1, latest)
+    if oldest is None:  # The clock of this machine is behind all that the log has, and refutes nothing.
+        latest = INTEGER_MAX
     oldest_ms = 1 if oldest is None else oldest[1]
     while low < high:
         middle = (low + high) // 2

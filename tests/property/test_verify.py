@@ -180,7 +180,9 @@ def test_whatever_byte_of_the_file_is_changed_nothing_is_passed_over(seed: int, 
             findings = verify_file(path)
         except EquipoiseError:
             return
-        assert audit_of(records) == findings if findings.in_order else Kind.DAMAGED in {finding.kind for finding in findings.findings}
+        kinds = {finding.kind for finding in findings.findings}
+        # The time of a record is no part of what its checksum covers.
+        assert audit_of(records) == findings if findings.in_order else kinds & {Kind.DAMAGED, Kind.CLOCK}
 
 
 def verify_file(path: Path) -> Findings:

@@ -304,9 +304,11 @@ def test_a_batch_does_not_wait_for_a_long_channel(tmp_path: Path, monkeypatch: p
 def test_a_hold_is_dated_by_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An archive whose machine is a month behind, or a year ahead, writes the time of the log's newest entry all the same."""
     channel = channel_with("a:1")
-    url, told = write(channel.entries, tmp_path), list[str]()
+    told = list[str]()
     now_ns = time.time_ns()
     for wrong_ns in (-31 * DAY_MS * 1_000_000, 365 * DAY_MS * 1_000_000):
+        (folder := tmp_path / str(wrong_ns)).mkdir()  # A log of its own: the record of a hold gets its time from the wrong clock, too.
+        url = write(channel.entries, folder)
         monkeypatch.setattr(time, "time_ns", lambda wrong_ns=wrong_ns: now_ns + wrong_ns)
         hold = Hold(url, "main", tell=told.append)
         hold.archived(Manifest(writer="archive", log="", url=url, positions={"channel": 2}), at_once=True)
