@@ -29,9 +29,10 @@ from channel.records import (
 )
 from channel.table import View
 
-# How the reason of an unload begins by which an owner gives up what its service failed to open. For placement, never for the
-# fold: nobody's verdict depends on it.
+# How the reason begins of a record by which a broker says that its service does not take a bundle: of an owner's unload, and
+# of a destination's end of a transfer. For placement, never for the fold: nobody's verdict depends on it.
 _COULD_NOT_OPEN: Final = "could not open it: "
+_COULD_NOT_PREPARE: Final = "could not prepare it: "
 
 
 class _Signature(TypedDict):
@@ -155,15 +156,20 @@ def give_up(author: Author, bundle: BundleEntry, *, problem: str) -> BundleTrans
     return unload(author, bundle, reason=f"{_COULD_NOT_OPEN}{problem}"[:TEXT_CHARACTERS_MAX])
 
 
-def is_given_up(record: AnyRecord | Unreadable) -> bool:
-    """Whether a record is what `give_up` makes. The owner also writes the unloads that others ask it for: its reason tells."""
-    return (
-        isinstance(record, BundleTransition)
-        and record.state == "releasing"
-        and record.incarnation is not None
-        and record.incarnation == record.source
-        and (record.reason or "").startswith(_COULD_NOT_OPEN)
-    )
+def refuse_transfer(author: Author, bundle: BundleEntry, *, problem: str) -> BundleTransition:
+    """Cancel a transfer because the destination's service refuses it; `is_given_up` tells this from an operator's cancel."""
+    return call_off(author, bundle, reason=f"{_COULD_NOT_PREPARE}{problem}"[:TEXT_CHARACTERS_MAX])
+
+
+def is_given_up(record: AnyRecord | Unreadable, before: BundleEntry) -> bool:
+    """Return whether a record is what `give_up` or `refuse_transfer` makes: the owner of `before` says that its service failed.
+
+    An owner also writes the unloads, and a destination the cancels, that others ask it for. Only the reason tells them apart.
+    """
+    if not isinstance(record, BundleTransition) or record.incarnation is None or record.incarnation != before.owner:
+        return False
+    mark = {"releasing": _COULD_NOT_OPEN, "owned": _COULD_NOT_PREPARE}.get(record.state)
+    return mark is not None and (record.reason or "").startswith(mark)
 
 
 def released(author: Author, bundle: BundleEntry) -> BundleTransition:

@@ -20,7 +20,7 @@ from channel.difference import Jump
 from channel.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry
 from channel.propose import is_given_up
 from channel.reader import Folded
-from channel.records import AnyRecord, Unreadable
+from channel.records import AnyRecord, BundleTransition, Unreadable
 from channel.view import View
 
 # How often the leader looks at what is unsettled when nothing is read; the others look as often and wait longer.
@@ -261,9 +261,12 @@ def _is_placed(change: BundleChanged) -> bool:
 
 
 def _refuser(change: BundleChanged, record: AnyRecord | Unreadable) -> int | None:
-    """The broker that, as this change says, does not take a bundle: before it owns it, or because it fails to open it."""
+    """Return the broker that does not take a bundle, by its own word: it refuses to prepare it, or fails to open it.
+
+    Whatever else ends a transfer (an operator's cancel, the leader's patience, a death) says nothing about the destination.
+    """
     before, after = change.before, change.after
-    if before is None or after is None:
+    if before is None or after is None or not isinstance(record, BundleTransition):
         return None
-    refused = (before.phase, after.phase) in (("assigning", "free"), ("transferring", "owned"))
-    return before.owner if refused or is_given_up(record) else None
+    refused = (before.phase, after.phase) == ("assigning", "free")
+    return before.owner if refused or is_given_up(record, before) else None

@@ -328,8 +328,10 @@ class Tenures:
             core.propose(partial(ready, bundle=bundle))
         elif tenure.stage in (Stage.REFUSED, Stage.FAILED):
             problem = _reason(tenure)
-            refuse = propose.refuse if bundle.phase == "assigning" else propose.call_off
-            core.propose(partial(refuse, bundle=bundle, reason=problem))
+            if bundle.phase == "assigning":
+                core.propose(partial(propose.refuse, bundle=bundle, reason=problem))
+            else:
+                core.propose(partial(propose.refuse_transfer, bundle=bundle, problem=problem))
         elif tenure.stage is Stage.OPEN:
             self._wind_up(tenure, bundle)
 

@@ -11,6 +11,7 @@ from typing import Final
 
 from brokers.agent.events import DrainRequested, Requested
 from brokers.agent.intents import (
+    CallOff,
     CreateNamespace,
     DeleteNamespace,
     Intent,
@@ -63,6 +64,7 @@ class Operators:
         weights = stage.scenario.operations
         self._operations: tuple[tuple[Callable[[], None], int], ...] = (
             (self._transfer, weights.transfer),
+            (self._cancel, weights.cancel),
             (self._unload, weights.unload),
             (self._split, weights.split),
             (self._merge, weights.merge),
@@ -135,6 +137,17 @@ class Operators:
             self._write(lambda author: propose.transfer(author, bundle, destination=destination.incarnation, reason="balance"))
         else:
             self._ask(Transfer(bundle=bundle.name, destination=destination.broker, reason="balance"))
+
+    def _cancel(self) -> None:
+        """Cancel a transfer that has not happened."""
+        cancellable = [bundle for bundle in self._log.view.unsettled() if bundle.phase == "transferring"]
+        if not cancellable:
+            return
+        bundle = self._stage.chance.one_of(cancellable)
+        if self._by_admin():
+            self._write(lambda author: propose.call_off(author, bundle, reason="operator"))
+        else:
+            self._ask(CallOff(bundle=bundle.name, reason="operator"))
 
     def _unload(self) -> None:
         bundle = self._some_owned()

@@ -12,7 +12,7 @@ from typing import Final
 from brokers.agent.leading import Batches
 from brokers.agent.timing import Timing
 from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
-from brokers.simulation.faults import NEVER, Faults, Span
+from brokers.simulation.faults import NEVER, Crash, Faults, Scheduled, Span
 from channel.records import Document
 
 # The leases of the embedded log. The service's deadlines, the leader's patience and the day after which a broker is forgotten
@@ -33,6 +33,7 @@ class Operations:
 
     every_ms: int = 150
     transfer: int = 60
+    cancel: int = NEVER
     unload: int = 10
     split: int = 8
     merge: int = 8
@@ -227,6 +228,19 @@ _CATALOGUE: Final = (
         bundles=(16,),
         operations=Operations(every_ms=60),
         faults=Faults(refuses_permille=250, hangs_permille=80, dies_permille=2, service_ms=(1, 400)),
+    ),
+    Scenario(
+        # Operators change their minds: they cancel most transfers while the destination still prepares. In the end one broker
+        # dies, and the other one takes all, which has refused nothing.
+        name="cancels",
+        brokers=2,
+        bundles=(4,),
+        operations=replace(_QUIET_OPERATIONS, every_ms=50, cancel=60, unload=1, split=NEVER, merge=NEVER, namespace=NEVER),
+        faults=Faults(
+            service_ms=(50, 700),
+            hangs_permille=10,
+            scheduled=(Scheduled(at_ms=39_900, trouble=Crash(host="broker-1", back_after_ms=None)),),
+        ),
     ),
     Scenario(
         # More than one batch of bundles is never to be placed, or moved away, and stands before those that are: their names

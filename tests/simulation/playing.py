@@ -49,6 +49,7 @@ SEEDS = {
     "many-brokers": 1,
     "lost-directories": 4,
     "service-trouble": 2,
+    "cancels": 3,
     "narrow": 3,
     "drains": 2,
     "reshaping": 2,

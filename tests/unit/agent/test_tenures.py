@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
+from brokers.agent.intents import CallOff
 from channel.records import CUTS_MAX, TEXT_CHARACTERS_MAX
 from tests.scenarios.host import Link
 from tests.scenarios.language import perform
@@ -93,6 +94,31 @@ def test_what_was_prepared_and_is_not_needed_is_thrown_away() -> None:
     """The service hears of it, whenever the log has changed its mind."""
     stage = play("cluster a b with 1 bundle", "hold b", "transfer 00_ff to b by admin")
     assert "b throws away what it prepared for 00_ff" in perform(stage, "call off 00_ff by admin")
+
+
+@pytest.mark.parametrize("by", ["a", "b"])
+def test_a_cancel_that_an_operator_asks_a_broker_for_is_no_refusal(by: str) -> None:
+    """Whichever broker writes the cancel, the destination itself included, it takes the bundle when its owner dies."""
+    stage = play("cluster a b with 1 bundle", "service b waits prepare")
+    for _ in range(8):
+        perform(stage, "transfer 00_ff to b by admin")
+        stage.ask(by, CallOff(bundle=WHOLE, reason="operator"))
+        perform(stage, "service b answers")
+    for command in ("service b is well", "crash a", "bury a", "advance 300ms"):
+        perform(stage, command)
+    assert ("owned", 3) == (stage.view.bundles[WHOLE].phase, stage.view.bundles[WHOLE].owner)
+
+
+def test_a_refusal_of_the_destination_is_one() -> None:
+    """A destination whose service refuses a transfer is left in peace for a while, and longer each time."""
+    stage = play("cluster a b with 1 bundle", "service b refuses prepare")
+    for _ in range(3):
+        perform(stage, "transfer 00_ff to b by admin")
+    for command in ("service b is well", "crash a", "bury a", "advance 1s"):
+        perform(stage, command)
+    assert "free" == stage.view.bundles[WHOLE].phase
+    perform(stage, "advance 3s")
+    assert "owned" == stage.view.bundles[WHOLE].phase
 
 
 NONSENSE = {
