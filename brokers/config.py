@@ -207,8 +207,8 @@ class WorkerConfig(BaseModel):
     open_ms: DeadlineMs = Field(default=_TIMING.open_ms, description="The service's deadline to open a bundle; nobody serves it meanwhile.")
     close_ms: DeadlineMs = Field(
         default=_TIMING.close_ms,
-        description="The service's deadline to close a bundle; nobody serves it meanwhile. A service that overruns it and cannot be "
-        "stopped ends its process.",
+        description="The service's deadline to close a bundle, which nobody serves meanwhile, or to discard what it prepared. A "
+        "service that overruns it and cannot be stopped ends its process.",
     )
     log_wait_ms: int = Field(
         default=60_000,

@@ -251,6 +251,9 @@ class Service(ABC):
     exception from `prepare` or `open` refuses the bundle, with its text as the reason. Each call has a deadline; what
     overruns it is cancelled.
 
+    A bundle has one operation at a time: `prepare`, `open`, `close` or `discard`. The next one is called when the one before
+    has ended, even if that was cancelled. `fetch`, `split_points` and `load` are questions, and may be asked beside any operation.
+
     `host` is the worker; it sets this before it calls anything else.
     """
 
@@ -282,7 +285,7 @@ class Service(ABC):
         """
 
     async def discard(self, bundle: Bundle) -> None:  # noqa: B027 - as above
-        """Throw away what `prepare` warmed up: the bundle does not come after all."""
+        """Throw away what `prepare` warmed up: that transfer was cancelled. Another `prepare` may follow when this has returned."""
 
     async def fetch(self, bundle: Bundle, token: int) -> bytes | None:  # noqa: ARG002 - a default needs neither
         """State of a bundle that was closed here, for its next owner, if `close` does not return all of it. `token` was ours."""

@@ -1,5 +1,8 @@
 """Runs the operations of services for an agent: one effect in, one event out, nothing left running past its deadline.
 
+The service has one operation of a bundle under way at a time, whatever the agent does: the next one begins when the code of the
+one before has ended, an abandoned one included.
+
 When the broker ends they are all brought to an end, too: what is open is closed, and what goes on all the same is told aloud.
 
 May live here: the way from `Prepare`, `Open`, `Close`, `FindCuts` and their like to the methods of `Service` and back.
@@ -14,10 +17,12 @@ import os
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Final
+from weakref import WeakValueDictionary
 
 from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
-from brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
+from brokers.agent.events import Closed, CutsFound, Discarded, Event, Opened, Prepared
 from brokers.agent.handle import Handle
 from brokers.clock import Clock
 from brokers.errors import InvalidService
@@ -36,7 +41,7 @@ _logger: Final = logging.getLogger(__name__)
 # otherwise still be serving a bundle whose handle is dead.
 _ABANDON_MS: Final = 2_000
 
-# How long a service may take over what no deadline of the agent bounds: where to cut, discarding, handing over its state.
+# How long a service may take over what no deadline of the agent bounds: where to cut, handing over its state.
 _QUESTION_MS: Final = 10_000
 
 # Bundles parted with whose state a next owner may still ask for, within seconds of the close. A drain parts with all: a namespace of
@@ -97,6 +102,8 @@ class ServiceRunner:
         self._step = step
         self._end_process = end_process
         self._running: dict[str, asyncio.Task[None]] = {}
+        # One for each bundle with an operation under way, abandoned ones included: its task holds it, and keeps it alive.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
         self._closings: set[asyncio.Task[None]] = set()
         self._background: set[asyncio.Task[None]] = set()
         self._parted: dict[str, int] = {}
@@ -118,9 +125,9 @@ class ServiceRunner:
     def carry_out(self, effect: ServiceEffect) -> None:
         """Begin what the agent wants done."""
         if isinstance(effect, Prepare):
-            self._begin(effect.bundle.name, self._prepare(effect))
+            self._begin(effect.bundle.name, partial(self._prepare, effect))
         elif isinstance(effect, Open):
-            self._begin(effect.handle.bundle, self._open(effect))
+            self._begin(effect.handle.bundle, partial(self._open, effect))
         elif isinstance(effect, Close):
             self.ownerships.pop(effect.handle.bundle, None)
             left_ms = effect.deadline_ms - self._clock.now().boot_ms
@@ -133,10 +140,7 @@ class ServiceRunner:
         elif isinstance(effect, Abandon):
             self._abandon(effect)
         else:
-            bundle = _bundle_named(effect.bundle)
-            service = self.service_of(bundle.namespace)
-            if service is not None:
-                self._in_background(asyncio.wait_for(service.discard(bundle), _QUESTION_MS / 1_000), f"discarding {bundle.name}")
+            self._begin(effect.bundle, partial(self._discard, _bundle_named(effect.bundle)))
 
     async def fetch_parted(self, bundle: str, digest: str | None = None) -> bytes | None:
         """What its service still holds of a bundle that was closed here; None if nothing, or if it is not known here.
@@ -292,6 +296,14 @@ class ServiceRunner:
         _logger.error("the handover of %s is lost: %s", bundle, problem, extra={"bundle": bundle})
         return Note(problem=problem).encode()
 
+    async def _discard(self, bundle: Bundle) -> None:
+        try:
+            await self._service(bundle.namespace).discard(bundle)
+        except Exception:
+            _logger.exception("discard failed", extra={"bundle": bundle.name})
+        if self._is_current(bundle.name):
+            self._step(Discarded(bundle=bundle.name))
+
     async def _find_cuts(self, entry: BundleEntry) -> None:
         cuts: tuple[int, ...] = ()
         problem = None
@@ -333,12 +345,18 @@ class ServiceRunner:
         return self._running.get(bundle) is asyncio.current_task()
 
     def _begin_closing(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline) -> None:
-        task = self._begin(bundle.name, self._close(bundle, token, moved_to, deadline))
+        task = self._begin(bundle.name, partial(self._close, bundle, token, moved_to, deadline))
         self._closings.add(task)
         task.add_done_callback(self._closings.discard)
 
-    def _begin(self, bundle: str, operation: Coroutine[None, None, None]) -> asyncio.Task[None]:
-        task = asyncio.get_running_loop().create_task(operation, name=f"service of {bundle}")
+    def _begin(self, bundle: str, operation: Callable[[], Coroutine[None, None, None]]) -> asyncio.Task[None]:
+        turn = self._turns.setdefault(bundle, asyncio.Lock())
+
+        async def in_turn() -> None:
+            async with turn:
+                await operation()
+
+        task = asyncio.get_running_loop().create_task(in_turn(), name=f"service of {bundle}")
         self._running[bundle] = task
         task.add_done_callback(lambda done: self._running.pop(bundle) if self._running.get(bundle) is done else None)
         return task

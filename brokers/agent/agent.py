@@ -19,6 +19,7 @@ from brokers.agent.events import (
     AppendFailed,
     Closed,
     CutsFound,
+    Discarded,
     DrainRequested,
     Event,
     Instant,
@@ -232,11 +233,12 @@ class Agent:
         core.effects.append(jump)
         if core.incarnation is not None and core.incarnation not in core.view.live:
             self._lose_incarnation(f"buried between offsets {jump.before} and {jump.offset}, in what was truncated unread", jump.offset)
+        # Before an incarnation that stands in the gap begins: what this changes belongs to the one that has read no further.
+        self._tenures.jumped(jump)
         before = core.incarnation
         self._membership.jumped(jump)
         if core.incarnation != before:
             self._tenures.incarnation_changed()
-        self._tenures.jumped(jump)
         self._leading.jumped(jump)
 
     def _lose_incarnation(self, death: str, offset: int) -> None:
@@ -325,6 +327,7 @@ _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     Prepared: lambda agent, event: agent._tenures.prepared(event.bundle, event.problem),  # noqa: SLF001
     Opened: lambda agent, event: agent._tenures.opened(event.bundle, event.problem),  # noqa: SLF001
     Closed: lambda agent, event: agent._tenures.closed(event.bundle, event.handover),  # noqa: SLF001
+    Discarded: lambda agent, event: agent._tenures.discarded(event.bundle),  # noqa: SLF001
     CutsFound: lambda agent, event: agent._tenures.cuts_found(event),  # noqa: SLF001
     Wanted: lambda agent, event: agent._leading.wanted(event.bundle),  # noqa: SLF001
     Requested: Agent._requested,  # noqa: SLF001

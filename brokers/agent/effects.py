@@ -70,9 +70,10 @@ class Close:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discard:
-    """What the service warmed up for `bundle` is not needed after all. No answer is expected."""
+    """Throw away what the service prepared for `bundle`, which is not needed after all, then say `Discarded`."""
 
     bundle: str
+    deadline_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -88,6 +88,13 @@ class Closed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Discarded:
+    """The service holds nothing any more of what it prepared for `bundle`."""
+
+    bundle: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CutsFound:
     """Where the owner cuts its splitting `bundle` (hash points inside it); empty if it cannot, and `problem` says why.
 
@@ -140,6 +147,7 @@ Event = (
     | Prepared
     | Opened
     | Closed
+    | Discarded
     | CutsFound
     | Wanted
     | Requested

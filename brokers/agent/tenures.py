@@ -7,6 +7,10 @@ Theory of operation. Nothing here reacts to a single record. After anything has 
 the view gives this broker in a bundle with the stage of its own tenure, and takes the one next step. So replay and tail, a
 restart and a repeated event, a call-off in the midst of an opening: all are the same function. One bundle has one operation
 of the service under way at a time; what is wanted next waits for its end or its deadline.
+
+A tenure belongs to one transfer. Once the log takes the bundle away, the tenure is over. Its operation runs to its end, the
+service closes what is open and discards what it prepared, and the broker forgets the tenure. Only then does the next transfer
+begin a tenure of its own, with its own source, its own deadlines and its own answer.
 """
 
 from __future__ import annotations
@@ -49,6 +53,7 @@ class Stage(Enum):
     FAILED = "failed"
     CLOSING = "closing"
     CLOSED = "closed"
+    DISCARDING = "discarding"
 
 
 class Role(Enum):
@@ -73,15 +78,20 @@ _ROLE_OF_SOURCE: Final = {"transferring": Role.SERVE, "handing_over": Role.PART,
 
 @dataclass(slots=True, kw_only=True)
 class Tenure:
-    """One bundle at this broker. `deadline_ms` bounds the operation under way; `problem` says why it was refused or failed."""
+    """One bundle at this broker. `deadline_ms` bounds the operation under way; `problem` says why it was refused or failed.
+
+    `is_over` is set once the log has taken the bundle away: the tenure only ends, and none of it counts for what comes next.
+    `handover` is the newest state of the bundle, as its former owner or this broker's own service left it, and the token of
+    the tenure that goes on with it.
+    """
 
     bundle: str
     stage: Stage
     deadline_ms: int = NEVER_MS
+    is_over: bool = False
     handle: Handle | None = None
     source: int | None = None
-    arriving: bytes | None = None
-    leaving: bytes | None = None
+    handover: tuple[int, bytes] | None = None
     problem: str | None = None
     cuts_asked_at: int | None = None
     cuts: tuple[int, ...] | None = None
@@ -124,7 +134,7 @@ class Tenures:
         elif isinstance(record, BundleTransition) and record.handover is not None and folded.verdict.accepted:
             tenure = self._tenures.get(record.key)
             if tenure is not None and record.owner == self._core.serving:
-                tenure.arriving = record.handover
+                tenure.handover = folded.offset, record.handover
         for change in folded.verdict.changes:
             if isinstance(change, BundleChanged) and self._concerns(change):
                 self._reconcile(change.name)
@@ -132,15 +142,16 @@ class Tenures:
                 self._policies_changed(change.name)
 
     def jumped(self, jump: Jump) -> None:
-        """Bundles changed in records that nobody here has read.
+        """Bundles changed in records that this broker has not read.
 
-        What was handed over before them may be an older owner's, and must not reach this broker's service as the newest.
+        Where it is now to warm up for a bundle, that is for another transfer than the one that it knew. Where it owns the
+        bundle, or is to own it next, the transfer is the same: only its own record can bring that about.
         """
         for change in jump.changes:
             if isinstance(change, BundleChanged):
                 tenure = self._tenures.get(change.name)
-                if tenure is not None:
-                    tenure.arriving = tenure.leaving = None
+                if tenure is not None and self._role(change.after) is Role.WARM_UP:
+                    tenure.is_over = True
                 if self._concerns(change):
                     self._reconcile(change.name)
             elif isinstance(change, NamespaceChanged):
@@ -171,7 +182,8 @@ class Tenures:
         """A split or a merge: where the service has what is gone open, its heirs are open in the same instant."""
         changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
         gone = [self._open_tenure(change.name) for change in changes if change.after is None]
-        if not gone or any(handle is None for handle in gone):
+        is_busy = any(change.after is not None and change.name in self._tenures for change in changes)
+        if not gone or any(handle is None for handle in gone) or is_busy:
             return  # The service has none, or is not done with one of them: reconciled like any other change.
         parents = tuple(handle for handle in gone if handle is not None)
         heirs = tuple(self._new_handle(change.after, is_open=True) for change in changes if change.after is not None)
@@ -205,8 +217,12 @@ class Tenures:
         """The service has closed the bundle."""
         tenure = self._tenures.get(bundle)
         if tenure is not None and tenure.stage is Stage.CLOSING:
-            tenure.leaving = handover
+            tenure.handover = None if handover is None or tenure.handle is None else (tenure.handle.token, handover)
         self._finished(bundle, Stage.CLOSING, Stage.CLOSED, None)
+
+    def discarded(self, bundle: str) -> None:
+        """The service has discarded what it prepared."""
+        self._finished(bundle, Stage.DISCARDING, Stage.CLOSED, None)
 
     def cuts_found(self, found: CutsFound) -> None:
         """The service says where to cut, or that it cannot; an answer to an older question changes nothing."""
@@ -257,7 +273,7 @@ class Tenures:
 
     def _overran(self, tenure: Tenure) -> None:
         doing = tenure.stage
-        after = {Stage.PREPARING: Stage.REFUSED, Stage.OPENING: Stage.FAILED, Stage.CLOSING: Stage.CLOSED}[doing]
+        after = _STAGE_AFTER_DEADLINE[doing]
         self._core.effects.append(Abandon(bundle=tenure.bundle, doing=doing.value))
         if tenure.handle is not None:
             tenure.handle.is_open = False
@@ -278,12 +294,9 @@ class Tenures:
         bundle = self._core.view.bundles.get(name)
         role = self._role(bundle)
         tenure = self._tenures.get(name)
-        if bundle is None or role is Role.NONE:
-            if tenure is not None:
-                self._wind_up(tenure, bundle)
-        elif tenure is not None and tenure.handle is not None and tenure.handle.lease is not self._core.lease:
-            self._wind_up(tenure, bundle)  # A tenure of an incarnation that is over comes to its end before another begins.
-        else:
+        if tenure is not None and (tenure.is_over or role is Role.NONE):
+            self._wind_up(tenure, bundle)
+        elif bundle is not None and role is not Role.NONE:
             _STEPS[role](self, bundle, tenure)
         self._note_restless(name, role)
 
@@ -302,21 +315,23 @@ class Tenures:
         self.wake_at_ms = min(self.wake_at_ms, deadline_ms, self._sweep_at_ms)
 
     def _wind_up(self, tenure: Tenure, bundle: BundleEntry | None) -> None:
-        """The bundle is no longer ours: close what is open, throw away what was prepared, and forget it."""
+        """Bring a tenure to its end: close what is open, discard what was prepared, and forget it. Only then may another begin."""
+        tenure.is_over = True
         if tenure.handle is not None:
             tenure.handle.is_open = False
         if tenure.stage is Stage.OPEN:
             self._close(tenure, bundle)
-        elif tenure.stage in (Stage.READY, Stage.REFUSED, Stage.FAILED, Stage.CLOSED):
-            if tenure.stage is Stage.READY:
-                self._core.effects.append(Discard(bundle=tenure.bundle))
+        elif tenure.stage is Stage.READY:
+            tenure.stage, tenure.deadline_ms = Stage.DISCARDING, self._core.now.boot_ms + self._core.timing.close_ms
+            self._core.effects.append(Discard(bundle=tenure.bundle, deadline_ms=tenure.deadline_ms))
+        elif tenure.stage in (Stage.REFUSED, Stage.FAILED, Stage.CLOSED):
             del self._tenures[tenure.bundle]
             if self._role(bundle) is not Role.NONE:
                 self._reconcile(tenure.bundle)
 
     def _warm_up(self, bundle: BundleEntry, tenure: Tenure | None) -> None:
         core = self._core
-        if tenure is None or tenure.stage is Stage.CLOSED:
+        if tenure is None:
             if self._is_overlapped(bundle):
                 return
             deadline_ms = core.now.boot_ms + core.timing.prepare_ms
@@ -326,14 +341,12 @@ class Tenures:
         elif tenure.stage is Stage.READY:
             ready = propose.opened if bundle.phase == "assigning" else propose.let_go
             core.propose(partial(ready, bundle=bundle))
-        elif tenure.stage in (Stage.REFUSED, Stage.FAILED):
+        elif tenure.stage is Stage.REFUSED:
             problem = _reason(tenure)
             if bundle.phase == "assigning":
                 core.propose(partial(propose.refuse, bundle=bundle, reason=problem))
             else:
                 core.propose(partial(propose.refuse_transfer, bundle=bundle, problem=problem))
-        elif tenure.stage is Stage.OPEN:
-            self._wind_up(tenure, bundle)
 
     def _stand_by(self, bundle: BundleEntry, tenure: Tenure | None) -> None:
         """Nothing to do: this broker has said itself that it is ready, and the source's record or death comes next."""
@@ -358,8 +371,7 @@ class Tenures:
             if bundle.phase == "unloading":
                 core.propose(partial(propose.released, bundle=bundle))
             else:
-                handover = None if tenure is None else tenure.leaving
-                core.propose(partial(propose.hand_over, bundle=bundle, handover=handover))
+                core.propose(partial(propose.hand_over, bundle=bundle, handover=_handover(bundle, tenure)))
 
     def _open(self, bundle: BundleEntry, prepared: Tenure | None) -> None:
         core = self._core
@@ -369,9 +381,7 @@ class Tenures:
         deadline_ms = core.now.boot_ms + core.timing.open_ms
         self._tenures[bundle.name] = Tenure(bundle=bundle.name, stage=Stage.OPENING, deadline_ms=deadline_ms, handle=handle)
         source = None if prepared is None or prepared.source is None else core.view.live.get(prepared.source)
-        # What it has parted with itself, for a destination that died, comes back to it.
-        handover = None if prepared is None else prepared.arriving if prepared.arriving is not None else prepared.leaving
-        core.effects.append(Open(handle=handle, source=source, handover=handover, deadline_ms=deadline_ms))
+        core.effects.append(Open(handle=handle, source=source, handover=_handover(bundle, prepared), deadline_ms=deadline_ms))
 
     def _close(self, tenure: Tenure, bundle: BundleEntry | None) -> None:
         core = self._core
@@ -436,6 +446,12 @@ class Tenures:
         )
 
 
+def _handover(bundle: BundleEntry, tenure: Tenure | None) -> bytes | None:
+    """Return the newest state of a bundle; None if it is not known here, or belongs to another token than the bundle's."""
+    token, state = (None, None) if tenure is None or tenure.handover is None else tenure.handover
+    return state if token == bundle.token else None
+
+
 def _reason(tenure: Tenure) -> str:
     return _fit_for_a_record(tenure.problem or "the service refused it")
 
@@ -444,6 +460,13 @@ def _fit_for_a_record(text: str) -> str:
     """What a service says, cut to what a record holds; a lone surrogate, which no record can spell, counts as `?`."""
     return text[:TEXT_CHARACTERS_MAX].encode("utf-8", "replace").decode()
 
+
+_STAGE_AFTER_DEADLINE: Final = {
+    Stage.PREPARING: Stage.REFUSED,
+    Stage.OPENING: Stage.FAILED,
+    Stage.CLOSING: Stage.CLOSED,
+    Stage.DISCARDING: Stage.CLOSED,
+}
 
 _STEPS: Final[dict[Role, Callable[[Tenures, BundleEntry, Tenure | None], None]]] = {
     Role.WARM_UP: Tenures._warm_up,  # noqa: SLF001 - the table of the class's own steps

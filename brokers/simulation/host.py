@@ -249,6 +249,8 @@ class Host:
         if self.paused:
             process.backlog.append(event)
             return
+        if not process.service.answers(event):
+            return
         now = self.now()
         effects = process.agent.step(event, now)
         if type(event) is Requested:

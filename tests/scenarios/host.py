@@ -86,6 +86,7 @@ class Process:
 
     def step(self, event: Event) -> None:
         """Let the agent take one event, and carry out what it wants."""
+        self.service.answered(event)
         for effect in self.agent.step(event, self.host.now()):
             if self.runs:
                 self._carry_out(effect)

@@ -9,27 +9,32 @@ from collections import deque
 from collections.abc import Callable
 
 from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
-from brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
+from brokers.agent.events import Closed, CutsFound, Discarded, Event, Opened, Prepared
 from brokers.agent.handle import Handle
 from brokers.split_points import SplitQuestion, split_points
 from channel.entries import BrokerEntry
 from channel.errors import CallerError
 
-Operation = Prepare | Open | Close | FindCuts
-ServiceEffect = Operation | Discard | Abandon | Reshaped
+Operation = Prepare | Open | Close | Discard | FindCuts
+ServiceEffect = Operation | Abandon | Reshaped
 
 _REFUSAL = "no room here"
+
+_ANSWERS = (Prepared, Opened, Closed, Discarded)
 
 
 class Service:
     """The service of one process. `moods` says how it takes each operation; what it does not do at once is in `waiting`.
 
-    `given` are all handles that it ever had: also one that the agent has forgotten must not pass any more.
+    `under_way` is the operation that it is busy with, by bundle: it takes no second one before the agent has the answer to the
+    first. To find cuts is a question, which it answers beside any operation. `given` are all handles that it ever had: also one
+    that the agent has forgotten must not pass any more.
     """
 
     def __init__(self, name: str, *, say: Callable[[str], None], answer: Callable[[Event], None], die: Callable[[str], None]) -> None:
         self.moods: dict[str, str] = {}
         self.waiting: deque[Event] = deque()
+        self.under_way: dict[str, Operation] = {}
         self.given: list[Handle] = []
         self._name = name
         self._say = say
@@ -55,9 +60,11 @@ class Service:
                 self._do("cut", effect)
             case Discard():
                 self._say(f"{self._name} throws away what it prepared for {effect.bundle}")
+                self._do("discard", effect)
             case Abandon():
                 self._say(f"{self._name} is not done with {effect.doing} {effect.bundle} in time, and abandons it")
                 self.waiting = deque(event for event in self.waiting if getattr(event, "bundle", None) != effect.bundle)
+                self.under_way.pop(effect.bundle, None)
             case Reshaped():
                 self.given.extend(effect.heirs)
                 self._say(f"{self._name} goes on with {' and '.join(f'{heir.bundle} under token {heir.token}' for heir in effect.heirs)}")
@@ -68,7 +75,16 @@ class Service:
         for event in waiting:
             self._answer(event)
 
+    def answered(self, event: Event) -> None:
+        """The agent takes an answer: the operation has ended."""
+        if isinstance(event, _ANSWERS):
+            self.under_way.pop(event.bundle, None)
+
     def _do(self, operation: str, effect: Operation) -> None:
+        if not isinstance(effect, FindCuts):
+            bundle = _bundle(effect)
+            busy = self.under_way.setdefault(bundle, effect)
+            assert busy is effect, f"{self._name} is to {operation} {bundle}, and is not done with {busy}"
         mood = self.moods.get(operation, "is well")
         if mood == "dies":
             self._die(f"dies as its service is to {operation} a bundle")
@@ -78,8 +94,20 @@ class Service:
             self._answer(_done(effect, _REFUSAL if mood == "refuses" else None))
 
 
+def _bundle(effect: Prepare | Open | Close | Discard) -> str:
+    match effect:
+        case Prepare():
+            return effect.bundle.name
+        case Open() | Close():
+            return effect.handle.bundle
+        case Discard():
+            return effect.bundle
+
+
 def _done(effect: Operation, problem: str | None) -> Event:
     match effect:
+        case Discard():
+            return Discarded(bundle=effect.bundle)
         case Prepare():
             return Prepared(bundle=effect.bundle.name, problem=problem)
         case Open():

@@ -10,8 +10,8 @@ from contextlib import suppress
 import pytest
 
 from brokers import service_runner as module
-from brokers.agent.effects import Abandon, Close, FindCuts, Open
-from brokers.agent.events import Closed, CutsFound, Event, Opened
+from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare
+from brokers.agent.events import Closed, CutsFound, Discarded, Event, Opened, Prepared
 from brokers.agent.handle import Handle, Lease
 from brokers.clock import SystemClock
 from brokers.errors import InvalidService
@@ -69,10 +69,12 @@ class Odd(Plain):
 class Bench:
     """A runner with one odd service, the events that came of it, and why it ended the process."""
 
-    def __init__(self, pattern: str = "*", *, serves_peers: bool = True, fetch_spilled: FetchSpilled = fetch_from) -> None:
+    def __init__(
+        self, pattern: str = "*", *, service: Odd | None = None, serves_peers: bool = True, fetch_spilled: FetchSpilled = fetch_from
+    ) -> None:
         self.ended: list[str] = []
         self.events: list[Event] = []
-        self.service = Odd() if serves_peers else Plain()
+        self.service = service or (Odd() if serves_peers else Plain())
         self.runner = ServiceRunner(
             {pattern: self.service},
             clock=SystemClock(),
@@ -82,6 +84,12 @@ class Bench:
             serves_peers=serves_peers,
             fetch_spilled=fetch_spilled,
         )
+
+    @property
+    def warming(self) -> Warming:
+        """The service, where it is one that notes what it does."""
+        assert isinstance(self.service, Warming)
+        return self.service
 
     def open(
         self, token: int, *, low: int = 0, high: int = HASH_MAX, handover: bytes | None = None, source: BrokerEntry | None = None
@@ -128,6 +136,97 @@ def test_an_abandoned_opening_does_not_answer_for_its_successor() -> None:
         assert ({}, []) == (bench.runner.ownerships, bench.ended)
 
     asyncio.run(story())
+
+
+class Warming(Odd):
+    """A service that notes when each preparation and each discarding begins and ends; `waits` holds up those that are in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[str] = []
+        self.waits: dict[str, asyncio.Event] = {}
+
+    async def prepare(self, bundle: Bundle, source: Peer | None) -> None:
+        await self._do("prepare")
+
+    async def discard(self, bundle: Bundle) -> None:
+        await self._do("discard")
+
+    async def _do(self, operation: str) -> None:
+        self.noted.append(f"{operation} begins")
+        gate = self.waits.pop(operation, None)
+        if gate is not None:
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                self.noted.append(f"{operation} is cancelled")
+                await gate.wait()
+        self.noted.append(f"{operation} ends")
+
+
+PREPARE = Prepare(
+    bundle=bundle_entry(NAMESPACE, 0, HASH_MAX, "assigning", owner=1, source=None, last=5, token=5), source=None, deadline_ms=0
+)
+DISCARD = Discard(bundle=BUNDLE, deadline_ms=0)
+
+
+def test_a_preparation_waits_for_the_end_of_the_discarding_before_it() -> None:
+    """The service prepares anew when it has discarded, and the agent has each answer in turn."""
+
+    async def story() -> None:
+        bench = Bench(service=Warming())
+        gate = bench.warming.waits["discard"] = asyncio.Event()
+        bench.runner.carry_out(DISCARD)
+        bench.runner.carry_out(PREPARE)
+        await settled()
+        assert ["discard begins"] == bench.warming.noted
+        gate.set()
+        await settled()
+        assert ["discard begins", "discard ends", "prepare begins", "prepare ends"] == bench.warming.noted
+        assert Prepared(bundle=BUNDLE) == bench.events[-1]
+
+    asyncio.run(story())
+
+
+def test_an_operation_waits_for_the_end_of_an_abandoned_one() -> None:
+    """Code that overran its deadline may take a while to stop: the next operation of the bundle begins after that."""
+
+    async def story() -> None:
+        bench = Bench(service=Warming())
+        gate = bench.warming.waits["prepare"] = asyncio.Event()
+        bench.runner.carry_out(PREPARE)
+        await settled()
+        bench.runner.carry_out(Abandon(bundle=BUNDLE, doing="preparing"))
+        bench.runner.carry_out(PREPARE)
+        # One that is abandoned while it waits for its turn never begins, and leaves the turn to the next.
+        await settled()
+        bench.runner.carry_out(Abandon(bundle=BUNDLE, doing="preparing"))
+        bench.runner.carry_out(DISCARD)
+        await settled()
+        assert (["prepare begins", "prepare is cancelled"], []) == (bench.warming.noted, bench.events)
+        gate.set()
+        await settled()
+        assert ["prepare ends", "discard begins", "discard ends"] == bench.warming.noted[2:]
+        assert ([Discarded(bundle=BUNDLE)], []) == (bench.events, bench.ended)
+
+    asyncio.run(story())
+
+
+def test_a_discarding_that_fails_is_logged_and_over(caplog: pytest.LogCaptureFixture) -> None:
+    """An error in discarding keeps nobody from the bundle: the agent hears that it is over."""
+
+    class Failing(Warming):
+        async def discard(self, bundle: Bundle) -> None:
+            raise RuntimeError("no")
+
+    async def story() -> list[Event]:
+        bench = Bench(service=Failing())
+        bench.runner.carry_out(DISCARD)
+        await settled()
+        return bench.events
+
+    assert [Discarded(bundle=BUNDLE)] == asyncio.run(story())
+    assert "discard failed" in caplog.text
 
 
 LARGE = b"x" * 16_385

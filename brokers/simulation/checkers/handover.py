@@ -8,6 +8,7 @@ from __future__ import annotations
 from brokers.agent.effects import Effect, Open
 from brokers.simulation.checkers.violation import InvariantViolated
 from brokers.simulation.host import Process
+from channel.entries import BundleChanged
 from channel.reader import Folded
 from channel.records import BundleTransition
 
@@ -17,23 +18,35 @@ class Handovers:
 
     def __init__(self) -> None:
         self._handed: dict[tuple[str, int], bytes] = {}
+        # A split and a merge may bring a bundle back under the same name and token. What was left before them is out of date then.
+        self._reshaped: set[tuple[str, int]] = set()
 
     def folded(self, folded: Folded) -> None:
         """Note what an accepted record hands over."""
         record = folded.record
         if isinstance(record, BundleTransition) and record.handover is not None and folded.verdict.accepted:
             self._handed[record.key, folded.offset] = record.handover
+        for change in folded.verdict.changes:
+            if isinstance(change, BundleChanged) and change.before is not None and change.after is None:
+                self._reshaped.add((change.name, change.before.token))
 
     def stepped(self, process: Process, effects: list[Effect]) -> None:
         """Check the state with which a service opens a bundle.
 
         It is what the record handed over that began the tenure; or what the same process left in the same tenure, if that
-        goes on because the one to whom it was to pass has died.
+        goes on because its next owner has died. It must be given that one.
         """
         for effect in effects:
-            if type(effect) is Open and effect.handover is not None:
+            if type(effect) is Open:
                 tenure = effect.handle.bundle, effect.handle.token
-                if effect.handover not in (self._handed.get(tenure), process.service.left.get(tenure)):
+                left = process.service.left.get(tenure)
+                if left is not None and effect.handover != left and tenure not in self._reshaped:
+                    raise InvariantViolated(
+                        invariant="section 9: a service gets its own state back",
+                        what=f"{process.host.name} goes on with {tenure[0]} under token {tenure[1]} with {effect.handover!r}, "
+                        f"and left {left!r}",
+                    )
+                if effect.handover is not None and effect.handover not in (self._handed.get(tenure), process.service.left.get(tenure)):
                     raise InvariantViolated(
                         invariant="section 9: a handover goes to the next owner",
                         what=f"{process.host.name} opens {tenure[0]} under token {tenure[1]} with {effect.handover!r}",

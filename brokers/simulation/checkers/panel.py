@@ -15,7 +15,9 @@ from brokers.simulation.checkers.coverage import Coverage, Tokens
 from brokers.simulation.checkers.handover import Handovers
 from brokers.simulation.checkers.leadership import Leadership
 from brokers.simulation.checkers.membership import Membership
+from brokers.simulation.checkers.operations import one_at_a_time
 from brokers.simulation.checkers.ownership import Ownership
+from brokers.simulation.checkers.transfers import Transfers
 from brokers.simulation.host import Process
 from channel.entries import BundleChanged
 from channel.errors import EquipoiseError
@@ -41,6 +43,7 @@ class Panel:
         self._handovers = Handovers()
         self._settlement = Settlement()
         self._leadership = Leadership()
+        self._transfers = Transfers()
 
     def folded(self, folded: Folded, view: View) -> None:
         """A record has come to stand on the log."""
@@ -54,14 +57,17 @@ class Panel:
             self._coverage.folded(folded, view)
             self._tokens.folded(folded)
             self._handovers.folded(folded)
+            self._transfers.folded(folded)
             self.membership.folded(folded, view)
 
     def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
         """A broker has taken a step, at this reading of its clocks."""
         self._agreement.read(process.host.name, process.agent.view)
+        one_at_a_time(process, effects)
         self._handovers.stepped(process, effects)
         self._leadership.stepped(process)
         self._answers.stepped(process)
+        self._transfers.stepped(process, effects)
         self.ownership.stepped(process, effects, now)
         self.membership.stepped(process, effects, now)
 

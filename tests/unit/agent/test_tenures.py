@@ -121,6 +121,19 @@ def test_a_refusal_of_the_destination_is_one() -> None:
     assert "owned" == stage.view.bundles[WHOLE].phase
 
 
+def test_a_union_whose_name_the_service_is_still_busy_with_is_opened_after_that() -> None:
+    """A merge brings back a name of which an old preparation is under way: the union opens when that has ended and is discarded."""
+    stage = play("cluster a b with 1 bundle", "service b waits prepare", "transfer 00_ff to b by admin", "call off 00_ff by admin")
+    old = stage.process("b").service.waiting.popleft()
+    for command in ("service b is well", "split 00_ff at 80 by admin", "transfer 00_80 to b by admin", "transfer 80_ff to b by admin"):
+        perform(stage, command)
+    lines = perform(stage, "merge 00_80 by admin")
+    assert ["b closes 00_80", "b closes 80_ff"] == [line for line in lines if line.startswith("b ")]
+    assert ["b throws away what it prepared for 00_ff", "b opens 00_ff under token"] == [
+        line.rsplit(" ", 1)[0] if "token" in line else line for line in say(stage, "b", old)
+    ]
+
+
 NONSENSE = {
     "none": (),
     "the lower end": (0,),

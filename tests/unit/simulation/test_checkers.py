@@ -471,5 +471,8 @@ def test_a_handover_of_another_tenure() -> None:
     handovers.stepped(owner.process, [effect, replace(effect, handover=None)])
     owner.process.service.left["a bundle", 50] = b"my own"
     handovers.stepped(owner.process, [replace(effect, handover=b"my own")])
+    with pytest.raises(InvariantViolated, match=r"section 9: .* goes on with a bundle under token 50 with None, and left b'my own'"):
+        handovers.stepped(owner.process, [replace(effect, handover=None)])
+    owner.process.service.left.clear()
     with pytest.raises(InvariantViolated, match=r"section 9: .* opens a bundle under token 50 with b'older'"):
         handovers.stepped(owner.process, [replace(effect, handover=b"older")])
