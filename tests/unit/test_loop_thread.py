@@ -112,7 +112,7 @@ def test_a_call_is_bounded() -> None:
 
 def test_workers_and_clients_say_so_too() -> None:
     """A worker and a client that are used outside their contexts say what to do, with a thread and without one."""
-    worker = Worker("memory:never", Diary())
+    worker = Worker("memory:never", Diary(), http_port=0)
     with pytest.raises(NotRunning, match="the worker cannot be used"):
         worker.ownership("shop/orders", "key")
     with pytest.raises(NotRunning, match="the worker cannot be used: it has not been started"):
