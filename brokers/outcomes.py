@@ -114,6 +114,6 @@ def _refusal(folded: Folded, change: BundleChanged, view: View) -> str | None:
     if broker is None or broker.broker != record.publisher or after.owner == before.owner:
         return None
     reason = record.reason[:_PROBLEM_CHARACTERS_MAX]
-    if is_given_up(record):
+    if is_given_up(record, before):
         return f"{broker.broker} {reason}"
-    return f"{broker.broker} refused it: {reason}" if before.phase in ("assigning", "transferring") else None
+    return f"{broker.broker} refused it: {reason}" if before.phase == "assigning" else None
