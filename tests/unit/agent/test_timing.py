@@ -141,12 +141,12 @@ def test_a_lease_ends_before_anybody_may_accuse(
         Clock(boot_start_us=began_us % 7_777, wall_start_us=0, rate_error_ppm=timing.clock_rate_error_ppm * error // 1_000)
         for error in errors_permille
     )
-    lease = Lease(incarnation=1, skew_max_ms=timing.margin_ms // 2)
+    lease = Lease(incarnation=1, skew_max_ms=timing.skew_max_ms)
     lease.extend(decided=slow.read(began_us), lease_ms=timing.lease_ms)
     # The observer reads the renewal at once. Whoever reads it later accuses later.
     heard_ms = fast.read(began_us).boot_ms
     accused_us = fast.true_us_of(heard_ms + timing.lease_ms + timing.margin_ms) - 2
-    slept_us = timing.margin_ms // 2 * slept_permille + 999
+    slept_us = timing.skew_max_ms * slept_permille + 999
     slow.freeze(began_us + 1)
     slow.thaw(began_us + 1 + slept_us)
     assert not lease.good(slow.read(accused_us))
