@@ -243,6 +243,28 @@ _CATALOGUE: Final = (
         ),
     ),
     Scenario(
+        # Brokers that lag or are cut off resync past the end of one transfer and the beginning of the next, and past the deaths of
+        # destinations, which come back at once. Preparing and closing take long enough for that.
+        name="resyncs",
+        brokers=4,
+        bundles=(24,),
+        compact_every_ms=150,
+        operations=replace(_QUIET_OPERATIONS, every_ms=25, cancel=30, unload=1, split=NEVER, merge=NEVER, namespace=NEVER),
+        faults=Faults(
+            lag_permille=20,
+            lag_ms=(50, 1_000),
+            trouble_every_ms=2_500,
+            crash_weight=3,
+            lose_directory_weight=NEVER,
+            back_after_ms=(20, 300),
+            pause_weight=NEVER,
+            hidden_pause_weight=NEVER,
+            cut_off_weight=6,
+            cut_off_ms=(100, 1_500),
+            service_ms=(50, 700),
+        ),
+    ),
+    Scenario(
         # More than one batch of bundles is never to be placed, or moved away, and stands before those that are: their names
         # come first. Nobody looks up much, because a lookup places past all batches.
         name="narrow",

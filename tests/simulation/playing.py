@@ -50,6 +50,7 @@ SEEDS = {
     "lost-directories": 4,
     "service-trouble": 2,
     "cancels": 3,
+    "resyncs": 3,
     "narrow": 3,
     "drains": 2,
     "reshaping": 2,
