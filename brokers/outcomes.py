@@ -10,7 +10,7 @@ from brokers.agent.requests import nobody_else
 from brokers.errors import CalledOff
 from channel.deadline import Deadline
 from channel.entries import BundleChanged, BundleEntry
-from channel.propose import is_given_up
+from channel.propose import is_refusal
 from channel.reader import Folded
 from channel.records import BundleTransition
 from channel.view import View
@@ -63,12 +63,12 @@ class Outcomes:
         self._refusals: dict[str, str] = {}
         self._quiet = Deadline.after(timeout_ms=SETTLED_MS)
 
-    def folded(self, folded: Folded, view: View) -> None:
+    def folded(self, folded: Folded) -> None:
         """Take note of a record."""
         for change in folded.verdict.changes:
             if isinstance(change, BundleChanged) and change.name in self._sources:
                 self._quiet = Deadline.after(timeout_ms=SETTLED_MS)
-                refusal = _refusal(folded, change, view)
+                refusal = _refusal(folded, change)
                 if refusal is not None:
                     self._refusals[change.name] = refusal
 
@@ -105,15 +105,10 @@ class Outcomes:
         return outcome
 
 
-def _refusal(folded: Folded, change: BundleChanged, view: View) -> str | None:
-    """Who gave a bundle up that was to be its own, and why; None if a record is none of that."""
-    record, before, after = folded.record, change.before, change.after
-    if not isinstance(record, BundleTransition) or record.reason is None or before is None or after is None:
+def _refusal(folded: Folded, change: BundleChanged) -> str | None:
+    """Return which broker refused a bundle that it was to own, and why; None if the record is no refusal."""
+    record, before = folded.record, change.before
+    if not isinstance(record, BundleTransition) or before is None or not is_refusal(record, before):
         return None
-    broker = None if before.owner is None else view.live.get(before.owner)
-    if broker is None or broker.broker != record.publisher or after.owner == before.owner:
-        return None
-    reason = record.reason[:_PROBLEM_CHARACTERS_MAX]
-    if is_given_up(record, before):
-        return f"{broker.broker} {reason}"
-    return f"{broker.broker} refused it: {reason}" if before.phase == "assigning" else None
+    reason = (record.reason or "")[:_PROBLEM_CHARACTERS_MAX]
+    return f"{record.publisher} refused it: {reason}" if before.phase == "assigning" else f"{record.publisher} {reason}"

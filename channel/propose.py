@@ -152,22 +152,25 @@ def unload(author: Author, bundle: BundleEntry, *, reason: str | None = None) ->
 
 
 def give_up(author: Author, bundle: BundleEntry, *, problem: str) -> BundleTransition:
-    """Its owner's service failed to open it: an unload by which others know (`is_given_up`) that it would fail again."""
+    """Its owner's service failed to open it: an unload by which others know (`is_refusal`) that it would fail again."""
     return unload(author, bundle, reason=f"{_COULD_NOT_OPEN}{problem}"[:TEXT_CHARACTERS_MAX])
 
 
 def refuse_transfer(author: Author, bundle: BundleEntry, *, problem: str) -> BundleTransition:
-    """Cancel a transfer because the destination's service refuses it; `is_given_up` tells this from an operator's cancel."""
+    """Cancel a transfer because the destination's service refuses it; `is_refusal` tells this from an operator's cancel."""
     return call_off(author, bundle, reason=f"{_COULD_NOT_PREPARE}{problem}"[:TEXT_CHARACTERS_MAX])
 
 
-def is_given_up(record: AnyRecord | Unreadable, before: BundleEntry) -> bool:
-    """Return whether a record is what `give_up` or `refuse_transfer` makes: the owner of `before` says that its service failed.
+def is_refusal(record: AnyRecord | Unreadable, before: BundleEntry) -> bool:
+    """Return whether the owner of `before` says, by this accepted record, that its service does not take the bundle.
 
-    An owner also writes the unloads, and a destination the cancels, that others ask it for. Only the reason tells them apart.
+    It refuses an assignment, or writes what `give_up` or `refuse_transfer` makes. It also writes the unloads and the cancels that
+    others ask it for: only the reason tells them apart.
     """
     if not isinstance(record, BundleTransition) or record.incarnation is None or record.incarnation != before.owner:
         return False
+    if (before.phase, record.state) == ("assigning", "free"):
+        return True
     mark = {"releasing": _COULD_NOT_OPEN, "owned": _COULD_NOT_PREPARE}.get(record.state)
     return mark is not None and (record.reason or "").startswith(mark)
 

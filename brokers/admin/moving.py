@@ -114,7 +114,7 @@ def await_settled(access: Access, outcomes: Outcomes) -> None:
     give_up = Deadline.after(timeout_ms=min(PLACED_MS, access.deadline.remaining_ms()))
     for folded in follow(access):
         if folded is not None:
-            outcomes.folded(folded, access.view)
+            outcomes.folded(folded)
         elif outcomes.are_settled(access.view):
             return
         if not give_up.remaining_ms():
@@ -136,7 +136,7 @@ def await_released(access: Access, unloads: Mapping[str, int], *, what: str, out
 
     def all_released(view: View, folded: Folded | None) -> bool | None:
         if folded is not None and outcomes is not None:
-            outcomes.folded(folded, view)
+            outcomes.folded(folded)
         for name, offset in list(waiting.items()):
             if not _is_leaving(view.bundles.get(name), offset):
                 del waiting[name]

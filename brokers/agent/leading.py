@@ -18,9 +18,9 @@ from brokers.placement import Placement
 from channel import propose
 from channel.difference import Jump
 from channel.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry
-from channel.propose import is_given_up
+from channel.propose import is_refusal
 from channel.reader import Folded
-from channel.records import AnyRecord, BundleTransition, Unreadable
+from channel.records import AnyRecord, Unreadable
 from channel.view import View
 
 # How often the leader looks at what is unsettled when nothing is read; the others look as often and wait longer.
@@ -265,8 +265,5 @@ def _refuser(change: BundleChanged, record: AnyRecord | Unreadable) -> int | Non
 
     Whatever else ends a transfer (an operator's cancel, the leader's patience, a death) says nothing about the destination.
     """
-    before, after = change.before, change.after
-    if before is None or after is None or not isinstance(record, BundleTransition):
-        return None
-    refused = (before.phase, after.phase) == ("assigning", "free")
-    return before.owner if refused or is_given_up(record, before) else None
+    before = change.before
+    return before.owner if before is not None and is_refusal(record, before) else None

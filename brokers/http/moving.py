@@ -147,7 +147,7 @@ class Moving:
     def _outcomes(self, bundles: Iterable[BundleEntry]) -> Iterator[Outcomes]:
         """What becomes of bundles, followed from before their unload on."""
         outcomes = Outcomes(self._worker.view, bundles)
-        end = self._worker.listen(lambda folded: outcomes.folded(folded, self._worker.view))
+        end = self._worker.listen(outcomes.folded)
         try:
             yield outcomes
         finally:

@@ -9,7 +9,7 @@ from brokers.agent.effects import Effect, Open, Prepare
 from brokers.simulation.checkers.violation import InvariantViolated
 from brokers.simulation.host import Process
 from channel.entries import BundleChanged, BundleEntry
-from channel.propose import is_given_up
+from channel.propose import is_refusal
 from channel.reader import Folded
 from channel.records import BundleTransition
 
@@ -76,4 +76,4 @@ def _is_answer(record: BundleTransition, before: BundleEntry) -> bool:
     if record.incarnation is None or record.incarnation != before.owner:
         return False
     is_cancel = before.phase == "transferring" and record.state == "owned"
-    return is_given_up(record, before) if is_cancel else record.state in ("releasing", "owned", "free")
+    return is_refusal(record, before) if is_cancel else record.state in ("releasing", "owned", "free")

@@ -1,0 +1,75 @@
+"""What became of an unloaded bundle: a destination's refusal is named, and an operator's cancel is no refusal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+
+from brokers.errors import CalledOff
+from brokers.outcomes import Outcomes
+from channel import propose
+from channel.entries import BundleEntry
+from channel.propose import Author
+from channel.records import AnyRecord
+from tests.unit.simulation.history import History
+
+
+class Story:
+    """A bundle of broker a, two brokers that may have it, and its outcomes from now on."""
+
+    def __init__(self) -> None:
+        self.history = History()
+        self.outcomes = Outcomes(self.history.view, ())
+        self.ids = {name: self.history.join(name) for name in ("a", "b", "c")}
+        self.name = self.history.create().name
+        self.add("a", partial(propose.assign, owner=self.ids["a"]))
+        self.add("a", propose.opened)
+        self.outcomes = Outcomes(self.history.view, [self.bundle])
+
+    @property
+    def bundle(self) -> BundleEntry:
+        return self.history.view.bundles[self.name]
+
+    def add(self, author: str, make: Callable[[Author, BundleEntry], AnyRecord]) -> None:
+        """Have a broker write a record about the bundle, which the outcomes read."""
+        folded = self.history.add(make(self.history.author(author, self.history.view.offset), self.bundle))
+        assert folded.verdict.accepted
+        self.outcomes.folded(folded)
+
+    def problem(self) -> str | None:
+        """Why the bundle is where it is."""
+        return self.outcomes.of(self.name, self.history.view).problem
+
+
+def test_a_refused_transfer_names_the_destination_and_its_reason() -> None:
+    """The bundle is back at its source, and the check raises with what the destination said."""
+    story = Story()
+    story.add("a", partial(propose.transfer, destination=story.ids["b"]))
+    story.add("b", partial(propose.refuse_transfer, problem="no room"))
+    assert "b could not prepare it: no room" == story.problem()
+    with pytest.raises(CalledOff, match=r"came back to a, token .*: b could not prepare it: no room"):
+        story.outcomes.check(story.name, story.history.view, destination=None)
+
+
+def test_a_refused_assignment_names_the_destination_and_its_reason() -> None:
+    """The bundle has no owner, because the broker to which it was assigned refuses it."""
+    story = Story()
+    story.add("a", partial(propose.unload, reason="operator"))
+    story.add("a", propose.released)
+    story.add("a", partial(propose.assign, owner=story.ids["b"]))
+    story.add("b", partial(propose.refuse, reason="no room"))
+    assert "b refused it: no room" == story.problem()
+
+
+def test_a_cancel_that_the_destination_writes_for_an_operator_is_no_refusal() -> None:
+    """An operator asks the destination to cancel one transfer, and the next one succeeds: nobody refused the bundle."""
+    story = Story()
+    story.add("a", partial(propose.transfer, destination=story.ids["b"]))
+    story.add("b", partial(propose.call_off, reason="operator"))
+    story.add("a", partial(propose.transfer, destination=story.ids["c"]))
+    story.add("c", propose.let_go)
+    story.add("a", propose.hand_over)
+    assert ("c", None) == (story.history.view.live[story.bundle.owner or 0].broker, story.problem())
+    story.outcomes.check(story.name, story.history.view, destination="c")
