@@ -3,109 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 
 import pytest
 
 from brokers import service_runner as module
-from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare
+from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Prepare
 from brokers.agent.events import Closed, CutsFound, Discarded, Event, Opened, Prepared
-from brokers.agent.handle import Handle, Lease
 from brokers.clock import SystemClock
 from brokers.errors import InvalidService
-from brokers.handover import HandoverUnavailable, fetch_from
 from brokers.load import BundleLoad
 from brokers.service import Bundle, Ownership, Peer, Service
-from brokers.service_runner import FetchSpilled, ServiceRunner
-from brokers.spilled import Note, Spilled
-from channel.deadline import Deadline
-from channel.entries import BrokerEntry, bundle_entry
+from brokers.service_runner import ServiceRunner
+from channel.entries import bundle_entry
 from channel.errors import DeadlineExceeded
 from channel.ranges import HASH_MAX, bundle_name
-from tests.folding import channel_with
-
-NAMESPACE = "t/n"
-BUNDLE = bundle_name(NAMESPACE, 0, HASH_MAX)
-
-
-class Plain(Service):
-    """A service that does what each test says, and has nothing to fetch."""
-
-    def __init__(self) -> None:
-        self.opening: Callable[[], Coroutine[None, None, None]] = self._nothing
-        self.leaves: object = None
-        self.closing: Callable[[], Coroutine[None, None, None]] = self._nothing
-        self.closed: list[tuple[str, Peer | None, int]] = []
-        self.given: bytes | None = None
-        self.cuts: object = ()
-        self.fetching: Callable[[], Coroutine[None, None, None]] = self._nothing
-
-    async def _nothing(self) -> None:
-        return
-
-    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
-        self.given = handover
-        await self.opening()
-
-    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
-        self.closed.append((bundle.name, moved_to, deadline.remaining_ms()))
-        await self.closing()
-        return self.leaves  # type: ignore[return-value]  # what a user's code may do all the same
-
-    async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
-        return self.cuts  # type: ignore[return-value]  # as above
-
-
-class Odd(Plain):
-    """A service that does what each test says."""
-
-    async def fetch(self, bundle: Bundle, token: int) -> bytes | None:
-        await self.fetching()
-        return None
-
-
-class Bench:
-    """A runner with one odd service, the events that came of it, and why it ended the process."""
-
-    def __init__(
-        self, pattern: str = "*", *, service: Odd | None = None, serves_peers: bool = True, fetch_spilled: FetchSpilled = fetch_from
-    ) -> None:
-        self.ended: list[str] = []
-        self.events: list[Event] = []
-        self.service = service or (Odd() if serves_peers else Plain())
-        self.runner = ServiceRunner(
-            {pattern: self.service},
-            clock=SystemClock(),
-            make_ownership=lambda handle, _source: Ownership(handle, clock=SystemClock()),
-            step=self.events.append,
-            end_process=self.ended.append,
-            serves_peers=serves_peers,
-            fetch_spilled=fetch_spilled,
-        )
-
-    @property
-    def warming(self) -> Warming:
-        """The service, where it is one that notes what it does."""
-        assert isinstance(self.service, Warming)
-        return self.service
-
-    def open(
-        self, token: int, *, low: int = 0, high: int = HASH_MAX, handover: bytes | None = None, source: BrokerEntry | None = None
-    ) -> Handle:
-        """Have a bundle opened under a token."""
-        lease = Lease(incarnation=1, skew_max_ms=1_000)
-        bundle = bundle_name(NAMESPACE, low, high)
-        handle = Handle(bundle=bundle, namespace=NAMESPACE, low=low, high=high, token=token, lease=lease)
-        self.runner.carry_out(Open(handle=handle, source=source, handover=handover, deadline_ms=SystemClock().now().boot_ms + 60_000))
-        return handle
-
-
-async def settled() -> None:
-    """Let everything run that can."""
-    for _ in range(20):
-        await asyncio.sleep(0)
+from tests.unit.service_bench import BUNDLE, NAMESPACE, Bench, Odd, Warming, settled
 
 
 def test_an_abandoned_opening_does_not_answer_for_its_successor() -> None:
@@ -136,32 +49,6 @@ def test_an_abandoned_opening_does_not_answer_for_its_successor() -> None:
         assert ({}, []) == (bench.runner.ownerships, bench.ended)
 
     asyncio.run(story())
-
-
-class Warming(Odd):
-    """A service that notes when each preparation and each discarding begins and ends; `waits` holds up those that are in it."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.noted: list[str] = []
-        self.waits: dict[str, asyncio.Event] = {}
-
-    async def prepare(self, bundle: Bundle, source: Peer | None) -> None:
-        await self._do("prepare")
-
-    async def discard(self, bundle: Bundle) -> None:
-        await self._do("discard")
-
-    async def _do(self, operation: str) -> None:
-        self.noted.append(f"{operation} begins")
-        gate = self.waits.pop(operation, None)
-        if gate is not None:
-            try:
-                await gate.wait()
-            except asyncio.CancelledError:
-                self.noted.append(f"{operation} is cancelled")
-                await gate.wait()
-        self.noted.append(f"{operation} ends")
 
 
 PREPARE = Prepare(
@@ -227,126 +114,6 @@ def test_a_discarding_that_fails_is_logged_and_over(caplog: pytest.LogCaptureFix
 
     assert [Discarded(bundle=BUNDLE)] == asyncio.run(story())
     assert "discard failed" in caplog.text
-
-
-LARGE = b"x" * 16_385
-CHANNEL = channel_with("source", "destination")
-
-
-async def closed(bench: Bench, leaves: object) -> bytes | None:
-    """What goes on record when a bundle moves away whose service leaves this."""
-    handle = bench.open(1)
-    await settled()
-    bench.service.leaves = leaves
-    bench.runner.carry_out(Close(handle=handle, moved_to=CHANNEL.broker("destination"), deadline_ms=0))
-    await settled()
-    last = bench.events[-1]
-    assert isinstance(last, Closed)
-    return last.handover
-
-
-async def opened(bench: Bench, handover: bytes | None, source: str | None = "source") -> tuple[bytes | None, str | None]:
-    """What a service is given for the handover on record, and why that is nothing."""
-    bench.open(2, handover=handover, source=None if source is None else CHANNEL.broker(source))
-    await settled()
-    (ownership,) = bench.runner.ownerships.values()
-    return bench.service.given, ownership.handover_problem
-
-
-def fetching_from(source: Bench) -> FetchSpilled:
-    """A way to the runner of another broker."""
-
-    async def fetch(_source: Peer, bundle: str, digest: str) -> bytes | None:
-        return await source.runner.fetch_parted(bundle, digest)
-
-    return fetch
-
-
-def test_a_handover_of_any_size_reaches_the_next_owner(caplog: pytest.LogCaptureFixture) -> None:
-    """What is too large for a record is kept at the source and fetched; so is what looks like the note that then stands there."""
-    caplog.set_level(logging.INFO)
-
-    async def story() -> None:
-        note = Note(digest="x").encode()
-        for leaves in (None, b"", b"state", LARGE, note):
-            source = Bench()
-            recorded = await closed(source, leaves)
-            assert recorded is None or len(recorded) <= 16_384
-            destination = Bench(fetch_spilled=fetching_from(source))
-            assert (leaves, None) == await opened(destination, recorded)
-            assert (leaves, None) == await opened(source, recorded)  # The destination died, and it comes back.
-
-    asyncio.run(story())
-    assert f"the handover of {BUNDLE} is kept for its next owner: 16385 bytes" in caplog.messages
-
-
-def test_a_handover_that_is_lost_is_told_from_a_death(caplog: pytest.LogCaptureFixture) -> None:
-    """The next owner learns why nothing comes; after the death of the former owner there is nothing to learn."""
-
-    async def refuse(_source: Peer, bundle: str, _digest: str) -> bytes | None:
-        raise HandoverUnavailable(bundle=bundle, broker="source", problem="it answers 404")
-
-    async def another(_source: Peer, _bundle: str, _digest: str) -> bytes | None:
-        return b"of another bundle"
-
-    async def nothing(_source: Peer, _bundle: str, _digest: str) -> bytes | None:
-        return None
-
-    async def story() -> None:
-        spilled = await closed(Bench(), LARGE)
-        for recorded, destination, source, problem in (
-            (await closed(Bench(serves_peers=False), LARGE), Bench(), "source", "it has 16385 bytes, a record takes 16384, and its broker"),
-            (await closed(Bench(), "text"), Bench(), "source", "close returned str, not bytes"),
-            (spilled, Bench(fetch_spilled=refuse), "source", "it answers 404"),
-            (spilled, Bench(fetch_spilled=another), "source", "keeps it no more"),
-            (spilled, Bench(fetch_spilled=nothing), "source", "keeps it no more"),
-            (spilled, Bench(), None, "its former owner is gone"),
-            (spilled[:-1] if spilled else None, Bench(), "source", "cannot be read"),
-        ):
-            given, told = await opened(destination, recorded, source)
-            assert (None, True) == (given, problem in (told or "")), (problem, told)
-        assert (None, None) == await opened(Bench(), None, None)
-
-    asyncio.run(story())
-    assert f"the handover of {BUNDLE} is lost: it has 16385 bytes" in caplog.text
-    assert f"the handover of {BUNDLE} did not come: " in caplog.text
-
-
-def test_a_close_that_fails_is_told_to_the_next_owner() -> None:
-    """The state that a failing `close` did not return is no death either."""
-
-    async def story() -> None:
-        async def failing() -> None:
-            raise RuntimeError("no disk")
-
-        source = Bench()
-        source.service.closing = failing
-        assert (None, "its close failed: RuntimeError: no disk") == await opened(Bench(), await closed(source, b"state"))
-
-    asyncio.run(story())
-
-
-def test_what_is_kept_for_next_owners_is_bounded() -> None:
-    """Beyond a bound a handover is lost aloud; what was fetched makes room, and nobody waits for what has expired."""
-
-    async def story() -> None:
-        kept = Spilled(bytes_max=10, kept_ms=60_000)
-        first, second = kept.keep(b"123456"), None
-        assert first is not None
-        assert kept.keep(b"12345") is None
-        assert kept.keep(b"123456") == first
-        assert b"123456" == kept.get(first)
-        second = kept.keep(b"12345")
-        assert second is not None
-        assert (None, b"12345") == (kept.get(first), kept.get(second))
-        await kept.all_fetched(timeout_ms=60_000)
-        expiring = Spilled(kept_ms=1)
-        digest = expiring.keep(b"state")
-        assert digest is not None
-        await expiring.all_fetched(timeout_ms=60_000)
-        assert expiring.get(digest) is None
-
-    asyncio.run(story())
 
 
 def test_cuts_that_are_none_are_a_problem_not_a_silence() -> None:

@@ -1,0 +1,124 @@
+"""A runner of services with one service that does what a test says, and the events that come of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+
+from brokers.agent.effects import Open
+from brokers.agent.events import Event
+from brokers.agent.handle import Handle, Lease
+from brokers.clock import SystemClock
+from brokers.handover import fetch_from
+from brokers.service import Bundle, Ownership, Peer, Service
+from brokers.service_runner import FetchSpilled, ServiceRunner
+from channel.deadline import Deadline
+from channel.entries import BrokerEntry
+from channel.ranges import HASH_MAX, bundle_name
+
+NAMESPACE = "t/n"
+BUNDLE = bundle_name(NAMESPACE, 0, HASH_MAX)
+
+
+class Plain(Service):
+    """A service that does what each test says, and has nothing to fetch."""
+
+    def __init__(self) -> None:
+        self.opening: Callable[[], Coroutine[None, None, None]] = self._nothing
+        self.leaves: object = None
+        self.closing: Callable[[], Coroutine[None, None, None]] = self._nothing
+        self.closed: list[tuple[str, Peer | None, int]] = []
+        self.given: bytes | None = None
+        self.cuts: object = ()
+        self.fetching: Callable[[], Coroutine[None, None, None]] = self._nothing
+
+    async def _nothing(self) -> None:
+        return
+
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        self.given = handover
+        await self.opening()
+
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+        self.closed.append((bundle.name, moved_to, deadline.remaining_ms()))
+        await self.closing()
+        return self.leaves  # type: ignore[return-value]  # what a user's code may do all the same
+
+    async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
+        return self.cuts  # type: ignore[return-value]  # as above
+
+
+class Odd(Plain):
+    """A service that does what each test says, and is asked for the state of what it closed."""
+
+    async def fetch(self, bundle: Bundle, token: int) -> bytes | None:
+        await self.fetching()
+        return None
+
+
+class Bench:
+    """A runner with one odd service, the events that came of it, and why it ended the process."""
+
+    def __init__(
+        self, pattern: str = "*", *, service: Odd | None = None, serves_peers: bool = True, fetch_spilled: FetchSpilled = fetch_from
+    ) -> None:
+        self.ended: list[str] = []
+        self.events: list[Event] = []
+        self.service = service or (Odd() if serves_peers else Plain())
+        self.runner = ServiceRunner(
+            {pattern: self.service},
+            clock=SystemClock(),
+            make_ownership=lambda handle, _source: Ownership(handle, clock=SystemClock()),
+            step=self.events.append,
+            end_process=self.ended.append,
+            serves_peers=serves_peers,
+            fetch_spilled=fetch_spilled,
+        )
+
+    @property
+    def warming(self) -> Warming:
+        """The service, where it is one that notes what it does."""
+        assert isinstance(self.service, Warming)
+        return self.service
+
+    def open(
+        self, token: int, *, low: int = 0, high: int = HASH_MAX, handover: bytes | None = None, source: BrokerEntry | None = None
+    ) -> Handle:
+        """Have a bundle opened under a token."""
+        lease = Lease(incarnation=1, skew_max_ms=1_000)
+        bundle = bundle_name(NAMESPACE, low, high)
+        handle = Handle(bundle=bundle, namespace=NAMESPACE, low=low, high=high, token=token, lease=lease)
+        self.runner.carry_out(Open(handle=handle, source=source, handover=handover, deadline_ms=SystemClock().now().boot_ms + 60_000))
+        return handle
+
+
+async def settled() -> None:
+    """Let everything run that can."""
+    for _ in range(20):
+        await asyncio.sleep(0)
+
+
+class Warming(Odd):
+    """A service that notes when each preparation and each discarding begins and ends; `waits` holds up those that are in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.noted: list[str] = []
+        self.waits: dict[str, asyncio.Event] = {}
+
+    async def prepare(self, bundle: Bundle, source: Peer | None) -> None:
+        await self._do("prepare")
+
+    async def discard(self, bundle: Bundle) -> None:
+        await self._do("discard")
+
+    async def _do(self, operation: str) -> None:
+        self.noted.append(f"{operation} begins")
+        gate = self.waits.pop(operation, None)
+        if gate is not None:
+            try:
+                await gate.wait()
+            except asyncio.CancelledError:
+                self.noted.append(f"{operation} is cancelled")
+                await gate.wait()
+        self.noted.append(f"{operation} ends")
