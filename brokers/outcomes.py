@@ -17,7 +17,7 @@ from channel.view import View
 
 PLACED_MS: Final = 5_000
 """How long an unload waits for a bundle's next owner, once the former one has released it. A service that refuses is asked again
-after 0.75 s, 1.5 s, and so on: what has no owner by then has a reason to tell."""
+after 0.75 s, 1.5 s, and so on. If a bundle has no owner by then, the unload reports the reason."""
 
 SETTLED_MS: Final = 500
 """How long a new owner must have a bundle. One whose service fails to open it says so on the channel; success is not on record."""

@@ -122,7 +122,8 @@ class Ownership:
         """Made by the worker only. `fetch` asks the former owner's service for state that its `close` did not return.
 
         `handover_problem` says why `open` got no handover although the former owner has closed the bundle and meant to leave one.
-        It is None if the handover came, if there was none to leave, and if the former owner died.
+        It is None if the handover came, if there was none to leave, if the former owner died or did not close in time, and if the
+        log was truncated before this broker read the handover.
         """
         self._handle = handle
         self._clock = clock

@@ -145,7 +145,7 @@ class ServiceRunner:
     async def fetch_parted(self, bundle: str, digest: str | None = None) -> bytes | None:
         """What its service still holds of a bundle that was closed here; None if nothing, or if it is not known here.
 
-        With `digest` it is the handover that is kept here under that digest.
+        With `digest`, return the handover that is kept here under that digest.
 
         Raises `DeadlineExceeded` if the service takes too long over it, and whatever it raises.
         """
@@ -236,7 +236,7 @@ class ServiceRunner:
         self._step(Opened(bundle=handle.bundle, problem=problem))
 
     async def _arrived(self, effect: Open, ownership: Ownership) -> bytes | None:
-        """The handover of a bundle that comes, wherever it is kept. Tells the ownership why, if it cannot be had."""
+        """Return the handover for an opening, fetched if the record has only a note. If there is none, tell the ownership why."""
         note = note_in(effect.handover)
         if note is None:
             return effect.handover
@@ -277,7 +277,7 @@ class ServiceRunner:
         self._step(Closed(bundle=bundle.name, handover=recorded))
 
     def _for_record(self, bundle: str, handover: object, *, is_moving: bool) -> bytes | None:
-        """What of a handover goes on record: itself if it fits, else a note that says how to get it, or why it is lost."""
+        """Return what the record carries: the handover if it fits, else a note that says how to fetch it or why it is lost."""
         if handover is None:
             return None
         if not isinstance(handover, bytes):

@@ -1,4 +1,4 @@
-"""Handovers that are too large for a record: what stands there instead, and what keeps them until the next owner asks for them."""
+"""Handovers that are too large for a record: the note that the record carries, and the store from which the next owner fetches them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _KEPT_MS: Final = 30_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """What stands on a record in place of a handover: the `digest` by which to ask the former owner for it, or the `problem`."""
+    """What a record carries in place of a handover: the `digest` by which to fetch it from the former owner, or why it is lost."""
 
     digest: str | None = None
     problem: str | None = None
 
     def encode(self) -> bytes:
-        """The note as the handover of a record."""
+        """Return the note as bytes for the `handover` of a record."""
         problem = None if self.problem is None else self.problem[:TEXT_CHARACTERS_MAX].encode("utf-8", "replace").decode()
         return _MARK + orjson.dumps({"digest": self.digest, "problem": problem})
 
@@ -42,7 +42,7 @@ def is_like_a_note(handover: bytes) -> bool:
 
 
 def note_in(handover: bytes | None) -> Note | None:
-    """The note in the handover of a record; None if it is a handover itself."""
+    """Return the note in the handover of a record; None if that is a handover itself."""
     if handover is None or not is_like_a_note(handover):
         return None
     try:
@@ -54,7 +54,7 @@ def note_in(handover: bytes | None) -> Note | None:
 
 
 def digest_of(handover: bytes) -> str:
-    """By what the next owner asks for a handover, and knows that it got the right one."""
+    """Return the digest by which the next owner asks for a handover, and by which it checks what it gets."""
     return blake2b(handover, digest_size=_DIGEST_BYTES).hexdigest()
 
 
@@ -83,7 +83,7 @@ class Spilled:
         return digest
 
     def get(self, digest: str) -> bytes | None:
-        """A handover that is kept, for the next owner."""
+        """Return the handover with this digest, which then counts as fetched; None if it is not kept here."""
         handover = self._kept.get(digest)
         if handover is not None:
             self._fetched[digest] = None

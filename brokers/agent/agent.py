@@ -233,7 +233,7 @@ class Agent:
         core.effects.append(jump)
         if core.incarnation is not None and core.incarnation not in core.view.live:
             self._lose_incarnation(f"buried between offsets {jump.before} and {jump.offset}, in what was truncated unread", jump.offset)
-        # Before an incarnation that stands in the gap begins: what this changes belongs to the one that has read no further.
+        # This comes before the membership, which may begin an incarnation that joined in the gap: that one has no old transfers.
         self._tenures.jumped(jump)
         before = core.incarnation
         self._membership.jumped(jump)

@@ -89,7 +89,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Discarded:
-    """The service holds nothing any more of what it prepared for `bundle`."""
+    """The service has discarded what it prepared for `bundle`."""
 
     bundle: str
 

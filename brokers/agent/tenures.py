@@ -81,8 +81,8 @@ class Tenure:
     """One bundle at this broker. `deadline_ms` bounds the operation under way; `problem` says why it was refused or failed.
 
     `is_over` is set once the log has taken the bundle away: the tenure only ends, and none of it counts for what comes next.
-    `handover` is the newest state of the bundle, as its former owner or this broker's own service left it, and the token of
-    the tenure that goes on with it.
+    `handover` is the newest state of the bundle, which its former owner or this broker's own service left. Before it stands the
+    token under which the bundle goes on with that state.
     """
 
     bundle: str
@@ -142,10 +142,10 @@ class Tenures:
                 self._policies_changed(change.name)
 
     def jumped(self, jump: Jump) -> None:
-        """Bundles changed in records that this broker has not read.
+        """Act on bundles that changed in records that this broker has not read.
 
-        Where it is now to warm up for a bundle, that is for another transfer than the one that it knew. Where it owns the
-        bundle, or is to own it next, the transfer is the same: only its own record can bring that about.
+        If it is now to warm up for a bundle, another transfer may have begun in those records: the old tenure is over. If it owns
+        the bundle, or has said that it is ready for it, the transfer is the one that it knows: that takes a record of its own.
         """
         for change in jump.changes:
             if isinstance(change, BundleChanged):

@@ -75,8 +75,8 @@ class Timing:
     def check(self) -> None:
         """Raise `InvalidTiming` if these durations would let a live broker be declared dead, or two own one bundle."""
         rate_error_ms = 2 * self.clock_rate_error_ppm * self.lease_ms // _MILLION
-        # Half of the margin covers a sleep that both clocks hide. So the other half must cover the clocks' rates, during lease and
-        # margin: margin / 2 >= 2 x rate error x (lease + margin) + rounding, solved for the margin and rounded up.
+        # One half of the margin covers a sleep that the boot clock hides. The other half must cover the clocks' rates, during lease
+        # and margin: margin / 2 >= 2 x rate error x (lease + margin) + rounding, solved for the margin and rounded up.
         for_sleep_ms = -(
             -2 * (2 * self.clock_rate_error_ppm * self.lease_ms + _ROUNDING_MS * _MILLION) // (_MILLION - 4 * self.clock_rate_error_ppm)
         )

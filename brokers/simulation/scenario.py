@@ -230,8 +230,8 @@ _CATALOGUE: Final = (
         faults=Faults(refuses_permille=250, hangs_permille=80, dies_permille=2, service_ms=(1, 400)),
     ),
     Scenario(
-        # Operators change their minds: they cancel most transfers while the destination still prepares. In the end one broker
-        # dies, and the other one takes all, which has refused nothing.
+        # Operators change their minds: they cancel most transfers while the destination still prepares. At the end one broker
+        # dies. The other one has refused nothing, so it takes all bundles.
         name="cancels",
         brokers=2,
         bundles=(4,),

@@ -110,7 +110,7 @@ class SimulatedService:
         self._do("cuts", bundle.name, lambda refusal: replace(found, problem=refusal or found.problem))
 
     def _operate(self, doing: str, bundle: str, answer: Callable[[str | None], Event], token: int | None = None) -> None:
-        """Begin an operation, whatever else is under way: that no two are is for a checker to say."""
+        """Begin an operation, even beside another one of its bundle: a checker finds that."""
         operation = Operation(doing=doing, token=token)
         self.under_way.setdefault(bundle, []).append(operation)
 

@@ -18,7 +18,7 @@ class Handovers:
 
     def __init__(self) -> None:
         self._handed: dict[tuple[str, int], bytes] = {}
-        # A split and a merge may bring a bundle back under the same name and token. What was left before them is out of date then.
+        # A split and a merge may bring a bundle back under the same name and token. What a service left before is then out of date.
         self._reshaped: set[tuple[str, int]] = set()
 
     def folded(self, folded: Folded) -> None:
@@ -33,8 +33,8 @@ class Handovers:
     def stepped(self, process: Process, effects: list[Effect]) -> None:
         """Check the state with which a service opens a bundle.
 
-        It is what the record handed over that began the tenure; or what the same process left in the same tenure, if that
-        goes on because its next owner has died. It must be given that one.
+        A new owner is given what the record handed over that made it the owner, or nothing. A source goes on under the same token
+        if the destination dies: then its service must be given what it left itself.
         """
         for effect in effects:
             if type(effect) is Open:

@@ -1,6 +1,6 @@
 """Section 9: a service has one operation of a bundle under way at a time.
 
-May live here: what is asked of the operations that services are given. Questions (where to cut, what is left to fetch) are none.
+Questions (where to cut, what is left to fetch) are no operations.
 """
 
 from __future__ import annotations

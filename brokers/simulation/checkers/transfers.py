@@ -1,6 +1,6 @@
 """Section 3: an opening names the broker that released the bundle, and a destination answers for the transfer that it was asked about.
 
-May live here: what is asked of preparations, openings and destinations' records, against the transfers that the log knows.
+Checks preparations, openings and the records of destinations against the transfers on the log.
 """
 
 from __future__ import annotations
