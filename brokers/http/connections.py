@@ -71,17 +71,17 @@ class Connections:
 
     def turn_away(self, transport: asyncio.Transport) -> None:
         """Tell a caller why it is not admitted, and let it go soon, whether or not it reads that."""
-        if self._leaving >= _LAST_WORDS_MAX:
+        transport.set_protocol(_TurnedAway(self))  # So that its end counts here, and not among those that were admitted.
+        self._leaving += 1
+        if self._leaving > _LAST_WORDS_MAX:
             transport.abort()
             return
-        self._leaving += 1
         body = orjson.dumps(
             {"reason": f"broker {self._worker.broker_id}: {self._problem}; try again, or ask another one", "error": "Overloaded"}
         )
         status = HTTPStatus.SERVICE_UNAVAILABLE
         head = f"HTTP/1.1 {status} {status.phrase}\r\nServer: {SERVER}\r\nContent-Type: {JSON}\r\n"
         head += f"Content-Length: {len(body)}\r\nRetry-After: {RETRY_AFTER_S}\r\nConnection: close\r\n\r\n"
-        transport.set_protocol(_TurnedAway(self))
         transport.write(head.encode() + body)
         # Closed at once, with a request unread, the system would throw the answer away.
         transport.write_eof()

@@ -90,6 +90,29 @@ def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
     run(story)
 
 
+def test_many_connections_too_many_leave_the_bound_as_it_is(tmp_path: Path) -> None:
+    """Callers beyond those that may read why they are turned away are cut off; none of them makes room for another one."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, http_connections_max=1) as brokers:
+            (broker,) = brokers.brokers
+            first = await Caller.to(broker)
+            assert HTTPStatus.OK == (await first.ask("/health"))[0]
+            # They connect in one go, so that all of them are there before the first one is gone.
+            others = await asyncio.gather(*(Caller.to(broker) for _ in range(40)))
+            for other in others:
+                other.say("/health", "Connection: close")
+            told = await asyncio.gather(*(other.is_over() for other in others))
+            late = await Caller.to(broker)
+            late.say("/health", "Connection: close")
+            told.append(await late.is_over())
+            assert {answer.partition(b"\r\n")[0] for answer in told} <= {b"", b"HTTP/1.1 503 Service Unavailable"}
+            for caller in (first, late, *others):
+                caller.close()
+
+    run(story)
+
+
 @pytest.mark.parametrize("said", [b"", b"GET /health HTTP/1.1\r\nHost: loc"], ids=["nothing", "half a head"])
 def test_a_connection_that_asks_nothing_is_closed(said: bytes, tmp_path: Path) -> None:
     """Whoever sends no whole head of a request within `http_idle_ms` is disconnected."""
