@@ -11,14 +11,11 @@ from typing import Final
 
 import aiohttp
 
-from brokers.service import Peer
+from brokers.service import Peer, own_http
 from channel.errors import PeerError
 
 # As long as the former owner's service may take to give it; the bundle is opened within its own deadline anyway.
 _TIMEOUT_S: Final = 10.0
-
-PEER: Final = "peer"
-"""The protocol under which a broker advertises where other brokers ask it for state, if that is not where clients find it."""
 
 STATE_BYTES_MAX: Final = 64 * 1024 * 1024
 """What is read of a bundle's state: a bound for a mistake, not for a use, since what is larger belongs into a store."""
@@ -47,7 +44,7 @@ async def fetch_from(source: Peer, bundle: str, digest: str | None = None) -> by
 
     Raises `HandoverUnavailable` if it cannot be asked, takes too long over its answer, or sends more than `STATE_BYTES_MAX`.
     """
-    address = source.addresses.get(PEER, source.addresses.get("http"))
+    address = own_http(source.addresses)
     if address is None:
         raise HandoverUnavailable(bundle=bundle, broker=source.broker, problem="it advertises no HTTP address")
     query = "" if digest is None else f"?digest={digest}"

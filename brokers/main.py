@@ -24,7 +24,6 @@ from brokers.decision_writer import DecisionWriter
 from brokers.dividing import Dividing
 from brokers.errors import AddressInUse, InvalidConfig, InvalidService
 from brokers.file_watch import FileWatch
-from brokers.handover import PEER
 from brokers.http.app import BACKLOG, make_app, served
 from brokers.http.errors import typed, unmatched
 from brokers.http.readiness import denying
@@ -32,7 +31,7 @@ from brokers.load_bus import open_load_bus
 from brokers.load_reporter import LoadReporter
 from brokers.lookups import Lookups
 from brokers.open_files import RESERVED, Shares, room_for_files, shared_out
-from brokers.service import Service
+from brokers.service import PEER, Service
 from brokers.settings_in_force import SettingsInForce
 from brokers.starting import Starting
 from brokers.stop_signals import stop_event

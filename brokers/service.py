@@ -49,6 +49,15 @@ class Peer:
     addresses: Mapping[str, str] = field(default_factory=dict)
 
 
+PEER: Final = "peer"
+"""The protocol under which a broker inside a program advertises its own HTTP, where the program serves clients at another address."""
+
+
+def own_http(addresses: Mapping[str, str]) -> str | None:
+    """Return the address of a broker's own HTTP, for administration and other brokers, by the `addresses` that it advertises."""
+    return addresses.get(PEER, addresses.get("http"))
+
+
 class OwnershipLost(PeerError):
     """Work may not start, or not be answered, here: the bundle has moved, or the lease has run out."""
 

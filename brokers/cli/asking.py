@@ -16,6 +16,7 @@ from urllib.parse import urljoin, urlsplit
 
 from brokers.admin.access import Access
 from brokers.errors import BrokerRefuses, BrokerUnreachable, NobodyToAsk
+from brokers.service import own_http
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry
 from channel.errors import OutcomeUnknown
@@ -205,7 +206,7 @@ def _left_s(deadline: Deadline) -> float:
 
 
 def _address(broker: BrokerEntry) -> str:
-    return broker.joined.addresses.get("http", "")
+    return own_http(broker.joined.addresses) or ""
 
 
 def _told(answer: Answer) -> str:

@@ -30,6 +30,7 @@ from brokers.cli.output import counted, print_fact, print_json, print_line, prin
 from brokers.cli.rows import BROKER_COLUMNS, broker_row
 from brokers.cli.status import STATUS_COLUMNS, is_well, statuses
 from brokers.errors import BrokerUnreachable, Rejected
+from brokers.service import own_http
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry
 from channel.records import Reason
@@ -106,7 +107,7 @@ def status(
     if not brokers and log is not None:
         with reading(log, timeout) as access:
             live = sorted(access.view.live_brokers(), key=lambda broker: broker.broker)
-        brokers = [(broker.broker, broker.joined.addresses.get("http", "")) for broker in live]
+        brokers = [(broker.broker, own_http(broker.joined.addresses) or "") for broker in live]
     rows = statuses(brokers, deadline)
     print_rows(rows, columns=STATUS_COLUMNS, as_json=as_json, nothing="no broker is alive")
     if not all(map(is_well, rows)):
@@ -185,4 +186,4 @@ def _ask_to_drain(broker: BrokerEntry, deadline: Deadline) -> None:
     answer = ask(broker, "POST", _DRAIN_PATH, deadline=deadline)
     if answer.status not in _ACCEPTED:
         problem = f"it answers {answer.status} {answer.text.strip()[:_SHOWN_CHARACTERS_MAX]}"
-        raise BrokerUnreachable(broker=broker.broker, address=broker.joined.addresses.get("http", ""), problem=problem)
+        raise BrokerUnreachable(broker=broker.broker, address=own_http(broker.joined.addresses) or "", problem=problem)

@@ -26,6 +26,7 @@ from brokers.pulsar.partitions import PARTITIONS_MAX, partitions_in, policy_of
 from brokers.pulsar.requests import TopicsMode
 from brokers.pulsar.schema_documents import schema_document, version_in
 from brokers.pulsar.stats import Stats, partitioned_stats, topic_stats
+from brokers.service import own_http
 from brokers.worker import Worker
 from channel.ranges import TopicName, parse_topic, topic_hash
 from channel.records import TEXT_CHARACTERS_MAX, Reason
@@ -232,7 +233,7 @@ class Topics:
         """Go on if this broker serves a point; else the caller is sent to who does. Held as any other lookup."""
         located = await self._lookups.locate(namespace, point, started_ns=time.monotonic_ns())
         if located.broker.broker != self._worker.broker_id:
-            address = located.broker.joined.addresses.get("http", "")
+            address = own_http(located.broker.joined.addresses) or ""
             raise web.HTTPTemporaryRedirect(location=address + request.path_qs)
 
 

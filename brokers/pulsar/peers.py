@@ -20,6 +20,7 @@ from yarl import URL
 from brokers.pulsar.errors import NotServed, ServerError
 from brokers.pulsar.hosting import Hosting
 from brokers.pulsar.names import NON_PERSISTENT, PULSAR
+from brokers.service import own_http
 from brokers.worker import Worker
 from channel.deadline import Deadline
 from channel.entries import BrokerEntry
@@ -202,7 +203,7 @@ class Peers:
     async def _ask(self, broker: BrokerEntry, path: str) -> object:
         """What a broker answers, None if it has nothing to say; raises `NotServed`."""
         assert self._http is not None, "asked while serving only"
-        url = broker.joined.addresses.get("http")
+        url = own_http(broker.joined.addresses)
         problem = "it advertises no HTTP address"
         if url is not None:
             try:

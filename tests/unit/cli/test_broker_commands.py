@@ -194,11 +194,13 @@ def say(url: str, broker: str, make: object) -> None:
     log.close()
 
 
-def log_with_address(folder: Path, address: str) -> str:
-    """A log on which a owns `LEFT` and b `RIGHT`, and a advertises `address`."""
+def log_with_address(folder: Path, address: str, protocol: str = "http") -> str:
+    """A log on which a owns `LEFT` and b `RIGHT`, and a advertises `address` under `protocol`."""
     channel = Channel()
     channel.genesis()
-    channel.accept(replace(joined("a", channel.view, nonce="nonce of a"), addresses={"http": address} if address else {}))
+    channel.accept(
+        replace(joined("a", channel.view, nonce="nonce of a"), addresses={"http": "http://program", protocol: address} if address else {})
+    )
     channel.join("b")
     channel.create(even_boundaries(2))
     channel.own("a")
@@ -228,6 +230,16 @@ def test_drain_asks_the_broker_and_waits(tmp_path: Path) -> None:
     assert ("a is drained: it had 1 bundle\n", "", 0) == (result.stdout, result.stderr, result.exit_code)
     assert ["/admin/v2/brokers/drain"] == server.asked
     assert ("draining", "a") == (view_of(server.url).brokers["a"].status, "a")
+
+
+def test_a_broker_inside_a_program_is_asked_at_its_own_address(tmp_path: Path) -> None:
+    """The program serves clients at `http`, and has none of a broker's paths; those are at `peer`."""
+    with standing_in(tmp_path) as server:
+        folder = tmp_path / "program"
+        folder.mkdir()
+        log = log_with_address(folder, f"http://127.0.0.1:{server.server_port}", "peer")
+        assert 0 == run("brokers", "drain", "a", "--no-wait", log=log).exit_code
+        assert f"http://127.0.0.1:{server.server_port}" in run("brokers", "status", "--json", log=log).stdout
 
 
 def test_drain_past_proxies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

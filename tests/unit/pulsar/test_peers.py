@@ -46,15 +46,16 @@ class StandIn:
 
 
 @asynccontextmanager
-async def asking(stand_in: StandIn, *, moving_ms: int = 20_000, open_here: str = HERE) -> AsyncIterator[Peers]:
-    """A broker that knows of the stand-in, and has a bundle itself."""
+async def asking(stand_in: StandIn, *, moving_ms: int = 20_000, open_here: str = HERE, program: str | None = None) -> AsyncIterator[Peers]:
+    """A broker that knows of the stand-in, and has a bundle itself. `program` is where the stand-in's program serves clients."""
     app = web.Application()
     app.router.add_get("/admin/v2/non-persistent/t/n", stand_in.answer)
     runner = web.AppRunner(app)
     await runner.setup()
     with socket.create_server(("127.0.0.1", 0)) as listening:
         await web.SockSite(runner, listening).start()
-        addresses = {"http": f"http://127.0.0.1:{listening.getsockname()[1]}"}
+        own = f"http://127.0.0.1:{listening.getsockname()[1]}"
+        addresses = {"http": own} if program is None else {"http": program, "peer": own}
         live = {
             number: SimpleNamespace(broker=broker, joined=SimpleNamespace(addresses=addresses))
             for number, broker in ((1, "me"), (2, "other"))
@@ -85,6 +86,19 @@ def test_many_who_ask_at_once_share_an_answer_that_is_not_older_than_their_quest
             assert 2 == stand_in.asked
             assert ["new"] == await peers.topics_of("t/n")
             assert 3 == stand_in.asked
+
+    run(story)
+
+
+def test_a_broker_inside_a_program_is_asked_at_its_own_address() -> None:
+    """Its program, which clients find under `http`, has none of a broker's paths."""
+
+    async def story() -> None:
+        stand_in = StandIn()
+        stand_in.gate.set()
+        stand_in.topics = ["a"]
+        async with asking(stand_in, program="http://127.0.0.1:1") as peers:
+            assert ["a"] == await peers.topics_of("t/n")
 
     run(story)
 
