@@ -113,7 +113,7 @@ class WorkerConfig(BaseModel):
         default=(),
         max_length=DOCUMENT_ENTRIES_MAX,
         description="More names, with commas between them, by which HTTP may ask for this broker (header Host), such as that of a proxy. "
-        "Its own are always taken: loopback, `host`, `advertised_host`, the address that a caller connected to.",
+        "Its own are always taken: loopback, `host`, those that it advertises, the address that a caller connected to.",
     )
     http_connections_max: int = Field(
         default=11_000,

@@ -90,7 +90,7 @@ class Worker:
         self.clock: Clock = clock or SystemClock()
         self.broker_id = config.id
         self.metrics = Metrics(broker=self.broker_id)
-        self._profile = Profile(
+        self.profile = Profile(
             addresses=dict(addresses),
             capacity=config.capacity,
             failure_domain=config.failure_domain,
@@ -158,7 +158,7 @@ class Worker:
                 cluster=self.config.cluster,
                 reader=reader,
                 timing=self.config.timing(),
-                profile=self._profile,
+                profile=self.profile,
                 make_nonce=lambda: secrets.token_hex(16),
                 predecessor_nonces=directory.nonces,
             )

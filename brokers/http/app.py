@@ -61,7 +61,7 @@ async def served(app: web.Application, listening: socket.socket, worker: Worker)
 
     Here, where each application of a broker meets its socket, it is guarded, and its connections are bounded.
     """
-    app.middlewares.append(guarded(worker.config))
+    app.middlewares.append(guarded(worker.config, tuple(worker.profile.addresses.values())))
     app.on_response_prepare.append(_signed)
     if hasattr(socket, "TCP_USER_TIMEOUT"):  # The system has it on Linux. All connections inherit it.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, worker.config.http_idle_ms)

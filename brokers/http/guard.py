@@ -7,7 +7,7 @@ out: any page that an operator looks at may send requests to it.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from ipaddress import IPv4Address, IPv6Address, ip_address
@@ -60,10 +60,10 @@ class Refusal:
 class Guard:
     """The checks of one broker, with the names that it goes by."""
 
-    def __init__(self, config: WorkerConfig) -> None:
-        """The names are those of `http_hosts`, and the broker's own: `host`, `advertised_host`."""
+    def __init__(self, config: WorkerConfig, advertised: Sequence[str]) -> None:
+        """The names are those of `http_hosts`, and the broker's own: `host`, `advertised_host`, and those in the URLs `advertised`."""
         own = (config.host, config.advertised_host or config.host, "localhost", *config.http_hosts)
-        self._names = frozenset(_plain(name) for name in own)
+        self._names = frozenset(map(_plain, (*own, *filter(None, map(_host_in, advertised)))))
 
     def refusal(self, asked: Asked) -> Refusal | None:
         """Why a request is refused; None if a handler may see it."""
@@ -92,9 +92,9 @@ class Guard:
         return name in self._names or (address is not None and (address.is_loopback or address == _address(arrived_at or "")))
 
 
-def guarded(config: WorkerConfig) -> Middleware:
+def guarded(config: WorkerConfig, advertised: Sequence[str]) -> Middleware:
     """A middleware that answers what the broker's guard refuses, and 408 where a body takes longer than `http_body_ms`."""
-    guard = Guard(config)
+    guard = Guard(config, advertised)
 
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -181,15 +181,27 @@ def _name_in(host: str) -> str:
     return _plain(name)
 
 
+def _host_in(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:  # Programs may advertise anything.
+        return None
+
+
 def _plain(name: str) -> str:
-    return name.lower().removesuffix(".")
+    """A name as all are compared: addresses have several forms."""
+    address = _address(name)
+    return name.lower().removesuffix(".") if address is None else str(address)
 
 
 def _address(name: str) -> IPv4Address | IPv6Address | None:
     try:
-        return ip_address(name)
+        address = ip_address(name)
     except ValueError:
         return None
+    # So a socket of IPv6 names an address of IPv4 that was connected to.
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return address if mapped is None else mapped
 
 
 def _shown(text: str) -> str:

@@ -34,6 +34,9 @@ TAKEN = {
     "the advertised host": Asked(method="POST", path=ORDER, hosts=("broker-1.example:8080",)),
     "a listed name": Asked(method="POST", path=ORDER, hosts=("proxy.example",)),
     "the address that was connected to": Asked(method="GET", path="/ready", hosts=("10.0.0.7:8080",), arrived_at="10.0.0.7"),
+    "IPv4 at a socket of IPv6": Asked(method="GET", path="/ready", hosts=("10.0.0.7:8080",), arrived_at="::ffff:10.0.0.7"),
+    "an address in another form": Asked(method="GET", path="/ready", hosts=("[2001:db8:0::1]:8080",)),
+    "the address for peers": Asked(method="GET", path="/v1/handover/a/b/c", hosts=("peer.example:81",)),
     "a page of its own": Asked(method="POST", path=ORDER, hosts=(ME,), origin=f"http://{ME}", site="same-origin"),
     "a page of its own behind TLS": Asked(method="POST", path=ORDER, hosts=("proxy.example",), origin="https://proxy.example"),
     "a person": Asked(method="POST", path=ORDER, hosts=(ME,), site="none"),
@@ -53,6 +56,7 @@ TAKEN = {
 REFUSED = {
     "a name that was rebound": (Asked(method="GET", path="/v1/brokers", hosts=("evil.example:8080",)), 421, "http_hosts"),
     "a foreign address": (Asked(method="GET", path="/v1/brokers", hosts=("10.0.0.8",), arrived_at="10.0.0.7"), 421, "'10.0.0.8'"),
+    "an empty name": (Asked(method="GET", path="/v1/brokers", hosts=("",)), 421, "''"),
     "a second name": (Asked(method="GET", path="/v1/brokers", hosts=(ME, "evil.example")), 421, "'evil.example'"),
     "a name that begins alike": (Asked(method="GET", path="/", hosts=("127.0.0.1.evil.example",)), 421, "evil.example"),
     "a foreign page": (Asked(method="POST", path=ORDER, hosts=(ME,), origin="http://evil.example"), 403, "'http://evil.example'"),
@@ -78,7 +82,7 @@ REFUSED = {
 
 def guard() -> Guard:
     """The guard of a broker that has a name and is behind a proxy."""
-    return Guard(config(advertised_host="broker-1.example", http_hosts="proxy.example,Other.example"))
+    return Guard(config(advertised_host="broker-1.example", http_hosts="proxy.example,2001:DB8::1"), ("http://peer.example:81",))
 
 
 @pytest.mark.parametrize("case", TAKEN)
