@@ -64,11 +64,10 @@ class Log(Protocol):
     * Read your writes. What `append` returned is seen by every read that begins afterwards, in any process.
     * An error from `append` means that nothing was appended, with one exception: `LogUnavailable` whose `in_doubt` is
       true. That batch, or any part of it, may be on the log, or appear there later; only reading tells.
-    * Each entry has the time at which the storage's own clock says that it was appended, unless that clock was wrong. The
-      time never falls from one entry to the next, and serves people and retention alone: no verdict depends on it. A clock
-      may have been wrong for a while. So a time says nothing if it is more than `CLOCK_AHEAD_MS_MAX` ahead of the clock of
-      the reader (unless all are), or lower than that of the log's first entry. Such an entry counts as appended when the next one was that
-      has a time, or now.
+    * Each entry has the time at which it was appended, by the storage's own clock. Times are for people and retention: no
+      verdict depends on them. They never fall from one entry to the next, except behind entries whose clock was wrong. A time
+      does not count if it is more than `CLOCK_AHEAD_MS_MAX` ahead of the reader's clock (unless all are), or lower than the
+      first time on the log that counts. The entry then has the next time that counts, or now.
 
     A handle belongs to one thread at a time, which blocks in it; it may be handed over between calls. Only `wake` may be
     called from any thread at any time. Several handles on one log are independent, whether in one process or in many.

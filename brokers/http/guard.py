@@ -36,7 +36,7 @@ _SHOWN_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the guard looks at in a request. `arrived_at` is the address of this machine that the caller connected to."""
+    """What the guard looks at in a request. The caller connected to `arrived_at`, an address of this machine."""
 
     method: str
     path: str

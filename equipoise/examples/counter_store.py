@@ -83,10 +83,9 @@ class CounterStore:
     def __init__(self, path: str | Path) -> None:
         """Open the file, making it if it is not there. Raises `StoreUnusable`."""
         try:
+            # For its owner alone; SQLite gives its other files the same mode. A file that is there keeps its own.
             with suppress(FileExistsError):
-                os.mknod(
-                    path, 0o600
-                )  # For its owner alone: SQLite gives its other files the same mode. A file that is there keeps its own.
+                os.mknod(path, 0o600)
             self._connection = sqlite3.connect(path, timeout=OPEN_SECONDS_MAX, isolation_level=None, check_same_thread=False)
             # The change to WAL, which several brokers may make of a new file at once, waits for nobody by itself.
             self._execute_patiently("PRAGMA journal_mode=WAL", seconds_max=OPEN_SECONDS_MAX)
