@@ -54,12 +54,21 @@ class FileWatch:
         self._short_since_ms = now_ms if self._short_since_ms is None else self._short_since_ms
         problem = f"its process may open only {left} more files of {limit}: raise that limit (ulimit -n), or find what leaves files open"
         worker.client_problems[PROBLEM] = problem
-        if not self._has_drained and now_ms - self._short_since_ms >= worker.config.lease_ms and self._has_heir():
+        drains_after_ms = self._drains_after_ms()
+        if not self._has_drained and drains_after_ms is not None and now_ms - self._short_since_ms >= drains_after_ms:
             self._has_drained = True
             _logger.error("the broker drains, restart it: %s", problem, extra={"broker": worker.broker_id})
             worker.drain()
 
-    def _has_heir(self) -> bool:
-        """Whether this broker may give its bundles away, and another one takes any."""
-        me = self._worker.agent.entry
-        return me is not None and any(other.status == "up" and other is not me for other in self._worker.view.live_brokers())
+    def _drains_after_ms(self) -> int | None:
+        """Return how long files must be short before this broker drains; None if no other broker takes bundles.
+
+        A machine may be short of files for all its brokers at once. So the youngest drains first. Each older one waits until it has
+        read of the drain before its own, and the oldest finds no other broker.
+        """
+        me, config, others = self._worker.agent.entry, self._worker.config, self._worker.view.live_brokers()
+        if me is None or not any(broker.status == "up" for broker in others if broker is not me):
+            return None
+        younger = sum(broker.incarnation > me.incarnation for broker in others)
+        # Two brokers see the same shortage up to one look apart, and each drains up to one look late.
+        return config.lease_ms + younger * (config.renew_ms + 2 * round(_LOOK_S * 1_000))

@@ -26,10 +26,38 @@ class Files:
         return self.left, 1_000
 
 
+def draining(brokers: Cluster) -> list[bool]:
+    """Which brokers drain, as the channel says."""
+    entries = [broker.worker.agent.entry for broker in brokers.brokers]
+    return [entry is not None and entry.status == "draining" for entry in entries]
+
+
 def is_draining(brokers: Cluster) -> bool:
     """Whether the first broker drains, as the channel says."""
-    entry = brokers.brokers[0].worker.agent.entry
-    return entry is not None and entry.status == "draining"
+    return draining(brokers)[0]
+
+
+def test_brokers_that_run_out_of_files_together_do_not_all_drain(tmp_path: Path) -> None:
+    """Where the whole machine is short of files, one broker drains after the other, and the last one serves on."""
+
+    async def story() -> None:
+        async with cluster(tmp_path, brokers=2, balance=False) as brokers:
+            files = Files()
+            files.left = 0
+            watches = [FileWatch(broker.worker, left=files) for broker in brokers.brokers]
+            while not any(draining(brokers)):
+                for watch in watches:  # In one turn of the loop, so that neither can have read of the other.
+                    watch.look()
+                await asyncio.sleep(0.05)
+            assert [False, True] == draining(brokers)
+            heir = brokers.brokers[0]
+            await heir.worker.until(
+                lambda view: all(bundle.owner == heir.worker.agent.incarnation for bundle in view.bundles.values()) or None,
+                timeout_ms=PATIENCE_MS,
+                what="all bundles being at the last broker",
+            )
+
+    run(story)
 
 
 def test_a_broker_without_files_gives_its_bundles_away(tmp_path: Path) -> None:
