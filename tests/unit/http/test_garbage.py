@@ -117,7 +117,7 @@ REFUSED = (
     Refused(method="GET", path="/%0A", status=404, error="UnknownPath", told="'/\\n'"),
     Refused(method="GET", path="//health", status=404, error="UnknownPath", told="'//health'"),
     Refused(method="GET", path="/health/", status=404, error="UnknownPath", told="'/health/'"),
-    Refused(method="GET", path=f"{NAMESPACES}/acme/%2e%2e/bundles", status=404, error="UnknownNamespace", told="'acme/..'"),
+    Refused(method="GET", path=f"{NAMESPACES}/acme/%2e%2e/bundles", status=412, error="InvalidName", told="'acme/..' is not a namespace"),
     Refused(method="GET", path=f"{NAMESPACES}/a%2Fb/shop/bundles", status=412, error="InvalidName", told="'a/b/shop' is not a namespace"),
     Refused(method="GET", path=f"{NAMESPACES}/acme/%E2%82/bundles", status=412, error="InvalidName", told="is not a namespace"),
     Refused(method="GET", path=f"{NAMESPACES}/acme/%00/bundles", status=412, error="InvalidName", told="is not a namespace"),
