@@ -94,6 +94,10 @@ class Outcomes:
         """What has become of each."""
         return [self.of(name, view) for name in self._sources]
 
+    def is_refused(self, name: str) -> bool:
+        """Return whether a destination refused the bundle, or gave it up."""
+        return name in self._refusals
+
     def check(self, name: str, view: View, *, destination: str | None) -> Outcome:
         """What has become of a bundle that a transfer moved, to `destination` if one was named.
 

@@ -23,6 +23,14 @@ RETRY_MS: Final = 50
 """The pause after a read that failed while a verdict is waited for."""
 
 
+Heard = Callable[[Folded], None]
+"""Gets each record that is folded while somebody reads on."""
+
+
+def _unheard(_folded: Folded) -> None:
+    """Nobody wants the records, only the view."""
+
+
 def read_view(log: Log, *, cluster: str | None = None, deadline: Deadline) -> Reader:
     """A reader that has folded the log to the end that it has now, on from its twin if it has one.
 
@@ -34,14 +42,14 @@ def read_view(log: Log, *, cluster: str | None = None, deadline: Deadline) -> Re
     return reader
 
 
-def read_on(log: Log, reader: Reader, *, deadline: Deadline) -> int:
-    """Fold what is new up to the end that the log has now, and return the logical offset of that end.
+def read_on(log: Log, reader: Reader, *, deadline: Deadline, heard: Heard = _unheard) -> int:
+    """Fold what is new up to the end that the log has now, and return the logical offset of that end. Give `heard` each record.
 
     Nothing may stand at that very offset; the view is complete up to it all the same. Raises as `read_view` does.
     """
     end = log.end()
     for entry in _entries(log, reader.position, end=end, deadline=deadline):
-        reader.feed(entry)
+        heard(reader.feed(entry))
     return max(reader.view.offset, end + reader.view.base)
 
 
@@ -64,16 +72,25 @@ def _entries(log: Log, position: int, *, end: int, deadline: Deadline) -> Iterat
         position = entries[-1].offset + 1
 
 
-def propose(log: Log, reader: Reader, make_record: Callable[[View, Author], AnyRecord], *, publisher: str, deadline: Deadline) -> Folded:
+def propose(
+    log: Log,
+    reader: Reader,
+    make_record: Callable[[View, Author], AnyRecord],
+    *,
+    publisher: str,
+    deadline: Deadline,
+    heard: Heard = _unheard,
+) -> Folded:
     """Read on to the end, let `make_record` make a record against the view, append it, and read its verdict back.
 
     `publisher` is `admin:NAME`. A rejection is a result, not an error; after `Reason.STALE` the caller may propose again
     with the same reader, against the view as it now is. What `make_record` raises is passed on, and nothing was appended.
+    `heard` gets every record that is folded on the way.
 
     Raises `OutcomeUnknown` if the verdict is not known by the deadline; `LogUnavailable` if nothing was appended; and what
     `read_view` and `Log.append` raise.
     """
-    as_of = read_on(log, reader, deadline=deadline)
+    as_of = read_on(log, reader, deadline=deadline, heard=heard)
     record = make_record(reader.view, Author(publisher=publisher, as_of=as_of, timestamp_ms=time.time_ns() // 1_000_000))
     data = encode(record)
     offset: int | None = None
@@ -82,11 +99,15 @@ def propose(log: Log, reader: Reader, make_record: Callable[[View, Author], AnyR
     except LogUnavailable as error:
         if not error.in_doubt:
             raise
+
     # An append in doubt is known by its bytes: the same ones are the same proposal, of the same name against the same view.
-    return _verdict(log, reader, lambda entry: entry.data == data if offset is None else entry.offset == offset, record.key, deadline)
+    def is_own(entry: Entry) -> bool:
+        return entry.data == data if offset is None else entry.offset == offset
+
+    return _verdict(log, reader, is_own, record.key, deadline=deadline, heard=heard)
 
 
-def _verdict(log: Log, reader: Reader, is_own: Callable[[Entry], bool], key: str, deadline: Deadline) -> Folded:
+def _verdict(log: Log, reader: Reader, is_own: Callable[[Entry], bool], key: str, *, deadline: Deadline, heard: Heard) -> Folded:
     """Fold on until our own record is read back. An outage is waited out: what was appended has a verdict."""
     problem = f"it was not read back within {deadline.timeout_ms} ms"
     while remaining_ms := deadline.remaining_ms():
@@ -101,6 +122,7 @@ def _verdict(log: Log, reader: Reader, is_own: Callable[[Entry], bool], key: str
             raise OutcomeUnknown(log=log.name, subject=key, problem=str(error)) from error
         for entry in entries:
             folded = reader.feed(entry)
+            heard(folded)
             if is_own(entry):
                 return folded
     raise OutcomeUnknown(log=log.name, subject=key, problem=problem)

@@ -14,6 +14,7 @@ from typing import Final, TypeVar
 
 from brokers.errors import Rejected, UnknownBroker
 from brokers.named import bundle_named, namespace_named
+from brokers.outcomes import Outcomes
 from brokers.requested_moves import may_run_again, rejection
 from channel.blocking_view import RETRY_MS, entries_to_end, propose, read_on
 from channel.codec import decode
@@ -134,17 +135,24 @@ def folded_to_end(access: Access) -> Iterator[Folded]:
         yield folded
 
 
-def submit(access: Access, make_record: Callable[[View, Author], AnyRecord]) -> Folded:
+def submit(access: Access, make_record: Callable[[View, Author], AnyRecord], *, outcomes: Outcomes | None = None) -> Folded:
     """Propose a record, and return it once it is accepted; one that loses a race is made again (`may_run_again`).
+
+    `outcomes` gets all records that are folded on the way.
 
     Raises `Rejected` with the reason, and what `channel.blocking_view.propose` raises (`OutcomeUnknown` among them).
     """
     if access.view.genesis is None:
         problem = "no broker has ever started on this log; start one first"
         raise Rejected(key="genesis", reason=Reason.NO_GENESIS, problem=problem, offset=None)
+
+    def heard(folded: Folded) -> None:
+        if outcomes is not None:
+            outcomes.folded(folded, access.view)
+
     race = 1
     while True:
-        folded = propose(access.log, access.reader, make_record, publisher=access.publisher, deadline=access.deadline)
+        folded = propose(access.log, access.reader, make_record, publisher=access.publisher, deadline=access.deadline, heard=heard)
         reason = folded.verdict.reason
         if reason is None:
             return folded

@@ -48,10 +48,10 @@ from channel.records import AnyRecord, Document, Scalar
 from channel.view import View
 
 
-def request(access: Access, intent: Intent) -> Folded:
-    """Propose what `intent` wants; the record that the channel accepted. Raises as `brokers.admin.access.submit` does."""
+def request(access: Access, intent: Intent, *, outcomes: Outcomes | None = None) -> Folded:
+    """Propose what `intent` wants; the record that the channel accepted. Takes and raises what `brokers.admin.access.submit` does."""
     refuse_in_vain(access.view, intent)
-    return submit(access, partial(_spelled, intent))
+    return submit(access, partial(_spelled, intent), outcomes=outcomes)
 
 
 def _spelled(intent: Intent, view: View, author: Author) -> AnyRecord:
@@ -98,11 +98,11 @@ def unload_all(
     """Unload these bundles as far as they are owned, but for those that somebody else moves at the same moment.
 
     They are let go of some at a time (`unloads_of`), or are all begun at once if nobody is to `wait` for `what`. The result maps
-    the name of each that was unloaded to the offset of the record; `outcomes` is told of the records that were waited for.
+    the name of each that was unloaded to the offset of the record; `outcomes` gets every record.
     """
     all_begun: dict[str, int] = {}
     for batch in unloads_of(bundles, kind=MoveAway):
-        begun = _begin_all(access, batch, "the unload")
+        begun = _begin_all(access, batch, "the unload", outcomes)
         if wait:
             await_released(access, begun, what=what, outcomes=outcomes)
         all_begun |= begun
@@ -121,12 +121,12 @@ def await_settled(access: Access, outcomes: Outcomes) -> None:
             return
 
 
-def _begin_all(access: Access, intents: Sequence[Intent], what: str) -> Mapping[str, int]:
+def _begin_all(access: Access, intents: Sequence[Intent], what: str, outcomes: Outcomes | None = None) -> Mapping[str, int]:
     begun = {}
     for intent in intents:
         access.deadline.check(f"{what} of {subject_of(intent)}")
         with unless_overtaken():
-            begun[subject_of(intent)] = request(access, intent).offset
+            begun[subject_of(intent)] = request(access, intent, outcomes=outcomes).offset
     return begun
 
 

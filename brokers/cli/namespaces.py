@@ -15,7 +15,7 @@ from brokers.admin import moving
 from brokers.admin.access import Access
 from brokers.balancing_settings import BalancingSettings
 from brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, WaitOption, reading, writing
-from brokers.cli.outcome import group
+from brokers.cli.outcome import ExitCode, group
 from brokers.cli.output import counted, print_document, print_fact, print_json, print_line, print_rows
 from brokers.cli.rows import NAMESPACE_COLUMNS, namespace_row
 from brokers.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss
@@ -275,6 +275,8 @@ def _unload_all(access: Access, namespace: str, *, wait: bool, as_json: bool) ->
     print_fact(sentence, document, as_json=as_json)
     for outcome in () if as_json else stuck:
         print_line(outcome.sentence())
+    if any(outcomes.is_refused(outcome.bundle) for outcome in stuck):
+        raise typer.Exit(ExitCode.REFUSED)
 
 
 @app.command("cancel-moves")

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from brokers.admin import moving
+from brokers.admin.access import Access
+from brokers.agent.intents import Intent
+from brokers.outcomes import Outcomes
 from channel import propose
+from channel.blocking_view import read_on, read_view
+from channel.deadline import Deadline
+from channel.reader import Folded
 from channel.records import AnyRecord
 from channel.view import View
 from tests.folding import NAMESPACE
@@ -46,12 +53,32 @@ def test_an_unload_that_comes_back_is_refused(destination: tuple[str, ...], log:
 
 
 def test_a_namespace_whose_bundles_come_back_is_not_unloaded(log: str) -> None:
-    """Of a whole namespace those that did not move are named."""
+    """The command names the bundles that a destination refused, and ends with exit code 1, as for one bundle."""
     with Actors(log, also=giving_up):
         out, _, code = unload(log)
     moved, came_back = out.splitlines()
-    assert ("1 bundle of tenant/ns moved to another owner; 0 had no owner, or were on the move already", 0) == (moved, code)
+    assert ("1 bundle of tenant/ns moved to another owner; 0 had no owner, or were on the move already", 1) == (moved, code)
     assert came_back.startswith(f"{LEFT} came back to a, token ")
+
+
+def test_a_refusal_is_seen_while_other_bundles_are_requested(log: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bundle comes back before the command asks for the unload of the next one: the command still says who refused it."""
+    ask = moving.request
+
+    def request(access: Access, intent: Intent, *, outcomes: Outcomes | None = None) -> Folded:
+        accepted = ask(access, intent, outcomes=outcomes)
+        deadline = Deadline.after(timeout_ms=10_000)
+        reader = read_view(access.log, deadline=deadline)
+        while (left := reader.view.bundles[LEFT]).phase != "owned" or left.owner != reader.view.brokers["a"].incarnation:
+            access.log.wait(reader.position, timeout_ms=deadline.remaining_ms())
+            read_on(access.log, reader, deadline=deadline)
+        return accepted
+
+    monkeypatch.setattr(moving, "request", request)
+    with Actors(log, also=giving_up):
+        out, _, code = unload(log)
+    assert out.endswith("c could not open it: no disk\n"), out
+    assert code == 1
 
 
 def test_an_unload_without_anybody_else_waits_for_the_next_owner(tmp_path: Path) -> None:
