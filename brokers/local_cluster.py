@@ -206,13 +206,17 @@ class LocalCluster:
     def start(self) -> None:
         """Start all brokers, and wait until all are members.
 
-        Raises `AddressInUse` before anything is made; `BrokerFailed` if one is not ready in time or ends before; what
-        `open_log` raises, and what a log raises that cannot be followed; `StartBrokenOff`; OSError if a process cannot be
-        started. In any case `stop_all` is to be called at the end.
+        Raises `AddressInUse` before anything is made; `DataDirectoryUnusable`; `BrokerFailed` if one is not ready in time or ends
+        before; what `open_log` raises, and what a log raises that cannot be followed; `StartBrokenOff`; OSError if a process
+        cannot be started. In any case `stop_all` is to be called at the end.
         """
         for member in self._members:
             member.check_port()
-        self.settings.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory = self.settings.directory
+        try:
+            directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except (OSError, ValueError) as error:
+            raise DataDirectoryUnusable(path=str(directory), problem=str(error)) from error
         self._log = open_log(self.log_url)
         access = Access(log=self._log, reader=restored(self._log), publisher=PUBLISHER, deadline=Deadline.after(timeout_ms=BURIAL_MS))
         read_on(access.log, access.reader, deadline=Deadline.after(timeout_ms=self.settings.ready_ms))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from brokers.config import ENDING_MS
-from brokers.errors import InvalidConfig
+from brokers.errors import DataDirectoryUnusable, InvalidConfig
 from brokers.local_cluster import ClusterSettings, LocalCluster
 from channel.errors import DeadlineExceeded
 from channel.memory_log import MemoryLog
@@ -27,6 +27,14 @@ def test_ports_that_overlap_are_refused_before_anything_is_made(tmp_path: Path) 
     with pytest.raises(InvalidConfig, match="pulsar_port: the ports of 3 brokers from 20001 on overlap"):
         LocalCluster(ClusterSettings(directory=tmp_path / "cluster", http_port=20_000, pulsar_port=20_001))
     assert [] == list(tmp_path.iterdir())
+
+
+def test_a_directory_that_cannot_be_made_is_refused_by_name(tmp_path: Path) -> None:
+    """A loop of symbolic links as the directory of a cluster is refused with the directory and what to do."""
+    loop = tmp_path / "loop"
+    loop.symlink_to(loop)
+    with pytest.raises(DataDirectoryUnusable, match=r"loop cannot be used: .*; mend that, or name another directory"):
+        LocalCluster(ClusterSettings(directory=loop, brokers=1)).start()
 
 
 def test_a_log_that_cannot_be_read_is_let_go_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
