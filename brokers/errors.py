@@ -379,9 +379,7 @@ class InvalidService(CallerError):
         """`service` as given, `problem` what is wrong with it."""
         self.service = service
         self.problem = problem
-        super().__init__(
-            f"the service {service!r} cannot be used: {problem}; give an instance of a Service, or name its class as [PATTERN=]MODULE:CLASS"
-        )
+        super().__init__(f"the service {service!r} cannot be used: {problem}; correct that, and start again")
 
 
 class BrokerFailed(OperatorError):

@@ -57,7 +57,7 @@ _match_pattern: Final = re.compile(r"(?:[-=:.\w/*?]|\[!?[-=:.\w]+\])+", re.ASCII
 # Why a service with `fetch` does not start.
 _NO_PEERS: Final = (
     "it hands over state by fetch(), and its broker has no address where the next owner could ask for it; give the worker a port "
-    "(http_port=0 for any) and a test's Cluster serves_peers=True, or keep that state in a store"
+    "(http_port=0 for any), or in a test give the Cluster serves_peers=True, or keep that state in a store"
 )
 
 # How long a broker that ends waits for next owners to fetch what it keeps for them.
@@ -287,7 +287,8 @@ class ServiceRunner:
         elif not is_moving:
             return None  # Nobody is waiting for it.
         elif not self._serves_peers:
-            problem = f"it has {len(handover)} bytes, a record takes {HANDOVER_BYTES_MAX}, and its broker has no address to fetch it from"
+            too_large = f"it has {len(handover)} bytes, a record takes {HANDOVER_BYTES_MAX}"
+            problem = f"{too_large}, and its broker has no address to fetch it from; give the worker http_port"
         elif (digest := self._spilled.keep(handover)) is None:
             problem = f"it has {len(handover)} bytes, and a broker keeps at most {KEPT_BYTES_MAX} for all next owners together"
         else:
@@ -447,7 +448,7 @@ def _check(service: object) -> None:
     That is a class, an `open` that is not async, and a `close` that does not take what it will be given.
     """
     if not isinstance(service, Service):
-        raise InvalidService(service=repr(service), problem="it is no instance of a class that descends from equipoise.Service")
+        raise InvalidService(service=repr(service), problem="it is no instance of a subclass of equipoise.Service")
     for name in (*_ASYNC_METHODS, *_PLAIN_METHODS):
         method = getattr(service, name)
         if inspect.iscoroutinefunction(method) != (name in _ASYNC_METHODS):

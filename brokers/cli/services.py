@@ -78,7 +78,7 @@ def service_classes(named: Iterable[str]) -> Mapping[str, type[Service]]:
     for service in named:
         match = _match_service(_spelled_out(service))
         if match is None:
-            raise InvalidService(service=service, problem="it has another form")
+            raise InvalidService(service=service, problem="its form is not [PATTERN=]MODULE:CLASS")
         pattern = match["pattern"] or ALL_NAMESPACES
         check_pattern(pattern)
         if pattern in classes:

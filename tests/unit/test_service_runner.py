@@ -136,7 +136,7 @@ def test_cuts_that_are_none_are_a_problem_not_a_silence() -> None:
 @pytest.mark.parametrize("service", [Odd, object(), "a service"], ids=["a class", "an object", "a text"])
 def test_what_is_no_service_is_refused_at_once(service: object) -> None:
     """A worker does not join with something that would only fail when its first bundle comes."""
-    with pytest.raises(InvalidService, match="give an instance of a Service"):
+    with pytest.raises(InvalidService, match=r"no instance of a subclass of equipoise\.Service"):
         ServiceRunner(
             {"*": service},  # type: ignore[dict-item]  # the mistake itself
             clock=SystemClock(),

@@ -91,8 +91,9 @@ def test_a_bundle_is_given_with_its_state(cluster: Cluster[Diary]) -> None:
 
 def test_state_that_production_could_not_fetch_is_refused() -> None:
     """A service with `fetch` is refused as a worker refuses it that serves no peers; the message says how to test one that does."""
-    with pytest.raises(InvalidService, match=r"'Diary' cannot be used: .*serves_peers=True"), Cluster(Diary):
+    with pytest.raises(InvalidService, match=r"'Diary' cannot be used: .*serves_peers=True") as refused, Cluster(Diary):
         pass
+    assert "MODULE:CLASS" not in str(refused.value), "the way in which the service was named is not what is wrong"
 
 
 class Keeps(Service):
