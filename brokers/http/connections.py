@@ -40,7 +40,8 @@ class Connections:
         self._server = server
         self._worker = worker
         self._max = worker.config.http_connections_max
-        self._problem = f"it takes no more connections over HTTP: {self._max} are open (setting http_connections_max)"
+        bound = "setting http_connections_max, or fewer where ulimit -n is low"
+        self._problem = f"it takes no more connections over HTTP: {self._max} are open ({bound})"
         self._failures = RepeatedFailures(told_again_ms=_TOLD_AGAIN_MS)
         self._open = 0
         self._leaving = 0

@@ -146,8 +146,8 @@ class Server:
         self._sessions[session] = None
         self._addresses[host] += 1
         if len(self._sessions) >= self._connections_max:
-            problem = f"it takes no more clients of Pulsar: {self._connections_max} are connected (setting pulsar_connections_max)"
-            self._worker.client_problems[PULSAR] = problem
+            bound = "setting pulsar_connections_max, or fewer where ulimit -n is low"
+            self._worker.client_problems[PULSAR] = f"it takes no more clients of Pulsar: {self._connections_max} are connected ({bound})"
         return True
 
     def left(self, session: Session) -> None:

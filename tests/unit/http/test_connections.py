@@ -71,7 +71,9 @@ def test_one_connection_too_many_is_told_so(tmp_path: Path) -> None:
             assert HTTPStatus.OK == (await second.ask("/health"))[0]
             status, told = await first.ask("/ready")
             assert HTTPStatus.SERVICE_UNAVAILABLE == status
-            assert ["it takes no more connections over HTTP: 2 are open (setting http_connections_max)"] == told["problems"]
+            assert [
+                "it takes no more connections over HTTP: 2 are open (setting http_connections_max, or fewer where ulimit -n is low)"
+            ] == told["problems"]
             third = await Caller.to(broker)
             third.say("/ready")
             status, told = await third.answer()
