@@ -148,7 +148,7 @@ def submit(access: Access, make_record: Callable[[View, Author], AnyRecord], *, 
 
     def heard(folded: Folded) -> None:
         if outcomes is not None:
-            outcomes.folded(folded, access.view)
+            outcomes.folded(folded)
 
     race = 1
     while True:
