@@ -115,7 +115,7 @@ LINES: Final[Mapping[str, tuple[str, ...]]] = {
     "channel why": (LEFT, "--log", "{log}", "--timeout", "5", "--json"),
     "channel verify": ("--log", "{log}", "--cluster", "test", "--timeout", "5", "--json"),
     "channel at": ("7", "--log", "{log}", "--timeout", "5", "--json"),
-    "channel diff": ("-1h", "7", "--log", "{log}", "--timeout", "5", "--json"),
+    "channel diff": ("3", "7", "--log", "{log}", "--timeout", "5", "--json"),
     "channel export": ("{folder}/export", "--log", "{log}", "--format", "jsonl", "--from", "3", "--zstd", "--timeout", "5", "--json"),
     "channel import": ("{folder}/export", "sqlite:{folder}/import.db", "--ahead", "3", "--timeout", "5", "--json"),
     "channel copy": ("{log}", "sqlite:{folder}/copy.db", "--again", "--other-is-lost", "--as", "erin", "--timeout", "1", "--json"),
