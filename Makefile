@@ -40,7 +40,7 @@ ifeq ($(LOG),kafka)
 else
 	@test -z "$(LOG)" || { echo "there is LOG=kafka; without it the log is a file"; exit 2; }
 	@echo "== run: the demo, a local cluster under load"
-	@$(BIN)/python -m brokers.demo $(if $(DATA),--data "$(DATA)")
+	@$(BIN)/python -m equipoise.brokers.local.demo $(if $(DATA),--data "$(DATA)")
 endif
 
 kafka: setup ## Start a real Kafka on this machine, without Docker, and print its address: make kafka [NODES=3] [PORT=9092]
@@ -85,7 +85,7 @@ bench: setup ## Run one benchmark and print one JSON line: make bench BENCH=name
 simulate: setup ## Replay one simulated run and print its story: make simulate SEED=number
 	@case "$(SEED)" in '' | *[!0-9]*) echo "which seed? make simulate SEED=number"; exit 2;; esac
 	@echo "== simulate: seed $(SEED)"
-	@$(BIN)/python -m brokers.simulation --seed "$(SEED)"
+	@$(BIN)/python -m equipoise.brokers.testing.simulation --seed "$(SEED)"
 
 mutants: setup ## Apply each mutant of the protocol and print the seed that catches it: make mutants [DIR=folder]
 	@echo "== mutants: each patch of $(or $(DIR),tests/mutants) must be caught"
@@ -93,7 +93,7 @@ mutants: setup ## Apply each mutant of the protocol and print the seed that catc
 
 soak: setup ## Simulate one seed after another for an hour: make soak [HOURS=1]
 	@echo "== soak: simulating for $(or $(HOURS),1) h"
-	@$(BIN)/python -m brokers.simulation --soak-hours "$(or $(HOURS),1)"
+	@$(BIN)/python -m equipoise.brokers.testing.simulation --soak-hours "$(or $(HOURS),1)"
 
 stress: setup ## Move, kill, stop and cut off real brokers under load, and have the judge judge: make stress [SEED=0] [LOG=kafka]
 	@echo "== stress: some five minutes of faults in real processes"
@@ -107,10 +107,10 @@ vectors: setup ## Ask our own rules what Pulsar's classes were asked, and count 
 	@echo "== vectors: $(or $(VECTORS),tests/vectors)"
 	@$(BIN)/python -m tests.vectors $(if $(VECTORS),"$(VECTORS)")
 
-proto: setup ## Make the code of Pulsar's commands anew from brokers/pulsar/pulsar_api.proto
+proto: setup ## Make the code of Pulsar's commands anew from equipoise/brokers/pulsar/wire/pulsar_api.proto
 	@echo "== proto: protoc, as the group proto in pyproject.toml names it"
 	@$(BIN)/python -m uv run --quiet --isolated --frozen --only-group proto --python $(BIN)/python \
-	  python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. brokers/pulsar/pulsar_api.proto
+	  python -m grpc_tools.protoc --proto_path=. --python_out=. --pyi_out=. equipoise/brokers/pulsar/wire/pulsar_api.proto
 
 fuzz: setup ## Fuzz what strangers send to the Pulsar service: make fuzz [SECONDS=60]
 	@echo "== fuzz: atheris for $(or $(SECONDS),60) s"

@@ -1,4 +1,4 @@
-"""The errors of brokers, and of those who ask them: split by who must act, as in `channel.errors`.
+"""The errors of brokers, and of those who ask them: split by who must act, as in `channel.core.errors`.
 
 May live here: exception classes with typed attributes that nothing in `channel` raises. A message says what happened, to what,
 and what to do next.
@@ -6,8 +6,8 @@ and what to do next.
 
 from __future__ import annotations
 
-from channel.errors import CallerError, DeadlineExceeded, OperatorError, PeerError
-from channel.ranges import namespace_in
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, OperatorError, PeerError
+from equipoise.channel.core.ranges import namespace_in
 
 
 class UnsupportedAlgorithm(CallerError):
@@ -71,7 +71,7 @@ class Rejected(PeerError):
     """The channel rejected a proposal, or would have."""
 
     def __init__(self, *, key: str, reason: str, problem: str | None, offset: int | None) -> None:
-        """`reason` is one of `channel.records.Reason`; `offset` is where the rejected record stands, if it was appended."""
+        """`reason` is one of `channel.core.records.Reason`; `offset` is where the rejected record stands, if it was appended."""
         self.key = key
         self.reason = reason
         self.problem = problem

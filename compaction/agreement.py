@@ -5,9 +5,9 @@ May live here: `Agreement`, fed with what is folded.
 
 from __future__ import annotations
 
-from channel.reader import Folded
-from channel.records import Renewed
-from channel.view import View
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import Renewed
+from equipoise.channel.core.view import View
 
 
 class Agreement:

@@ -1,8 +1,8 @@
 """The compactor: makes a log short without changing what it comes to.
 
 May live here: `compact`, its steps in their order, and what it tells of itself. What is written is decided in
-`channel.twin_rows`, how in `writing`, what may be cut in `retention` and `holds`, how that can still be told in `floor`, and whether
-the fold can be trusted in `agreement`.
+`channel.snapshots.twin_rows`, how in `writing`, what may be cut in `retention` and `holds`, how that can still be told in `floor`, and
+whether the fold can be trusted in `agreement`.
 
 How a log is compacted
 1. The twin is claimed, so that no older compactor writes from here on.
@@ -29,19 +29,19 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
-from channel.errors import CompactionRefused
-from channel.log import Log
-from channel.records import Renewed
-from channel.restore import Restoration, restoration
-from channel.twin import Check, Progress, TwinImage, TwinRow, unchecked, unwatched
-from channel.twin_rows import Marker, encode_marker, keys_of, marker_of, rows_of
-from channel.view import View
-from compaction.agreement import Agreement
-from compaction.checkpoints import RECORDS_BETWEEN, Checkpoint, kept
-from compaction.floor import FloorMove
-from compaction.holds import holds_in
-from compaction.retention import Retention, check_cut, cut_position, newest_ms
-from compaction.writing import TWIN, Scribe, Step
+from equipoise.channel.core.errors import CompactionRefused
+from equipoise.channel.core.log import Log
+from equipoise.channel.core.records import Renewed
+from equipoise.channel.core.twin import Check, Progress, TwinImage, TwinRow, unchecked, unwatched
+from equipoise.channel.core.view import View
+from equipoise.channel.snapshots.restore import Restoration, restoration
+from equipoise.channel.snapshots.twin_rows import Marker, encode_marker, keys_of, marker_of, rows_of
+from equipoise.compaction.agreement import Agreement
+from equipoise.compaction.checkpoints import RECORDS_BETWEEN, Checkpoint, kept
+from equipoise.compaction.floor import FloorMove
+from equipoise.compaction.holds import holds_in
+from equipoise.compaction.retention import Retention, check_cut, cut_position, newest_ms
+from equipoise.compaction.writing import TWIN, Scribe, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ def compact(
 
     `now_ms` is the time by the clock that gave the entries theirs; by default it is reckoned (see `newest_ms`).
 
-    Raises `CompactionRefused`, `TwinFenced`, what `channel.restore.restoration` raises (`ChannelIncomplete`, `ForeignLog`),
+    Raises `CompactionRefused`, `TwinFenced`, what `channel.snapshots.restore.restoration` raises (`ChannelIncomplete`, `ForeignLog`),
     what `Reader.feed` raises, and what `Log.append` raises where a log cannot be written.
     """
     return _Compaction(

@@ -32,20 +32,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
-from brokers.errors import BrokersAlive, CopiedElsewhere, Rejected, TargetNotEmpty
-from channel import propose
-from channel.blocking_view import propose as propose_and_wait
-from channel.codec import decode, encode
-from channel.deadline import Deadline
-from channel.errors import Bug, LogClosed, LogNotBegun, TwinDamaged
-from channel.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
-from channel.propose import Author
-from channel.reader import Folded, Reader
-from channel.records import AnyRecord, Genesis, LevelRecord
-from channel.restore import restored
-from channel.twin import Progress, Twin, TwinImage, unwatched
-from channel.twin_rows import decode_marker, encode_marker, marker_of, rows_of
-from channel.view import View
+from equipoise.brokers.errors import BrokersAlive, CopiedElsewhere, Rejected, TargetNotEmpty
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.errors import Bug, LogClosed, LogNotBegun, TwinDamaged
+from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import AnyRecord, Genesis, LevelRecord
+from equipoise.channel.core.twin import Progress, Twin, TwinImage, unwatched
+from equipoise.channel.core.view import View
+from equipoise.channel.log.blocking_view import propose as propose_and_wait
+from equipoise.channel.snapshots.restore import restored
+from equipoise.channel.snapshots.twin_rows import decode_marker, encode_marker, marker_of, rows_of
+from equipoise.channel.system.deadline import Deadline
 
 LOOK_MS: Final = 200
 """How long one wait for the word of a broker lasts, and so how much later than its deadline a copy may end."""

@@ -27,14 +27,14 @@ from typing import Final
 
 import orjson
 
-from channel.entries import Verdict
-from channel.errors import LogClosed, LogTruncated, TwinDamaged
-from channel.log import READ_ENTRIES_MAX, Entry, Log
-from channel.reader import Reader
-from channel.restore import beginning
-from channel.twin import Check, Progress, TwinImage, unchecked, unwatched
-from channel.twin_rows import MARKER_KEY, decode_marker, encode_marker, view_of
-from channel.view import View
+from equipoise.channel.core.entries import Verdict
+from equipoise.channel.core.errors import LogClosed, LogTruncated, TwinDamaged
+from equipoise.channel.core.log import READ_ENTRIES_MAX, Entry, Log
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.twin import Check, Progress, TwinImage, unchecked, unwatched
+from equipoise.channel.core.view import View
+from equipoise.channel.snapshots.restore import beginning
+from equipoise.channel.snapshots.twin_rows import MARKER_KEY, decode_marker, encode_marker, view_of
 
 FORMAT: Final = 2
 FORMAT_WITHOUT_CHECKSUM: Final = 1

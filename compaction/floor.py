@@ -1,7 +1,7 @@
 """The floor: the view just below where a log begins, kept so that what retention leaves on the log can be told, and not only read.
 
 May live here: how a compaction moves the floor up to where it is going to cut the log. How a reader finds it is told in
-`channel.restore`.
+`channel.snapshots.restore`.
 
 What holds of a floor
 * The log begins at the floor's position or below: nobody cuts it above, and nobody puts the floor lower. So from the floor on every
@@ -25,16 +25,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from channel.errors import LogDamaged
-from channel.floor import Floor, floor_of
-from channel.log import FIRST_OFFSET, READ_ENTRIES_MAX
-from channel.reader import Reader
-from channel.restore import Restoration
-from channel.twin import TwinImage, TwinRow
-from channel.twin_rows import Marker, encode_marker, marker_of, rows_of, view_of
-from channel.view import View
-from channel.whole import is_told_from_zero
-from compaction.writing import FLOOR, Scribe, Step
+from equipoise.channel.core.errors import LogDamaged
+from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.twin import TwinImage, TwinRow
+from equipoise.channel.core.view import View
+from equipoise.channel.snapshots.floor import Floor, floor_of
+from equipoise.channel.snapshots.restore import Restoration
+from equipoise.channel.snapshots.twin_rows import Marker, encode_marker, marker_of, rows_of, view_of
+from equipoise.channel.snapshots.whole import is_told_from_zero
+from equipoise.compaction.writing import FLOOR, Scribe, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from channel.entries import PolicyEntry
-from channel.errors import InvalidName
-from channel.records import Document
+from equipoise.channel.core.entries import PolicyEntry
+from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.records import Document
 
 KIND: Final = "archives"
 

@@ -26,19 +26,19 @@ from typing import Final
 
 import orjson
 
-from brokers.errors import ExportDamaged, TargetNotEmpty
-from channel.deadline import Deadline
-from channel.errors import LogClosed, LogDamaged, LogNotBegun, LogUnavailable, TwinDamaged
-from channel.log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, RECORD_BYTES_MAX, Entry, Log, Skipping
-from channel.open_log import log_path, open_log
-from channel.reader import Reader
-from channel.records import INTEGER_MAX
-from channel.sqlite_file import sync_folder, usable_path
-from channel.twin import Progress, TwinImage, TwinRow, unwatched
-from channel.twin_rows import MARKER_KEY, decode_marker, encode_marker, view_of
-from channel.view import View
-from compaction.copying import begin_above, empty_target
-from compaction.exporting import FORMAT, FORMAT_WITHOUT_CHECKSUM, Checksum, Line, begins_with, spelled
+from equipoise.brokers.errors import ExportDamaged, TargetNotEmpty
+from equipoise.channel.core.errors import LogClosed, LogDamaged, LogNotBegun, LogUnavailable, TwinDamaged
+from equipoise.channel.core.log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, RECORD_BYTES_MAX, Entry, Log, Skipping
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.channel.core.twin import Progress, TwinImage, TwinRow, unwatched
+from equipoise.channel.core.view import View
+from equipoise.channel.log.open_log import log_path, open_log
+from equipoise.channel.snapshots.twin_rows import MARKER_KEY, decode_marker, encode_marker, view_of
+from equipoise.channel.sqlite.file import sync_folder, usable_path
+from equipoise.channel.system.deadline import Deadline
+from equipoise.compaction.copying import begin_above, empty_target
+from equipoise.compaction.exporting import FORMAT, FORMAT_WITHOUT_CHECKSUM, Checksum, Line, begins_with, spelled
 
 AHEAD: Final = 1_000_000_000
 """Offsets left out above the end of an export by default. It must be more than the original log issued after the export was

@@ -10,9 +10,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final, Literal
 
-from channel.errors import CompactionRefused, InvalidRetention
-from channel.records import INTEGER_MAX
-from channel.twin_rows import Marker
+from equipoise.channel.core.errors import CompactionRefused, InvalidRetention
+from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.channel.snapshots.twin_rows import Marker
 
 Unit = Literal["ms", "bytes", "offsets"]
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from channel.errors import CompactionRefused, TwinFenced
-from channel.log import Log
-from channel.twin import LOADS_MAX, Check, Twin, TwinImage, TwinRow
-from channel.twin_rows import decode_marker, view_of
+from equipoise.channel.core.errors import CompactionRefused, TwinFenced
+from equipoise.channel.core.log import Log
+from equipoise.channel.core.twin import LOADS_MAX, Check, Twin, TwinImage, TwinRow
+from equipoise.channel.snapshots.twin_rows import decode_marker, view_of
 
 
 class Step(StrEnum):

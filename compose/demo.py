@@ -1,6 +1,6 @@
 """`python -m compose.demo`: the demo on a real Kafka of this machine, which is killed in its midst and comes back.
 
-May live here: the Kafka of the demo and its load workers, and the acts in which these are away. All else is `brokers.demo`.
+May live here: the Kafka of the demo and its load workers, and the acts in which these are away. All else is `brokers.local.demo`.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from brokers.demo.__main__ import parser, run
-from brokers.demo.acts import ACTS, Act
-from brokers.demo.load_acts import comes_true, evenness
-from brokers.demo.stage import Stage
-from brokers.moves import MoveKind
-from channel.deadline import Deadline
 from compose.local_kafka.cluster import Cluster
 from compose.local_kafka.errors import LocalKafkaError
+from equipoise.brokers.balancing.moves import MoveKind
+from equipoise.brokers.local.demo.__main__ import parser, run
+from equipoise.brokers.local.demo.acts import ACTS, Act
+from equipoise.brokers.local.demo.load_acts import comes_true, evenness
+from equipoise.brokers.local.demo.stage import Stage
+from equipoise.channel.system.deadline import Deadline
 
 # Longer than the lease on Kafka (15 s): every broker stops serving in it, and none may be taken for dead after it.
 _AWAY_S: Final = 20.0
@@ -89,7 +89,7 @@ def _newest_ms(stage: Stage) -> int:
 
 
 def main() -> int:
-    """Start a Kafka, play the demo on it, and stop it; the exit code, as of `brokers.demo`, and 4 if there is no Kafka."""
+    """Start a Kafka, play the demo on it, and stop it; the exit code, as of `brokers.local.demo`, and 4 if there is no Kafka."""
     arguments = parser("python -m compose.demo")
     parsed = arguments.parse_args()
     with tempfile.TemporaryDirectory(prefix="equipoise-kafka-") as folder:

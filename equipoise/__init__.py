@@ -1,17 +1,22 @@
-"""The face of Equipoise: what users import. It only names what lives in other packages, and has no logic of its own."""
+"""The public face of Equipoise: everything that users import.
 
-from equipoise.neighbours import check_neighbours
+Names are imported from their own modules when they are first used, so that `import equipoise.channel` does not start a web server's
+imports.
+"""
 
-# Before anything of theirs is imported: a stranger of the same name would fail further on, in words that help nobody.
-check_neighbours()
+from __future__ import annotations
 
-from brokers.client.client import Client, ClientInThread
-from brokers.embedded import Worker, WorkerInThread
-from brokers.load import BundleLoad
-from brokers.service import Bundle, Ownership, Peer, Service, ServiceHost, Work
-from brokers.virtual_cluster import Cluster
-from channel.deadline import Deadline
-from channel.ranges import key_hash
+from importlib import import_module
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from equipoise.brokers.client.client import Client, ClientInThread
+    from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, ServiceHost, Work
+    from equipoise.brokers.server.embedded import Worker, WorkerInThread
+    from equipoise.brokers.testing.virtual_cluster import Cluster
+    from equipoise.channel.core.ranges import key_hash
+    from equipoise.channel.system.deadline import Deadline
+    from equipoise.shedder.bundle_load import BundleLoad
 
 __all__ = [
     "Bundle",
@@ -29,3 +34,35 @@ __all__ = [
     "WorkerInThread",
     "key_hash",
 ]
+
+_MODULES: Final = {
+    "Bundle": "brokers.runtime.service",
+    "BundleLoad": "shedder.bundle_load",
+    "Client": "brokers.client.client",
+    "ClientInThread": "brokers.client.client",
+    "Cluster": "brokers.testing.virtual_cluster",
+    "Deadline": "channel.system.deadline",
+    "Ownership": "brokers.runtime.service",
+    "Peer": "brokers.runtime.service",
+    "Service": "brokers.runtime.service",
+    "ServiceHost": "brokers.runtime.service",
+    "Work": "brokers.runtime.service",
+    "Worker": "brokers.server.embedded",
+    "WorkerInThread": "brokers.server.embedded",
+    "key_hash": "channel.core.ranges",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Import a public name from its module. Raises `AttributeError` for any other name."""
+    module = _MODULES.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value: object = getattr(import_module(f"{__name__}.{module}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    """Return the public names."""
+    return sorted(__all__)

@@ -3,11 +3,11 @@
 May live here: names that live in other modules.
 """
 
-from brokers.errors import NotProposed, Rejected, UnknownNamespace
-from brokers.loop_thread import NotRunning
-from brokers.service import OwnershipLost, WorkerEnded
-from brokers.virtual_cluster import AlreadyRuns, LoopIsRunning, NobodyRuns, NoRest, NotInCluster, NotServed, NotSplit
-from channel.errors import (
+from equipoise.brokers.errors import NotProposed, Rejected, UnknownNamespace
+from equipoise.brokers.runtime.loop_thread import NotRunning
+from equipoise.brokers.runtime.service import OwnershipLost, WorkerEnded
+from equipoise.brokers.testing.virtual_cluster import AlreadyRuns, LoopIsRunning, NobodyRuns, NoRest, NotInCluster, NotServed, NotSplit
+from equipoise.channel.core.errors import (
     Bug,
     CallerError,
     DeadlineExceeded,

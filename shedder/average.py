@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from shedder.loads import BundleTraffic, Weights
-from shedder.picking import Picking, Weight, message_rate, throughput
-from shedder.plan import Plan
-from shedder.reported import told_bytes, told_percent
-from shedder.snapshot import Snapshot
+from equipoise.shedder.loads import BundleTraffic, Weights
+from equipoise.shedder.picking import Picking, Weight, message_rate, throughput
+from equipoise.shedder.plan import Plan
+from equipoise.shedder.reported import told_bytes, told_percent
+from equipoise.shedder.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

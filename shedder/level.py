@@ -21,9 +21,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from shedder.plan import Idle, Move, Plan, Stay
-from shedder.reported import told_percent
-from shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
+from equipoise.shedder.plan import Idle, Move, Plan, Stay
+from equipoise.shedder.reported import told_percent
+from equipoise.shedder.snapshot import Snapshot, WeighedBroker, WeighedBundle
 
 ASKED_MAX: Final = 500_000
 """Bundles of which a plan asks the rules, times brokers: with a policy for each an answer takes half a microsecond a broker."""

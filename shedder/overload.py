@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final
 
-from shedder.loads import Weights
-from shedder.picking import Picking, throughput, up_to
-from shedder.plan import Plan
-from shedder.reported import told_bytes, told_percent
-from shedder.snapshot import Snapshot
+from equipoise.shedder.loads import Weights
+from equipoise.shedder.picking import Picking, throughput, up_to
+from equipoise.shedder.plan import Plan
+from equipoise.shedder.reported import told_bytes, told_percent
+from equipoise.shedder.snapshot import Snapshot
 
 # By how much a broker comes to lie below the threshold: Pulsar's `ADDITIONAL_THRESHOLD_PERCENT_MARGIN`.
 _MARGIN: Final = 0.05

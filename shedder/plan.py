@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Literal, Protocol
 
-from shedder.memory import Memory
-from shedder.snapshot import Snapshot
+from equipoise.shedder.memory import Memory
+from equipoise.shedder.snapshot import Snapshot
 
 # Pulsar's names for what came of a round, and why; its counters bear them.
 Result = Literal["Success", "Skip", "Failure"]

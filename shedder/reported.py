@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from shedder.loads import BrokerLoad, BundleTraffic, fault_of
-from shedder.plan import Move, Stay
-from shedder.snapshot import Snapshot
+from equipoise.shedder.loads import BrokerLoad, BundleTraffic, fault_of
+from equipoise.shedder.plan import Move, Stay
+from equipoise.shedder.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

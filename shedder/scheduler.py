@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from shedder.plan import Move
+from equipoise.shedder.plan import Move
 
 Ends = tuple[str | None, str | None]
 """The brokers that a bundle moves from and to, as far as they are known."""

@@ -15,12 +15,12 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import Final
 
-from brokers.load import BundleLoad
-from brokers.load_reports import Summary, fault_of_summary
-from channel.entries import BrokerEntry, BundleEntry
-from channel.view import View
-from shedder.loads import BrokerLoad
-from shedder.memory import Memory
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.view import View
+from equipoise.shedder.bundle_load import BundleLoad
+from equipoise.shedder.load_reports import Summary, fault_of_summary
+from equipoise.shedder.loads import BrokerLoad
+from equipoise.shedder.memory import Memory
 
 # Costs are counted in calls per second. The other weights say what takes a broker about as long as one small call: to move
 # 16 KiB, at 160 MB/s where a call takes 0.1 ms; and to keep a hundred sessions alive for a second, at a ping every minute

@@ -9,11 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from shedder.loads import Weights, blend
-from shedder.picking import Picking, throughput, up_to
-from shedder.plan import Plan
-from shedder.reported import told_bytes, told_percent
-from shedder.snapshot import Snapshot
+from equipoise.shedder.loads import Weights, blend
+from equipoise.shedder.picking import Picking, throughput, up_to
+from equipoise.shedder.plan import Plan
+from equipoise.shedder.reported import told_bytes, told_percent
+from equipoise.shedder.snapshot import Snapshot
 
 # How much more than the excess is given: Pulsar's `ADDITIONAL_THRESHOLD_PERCENT_MARGIN`.
 _MARGIN: Final = 0.05

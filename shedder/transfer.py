@@ -16,12 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from channel.ranges import namespace_in
-from shedder.loads import BrokerLoad, BundleTraffic
-from shedder.plan import Cause, Idle, Move, Plan
-from shedder.reported import Reported, bundles_of, in_order, reported, told_bytes, told_ms, told_percent, why_held
-from shedder.snapshot import Snapshot
-from shedder.spread import Spread
+from equipoise.channel.core.ranges import namespace_in
+from equipoise.shedder.loads import BrokerLoad, BundleTraffic
+from equipoise.shedder.plan import Cause, Idle, Move, Plan
+from equipoise.shedder.reported import Reported, bundles_of, in_order, reported, told_bytes, told_ms, told_percent, why_held
+from equipoise.shedder.snapshot import Snapshot
+from equipoise.shedder.spread import Spread
 
 # A broker is idle beside the others below the mean times half the target, but never above half of the mean.
 _IDLE_SHARE_MAX: Final = 0.5

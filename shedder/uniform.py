@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from shedder.loads import BundleTraffic
-from shedder.picking import Picking, Weight, message_rate, throughput
-from shedder.plan import Plan
-from shedder.reported import told_bytes
-from shedder.snapshot import Snapshot
+from equipoise.shedder.loads import BundleTraffic
+from equipoise.shedder.picking import Picking, Weight, message_rate, throughput
+from equipoise.shedder.plan import Plan
+from equipoise.shedder.reported import told_bytes
+from equipoise.shedder.snapshot import Snapshot
 
 _INTEGER_MAX: Final = 2**31 - 1
 

@@ -12,7 +12,7 @@ import sys
 def main() -> None:
     """Run the command line of this process as one of the group `spark`."""
     # The command line stands above the jobs; here a process begins, and what it begins with is that.
-    from brokers.cli.__main__ import main as run  # noqa: PLC0415 - as a program alone, not when a module of ours is imported
+    from equipoise.brokers.cli.__main__ import main as run  # noqa: PLC0415 - as a program alone, not when a module of ours is imported
 
     sys.argv[1:1] = ["spark"]
     run()

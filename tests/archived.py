@@ -11,16 +11,16 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from spark_jobs.arrivals import Arrival, Source
-from spark_jobs.emitted import Emitted, Table
-from spark_jobs.histories import Histories
-from spark_jobs.loads import load_rows
-from spark_jobs.sequence.parts import Plugs
-from spark_jobs.sequence.sequence import Sequence as Fold
-from spark_jobs.tables.manifest import Store
-from spark_jobs.tables.reading import Archive
-from spark_jobs.tables.schema import ARCHIVED
-from spark_jobs.tables.sink import Keeper, open_sink
+from equipoise.spark_jobs.archive.tables.manifest import Store
+from equipoise.spark_jobs.archive.tables.reading import Archive
+from equipoise.spark_jobs.archive.tables.schema import ARCHIVED
+from equipoise.spark_jobs.archive.tables.sink import Keeper, open_sink
+from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.histories import Histories
+from equipoise.spark_jobs.sequence.loads import load_rows
+from equipoise.spark_jobs.sequence.parts import Plugs
+from equipoise.spark_jobs.sequence.sequence import Sequence as Fold
 
 LOG = "the identity of the log"
 URL = "sqlite:channel.db"

@@ -10,8 +10,8 @@ import random
 from collections.abc import Iterator
 from dataclasses import replace
 
-from channel import propose
-from channel.ranges import even_boundaries
+from equipoise.channel.core import propose
+from equipoise.channel.core.ranges import even_boundaries
 from tests.folding import NAMESPACE, Channel
 
 TIMESTAMP_MS = 1_763_740_000_000

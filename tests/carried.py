@@ -5,12 +5,12 @@ May live here: how such logs are made without a compactor, and what two of them 
 
 from __future__ import annotations
 
-from channel.deadline import Deadline
-from channel.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
-from channel.reader import Reader
-from channel.restore import restored
-from channel.twin_rows import encode_marker, marker_of, rows_of
-from channel.view import View
+from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.view import View
+from equipoise.channel.snapshots.restore import restored
+from equipoise.channel.snapshots.twin_rows import encode_marker, marker_of, rows_of
+from equipoise.channel.system.deadline import Deadline
 
 TIMEOUT_MS = 5_000
 

@@ -5,12 +5,12 @@ May live here: the shortest way from a log to its twin, by the product's own row
 
 from __future__ import annotations
 
-from channel.log import READ_ENTRIES_MAX, Log
-from channel.reader import Reader
-from channel.restore import restored
-from channel.twin import TwinRow
-from channel.twin_rows import encode_marker, keys_of, marker_of, rows_of
-from channel.view import View
+from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.core.view import View
+from equipoise.channel.snapshots.restore import restored
+from equipoise.channel.snapshots.twin_rows import encode_marker, keys_of, marker_of, rows_of
 
 TIMEOUT_MS = 30_000
 

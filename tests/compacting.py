@@ -8,16 +8,16 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from channel import propose
-from channel.codec import decode, encode
-from channel.log import READ_ENTRIES_MAX, Log
-from channel.propose import Author
-from channel.restore import earliest, restored
-from channel.twin import TwinImage
-from channel.twin_rows import Marker, decode_marker, encode_marker, keys_of, marker_of, rows_of
-from channel.view import View, apply
-from compaction.compactor import Compacted, compact
-from compaction.retention import Retention
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.twin import TwinImage
+from equipoise.channel.core.view import View, apply
+from equipoise.channel.snapshots.restore import earliest, restored
+from equipoise.channel.snapshots.twin_rows import Marker, decode_marker, encode_marker, keys_of, marker_of, rows_of
+from equipoise.compaction.compactor import Compacted, compact
+from equipoise.compaction.retention import Retention
 from tests.folding import CLUSTER, Channel
 from tests.gap_log import GapLog
 

@@ -1,7 +1,7 @@
 """Random channels that are compacted, by compactors that die and overtake one another, until something is not as it must be.
 
-`python -m tests.compaction_hunt --seeds N` prints the first violation and exits with 1, as `python -m brokers.simulation` does;
-tests.mutants runs it over a product in which one rule of compaction is broken.
+`python -m tests.compaction_hunt --seeds N` prints the first violation and exits with 1, as `python -m
+equipoise.brokers.testing.simulation` does; tests.mutants runs it over a product in which one rule of compaction is broken.
 
 May live here: the hunt. What must hold of a compaction is asked at length in tests/property/test_compaction.py.
 """
@@ -15,13 +15,13 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
-from channel import propose
-from channel.errors import CompactionRefused, EquipoiseError, LogTruncated, TwinFenced
-from channel.floor import floor_of
-from channel.restore import earliest
-from compaction.compactor import compact
-from compaction.retention import Retention
-from compaction.writing import Step
+from equipoise.channel.core import propose
+from equipoise.channel.core.errors import CompactionRefused, EquipoiseError, LogTruncated, TwinFenced
+from equipoise.channel.snapshots.floor import floor_of
+from equipoise.channel.snapshots.restore import earliest
+from equipoise.compaction.compactor import compact
+from equipoise.compaction.retention import Retention
+from equipoise.compaction.writing import Step
 from tests.compacting import NOTHING, TIMEOUT_MS, all_of, all_rows, compacted, digests_of, fold, image_of, restored_to_end, told_by, untold
 from tests.folding import channel_with
 from tests.gap_log import GapLog

@@ -9,8 +9,8 @@ from typing import get_args
 
 from hypothesis import strategies as st
 
-from brokers.decisions import Decision, Kind
-from shedder.plan import Cause, Idle, Move, Result, Stay
+from equipoise.brokers.balancing.decisions import Decision, Kind
+from equipoise.shedder.plan import Cause, Idle, Move, Result, Stay
 
 AT_MS = 1_700_000_000_000
 

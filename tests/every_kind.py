@@ -5,7 +5,7 @@ May live here: the table `RECORDS`. They are right in form only: no fold was ask
 
 from __future__ import annotations
 
-from channel.records import (
+from equipoise.channel.core.records import (
     INTEGER_MAX,
     AnyRecord,
     BrokerRecord,

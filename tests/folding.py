@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from channel import propose
-from channel.codec import decode, encode
-from channel.entries import BrokerEntry, BundleEntry, Verdict
-from channel.lifecycle import Phase
-from channel.propose import Author
-from channel.ranges import HASH_MAX, even_boundaries
-from channel.records import AnyRecord, Joined, LevelRecord
-from channel.snapshot import from_bytes, to_bytes
-from channel.view import View, apply
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry, Verdict
+from equipoise.channel.core.lifecycle import Phase
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
+from equipoise.channel.core.records import AnyRecord, Joined, LevelRecord
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.view import View, apply
 
 CLUSTER = "test"
 NAMESPACE = "tenant/ns"

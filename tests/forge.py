@@ -12,9 +12,9 @@ import sys
 import time
 from contextlib import closing
 
-from channel.log import BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Entry
-from channel.open_log import open_log
-from channel.restore import earliest
+from equipoise.channel.core.log import BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Entry
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.snapshots.restore import earliest
 from tests.planted.forgeries import FORGERIES
 from tests.planted.forging import Scene
 

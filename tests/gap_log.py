@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import count, islice
 
-from channel.log import BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Entry, check_position
-from channel.memory_log import MemoryLog
+from equipoise.channel.core.log import BATCH_ENTRIES_MAX, READ_ENTRIES_MAX, Entry, check_position
+from equipoise.channel.log.memory_log import MemoryLog
 
 _GAP = b"nothing stands here"
 _numbers = count()

@@ -1,6 +1,6 @@
 """The load plane without Faust and without Kafka: topics as lists, tables as dicts, and one worker for all partitions.
 
-May live here: how messages go round between the decisions of `brokers.load_bus.worker.steps`, as the app of `streams` carries them.
+May live here: how messages go round between the decisions of `brokers.load.worker.steps`, as the app of `streams` carries them.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from brokers.load_bus.spelling import spell_sample
-from brokers.load_bus.worker.steps import Arrived, LeftOut, Seen, Told, on_handover, on_sample, on_sighting
-from brokers.load_reports import Sample
+from equipoise.brokers.load.bus.spelling import spell_sample
+from equipoise.brokers.load.worker.steps import Arrived, LeftOut, Seen, Told, on_handover, on_sample, on_sighting
+from equipoise.shedder.load_reports import Sample
 
 
 @dataclass(kw_only=True)

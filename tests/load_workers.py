@@ -32,7 +32,7 @@ def spin():
     while True:
         pass
 threading.Thread(target=spin, daemon=True).start()
-from brokers.cli.__main__ import main
+from equipoise.brokers.cli.__main__ import main
 main()
 """
 """A load worker with a thread that does nothing but turn round: it takes a CPU, and half of the worker's own time."""
@@ -49,7 +49,7 @@ class LoadWorker:
     def start(cls, log_url: str, folder: Path, *, spins: bool = False, environment: Mapping[str, str] | None = None) -> LoadWorker:
         """A new process; its log lies in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
-        program = ["-c", _SPINNING] if spins else ["-m", "brokers.cli"]
+        program = ["-c", _SPINNING] if spins else ["-m", "equipoise.brokers.cli"]
         with tempfile.NamedTemporaryFile(dir=folder, prefix="load-worker-", suffix=".log", delete=False) as log_file:
             process = subprocess.Popen(
                 [sys.executable, *program, "load-worker", "--log", log_url],

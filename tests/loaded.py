@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from brokers.load_bus import open_load_bus
-from brokers.load_reports import Sample, SampledBundle
-from channel.ranges import even_boundaries
-from shedder.loads import BundleTraffic, Resources, Traffic, Use
+from equipoise.brokers.load.bus import open_load_bus
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.shedder.load_reports import Sample, SampledBundle
+from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
 from tests.folding import Channel
 from tests.unit.cli.fabricated import write
 

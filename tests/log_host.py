@@ -1,4 +1,4 @@
-"""A host with a seat at a `channel.log_thread` that keeps what it is told, and lets a test wait for it.
+"""A host with a seat at a `channel.log.thread` that keeps what it is told, and lets a test wait for it.
 
 May live here: `Host`, the way to run one, and the troubles that its log may have.
 """
@@ -10,13 +10,13 @@ import itertools
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 
-from channel.deadline import Deadline
-from channel.errors import LogDamaged, LogUnavailable
-from channel.log import FIRST_OFFSET, Entry, Log
-from channel.log_seat import LogSeat
-from channel.log_thread import LogThread
-from channel.memory_log import MemoryLog
-from channel.reader import Reader
+from equipoise.channel.core.errors import LogDamaged, LogUnavailable
+from equipoise.channel.core.log import FIRST_OFFSET, Entry, Log
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.channel.log.seat import LogSeat
+from equipoise.channel.log.thread import LogThread
+from equipoise.channel.system.deadline import Deadline
 from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
 
 NAME = "memory:log-thread"

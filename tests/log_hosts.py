@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 
-from channel.log import FIRST_OFFSET, Entry
+from equipoise.channel.core.log import FIRST_OFFSET, Entry
 from tests.log_host import LOG_NAMES, Host, run
 from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from brokers.pulsar.connection import Connection
-from brokers.pulsar.errors import ServerError
-from brokers.pulsar.replies import ConsumerStats, topics_told
-from brokers.pulsar.requests import (
+from equipoise.brokers.pulsar.wire.connection import Connection
+from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.replies import ConsumerStats, topics_told
+from equipoise.brokers.pulsar.wire.requests import (
     ConsumerClosed,
     ConsumerStatsAsked,
     CreationCancelled,

@@ -9,10 +9,10 @@ import struct
 
 import google_crc32c
 
-from brokers.pulsar.connection import Connection
-from brokers.pulsar.errors import Violation
-from brokers.pulsar.limits import Limits
-from brokers.pulsar.pulsar_api_pb2 import (
+from equipoise.brokers.pulsar.wire.connection import Connection
+from equipoise.brokers.pulsar.wire.errors import Violation
+from equipoise.brokers.pulsar.wire.limits import Limits
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     BaseCommand,
     CommandCloseConsumer,
     CommandCloseProducer,
@@ -26,7 +26,7 @@ from brokers.pulsar.pulsar_api_pb2 import (
     CommandUnsubscribe,
     MessageMetadata,
 )
-from brokers.pulsar.requests import Ended, Request
+from equipoise.brokers.pulsar.wire.requests import Ended, Request
 
 TOPIC = "non-persistent://public/default/t"
 

@@ -1,7 +1,8 @@
 """The pages of docs/reference that are drawn from the code: `python -m tests.reference_pages` writes them anew.
 
-May live here: how the tables of `channel.lifecycle`, `brokers.setting_values` and `spark_jobs.rules.catalogue`, and the models of
-`channel.schema`, become Markdown, Mermaid and JSON schema. tests/test_reference_pages.py holds the pages in step with the code.
+May live here: how the tables of `channel.core.lifecycle`, `brokers.balancing.settings.setting_values` and `spark_jobs.rules.catalogue`,
+and the models of `channel.core.schema`, become Markdown, Mermaid and JSON schema. tests/test_reference_pages.py holds the pages in step
+with the code.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ from typing import Final, cast
 
 import orjson
 
-from brokers.pulsar_keys import TAKEN
-from brokers.setting_meanings import GROUPS
-from brokers.setting_values import SETTINGS, spelled
-from channel.entries import bundle_entry
-from channel.lifecycle import DEATHS, PHASE_OF_SHAPE, STATE_OF_PHASE, TRANSITIONS, Holder, Phase
-from channel.schema import json_schema
-from spark_jobs.rules.catalogue import RULES
-from spark_jobs.tables.schema import SCHEMAS, SQL_TYPES
+from equipoise.brokers.balancing.settings.pulsar_keys import TAKEN
+from equipoise.brokers.balancing.settings.setting_meanings import GROUPS
+from equipoise.brokers.balancing.settings.setting_values import SETTINGS, spelled
+from equipoise.channel.core.entries import bundle_entry
+from equipoise.channel.core.lifecycle import DEATHS, PHASE_OF_SHAPE, STATE_OF_PHASE, TRANSITIONS, Holder, Phase
+from equipoise.channel.core.schema import json_schema
+from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES
+from equipoise.spark_jobs.rules.catalogue import RULES
 
 FOLDER: Final = Path(__file__).resolve().parent.parent / "docs" / "reference"
 WRITTEN_BY: Final = "<!-- Written by `python -m tests.reference_pages`; do not edit. -->"

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from brokers.namespace_policies import ANTI_AFFINITY_GROUP
-from channel import propose
-from channel.entries import BundleEntry
-from channel.ranges import even_boundaries
-from channel.records import Document
-from shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic
+from equipoise.brokers.balancing.namespace_policies import ANTI_AFFINITY_GROUP
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.records import Document
+from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic
 from tests.folding import Channel, joined
 
 

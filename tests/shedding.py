@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from shedder.loads import Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
-from shedder.plan import Plan
-from shedder.snapshot import Snapshot
+from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
+from equipoise.shedder.plan import Plan
+from equipoise.shedder.snapshot import Snapshot
 
 NOW_MS = 1_700_000_000_000
 MESSAGE_BYTES = 1_000

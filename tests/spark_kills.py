@@ -20,14 +20,14 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Final
 
-from channel.open_log import open_log
-from spark_jobs.archive import run_archive
-from spark_jobs.audit import run_audit
-from spark_jobs.emitted import Table
-from spark_jobs.options import ArchiveOptions, AuditOptions, Screen
-from spark_jobs.tables.reading import Archive
-from spark_jobs.tables.schema import WRITTEN_BY
-from spark_jobs.tables.sink import CHECKPOINTS
+from equipoise.channel.log.open_log import open_log
+from equipoise.spark_jobs.archive.job import run_archive
+from equipoise.spark_jobs.archive.tables.reading import Archive
+from equipoise.spark_jobs.archive.tables.schema import WRITTEN_BY
+from equipoise.spark_jobs.archive.tables.sink import CHECKPOINTS
+from equipoise.spark_jobs.audit.job import run_audit
+from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, Screen
 from tests.spark_logs import WrittenStream
 
 PER_TRIGGER: Final = 300

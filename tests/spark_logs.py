@@ -10,10 +10,10 @@ from typing import Final
 
 import pyarrow as pa
 
-from channel import propose
-from channel.log import Log
-from channel.ranges import even_boundaries
-from spark_jobs.arrivals import Arrival
+from equipoise.channel.core import propose
+from equipoise.channel.core.log import Log
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.spark_jobs.sequence.arrivals import Arrival
 from tests.benchmarks.fold import NAMESPACE, RENEWALS, Stream
 
 BATCH: Final = 500

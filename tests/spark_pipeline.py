@@ -1,7 +1,7 @@
 """The streaming audit without Spark: the sequential operator and the keyed checkers, each batch through both.
 
 May live here: what Spark does between the two pure parts, in the smallest form that keeps its order: facts reach a subject in the
-order in which they were emitted, through `spark_jobs.keyed_checks`, and what is due after the last of them is looked at once the
+order in which they were emitted, through `spark_jobs.audit.keyed_checks`, and what is due after the last of them is looked at once the
 log's time has passed it by as much as the watermark is late.
 """
 
@@ -11,16 +11,16 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as ManyOf
 from typing import Final
 
-from spark_jobs.arrivals import Arrival, Source
-from spark_jobs.emitted import Emitted, Table
-from spark_jobs.facts import parse_fact
-from spark_jobs.findings import Finding
-from spark_jobs.keyed_checks import judged, overdue
-from spark_jobs.rules.checkers import CHECKERS
-from spark_jobs.rules.membership import Membership
-from spark_jobs.rules.memory import DictMemory
-from spark_jobs.sequence.parts import Lost, Plugs, nothing_lost
-from spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.audit.keyed_checks import judged, overdue
+from equipoise.spark_jobs.rules.checkers import CHECKERS
+from equipoise.spark_jobs.rules.facts import parse_fact
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.membership.view import Membership
+from equipoise.spark_jobs.rules.memory import DictMemory
+from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.parts import Lost, Plugs, nothing_lost
+from equipoise.spark_jobs.sequence.sequence import Sequence
 
 WATERMARK_MS: Final = 1_000
 """How late the watermark of the streaming query is behind the latest fact."""

@@ -1,4 +1,4 @@
-"""Spark's state and timers for one key, in a dict: what `spark_jobs.keyed_operator.KeyedMemory` stands on, without a JVM.
+"""Spark's state and timers for one key, in a dict: what `spark_jobs.audit.keyed_operator.KeyedMemory` stands on, without a JVM.
 
 May live here: the fake, and the counting of what it is asked, since each such call costs a round trip.
 """
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
-from spark_jobs.facts import Fact, SubjectKind
-from spark_jobs.findings import Finding
-from spark_jobs.keyed_checks import judged, overdue
-from spark_jobs.keyed_operator import KeyedMemory
-from spark_jobs.rules.memory import Checker
+from equipoise.spark_jobs.audit.keyed_checks import judged, overdue
+from equipoise.spark_jobs.audit.keyed_operator import KeyedMemory
+from equipoise.spark_jobs.rules.facts import Fact, SubjectKind
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.memory import Checker
 
 
 class FakeSpark:

@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
+from pathlib import PurePath
 
 import pytest
 from coverage import Coverage
 
 from tests.house_rules import (
+    FOLDER_MODULES_MAX,
     FUNCTION_LINES_MAX,
+    LINKED,
     MODULE_LINES_MAX,
     MODULE_RULES,
     PRODUCT,
@@ -28,6 +32,7 @@ from tests.house_rules import (
     modules,
     no_order_from_sets,
     one_door,
+    one_name,
     portable,
     pure_calls,
     pure_imports,
@@ -71,6 +76,15 @@ def test_every_module_stands_in_a_row_of_the_arrows() -> None:
     assert [] == homeless(modules(), rows_of_arrows())
 
 
+def test_no_folder_holds_too_many_modules() -> None:
+    """A folder of the product holds at most 20 modules: more of them are several packages."""
+    paths = (PurePath(text.name) for text in texts())
+    held = Counter(
+        path.parent for path in paths if path.suffix == ".py" and path.stem != "__init__" and path.parts[0] in (*LINKED, *PRODUCT)
+    )
+    assert {} == {folder: count for folder, count in held.items() if count > FOLDER_MODULES_MAX}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Bite:
     """A text that breaks one rule, and what the finding must name."""
@@ -83,42 +97,61 @@ class Bite:
 
 LONG_BODY = "    x = 1\n" * FUNCTION_LINES_MAX
 BITES = (
-    Bite(rule=short_functions, name="channel.view", text=f"def fold():\n{LONG_BODY}", named="fold has 71 lines"),
-    Bite(rule=short_functions, name="channel.view", text=f"class A:\n  async def go(self):\n{LONG_BODY}", named="go has 71 lines"),
-    Bite(rule=short_modules, name="channel.view", text="x = 1\n" * (MODULE_LINES_MAX + 1), named="501 lines"),
+    Bite(rule=short_functions, name="equipoise.channel.core.view", text=f"def fold():\n{LONG_BODY}", named="fold has 71 lines"),
+    Bite(
+        rule=short_functions,
+        name="equipoise.channel.core.view",
+        text=f"class A:\n  async def go(self):\n{LONG_BODY}",
+        named="go has 71 lines",
+    ),
+    Bite(rule=short_modules, name="equipoise.channel.core.view", text="x = 1\n" * (MODULE_LINES_MAX + 1), named="801 lines"),
     Bite(rule=telling_names, name="brokers.utils.clock", text="", named="'utils'"),
     Bite(rule=telling_names, name="shedder.base", text="", named="'base'"),
-    Bite(rule=one_door, name="channel.kafka_log", text="import confluent_kafka", named="confluent_kafka"),
-    Bite(rule=one_door, name="brokers.main", text="from faust import App", named="faust"),
-    Bite(rule=one_door, name="channel.view", text="import pyspark.sql as sql", named="pyspark"),
-    Bite(rule=one_door, name="brokers.demo", text="from tests.folding import Channel", named="imports tests"),
-    Bite(rule=impartial_judge, name="tests.judge.judge", text="from channel import view", named="imports channel"),
-    Bite(rule=pure_imports, name="channel.view", text="import time", named="imports time"),
-    Bite(rule=pure_imports, name="channel.view", text="from os.path import join", named="imports os"),
-    Bite(rule=pure_imports, name="brokers.agent.leading", text="import random", named="imports random"),
-    Bite(rule=pure_imports, name="shedder.transfer", text="def f():\n    import sqlite3", named="imports sqlite3"),
-    Bite(rule=pure_imports, name="brokers.simulation.clock", text="import random, time", named="imports time"),
-    Bite(rule=pure_calls, name="channel.view", text="x = hash('key')", named="hash()"),
-    Bite(rule=pure_calls, name="shedder.plan", text="open('plan')", named="open()"),
-    Bite(rule=seeded_random, name="brokers.simulation.faults", text="import random\nrandom.shuffle([])", named="random.shuffle"),
-    Bite(rule=seeded_random, name="brokers.simulation.faults", text="from random import choice", named="more of random"),
-    Bite(rule=no_order_from_sets, name="channel.view", text="for x in {1, 2}:\n    pass", named="{1, 2}"),
-    Bite(rule=no_order_from_sets, name="channel.view", text="[x for x in set(names)]", named="set(names)"),
-    Bite(rule=no_order_from_sets, name="channel.view", text="{x: 1 for x in {y for y in z}}", named="for y in z"),
-    Bite(rule=no_order_from_sets, name="channel.view", text="list(frozenset(names))", named="frozenset(names)"),
-    Bite(rule=no_order_from_sets, name="channel.view", text="f(*set(names))", named="set(names)"),
-    Bite(rule=no_order_from_sets, name="channel.view", text="for x in a.keys() - b.keys():\n    pass", named="a.keys() - b.keys()"),
-    Bite(rule=no_order_from_sets, name="channel.view", text="def f(a: set[str]):\n    return [x for x in a]", named="set a"),
+    Bite(rule=one_door, name="equipoise.channel.kafka.log", text="import confluent_kafka", named="confluent_kafka"),
+    Bite(rule=one_door, name="equipoise.brokers.server.main", text="from faust import App", named="faust"),
+    Bite(rule=one_door, name="equipoise.channel.core.view", text="import pyspark.sql as sql", named="pyspark"),
+    Bite(rule=one_door, name="equipoise.brokers.local.demo", text="from tests.folding import Channel", named="imports tests"),
+    Bite(rule=one_name, name="tests.unit.test_view", text="from channel.core import view", named="import equipoise.channel"),
+    Bite(rule=impartial_judge, name="tests.judge.judge", text="from equipoise.channel.core import view", named="imports equipoise"),
+    Bite(rule=pure_imports, name="equipoise.channel.core.view", text="import time", named="imports time"),
+    Bite(rule=pure_imports, name="equipoise.channel.core.view", text="from os.path import join", named="imports os"),
+    Bite(rule=pure_imports, name="equipoise.brokers.agent.leading", text="import random", named="imports random"),
+    Bite(rule=pure_imports, name="equipoise.shedder.transfer", text="def f():\n    import sqlite3", named="imports sqlite3"),
+    Bite(rule=pure_imports, name="equipoise.brokers.testing.simulation.clock", text="import random, time", named="imports time"),
+    Bite(rule=pure_calls, name="equipoise.channel.core.view", text="x = hash('key')", named="hash()"),
+    Bite(rule=pure_calls, name="equipoise.shedder.plan", text="open('plan')", named="open()"),
     Bite(
-        rule=no_order_from_sets, name="channel.view", text="def f():\n    a = set()\n    for x in a | {1}:\n        pass", named="a | {1}"
+        rule=seeded_random,
+        name="equipoise.brokers.testing.simulation.faults",
+        text="import random\nrandom.shuffle([])",
+        named="random.shuffle",
+    ),
+    Bite(rule=seeded_random, name="equipoise.brokers.testing.simulation.faults", text="from random import choice", named="more of random"),
+    Bite(rule=no_order_from_sets, name="equipoise.channel.core.view", text="for x in {1, 2}:\n    pass", named="{1, 2}"),
+    Bite(rule=no_order_from_sets, name="equipoise.channel.core.view", text="[x for x in set(names)]", named="set(names)"),
+    Bite(rule=no_order_from_sets, name="equipoise.channel.core.view", text="{x: 1 for x in {y for y in z}}", named="for y in z"),
+    Bite(rule=no_order_from_sets, name="equipoise.channel.core.view", text="list(frozenset(names))", named="frozenset(names)"),
+    Bite(rule=no_order_from_sets, name="equipoise.channel.core.view", text="f(*set(names))", named="set(names)"),
+    Bite(
+        rule=no_order_from_sets,
+        name="equipoise.channel.core.view",
+        text="for x in a.keys() - b.keys():\n    pass",
+        named="a.keys() - b.keys()",
+    ),
+    Bite(rule=no_order_from_sets, name="equipoise.channel.core.view", text="def f(a: set[str]):\n    return [x for x in a]", named="set a"),
+    Bite(
+        rule=no_order_from_sets,
+        name="equipoise.channel.core.view",
+        text="def f():\n    a = set()\n    for x in a | {1}:\n        pass",
+        named="a | {1}",
     ),
     Bite(
         rule=no_order_from_sets,
-        name="shedder.plan",
+        name="equipoise.shedder.plan",
         text="class A:\n    moved: frozenset[str]\n    def f(self):\n        for x in self.moved:\n            pass",
         named="self.moved",
     ),
-    Bite(rule=no_order_from_sets, name="shedder.plan", text="min({1, 2}, key=load)", named="{1, 2}"),
+    Bite(rule=no_order_from_sets, name="equipoise.shedder.plan", text="min({1, 2}, key=load)", named="{1, 2}"),
     Bite(rule=told_tests, name="tests.unit.test_view", text="def test_fold(): ...", named="test_fold"),
     Bite(rule=told_tests, name="tests.unit.test_view", text="def test_fold():\n    '''Two.\n\n    Lines.'''", named="test_fold"),
     Bite(rule=told_tests, name="tests.unit.test_view", text="def test_fold():\n    '''One. Two.'''", named="test_fold"),
@@ -152,29 +185,31 @@ GOOD = {
 @pytest.mark.parametrize("text", GOOD.values(), ids=GOOD.keys())
 def test_rules_let_good_code_pass(text: str) -> None:
     """Code that only looks like a breach of a rule is not found."""
-    source = Source(name="channel.view", text=text)
+    source = Source(name="equipoise.channel.core.view", text=text)
     assert [] == [finding for rule in (*MODULE_RULES, *TEXT_RULES) for finding in rule(source)]
 
 
 def test_impurity_is_found_at_a_distance() -> None:
     """A pure module that reaches the world over another module of ours is found with the whole way."""
     known = {
-        "channel.view": Source(name="channel.view", text="from channel import clock"),
-        "channel.clock": Source(name="channel.clock", text="import time"),
+        "equipoise.channel.core.view": Source(name="equipoise.channel.core.view", text="from equipoise.channel.core import clock"),
+        "equipoise.channel.core.clock": Source(name="equipoise.channel.core.clock", text="import time"),
     }
-    assert ("channel.view", "channel.clock", "time") == way_to_impurity("channel.view", known)
+    assert ("equipoise.channel.core.view", "equipoise.channel.core.clock", "time") == way_to_impurity("equipoise.channel.core.view", known)
 
 
 def test_a_module_outside_the_rows_is_found() -> None:
     """A new module that nobody gave a place is named, whereas a package's own docstring needs none."""
-    assert ["brokers.novelty"] == homeless(["brokers", "brokers.novelty", "brokers.agent.leading"], ("brokers.agent",))
+    assert ["equipoise.brokers.novelty"] == homeless(
+        ["equipoise.brokers", "equipoise.brokers.novelty", "equipoise.brokers.agent.leading"], ("equipoise.brokers.agent",)
+    )
 
 
 RUFF_BITES = {
-    "T201": ("brokers/worker.py", '"""D."""\nprint("x")\n'),
-    "TID252": ("channel/view.py", '"""D."""\nfrom .ranges import bundle\n'),
-    "D103": ("channel/view.py", '"""D."""\n\n\ndef fold() -> None:\n    pass\n'),
-    "ANN401": ("channel/view.py", '"""D."""\nfrom typing import Any\n\n\ndef fold(x: Any) -> None:\n    """Fold."""\n'),
+    "T201": ("brokers/runtime/worker.py", '"""D."""\nprint("x")\n'),
+    "TID252": ("channel/core/view.py", '"""D."""\nfrom .ranges import bundle\n'),
+    "D103": ("channel/core/view.py", '"""D."""\n\n\ndef fold() -> None:\n    pass\n'),
+    "ANN401": ("channel/core/view.py", '"""D."""\nfrom typing import Any\n\n\ndef fold(x: Any) -> None:\n    """Fold."""\n'),
 }
 
 

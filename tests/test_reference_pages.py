@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from channel.schema import json_schema
+from equipoise.channel.core.schema import json_schema
 from tests.reference_pages import FOLDER, MODELS, pages
 
 

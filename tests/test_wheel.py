@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGES = frozenset({"brokers", "channel", "compaction", "equipoise", "shedder", "spark_jobs"})
+LINKED = ("brokers", "channel", "compaction", "shedder", "spark_jobs")
 
 
 @pytest.fixture(scope="module")
@@ -36,36 +36,38 @@ def dist_info(wheel: zipfile.Path) -> zipfile.Path:
     return found
 
 
-def test_installs_our_packages_and_nothing_else(wheel: zipfile.Path) -> None:
-    """The wheel puts no other name onto a user's import path than our packages."""
+def test_installs_one_name(wheel: zipfile.Path) -> None:
+    """The wheel puts no other name onto a user's import path than `equipoise`."""
     installed = {entry.name for entry in wheel.iterdir()}
-    assert PACKAGES | {dist_info(wheel).name} == installed
+    assert {"equipoise", dist_info(wheel).name} == installed
 
 
-@pytest.mark.parametrize("package", sorted(PACKAGES))
-def test_ships_its_types(wheel: zipfile.Path, package: str) -> None:
-    """Each package carries the mark by which type checkers believe its annotations."""
-    assert (wheel / package / "py.typed").is_file()
+def test_ships_its_types(wheel: zipfile.Path) -> None:
+    """The package carries the mark by which type checkers believe its annotations."""
+    assert (wheel / "equipoise" / "py.typed").is_file()
 
 
 def test_ships_every_module(wheel: zipfile.Path) -> None:
-    """No module of the product is left out of the wheel, by an ignore file for instance."""
+    """The wheel holds every module of the product once, those behind links too."""
     with zipfile.ZipFile(str(wheel.root.filename)) as archive:
-        shipped = {name for name in archive.namelist() if name.endswith(".py")}
-    assert {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*.py")} == shipped
+        shipped = sorted(name for name in archive.namelist() if name.endswith(".py"))
+    own = [path.relative_to(ROOT).as_posix() for path in (ROOT / "equipoise").rglob("*.py")]
+    linked = [f"equipoise/{path.relative_to(ROOT).as_posix()}" for folder in LINKED for path in (ROOT / folder).rglob("*.py")]
+    assert sorted({*own, *linked}) == shipped
 
 
 @pytest.mark.parametrize("data", ["connector-jars.json", "log4j2.properties"])
 def test_ships_what_the_spark_jobs_read(wheel: zipfile.Path, data: str) -> None:
     """What a job reads beside its modules is in the wheel, too."""
-    assert (ROOT / "spark_jobs" / data).read_bytes() == (wheel / "spark_jobs" / data).read_bytes()
+    expected = (ROOT / "spark_jobs/streams" / data).read_bytes()
+    assert expected == (wheel / "equipoise" / "spark_jobs" / "streams" / data).read_bytes()
 
 
 def test_has_one_console_script(wheel: zipfile.Path) -> None:
     """The wheel installs one command, and it is named like the project."""
     entry_points = configparser.ConfigParser()
     entry_points.read_string((dist_info(wheel) / "entry_points.txt").read_text(encoding="utf-8"))
-    assert {"equipoise": "brokers.cli.__main__:main"} == dict(entry_points["console_scripts"])
+    assert {"equipoise": "equipoise.brokers.cli.__main__:main"} == dict(entry_points["console_scripts"])
 
 
 def test_asks_for_what_the_decision_records_name(wheel: zipfile.Path) -> None:

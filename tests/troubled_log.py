@@ -8,9 +8,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from channel.errors import EquipoiseError, LogUnavailable
-from channel.log import Entry
-from channel.memory_log import MemoryLog
+from equipoise.channel.core.errors import EquipoiseError, LogUnavailable
+from equipoise.channel.core.log import Entry
+from equipoise.channel.log.memory_log import MemoryLog
 
 DEADLINE_SECONDS = 30.0
 

@@ -1,8 +1,8 @@
-"""The dumb twin of the fold: the tables of docs/protocol.md once more, slow and straight, to be compared with `channel.view`.
+"""The dumb twin of the fold: the tables of docs/protocol.md once more, slow and straight, to be compared with `channel.core.view`.
 
 May live here: a second fold that shares no rule, table or index with the first, and the way to lay a view beside it. It
 takes decoded records, since bytes are the codec's business, and tells the same reasons, in the order that the head of
-`channel.view` promises. Brokers stand in a dict and bundles in a list that is searched from end to end each time.
+`channel.core.view` promises. Brokers stand in a dict and bundles in a list that is searched from end to end each time.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import re
 from dataclasses import asdict, dataclass, field
 from itertools import pairwise
 
-from channel.errors import InvalidName
-from channel.ranges import check_broker_id, check_recorded_namespace
-from channel.records import (
+from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.ranges import check_broker_id, check_recorded_namespace
+from equipoise.channel.core.records import (
     AnyRecord,
     BrokerRecord,
     BundleTransition,
@@ -28,7 +28,7 @@ from channel.records import (
     Split,
     Unreadable,
 )
-from channel.view import View
+from equipoise.channel.core.view import View
 
 HASH_END = 0xFFFFFFFF
 ADMIN_WINDOW = 10_000

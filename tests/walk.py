@@ -14,14 +14,14 @@ from functools import partial
 
 import orjson
 
-from channel import propose
-from channel.codec import decode, encode
-from channel.entries import BrokerEntry, BundleEntry
-from channel.lifecycle import Phase
-from channel.propose import Author
-from channel.ranges import HASH_MAX
-from channel.records import ADMIN_WINDOW_OFFSETS, AnyRecord, BundleTransition, Joined, Merge, Split
-from channel.view import View, apply
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.lifecycle import Phase
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, AnyRecord, BundleTransition, Joined, Merge, Split
+from equipoise.channel.core.view import View, apply
 from tests.folding import raise_level
 
 BROKERS = ("a:1", "b:1", "c:1", "d:1")

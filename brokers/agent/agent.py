@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-from brokers.agent.core import Core, Profile
-from brokers.agent.effects import Alarm, Answered, Effect, Stop
-from brokers.agent.events import (
+from equipoise.brokers.agent.core import Core, Profile
+from equipoise.brokers.agent.effects import Alarm, Answered, Effect, Stop
+from equipoise.brokers.agent.events import (
     AppendFailed,
     Closed,
     CutsFound,
@@ -33,19 +33,19 @@ from brokers.agent.events import (
     Tick,
     Wanted,
 )
-from brokers.agent.handle import Handle, Lease
-from brokers.agent.leading import Batches, Leading
-from brokers.agent.membership import NEVER_MS, Membership
-from brokers.agent.requests import record_of
-from brokers.agent.tenures import Tenures
-from brokers.agent.timing import Timing
-from brokers.errors import NotProposed
-from brokers.placement import FewestBundles, Placement
-from channel.entries import BrokerChanged, BrokerEntry, Verdict
-from channel.log import Entry
-from channel.reader import Folded, Reader
-from channel.records import QUIET_REASONS, Reason, Unreadable
-from channel.view import View
+from equipoise.brokers.agent.handle import Handle, Lease
+from equipoise.brokers.agent.leading import Batches, Leading
+from equipoise.brokers.agent.membership import NEVER_MS, Membership
+from equipoise.brokers.agent.requests import record_of
+from equipoise.brokers.agent.tenures import Tenures
+from equipoise.brokers.agent.timing import Timing
+from equipoise.brokers.balancing.placement import FewestBundles, Placement
+from equipoise.brokers.errors import NotProposed
+from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, Verdict
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import QUIET_REASONS, Reason, Unreadable
+from equipoise.channel.core.view import View
 
 
 class Agent:

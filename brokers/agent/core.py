@@ -9,18 +9,18 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from brokers.agent.effects import Answered, Append, Effect
-from brokers.agent.events import Instant
-from brokers.agent.handle import Lease
-from brokers.agent.timing import Timing
-from brokers.errors import InvalidConfig, NotProposed
-from channel.codec import decode, encode
-from channel.difference import Jump, jump_between
-from channel.errors import EquipoiseError, OutcomeUnknown, Overloaded
-from channel.log import RECORD_BYTES_MAX
-from channel.propose import Author
-from channel.reader import Folded, Reader
-from channel.records import KEY_CHARACTERS_MAX, LEVEL_SUPPORTED, AnyRecord, Joined, Unreadable
+from equipoise.brokers.agent.effects import Answered, Append, Effect
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.agent.handle import Lease
+from equipoise.brokers.agent.timing import Timing
+from equipoise.brokers.errors import InvalidConfig, NotProposed
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.difference import Jump, jump_between
+from equipoise.channel.core.errors import EquipoiseError, OutcomeUnknown, Overloaded
+from equipoise.channel.core.log import RECORD_BYTES_MAX
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import KEY_CHARACTERS_MAX, LEVEL_SUPPORTED, AnyRecord, Joined, Unreadable
 
 # Attempts that are neither read back nor known to be settled. At the demo's 256 bundles per broker a drain has 64 under
 # way; an outage adds one renewal an interval. Past this bound only membership records are attempted.

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from brokers.agent.handle import Handle
-from channel.difference import Jump
-from channel.entries import BrokerEntry, BundleEntry, Verdict
-from channel.errors import EquipoiseError
-from channel.reader import Folded
+from equipoise.brokers.agent.handle import Handle
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry, Verdict
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.core.reader import Folded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

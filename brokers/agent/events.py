@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from brokers.agent.intents import Intent
-from brokers.placement import Placement
-from channel.errors import EquipoiseError
-from channel.log import Entry
-from channel.reader import Reader
+from equipoise.brokers.agent.intents import Intent
+from equipoise.brokers.balancing.placement import Placement
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.reader import Reader
 
 
 class Instant(NamedTuple):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from brokers.agent.events import Instant
+from equipoise.brokers.agent.events import Instant
 
 
 @dataclass(slots=True, kw_only=True)

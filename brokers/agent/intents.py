@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
-from brokers import settings_records
-from channel.records import Document, Scalar
+from equipoise.brokers.balancing.settings import settings_records
+from equipoise.channel.core.records import Document, Scalar
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class SetPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetClusterPolicy:
-    """Set the cluster policy `policy`, KIND/NAME as `brokers.policies` tells it, or, with None, take it away."""
+    """Set the cluster policy `policy`, KIND/NAME as `brokers.balancing.policies` tells it, or, with None, take it away."""
 
     policy: str
     document: Document | None
@@ -122,7 +122,7 @@ class SetClusterPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SetSettings:
-    """Set settings of balancing, GROUP.FIELD as `brokers.setting_values` tells them, or, with None, take them away.
+    """Set settings of balancing, GROUP.FIELD as `brokers.balancing.settings.setting_values` tells them, or, with None, take them away.
 
     The others stay as they are. `changed_by` says who wants it, where that is not whoever proposes it.
     """

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
-from brokers.agent.core import Core
-from brokers.agent.membership import NEVER_MS, Membership
-from brokers.agent.refusals import Refusals
-from brokers.placement import Placement
-from channel import propose
-from channel.difference import Jump
-from channel.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry
-from channel.propose import is_refusal
-from channel.reader import Folded
-from channel.records import AnyRecord, Unreadable
-from channel.view import View
+from equipoise.brokers.agent.core import Core
+from equipoise.brokers.agent.membership import NEVER_MS, Membership
+from equipoise.brokers.agent.refusals import Refusals
+from equipoise.brokers.balancing.placement import Placement
+from equipoise.channel.core import propose
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry
+from equipoise.channel.core.propose import is_refusal
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import AnyRecord, Unreadable
+from equipoise.channel.core.view import View
 
 # How often the leader looks at what is unsettled when nothing is read; the others look as often and wait longer.
 _ROUND_MS: Final = 250

@@ -21,18 +21,18 @@ from dataclasses import replace
 from functools import partial
 from typing import Final
 
-from brokers.agent.core import Core
-from brokers.agent.effects import ForgetNonces, Refold, Stop, WriteNonce
-from brokers.agent.events import Instant
-from brokers.agent.handle import Lease
-from brokers.agent.timing import RETRY_DIVISOR
-from brokers.errors import BrokerIdTaken
-from channel import propose
-from channel.codec import encode
-from channel.difference import Jump
-from channel.entries import BrokerChanged, BrokerEntry, Change
-from channel.reader import Folded
-from channel.records import BrokerRecord, Genesis, Joined, Reason, Renewed
+from equipoise.brokers.agent.core import Core
+from equipoise.brokers.agent.effects import ForgetNonces, Refold, Stop, WriteNonce
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.agent.handle import Lease
+from equipoise.brokers.agent.timing import RETRY_DIVISOR
+from equipoise.brokers.errors import BrokerIdTaken
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, Change
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import BrokerRecord, Genesis, Joined, Reason, Renewed
 
 # How many renewals of a stranger under this broker's id show that it is no late record of a process that has died.
 _RENEWALS_OF_A_LIVING_STRANGER: Final = 3

@@ -9,8 +9,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final
 
-from brokers import settings_records
-from brokers.agent.intents import (
+from equipoise.brokers.agent.intents import (
     AboutBundle,
     Anything,
     CallOff,
@@ -27,17 +26,18 @@ from brokers.agent.intents import (
     Transfer,
     Unload,
 )
-from brokers.destinations import Destinations
-from brokers.errors import InvalidPolicy, InvalidSetting, PolicyLeavesNobody, UnknownSetting
-from brokers.namespace_policies import misfit
-from brokers.placement import FewestBundles, Placement
-from brokers.policy_changes import check_policy_change
-from channel import propose
-from channel.entries import BundleEntry, Verdict
-from channel.lifecycle import Phase
-from channel.propose import Author
-from channel.records import DOCUMENT_ENTRIES_MAX, AnyRecord, Reason, Scalar
-from channel.view import View
+from equipoise.brokers.balancing.destinations import Destinations
+from equipoise.brokers.balancing.namespace_policies import misfit
+from equipoise.brokers.balancing.placement import FewestBundles, Placement
+from equipoise.brokers.balancing.policy_changes import check_policy_change
+from equipoise.brokers.balancing.settings import settings_records
+from equipoise.brokers.errors import InvalidPolicy, InvalidSetting, PolicyLeavesNobody, UnknownSetting
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleEntry, Verdict
+from equipoise.channel.core.lifecycle import Phase
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, AnyRecord, Reason, Scalar
+from equipoise.channel.core.view import View
 
 BY_COUNT: Final = FewestBundles()
 """How a destination is chosen by whoever knows nothing of the load."""

@@ -22,17 +22,17 @@ from functools import partial
 from itertools import pairwise
 from typing import Final
 
-from brokers.agent.core import Core
-from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
-from brokers.agent.events import CutsFound
-from brokers.agent.handle import Handle
-from brokers.agent.membership import NEVER_MS
-from brokers.namespace_policies import serves_on
-from channel import propose
-from channel.difference import Jump
-from channel.entries import BundleChanged, BundleEntry, NamespaceChanged
-from channel.reader import Folded
-from channel.records import CUTS_MAX, TEXT_CHARACTERS_MAX, BundleTransition, Merge, Split
+from equipoise.brokers.agent.core import Core
+from equipoise.brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
+from equipoise.brokers.agent.events import CutsFound
+from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.agent.membership import NEVER_MS
+from equipoise.brokers.balancing.namespace_policies import serves_on
+from equipoise.channel.core import propose
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.entries import BundleChanged, BundleEntry, NamespaceChanged
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX, BundleTransition, Merge, Split
 
 # How often tenures that are not simply open are looked at again, for proposals that went astray.
 _SWEEP_MS: Final = 250

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
-from brokers.errors import InvalidTiming
+from equipoise.brokers.errors import InvalidTiming
 
 RETRY_DIVISOR: Final = 4
 """After a failed append a renewal is tried again this much sooner: an outage ends between two of these."""

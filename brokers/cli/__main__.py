@@ -1,4 +1,4 @@
-"""Where the process of a command begins and ends: the console script `equipoise`, and `python -m brokers.cli`.
+"""Where the process of a command begins and ends: the console script `equipoise`, and `python -m equipoise.brokers.cli`.
 
 May live here: what must be settled before anything else is imported, which is what Ctrl-C does at that time.
 """
@@ -19,7 +19,7 @@ def main() -> None:
     """
     _on_ctrl_c(signal.SIG_DFL)
     try:
-        from brokers.cli.main import app
+        from equipoise.brokers.cli.main import app
 
         _on_ctrl_c(signal.default_int_handler)
         app(prog_name="equipoise")
@@ -30,7 +30,8 @@ def main() -> None:
 
 
 def _on_ctrl_c(handler: signal.Handlers | Callable[[int, FrameType | None], object]) -> None:
-    # A shell ignores it for what runs in the background of a script. What runs until it is stopped hears it (`brokers.stop_signals`).
+    # A shell ignores it for what runs in the background of a script. What runs until it is stopped hears it
+    # (`channel.system.stop_signals`).
     if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
         signal.signal(signal.SIGINT, handler)
 

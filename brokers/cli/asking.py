@@ -14,12 +14,12 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Final
 from urllib.parse import urljoin, urlsplit
 
-from brokers.admin.access import Access
-from brokers.errors import BrokerRefuses, BrokerUnreachable, NobodyToAsk
-from brokers.service import own_http
-from channel.deadline import Deadline
-from channel.entries import BrokerEntry
-from channel.errors import OutcomeUnknown
+from equipoise.brokers.errors import BrokerRefuses, BrokerUnreachable, NobodyToAsk
+from equipoise.brokers.operations.access import Access
+from equipoise.brokers.runtime.service import own_http
+from equipoise.channel.core.entries import BrokerEntry
+from equipoise.channel.core.errors import OutcomeUnknown
+from equipoise.channel.system.deadline import Deadline
 
 if TYPE_CHECKING:
     from http.client import HTTPConnection

@@ -11,11 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from brokers.cli.output import Row, print_line
-from brokers.config import FOLLOWING
-from brokers.errors import InvalidConfig
-from brokers.pulsar_settings import NOT_ABOUT_BALANCING, OtherEntry, PulsarSettings, TakenEntry, read_pulsar_settings
-from brokers.setting_values import spelled
+from equipoise.brokers.balancing.settings.pulsar_settings import (
+    NOT_ABOUT_BALANCING,
+    OtherEntry,
+    PulsarSettings,
+    TakenEntry,
+    read_pulsar_settings,
+)
+from equipoise.brokers.balancing.settings.setting_values import spelled
+from equipoise.brokers.cli.output import Row, print_line
+from equipoise.brokers.errors import InvalidConfig
+from equipoise.brokers.runtime.config import FOLLOWING
 
 FILE_BYTES_MAX: Final = 1 << 20
 """The largest file that is read; the one that Pulsar ships has 100 KiB."""

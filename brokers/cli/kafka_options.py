@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from brokers.cli.output import Row, print_json
-from channel.kafka_lines import LIBRARY_LOGGER
-from channel.kafka_settings import CONFIG_FILE_VARIABLE, CONFIG_VARIABLE, as_text, checked, masked, parsed
+from equipoise.brokers.cli.output import Row, print_json
+from equipoise.channel.kafka.lines import LIBRARY_LOGGER
+from equipoise.channel.kafka.settings import CONFIG_FILE_VARIABLE, CONFIG_VARIABLE, as_text, checked, masked, parsed
 
 if TYPE_CHECKING:
     from typer._click import Command, Parameter
@@ -100,6 +100,6 @@ def _options() -> list[Parameter]:
 
 def print_config(settings: Row) -> None:
     """Print settings, and those of Kafka's client. Raises `InvalidKafkaSetting`."""
-    from channel.open_log import kafka_settings
+    from equipoise.channel.log.open_log import kafka_settings
 
     print_json({**settings, "kafka": masked(kafka_settings())})

@@ -12,26 +12,26 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from brokers.cli.kafka_options import add_kafka_options, hush_kafka
-from brokers.cli.outcome import Commands
+from equipoise.brokers.cli.kafka_options import add_kafka_options, hush_kafka
+from equipoise.brokers.cli.outcome import Commands
 
 if TYPE_CHECKING:
     from typer._click import Command, Context
 
 GROUPS: Final = {
-    "broker": ("brokers.cli.broker", "Run one broker in the foreground."),
-    "load-worker": ("brokers.cli.load_worker", "Average the load of a cluster on Kafka."),
-    "up": ("brokers.cli.up", "Run a cluster of brokers on this machine."),
-    "namespaces": ("brokers.cli.namespaces", "Make namespaces; move, cut and join their bundles."),
-    "topics": ("brokers.cli.topics", "List topics, look at their stats, make partitioned ones."),
-    "bundles": ("brokers.cli.bundles", "Look at bundles and their owners; call off moves."),
-    "policies": ("brokers.cli.policy_commands", "Say which brokers may have which bundles."),
-    "brokers": ("brokers.cli.broker_commands", "See who is a member; drain a broker, bury a dead one."),
-    "plan": ("brokers.cli.plan", "See what balancing would do now, and why not more."),
-    "decisions": ("brokers.cli.decision_commands", "See what balancing has decided, and why."),
-    "balancing": ("brokers.cli.balancing_commands", "Turn balancing on or off, and change its settings."),
-    "channel": ("brokers.cli.channel_commands", "Read the log, tell a bundle's story, check everything."),
-    "spark": ("brokers.cli.spark_commands", "Audit, archive and report what a channel went through."),
+    "broker": ("equipoise.brokers.cli.commands.broker", "Run one broker in the foreground."),
+    "load-worker": ("equipoise.brokers.cli.commands.load_worker", "Average the load of a cluster on Kafka."),
+    "up": ("equipoise.brokers.cli.commands.up", "Run a cluster of brokers on this machine."),
+    "namespaces": ("equipoise.brokers.cli.commands.namespaces", "Make namespaces; move, cut and join their bundles."),
+    "topics": ("equipoise.brokers.cli.commands.topics", "List topics, look at their stats, make partitioned ones."),
+    "bundles": ("equipoise.brokers.cli.commands.bundles", "Look at bundles and their owners; call off moves."),
+    "policies": ("equipoise.brokers.cli.commands.policy_commands", "Say which brokers may have which bundles."),
+    "brokers": ("equipoise.brokers.cli.commands.broker_commands", "See who is a member; drain a broker, bury a dead one."),
+    "plan": ("equipoise.brokers.cli.commands.plan", "See what balancing would do now, and why not more."),
+    "decisions": ("equipoise.brokers.cli.commands.decision_commands", "See what balancing has decided, and why."),
+    "balancing": ("equipoise.brokers.cli.commands.balancing_commands", "Turn balancing on or off, and change its settings."),
+    "channel": ("equipoise.brokers.cli.commands.channel_commands", "Read the log, tell a bundle's story, check everything."),
+    "spark": ("equipoise.brokers.cli.commands.spark_commands", "Audit, archive and report what a channel went through."),
 }
 """Each name, the module whose `app` it is, and what `--help` says of it."""
 

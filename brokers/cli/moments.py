@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from typer.core import TyperCommand
 
-from channel.reader import Folded
-from channel.records import INTEGER_MAX, Unreadable
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import INTEGER_MAX, Unreadable
 
 if TYPE_CHECKING:
     from typer._click import Context

@@ -14,14 +14,14 @@ from typing import Annotated, Final
 
 import typer
 
-from brokers.admin.access import Access, attached, opened
-from brokers.cli.outcome import JSON_FLAG
-from brokers.cli.progress import progress
-from channel.errors import InvalidLogUrl, InvalidName, LogNotBegun
-from channel.log import Log
-from channel.open_log import is_in_memory, open_log
-from channel.ranges import ADMIN_PREFIX, NAME_BYTES_MAX
-from channel.twin import Progress
+from equipoise.brokers.cli.outcome import JSON_FLAG
+from equipoise.brokers.cli.progress import progress
+from equipoise.brokers.operations.access import Access, attached, opened
+from equipoise.channel.core.errors import InvalidLogUrl, InvalidName, LogNotBegun
+from equipoise.channel.core.log import Log
+from equipoise.channel.core.ranges import ADMIN_PREFIX, NAME_BYTES_MAX
+from equipoise.channel.core.twin import Progress
+from equipoise.channel.log.open_log import is_in_memory, open_log
 
 LOG_VARIABLE: Final = "EQUIPOISE_LOG"
 

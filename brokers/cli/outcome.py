@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, cast
 import typer
 from typer.core import TyperGroup
 
-from brokers.errors import (
+from equipoise.brokers.errors import (
     CalledOff,
     DestinationForbidden,
     InvalidConfig,
@@ -31,7 +31,7 @@ from brokers.errors import (
     PolicyLeavesNobody,
     Rejected,
 )
-from channel.errors import Bug, CallerError, EquipoiseError, OperatorError
+from equipoise.channel.core.errors import Bug, CallerError, EquipoiseError, OperatorError
 
 if TYPE_CHECKING:
     from typer._click import Context

@@ -14,7 +14,7 @@ from typing import Final
 
 import typer
 
-from brokers.cli.outcome import printable
+from equipoise.brokers.cli.outcome import printable
 
 Row = Mapping[str, object]
 """Names to values that JSON can express."""

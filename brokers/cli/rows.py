@@ -8,13 +8,13 @@ from __future__ import annotations
 from collections import Counter
 from typing import Final
 
-from brokers.cli.output import Row
-from brokers.destinations import Destinations
-from brokers.errors import InvalidPolicy
-from brokers.namespace_policies import on_channel_loss
-from brokers.policies import ISOLATION, MIN_LIMIT_DEFAULT, USAGE_THRESHOLD_DEFAULT, items_of, parse_policy
-from channel.entries import BrokerEntry, BundleEntry
-from channel.view import View
+from equipoise.brokers.balancing.destinations import Destinations
+from equipoise.brokers.balancing.namespace_policies import on_channel_loss
+from equipoise.brokers.balancing.policies import ISOLATION, MIN_LIMIT_DEFAULT, USAGE_THRESHOLD_DEFAULT, items_of, parse_policy
+from equipoise.brokers.cli.output import Row
+from equipoise.brokers.errors import InvalidPolicy
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.view import View
 
 BROKER_COLUMNS: Final = ("broker", "status", "leader", "incarnation", "bundles", "capacity", "http", "lease_ms")
 NAMESPACE_COLUMNS: Final = ("namespace", "status", "bundles", "owned", "moving", "free", "on_channel_loss")

@@ -12,14 +12,14 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self
 
-from brokers.client.http_source import HttpSource
-from brokers.client.log_source import LogSource
-from brokers.client.table import Assigned, Source
-from brokers.loop_thread import CROSSING_MS, InThread, NotRunning
-from brokers.service import Peer
-from channel.deadline import Deadline
-from channel.errors import CallerError, Overloaded
-from channel.ranges import check_namespace, key_hash
+from equipoise.brokers.client.http_source import HttpSource
+from equipoise.brokers.client.log_source import LogSource
+from equipoise.brokers.client.table import Assigned, Source
+from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, NotRunning
+from equipoise.brokers.runtime.service import Peer
+from equipoise.channel.core.errors import CallerError, Overloaded
+from equipoise.channel.core.ranges import check_namespace, key_hash
+from equipoise.channel.system.deadline import Deadline
 
 START_MS: Final = 30_000
 OWNER_MS: Final = 10_000

@@ -15,10 +15,10 @@ from typing import Final
 import aiohttp
 from pydantic import BaseModel, ValidationError
 
-from brokers.client.table import Assigned, Table
-from brokers.errors import UnknownNamespace
-from brokers.service import Peer
-from channel.errors import Overloaded, PeerError
+from equipoise.brokers.client.table import Assigned, Table
+from equipoise.brokers.errors import UnknownNamespace
+from equipoise.brokers.runtime.service import Peer
+from equipoise.channel.core.errors import Overloaded, PeerError
 
 NAMESPACES_MAX: Final = 1_000
 """Namespaces that one client follows: each is a connection to a broker, which takes ten thousand of all its clients.

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from brokers.client.table import Assigned
-from brokers.errors import UnknownNamespace
-from brokers.routing import server_of
-from brokers.service_runner import peer_of
-from channel.deadline import Deadline
-from channel.difference import Jump
-from channel.open_log import open_log
-from channel.reader import Folded
-from channel.table_view import STOP_MS_MAX, TableView
+from equipoise.brokers.balancing.routing import server_of
+from equipoise.brokers.client.table import Assigned
+from equipoise.brokers.errors import UnknownNamespace
+from equipoise.brokers.runtime.service_runner import peer_of
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.log.table_view import STOP_MS_MAX, TableView
+from equipoise.channel.system.deadline import Deadline
 
 
 class LogSource:

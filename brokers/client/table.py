@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Protocol
 
-from brokers.service import Peer
-from channel.ranges import bundle_contains
+from equipoise.brokers.runtime.service import Peer
+from equipoise.channel.core.ranges import bundle_contains
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

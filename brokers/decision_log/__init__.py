@@ -1,20 +1,20 @@
-"""The decision log: adapters of `brokers.decisions.DecisionLog`, which keep decisions beside the channel.
+"""The decision log: adapters of `brokers.balancing.decisions.DecisionLog`, which keep decisions beside the channel.
 
 Here live the adapters and the choice between them. What a decision says is pure and lives elsewhere.
 """
 
 from __future__ import annotations
 
-from brokers.decision_log.memory import MemoryDecisionLog
-from brokers.decision_log.sqlite import SqliteDecisionLog
-from brokers.decisions import DecisionLog
-from channel.errors import InvalidLogUrl, MissingExtra
-from channel.kafka_settings import address_of
-from channel.open_log import is_in_memory, kafka_settings, log_path
+from equipoise.brokers.balancing.decisions import DecisionLog
+from equipoise.brokers.decision_log.memory import MemoryDecisionLog
+from equipoise.brokers.decision_log.sqlite import SqliteDecisionLog
+from equipoise.channel.core.errors import InvalidLogUrl, MissingExtra
+from equipoise.channel.kafka.settings import address_of
+from equipoise.channel.log.open_log import is_in_memory, kafka_settings, log_path
 
 
 def open_decision_log(log_url: str) -> DecisionLog:
-    """A new handle on the decision log of the cluster whose channel is at `log_url`, a URL as `channel.open_log` takes it.
+    """A new handle on the decision log of the cluster whose channel is at `log_url`, a URL as `channel.log.open_log` takes it.
 
     The brokers of `sqlite:PATH` use a table in that file, those of `kafka://SERVERS/TOPIC` the topic `TOPIC-decisions`, those of
     `memory:NAME` the memory of their process. Nothing is made before the first decision is written. Raises `InvalidLogUrl` for
@@ -33,8 +33,8 @@ def open_decision_log(log_url: str) -> DecisionLog:
 def _on_kafka(log_url: str) -> DecisionLog:
     address = address_of(log_url)
     try:
-        from brokers.decision_log.kafka import TOPIC_SUFFIX, KafkaDecisionLog  # noqa: PLC0415 - its client comes with an extra
-        from channel.kafka_client import Clients  # noqa: PLC0415 - as above
+        from equipoise.brokers.decision_log.kafka import TOPIC_SUFFIX, KafkaDecisionLog  # noqa: PLC0415 - its client comes with an extra
+        from equipoise.channel.kafka.client import Clients  # noqa: PLC0415 - as above
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise

@@ -1,6 +1,6 @@
 """The decision log on a Kafka topic beside the channel's: one message for each decision, kept for a week.
 
-May live here: `KafkaDecisionLog`, and its topic. What Kafka is asked for is in `channel.kafka_client`.
+May live here: `KafkaDecisionLog`, and its topic. What Kafka is asked for is in `channel.kafka.client`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from typing import Final
 
-from brokers.decision_log.spelling import DOCUMENT_BYTES_MAX, parsed, spelled
-from brokers.decisions import Decision
-from brokers.errors import DecisionLogUnavailable
-from brokers.kept_topic import ANSWER_MS_MAX, KeptTopic
-from channel.errors import InvalidKafkaSetting
-from channel.kafka_answers import KafkaFailed, Trouble
-from channel.kafka_client import Clients, PartitionConsumer
+from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.decision_log.spelling import DOCUMENT_BYTES_MAX, parsed, spelled
+from equipoise.brokers.errors import DecisionLogUnavailable
+from equipoise.channel.core.errors import InvalidKafkaSetting
+from equipoise.channel.kafka.answers import KafkaFailed, Trouble
+from equipoise.channel.kafka.client import Clients, PartitionConsumer
+from equipoise.channel.kafka.kept_topic import ANSWER_MS_MAX, KeptTopic
 
 TOPIC_SUFFIX: Final = "-decisions"
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final
 from weakref import WeakValueDictionary
 
-from brokers.decisions import Decision
+from equipoise.brokers.balancing.decisions import Decision
 
 DECISIONS_MAX: Final = 1_000
 """An hour and more of rounds at the default interval; a decision takes some kilobytes."""

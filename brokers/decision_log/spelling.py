@@ -14,8 +14,8 @@ from typing import Final, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from brokers.decisions import Decision, Kind
-from shedder.plan import Cause, Idle, Move, Result, Stay
+from equipoise.brokers.balancing.decisions import Decision, Kind
+from equipoise.shedder.plan import Cause, Idle, Move, Result, Stay
 
 DOCUMENT_BYTES_MAX: Final = 256 * 1024
 """A round of a thousand moves with their reasons; moves and stays above that are left out, and counted."""

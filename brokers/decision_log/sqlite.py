@@ -1,6 +1,6 @@
 """The decision log of one machine: a table in the file of the channel, which SQL and Spark read as it is.
 
-May live here: `SqliteDecisionLog`, and what is asked of its table. What the table looks like is said in `channel.sqlite_format`,
+May live here: `SqliteDecisionLog`, and what is asked of its table. What the table looks like is said in `channel.sqlite.format`,
 which leaves it out when it checks what the channel itself stands on.
 
 Each call opens the file and lets go of it: decisions come seconds apart, opening takes a millisecond, and a handle that is kept
@@ -14,14 +14,14 @@ from contextlib import closing
 from pathlib import Path
 from typing import Final, TypeVar
 
-from brokers.decision_log.spelling import parsed, spelled
-from brokers.decisions import Decision
-from brokers.errors import DecisionLogUnavailable
-from channel.errors import EquipoiseError
-from channel.file_system import refuse_network_file_system
-from channel.sqlite_file import BOOT_ID, this_boot, usable_path
-from channel.sqlite_format import has_decisions, make_decisions
-from channel.sqlite_storage import SqliteStorage, Synchronous
+from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.decision_log.spelling import parsed, spelled
+from equipoise.brokers.errors import DecisionLogUnavailable
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.sqlite.file import BOOT_ID, this_boot, usable_path
+from equipoise.channel.sqlite.format import has_decisions, make_decisions
+from equipoise.channel.sqlite.storage import SqliteStorage, Synchronous
+from equipoise.channel.system.file_system import refuse_network_file_system
 
 ROWS_MAX: Final = 100_000
 """The oldest rows beyond these go: six days of rounds at the default interval, and some 100 MB."""

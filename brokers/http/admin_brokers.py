@@ -10,16 +10,16 @@ from collections.abc import Sequence
 
 from aiohttp import web
 
-from brokers.errors import UnknownCluster
-from brokers.http.answers import done, json_answer
-from brokers.http.bodies import bundle_of, parameter_of
-from brokers.http.entries import broker_document, bundle_document
-from brokers.http.readiness import ready_view
-from brokers.load import BundleLoad
-from brokers.named import bundle_named
-from brokers.worker import Worker
-from channel.entries import BrokerEntry
-from channel.view import View
+from equipoise.brokers.balancing.named import bundle_named
+from equipoise.brokers.errors import UnknownCluster
+from equipoise.brokers.http.answers import done, json_answer
+from equipoise.brokers.http.bodies import bundle_of, parameter_of
+from equipoise.brokers.http.entries import broker_document, bundle_document
+from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.entries import BrokerEntry
+from equipoise.channel.core.view import View
+from equipoise.shedder.bundle_load import BundleLoad
 
 
 class Brokers:

@@ -12,9 +12,13 @@ from typing import Final
 
 from aiohttp import web
 
-from brokers.errors import InvalidRequest, Rejected, UnknownTenant
-from brokers.http.answers import done, json_answer
-from brokers.http.bodies import (
+from equipoise.brokers.balancing.named import bundle_named, namespace_named
+from equipoise.brokers.balancing.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss, on_channel_loss
+from equipoise.brokers.balancing.settings.settings_records import settings_in
+from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.errors import InvalidRequest, Rejected, UnknownTenant
+from equipoise.brokers.http.answers import done, json_answer
+from equipoise.brokers.http.bodies import (
     GROUP_BODY,
     NAMESPACE_BODY,
     ON_CHANNEL_LOSS_BODY,
@@ -28,19 +32,15 @@ from brokers.http.bodies import (
     parameter_of,
     required_body_of,
 )
-from brokers.http.moving import Moving
-from brokers.http.readiness import ready_view
-from brokers.named import bundle_named, namespace_named
-from brokers.namespace_policies import ANTI_AFFINITY_GROUP, ON_CHANNEL_LOSS, OnChannelLoss, on_channel_loss
-from brokers.settings_records import settings_in
-from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
-from brokers.worker import Worker
-from channel.deadline import Deadline
-from channel.entries import BundleEntry
-from channel.errors import InvalidBoundaries, InvalidName
-from channel.ranges import HASH_MAX, check_broker_id, check_cuts, check_namespace
-from channel.records import TEXT_CHARACTERS_MAX, Reason
-from channel.view import View
+from equipoise.brokers.http.moving import Moving
+from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.errors import InvalidBoundaries, InvalidName
+from equipoise.channel.core.ranges import HASH_MAX, check_broker_id, check_cuts, check_namespace
+from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, Reason
+from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
 
 _TENANT: Final = "/admin/v2/tenants/{tenant}"
 _NAMESPACE: Final = "/admin/v2/namespaces/{tenant}/{namespace}"

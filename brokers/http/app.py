@@ -1,6 +1,6 @@
 """The HTTP interface of a broker, put together.
 
-May live here: the application factory, and how an application is served at a socket; `brokers.main` joins the two.
+May live here: the application factory, and how an application is served at a socket; `brokers.server.main` joins the two.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Final
 
 from aiohttp import hdrs, web
 
-from brokers.http.admin_brokers import Brokers
-from brokers.http.admin_namespaces import Namespaces
-from brokers.http.answers import SERVER
-from brokers.http.assignment import Assignment
-from brokers.http.balancing import Balancing
-from brokers.http.bodies import BODY_BYTES_MAX
-from brokers.http.cluster_policies import Policies
-from brokers.http.connections import Connections
-from brokers.http.decisions import Decisions
-from brokers.http.errors import typed
-from brokers.http.guard import guarded
-from brokers.http.health import Health
-from brokers.http.lookup import Lookup
-from brokers.http.readiness import denying
-from brokers.lookups import Lookups
-from brokers.open_files import ACCEPTED_AT_ONCE
-from brokers.worker import Worker
-from channel.ranges import TopicName
+from equipoise.brokers.http.admin_brokers import Brokers
+from equipoise.brokers.http.admin_namespaces import Namespaces
+from equipoise.brokers.http.answers import SERVER
+from equipoise.brokers.http.assignment import Assignment
+from equipoise.brokers.http.balancing import Balancing
+from equipoise.brokers.http.bodies import BODY_BYTES_MAX
+from equipoise.brokers.http.cluster_policies import Policies
+from equipoise.brokers.http.connections import Connections
+from equipoise.brokers.http.decisions import Decisions
+from equipoise.brokers.http.errors import typed
+from equipoise.brokers.http.guard import guarded
+from equipoise.brokers.http.health import Health
+from equipoise.brokers.http.lookup import Lookup
+from equipoise.brokers.http.readiness import denying
+from equipoise.brokers.runtime.lookups import Lookups
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.ranges import TopicName
+from equipoise.channel.system.open_files import ACCEPTED_AT_ONCE
 
 BACKLOG: Final = 1_024
 """Accepted connections that wait for the loop: a stampede of clients after a death of their broker."""

@@ -20,16 +20,16 @@ from typing import Final
 import orjson
 from aiohttp import web
 
-from brokers.http.answers import JSON, done
-from brokers.http.assignment_feed import AssignmentFeed, Follower
-from brokers.http.bodies import integer_of, namespace_of
-from brokers.http.entries import assignment_row
-from brokers.http.readiness import ready_view
-from brokers.named import namespace_named
-from brokers.worker import Worker
-from channel.deadline import Deadline
-from channel.records import INTEGER_MAX
-from channel.view import View
+from equipoise.brokers.balancing.named import namespace_named
+from equipoise.brokers.http.answers import JSON, done
+from equipoise.brokers.http.assignment_feed import AssignmentFeed, Follower
+from equipoise.brokers.http.bodies import integer_of, namespace_of
+from equipoise.brokers.http.entries import assignment_row
+from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
 
 POLL_MS_DEFAULT: Final = 30_000
 POLL_MS_MAX: Final = 300_000

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final
 
-from brokers.listeners import Listen
-from channel.difference import Jump
-from channel.entries import BundleChanged, NamespaceChanged
-from channel.errors import Overloaded
-from channel.reader import Folded
-from channel.view import View
+from equipoise.brokers.runtime.listeners import Listen
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.entries import BundleChanged, NamespaceChanged
+from equipoise.channel.core.errors import Overloaded
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.view import View
 
 FOLLOWERS_MAX: Final = 10_000
 """Long polls and streams at a time: each is a socket and some 20 KiB, so 200 MB in all."""

@@ -10,15 +10,10 @@ from typing import Final
 
 from aiohttp import web
 
-from brokers.balancing_settings import BalancingSettings
-from brokers.errors import InvalidRequest
-from brokers.http.answers import done, json_answer
-from brokers.http.bodies import BALANCING_BODY, body_of
-from brokers.http.moving import Moving
-from brokers.http.readiness import ready_view
-from brokers.pulsar_settings import DYNAMIC_KEYS, names_of_key, settings_of_key
-from brokers.setting_values import SETTINGS, Value, spelled, value_in
-from brokers.settings_records import (
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.pulsar_settings import DYNAMIC_KEYS, names_of_key, settings_of_key
+from equipoise.brokers.balancing.settings.setting_values import SETTINGS, Value, spelled, value_in
+from equipoise.brokers.balancing.settings.settings_records import (
     KEY,
     Changes,
     SettingsChange,
@@ -30,8 +25,13 @@ from brokers.settings_records import (
     settings_in,
     settings_of,
 )
-from brokers.worker import Worker
-from channel.deadline import Deadline
+from equipoise.brokers.errors import InvalidRequest
+from equipoise.brokers.http.answers import done, json_answer
+from equipoise.brokers.http.bodies import BALANCING_BODY, body_of
+from equipoise.brokers.http.moving import Moving
+from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.system.deadline import Deadline
 
 _CONFIGURATION: Final = "/admin/v2/brokers/configuration"
 

@@ -12,15 +12,15 @@ from typing import Annotated, Final, Literal, TypeVar
 from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
-from brokers.errors import InvalidRequest
-from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
-from brokers.namespace_size import check_new_bundles
-from brokers.policies import MIN_LIMIT_DEFAULT, USAGE_THRESHOLD_DEFAULT, isolation_document, pin_document
-from brokers.setting_values import spelled
-from brokers.settings_records import Changes
-from channel.errors import InvalidBoundaries
-from channel.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
-from channel.records import CUTS_MAX, DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, Document
+from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
+from equipoise.brokers.balancing.namespace_size import check_new_bundles
+from equipoise.brokers.balancing.policies import MIN_LIMIT_DEFAULT, USAGE_THRESHOLD_DEFAULT, isolation_document, pin_document
+from equipoise.brokers.balancing.settings.setting_values import spelled
+from equipoise.brokers.balancing.settings.settings_records import Changes
+from equipoise.brokers.errors import InvalidRequest
+from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, check_namespace, even_boundaries, parse_range
+from equipoise.channel.core.records import CUTS_MAX, DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, Document
 
 BODY_BYTES_MAX: Final = 1 << 20
 """The largest body. The largest that makes sense for us names 4,097 boundaries of 13 bytes each: 52 KiB."""

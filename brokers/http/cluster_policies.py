@@ -1,7 +1,7 @@
 """Cluster policies over HTTP: isolation policies as Pulsar's REST interface spells them, and pins, which are ours.
 
-May live here: these paths: decode, call, encode. What a policy says is told in `brokers.policies`, what is refused in
-`brokers.policy_changes`.
+May live here: these paths: decode, call, encode. What a policy says is told in `brokers.balancing.policies`, what is refused in
+`brokers.balancing.policy_changes`.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from typing import Final
 
 from aiohttp import web
 
-from brokers.errors import UnknownCluster
-from brokers.http.answers import done, json_answer
-from brokers.http.bodies import ISOLATION_BODY, PIN_BODY, required_body_of
-from brokers.http.moving import Moving
-from brokers.http.readiness import ready_view
-from brokers.named import policy_named
-from brokers.policies import ISOLATION, MIN_LIMIT_DEFAULT, PIN, USAGE_THRESHOLD_DEFAULT, items_of
-from brokers.worker import Worker
-from channel.deadline import Deadline
-from channel.records import Document
-from channel.view import View
+from equipoise.brokers.balancing.named import policy_named
+from equipoise.brokers.balancing.policies import ISOLATION, MIN_LIMIT_DEFAULT, PIN, USAGE_THRESHOLD_DEFAULT, items_of
+from equipoise.brokers.errors import UnknownCluster
+from equipoise.brokers.http.answers import done, json_answer
+from equipoise.brokers.http.bodies import ISOLATION_BODY, PIN_BODY, required_body_of
+from equipoise.brokers.http.moving import Moving
+from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.records import Document
+from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
 
 _ISOLATIONS: Final = "/admin/v2/clusters/{cluster}/namespaceIsolationPolicies"
 _PINS: Final = "/admin/v2/policies/pin"

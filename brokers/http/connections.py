@@ -14,10 +14,10 @@ import orjson
 from aiohttp import hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 
-from brokers.http.answers import JSON, SERVER
-from brokers.http.errors import RETRY_AFTER_S
-from brokers.repeated_failures import RepeatedFailures
-from brokers.worker import Worker
+from equipoise.brokers.http.answers import JSON, SERVER
+from equipoise.brokers.http.errors import RETRY_AFTER_S
+from equipoise.brokers.runtime.failures.repeated_failures import RepeatedFailures
+from equipoise.brokers.runtime.worker import Worker
 
 _logger: Final = logging.getLogger(__name__)
 

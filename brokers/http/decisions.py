@@ -11,11 +11,11 @@ from typing import Final
 
 from aiohttp import web
 
-from brokers.decision_log import open_decision_log
-from brokers.decision_log.spelling import document_of
-from brokers.http.answers import json_answer
-from brokers.http.bodies import integer_of
-from brokers.worker import Worker
+from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.decision_log.spelling import document_of
+from equipoise.brokers.http.answers import json_answer
+from equipoise.brokers.http.bodies import integer_of
+from equipoise.brokers.runtime.worker import Worker
 
 LIMIT: Final = 20
 LIMIT_MAX: Final = 1_000

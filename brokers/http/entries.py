@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import TypedDict
 
-from brokers.routing import server_of
-from channel.entries import BrokerEntry, BundleEntry
-from channel.view import View
+from equipoise.brokers.balancing.routing import server_of
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.view import View
 
 
 class AssignmentRow(TypedDict):

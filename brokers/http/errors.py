@@ -16,7 +16,7 @@ from typing import Final
 
 from aiohttp import HttpVersion11, web
 
-from brokers.errors import (
+from equipoise.brokers.errors import (
     CalledOff,
     ChannelLost,
     InvalidRequest,
@@ -31,9 +31,9 @@ from brokers.errors import (
     UnknownTenant,
     UnknownTopic,
 )
-from brokers.http.answers import json_answer
-from channel.errors import CallerError, DeadlineExceeded, EquipoiseError, LogStorageFull, OutcomeUnknown, PeerError
-from channel.records import Reason
+from equipoise.brokers.http.answers import json_answer
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, EquipoiseError, LogStorageFull, OutcomeUnknown, PeerError
+from equipoise.channel.core.records import Reason
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -17,9 +17,9 @@ from urllib.parse import urlsplit
 from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler, Middleware
 
-from brokers.config import WorkerConfig
-from brokers.http.answers import JSON
-from brokers.http.errors import problem_answer
+from equipoise.brokers.http.answers import JSON
+from equipoise.brokers.http.errors import problem_answer
+from equipoise.brokers.runtime.config import WorkerConfig
 
 # These change nothing, and the browser keeps their answers from foreign pages.
 _READING: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})

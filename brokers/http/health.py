@@ -10,10 +10,10 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from brokers.errors import NotReady
-from brokers.http.answers import json_answer, text_answer
-from brokers.metrics import CONTENT_TYPE
-from brokers.worker import Worker
+from equipoise.brokers.errors import NotReady
+from equipoise.brokers.http.answers import json_answer, text_answer
+from equipoise.brokers.runtime.metrics.metrics import CONTENT_TYPE
+from equipoise.brokers.runtime.worker import Worker
 
 
 class Health:

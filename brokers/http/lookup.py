@@ -4,7 +4,7 @@ May live here: the two lookup paths of Pulsar, and the row of those who wait. Th
 port. So it is one route for aiohttp to match, and its answers are remembered by path; before one is given again, all that it
 stands on is checked. `make bench BENCH=lookup` compares it with a bare aiohttp application.
 
-A lookup that cannot be answered yet is held (`brokers.lookups`), and one more than may be held is answered 503.
+A lookup that cannot be answered yet is held (`brokers.runtime.lookups`), and one more than may be held is answered 503.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from urllib.parse import unquote
 import orjson
 from aiohttp import web
 
-from brokers.errors import UnknownNamespace
-from brokers.http.answers import JSON, text_answer
-from brokers.http.errors import error_answer
-from brokers.http.readiness import ready_view
-from brokers.lookups import Lookups
-from brokers.metrics import LookupOutcome
-from brokers.whereabouts import Located
-from brokers.worker import Worker
-from channel.entries import BrokerEntry, BundleEntry
-from channel.errors import DeadlineExceeded, InvalidName
-from channel.ranges import TopicName, parse_topic, topic_hash
+from equipoise.brokers.errors import UnknownNamespace
+from equipoise.brokers.http.answers import JSON, text_answer
+from equipoise.brokers.http.errors import error_answer
+from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.runtime.lookups import Lookups
+from equipoise.brokers.runtime.metrics.metrics import LookupOutcome
+from equipoise.brokers.runtime.whereabouts import Located
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.errors import DeadlineExceeded, InvalidName
+from equipoise.channel.core.ranges import TopicName, parse_topic, topic_hash
 
 ANSWERS_REMEMBERED_MAX: Final = 8_192
 """Answers that are remembered: about 600 bytes each, twice that at most, so 5 to 10 MiB in all. Clients come back for the same

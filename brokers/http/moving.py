@@ -1,7 +1,7 @@
 """Moves as an operator asks a broker for them: proposed by it, and waited for until they have ended one way or another.
 
 May live here: the steps of moves, splits, merges, creations, deletions and changes of policies on a worker; each is followed to
-its end by `brokers.following`. The same for the command line, straight on the channel, is in `brokers.admin`.
+its end by `brokers.operations.following`. The same for the command line, straight on the channel, is in `brokers.admin`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
-from brokers.agent.intents import (
+from equipoise.brokers.agent.intents import (
     CallOff,
     CreateNamespace,
     DeleteNamespace,
@@ -25,9 +25,7 @@ from brokers.agent.intents import (
     Transfer,
     subject_of,
 )
-from brokers.following import Following
-from brokers.outcomes import PLACED_MS, Outcome, Outcomes
-from brokers.requested_moves import (
+from equipoise.brokers.agent.requested_moves import (
     BY_OPERATOR,
     CALLED_OFF_BY_OPERATOR,
     calls_off_of,
@@ -36,13 +34,15 @@ from brokers.requested_moves import (
     unless_overtaken,
     unloads_of,
 )
-from brokers.settings_records import Changes
-from brokers.worker import Worker
-from channel.deadline import Deadline
-from channel.entries import BundleEntry
-from channel.errors import DeadlineExceeded
-from channel.reader import Folded
-from channel.records import Document, Scalar
+from equipoise.brokers.balancing.settings.settings_records import Changes
+from equipoise.brokers.operations.following import Following
+from equipoise.brokers.operations.outcomes import PLACED_MS, Outcome, Outcomes
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.errors import DeadlineExceeded
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import Document, Scalar
+from equipoise.channel.system.deadline import Deadline
 
 
 class Moving:
@@ -110,7 +110,7 @@ class Moving:
     async def set_cluster_policy(self, key: str, document: Document | None, deadline: Deadline) -> None:
         """Set the cluster policy `key`, or take it away, by one record.
 
-        Raises `InvalidPolicy` and `PolicyLeavesNobody` as `brokers.policy_changes.check_policy_change` does.
+        Raises `InvalidPolicy` and `PolicyLeavesNobody` as `brokers.balancing.policy_changes.check_policy_change` does.
         """
         await self._following.settle(SetClusterPolicy(policy=key, document=document), deadline)
 

@@ -10,10 +10,10 @@ from typing import Final
 
 from aiohttp import web
 
-from brokers.errors import NotReady, UnknownBroker, UnknownBundle, UnknownNamespace, UnknownPolicy, UnknownTenant
-from brokers.whereabouts import may_deny
-from brokers.worker import Worker
-from channel.view import View
+from equipoise.brokers.errors import NotReady, UnknownBroker, UnknownBundle, UnknownNamespace, UnknownPolicy, UnknownTenant
+from equipoise.brokers.runtime.whereabouts import may_deny
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.view import View
 
 _DENIALS: Final = (UnknownNamespace, UnknownBundle, UnknownBroker, UnknownPolicy, UnknownTenant)
 

@@ -10,10 +10,10 @@ from http import HTTPStatus
 
 from aiohttp import web
 
-from brokers.channel_loss import ChannelLoss
-from brokers.errors import NotReady
-from brokers.http.answers import json_answer
-from brokers.http.errors import typed
+from equipoise.brokers.errors import NotReady
+from equipoise.brokers.http.answers import json_answer
+from equipoise.brokers.http.errors import typed
+from equipoise.brokers.runtime.channel_loss import ChannelLoss
 
 
 class WaitingRoom:

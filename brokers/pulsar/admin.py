@@ -13,26 +13,26 @@ from typing import TYPE_CHECKING, Final
 from aiohttp import web
 from pydantic import TypeAdapter
 
-from brokers.agent.intents import SetPolicy
-from brokers.errors import InvalidRequest, Rejected, UnknownSchema, UnknownTopic
-from brokers.http.answers import done, json_answer
-from brokers.http.bodies import Integer, body_of, bundle_of, namespace_of, parameter_of
-from brokers.http.readiness import ready_view
-from brokers.lookups import Lookups
-from brokers.named import bundle_named, namespace_named
-from brokers.pulsar import schema_search
-from brokers.pulsar.names import NON_PERSISTENT, partitioned_name, served_topic
-from brokers.pulsar.partitions import PARTITIONS_MAX, partitions_in, policy_of
-from brokers.pulsar.requests import TopicsMode
-from brokers.pulsar.schema_documents import schema_document, version_in
-from brokers.pulsar.stats import Stats, partitioned_stats, topic_stats
-from brokers.service import own_http
-from brokers.worker import Worker
-from channel.ranges import TopicName, parse_topic, topic_hash
-from channel.records import TEXT_CHARACTERS_MAX, Reason
+from equipoise.brokers.agent.intents import SetPolicy
+from equipoise.brokers.balancing.named import bundle_named, namespace_named
+from equipoise.brokers.errors import InvalidRequest, Rejected, UnknownSchema, UnknownTopic
+from equipoise.brokers.http.answers import done, json_answer
+from equipoise.brokers.http.bodies import Integer, body_of, bundle_of, namespace_of, parameter_of
+from equipoise.brokers.http.readiness import ready_view
+from equipoise.brokers.pulsar import schema_search
+from equipoise.brokers.pulsar.schema_documents import schema_document, version_in
+from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT, partitioned_name, served_topic
+from equipoise.brokers.pulsar.topics.partitions import PARTITIONS_MAX, partitions_in, policy_of
+from equipoise.brokers.pulsar.topics.stats import Stats, partitioned_stats, topic_stats
+from equipoise.brokers.pulsar.wire.requests import TopicsMode
+from equipoise.brokers.runtime.lookups import Lookups
+from equipoise.brokers.runtime.service import own_http
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.ranges import TopicName, parse_topic, topic_hash
+from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, Reason
 
 if TYPE_CHECKING:
-    from brokers.pulsar.server import Server
+    from equipoise.brokers.pulsar.server import Server
 
 _NAMESPACE: Final = "/admin/v2/{domain:persistent|non-persistent}/{tenant}/{namespace}"
 _BUNDLE: Final = _NAMESPACE + "/{bundle:0x[0-9a-f]{8}_0x[0-9a-f]{8}}"

@@ -16,16 +16,20 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from brokers.errors import UnknownNamespace
-from brokers.pulsar.attachments import Elsewhere
-from brokers.pulsar.dispatch import Consumer, Refusal
-from brokers.pulsar.errors import NotServed, ServedElsewhere, ServerError
-from brokers.pulsar.hosting import Consuming, Publishing, Served
-from brokers.pulsar.names import PULSAR, partitioned_name, served_topic
-from brokers.pulsar.outcomes import Producer, Replaced, Subscribed
-from brokers.pulsar.rates import Meter
-from brokers.pulsar.replies import ConsumerStats
-from brokers.pulsar.requests import (
+from equipoise.brokers.errors import UnknownNamespace
+from equipoise.brokers.pulsar.hosting import Consuming, Publishing, Served
+from equipoise.brokers.pulsar.service import session_of, tell_active
+from equipoise.brokers.pulsar.topics.dispatch import Consumer, Refusal
+from equipoise.brokers.pulsar.topics.names import PULSAR, partitioned_name, served_topic
+from equipoise.brokers.pulsar.topics.outcomes import Producer, Replaced, Subscribed
+from equipoise.brokers.pulsar.topics.rates import Meter
+from equipoise.brokers.pulsar.topics.schemas import version_of
+from equipoise.brokers.pulsar.topics.stats import kind_name
+from equipoise.brokers.pulsar.topics.topic import Topic
+from equipoise.brokers.pulsar.wire.attachments import Elsewhere
+from equipoise.brokers.pulsar.wire.errors import NotServed, ServedElsewhere, ServerError
+from equipoise.brokers.pulsar.wire.replies import ConsumerStats
+from equipoise.brokers.pulsar.wire.requests import (
     AccessMode,
     Acked,
     Connected,
@@ -50,16 +54,12 @@ from brokers.pulsar.requests import (
     TurnedAway,
     Unsubscribed,
 )
-from brokers.pulsar.schemas import version_of
-from brokers.pulsar.service import session_of, tell_active
-from brokers.pulsar.stats import kind_name
-from brokers.pulsar.topic import Topic
-from brokers.service import Peer
-from channel.errors import DeadlineExceeded, EquipoiseError
+from equipoise.brokers.runtime.service import Peer
+from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError
 
 if TYPE_CHECKING:
-    from brokers.pulsar.server import Server
-    from brokers.pulsar.session import Session
+    from equipoise.brokers.pulsar.server import Server
+    from equipoise.brokers.pulsar.session import Session
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from heapq import heappop, heappush
 from typing import Final
 
-from brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.hosting import Served
 
 _logger: Final = logging.getLogger(__name__)
 

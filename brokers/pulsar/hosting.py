@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from brokers.pulsar.dispatch import Consumer
-from brokers.pulsar.names import partition_of
-from brokers.pulsar.outcomes import Producer
-from brokers.pulsar.topic import Topic, TopicState
-from brokers.pulsar.topic_limits import TopicLimits
-from brokers.service import Bundle, Ownership, Work
-from channel.errors import Overloaded
-from channel.ranges import topic_hash
+from equipoise.brokers.pulsar.topics.dispatch import Consumer
+from equipoise.brokers.pulsar.topics.names import partition_of
+from equipoise.brokers.pulsar.topics.outcomes import Producer
+from equipoise.brokers.pulsar.topics.topic import Topic, TopicState
+from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.runtime.service import Bundle, Ownership, Work
+from equipoise.channel.core.errors import Overloaded
+from equipoise.channel.core.ranges import topic_hash
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from brokers.pulsar.errors import Violation
+from equipoise.brokers.pulsar.wire.errors import Violation
 
 if TYPE_CHECKING:
-    from brokers.pulsar.server import Server
+    from equipoise.brokers.pulsar.server import Server
 
 
 class PulsarMetrics(Collector):

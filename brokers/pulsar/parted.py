@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
-from brokers.pulsar.handover import size_of
-from brokers.pulsar.topic import TopicState
-from brokers.service import Bundle
+from equipoise.brokers.pulsar.topics.handover import size_of
+from equipoise.brokers.pulsar.topics.topic import TopicState
+from equipoise.brokers.runtime.service import Bundle
 
 # What a bundle counts for beside what it left, which may be nothing.
 _ROW_BYTES: Final = 512

@@ -17,15 +17,15 @@ from typing import Final, Self
 import aiohttp
 from yarl import URL
 
-from brokers.pulsar.errors import NotServed, ServerError
-from brokers.pulsar.hosting import Hosting
-from brokers.pulsar.names import NON_PERSISTENT, PULSAR
-from brokers.service import own_http
-from brokers.worker import Worker
-from channel.deadline import Deadline
-from channel.entries import BrokerEntry
-from channel.errors import InvalidName
-from channel.ranges import HASH_MAX, TopicName, namespace_in, parse_bundle, topic_hash
+from equipoise.brokers.pulsar.hosting import Hosting
+from equipoise.brokers.pulsar.topics.names import NON_PERSISTENT, PULSAR
+from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
+from equipoise.brokers.runtime.service import own_http
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.entries import BrokerEntry
+from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.ranges import HASH_MAX, TopicName, namespace_in, parse_bundle, topic_hash
+from equipoise.channel.system.deadline import Deadline
 
 # Bundles that move are nowhere for some milliseconds.
 _AGAIN_S: Final = 0.02

@@ -8,8 +8,8 @@ from __future__ import annotations
 import json
 from typing import Final
 
-from brokers.pulsar.requests import Schema
-from brokers.pulsar.schemas import VERSION_BYTES
+from equipoise.brokers.pulsar.topics.schemas import VERSION_BYTES
+from equipoise.brokers.pulsar.wire.requests import Schema
 
 # Pulsar's names of its types, by their numbers.
 _KINDS: Final = (

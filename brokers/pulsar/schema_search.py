@@ -11,13 +11,13 @@ from base64 import b64decode, b64encode
 from typing import Final
 from urllib.parse import quote
 
-from brokers.pulsar.errors import NotServed, ServerError
-from brokers.pulsar.names import partitioned_name
-from brokers.pulsar.peers import Peers
-from brokers.pulsar.requests import Schema
-from brokers.pulsar.schemas import VERSION_BYTES, Schemas
-from channel.errors import Overloaded
-from channel.ranges import TopicName
+from equipoise.brokers.pulsar.peers import Peers
+from equipoise.brokers.pulsar.topics.names import partitioned_name
+from equipoise.brokers.pulsar.topics.schemas import VERSION_BYTES, Schemas
+from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
+from equipoise.brokers.pulsar.wire.requests import Schema
+from equipoise.channel.core.errors import Overloaded
+from equipoise.channel.core.ranges import TopicName
 
 # Different schemas that other brokers are asked for at a time: each question goes to all of them, and is answered within 5 s.
 _ASKED_MAX: Final = 256

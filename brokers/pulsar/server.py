@@ -18,29 +18,29 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
-from brokers.errors import UnknownNamespace
-from brokers.lookups import Lookups
-from brokers.open_files import ACCEPTED_AT_ONCE
-from brokers.pulsar import replies
-from brokers.pulsar.arrivals import Arrivals
-from brokers.pulsar.errors import NotServed, ServerError, Violation
-from brokers.pulsar.hosting import Served
-from brokers.pulsar.limits import Limits
-from brokers.pulsar.memory import Pool
-from brokers.pulsar.metrics import PulsarMetrics
-from brokers.pulsar.names import PULSAR, partitioned_name
-from brokers.pulsar.partitions import partitions_in
-from brokers.pulsar.peers import Peers
-from brokers.pulsar.requests import TopicsMode
-from brokers.pulsar.schema_search import SchemaSearch
-from brokers.pulsar.service import PulsarService, now_ms
-from brokers.pulsar.session import Session
-from brokers.whereabouts import explained, may_deny
-from brokers.worker import Worker
-from channel.entries import NamespaceEntry
-from channel.errors import DeadlineExceeded
-from channel.ranges import TopicName, topic_hash
-from channel.view import View
+from equipoise.brokers.errors import UnknownNamespace
+from equipoise.brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.memory import Pool
+from equipoise.brokers.pulsar.metrics import PulsarMetrics
+from equipoise.brokers.pulsar.peers import Peers
+from equipoise.brokers.pulsar.schema_search import SchemaSearch
+from equipoise.brokers.pulsar.service import PulsarService, now_ms
+from equipoise.brokers.pulsar.session import Session
+from equipoise.brokers.pulsar.topics.arrivals import Arrivals
+from equipoise.brokers.pulsar.topics.names import PULSAR, partitioned_name
+from equipoise.brokers.pulsar.topics.partitions import partitions_in
+from equipoise.brokers.pulsar.wire import replies
+from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError, Violation
+from equipoise.brokers.pulsar.wire.limits import Limits
+from equipoise.brokers.pulsar.wire.requests import TopicsMode
+from equipoise.brokers.runtime.lookups import Lookups
+from equipoise.brokers.runtime.whereabouts import explained, may_deny
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.entries import NamespaceEntry
+from equipoise.channel.core.errors import DeadlineExceeded
+from equipoise.channel.core.ranges import TopicName, topic_hash
+from equipoise.channel.core.view import View
+from equipoise.channel.system.open_files import ACCEPTED_AT_ONCE
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ How a bundle moves away
    are told where to go, because a client throws away what its program has not yet taken out when a consumer connects anew.
 
 How it comes: the destination makes the topics anew, and holds receipts and messages until those who were there are back
-(`brokers.pulsar.topic`).
+(`brokers.pulsar.topics.topic`).
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final, cast
 
-from brokers.load import BundleLoad
-from brokers.pulsar import handover as handovers
-from brokers.pulsar.deadlines import Deadlines
-from brokers.pulsar.dispatch import ActiveChange, Consumer
-from brokers.pulsar.errors import NotServed, ServerError
-from brokers.pulsar.handover import HandoverDamaged
-from brokers.pulsar.hosting import Hosting, Served
-from brokers.pulsar.names import PULSAR
-from brokers.pulsar.outcomes import Outcome, Producer, Receipt
-from brokers.pulsar.parted import Left, Parted
-from brokers.pulsar.requests import Published
-from brokers.pulsar.schemas import Schemas
-from brokers.pulsar.settings import Settings
-from brokers.pulsar.subscription import Delivery
-from brokers.pulsar.topic import TopicState
-from brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
-from brokers.service import Bundle, Ownership, OwnershipLost, Peer, Service
-from brokers.split_points import SplitQuestion, split_points
-from channel.deadline import Deadline
-from channel.errors import EquipoiseError
-from channel.ranges import TopicName, topic_hash
+from equipoise.brokers.balancing.splitting.split_points import SplitQuestion, split_points
+from equipoise.brokers.pulsar.deadlines import Deadlines
+from equipoise.brokers.pulsar.hosting import Hosting, Served
+from equipoise.brokers.pulsar.parted import Left, Parted
+from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.topics import handover as handovers
+from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer
+from equipoise.brokers.pulsar.topics.handover import HandoverDamaged
+from equipoise.brokers.pulsar.topics.names import PULSAR
+from equipoise.brokers.pulsar.topics.outcomes import Outcome, Producer, Receipt
+from equipoise.brokers.pulsar.topics.schemas import Schemas
+from equipoise.brokers.pulsar.topics.subscription import Delivery
+from equipoise.brokers.pulsar.topics.topic import TopicState
+from equipoise.brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
+from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
+from equipoise.brokers.pulsar.wire.requests import Published
+from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.core.ranges import TopicName, topic_hash
+from equipoise.channel.system.deadline import Deadline
+from equipoise.shedder.bundle_load import BundleLoad
 
 if TYPE_CHECKING:
-    from brokers.pulsar.session import Session
+    from equipoise.brokers.pulsar.session import Session
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -12,17 +12,17 @@ from collections import defaultdict
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
-from brokers.pulsar.answers import Answers
-from brokers.pulsar.connection import Connection
-from brokers.pulsar.dispatch import Consumer
-from brokers.pulsar.errors import Violation
-from brokers.pulsar.hosting import Served
-from brokers.pulsar.outcomes import Producer, Receipt
-from brokers.pulsar.requests import Ended, Request
-from brokers.pulsar.service import tell_active
+from equipoise.brokers.pulsar.answers import Answers
+from equipoise.brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.service import tell_active
+from equipoise.brokers.pulsar.topics.dispatch import Consumer
+from equipoise.brokers.pulsar.topics.outcomes import Producer, Receipt
+from equipoise.brokers.pulsar.wire.connection import Connection
+from equipoise.brokers.pulsar.wire.errors import Violation
+from equipoise.brokers.pulsar.wire.requests import Ended, Request
 
 if TYPE_CHECKING:
-    from brokers.pulsar.server import Server
+    from equipoise.brokers.pulsar.server import Server
 
 _logger: Final = logging.getLogger(__name__)
 

@@ -1,14 +1,14 @@
 """How the Pulsar service behaves: its bounds and its patience, with the arithmetic of each.
 
 May live here: `Settings`, whose values are the product's and not an operator's to turn; what he may turn is in
-`brokers.config`. The bounds of one connection are in `brokers.pulsar.limits`, those of a topic with the topic.
+`brokers.runtime.config`. The bounds of one connection are in `brokers.pulsar.wire.limits`, those of a topic with the topic.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from brokers.pulsar.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,7 +24,7 @@ class Settings:
     warming_hold_ms: int = 5_000
     # How long a move waits for clients to take what they were sent. One that is slower loses what it has not taken, as in Pulsar.
     drain_wait_ms: int = 50
-    # What clients in Java have at least of what `brokers.config` says of `pulsar_settle_ms`: their PONG overtakes messages on the
+    # What clients in Java have at least of what `brokers.runtime.config` says of `pulsar_settle_ms`: their PONG overtakes messages on the
     # way from one thread to the next.
     settle_java_ms: int = 25
     # States of bundles that were closed here, kept for their next owners: all that may have waited in topics (`all_waiting_bytes_max`),

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Final, NamedTuple
 
-from brokers.load import BundleLoad, Messaging
-from brokers.pulsar.hosting import Served
-from brokers.pulsar.topic import Topic
-from brokers.split_points import TopicLoad
+from equipoise.brokers.balancing.splitting.split_points import TopicLoad
+from equipoise.brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.topics.topic import Topic
+from equipoise.shedder.bundle_load import BundleLoad, Messaging
 
 
 class Totals(NamedTuple):

@@ -4,4 +4,4 @@ May live here: `run_report` under the name of the package. `figures` is what the
 `failures` names what keeps it from that, `plots` draws it, `page` writes it down.
 """
 
-from spark_jobs.report.job import run_report as run_report
+from equipoise.spark_jobs.report.job import run_report as run_report

@@ -15,12 +15,12 @@ from urllib.parse import unquote
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 
-from spark_jobs.errors import SparkFailed
-from spark_jobs.stream_errors import cause_of
-from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFileGone
+from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveFileGone
+from equipoise.spark_jobs.streams.errors import SparkFailed
+from equipoise.spark_jobs.streams.stream_errors import cause_of
 
 if TYPE_CHECKING:
-    from channel.errors import EquipoiseError
+    from equipoise.channel.core.errors import EquipoiseError
 
 JOB: Final = "report"
 

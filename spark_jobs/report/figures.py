@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from spark_jobs.rules.catalogue import BY_NAME, Severity
+from equipoise.spark_jobs.rules.catalogue import BY_NAME, Severity
 
 BINS: Final = 120
 """Columns of what is drawn over time: ten pixels each on a wide screen."""

@@ -13,20 +13,20 @@ from typing import TYPE_CHECKING
 
 import orjson
 
-from channel.errors import OperatorError
-from spark_jobs.interrupts import interruptible
-from spark_jobs.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, default_archive
-from spark_jobs.report.failures import failures_named
-from spark_jobs.report.figures import Report, period_told
-from spark_jobs.report.page import page, summary
-from spark_jobs.report.plots import Plot, plots
-from spark_jobs.report.queries import Queries, extent
-from spark_jobs.report.words import local_zone
-from spark_jobs.session import spark_session
-from spark_jobs.tables.errors import ArchiveInUse
-from spark_jobs.tables.manifest import read_manifest
-from spark_jobs.tables.reading import Archive, read_again
-from spark_jobs.whole_files import replacing
+from equipoise.channel.core.errors import OperatorError
+from equipoise.spark_jobs.archive.tables.manifest import read_manifest
+from equipoise.spark_jobs.archive.tables.reading import Archive, read_again
+from equipoise.spark_jobs.report.failures import failures_named
+from equipoise.spark_jobs.report.figures import Report, period_told
+from equipoise.spark_jobs.report.page import page, summary
+from equipoise.spark_jobs.report.plots import Plot, plots
+from equipoise.spark_jobs.report.queries import Queries, extent
+from equipoise.spark_jobs.report.words import local_zone
+from equipoise.spark_jobs.sources.whole_files import replacing
+from equipoise.spark_jobs.streams.archive_errors import ArchiveInUse
+from equipoise.spark_jobs.streams.interrupts import interruptible
+from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, default_archive
+from equipoise.spark_jobs.streams.session import spark_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -108,8 +108,8 @@ def _archive_of(options: ReportOptions, screen: Screen) -> Path:
     if options.log_url is None:
         assert options.archive is not None, "the command line takes one of the two"
         return options.archive
-    from spark_jobs.archive import run_archive  # noqa: PLC0415 - only for a log, and it takes a second to import
-    from spark_jobs.audit import run_audit  # noqa: PLC0415 - the same
+    from equipoise.spark_jobs.archive.job import run_archive  # noqa: PLC0415 - only for a log, and it takes a second to import
+    from equipoise.spark_jobs.audit.job import run_audit  # noqa: PLC0415 - the same
 
     archive = default_archive(options.log_url)
     aside = Screen(result=screen.note, note=screen.note, is_live=screen.is_live)

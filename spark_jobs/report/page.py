@@ -12,15 +12,15 @@ from datetime import tzinfo
 from shlex import quote
 from typing import TYPE_CHECKING, Any, Final
 
-from spark_jobs.findings import command_on
-from spark_jobs.report.figures import BINS, MARKS, REPORTS_MISSED, Death, Few, Found, Grid, Report, gravity
-from spark_jobs.report.html import EMPTY, Html, joined, paragraph, picture, section, table, tag, text
-from spark_jobs.report.style import STYLE
-from spark_jobs.report.words import NONE, told_count, told_duration, told_share, told_time, told_zone
-from spark_jobs.rules.catalogue import BY_NAME
+from equipoise.spark_jobs.report.figures import BINS, MARKS, REPORTS_MISSED, Death, Few, Found, Grid, Report, gravity
+from equipoise.spark_jobs.report.html import EMPTY, Html, joined, paragraph, picture, section, table, tag, text
+from equipoise.spark_jobs.report.style import STYLE
+from equipoise.spark_jobs.report.words import NONE, told_count, told_duration, told_share, told_time, told_zone
+from equipoise.spark_jobs.rules.catalogue import BY_NAME
+from equipoise.spark_jobs.rules.findings import command_on
 
 if TYPE_CHECKING:
-    from spark_jobs.report.plots import Plot
+    from equipoise.spark_jobs.report.plots import Plot
 
 ACCEPTED: Final = "accepted"
 

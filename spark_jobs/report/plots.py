@@ -25,8 +25,8 @@ from matplotlib.text import Annotation
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from matplotlib.transforms import Bbox
 
-from spark_jobs.report.figures import BINS, Death, Grid, Lane, Period, Report, pause_bar_ms
-from spark_jobs.report.words import tellable_ms, told_duration
+from equipoise.spark_jobs.report.figures import BINS, Death, Grid, Lane, Period, Report, pause_bar_ms
+from equipoise.spark_jobs.report.words import tellable_ms, told_duration
 
 if TYPE_CHECKING:
     from matplotlib.artist import Artist

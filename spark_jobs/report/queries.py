@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Final
 from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's pages call it
 from pyspark.sql.window import Window
 
-from spark_jobs.emitted import Table
-from spark_jobs.report import figures
-from spark_jobs.report.figures import (
+from equipoise.spark_jobs.archive.tables.reading import Archive
+from equipoise.spark_jobs.report import figures
+from equipoise.spark_jobs.report.figures import (
     BINS,
     BrokerMoves,
     BundleMoves,
@@ -34,9 +34,9 @@ from spark_jobs.report.figures import (
     Tenure,
     gravity,
 )
-from spark_jobs.rules.catalogue import BY_NAME
-from spark_jobs.sequence.snapshots import unpacked
-from spark_jobs.tables.reading import Archive
+from equipoise.spark_jobs.rules.catalogue import BY_NAME
+from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.snapshots import unpacked
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, Row, SparkSession

@@ -15,10 +15,10 @@ from typing import Final
 
 import orjson
 
-from spark_jobs.facts import Fact, Raw
-from spark_jobs.findings import Finding
-from spark_jobs.rules.standing import Standing
-from spark_jobs.rules.telling import told
+from equipoise.spark_jobs.rules.facts import Fact, Raw
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.standing import Standing
+from equipoise.spark_jobs.rules.telling import told
 
 ATTEMPTS_MAX: Final = 64
 """Attempts whose bytes are remembered: a broker has far fewer under way at a time, but for a herd of placements."""

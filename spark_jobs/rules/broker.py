@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from spark_jobs.facts import Fact
-from spark_jobs.findings import Finding
-from spark_jobs.rules.attempts import check_attempt, check_ties
-from spark_jobs.rules.leases import check_lease, check_proof, check_silence
-from spark_jobs.rules.memory import Memory, due_alarms, set_alarm
-from spark_jobs.rules.namespace import check_deletions
-from spark_jobs.rules.rejections import check_rejection
-from spark_jobs.rules.standing import NAME, Standing, recall, remember
-from spark_jobs.rules.telling import ALARM, bounded, tell_held_back, told, wake_for_held_back
-from spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions
+from equipoise.spark_jobs.rules.attempts import check_attempt, check_ties
+from equipoise.spark_jobs.rules.facts import Fact
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.leases import check_lease, check_proof, check_silence
+from equipoise.spark_jobs.rules.memory import Memory, due_alarms, set_alarm
+from equipoise.spark_jobs.rules.namespace import check_deletions
+from equipoise.spark_jobs.rules.rejections import check_rejection
+from equipoise.spark_jobs.rules.standing import NAME, Standing, recall, remember
+from equipoise.spark_jobs.rules.telling import ALARM, bounded, tell_held_back, told, wake_for_held_back
+from equipoise.spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions
 
 FORGOTTEN_AFTER_MS: Final = 3_600_000
 """After this much of the log's time a broker that was removed, or never was, is forgotten: ids are made anew, and anybody invents some."""

@@ -14,15 +14,15 @@ from typing import Final, NamedTuple
 
 import orjson
 
-from spark_jobs.facts import Fact, Raw
-from spark_jobs.findings import Finding
-from spark_jobs.rules import forms, telling
-from spark_jobs.rules.catalogue import finding
-from spark_jobs.rules.memory import Memory, due_alarms, set_alarm
-from spark_jobs.rules.ranges import Range, parse_bundle, pieces
-from spark_jobs.rules.serving import ALARM, GONE_FOR_MS, check_serving, expire_serving, follow_holder, forget_serving
-from spark_jobs.rules.transitions import DEATHS, SERVED_BY, STEPS, Step, Whom
-from spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare, compare_opinions, told, who
+from equipoise.spark_jobs.rules import forms, telling
+from equipoise.spark_jobs.rules.catalogue import finding
+from equipoise.spark_jobs.rules.facts import Fact, Raw
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.memory import Memory, due_alarms, set_alarm
+from equipoise.spark_jobs.rules.ranges import Range, parse_bundle, pieces
+from equipoise.spark_jobs.rules.serving import ALARM, GONE_FOR_MS, check_serving, expire_serving, follow_holder, forget_serving
+from equipoise.spark_jobs.rules.transitions import DEATHS, SERVED_BY, STEPS, Step, Whom
+from equipoise.spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare, compare_opinions, told, who
 
 _NAME: Final = "bundle"
 _GONE: Final = "gone"
@@ -30,7 +30,7 @@ _ON_MERGES: Final = frozenset({ACCEPTED, "unknown_bundle", "stale", "not_adjacen
 
 
 class State(NamedTuple):
-    """One bundle. `begun` is the `begun` of the context that it was known in (`spark_jobs.rules.membership.Context`)."""
+    """One bundle. `begun` is the `begun` of the context that it was known in (`spark_jobs.rules.membership.view.Context`)."""
 
     phase: str
     owner: int | None

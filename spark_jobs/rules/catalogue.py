@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from shlex import quote
 from typing import Final, Literal
 
-from spark_jobs.facts import Fact, SubjectKind
-from spark_jobs.findings import Finding
-from spark_jobs.rules.ranges import parse_bundle
+from equipoise.spark_jobs.rules.facts import Fact, SubjectKind
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.ranges import parse_bundle
 
 Severity = Literal["alarm", "warning", "notice"]
 """`alarm`: a promise was broken, or somebody writes who must not. `warning`: look at it today. `notice`: good to know."""

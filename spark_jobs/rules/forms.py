@@ -10,7 +10,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeGuard
 
-from spark_jobs.facts import Raw
+from equipoise.spark_jobs.rules.facts import Raw
 
 Check = Callable[[Any], bool]
 

@@ -1,7 +1,7 @@
 """Leases of one broker: whether it was taken for dead too early, or not at all.
 
 May live here: the rules `premature_down`, `premature_join` (after a silence), `silent_too_long`, and `false_proof` of a proof that was
-rejected; one that was accepted is among the verdicts that `spark_jobs.rules.membership` expects.
+rejected; one that was accepted is among the verdicts that `spark_jobs.rules.membership.view` expects.
 
 All is counted in the log's own time, between the append of one record and that of another. Whoever accuses a broker has first read its
 last renewal, then waited for lease and margin by a clock that may run wrong by some percent, then appended: so between the two lies at
@@ -14,12 +14,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from spark_jobs.facts import Fact, Raw, subject
-from spark_jobs.findings import Finding
-from spark_jobs.rules.catalogue import found
-from spark_jobs.rules.members import APPEND_TIME_ERROR_MS
-from spark_jobs.rules.standing import Standing
-from spark_jobs.rules.telling import told
+from equipoise.spark_jobs.rules.catalogue import found
+from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.membership.members import APPEND_TIME_ERROR_MS
+from equipoise.spark_jobs.rules.standing import Standing
+from equipoise.spark_jobs.rules.telling import told
 
 CLOCK_RATE_ERROR_PERCENT: Final = 3
 """How wrong the clock of whoever accuses may run: what the default margin of a broker is made for."""

@@ -10,13 +10,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from spark_jobs.facts import Fact, Raw
-from spark_jobs.findings import Finding
-from spark_jobs.rules.catalogue import finding
-from spark_jobs.rules.memory import Memory, due_alarms, load, save
-from spark_jobs.rules.rejections import Rejections, check_rejection
-from spark_jobs.rules.telling import ALARM, Marks, bounded, tell_held_back, told, wake_for_held_back
-from spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions
+from equipoise.spark_jobs.rules.catalogue import finding
+from equipoise.spark_jobs.rules.facts import Fact, Raw
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.memory import Memory, due_alarms, load, save
+from equipoise.spark_jobs.rules.rejections import Rejections, check_rejection
+from equipoise.spark_jobs.rules.telling import ALARM, Marks, bounded, tell_held_back, told, wake_for_held_back
+from equipoise.spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions
 
 NAME: Final = "log"
 

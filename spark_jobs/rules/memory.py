@@ -1,7 +1,7 @@
 """What a checker is, what it remembers of one subject, and how it is woken.
 
 May live here: the protocols `Memory` and `Checker`, `DictMemory`, and named alarms over the one timer of a memory.
-Where a memory is kept in Spark is `spark_jobs.keyed_operator`'s business.
+Where a memory is kept in Spark is `spark_jobs.audit.keyed_operator`'s business.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from typing import Any, Final, Protocol
 
 import orjson
 
-from spark_jobs.facts import Fact
-from spark_jobs.findings import Finding
+from equipoise.spark_jobs.rules.facts import Fact
+from equipoise.spark_jobs.rules.findings import Finding
 
 _ALARMS: Final = "alarms"
 

@@ -11,12 +11,12 @@ from typing import Any, Final
 
 import orjson
 
-from spark_jobs.facts import Fact, Raw, subject
-from spark_jobs.findings import Finding
-from spark_jobs.rules.catalogue import finding, found
-from spark_jobs.rules.memory import Memory, load, save
-from spark_jobs.rules.ranges import HASH_END, joined_up, parse_bundle, pieces, whole_space
-from spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions, told, who
+from equipoise.spark_jobs.rules.catalogue import finding, found
+from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.memory import Memory, load, save
+from equipoise.spark_jobs.rules.ranges import HASH_END, joined_up, parse_bundle, pieces, whole_space
+from equipoise.spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions, told, who
 
 _NAME: Final = "namespace"
 _PAGE: Final = "range:"

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from spark_jobs.facts import Fact
-from spark_jobs.findings import Finding
-from spark_jobs.rules.telling import Marks, told
-from spark_jobs.rules.verdicts import told as record_told
+from equipoise.spark_jobs.rules.facts import Fact
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.telling import Marks, told
+from equipoise.spark_jobs.rules.verdicts import told as record_told
 
 WINDOW_MS: Final = 10_000
 """Rejections are counted in windows of the log's time that follow one another."""

@@ -18,10 +18,10 @@ from typing import Final, TypeGuard
 
 import orjson
 
-from spark_jobs.facts import Fact, Raw
-from spark_jobs.findings import Finding
-from spark_jobs.rules.catalogue import found
-from spark_jobs.rules.memory import Memory, load, set_alarm
+from equipoise.spark_jobs.rules.catalogue import found
+from equipoise.spark_jobs.rules.facts import Fact, Raw
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.memory import Memory, load, set_alarm
 
 ALARM: Final = "serving"
 """The name of the alarm at which `expire_serving` is to be called."""

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from spark_jobs.facts import Fact, Raw
-from spark_jobs.rules.memory import Memory, load, save
-from spark_jobs.rules.rejections import Rejections
-from spark_jobs.rules.telling import Marks
+from equipoise.spark_jobs.rules.facts import Fact, Raw
+from equipoise.spark_jobs.rules.memory import Memory, load, save
+from equipoise.spark_jobs.rules.rejections import Rejections
+from equipoise.spark_jobs.rules.telling import Marks
 
 Status = Literal["unknown", "up", "draining", "left", "down", "gone"]
 

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Final
 
-from spark_jobs.facts import Fact
-from spark_jobs.findings import Finding
-from spark_jobs.rules.catalogue import finding, found
-from spark_jobs.rules.memory import Memory, load, save, set_alarm
+from equipoise.spark_jobs.rules.catalogue import finding, found
+from equipoise.spark_jobs.rules.facts import Fact
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.memory import Memory, load, save, set_alarm
 
 TELL_EVERY_MS: Final = 60_000
 """A while, in the log's time."""

@@ -1,7 +1,7 @@
 """Two opinions on one record, compared: where the fold's and that of the second rules differ, which rule is broken.
 
 May live here: the comparison, and how records and brokers are called in what is found. The opinions come from
-`spark_jobs.rules.membership` and from the checkers.
+`spark_jobs.rules.membership.view` and from the checkers.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from spark_jobs.facts import Fact
-from spark_jobs.findings import Finding
-from spark_jobs.rules.catalogue import finding
-from spark_jobs.rules.transitions import ACCEPTED_ALTHOUGH, ACCEPTED_ALTHOUGH_OF
+from equipoise.spark_jobs.rules.catalogue import finding
+from equipoise.spark_jobs.rules.facts import Fact
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.transitions import ACCEPTED_ALTHOUGH, ACCEPTED_ALTHOUGH_OF
 
 ACCEPTED: Final = "accepted"
 

@@ -1,4 +1,4 @@
 """The log's order is one: what only a reader of the whole log can tell, as rows and facts for those who see a part of it.
 
-Pure: `Sequence` is fed with arrivals, and gives rows; where they come from and go to is `spark_jobs.sequential_operator`.
+Pure: `Sequence` is fed with arrivals, and gives rows; where they come from and go to is `spark_jobs.streams.sequential_operator`.
 """

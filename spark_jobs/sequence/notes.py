@@ -11,12 +11,12 @@ from typing import Final
 
 import orjson
 
-from channel.view import View
-from spark_jobs.arrivals import Arrival, Source
-from spark_jobs.emitted import Emitted, Table
-from spark_jobs.facts import Fact, Raw, subject
-from spark_jobs.sequence.parts import LoadRows
-from spark_jobs.sequence.telling import LOG, parsed, spelled, told_bundle
+from equipoise.channel.core.view import View
+from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
+from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.parts import LoadRows
+from equipoise.spark_jobs.sequence.telling import LOG, parsed, spelled, told_bundle
 
 FACT_ORDINALS: Final = {Source.SERVING: 1 << 30, Source.DECISIONS: (1 << 30) + (1 << 28), Source.LOADS: (1 << 30) + (1 << 29)}
 """Where the ordinals of a source's facts begin: its offsets say nothing of the channel's, whose facts have ordinals of their own.

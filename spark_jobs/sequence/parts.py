@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
-from channel.reader import Folded
-from channel.view import View
-from spark_jobs.emitted import Emitted
-from spark_jobs.facts import Raw
-from spark_jobs.rules.members import Standing
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.view import View
+from equipoise.spark_jobs.rules.facts import Raw
+from equipoise.spark_jobs.rules.membership.members import Standing
+from equipoise.spark_jobs.sequence.emitted import Emitted
 
 Lost = Callable[[int, int], bytes | None]
 """Asked about the positions from the first on, below the second (physical offsets), that no entry stands at: were there any?
@@ -46,7 +46,7 @@ class Part(Protocol):
 
 
 class SecondOpinion(Part, Protocol):
-    """The second membership: `spark_jobs.rules.membership.Membership`."""
+    """The second membership: `spark_jobs.rules.membership.view.Membership`."""
 
     def begin(self, standing: Standing) -> None:
         """Forget what was, and go on from here: the log is read from here on, or what lay between was lost."""
@@ -65,7 +65,7 @@ class SecondOpinion(Part, Protocol):
 
 
 class Histories(Part, Protocol):
-    """Who makes rows of what records changed: `spark_jobs.histories.Histories`."""
+    """Who makes rows of what records changed: `spark_jobs.sequence.histories.Histories`."""
 
     def begin(self, view: View) -> None:
         """As that of a second opinion."""

@@ -18,22 +18,23 @@ from typing import Final
 
 import orjson
 
-from channel.codec import decode
-from channel.entries import BrokerChanged, BundleChanged, Change, LevelChanged, NamespaceChanged, PolicyChanged, Verdict
-from channel.errors import BegunAbove, ChannelIncomplete, LevelTooNew, LogClosed
-from channel.log import FIRST_OFFSET, Entry
-from channel.reader import Folded, Reader
-from channel.records import Renewed, Unreadable
-from channel.snapshot import from_bytes
-from channel.view import View
-from spark_jobs.arrivals import Arrival, Source
-from spark_jobs.emitted import Emitted, Table
-from spark_jobs.facts import Fact, Raw, subject
-from spark_jobs.sequence.notes import Now, rows_of_note
-from spark_jobs.sequence.parts import Plugs, SecondOpinion, StateRow
-from spark_jobs.sequence.snapshots import packed
-from spark_jobs.sequence.state_rows import ViewRows, view_from
-from spark_jobs.sequence.telling import (
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.entries import BrokerChanged, BundleChanged, Change, LevelChanged, NamespaceChanged, PolicyChanged, Verdict
+from equipoise.channel.core.errors import BegunAbove, ChannelIncomplete, LevelTooNew, LogClosed
+from equipoise.channel.core.log import FIRST_OFFSET, Entry
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import Renewed, Unreadable
+from equipoise.channel.core.snapshot import from_bytes
+from equipoise.channel.core.view import View
+from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
+from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.notes import Now, rows_of_note
+from equipoise.spark_jobs.sequence.parts import Plugs, SecondOpinion, StateRow
+from equipoise.spark_jobs.sequence.snapshots import packed
+from equipoise.spark_jobs.sequence.standing import standing_of
+from equipoise.spark_jobs.sequence.state_rows import ViewRows, view_from
+from equipoise.spark_jobs.sequence.telling import (
     ACCEPTED,
     CONCERNED,
     LOG,
@@ -46,7 +47,6 @@ from spark_jobs.sequence.telling import (
     spelled,
     verdict_text,
 )
-from spark_jobs.standing import standing_of
 
 NOT_FOLDED: Final = "not_folded"
 """The verdict of an entry that no reader of the channel comes to."""
@@ -75,7 +75,7 @@ class Sequence:
     """Makes rows of arrivals, one after the other. `changed_rows` is what a state that `restored` takes up must learn of them."""
 
     def __init__(self, wants: frozenset[Table], begin: bytes | None = None, *, plugs: Plugs | None = None) -> None:
-        """Begin at the log's first record, or go on from the snapshot `begin` (`channel.snapshot`); only what is wanted is made.
+        """Begin at the log's first record, or go on from the snapshot `begin` (`channel.core.snapshot`); only what is wanted is made.
 
         Raises `SnapshotDamaged`.
         """

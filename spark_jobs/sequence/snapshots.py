@@ -1,4 +1,4 @@
-"""Snapshots as an archive keeps them: `channel.snapshot`, in an order that tells of no past, and compressed.
+"""Snapshots as an archive keeps them: `channel.core.snapshot`, in an order that tells of no past, and compressed.
 
 May live here: the way from a view to these bytes and back.
 
@@ -11,17 +11,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Final
 
-from channel.errors import SnapshotDamaged
-from channel.snapshot import from_bytes, still
-from channel.view import View
-from compaction.compressed import shortened, whole_again
+from equipoise.channel.core.errors import SnapshotDamaged
+from equipoise.channel.core.snapshot import from_bytes, still
+from equipoise.channel.core.view import View
+from equipoise.compaction.compressed import shortened, whole_again
 
 SNAPSHOT_BYTES_MAX: Final = 1 << 30
 """The largest snapshot that is taken for one: that of 4,000,000 bundles, at 250 bytes each."""
 
 
 def canonical(view: View) -> bytes:
-    """The view as `channel.snapshot` spells it, the same for all views that are equal and at one offset."""
+    """The view as `channel.core.snapshot` spells it, the same for all views that are equal and at one offset."""
     parts = still(view)
     return replace(
         parts,

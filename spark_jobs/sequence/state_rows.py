@@ -1,6 +1,6 @@
 """A view as rows of state, of which a batch writes only those that it changed.
 
-May live here: the way from a view to these rows and back. They are the rows and the marker of a twin (`channel.twin_rows`),
+May live here: the way from a view to these rows and back. They are the rows and the marker of a twin (`channel.snapshots.twin_rows`),
 which prove themselves by checksums and by the view's digest; a view that has read no genesis has none of them yet.
 """
 
@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Final
 
-from channel.twin import TwinImage
-from channel.twin_rows import MARKER_KEY, encode_marker, keys_of, marker_of, rows_of, view_of
-from channel.view import View
-from spark_jobs.sequence.parts import StateRow
+from equipoise.channel.core.twin import TwinImage
+from equipoise.channel.core.view import View
+from equipoise.channel.snapshots.twin_rows import MARKER_KEY, encode_marker, keys_of, marker_of, rows_of, view_of
+from equipoise.spark_jobs.sequence.parts import StateRow
 
 PREFIX: Final = "view:"
 _MARKER: Final = f"{PREFIX}{MARKER_KEY}"

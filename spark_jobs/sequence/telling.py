@@ -1,6 +1,6 @@
 """What one record is told of to whom: the subjects of its facts, and what the fold made of each.
 
-May live here: the choice of subjects, and the spelling of entries before and after. `spark_jobs.facts` says what a fact is.
+May live here: the choice of subjects, and the spelling of entries before and after. `spark_jobs.rules.facts` says what a fact is.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import Any, Final, NamedTuple
 
 import orjson
 
-from channel.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry, NamespaceChanged, NamespaceEntry, Verdict
-from channel.ranges import ADMIN_PREFIX
-from channel.reader import Folded
-from channel.records import (
+from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry, NamespaceChanged, NamespaceEntry, Verdict
+from equipoise.channel.core.ranges import ADMIN_PREFIX
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import (
     KEY_CHARACTERS_MAX,
     TEXT_CHARACTERS_MAX,
     AnyRecord,
@@ -31,8 +31,8 @@ from channel.records import (
     Split,
     Unreadable,
 )
-from channel.view import View
-from spark_jobs.facts import Fact, Raw, subject
+from equipoise.channel.core.view import View
+from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
 
 LOG: Final = subject("log", "")
 """The subject of what concerns the log as a whole."""

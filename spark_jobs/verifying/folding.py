@@ -1,6 +1,6 @@
 """The folding of one segment: from the view of its first snapshot, record by record, to the digest of its last.
 
-May live here: the fold of a segment, and what it compares. Where the rows come from is `spark_jobs.verify`.
+May live here: the fold of a segment, and what it compares. Where the rows come from is `spark_jobs.verifying.job`.
 
 What is compared: offsets rise; the verdict that the archive holds is the fold's; the digest that each renewal says is that of the view;
 and at the end the digest is that of the next snapshot. A segment ends at the first difference, since what follows it means nothing;
@@ -14,14 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from channel.codec import decode
-from channel.errors import SnapshotDamaged
-from channel.log import FIRST_OFFSET
-from channel.records import LEVEL_SUPPORTED, Genesis, Renewed
-from channel.view import View, apply
-from spark_jobs.sequence.sequence import NOT_FOLDED
-from spark_jobs.sequence.telling import ACCEPTED
-from spark_jobs.verifying.segments import Mark, Segment
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.errors import SnapshotDamaged
+from equipoise.channel.core.log import FIRST_OFFSET
+from equipoise.channel.core.records import LEVEL_SUPPORTED, Genesis, Renewed
+from equipoise.channel.core.view import View, apply
+from equipoise.spark_jobs.sequence.sequence import NOT_FOLDED
+from equipoise.spark_jobs.sequence.telling import ACCEPTED
+from equipoise.spark_jobs.verifying.segments import Mark, Segment
 
 Kind = Literal["damaged", "gone", "missing", "order", "verdict", "renewal", "digest"]
 

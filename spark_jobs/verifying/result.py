@@ -11,10 +11,10 @@ from dataclasses import asdict, dataclass
 from shlex import quote
 from typing import Any, Final
 
-from spark_jobs.sequence.sequence import NOT_FOLDED
-from spark_jobs.sequence.telling import ACCEPTED
-from spark_jobs.verifying.folding import Checked, Difference
-from spark_jobs.verifying.segments import Segment
+from equipoise.spark_jobs.sequence.sequence import NOT_FOLDED
+from equipoise.spark_jobs.sequence.telling import ACCEPTED
+from equipoise.spark_jobs.verifying.folding import Checked, Difference
+from equipoise.spark_jobs.verifying.segments import Segment
 
 DIFFERENCES_MAX: Final = 20
 """Differences that are told; further ones are counted. One lost file may make a hundred segments differ."""

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Final
 
-from brokers.simulation.scenario import SCENARIOS
+from equipoise.brokers.testing.simulation.scenario import SCENARIOS
 from tests.planted.honest import honest, play
 from tests.spark_pipeline import Pipeline
 

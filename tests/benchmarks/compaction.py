@@ -22,13 +22,13 @@ from multiprocessing.synchronize import Event
 from pathlib import Path
 from typing import Final
 
-from channel import propose
-from channel.log import READ_ENTRIES_MAX, Log
-from channel.open_log import open_log
-from channel.ranges import even_boundaries
-from channel.restore import restored
-from compaction.compactor import compact
-from compaction.retention import Retention
+from equipoise.channel.core import propose
+from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.snapshots.restore import restored
+from equipoise.compaction.compactor import compact
+from equipoise.compaction.retention import Retention
 from tests.benchmarks.figures import machine, percentile, print_line, summary
 from tests.benchmarks.fold import BROKERS, RENEWALS, Stream
 from tests.load.log_places import add_log_option, new_log

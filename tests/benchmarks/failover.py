@@ -18,14 +18,14 @@ from typing import Final
 
 import aiohttp
 
-from brokers.demo import operator
-from brokers.demo.operator import Deed, Move
-from brokers.local_cluster import LocalCluster
-from channel.boot_clock import boot_ns
-from channel.entries import BundleChanged
-from channel.reader import Folded
-from channel.records import Joined, Renewed
-from channel.table_view import TableView
+from equipoise.brokers.local.demo import operator
+from equipoise.brokers.local.demo.operator import Deed, Move
+from equipoise.brokers.local.local_cluster import LocalCluster
+from equipoise.channel.core.entries import BundleChanged
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import Joined, Renewed
+from equipoise.channel.log.table_view import TableView
+from equipoise.channel.system.boot_clock import boot_ns
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.load.cluster import counters, running, settle
 

@@ -21,12 +21,12 @@ from dataclasses import replace
 
 import orjson
 
-from channel import propose
-from channel.codec import decode
-from channel.lifecycle import Phase
-from channel.ranges import even_boundaries
-from channel.records import Document
-from channel.view import View, apply
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.lifecycle import Phase
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.records import Document
+from equipoise.channel.core.view import View, apply
 from tests.folding import Channel
 
 RECORDS, REPEATS, SEED = 200_000, 7, 1

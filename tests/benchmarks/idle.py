@@ -18,14 +18,14 @@ from enum import Enum
 from multiprocessing.connection import Connection
 from pathlib import Path
 
-from brokers.agent.intents import CreateNamespace
-from brokers.config import WorkerConfig
-from brokers.main import Broker
-from brokers.service import Bundle, Ownership, Peer, Service
-from brokers.worker import Worker
-from channel.deadline import Deadline
-from channel.ranges import even_boundaries
-from channel.view import View
+from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.server.main import Broker
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
 from tests.benchmarks.figures import Figures, machine, print_line, summary
 
 PROCESSES, WORKERS = 4, 25

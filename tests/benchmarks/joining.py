@@ -18,22 +18,22 @@ from itertools import count
 from pathlib import Path
 from typing import Final
 
-from brokers.balancing_settings import BalancingSettings
-from brokers.demo.calling import CallerProcess, Plan, Stream
-from brokers.demo.tuning import BY_COST, BY_USE, CORES, QUICK, tune
-from brokers.demo.verdict import judge
-from brokers.load_bus import open_load_bus
-from brokers.load_reports import LoadBus, Summary
-from brokers.local_cluster import LocalCluster
-from brokers.settings_records import settings_in
-from channel.boot_clock import boot_ns
-from channel.deadline import Deadline
-from channel.entries import BrokerChanged, BundleChanged
-from channel.ranges import bundle_contains, key_hash
-from channel.reader import Folded
-from channel.table_view import TableView
-from channel.view import View
-from shedder.spread import Spread
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.settings_records import settings_in
+from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.local.demo.calling import CallerProcess, Plan, Stream
+from equipoise.brokers.local.demo.tuning import BY_COST, BY_USE, CORES, QUICK, tune
+from equipoise.brokers.local.demo.verdict import judge
+from equipoise.brokers.local.local_cluster import LocalCluster
+from equipoise.channel.core.entries import BrokerChanged, BundleChanged
+from equipoise.channel.core.ranges import bundle_contains, key_hash
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.view import View
+from equipoise.channel.log.table_view import TableView
+from equipoise.channel.system.boot_clock import boot_ns
+from equipoise.channel.system.deadline import Deadline
+from equipoise.shedder.load_reports import LoadBus, Summary
+from equipoise.shedder.spread import Spread
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.benchmarks.transfer import calls
 from tests.load.cluster import counters, running

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
-from channel.log import FIRST_OFFSET, Log
-from channel.open_log import open_log
-from channel.twin import TwinRow
+from equipoise.channel.core.log import FIRST_OFFSET, Log
+from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.log.open_log import open_log
 from tests.benchmarks import log as any_log
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.kafka.finding import GIVEN, some_kafka

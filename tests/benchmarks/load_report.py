@@ -15,16 +15,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from brokers.balancing_settings import BalancingSettings
-from brokers.clock import SystemClock
-from brokers.load import BundleLoad, Messaging
-from brokers.load_bus.spelling import SAMPLE_BYTES_MAX, light, spell_sample
-from brokers.load_sampler import LoadSampler
-from brokers.process_use import ProcessUse
-from brokers.sampling import BundleAverages, carried_bytes, sampled
-from brokers.service import Bundle, Ownership, Peer, Service
-from channel.deadline import Deadline
-from shedder.loads import Resources
+from equipoise.brokers.balancing.sampling import BundleAverages, carried_bytes, sampled
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.load.bus.spelling import SAMPLE_BYTES_MAX, light, spell_sample
+from equipoise.brokers.load.process_use import ProcessUse
+from equipoise.brokers.runtime.clock import SystemClock
+from equipoise.brokers.runtime.load_sampler import LoadSampler
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.channel.system.deadline import Deadline
+from equipoise.shedder.bundle_load import BundleLoad, Messaging
+from equipoise.shedder.loads import Resources
 from tests.benchmarks.figures import machine, print_line, summary
 
 BUNDLES, REPEATS, SEED = 5_000, 60, 1

@@ -16,9 +16,9 @@ from multiprocessing.queues import Queue
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
 
-from channel.file_system import MOUNT_TABLE, file_system_type
-from channel.log import FIRST_OFFSET, Log
-from channel.open_log import open_log
+from equipoise.channel.core.log import FIRST_OFFSET, Log
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.system.file_system import MOUNT_TABLE, file_system_type
 from tests.benchmarks.figures import machine, print_line, summary
 
 RECORD_BYTES = 220

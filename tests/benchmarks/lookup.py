@@ -22,7 +22,7 @@ from typing import Final
 import uvloop
 from aiohttp import web
 
-from brokers.local_cluster import LocalCluster
+from equipoise.brokers.local.local_cluster import LocalCluster
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.load.cluster import counters, running
 from tests.load.http_load import Load, load

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import Final
 
-from brokers.local_cluster import ClusterSettings, LocalCluster
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.benchmarks.processes import cpu_s, resident_bytes
 from tests.benchmarks.pulsar_wire import CONNECT, PING, PONG

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from brokers.local_cluster import ClusterSettings, LocalCluster
-from channel.boot_clock import boot_ns
-from channel.entries import BundleEntry
-from channel.ranges import topic_hash
-from channel.table_view import TableView
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.ranges import topic_hash
+from equipoise.channel.log.table_view import TableView
+from equipoise.channel.system.boot_clock import boot_ns
 from tests.benchmarks.failover import Observer
 from tests.benchmarks.figures import machine, print_line
 from tests.benchmarks.pulsar_load import Gap, clients, counted, longest_gap, receipts, spread

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from brokers.local_cluster import ClusterSettings, LocalCluster
-from brokers.pulsar.pulsar_api_pb2 import BaseCommand
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.benchmarks.processes import cpu_s, pin
 from tests.benchmarks.pulsar_wire import Wire, consumer, flow, producer, send

@@ -21,12 +21,12 @@ from typing import Final
 
 import aiohttp
 
-from brokers.demo import operator
-from brokers.demo.operator import Deed, Move
-from brokers.local_cluster import ClusterSettings, LocalCluster
-from channel.entries import BundleEntry
-from channel.ranges import topic_hash
-from channel.table_view import TableView
+from equipoise.brokers.local.demo import operator
+from equipoise.brokers.local.demo.operator import Deed, Move
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.ranges import topic_hash
+from equipoise.channel.log.table_view import TableView
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.benchmarks.processes import resident_bytes
 from tests.benchmarks.pulsar_load import clients, counted, longest_gap, receipts, spread

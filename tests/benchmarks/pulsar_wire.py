@@ -9,7 +9,7 @@ import socket
 import struct
 from typing import Final, Self
 
-from brokers.pulsar.pulsar_api_pb2 import (
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     BaseCommand,
     CommandFlow,
     CommandPong,

@@ -13,15 +13,15 @@ from __future__ import annotations
 import random
 import time
 
-from shedder.average import AvgShedder
-from shedder.loads import Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
-from shedder.memory import Memory
-from shedder.overload import OverloadShedder
-from shedder.plan import Plan, Shedder
-from shedder.snapshot import Candidates, Snapshot
-from shedder.threshold import ThresholdShedder
-from shedder.transfer import TransferShedder
-from shedder.uniform import UniformLoadShedder
+from equipoise.shedder.average import AvgShedder
+from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
+from equipoise.shedder.memory import Memory
+from equipoise.shedder.overload import OverloadShedder
+from equipoise.shedder.plan import Plan, Shedder
+from equipoise.shedder.snapshot import Candidates, Snapshot
+from equipoise.shedder.threshold import ThresholdShedder
+from equipoise.shedder.transfer import TransferShedder
+from equipoise.shedder.uniform import UniformLoadShedder
 from tests.benchmarks.figures import machine, print_line, summary
 
 SIZES = ((20, 1_000), (1_000, 100_000))

@@ -12,8 +12,8 @@ import statistics
 import time
 from dataclasses import replace
 
-from brokers.simulation.run import simulate
-from brokers.simulation.scenario import SCENARIOS, Operations, Scenario
+from equipoise.brokers.testing.simulation.run import simulate
+from equipoise.brokers.testing.simulation.scenario import SCENARIOS, Operations, Scenario
 
 REPEATS = 7
 OPERATIONS_EVERY_MS = 1_000

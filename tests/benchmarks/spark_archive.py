@@ -13,11 +13,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from channel.open_log import open_log
-from spark_jobs.archive import run_archive
-from spark_jobs.emitted import Table
-from spark_jobs.options import ARCHIVE_PER_TRIGGER, ArchiveOptions, Screen
-from spark_jobs.tables.reading import Archive, file_offsets
+from equipoise.channel.log.open_log import open_log
+from equipoise.spark_jobs.archive.job import run_archive
+from equipoise.spark_jobs.archive.tables.reading import Archive, file_offsets
+from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.streams.options import ARCHIVE_PER_TRIGGER, ArchiveOptions, Screen
 from tests.benchmarks.compaction import History
 from tests.benchmarks.figures import machine, print_line
 from tests.kafka.finding import some_kafka

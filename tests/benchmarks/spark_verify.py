@@ -67,7 +67,7 @@ def verified(archive: Path, *, cores: Sequence[int] | None) -> Run:
     """Run the command on these cores, or on all."""
     pinned = [] if cores is None else ["taskset", "-c", ",".join(map(str, cores))]
     began = time.monotonic()
-    command = [*pinned, sys.executable, "-m", "brokers.cli", "spark", "verify", "--archive", str(archive), "--json"]
+    command = [*pinned, sys.executable, "-m", "equipoise.brokers.cli", "spark", "verify", "--archive", str(archive), "--json"]
     memory = 0
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         while process.poll() is None:

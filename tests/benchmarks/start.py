@@ -16,8 +16,8 @@ from typing import Final
 
 import aiohttp
 
-from brokers.local_cluster import Happening, LocalCluster, What
-from channel.table_view import TableView
+from equipoise.brokers.local.local_cluster import Happening, LocalCluster, What
+from equipoise.channel.log.table_view import TableView
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.load.cluster import counters, running, settle
 

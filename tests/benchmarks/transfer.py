@@ -20,15 +20,15 @@ from typing import Final
 import aiohttp
 import orjson
 
-from brokers.demo import operator
-from brokers.demo.calling import CallerProcess, Plan, Stream
-from brokers.demo.operator import Deed, Move
-from brokers.demo.verdict import judge
-from brokers.local_cluster import LocalCluster
-from channel.boot_clock import boot_ns
-from channel.entries import BundleEntry
-from channel.ranges import key_hash
-from channel.table_view import TableView
+from equipoise.brokers.local.demo import operator
+from equipoise.brokers.local.demo.calling import CallerProcess, Plan, Stream
+from equipoise.brokers.local.demo.operator import Deed, Move
+from equipoise.brokers.local.demo.verdict import judge
+from equipoise.brokers.local.local_cluster import LocalCluster
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.ranges import key_hash
+from equipoise.channel.log.table_view import TableView
+from equipoise.channel.system.boot_clock import boot_ns
 from tests.benchmarks.figures import Figures, machine, percentile, print_line, summary
 from tests.load.cluster import counters, running, settle
 from tests.load.log_places import add_log_option, new_log

@@ -20,14 +20,14 @@ from multiprocessing.synchronize import Barrier
 from pathlib import Path
 from typing import Final
 
-from brokers.agent.intents import CreateNamespace, SetPolicy
-from brokers.config import WorkerConfig
-from brokers.service import Bundle, Ownership, Peer, Service
-from brokers.worker import Worker
-from channel.deadline import Deadline
-from channel.open_log import open_log
-from channel.ranges import even_boundaries
-from channel.verify import verify
+from equipoise.brokers.agent.intents import CreateNamespace, SetPolicy
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.inspect.verify import verify
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.system.deadline import Deadline
 from tests.benchmarks.figures import machine, print_line, summary
 from tests.load.log_places import add_log_option, new_log
 

@@ -15,12 +15,12 @@ import resource
 import statistics
 import time
 
-from channel import propose
-from channel.codec import decode, encode
-from channel.propose import Author
-from channel.ranges import HASH_MAX, even_boundaries
-from channel.records import AnyRecord
-from channel.view import View, apply
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
+from equipoise.channel.core.records import AnyRecord
+from equipoise.channel.core.view import View, apply
 from tests.folding import joined
 
 SIZES = (100, 10_000, 100_000)

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from channel.log import Log
-from channel.open_log import open_log
-from channel.sqlite_log import SqliteLog
+from equipoise.channel.core.log import Log
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.sqlite.log import SqliteLog
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import delete_topics
 

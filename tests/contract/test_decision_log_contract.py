@@ -1,4 +1,4 @@
-"""One suite for every `DecisionLog`: what brokers/decisions.py promises, asked of each adapter; and what only files can suffer.
+"""One suite for every `DecisionLog`: what brokers/balancing/decisions.py promises, asked of each adapter; and what only files can suffer.
 
 May live here: tests that know nothing of an adapter but how to open it, and below them those of the table in the channel's file.
 """
@@ -15,13 +15,13 @@ from pathlib import Path
 
 import pytest
 
-from brokers.decision_log import open_decision_log
-from brokers.decision_log.spelling import DOCUMENT_BYTES_MAX
-from brokers.decision_log.sqlite import SqliteDecisionLog
-from brokers.decisions import DecisionLog
-from brokers.errors import DecisionLogUnavailable
-from channel.errors import InvalidLogUrl
-from channel.open_log import log_path, open_log
+from equipoise.brokers.balancing.decisions import DecisionLog
+from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.decision_log.spelling import DOCUMENT_BYTES_MAX
+from equipoise.brokers.decision_log.sqlite import SqliteDecisionLog
+from equipoise.brokers.errors import DecisionLogUnavailable
+from equipoise.channel.core.errors import InvalidLogUrl
+from equipoise.channel.log.open_log import log_path, open_log
 from tests.decisions import AT_MS, idle, move, shed
 
 

@@ -1,4 +1,4 @@
-"""One suite for every `LoadBus`: what brokers/load_reports.py promises, asked of each adapter; and what only files can suffer.
+"""One suite for every `LoadBus`: what shedder/load_reports.py promises, asked of each adapter; and what only files can suffer.
 
 May live here: tests that know nothing of an adapter but how to open it, and below them those of damaged files. A summary is
 waited for: where a process of its own makes it, it comes later than the sample.
@@ -18,13 +18,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.errors import LoadBusUnavailable
-from brokers.load_bus import open_load_bus
-from brokers.load_bus.files import KEPT_SECONDS, FileLoadBus
-from brokers.load_bus.spelling import SUMMARY_BYTES_MAX, light, spell_summary
-from brokers.load_reports import LoadBus, Sample, SampledBundle, Summary, summarized
-from channel.errors import InvalidLogUrl
-from shedder.loads import STEP_MS, BundleTraffic, Resources, Traffic, Use
+from equipoise.brokers.errors import LoadBusUnavailable
+from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.load.bus.files import KEPT_SECONDS, FileLoadBus
+from equipoise.brokers.load.bus.spelling import SUMMARY_BYTES_MAX, light, spell_summary
+from equipoise.channel.core.errors import InvalidLogUrl
+from equipoise.shedder.load_reports import LoadBus, Sample, SampledBundle, Summary, summarized
+from equipoise.shedder.loads import STEP_MS, BundleTraffic, Resources, Traffic, Use
 from tests.contract.load_bus_adapters import ADAPTERS
 
 DEADLINE_SECONDS = 60.0

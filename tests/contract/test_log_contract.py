@@ -1,4 +1,4 @@
-"""One suite for every `Log`: what channel/log.py promises, asked of each adapter.
+"""One suite for every `Log`: what channel/core/log.py promises, asked of each adapter.
 
 May live here: tests that know nothing of an adapter but how to open it. What only SQLite can do, or suffer, is in
 tests/unit/test_sqlite_log.py and tests/integration/test_sqlite_log_processes.py.
@@ -17,8 +17,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from channel.errors import AppendTooLarge, LogTruncated, LogWentBack
-from channel.log import (
+from equipoise.channel.core.errors import AppendTooLarge, LogTruncated, LogWentBack
+from equipoise.channel.core.log import (
     BATCH_BYTES_MAX,
     BATCH_ENTRIES_MAX,
     FIRST_OFFSET,

@@ -1,4 +1,4 @@
-"""One suite for every `Observations`: what brokers/observed.py promises, asked of each adapter; and what only files can suffer.
+"""One suite for every `Observations`: what its port promises, asked of each adapter; and what only files can suffer.
 
 May live here: tests that know of an adapter only how to open it and how others read what it kept; below them those of the file.
 """
@@ -14,15 +14,15 @@ from pathlib import Path
 
 import pytest
 
-from brokers.load_bus import open_load_bus
-from brokers.load_bus.spelling import parse_summary
-from brokers.load_reports import Sample
-from brokers.observations import are_kept, open_observations
-from brokers.observations.sqlite import TIDY_EVERY, SqliteObservations
-from brokers.observed import Kind, Observation, Observations, ObservationsUnavailable
-from channel.errors import InvalidLogUrl
-from channel.kafka_settings import address_of
-from channel.open_log import log_path
+from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.load.bus.spelling import parse_summary
+from equipoise.brokers.runtime.observations import are_kept, open_observations
+from equipoise.brokers.runtime.observations.observed import Kind, Observation, Observations, ObservationsUnavailable
+from equipoise.brokers.runtime.observations.sqlite import TIDY_EVERY, SqliteObservations
+from equipoise.channel.core.errors import InvalidLogUrl
+from equipoise.channel.kafka.settings import address_of
+from equipoise.channel.log.open_log import log_path
+from equipoise.shedder.load_reports import Sample
 from tests.kafka.topics import read_all
 
 Read = tuple[str, bytes]

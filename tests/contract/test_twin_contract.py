@@ -1,4 +1,4 @@
-"""One suite for every `Twin`, the twins of logs and their floors: what channel/twin.py promises, asked of each adapter.
+"""One suite for every `Twin`, the twins of logs and their floors: what channel/core/twin.py promises, asked of each adapter.
 
 May live here: tests that know nothing of an adapter but how to open its log. What a compactor makes of a twin is in
 tests/compaction.
@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from channel.errors import TwinFenced
-from channel.log import Log
-from channel.twin import Twin, TwinImage, TwinRow
+from equipoise.channel.core.errors import TwinFenced
+from equipoise.channel.core.log import Log
+from equipoise.channel.core.twin import Twin, TwinImage, TwinRow
 from tests.contract.log_adapters import ADAPTERS, Adapter, Handles
 
 TIMEOUT_MS = 10_000

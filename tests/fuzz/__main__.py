@@ -11,7 +11,7 @@ from pathlib import Path
 
 import atheris
 
-with atheris.instrument_imports(include=["brokers.pulsar"]):
+with atheris.instrument_imports(include=["equipoise.brokers.pulsar"]):
     from tests.fuzz.corpus import INPUTS
     from tests.fuzz.harness import take
 

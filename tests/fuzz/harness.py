@@ -5,10 +5,10 @@ May live here: the entry that takes one input, and fails on whatever a stranger 
 
 from __future__ import annotations
 
-from brokers.pulsar.connection import Connection
-from brokers.pulsar.frames import FrameReader
-from brokers.pulsar.limits import Limits
-from brokers.pulsar.requests import Ended, Request
+from equipoise.brokers.pulsar.wire.connection import Connection
+from equipoise.brokers.pulsar.wire.frames import FrameReader
+from equipoise.brokers.pulsar.wire.limits import Limits
+from equipoise.brokers.pulsar.wire.requests import Ended, Request
 from tests.pulsar_service import DumbService
 from tests.pulsar_speech import connect, heard, producer, subscribe
 

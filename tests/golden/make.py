@@ -18,12 +18,12 @@ from typing import Final
 
 import orjson
 
-from channel import propose
-from channel.codec import decode
-from channel.propose import Author
-from channel.ranges import HASH_MAX
-from channel.records import ADMIN_WINDOW_OFFSETS
-from channel.view import View, apply
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS
+from equipoise.channel.core.view import View, apply
 from tests.folding import MIDDLE, NAMESPACE, Channel, joined, raise_level
 from tests.walk import Walk
 

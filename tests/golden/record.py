@@ -16,20 +16,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-from brokers.simulation.clock import MICROSECONDS_PER_SECOND
-from brokers.simulation.scenario import SCENARIOS
-from brokers.simulation.world import World
-from channel import propose
-from channel.codec import encode
-from channel.deadline import Deadline
-from channel.log import Entry
-from channel.propose import Author
-from channel.reader import Reader
-from channel.sqlite_log import SqliteLog
-from channel.view import View
-from compaction.copying import copy
-from compaction.exporting import exported
-from compaction.retention import Retention
+from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_SECOND
+from equipoise.brokers.testing.simulation.scenario import SCENARIOS
+from equipoise.brokers.testing.simulation.world import World
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.view import View
+from equipoise.channel.sqlite.log import SqliteLog
+from equipoise.channel.system.deadline import Deadline
+from equipoise.compaction.copying import copy
+from equipoise.compaction.exporting import exported
+from equipoise.compaction.retention import Retention
 from tests.carried import TIMEOUT_MS, cut_off, view_of_log
 from tests.compacting import compacted
 from tests.folding import joined

@@ -12,10 +12,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from channel.codec import decode
-from channel.records import Reason, Unreadable
-from channel.snapshot import from_bytes, to_bytes
-from channel.view import View, apply
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.records import Reason, Unreadable
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.view import View, apply
 
 LOGS = sorted(Path(__file__).resolve().parent.glob("level_*/*.jsonl.gz"))
 

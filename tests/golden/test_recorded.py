@@ -12,16 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from channel.codec import decode
-from channel.entries import BrokerChanged
-from channel.errors import LogClosed
-from channel.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry
-from channel.reader import Reader
-from channel.records import LevelRecord
-from channel.restore import earliest, restored
-from channel.sqlite_log import SqliteLog
-from compaction.exporting import spelled
-from compaction.importing import Export, import_to
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.entries import BrokerChanged
+from equipoise.channel.core.errors import LogClosed
+from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import LevelRecord
+from equipoise.channel.snapshots.restore import earliest, restored
+from equipoise.channel.sqlite.log import SqliteLog
+from equipoise.compaction.exporting import spelled
+from equipoise.compaction.importing import Export, import_to
 from tests.carried import entries_of, soon
 
 FOLDER = Path(__file__).resolve().parent / "level_1"

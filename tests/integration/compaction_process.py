@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.queues import SimpleQueue
 
-from channel import sqlite_log, sqlite_twin
-from channel.errors import EquipoiseError
-from channel.open_log import open_log
-from compaction.compactor import compact
-from compaction.retention import Retention
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.sqlite import log as sqlite_log
+from equipoise.channel.sqlite import twin as sqlite_twin
+from equipoise.compaction.compactor import compact
+from equipoise.compaction.retention import Retention
 
 TIMEOUT_MS = 10_000
 

@@ -9,8 +9,8 @@ import os
 import sys
 from pathlib import Path
 
-from brokers.data_directory import DataDirectory
-from channel.errors import EquipoiseError
+from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.channel.core.errors import EquipoiseError
 
 
 def hold(path: Path, nonce: str) -> None:

@@ -12,9 +12,9 @@ import sqlite3
 import sys
 from collections.abc import Callable
 
-from channel.errors import EquipoiseError
-from channel.log import FIRST_OFFSET
-from channel.open_log import open_log
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.core.log import FIRST_OFFSET
+from equipoise.channel.log.open_log import open_log
 
 TIMEOUT_MS = 20_000
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from brokers.http.errors import problem_answer
-from channel.records import NamespaceRecord, Renewed
+from equipoise.brokers.http.errors import problem_answer
+from equipoise.channel.core.records import NamespaceRecord, Renewed
 from tests.pulsar.programs import is_required
 from tests.unit.http.cluster import cluster, run
 
@@ -98,7 +98,7 @@ def test_a_page_gives_no_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         refused[request.query.get("by", "")] = status
         return problem_answer(request, status, reason, code)
 
-    monkeypatch.setattr("brokers.http.guard.problem_answer", noted)
+    monkeypatch.setattr("equipoise.brokers.http.guard.problem_answer", noted)
 
     async def story() -> None:
         async with cluster(tmp_path, balance=False) as brokers:

@@ -14,13 +14,13 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from brokers.client import http_source
-from brokers.client.client import Client
-from brokers.embedded import Worker
-from brokers.errors import UnknownNamespace
-from brokers.service import Bundle, Ownership, Peer, Service
-from channel.deadline import Deadline
-from channel.errors import DeadlineExceeded, Overloaded
+from equipoise.brokers.client import http_source
+from equipoise.brokers.client.client import Client
+from equipoise.brokers.errors import UnknownNamespace
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.server.embedded import Worker
+from equipoise.channel.core.errors import DeadlineExceeded, Overloaded
+from equipoise.channel.system.deadline import Deadline
 
 pytestmark = pytest.mark.integration
 
@@ -242,7 +242,7 @@ def test_a_stranger_among_the_addresses_is_passed_over(garbage: bytes, log_url: 
 def test_a_stale_stream_is_left_for_another(log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a broker goes on telling what is no longer so, being told of the mistake brings the client to another broker."""
     monkeypatch.setattr("random.randrange", lambda _: 0)
-    monkeypatch.setattr("brokers.client.client.DISTRUST_MS", 20)
+    monkeypatch.setattr("equipoise.brokers.client.client.DISTRUST_MS", 20)
     monkeypatch.setattr(http_source, "REFRESH_SECONDS", 0.01)
     table = (
         b'event: table\ndata: {"offset": 1, "bundles": [{"bundle": "x", "low": 0, "high": 4294967295, "state": "owned", '

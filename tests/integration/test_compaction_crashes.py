@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from channel.codec import decode
-from channel.log import Log
-from channel.open_log import open_log
-from channel.view import View, apply
-from compaction.retention import Retention
-from compaction.writing import Step
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.log import Log
+from equipoise.channel.core.view import View, apply
+from equipoise.channel.log.open_log import open_log
+from equipoise.compaction.retention import Retention
+from equipoise.compaction.writing import Step
 from tests.compacting import TIMEOUT_MS, all_of, all_rows, image_of, marker_in, restored_to_end, told_by, untold
 from tests.integration.compaction_process import Death, Lived, compact_and_die
 from tests.kafka.fixtures import Kafka

@@ -15,16 +15,16 @@ from urllib.request import urlopen
 
 import pytest
 
-from brokers.admin.access import opened, until
-from brokers.admin.moving import create_namespace
-from brokers.local_cluster import ClusterSettings, LocalCluster
-from channel.deadline import Deadline
-from channel.open_log import open_log
-from channel.ranges import even_boundaries
-from channel.restore import restoration
-from channel.view import View
-from compaction.compactor import Compacted, compact
-from compaction.retention import parse_retention
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from equipoise.brokers.operations.access import opened, until
+from equipoise.brokers.operations.moving import create_namespace
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.view import View
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.snapshots.restore import restoration
+from equipoise.channel.system.deadline import Deadline
+from equipoise.compaction.compactor import Compacted, compact
+from equipoise.compaction.retention import parse_retention
 
 pytestmark = pytest.mark.integration
 

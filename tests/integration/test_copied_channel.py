@@ -16,11 +16,11 @@ from pathlib import Path
 
 import pytest
 
-from brokers.admin.access import opened, until
-from brokers.local_cluster import ClusterSettings, LocalCluster
-from channel import propose
-from channel.view import View
-from compaction.importing import AHEAD
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from equipoise.brokers.operations.access import opened, until
+from equipoise.channel.core import propose
+from equipoise.channel.core.view import View
+from equipoise.compaction.importing import AHEAD
 from tests.kafka.fixtures import Kafka
 from tests.unit.cli.fabricated import owned_channel, run, write
 
@@ -120,7 +120,7 @@ def test_a_copy_that_is_killed_is_finished(tmp_path: Path) -> None:
         folder = tmp_path / str(attempt)
         folder.mkdir()
         old, new = write(channel.entries, folder), f"sqlite:{folder}/new.db"
-        command = [sys.executable, "-m", "brokers.cli", "channel", "copy", old, new]
+        command = [sys.executable, "-m", "equipoise.brokers.cli", "channel", "copy", old, new]
         with (
             subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process,
             suppress(subprocess.TimeoutExpired),

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from brokers.data_directory import DataDirectory, nonces_of_dead
-from brokers.errors import DataDirectoryInUse
+from equipoise.brokers.errors import DataDirectoryInUse
+from equipoise.brokers.runtime.directory.data_directory import DataDirectory, nonces_of_dead
 
 pytestmark = pytest.mark.integration
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from brokers.demo import acts, show
-from brokers.demo.screen import PlainScreen
-from brokers.demo.show import Options, play
-from brokers.moves import MoveKind
 from compose.demo import Outage
+from equipoise.brokers.balancing.moves import MoveKind
+from equipoise.brokers.local.demo import acts, show
+from equipoise.brokers.local.demo.screen import PlainScreen
+from equipoise.brokers.local.demo.show import Options, play
 from tests.kafka.fixtures import OwnKafka
 
 pytestmark = pytest.mark.integration

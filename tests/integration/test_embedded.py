@@ -1,6 +1,6 @@
 """A broker inside a program: on the loop that is there, or in a thread; over a log in memory and over a file.
 
-May live here: `brokers.embedded`, with real time, real threads and a real disk.
+May live here: `brokers.server.embedded`, with real time, real threads and a real disk.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from brokers.config import ENDING_MS
-from brokers.embedded import Worker, WorkerInThread
-from brokers.errors import DataDirectoryInUse, InvalidConfig, InvalidService, Rejected, UnknownNamespace
-from brokers.loop_thread import CROSSING_MS, InThread
-from brokers.service import Bundle, Ownership, Peer, Service, WorkerEnded
-from channel.deadline import Deadline
-from channel.errors import DeadlineExceeded, InvalidBoundaries, InvalidName, LogReplaced
+from equipoise.brokers.errors import DataDirectoryInUse, InvalidConfig, InvalidService, Rejected, UnknownNamespace
+from equipoise.brokers.runtime.config import ENDING_MS
+from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service, WorkerEnded
+from equipoise.brokers.server.embedded import Worker, WorkerInThread
+from equipoise.channel.core.errors import DeadlineExceeded, InvalidBoundaries, InvalidName, LogReplaced
+from equipoise.channel.system.deadline import Deadline
 
 pytestmark = pytest.mark.integration
 

@@ -18,8 +18,8 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs.errors import MissingJava
-from spark_jobs.java import check_java
+from equipoise.spark_jobs.streams.errors import MissingJava
+from equipoise.spark_jobs.streams.java import check_java
 from tests.integration.test_up import free_row_of_ports
 from tests.pulsar.programs import is_required
 from tests.unit.cli.fabricated import owned_channel, write
@@ -30,7 +30,7 @@ PATIENCE_S = 240
 NOWHERE = "kafka://127.0.0.1:1/channel"
 """A log that is away for as long as a test lasts."""
 
-CLI = ("-m", "brokers.cli")
+CLI = ("-m", "equipoise.brokers.cli")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ CASES = {
         at_work="ready: 1 broker",
     ),
     "load-worker": Case(words=(*CLI, "load-worker", "--log", NOWHERE), at_work='"level":"warning"', extra="faust"),
-    "demo": Case(words=("-m", "brokers.demo", "--plain", "--forever"), at_work="transfers"),
+    "demo": Case(words=("-m", "equipoise.brokers.local.demo", "--plain", "--forever"), at_work="transfers"),
     "channel tail": Case(words=(*CLI, "channel", "tail", "-f", "--log", "{log}"), at_work="opens", code=130),
     "spark audit": Case(words=(*CLI, "spark", "audit", "--log", "{log}"), at_work="findings go here", code=130, extra="pyspark"),
     "spark archive": Case(words=(*CLI, "spark", "archive", "--log", "{log}"), at_work="archiving", code=130, extra="pyspark"),

@@ -13,15 +13,15 @@ from typing import Final
 
 import pytest
 
-from channel import kafka_log
-from channel.errors import LogReplaced, LogUnavailable, TwinFenced
-from channel.kafka_answers import Bounds, KafkaFailed, Trouble
-from channel.kafka_client import Administrator, Message, PartitionConsumer
-from channel.kafka_tail import HEADER_KEY
-from channel.kafka_topic import HEADER
-from channel.log import Log
-from channel.open_log import open_log
-from channel.twin import TwinRow
+from equipoise.channel.core.errors import LogReplaced, LogUnavailable, TwinFenced
+from equipoise.channel.core.log import Log
+from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.kafka import log as kafka_log
+from equipoise.channel.kafka.answers import Bounds, KafkaFailed, Trouble
+from equipoise.channel.kafka.client import Administrator, Message, PartitionConsumer
+from equipoise.channel.kafka.tail import HEADER_KEY
+from equipoise.channel.kafka.topic import HEADER
+from equipoise.channel.log.open_log import open_log
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import Writer
 

@@ -16,8 +16,8 @@ from typing import Final
 
 import pytest
 
-from channel import kafka_log
-from channel.errors import (
+from compose.local_kafka.cluster import Cluster
+from equipoise.channel.core.errors import (
     EquipoiseError,
     InvalidKafkaSetting,
     LogAccessDenied,
@@ -28,12 +28,12 @@ from channel.errors import (
     LogUnavailable,
     UnfitTopic,
 )
-from channel.kafka_tail import HEADER_KEY
-from channel.kafka_topic import HEADER, needed_of_log, needed_of_twin
-from channel.log import Entry, Log
-from channel.open_log import open_log
-from channel.twin import TwinRow
-from compose.local_kafka.cluster import Cluster
+from equipoise.channel.core.log import Entry, Log
+from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.kafka import log as kafka_log
+from equipoise.channel.kafka.tail import HEADER_KEY
+from equipoise.channel.kafka.topic import HEADER, needed_of_log, needed_of_twin
+from equipoise.channel.log.open_log import open_log
 from tests.kafka.finding import local_kafka
 from tests.kafka.fixtures import Kafka, OwnKafka, or_skipped
 from tests.kafka.proxy import Direction

@@ -11,7 +11,7 @@ from typing import Final
 
 import pytest
 
-from channel.open_log import open_log
+from equipoise.channel.log.open_log import open_log
 from tests.kafka.fixtures import Kafka
 from tests.kafka.stamping import let_writers_stamp, put
 

@@ -16,24 +16,24 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from brokers.agent.intents import CreateNamespace, SetPolicy
-from brokers.config import WorkerConfig
-from brokers.demo.calling import CallerProcess, Plan
-from brokers.demo.verdict import judge
-from brokers.demo.workload import uneven
-from brokers.errors import NotProposed, Rejected
-from brokers.local_cluster import LocalCluster
-from brokers.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
-from brokers.service import Bundle, Ownership, Peer, Service
-from brokers.worker import Worker
-from channel.deadline import Deadline
-from channel.errors import LogUnavailable, OutcomeUnknown, PeerError
-from channel.open_log import open_log
-from channel.ranges import even_boundaries
-from channel.reader import Folded, Reader
-from channel.records import BrokerRecord, NamespaceRecord, Unreadable
-from channel.view import View
 from compose.local_kafka.node import Node
+from equipoise.brokers.agent.intents import CreateNamespace, SetPolicy
+from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
+from equipoise.brokers.errors import NotProposed, Rejected
+from equipoise.brokers.local.demo.calling import CallerProcess, Plan
+from equipoise.brokers.local.demo.verdict import judge
+from equipoise.brokers.local.demo.workload import uneven
+from equipoise.brokers.local.local_cluster import LocalCluster
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.errors import LogUnavailable, OutcomeUnknown, PeerError
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import BrokerRecord, NamespaceRecord, Unreadable
+from equipoise.channel.core.view import View
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.system.deadline import Deadline
 from tests.kafka.fixtures import OwnKafka
 from tests.kafka.proxy import Direction
 from tests.load.cluster import counters, running

@@ -20,19 +20,19 @@ from pathlib import Path
 import orjson
 import pytest
 
-from brokers.admin.access import opened
-from brokers.cli.outcome import ExitCode
-from brokers.errors import LoadBusUnavailable
-from brokers.load_bus import open_load_bus
-from brokers.load_reports import LoadBus, Sample, SampledBundle, Summary
-from brokers.local_broker import ports_of
-from brokers.local_cluster import LocalCluster
-from brokers.local_load_workers import LocalLoadWorkers
-from channel.codec import decode
-from channel.kafka_client import Clients
-from channel.kafka_settings import address_of
-from channel.records import Renewed
-from shedder.loads import STEP_MS, BundleTraffic, Traffic
+from equipoise.brokers.cli.outcome import ExitCode
+from equipoise.brokers.errors import LoadBusUnavailable
+from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.local.local_broker import ports_of
+from equipoise.brokers.local.local_cluster import LocalCluster
+from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
+from equipoise.brokers.operations.access import opened
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.records import Renewed
+from equipoise.channel.kafka.client import Clients
+from equipoise.channel.kafka.settings import address_of
+from equipoise.shedder.load_reports import LoadBus, Sample, SampledBundle, Summary
+from equipoise.shedder.loads import STEP_MS, BundleTraffic, Traffic
 from tests.kafka.fixtures import Kafka, OwnKafka
 from tests.load.cluster import counters
 from tests.load_workers import STARTED, LoadWorker, a_load_worker
@@ -337,7 +337,7 @@ def test_a_start_without_kafka_is_waited_for_within_a_bound(own_kafka: OwnKafka)
     log_url = of(own_kafka, "away")
     own_kafka.cluster.kill()
     ended = subprocess.run(
-        [sys.executable, "-m", "brokers.cli", "load-worker", "--log", log_url, "--timeout", "7"],
+        [sys.executable, "-m", "equipoise.brokers.cli", "load-worker", "--log", log_url, "--timeout", "7"],
         capture_output=True,
         text=True,
         check=False,
@@ -387,7 +387,7 @@ def test_a_cluster_starts_its_load_workers_again(log_url: str, tmp_path: Path) -
 
 def test_a_cluster_on_kafka_has_a_load_worker(log_url: str, tmp_path: Path) -> None:
     """`equipoise up` on Kafka runs one beside its brokers, whose summaries are there soon, and no process of it outlives the command."""
-    command = [sys.executable, "-m", "brokers.cli", "up", "--data", str(tmp_path), "--brokers", "1", "--json", "--log", log_url]
+    command = [sys.executable, "-m", "equipoise.brokers.cli", "up", "--data", str(tmp_path), "--brokers", "1", "--json", "--log", log_url]
     command += ["--http-port", str(ports_of(0, None, 1)[0][0]), "--service", "counter"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=tmp_path) as up:
         try:
@@ -428,7 +428,7 @@ def test_topics_that_were_made_otherwise_are_told_of_and_used(log_url: str, capl
 def test_topics_that_workers_cannot_share_are_refused(log_url: str) -> None:
     """Where a topic between workers has another number of partitions than that of samples, the operator is told what to do."""
     made_by_hand(log_url, "-load-sightings", partitions=5)
-    command = [sys.executable, "-m", "brokers.cli", "load-worker", "--log", log_url]
+    command = [sys.executable, "-m", "equipoise.brokers.cli", "load-worker", "--log", log_url]
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_S)
     assert ExitCode.OPERATOR == ended.returncode
     assert "it has 5 partitions, and must have 8" in ended.stderr

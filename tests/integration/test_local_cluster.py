@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from brokers.admin.access import Access, opened, until
-from brokers.admin.burial import Burial, bury
-from brokers.errors import BrokerFailed, InvalidConfig, InvalidTiming
-from brokers.local_broker import LocalBroker
-from brokers.local_cluster import ClusterSettings, Happening, LocalCluster, What
-from channel.errors import Bug, LogStorageFull
-from channel.view import View
+from equipoise.brokers.errors import BrokerFailed, InvalidConfig, InvalidTiming
+from equipoise.brokers.local.local_broker import LocalBroker
+from equipoise.brokers.local.local_cluster import ClusterSettings, Happening, LocalCluster, What
+from equipoise.brokers.operations.access import Access, opened, until
+from equipoise.brokers.operations.burial import Burial, bury
+from equipoise.channel.core.errors import Bug, LogStorageFull
+from equipoise.channel.core.view import View
 from tests.load.log_places import LogPlace, settled_ms
 
 pytestmark = pytest.mark.integration
@@ -144,7 +144,7 @@ def test_an_end_that_is_wanted_at_the_last_moment_is_not_overlooked(tmp_path: Pa
 def test_who_dies_during_a_burial_is_buried_at_once(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A death is noticed although the burial of another one took up the call that told of it."""
     diary = Diary()
-    monkeypatch.setattr("brokers.local_cluster._FOLLOW_MS", PATIENCE_MS + 5_000)
+    monkeypatch.setattr("equipoise.brokers.local.local_cluster._FOLLOW_MS", PATIENCE_MS + 5_000)
     cluster = LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), tell=diary)
     directories: list[Path] = []
 
@@ -154,7 +154,7 @@ def test_who_dies_during_a_burial_is_buried_at_once(tmp_path: Path, log_url: str
             cluster.kill(0)
         return bury(access, directory)
 
-    monkeypatch.setattr("brokers.local_cluster.bury", bury_both)
+    monkeypatch.setattr("equipoise.brokers.local.local_cluster.bury", bury_both)
     with cluster:
         cluster.kill(1)
         diary.wait_for(What.ENDED, What.BURIED, What.BURIED)
@@ -200,7 +200,7 @@ def test_the_death_of_the_follower_is_told(tmp_path: Path, log_url: str, monkeyp
 
     diary = Diary()
     with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), tell=diary) as cluster:
-        monkeypatch.setattr("brokers.local_cluster.bury", fail)
+        monkeypatch.setattr("equipoise.brokers.local.local_cluster.bury", fail)
         cluster.kill(0)
         diary.wait_for(What.ENDED, What.UNWATCHED)
         assert isinstance(cluster.failure, Bug)
@@ -221,7 +221,7 @@ def test_a_full_disk_does_not_end_the_follower(tmp_path: Path, log_url: str, mon
     diary = Diary()
     with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), tell=diary) as cluster:
         with monkeypatch.context() as patch:
-            patch.setattr("brokers.local_cluster.bury", has_no_room)
+            patch.setattr("equipoise.brokers.local.local_cluster.bury", has_no_room)
             cluster.kill(0)
             diary.wait_for(What.ENDED, What.NOT_BURIED)
         cluster.restart(0)
@@ -243,7 +243,7 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path, log_url: str) -> None
 
 def test_a_burial_that_fails_is_told(tmp_path: Path, log_place: LogPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the log takes no record in time, or the directory proves nothing, the others must notice the silence."""
-    monkeypatch.setattr("brokers.local_cluster.BURIAL_MS", 100)
+    monkeypatch.setattr("equipoise.brokers.local.local_cluster.BURIAL_MS", 100)
     diary = Diary()
 
     async def kill_while_the_log_is_away() -> None:

@@ -10,9 +10,9 @@ from contextlib import closing
 
 import pytest
 
-from channel.errors import LogUnavailable
-from channel.log import Log
-from channel.open_log import open_log
+from equipoise.channel.core.errors import LogUnavailable
+from equipoise.channel.core.log import Log
+from equipoise.channel.log.open_log import open_log
 from tests.load.log_places import LogPlace, settled_ms
 from tests.log_fixtures import OPTION, chosen_kind
 

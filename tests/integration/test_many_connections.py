@@ -29,7 +29,16 @@ DEADLINE_S = 60.0
 @contextmanager
 def broker(folder: Path, http_port: int, pulsar_port: int) -> Iterator[subprocess.Popen[str]]:
     """A broker with so few files; it is ready."""
-    command = [sys.executable, "-m", "brokers.cli", "broker", "--log", f"sqlite:{folder}/channel.db", "--data", str(folder / "data")]
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise.brokers.cli",
+        "broker",
+        "--log",
+        f"sqlite:{folder}/channel.db",
+        "--data",
+        str(folder / "data"),
+    ]
     command += ["--http-port", str(http_port), "--pulsar-port", str(pulsar_port), "--set", "drain_ms=1000"]
     limited = ["bash", "-c", f'ulimit -n {FILES_MAX} && exec "$@"', "broker", *command]
     with subprocess.Popen(limited, stderr=subprocess.PIPE, text=True) as process:

@@ -9,10 +9,10 @@ import time
 
 import pytest
 
-from channel import propose
-from channel.open_log import open_log
-from channel.records import Reason
-from channel.view import View
+from equipoise.channel.core import propose
+from equipoise.channel.core.records import Reason
+from equipoise.channel.core.view import View
+from equipoise.channel.log.open_log import open_log
 from tests.compacting import all_of, compacted, fold, restored_to_end
 from tests.folding import NAMESPACE, Channel, channel_with
 from tests.kafka.fixtures import Kafka

@@ -20,27 +20,27 @@ import aiohttp
 import orjson
 import pytest
 
-from brokers.agent.handle import Handle
-from brokers.agent.intents import CreateNamespace, Transfer
-from brokers.config import WorkerConfig
-from brokers.demo import operator
-from brokers.demo.operator import Deed
-from brokers.local_cluster import LocalCluster
-from brokers.service import Bundle, Ownership, OwnershipLost, Peer, Service
-from brokers.worker import Worker
-from channel.deadline import Deadline
-from channel.entries import BundleChanged, BundleEntry
-from channel.open_log import open_log
-from channel.ranges import even_boundaries
-from channel.reader import Reader
-from channel.records import Unreadable
-from channel.table_view import TableView
-from channel.view import View
-from spark_jobs.facts import Fact, subject
-from spark_jobs.findings import Finding
-from spark_jobs.loads import load_rows
-from spark_jobs.rules.memory import DictMemory
-from spark_jobs.rules.serving import Holder, check_serving, follow_holder
+from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.agent.intents import CreateNamespace, Transfer
+from equipoise.brokers.local.demo import operator
+from equipoise.brokers.local.demo.operator import Deed
+from equipoise.brokers.local.local_cluster import LocalCluster
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.entries import BundleChanged, BundleEntry
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import Unreadable
+from equipoise.channel.core.view import View
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.log.table_view import TableView
+from equipoise.channel.system.deadline import Deadline
+from equipoise.spark_jobs.rules.facts import Fact, subject
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.memory import DictMemory
+from equipoise.spark_jobs.rules.serving import Holder, check_serving, follow_holder
+from equipoise.spark_jobs.sequence.loads import load_rows
 from tests.load.cluster import counters, running, settle
 
 pytestmark = pytest.mark.integration

@@ -1,6 +1,6 @@
 """The use of resources as psutil tells it: of real processes that burn CPU.
 
-May live here: tests of `brokers.process_use` with children of this process.
+May live here: tests of `brokers.load.process_use` with children of this process.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from brokers.process_use import ProcessUse
-from channel.boot_clock import boot_ns
+from equipoise.brokers.load.process_use import ProcessUse
+from equipoise.channel.system.boot_clock import boot_ns
 
 pytestmark = pytest.mark.integration
 
@@ -90,7 +90,7 @@ def test_a_network_of_unknown_speed_is_told_once(caplog: pytest.LogCaptureFixtur
         found = [use.look(at_ms=at_ms, told_in=1_000) for at_ms in (0, 100, 200)][-1]
     assert found is not None
     assert (8.0, 0.0, 0.0) == (found.bandwidth_in.used, found.bandwidth_in.limit, found.bandwidth_in.percent)
-    (line,) = (record for record in caplog.records if record.name == "brokers.process_use")
+    (line,) = (record for record in caplog.records if record.name == "equipoise.brokers.load.process_use")
     assert "reports.nic_speed_gbps" in line.message
 
 

@@ -18,12 +18,12 @@ import aiohttp
 import orjson
 import pytest
 
-from brokers.demo import operator
-from brokers.demo.operator import Deed, Move
-from brokers.local_cluster import ClusterSettings, LocalCluster
-from channel.entries import BundleEntry
-from channel.ranges import topic_hash
-from channel.table_view import TableView
+from equipoise.brokers.local.demo import operator
+from equipoise.brokers.local.demo.operator import Deed, Move
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.ranges import topic_hash
+from equipoise.channel.log.table_view import TableView
 from tests.load.cluster import READY_MS, running, settle
 from tests.pulsar.clients import Consuming, Producing, Type
 from tests.pulsar.fleet import Crew, Fleet

@@ -17,14 +17,14 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from brokers.decision_log import open_decision_log
-from brokers.demo.calling import CallerProcess, Plan, Stream
-from brokers.demo.tuning import BY_USE, QUICK, tune
-from brokers.demo.verdict import judge
-from brokers.local_cluster import LocalCluster
-from channel.deadline import Deadline
-from channel.ranges import key_hash
-from channel.table_view import TableView
+from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.local.demo.calling import CallerProcess, Plan, Stream
+from equipoise.brokers.local.demo.tuning import BY_USE, QUICK, tune
+from equipoise.brokers.local.demo.verdict import judge
+from equipoise.brokers.local.local_cluster import LocalCluster
+from equipoise.channel.core.ranges import key_hash
+from equipoise.channel.log.table_view import TableView
+from equipoise.channel.system.deadline import Deadline
 from tests.load.cluster import counters, running
 
 pytestmark = pytest.mark.integration

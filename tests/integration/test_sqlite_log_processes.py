@@ -18,9 +18,9 @@ from pathlib import Path
 
 import pytest
 
-from channel.errors import LogStorageFull, LogUnavailable
-from channel.log import FIRST_OFFSET, Entry, Log
-from channel.open_log import open_log
+from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
+from equipoise.channel.core.log import FIRST_OFFSET, Entry, Log
+from equipoise.channel.log.open_log import open_log
 
 pytestmark = pytest.mark.integration
 

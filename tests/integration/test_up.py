@@ -18,11 +18,11 @@ from typing import cast
 
 import pytest
 
-from brokers.admin.access import opened, until
-from brokers.cli.asking import ask_at
-from brokers.cli.options import LOG_VARIABLE
-from channel.deadline import Deadline
-from channel.view import View
+from equipoise.brokers.cli.asking import ask_at
+from equipoise.brokers.cli.options import LOG_VARIABLE
+from equipoise.brokers.operations.access import opened, until
+from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
 from tests.unit.cli.fabricated import run
 
 pytestmark = pytest.mark.integration
@@ -53,7 +53,18 @@ class Up:
     def __init__(self, folder: Path, *options: str, log: str | None = None, environment: Mapping[str, str] | None = None) -> None:
         self.port = free_row_of_ports(2 * BROKERS)
         self.log = log or f"sqlite:{folder}/channel.db"
-        command = [sys.executable, "-m", "brokers.cli", "up", "--data", str(folder), "--http-port", str(self.port), "--json", *options]
+        command = [
+            sys.executable,
+            "-m",
+            "equipoise.brokers.cli",
+            "up",
+            "--data",
+            str(folder),
+            "--http-port",
+            str(self.port),
+            "--json",
+            *options,
+        ]
         if "--service" not in options:  # It would be said that nobody uses it.
             command += ["--pulsar-port", str(self.port + BROKERS)]
         command += ["--log", log] if log else []  # Else it chooses one itself.
@@ -168,7 +179,7 @@ def test_a_day_in_the_life_of_a_cluster(tmp_path: Path, log_url: str) -> None:
 
 def unload(log: str, *options: str) -> subprocess.CompletedProcess[str]:
     """`equipoise namespaces unload`, in a process of its own."""
-    command = [sys.executable, "-m", "brokers.cli", "namespaces", "unload", NAMESPACE, "--log", log, *options]
+    command = [sys.executable, "-m", "equipoise.brokers.cli", "namespaces", "unload", NAMESPACE, "--log", log, *options]
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_MS / 1_000)
 
 
@@ -223,7 +234,7 @@ FAILING = """
 """
 SLOW_SERVICE = """
 import asyncio
-from brokers.service import Service
+from equipoise.brokers.runtime.service import Service
 
 class Slow(Service):
     async def open(self, ownership, handover): ...
@@ -305,7 +316,18 @@ def test_a_cluster_that_cannot_start_says_why(tmp_path: Path) -> None:
     """A service that cannot be made ends the start with the broker's own words, and leaves no process."""
     (tmp_path / "failing_service.py").write_text(SLOW_SERVICE.replace("import asyncio", "assert __name__") + FAILING)
     port = free_row_of_ports(BROKERS)
-    command = [sys.executable, "-m", "brokers.cli", "up", "--data", "data", "--http-port", str(port), "--service", "failing_service:Slow"]
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise.brokers.cli",
+        "up",
+        "--data",
+        "data",
+        "--http-port",
+        str(port),
+        "--service",
+        "failing_service:Slow",
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False, timeout=PATIENCE_MS / 1_000, cwd=tmp_path)
     assert (4, 1) == (result.returncode, result.stderr.count("\n"))
     assert "it ended before it was ready: error: the service 'failing_service:Slow' cannot be used: making one failed" in result.stderr

@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SplitBundle, Transfer, Unload
-from brokers.config import WorkerConfig
-from brokers.errors import DataDirectoryInUse, Rejected, UnknownNamespace
-from brokers.service import Bundle, Ownership, OwnershipLost, Peer, Service
-from brokers.worker import Worker
-from channel.deadline import Deadline
-from channel.errors import EquipoiseError, ForeignLog
-from channel.ranges import even_boundaries, key_hash
-from channel.view import View
+from equipoise.brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SplitBundle, Transfer, Unload
+from equipoise.brokers.errors import DataDirectoryInUse, Rejected, UnknownNamespace
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.errors import EquipoiseError, ForeignLog
+from equipoise.channel.core.ranges import even_boundaries, key_hash
+from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
 
 pytestmark = pytest.mark.integration
 

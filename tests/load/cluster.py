@@ -13,11 +13,11 @@ from typing import Final
 
 import aiohttp
 
-from brokers.demo import operator
-from brokers.local_cluster import ClusterSettings, LocalCluster
-from channel.deadline import Deadline
-from channel.open_log import open_log
-from channel.table_view import TableView
+from equipoise.brokers.local.demo import operator
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.log.table_view import TableView
+from equipoise.channel.system.deadline import Deadline
 from tests.load.log_places import settled_ms
 
 READY_MS: Final = 90_000

@@ -15,8 +15,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Final, Protocol
 
-from brokers.agent.timing import timing_of
 from compose.local_kafka.cluster import Cluster
+from equipoise.brokers.agent.timing import timing_of
 from tests.kafka.finding import local_kafka, some_kafka
 from tests.load.lock_holder import write_lock_held
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from random import Random
 from typing import Final
 
-from brokers.demo.operator import Deed
-from brokers.local_cluster import ClusterSettings, LocalCluster
-from channel.findings import Findings
-from channel.view import View
+from equipoise.brokers.local.demo.operator import Deed
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from equipoise.channel.core.view import View
+from equipoise.channel.inspect.findings import Findings
 from tests.load.cluster import READY_MS, running
 from tests.load.log_places import LogPlace
 from tests.load.stress import BUNDLES, NAMESPACE, Run, Size, verified

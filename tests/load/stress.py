@@ -17,21 +17,21 @@ from typing import Final
 
 import aiohttp
 
-from brokers.agent.timing import timing_of
-from brokers.demo import operator
-from brokers.demo.callers import Tally
-from brokers.demo.calling import CallerProcess, Plan
-from brokers.demo.operator import Deed
-from brokers.demo.verdict import Verdict, judge
-from brokers.demo.workload import stubborn, uneven
-from brokers.local_cluster import LocalCluster
-from channel.deadline import Deadline
-from channel.findings import Findings
-from channel.open_log import open_log
-from channel.ranges import key_hash
-from channel.table_view import TableView
-from channel.verify import verify
-from channel.view import View
+from equipoise.brokers.agent.timing import timing_of
+from equipoise.brokers.local.demo import operator
+from equipoise.brokers.local.demo.callers import Tally
+from equipoise.brokers.local.demo.calling import CallerProcess, Plan
+from equipoise.brokers.local.demo.operator import Deed
+from equipoise.brokers.local.demo.verdict import Verdict, judge
+from equipoise.brokers.local.demo.workload import stubborn, uneven
+from equipoise.brokers.local.local_cluster import LocalCluster
+from equipoise.channel.core.ranges import key_hash
+from equipoise.channel.core.view import View
+from equipoise.channel.inspect.findings import Findings
+from equipoise.channel.inspect.verify import verify
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.log.table_view import TableView
+from equipoise.channel.system.deadline import Deadline
 from tests.load.cluster import counters, running, settle
 from tests.load.lock_holder import write_lock_held
 from tests.load.log_places import LogPlace, settled_ms

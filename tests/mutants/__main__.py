@@ -15,15 +15,16 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.compaction_hunt import SCENARIO as COMPACTION
+from tests.house_rules import LINKED
 from tests.mutants.patching import Mutant, PatchDoesNotApplyError, apply, parse
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-PACKAGES = ("brokers", "channel", "compaction", "shedder")
 SEEDS_MAX = 200
 # Of CPU time, so that a busy machine catches what a quiet one does; and of any time, because nothing waits for ever.
 BUDGET_SECONDS = 120
@@ -49,8 +50,16 @@ def mutants_of(folder: Path) -> list[Mutant]:
 
 def product_texts() -> dict[str, str]:
     """The product's modules, by their paths below the root."""
-    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    paths = [path for package in LINKED for path in sorted((ROOT / package).rglob("*.py"))]
     return {path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8") for path in paths}
+
+
+def write_product(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write a package `equipoise` into `folder`, with these modules in place of the linked packages."""
+    shutil.copytree(ROOT / "equipoise", folder / "equipoise", ignore=shutil.ignore_patterns(*LINKED))
+    for path, text in texts.items():
+        (folder / "equipoise" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / "equipoise" / path).write_text(text, encoding="utf-8")
 
 
 def hunt(mutant: Mutant, texts: dict[str, str], *, seeds_max: int = SEEDS_MAX) -> Result:
@@ -62,9 +71,7 @@ def hunt(mutant: Mutant, texts: dict[str, str], *, seeds_max: int = SEEDS_MAX) -
         return Result(mutant=mutant.name, caught=False, how=f"DOES NOT APPLY: {problem}", seconds=0)
     folder = Path(tempfile.mkdtemp(prefix="mutant-"))
     try:
-        for path, text in {**texts, **changed}.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text, encoding="utf-8")
+        write_product(folder, {**texts, **changed})
         caught, how = _simulate(mutant, folder, seeds_max)
     finally:
         shutil.rmtree(folder)
@@ -73,7 +80,9 @@ def hunt(mutant: Mutant, texts: dict[str, str], *, seeds_max: int = SEEDS_MAX) -
 
 def _simulate(mutant: Mutant, folder: Path, seeds_max: int) -> tuple[bool, str]:
     options = (
-        ("tests.compaction_hunt",) if mutant.scenario == COMPACTION else ("brokers.simulation", "--quiet", "--scenario", mutant.scenario)
+        ("tests.compaction_hunt",)
+        if mutant.scenario == COMPACTION
+        else ("equipoise.brokers.testing.simulation", "--quiet", "--scenario", mutant.scenario)
     )
     command = [sys.executable, "-m", *options, "--seeds", str(seeds_max)]
     # The copy comes first on the path, before the product that is installed beside this interpreter, and before the tests.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.simulation.scenario import SCENARIOS
+from equipoise.brokers.testing.simulation.scenario import SCENARIOS
 from tests.compaction_hunt import SCENARIO as COMPACTION
 from tests.mutants.__main__ import hunt, mutants_of, product_texts
 from tests.mutants.patching import Hunk, Mutant, PatchDoesNotApplyError, apply, parse
@@ -87,7 +87,7 @@ def test_a_broken_rule_is_caught() -> None:
 
 def test_a_change_that_breaks_nothing_is_not_caught() -> None:
     """A mutant that behaves like the product makes the hunt fail."""
-    hunk = Hunk(path="channel/ranges.py", before="BUNDLES_MAX: Final = 65_536", after="BUNDLES_MAX: Final = 2**16")
+    hunk = Hunk(path="channel/core/ranges.py", before="BUNDLES_MAX: Final = 65_536", after="BUNDLES_MAX: Final = 2**16")
     result = hunt(Mutant(name="harmless", rule="None.", scenario="three-brokers", hunks=(hunk,)), product_texts(), seeds_max=2)
     assert not result.caught
     assert result.how.startswith("NOT CAUGHT by 2 seeds")
@@ -95,7 +95,9 @@ def test_a_change_that_breaks_nothing_is_not_caught() -> None:
 
 def test_an_agent_that_crashes_does_not_count_as_caught() -> None:
     """A mutant must be caught by a checker, not by falling over."""
-    hunk = Hunk(path="channel/view.py", before="    view.offset = offset\n    kind", after="    view.offset = offset.nothing\n    kind")
+    hunk = Hunk(
+        path="channel/core/view.py", before="    view.offset = offset\n    kind", after="    view.offset = offset.nothing\n    kind"
+    )
     result = hunt(Mutant(name="crash", rule="None.", scenario="three-brokers", hunks=(hunk,)), product_texts(), seeds_max=2)
     assert not result.caught
     assert result.how.startswith("CRASHED")

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import orjson
 
-from spark_jobs.arrivals import Arrival
+from equipoise.spark_jobs.sequence.arrivals import Arrival
 from tests.planted.honest import Run, busy, play
 from tests.planted.planted import Kind, Planted
 

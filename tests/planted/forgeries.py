@@ -12,12 +12,12 @@ from typing import Final
 
 import orjson
 
-from channel import propose
-from channel.codec import encode
-from channel.entries import BrokerEntry
-from channel.propose import Author
-from channel.ranges import HASH_MAX, bundle_name, even_boundaries
-from channel.records import ADMIN_WINDOW_OFFSETS, BundleTransition, LevelRecord, Merge, Split
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.entries import BrokerEntry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX, bundle_name, even_boundaries
+from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, BundleTransition, LevelRecord, Merge, Split
 from tests.planted.forging import ADMIN, LEAP, LOG, Forged, Forgery, Scene, about_bundle, broker_subject, bundle_subject, plant, subjects_of
 from tests.planted.honest import BEGAN_MS
 from tests.planted.planted import Kind

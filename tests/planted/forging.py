@@ -13,13 +13,13 @@ from typing import Final, TypeVar
 
 import orjson
 
-from channel.codec import encode
-from channel.entries import BrokerEntry, BundleEntry
-from channel.log import Entry
-from channel.propose import Author
-from channel.records import AnyRecord
-from channel.view import View
-from spark_jobs.arrivals import Arrival
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.records import AnyRecord
+from equipoise.channel.core.view import View
+from equipoise.spark_jobs.sequence.arrivals import Arrival
 from tests.planted.honest import BUSY_SECONDS, Forger, busy, play
 from tests.planted.planted import Planted
 

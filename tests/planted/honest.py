@@ -13,24 +13,24 @@ from functools import cache, partial
 from typing import Final, Protocol
 from unittest.mock import patch
 
-from brokers.agent.effects import Effect, Open, Reshaped
-from brokers.agent.events import Instant
-from brokers.agent.handle import Handle
-from brokers.observed import Served
-from brokers.simulation.checkers.membership import Membership
-from brokers.simulation.checkers.ownership import Ownership, Work
-from brokers.simulation.checkers.panel import Panel
-from brokers.simulation.checkers.violation import InvariantViolated
-from brokers.simulation.clock import MICROSECONDS_PER_MS, MICROSECONDS_PER_SECOND
-from brokers.simulation.faults import NEVER
-from brokers.simulation.host import Process
-from brokers.simulation.scenario import SCENARIOS, Scenario
-from brokers.simulation.world import World
-from channel.log import Entry
-from channel.ranges import bundle_contains
-from channel.reader import Folded
-from channel.view import View
-from spark_jobs.arrivals import Arrival, Source
+from equipoise.brokers.agent.effects import Effect, Open, Reshaped
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.runtime.observations.observed import Served
+from equipoise.brokers.testing.simulation.checkers.membership import Membership
+from equipoise.brokers.testing.simulation.checkers.ownership import Ownership, Work
+from equipoise.brokers.testing.simulation.checkers.panel import Panel
+from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
+from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS, MICROSECONDS_PER_SECOND
+from equipoise.brokers.testing.simulation.faults import NEVER
+from equipoise.brokers.testing.simulation.host import Process
+from equipoise.brokers.testing.simulation.scenario import SCENARIOS, Scenario
+from equipoise.brokers.testing.simulation.world import World
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.ranges import bundle_contains
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.view import View
+from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 
 # Where the time of a run begins on the log: there the wall clocks of its machines begin, too, give or take a minute.
 BEGAN_MS: Final = 1_700_000_000_000
@@ -110,8 +110,8 @@ def play(
     run = Run()
     if evidence:  # One machine has one wall clock, and a sleep that hides from one broker's boot clock hides from all.
         scenario = replace(scenario, faults=replace(scenario.faults, hidden_pause_weight=NEVER, wall_jump_weight=NEVER))
-    right_clocks = patch("brokers.simulation.world._WALL_ERROR_US", (0, 0)) if evidence else nullcontext()
-    with right_clocks, patch("brokers.simulation.world.Panel", partial(_Notebook, run=run)):
+    right_clocks = patch("equipoise.brokers.testing.simulation.world._WALL_ERROR_US", (0, 0)) if evidence else nullcontext()
+    with right_clocks, patch("equipoise.brokers.testing.simulation.world.Panel", partial(_Notebook, run=run)):
         world = World(scenario, seed, tell=None)
     notebook = world.panel
     assert isinstance(notebook, _Notebook)

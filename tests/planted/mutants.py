@@ -15,19 +15,19 @@ from types import ModuleType
 from typing import Final
 from unittest.mock import patch
 
-from brokers.simulation.scenario import SCENARIOS
-from channel import view as whole
-from channel.codec import decode
-from channel.entries import BrokerChanged, BundleChanged, NamespaceChanged, Verdict
-from channel.records import AnyRecord, Merge, Unreadable
-from channel.view import View, apply
-from spark_jobs.arrivals import Arrival
+from equipoise.brokers.testing.simulation.scenario import SCENARIOS
+from equipoise.channel.core import view as whole
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.entries import BrokerChanged, BundleChanged, NamespaceChanged, Verdict
+from equipoise.channel.core.records import AnyRecord, Merge, Unreadable
+from equipoise.channel.core.view import View, apply
+from equipoise.spark_jobs.sequence.arrivals import Arrival
 from tests.mutants.patching import Mutant, parse
 from tests.mutants.patching import apply as patched
 from tests.planted.honest import honest, play
 from tests.planted.planted import Planted
 
-_FOLD: Final = "channel/view.py"
+_FOLD: Final = "channel/core/view.py"
 _PATCHES: Final = Path(__file__).resolve().parent.parent / "mutants"
 
 # The channels of honest brokers show nothing of these: somebody must have tried.
@@ -75,7 +75,7 @@ class BrokenFold:
 
 
 def broken_folds() -> list[BrokenFold]:
-    """All mutants of `channel.view` that the protocol's own mutants hold, and those of `_FOLDS_ONLY`."""
+    """All mutants of `channel.core.view` that the protocol's own mutants hold, and those of `_FOLDS_ONLY`."""
     mutants = [parse(path.stem, path.read_text(encoding="utf-8")) for path in sorted(_PATCHES.glob("*.patch"))]
     text = _text()
     return [
@@ -88,7 +88,7 @@ def broken_folds() -> list[BrokenFold]:
 @contextmanager
 def folding_with(broken: BrokenFold) -> Iterator[None]:
     """Whoever folds, folds with this."""
-    with patch("channel.reader.apply", broken.apply):
+    with patch("equipoise.channel.core.reader.apply", broken.apply):
         yield
 
 
@@ -148,7 +148,7 @@ def _text() -> str:
 
 
 def _module(mutant: Mutant, text: str) -> ModuleType:
-    """`channel.view` as the mutant has it, beside the one that is whole."""
+    """`channel.core.view` as the mutant has it, beside the one that is whole."""
     module = ModuleType(f"channel.view_of_{mutant.name}")
     changed = patched(mutant, {_FOLD: text})[_FOLD]
     exec(compile(changed, module.__name__, "exec"), module.__dict__)  # noqa: S102 - the project's own text, with a rule taken out
@@ -161,8 +161,8 @@ _FOLDS_ONLY: Final = (
         """A removal leaves no trace, so that a late duplicate of a create revives what was removed.
 Scenario: reshaping
 
---- a/channel/view.py
-+++ b/channel/view.py
+--- a/channel/core/view.py
++++ b/channel/core/view.py
 @@
      # One number for all absent keys: a create must be based on it, so a late duplicate of an old create revives nothing.
 -    view.removed_at = offset
@@ -174,8 +174,8 @@ Scenario: reshaping
         """The next owner serves under the token of the one before.
 Scenario: ordinary
 
---- a/channel/view.py
-+++ b/channel/view.py
+--- a/channel/core/view.py
++++ b/channel/core/view.py
 @@
          last=offset,
 -        token=offset if row.new_token else before.token,
@@ -188,8 +188,8 @@ Scenario: ordinary
         """Two neighbours of different owners become one bundle.
 Scenario: reshaping
 
---- a/channel/view.py
-+++ b/channel/view.py
+--- a/channel/core/view.py
++++ b/channel/core/view.py
 @@
 -    if left.phase != "owned" or right.phase != "owned" or left.owner != right.owner:
 +    if left.phase != "owned" or right.phase != "owned":
@@ -201,8 +201,8 @@ Scenario: reshaping
         """A namespace is deleted although brokers serve its bundles.
 Scenario: reshaping
 
---- a/channel/view.py
-+++ b/channel/view.py
+--- a/channel/core/view.py
++++ b/channel/core/view.py
 @@
      busy = [bundle.name for bundle in bundles if bundle.phase != "free"]
 -    if busy:

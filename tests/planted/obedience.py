@@ -20,11 +20,11 @@ from typing import Any, Final
 
 import orjson
 
-from channel.log import Entry
-from channel.reader import Reader
-from channel.records import BrokerRecord, Joined, Renewed
-from spark_jobs.arrivals import Arrival, Source
-from tests.mutants.__main__ import ROOT, product_texts
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import BrokerRecord, Joined, Renewed
+from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from tests.mutants.__main__ import ROOT, product_texts, write_product
 from tests.mutants.patching import apply, parse
 from tests.planted.honest import Run, honest, play
 from tests.planted.planted import Kind, Planted
@@ -67,9 +67,7 @@ def recorded(patch: str, seed: int, *, seconds: int) -> list[Arrival]:
     texts = product_texts()
     folder = Path(tempfile.mkdtemp(prefix="disobedient-"))
     try:
-        for path, text in {**texts, **apply(mutant, texts)}.items():
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_text(text, encoding="utf-8")
+        write_product(folder, {**texts, **apply(mutant, texts)})
         # The copy comes first on the path, before the product that is installed beside this interpreter, and before the tests.
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(ROOT)))}
         command = [sys.executable, "-m", "tests.planted.obedience", mutant.scenario, str(seed), str(seconds)]

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from random import Random
 
-from spark_jobs.arrivals import Arrival
-from spark_jobs.findings import Finding
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.sequence.arrivals import Arrival
 
 Lost = Callable[[int, int], bytes | None]
 

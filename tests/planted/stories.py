@@ -12,10 +12,10 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from channel import propose
-from channel.lifecycle import Phase
-from channel.propose import Author
-from spark_jobs.arrivals import Arrival, Source
+from equipoise.channel.core import propose
+from equipoise.channel.core.lifecycle import Phase
+from equipoise.channel.core.propose import Author
+from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from tests.folding import NAMESPACE, Channel, channel_in, channel_with
 from tests.planted.honest import BEGAN_MS
 from tests.planted.planted import Kind, Planted

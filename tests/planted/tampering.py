@@ -12,11 +12,11 @@ from typing import Final
 
 import orjson
 
-from channel.log import Entry
-from channel.reader import Folded, Reader
-from channel.records import Renewed
-from channel.snapshot import to_bytes
-from spark_jobs.arrivals import Arrival
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import Renewed
+from equipoise.channel.core.snapshot import to_bytes
+from equipoise.spark_jobs.sequence.arrivals import Arrival
 from tests.planted.honest import busy_channel
 from tests.planted.planted import Kind, Planted
 

@@ -1,7 +1,7 @@
 """Splits and merges together on a load that stays as it is: they come to rest, and never take one another back.
 
-May live here: properties of `brokers.auto_merge`, the little world in which splits and merges are carried out, and mutants of
-the rule that this world must catch.
+May live here: properties of `brokers.balancing.splitting.auto_merge`, the little world in which splits and merges are carried out, and
+mutants of the rule that this world must catch.
 """
 
 from __future__ import annotations
@@ -15,12 +15,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.auto_merge import MergeSettings, MergeSnapshot, Pair, plan_merges
-from brokers.auto_split import SplitSettings, SplitSnapshot, plan_splits
-from brokers.bundle_limits import BundleLimits, Measure, fault_of_bundle
-from brokers.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE, SplitQuestion, TopicLoad, split_points
-from channel.ranges import HASH_MAX, bundle_contains, bundle_name, children, parse_bundle
-from shedder.loads import BundleTraffic, Traffic
+from equipoise.brokers.balancing.splitting.auto_merge import MergeSettings, MergeSnapshot, Pair, plan_merges
+from equipoise.brokers.balancing.splitting.auto_split import SplitSettings, SplitSnapshot, plan_splits
+from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Measure, fault_of_bundle
+from equipoise.brokers.balancing.splitting.split_points import (
+    ALGORITHMS,
+    RANGE_EQUALLY_DIVIDE,
+    SPECIFIED_POSITIONS_DIVIDE,
+    SplitQuestion,
+    TopicLoad,
+    split_points,
+)
+from equipoise.channel.core.ranges import HASH_MAX, bundle_contains, bundle_name, children, parse_bundle
+from equipoise.shedder.loads import BundleTraffic, Traffic
 
 NAMESPACE = "t/ns"
 LIMITS = BundleLimits(topics_max=4, sessions_max=40, messages_per_second_max=1_000, bytes_per_second_max=1_000)

@@ -1,6 +1,6 @@
 """Splits whatever a report says: every bundle has its answer, every bound holds, and only a row of rounds splits.
 
-May live here: properties of `brokers.auto_split`, and the strategies that they need.
+May live here: properties of `brokers.balancing.splitting.auto_split`, and the strategies that they need.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from itertools import combinations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.auto_split import FAILURE, SplitSettings, SplitSnapshot, plan_splits
-from brokers.bundle_limits import BundleLimits, fault_of_bundle
-from brokers.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
-from channel.errors import InvalidBoundaries
-from channel.ranges import HASH_MAX, bundle_name, check_cuts, parse_bundle
-from shedder.loads import BundleTraffic, Traffic
+from equipoise.brokers.balancing.splitting.auto_split import FAILURE, SplitSettings, SplitSnapshot, plan_splits
+from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, fault_of_bundle
+from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
+from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, parse_bundle
+from equipoise.shedder.loads import BundleTraffic, Traffic
 
 LIMITS = BundleLimits(topics_max=10, sessions_max=10, messages_per_second_max=10, bytes_per_second_max=10)
 POINTS = [0, 1, 2, 0x1000, 0x40000000, 0x80000000, HASH_MAX - 1, HASH_MAX]

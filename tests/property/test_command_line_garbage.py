@@ -14,12 +14,12 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from brokers.cli import channel_commands
-from brokers.errors import BrokerFailed
-from brokers.local_cluster import LocalCluster
-from brokers.policies import isolation_document, pin_document
-from channel import propose
-from channel.records import Document
+from equipoise.brokers.balancing.policies import isolation_document, pin_document
+from equipoise.brokers.cli.commands import channel_commands
+from equipoise.brokers.errors import BrokerFailed
+from equipoise.brokers.local.local_cluster import LocalCluster
+from equipoise.channel.core import propose
+from equipoise.channel.core.records import Document
 from tests.folding import Channel
 from tests.ruled import set_policy
 from tests.unit.cli.command_lines import LINES, tree
@@ -28,11 +28,11 @@ from tests.unit.cli.fabricated import owned_channel, run, view_of, write
 PLACES = [(name, place) for name, line in LINES.items() for place in range(len(line))]
 
 SPARK_JOBS = {
-    "audit": "run_audit",
-    "archive": "run_archive",
-    "verify": "run_verify",
+    "audit.job": "run_audit",
+    "archive.job": "run_archive",
+    "verifying.job": "run_verify",
     "report": "run_report",
-    "tables.tidying": "run_tidy",
+    "archive.tables.tidying": "run_tidy",
 }
 
 # Of one command alone, what the line's other options exclude.
@@ -68,18 +68,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patch.chdir(folder)
         patch.setattr(channel_commands, "follow", lambda *_, **__: iter(()))
         patch.setattr(LocalCluster, "start", refuse_to_start)
-        patch.setattr("brokers.main.run_broker", end_at_once)
+        patch.setattr("equipoise.brokers.server.main.run_broker", end_at_once)
         # Faust comes along with it, and takes seconds.
-        patch.setitem(sys.modules, "brokers.load_bus.worker.running", SimpleNamespace(run_load_worker=lambda *_, **__: None))
+        patch.setitem(sys.modules, "equipoise.brokers.load.worker.running", SimpleNamespace(run_load_worker=lambda *_, **__: None))
         # What a job does is tested with Spark, which takes seconds to start.
         for job, run_job in SPARK_JOBS.items():
-            patch.setitem(sys.modules, f"spark_jobs.{job}", SimpleNamespace(**{run_job: lambda *_: 0}))
-        patch.setattr("spark_jobs.connector.connector_jars", lambda **_: ())
-        patch.setattr("brokers.cli.spark_commands.end_with_standard_input", lambda: None)
-        patch.setattr("brokers.structured_logs.configure", lambda _: None)
-        patch.setattr("brokers.cli.broker.end_with_standard_input", lambda: None)
-        patch.setattr("brokers.cli.load_worker.end_with_standard_input", lambda: None)
-        patch.setattr("brokers.cli.compact_command.end_with_standard_input", lambda: None)
+            patch.setitem(sys.modules, f"equipoise.spark_jobs.{job}", SimpleNamespace(**{run_job: lambda *_: 0}))
+        patch.setattr("equipoise.spark_jobs.streams.connector.connector_jars", lambda **_: ())
+        patch.setattr("equipoise.brokers.cli.commands.spark_commands.end_with_standard_input", lambda: None)
+        patch.setattr("equipoise.brokers.cli.structured_logs.configure", lambda _: None)
+        patch.setattr("equipoise.brokers.cli.commands.broker.end_with_standard_input", lambda: None)
+        patch.setattr("equipoise.brokers.cli.commands.load_worker.end_with_standard_input", lambda: None)
+        patch.setattr("equipoise.brokers.cli.commands.compact_command.end_with_standard_input", lambda: None)
         yield folder
 
 

@@ -8,15 +8,15 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from channel.codec import decode
-from channel.errors import CompactionRefused
-from channel.restore import restored
-from channel.snapshot import from_bytes, to_bytes
-from channel.twin import TwinImage
-from channel.twin_rows import encode_marker, marker_of, view_of
-from channel.view import View, apply
-from compaction.compactor import Compacted
-from compaction.retention import Retention
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.errors import CompactionRefused
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.twin import TwinImage
+from equipoise.channel.core.view import View, apply
+from equipoise.channel.snapshots.restore import restored
+from equipoise.channel.snapshots.twin_rows import encode_marker, marker_of, view_of
+from equipoise.compaction.compactor import Compacted
+from equipoise.compaction.retention import Retention
 from tests.compacting import NOTHING, all_of, all_rows, compacted, fold, image_of, marker_in, restored_to_end
 from tests.gap_log import GapLog
 from tests.walk import Walk

@@ -10,16 +10,16 @@ from itertools import islice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from channel import propose
-from channel.codec import decode, encode
-from channel.log import FIRST_OFFSET, Entry
-from channel.propose import Author
-from channel.reader import Reader
-from channel.records import Genesis, Reason
-from channel.snapshot import from_bytes, to_bytes
-from channel.twin import TwinImage
-from channel.twin_rows import encode_marker, marker_of, rows_of, view_of
-from channel.view import View, apply
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.log import FIRST_OFFSET, Entry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import Genesis, Reason
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.twin import TwinImage
+from equipoise.channel.core.view import View, apply
+from equipoise.channel.snapshots.twin_rows import encode_marker, marker_of, rows_of, view_of
 from tests.twin import Twin as DumbTwin
 from tests.twin import facts_of, judge
 from tests.walk import Walk

@@ -1,6 +1,6 @@
 """The difference of two views against what the records between them changed, one verdict after the other.
 
-May live here: `channel.difference` over random walks, and its dumb twin, which has read every record of the gap.
+May live here: `channel.core.difference` over random walks, and its dumb twin, which has read every record of the gap.
 """
 
 from __future__ import annotations
@@ -8,11 +8,20 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from channel.codec import decode
-from channel.difference import Jump, changes_between, jump_between
-from channel.entries import BrokerChanged, BrokerEntry, BundleChanged, Change, LevelChanged, NamespaceChanged, PolicyChanged, Verdict
-from channel.snapshot import from_bytes, to_bytes
-from channel.view import View, apply
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.difference import Jump, changes_between, jump_between
+from equipoise.channel.core.entries import (
+    BrokerChanged,
+    BrokerEntry,
+    BundleChanged,
+    Change,
+    LevelChanged,
+    NamespaceChanged,
+    PolicyChanged,
+    Verdict,
+)
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.view import View, apply
 from tests.folding import NAMESPACE, channel_with
 from tests.walk import Walk
 

@@ -10,14 +10,14 @@ from contextlib import suppress
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from channel import propose
-from channel.codec import decode
-from channel.errors import CompactionRefused
-from channel.floor import floor_of
-from channel.restore import earliest
-from channel.view import apply
-from compaction.retention import Retention
-from compaction.writing import Step
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.errors import CompactionRefused
+from equipoise.channel.core.view import apply
+from equipoise.channel.snapshots.floor import floor_of
+from equipoise.channel.snapshots.restore import earliest
+from equipoise.compaction.retention import Retention
+from equipoise.compaction.writing import Step
 from tests.compacted import compact as compact_without_floor
 from tests.compacting import all_of, begin_copy, compacted, digests_of, fold, restored_to_end, told_by, untold
 from tests.folding import channel_with

@@ -1,6 +1,6 @@
 """The fold over random walks: the invariants of docs/protocol.md after every record, and the dumb twin's word on each verdict.
 
-May live here: properties of `channel.view` over streams, and the slow recomputations that they compare with.
+May live here: properties of `channel.core.view` over streams, and the slow recomputations that they compare with.
 """
 
 from __future__ import annotations
@@ -12,13 +12,22 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from channel.codec import decode
-from channel.digest import DIGEST_MODULUS, broker_part, bundle_part, last_weight, scalars_part, sequence_weight, status_part, weight
-from channel.entries import BrokerChanged, BundleChanged, LevelChanged, NamespaceChanged, PolicyChanged, Verdict
-from channel.ranges import HASH_MAX
-from channel.records import AnyRecord, Reason, Renewed, Unreadable
-from channel.snapshot import from_bytes, to_bytes
-from channel.view import View, apply
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.digest import (
+    DIGEST_MODULUS,
+    broker_part,
+    bundle_part,
+    last_weight,
+    scalars_part,
+    sequence_weight,
+    status_part,
+    weight,
+)
+from equipoise.channel.core.entries import BrokerChanged, BundleChanged, LevelChanged, NamespaceChanged, PolicyChanged, Verdict
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.records import AnyRecord, Reason, Renewed, Unreadable
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.view import View, apply
 from tests.twin import Twin, facts, facts_of, judge
 from tests.walk import CUTS, STRANGE, Walk
 

@@ -14,14 +14,14 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from brokers.balancing_settings import SHEDDERS, BalancingSettings
-from brokers.forecast import Forecast, Level, Standing, forecast_of
-from brokers.planning import as_if_due
-from shedder.level import Leveller
-from shedder.loads import BrokerLoad
-from shedder.picking import LOAD_TTL_MS
-from shedder.plan import Move, Plan
-from shedder.snapshot import Snapshot
+from equipoise.brokers.balancing.forecast import Forecast, Level, Standing, forecast_of
+from equipoise.brokers.balancing.planning import as_if_due
+from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
+from equipoise.shedder.level import Leveller
+from equipoise.shedder.loads import BrokerLoad
+from equipoise.shedder.picking import LOAD_TTL_MS
+from equipoise.shedder.plan import Move, Plan
+from equipoise.shedder.snapshot import Snapshot
 from tests.property.test_level import clusters
 from tests.property.test_shedders import SEEDS, STRATEGIES, ruled, sound, spoiled
 

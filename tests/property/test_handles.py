@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.agent.events import Instant
-from brokers.agent.handle import Handle, Lease
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.agent.handle import Handle, Lease
 
 LEASE_MS, ATTENTION_MS, SKEW_MS = 3_000, 1_400, 250
 

@@ -14,14 +14,14 @@ import orjson
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from channel.codec import decode
-from channel.entries import BundleEntry, Verdict
-from channel.reader import Folded
-from channel.records import AnyRecord, BrokerRecord, Unreadable
-from channel.snapshot import from_bytes, to_bytes
-from channel.view import View, apply
-from spark_jobs.emitted import Emitted, Table
-from spark_jobs.histories import Histories
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.entries import BundleEntry, Verdict
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import AnyRecord, BrokerRecord, Unreadable
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.view import View, apply
+from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.histories import Histories
 from tests.walk import Walk
 
 RECORDS_MAX = 250

@@ -6,9 +6,9 @@ from itertools import pairwise
 
 import pytest
 
-from channel.log import FIRST_OFFSET
-from spark_jobs.arrivals import Arrival
-from spark_jobs.findings import Finding
+from equipoise.channel.core.log import FIRST_OFFSET
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.sequence.arrivals import Arrival
 from tests.planted.honest import BEGAN_MS, Run, honest, play
 from tests.spark_pipeline import Pipeline
 

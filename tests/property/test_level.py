@@ -11,9 +11,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shedder.level import Leveller
-from shedder.plan import Move
-from shedder.snapshot import Candidates, Snapshot, WeighedBroker, WeighedBundle
+from equipoise.shedder.level import Leveller
+from equipoise.shedder.plan import Move
+from equipoise.shedder.snapshot import Candidates, Snapshot, WeighedBroker, WeighedBundle
 
 Cluster = dict[str, WeighedBroker]
 ROUNDS_MAX = 400

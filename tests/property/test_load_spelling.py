@@ -1,6 +1,6 @@
 """The spelling of load reports: what is spelled is read as it was, a light sample is small, and no bytes do harm.
 
-May live here: properties of `brokers.load_bus.spelling` over any sample, and over any bytes.
+May live here: properties of `brokers.load.bus.spelling` over any sample, and over any bytes.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.errors import UnreadableLoad
-from brokers.load_bus.spelling import (
+from equipoise.brokers.errors import UnreadableLoad
+from equipoise.brokers.load.bus.spelling import (
     SAMPLE_BYTES_MAX,
     SUMMARY_BYTES_MAX,
     light,
@@ -26,9 +26,9 @@ from brokers.load_bus.spelling import (
     spell_sample,
     spell_summary,
 )
-from brokers.load_reports import Sample, SampledBundle, summarized
-from channel.records import INTEGER_MAX
-from shedder.loads import BundleTraffic, Resources, Traffic, Use
+from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.shedder.load_reports import Sample, SampledBundle, summarized
+from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
 
 COUNTS = st.integers(0, INTEGER_MAX)
 FIGURES = st.floats(allow_nan=False, allow_infinity=False)

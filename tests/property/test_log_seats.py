@@ -14,9 +14,9 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from channel.append_queue import Appended, NotAppended
-from channel.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry
-from channel.memory_log import MemoryLog
+from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry
+from equipoise.channel.log.append_queue import Appended, NotAppended
+from equipoise.channel.log.memory_log import MemoryLog
 from tests.log_host import LOG_NAMES, Host
 from tests.troubled_log import TroubledLog
 

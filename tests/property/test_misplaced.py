@@ -1,6 +1,6 @@
 """Misplaced bundles: whatever the policies, what may lie elsewhere comes to rest where it may, and nothing else moves.
 
-May live here: properties of `brokers.misplaced`, with a twin that looks at every bundle and goes through every rule anew.
+May live here: properties of `brokers.balancing.misplaced`, with a twin that looks at every bundle and goes through every rule anew.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.destinations import Destinations
-from brokers.misplaced import misplaced
-from brokers.placement import FewestBundles, LeastLongTermMessageRate, Placement, believed
-from channel import propose
-from channel.entries import BundleEntry
-from channel.records import Document
-from shedder.loads import BrokerLoad
-from shedder.plan import Move
+from equipoise.brokers.balancing.destinations import Destinations
+from equipoise.brokers.balancing.misplaced import misplaced
+from equipoise.brokers.balancing.placement import FewestBundles, LeastLongTermMessageRate, Placement, believed
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.records import Document
+from equipoise.shedder.loads import BrokerLoad
+from equipoise.shedder.plan import Move
 from tests.folding import Channel
 from tests.property.test_placement_rules import BROKERS, Case, cases, listed, matches
 

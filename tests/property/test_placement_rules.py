@@ -1,7 +1,7 @@
 """Placement under rules: whatever the policies and the loads, no hard rule is broken, and groups are spread evenly.
 
-May live here: properties of `brokers.placement` and `brokers.destinations`. What a rule says is written down here once more, slow
-and obvious, and not read from the product.
+May live here: properties of `brokers.balancing.placement` and `brokers.balancing.destinations`. What a rule says is written down here once
+more, slow and obvious, and not read from the product.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from brokers.destinations import Destinations, PlacementRules
-from brokers.load_reports import Summary
-from brokers.placement import (
+from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
+from equipoise.brokers.balancing.placement import (
     FewestBundles,
     LeastCost,
     LeastLongTermMessageRate,
@@ -27,12 +26,13 @@ from brokers.placement import (
     RoundRobin,
     by_messages,
 )
-from channel import propose
-from channel.entries import BundleEntry
-from channel.ranges import HASH_MAX
-from channel.records import Document
-from channel.snapshot import from_bytes, to_bytes
-from shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic, fault_of
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.records import Document
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.shedder.load_reports import Summary
+from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic, fault_of
 from tests.folding import Channel
 from tests.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 

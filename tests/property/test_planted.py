@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.simulation.scenario import SCENARIOS
-from channel.log import Entry
-from channel.reader import Reader
-from channel.snapshot import to_bytes
-from spark_jobs.arrivals import Source
-from spark_jobs.rules.catalogue import RULES
+from equipoise.brokers.testing.simulation.scenario import SCENARIOS
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.snapshot import to_bytes
+from equipoise.spark_jobs.rules.catalogue import RULES
+from equipoise.spark_jobs.sequence.arrivals import Source
 from tests.planted.honest import honest, play
 from tests.planted.kinds import KINDS, trials
 from tests.planted.mutants import broken_folds

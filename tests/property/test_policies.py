@@ -12,10 +12,10 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.agent.intents import Anything, SetPolicy
-from brokers.agent.requests import record_of
-from channel.entries import Verdict
-from channel.records import AnyRecord, Reason
+from equipoise.brokers.agent.intents import Anything, SetPolicy
+from equipoise.brokers.agent.requests import record_of
+from equipoise.channel.core.entries import Verdict
+from equipoise.channel.core.records import AnyRecord, Reason
 from tests.folding import NAMESPACE, Channel, channel_with
 
 BROKERS = ("a", "b", "c")

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.destinations import Destinations
-from brokers.errors import PolicyLeavesNobody
-from brokers.policies import policies_in, read_policies
-from brokers.policy_changes import check_policy_change
-from channel.ranges import HASH_MAX, even_boundaries
-from channel.records import Document
-from channel.view import View
+from equipoise.brokers.balancing.destinations import Destinations
+from equipoise.brokers.balancing.policies import policies_in, read_policies
+from equipoise.brokers.balancing.policy_changes import check_policy_change
+from equipoise.brokers.errors import PolicyLeavesNobody
+from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
+from equipoise.channel.core.records import Document
+from equipoise.channel.core.view import View
 from tests.ruled import ruled_channel, set_policy
 
 BROKERS = ("a", "b")

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.pulsar.connection import Connection
-from brokers.pulsar.limits import Limits
-from brokers.pulsar.pulsar_api_pb2 import (
+from equipoise.brokers.pulsar.wire.connection import Connection
+from equipoise.brokers.pulsar.wire.limits import Limits
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     BaseCommand,
     CommandAck,
     CommandCloseConsumer,
@@ -33,7 +33,7 @@ from brokers.pulsar.pulsar_api_pb2 import (
     CommandUnsubscribe,
     Schema,
 )
-from brokers.pulsar.requests import Damaged, Ended, Published
+from equipoise.brokers.pulsar.wire.requests import Damaged, Ended, Published
 from tests.pulsar_service import DumbService
 from tests.pulsar_speech import connect, entry, framed, heard, ping, producer, send, subscribe
 

@@ -11,8 +11,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.pulsar.errors import PulsarProtocolError
-from brokers.pulsar.frames import Frame, FrameReader, checksum_is_good, frame, metadata_of
+from equipoise.brokers.pulsar.wire.errors import PulsarProtocolError
+from equipoise.brokers.pulsar.wire.frames import Frame, FrameReader, checksum_is_good, frame, metadata_of
 
 FRAME_BYTES_MAX = 300
 frames = st.builds(

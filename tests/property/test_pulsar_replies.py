@@ -1,6 +1,6 @@
 """The replies that are made by hand are byte for byte what protobuf would have made.
 
-May live here: comparisons of `brokers.pulsar.replies` with protobuf itself.
+May live here: comparisons of `brokers.pulsar.wire.replies` with protobuf itself.
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.pulsar.pulsar_api_pb2 import BaseCommand, CommandMessage, CommandSendReceipt, MessageIdData
-from brokers.pulsar.replies import message_head, receipt
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandMessage, CommandSendReceipt, MessageIdData
+from equipoise.brokers.pulsar.wire.replies import message_head, receipt
 from tests.pulsar_speech import framed
 
 # Around the lengths at which a varint grows, and anywhere.

@@ -12,14 +12,14 @@ from hashlib import shake_128
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.pulsar.arrivals import Entry
-from brokers.pulsar.dispatch import Consumer, Refusal
-from brokers.pulsar.handover import decode, encode, fetchable
-from brokers.pulsar.keys import POINTS_PER_CONSUMER, SLOTS, slot_of
-from brokers.pulsar.outcomes import Outcome, Producer
-from brokers.pulsar.requests import SubscriptionKind
-from brokers.pulsar.topic import Topic
-from brokers.pulsar.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.arrivals import Entry
+from equipoise.brokers.pulsar.topics.dispatch import Consumer, Refusal
+from equipoise.brokers.pulsar.topics.handover import decode, encode, fetchable
+from equipoise.brokers.pulsar.topics.keys import POINTS_PER_CONSUMER, SLOTS, slot_of
+from equipoise.brokers.pulsar.topics.outcomes import Outcome, Producer
+from equipoise.brokers.pulsar.topics.topic import Topic
+from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from tests.unit.pulsar.topics import NAME, keyed, make_consumer, make_producer
 
 LIMITS = TopicLimits(

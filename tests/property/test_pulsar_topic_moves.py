@@ -10,14 +10,14 @@ import base64
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.pulsar.arrivals import Entry
-from brokers.pulsar.handover import HandoverDamaged, decode, encode, fetchable, is_complete
-from brokers.pulsar.keys import NO_KEY, sticky_key
-from brokers.pulsar.outcomes import Outcome
-from brokers.pulsar.pulsar_api_pb2 import MessageMetadata
-from brokers.pulsar.requests import SubscriptionKind
-from brokers.pulsar.topic import SubscriptionState, Topic, TopicState
-from brokers.pulsar.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.arrivals import Entry
+from equipoise.brokers.pulsar.topics.handover import HandoverDamaged, decode, encode, fetchable, is_complete
+from equipoise.brokers.pulsar.topics.keys import NO_KEY, sticky_key
+from equipoise.brokers.pulsar.topics.outcomes import Outcome
+from equipoise.brokers.pulsar.topics.topic import SubscriptionState, Topic, TopicState
+from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import MessageMetadata
+from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from tests.unit.pulsar.topics import NAME, block_of, joined, keyed, make_producer, send
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=5)

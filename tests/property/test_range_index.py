@@ -1,6 +1,6 @@
 """The index from points to bundles: whatever is cut, joined and changed, it finds what a search through all would find.
 
-May live here: properties of `channel.range_index.RangeIndex`, as a view uses it.
+May live here: properties of `channel.core.range_index.RangeIndex`, as a view uses it.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from channel import range_index
-from channel.entries import BundleEntry, bundle_entry, next_entry
-from channel.range_index import RangeIndex
-from channel.ranges import HASH_MAX, even_boundaries
+from equipoise.channel.core import range_index
+from equipoise.channel.core.entries import BundleEntry, bundle_entry, next_entry
+from equipoise.channel.core.range_index import RangeIndex
+from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
 
 POINTS = st.integers(0, HASH_MAX)
 # Cuts at random, and cuts that crowd where slots meet, or within one slot.

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from channel.errors import InvalidBoundaries, InvalidName
-from channel.ranges import (
+from equipoise.channel.core.errors import InvalidBoundaries, InvalidName
+from equipoise.channel.core.ranges import (
     BUNDLES_MAX,
     HASH_MAX,
     bundle_contains,

@@ -1,6 +1,6 @@
 """Averages in columns, against a dumb twin that keeps each bundle's by itself.
 
-May live here: properties of `brokers.sampling` and of `brokers.load_reports.summarized`, and the values that they need.
+May live here: properties of `brokers.balancing.sampling` and of `shedder.load_reports.summarized`, and the values that they need.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.balancing_settings import BalancingSettings
-from brokers.load import BundleLoad, Messaging
-from brokers.load_reports import Sample, SampledBundle, Summary, summarized
-from brokers.sampling import BundleAverages, Carried, sampled
-from brokers.top_bundles import top_bundles
-from shedder.loads import BundleTraffic, Resources, Traffic, Use, fault_of
-from shedder.snapshot import BYTES_PER_CALL, costs_of
+from equipoise.brokers.balancing.sampling import BundleAverages, Carried, sampled
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.shedder.bundle_load import BundleLoad, Messaging
+from equipoise.shedder.load_reports import Sample, SampledBundle, Summary, summarized
+from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, fault_of
+from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
+from equipoise.shedder.top_bundles import top_bundles
 
 HALF_LIFE_MS = 1_000
 RATES = st.floats(0, 1e6)

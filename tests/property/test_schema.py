@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from channel.codec import decode, encode
-from channel.records import (
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.records import (
     CUTS_MAX,
     DOCUMENT_ENTRIES_MAX,
     HANDOVER_BYTES_MAX,
@@ -25,7 +25,7 @@ from channel.records import (
     AnyRecord,
     Unreadable,
 )
-from channel.schema import RECORD, json_schema
+from equipoise.channel.core.schema import RECORD, json_schema
 from tests.every_kind import RECORDS
 
 VALID = [orjson.loads(encode(record)) for record in RECORDS]

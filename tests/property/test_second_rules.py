@@ -13,19 +13,19 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from channel.codec import decode
-from channel.snapshot import to_bytes
-from channel.view import View, apply
-from spark_jobs.arrivals import Arrival, Source
-from spark_jobs.emitted import Table
-from spark_jobs.facts import Fact, parse_fact
-from spark_jobs.findings import Finding
-from spark_jobs.rules.bundle import BundleChecker
-from spark_jobs.rules.membership import Membership
-from spark_jobs.rules.memory import Checker, DictMemory
-from spark_jobs.rules.namespace import NamespaceChecker
-from spark_jobs.sequence.parts import Plugs
-from spark_jobs.sequence.sequence import Sequence
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.snapshot import to_bytes
+from equipoise.channel.core.view import View, apply
+from equipoise.spark_jobs.rules.bundle import BundleChecker
+from equipoise.spark_jobs.rules.facts import Fact, parse_fact
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.membership.view import Membership
+from equipoise.spark_jobs.rules.memory import Checker, DictMemory
+from equipoise.spark_jobs.rules.namespace import NamespaceChecker
+from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.parts import Plugs
+from equipoise.spark_jobs.sequence.sequence import Sequence
 from tests.walk import Walk
 
 BEGAN_MS: Final = 1_000_000

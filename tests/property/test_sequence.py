@@ -12,17 +12,17 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from channel.codec import decode
-from channel.snapshot import to_bytes
-from channel.view import View, apply
-from spark_jobs.arrivals import Arrival
-from spark_jobs.emitted import Emitted, Table
-from spark_jobs.facts import parse_fact
-from spark_jobs.histories import Histories
-from spark_jobs.rules.membership import Membership
-from spark_jobs.sequence.parts import Plugs, StateRow
-from spark_jobs.sequence.sequence import Sequence
-from spark_jobs.sequence.snapshots import unpacked
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.snapshot import to_bytes
+from equipoise.channel.core.view import View, apply
+from equipoise.spark_jobs.rules.facts import parse_fact
+from equipoise.spark_jobs.rules.membership.view import Membership
+from equipoise.spark_jobs.sequence.arrivals import Arrival
+from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.histories import Histories
+from equipoise.spark_jobs.sequence.parts import Plugs, StateRow
+from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.snapshots import unpacked
 from tests.walk import Walk
 
 EVERYTHING = frozenset(Table) - {Table.FINDINGS}

@@ -11,10 +11,10 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.load_reports import Summary, fault_of_summary
-from shedder.level import Leveller
-from shedder.loads import FIGURE_MAX, USE_MAX, Averages, BrokerLoad, BundleTraffic
-from shedder.snapshot import IDLE_COST, Snapshot, take
+from equipoise.shedder.level import Leveller
+from equipoise.shedder.load_reports import Summary, fault_of_summary
+from equipoise.shedder.loads import FIGURE_MAX, USE_MAX, Averages, BrokerLoad, BundleTraffic
+from equipoise.shedder.snapshot import IDLE_COST, Snapshot, take
 from tests.folding import NAMESPACE, Channel, channel_with
 
 NOW_MS = 1_000_000

@@ -14,15 +14,15 @@ from typing import Final
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from shedder.average import AvgShedder
-from shedder.loads import Averages, BrokerLoad, Resources, Use, fault_of
-from shedder.memory import Memory
-from shedder.overload import OverloadShedder
-from shedder.plan import Plan, Shedder
-from shedder.snapshot import Candidates, Rules, Snapshot
-from shedder.threshold import ThresholdShedder
-from shedder.transfer import TransferShedder
-from shedder.uniform import UniformLoadShedder
+from equipoise.shedder.average import AvgShedder
+from equipoise.shedder.loads import Averages, BrokerLoad, Resources, Use, fault_of
+from equipoise.shedder.memory import Memory
+from equipoise.shedder.overload import OverloadShedder
+from equipoise.shedder.plan import Plan, Shedder
+from equipoise.shedder.snapshot import Candidates, Rules, Snapshot
+from equipoise.shedder.threshold import ThresholdShedder
+from equipoise.shedder.transfer import TransferShedder
+from equipoise.shedder.uniform import UniformLoadShedder
 from tests.shedding import bundle, traffic_of
 
 BROKERS: Final = "abcdef"

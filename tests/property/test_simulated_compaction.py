@@ -10,8 +10,8 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.simulation.run import simulate
-from brokers.simulation.scenario import SCENARIOS
+from equipoise.brokers.testing.simulation.run import simulate
+from equipoise.brokers.testing.simulation.scenario import SCENARIOS
 
 # One of them takes a second, most of it in the calm.
 RUNS = 25

@@ -1,6 +1,6 @@
 """Where a bundle is cut, whatever it holds: cuts can be made, do not depend on order, and part what they promise to part.
 
-May live here: properties of `brokers.split_points`, and the dumb twin of cutting by load.
+May live here: properties of `brokers.balancing.splitting.split_points`, and the dumb twin of cutting by load.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from itertools import pairwise
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.bundle_limits import BundleLimits
-from brokers.split_points import (
+from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
+from equipoise.brokers.balancing.splitting.split_points import (
     ALGORITHMS,
     FLOW_OR_QPS_EQUALLY_DIVIDE,
     SPECIFIED_POSITIONS_DIVIDE,
@@ -24,8 +24,8 @@ from brokers.split_points import (
     TopicLoad,
     split_points,
 )
-from channel.ranges import HASH_MAX, bundle_contains, check_cuts, children
-from channel.records import CUTS_MAX
+from equipoise.channel.core.ranges import HASH_MAX, bundle_contains, check_cuts, children
+from equipoise.channel.core.records import CUTS_MAX
 
 LIMITS = BundleLimits(messages_per_second_max=1_000, bytes_per_second_max=1_000)
 

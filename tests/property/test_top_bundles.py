@@ -1,6 +1,6 @@
 """The busiest bundles of a report, against a dumb twin that ranks them all.
 
-May live here: properties of `brokers.top_bundles`, and the values that they need.
+May live here: properties of `shedder.top_bundles`, and the values that they need.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.top_bundles import top_bundles
-from shedder.loads import BundleTraffic, Traffic
+from equipoise.shedder.loads import BundleTraffic, Traffic
+from equipoise.shedder.top_bundles import top_bundles
 
 # A few values on either side of a step, so that ties of one, of some and of all figures are common.
 BYTES = st.sampled_from([0.0, 49_999.0, 50_000.0, 149_999.0, 150_000.0])

@@ -14,16 +14,16 @@ from pathlib import Path
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from channel import propose
-from channel.codec import decode
-from channel.errors import EquipoiseError
-from channel.findings import Findings, Kind
-from channel.log import FIRST_OFFSET, Entry
-from channel.reader import Reader
-from channel.records import AnyRecord, Renewed
-from channel.sqlite_log import SqliteLog
-from channel.verify import Audit, verify
-from channel.view import View, apply
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.core.log import FIRST_OFFSET, Entry
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import AnyRecord, Renewed
+from equipoise.channel.core.view import View, apply
+from equipoise.channel.inspect.findings import Findings, Kind
+from equipoise.channel.inspect.verify import Audit, verify
+from equipoise.channel.sqlite.log import SqliteLog
 from tests.folding import Channel, channel_with
 from tests.unit.sqlite_files import make
 

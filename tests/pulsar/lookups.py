@@ -10,8 +10,8 @@ import struct
 from types import TracebackType
 from typing import Final, Self
 
-from brokers.pulsar import replies
-from brokers.pulsar.pulsar_api_pb2 import BaseCommand, CommandLookupTopicResponse
+from equipoise.brokers.pulsar.wire import replies
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandLookupTopicResponse
 
 HOST: Final = "127.0.0.1"
 _CHUNK_BYTES: Final = 64 << 10

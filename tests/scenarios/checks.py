@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import pairwise
 
-from brokers.agent.handle import Handle
-from brokers.namespace_policies import serves_on
-from channel.log import Entry
-from channel.reader import Reader
-from channel.snapshot import to_bytes
+from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.balancing.namespace_policies import serves_on
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.snapshot import to_bytes
 from tests.scenarios.host import Host, Process
 
 

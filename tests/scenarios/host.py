@@ -1,6 +1,6 @@
 """A machine of a story: its clocks, its data directory, its way to the log, and the broker's process that runs on it.
 
-May live here: what `brokers.worker` does for a real agent, one step at a time. Everything that happens is told to the stage in
+May live here: what `brokers.runtime.worker` does for a real agent, one step at a time. Everything that happens is told to the stage in
 words; nothing here decides anything for the agent.
 """
 
@@ -10,12 +10,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from brokers.agent.agent import Agent
-from brokers.agent.effects import Alarm, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteNonce
-from brokers.agent.events import AppendFailed, Event, Instant, NonceWritten
-from channel.difference import Jump
-from channel.errors import EquipoiseError
-from channel.reader import Folded
+from equipoise.brokers.agent.agent import Agent
+from equipoise.brokers.agent.effects import Alarm, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteNonce
+from equipoise.brokers.agent.events import AppendFailed, Event, Instant, NonceWritten
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.core.reader import Folded
 from tests.scenarios.service import Service
 
 # How far the wall clocks of all machines stand from the beginning of a story.

@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Final
 
-from brokers.agent.events import DrainRequested, Tick, Wanted
-from brokers.agent.handle import Handle
-from brokers.agent.intents import (
+from equipoise.brokers.agent.events import DrainRequested, Tick, Wanted
+from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.agent.intents import (
     CreateNamespace,
     DeleteNamespace,
     Intent,
@@ -24,13 +24,14 @@ from brokers.agent.intents import (
     Transfer,
     Unload,
 )
-from brokers.agent.requests import record_of
-from brokers.routing import server_of
-from brokers.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
-from brokers.whereabouts import goes_on
-from channel import propose, story
-from channel.entries import BundleEntry, Verdict
-from channel.ranges import even_boundaries
+from equipoise.brokers.agent.requests import record_of
+from equipoise.brokers.balancing.routing import server_of
+from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.runtime.whereabouts import goes_on
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleEntry, Verdict
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.inspect import story
 from tests.scenarios.host import Link, Process
 from tests.scenarios.stage import Stage
 from tests.scenarios.words import NAMESPACE, duration_ms, full_name, point
@@ -267,7 +268,7 @@ def _look_up(stage: Stage, bundle: str, name: str) -> None:
 
 
 def _answer(process: Process, bundle: BundleEntry) -> str:
-    """What a lookup is answered (section 8 of the protocol), as `brokers.worker` does it."""
+    """What a lookup is answered (section 8 of the protocol), as `brokers.runtime.worker` does it."""
     agent, now = process.agent, process.host.now()
     server = server_of(agent.view, bundle)
     if server is not None and goes_on(agent, bundle.namespace, now):

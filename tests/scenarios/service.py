@@ -1,6 +1,6 @@
 """The service beside a broker of a story: it does at once, and well, what it is asked to do, unless it is in another mood.
 
-May live here: the stand-in for `brokers.service.Service`, and its moods.
+May live here: the stand-in for `brokers.runtime.service.Service`, and its moods.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 
-from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
-from brokers.agent.events import Closed, CutsFound, Discarded, Event, Opened, Prepared
-from brokers.agent.handle import Handle
-from brokers.split_points import SplitQuestion, split_points
-from channel.entries import BrokerEntry
-from channel.errors import CallerError
+from equipoise.brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
+from equipoise.brokers.agent.events import Closed, CutsFound, Discarded, Event, Opened, Prepared
+from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.balancing.splitting.split_points import SplitQuestion, split_points
+from equipoise.channel.core.entries import BrokerEntry
+from equipoise.channel.core.errors import CallerError
 
 Operation = Prepare | Open | Close | Discard | FindCuts
 ServiceEffect = Operation | Abandon | Reshaped

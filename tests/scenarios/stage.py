@@ -13,22 +13,23 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from brokers.agent.agent import Agent
-from brokers.agent.core import Profile
-from brokers.agent.events import Event, Jumped, Read, Requested, Tick
-from brokers.agent.intents import Intent
-from brokers.agent.timing import Timing
-from brokers.simulation.checkers.coverage import Coverage, Tokens
-from channel import snapshot, story
-from channel.codec import encode
-from channel.entries import BrokerChanged, BundleChanged, next_entry
-from channel.errors import LogStorageFull, LogUnavailable
-from channel.lifecycle import Phase
-from channel.log import FIRST_OFFSET, Entry
-from channel.propose import Author
-from channel.reader import Folded, Reader
-from channel.records import AnyRecord, BundleTransition, Merge, Renewed, Split
-from channel.table import View
+from equipoise.brokers.agent.agent import Agent
+from equipoise.brokers.agent.core import Profile
+from equipoise.brokers.agent.events import Event, Jumped, Read, Requested, Tick
+from equipoise.brokers.agent.intents import Intent
+from equipoise.brokers.agent.timing import Timing
+from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
+from equipoise.channel.core import snapshot
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.entries import BrokerChanged, BundleChanged, next_entry
+from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
+from equipoise.channel.core.lifecycle import Phase
+from equipoise.channel.core.log import FIRST_OFFSET, Entry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import AnyRecord, BundleTransition, Merge, Renewed, Split
+from equipoise.channel.core.table import View
+from equipoise.channel.inspect import story
 from tests.scenarios import checks
 from tests.scenarios.host import Directory, Host, Link, Process
 from tests.scenarios.words import moment, shortened
@@ -42,7 +43,7 @@ _STEPS_MAX = 10_000
 class Stage:
     """Hosts, a log, and one true time in milliseconds. What happens is kept as lines until `take_lines` is called.
 
-    `visited` collects which rows of the tables of `channel.lifecycle` accepted records took: (before, after) of a
+    `visited` collects which rows of the tables of `channel.core.lifecycle` accepted records took: (before, after) of a
     transition, (before, role) of a death; and `split` and `merge`.
     """
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.agent.handle import Handle
+from equipoise.brokers.agent.handle import Handle
 from tests.scenarios import checks, stage, stories
 from tests.scenarios.language import UnknownCommandError, perform
 from tests.scenarios.stage import Stage

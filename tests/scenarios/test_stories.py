@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from channel.lifecycle import DEATH_ROWS, ROWS
+from equipoise.channel.core.lifecycle import DEATH_ROWS, ROWS
 from tests.scenarios import stories
 from tests.scenarios.language import template_of, templates
 
@@ -32,7 +32,7 @@ def test_a_story_is_short_and_says_what_it_is_about(path: Path) -> None:
 
 
 def test_the_stories_visit_every_row_of_the_tables() -> None:
-    """Every transition and every death of `channel.lifecycle`, and a split and a merge, are accepted in some story."""
+    """Every transition and every death of `channel.core.lifecycle`, and a split and a merge, are accepted in some story."""
     visited = {row for path in stories.paths() for row in stories.told(path).stage.visited}
     assert {*ROWS, *DEATH_ROWS, "split", "merge"} == visited
 

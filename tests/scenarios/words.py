@@ -1,14 +1,14 @@
 """How stories spell things: bundles by the first digits of their range, and the moment at which something is said.
 
 May live here: pure functions between the short names of stories and the full names of the channel. Records are put into
-words by `channel.story`, and only shortened here.
+words by `channel.inspect.story`, and only shortened here.
 """
 
 from __future__ import annotations
 
 import re
 
-from channel.ranges import HASH_MAX, bundle_name
+from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 
 # Bundles of this namespace are named by their range alone.
 NAMESPACE = "t/n"

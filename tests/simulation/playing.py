@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from brokers.simulation.run import simulate
-from brokers.simulation.scenario import SCENARIOS
+from equipoise.brokers.testing.simulation.run import simulate
+from equipoise.brokers.testing.simulation.scenario import SCENARIOS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,7 +21,7 @@ class Case:
     @property
     def command(self) -> str:
         """What replays it."""
-        return f"python -m brokers.simulation --scenario {self.scenario} --seed {self.seed}"
+        return f"python -m equipoise.brokers.testing.simulation --scenario {self.scenario} --seed {self.seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import pytest
 
-from brokers.simulation.faults import Crash, CutOff, Faults, Outage, Pause, Scheduled, WallJump
-from brokers.simulation.run import simulate
-from brokers.simulation.scenario import SCENARIOS, Operations, Scenario
+from equipoise.brokers.testing.simulation.faults import Crash, CutOff, Faults, Outage, Pause, Scheduled, WallJump
+from equipoise.brokers.testing.simulation.run import simulate
+from equipoise.brokers.testing.simulation.scenario import SCENARIOS, Operations, Scenario
 from tests.simulation.playing import CASES, SEEDS, Case, Played, play
 
 OWNERSHIP_CHANGES_MIN = 20_000
@@ -72,7 +72,19 @@ def test_a_story_is_told_again_word_for_word(name: str) -> None:
 
 def test_a_story_does_not_depend_on_the_hash_seed() -> None:
     """Processes that hash texts differently tell the same story."""
-    command = [sys.executable, "-m", "brokers.simulation", "--scenario", "heavy", "--seed", "3", "--brokers", "3", "--seconds", "5"]
+    command = [
+        sys.executable,
+        "-m",
+        "equipoise.brokers.testing.simulation",
+        "--scenario",
+        "heavy",
+        "--seed",
+        "3",
+        "--brokers",
+        "3",
+        "--seconds",
+        "5",
+    ]
     stories = [
         subprocess.run(command, env={**os.environ, "PYTHONHASHSEED": seed}, capture_output=True, text=True, timeout=120, check=True).stdout
         for seed in ("1", "2")
@@ -140,8 +152,8 @@ def test_a_quiet_cluster_loses_nothing() -> None:
 
 
 def run_command(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """`python -m brokers.simulation` with these arguments."""
-    command = [sys.executable, "-m", "brokers.simulation", *arguments]
+    """`python -m equipoise.brokers.testing.simulation` with these arguments."""
+    command = [sys.executable, "-m", "equipoise.brokers.testing.simulation", *arguments]
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 
-from brokers.agent.effects import Open
-from brokers.agent.events import Event
-from brokers.agent.handle import Handle, Lease
-from brokers.clock import SystemClock
-from brokers.handover import fetch_from
-from brokers.service import Bundle, Ownership, Peer, Service
-from brokers.service_runner import FetchSpilled, ServiceRunner
-from channel.deadline import Deadline
-from channel.entries import BrokerEntry
-from channel.ranges import HASH_MAX, bundle_name
+from equipoise.brokers.agent.effects import Open
+from equipoise.brokers.agent.events import Event
+from equipoise.brokers.agent.handle import Handle, Lease
+from equipoise.brokers.runtime.clock import SystemClock
+from equipoise.brokers.runtime.handover import fetch_from
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.runtime.service_runner import FetchSpilled, ServiceRunner
+from equipoise.channel.core.entries import BrokerEntry
+from equipoise.channel.core.ranges import HASH_MAX, bundle_name
+from equipoise.channel.system.deadline import Deadline
 
 NAMESPACE = "t/n"
 BUNDLE = bundle_name(NAMESPACE, 0, HASH_MAX)

@@ -9,7 +9,7 @@ import sqlite3
 from functools import partial
 from pathlib import Path
 
-from channel.sqlite_log import SqliteLog
+from equipoise.channel.sqlite.log import SqliteLog
 
 TIMEOUT_MS = 10_000
 URL = "sqlite:log.db"

@@ -12,24 +12,24 @@ from pathlib import Path
 
 import pytest
 
-from brokers.admin.access import Access, follow, submit, until
-from brokers.admin.burial import bury
-from brokers.admin.moving import delete_namespace, unload_all
-from brokers.data_directory import DataDirectory
-from brokers.errors import Rejected
-from brokers.requested_moves import RACES_MAX, UNLOADS_AT_ONCE
-from channel import propose
-from channel.blocking_view import read_view
-from channel.codec import encode
-from channel.deadline import Deadline
-from channel.difference import Jump
-from channel.errors import DeadlineExceeded, LogUnavailable, OutcomeUnknown
-from channel.log import Entry
-from channel.memory_log import MemoryLog
-from channel.propose import Author
-from channel.ranges import even_boundaries
-from channel.records import Genesis, PolicyRecord, Reason
-from channel.view import View
+from equipoise.brokers.agent.requested_moves import RACES_MAX, UNLOADS_AT_ONCE
+from equipoise.brokers.errors import Rejected
+from equipoise.brokers.operations.access import Access, follow, submit, until
+from equipoise.brokers.operations.burial import bury
+from equipoise.brokers.operations.moving import delete_namespace, unload_all
+from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.errors import DeadlineExceeded, LogUnavailable, OutcomeUnknown
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.records import Genesis, PolicyRecord, Reason
+from equipoise.channel.core.view import View
+from equipoise.channel.log.blocking_view import read_view
+from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.channel.system.deadline import Deadline
 from tests.compacted import compact
 from tests.folding import NAMESPACE, Channel, joined
 

@@ -1,15 +1,15 @@
 """What waits to be appended: the bounds of each queue, and the turns that several take in one batch.
 
-May live here: examples of `channel.append_queue`. That a thread appends what is drawn here is shown in test_log_thread.py.
+May live here: examples of `channel.log.append_queue`. That a thread appends what is drawn here is shown in test_log_thread.py.
 """
 
 from __future__ import annotations
 
 from collections import deque
 
-from channel.append_queue import APPENDS_QUEUED_BYTES_MAX, APPENDS_QUEUED_MAX, AppendQueue, Attempt, next_batch
-from channel.errors import AppendTooLarge, Overloaded
-from channel.log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, RECORD_BYTES_MAX
+from equipoise.channel.core.errors import AppendTooLarge, Overloaded
+from equipoise.channel.core.log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, RECORD_BYTES_MAX
+from equipoise.channel.log.append_queue import APPENDS_QUEUED_BYTES_MAX, APPENDS_QUEUED_MAX, AppendQueue, Attempt, next_batch
 
 NAME = "memory:queue"
 

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from brokers.auto_merge import MergePlan, MergeSettings, MergeSnapshot, Pair, plan_merges
-from brokers.bundle_limits import BundleLimits
-from brokers.errors import InvalidSetting
-from shedder.loads import BundleTraffic, Traffic
+from equipoise.brokers.balancing.splitting.auto_merge import MergePlan, MergeSettings, MergeSnapshot, Pair, plan_merges
+from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
+from equipoise.brokers.errors import InvalidSetting
+from equipoise.shedder.loads import BundleTraffic, Traffic
 
 A, B, C, D = (f"t/ns/0x{low}0000000_0x{high}" for low, high in (("0", "40000000"), ("4", "80000000"), ("8", "c0000000"), ("c", "ffffffff")))
 AT_ONCE = MergeSettings(limits=BundleLimits(topics_max=100, sessions_max=100, messages_per_second_max=100), hits_threshold=0, bundles_min=1)

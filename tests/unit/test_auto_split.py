@@ -10,13 +10,13 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from brokers.auto_split import FAILURE, SplitPlan, SplitSettings, SplitSnapshot, plan_splits
-from brokers.bundle_limits import MIB, BundleLimits, Excess
-from brokers.errors import InvalidSetting
-from brokers.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
-from channel.errors import InvalidBoundaries
-from channel.ranges import parse_bundle
-from shedder.loads import BundleTraffic, Traffic
+from equipoise.brokers.balancing.splitting.auto_split import FAILURE, SplitPlan, SplitSettings, SplitSnapshot, plan_splits
+from equipoise.brokers.balancing.splitting.bundle_limits import MIB, BundleLimits, Excess
+from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
+from equipoise.brokers.errors import InvalidSetting
+from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.ranges import parse_bundle
+from equipoise.shedder.loads import BundleTraffic, Traffic
 from tests.vectors.cases import Case, read_cases
 from tests.vectors.split_decisions import settings_of, snapshot_of
 

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pytest
 
-from brokers.agent.intents import CallOff, SetClusterPolicy, Transfer
-from brokers.balancing import Balancing
-from brokers.balancing_settings import BalancingSettings, Rounds
-from brokers.decisions import Decision
-from brokers.errors import LoadBusUnavailable
-from brokers.load_bus.memory import MemoryLoadBus
-from brokers.load_reports import Sample, Summary
-from brokers.placement import LeastCost, RoundRobin
-from brokers.planning import OF_POLICIES
-from shedder.plan import Move, Plan, Shedder
-from shedder.snapshot import Snapshot
+from equipoise.brokers.agent.intents import CallOff, SetClusterPolicy, Transfer
+from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.balancing.placement import LeastCost, RoundRobin
+from equipoise.brokers.balancing.planning import OF_POLICIES
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, Rounds
+from equipoise.brokers.errors import LoadBusUnavailable
+from equipoise.brokers.load.bus.memory import MemoryLoadBus
+from equipoise.brokers.server.balancing import Balancing
+from equipoise.shedder.load_reports import Sample, Summary
+from equipoise.shedder.plan import Move, Plan, Shedder
+from equipoise.shedder.snapshot import Snapshot
 from tests.unit.http.cluster import Cluster, cluster, run, until
 
 pytestmark = pytest.mark.integration
@@ -174,7 +174,7 @@ def test_balancing_that_is_switched_off_begins_nothing_more(tmp_path: Path, capl
             await until(lambda: not moves_under_way())
             assert (leader, rounds) == (stage.cluster.owner_of(second), len(stage.decisions))
 
-    with caplog.at_level("INFO", logger="brokers.balancing"):
+    with caplog.at_level("INFO", logger="equipoise.brokers.server.balancing"):
         run(story)
 
 
@@ -350,7 +350,7 @@ def test_a_report_that_cannot_be_true_is_counted_once_and_named(tmp_path: Path, 
             ]
             assert [(liar, 1)] == [(sample.labels["reporter"], sample.value) for metric in refused for sample in metric.samples]
 
-    with caplog.at_level("WARNING", logger="brokers.balancing"):
+    with caplog.at_level("WARNING", logger="equipoise.brokers.server.balancing"):
         run(story)
     assert ["a load report cannot be true, and is left out: its average use is nan"] == [line.getMessage() for line in lines(caplog)]
 
@@ -385,7 +385,7 @@ def test_an_outage_of_the_bus_is_told_once_a_minute(tmp_path: Path, caplog: pyte
             over = lines(caplog)[-1]
             assert ("balancing succeeds again", True) == (over.message, over.__dict__["failures"] >= 9)
 
-    with caplog.at_level("INFO", logger="brokers.balancing"):
+    with caplog.at_level("INFO", logger="equipoise.brokers.server.balancing"):
         run(story)
 
 
@@ -401,10 +401,10 @@ def test_a_bug_of_a_shedder_is_told_with_its_traceback(tmp_path: Path, caplog: p
             (line,) = lines(caplog)
             assert ("ERROR", True) == (line.levelname, line.exc_info is not None and isinstance(line.exc_info[1], KeyError))
 
-    with caplog.at_level("INFO", logger="brokers.balancing"):
+    with caplog.at_level("INFO", logger="equipoise.brokers.server.balancing"):
         run(story)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """What the balancer has told."""
-    return [record for record in caplog.records if record.name == "brokers.balancing"]
+    return [record for record in caplog.records if record.name == "equipoise.brokers.server.balancing"]

@@ -10,9 +10,9 @@ from dataclasses import replace
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from brokers.metrics import Metrics
-from shedder.loads import Resources, Use
-from shedder.plan import Move
+from equipoise.brokers.runtime.metrics.metrics import Metrics
+from equipoise.shedder.loads import Resources, Use
+from equipoise.shedder.plan import Move
 from tests.decisions import idle, move, shed
 from tests.folding import channel_with
 

@@ -12,20 +12,28 @@ from pathlib import Path
 
 import pytest
 
-from channel import propose
-from channel.blocking_view import entries_to_end, read_on, read_view
-from channel.blocking_view import propose as put
-from channel.codec import encode
-from channel.deadline import Deadline
-from channel.errors import ChannelIncomplete, DeadlineExceeded, ForeignLog, LogStorageFull, LogUnavailable, LogWentBack, OutcomeUnknown
-from channel.log import Entry, Log
-from channel.memory_log import MemoryLog
-from channel.open_log import open_log
-from channel.propose import Author
-from channel.reader import Reader
-from channel.records import AnyRecord, Reason
-from channel.snapshot import to_bytes
-from channel.view import View
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.errors import (
+    ChannelIncomplete,
+    DeadlineExceeded,
+    ForeignLog,
+    LogStorageFull,
+    LogUnavailable,
+    LogWentBack,
+    OutcomeUnknown,
+)
+from equipoise.channel.core.log import Entry, Log
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import AnyRecord, Reason
+from equipoise.channel.core.snapshot import to_bytes
+from equipoise.channel.core.view import View
+from equipoise.channel.log.blocking_view import entries_to_end, read_on, read_view
+from equipoise.channel.log.blocking_view import propose as put
+from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.system.deadline import Deadline
 from tests.compacting import all_of, begin_copy, compacted
 from tests.folding import channel_with
 from tests.troubled_log import TroubledLog

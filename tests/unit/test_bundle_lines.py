@@ -9,15 +9,15 @@ import logging
 
 import pytest
 
-from brokers.agent.effects import Abandon, Close, Open
-from brokers.agent.events import Closed, Opened
-from brokers.agent.handle import Handle, Lease
-from brokers.bundle_lines import BundleLines
-from brokers.moves import Moves
-from channel import propose
-from channel.entries import BundleEntry
-from channel.reader import Folded
-from channel.records import AnyRecord
+from equipoise.brokers.agent.effects import Abandon, Close, Open
+from equipoise.brokers.agent.events import Closed, Opened
+from equipoise.brokers.agent.handle import Handle, Lease
+from equipoise.brokers.balancing.moves import Moves
+from equipoise.brokers.runtime.bundle_lines import BundleLines
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import AnyRecord
 from tests.folding import channel_in
 
 FIELDS = ("broker", "bundle", "token", "offset", "source", "destination", "reason", "kind", "result", "took_ms")
@@ -64,7 +64,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[dict[str, object]]:
     return [
         {"event": record.message, **{name: record.__dict__[name] for name in FIELDS if name in record.__dict__}}
         for record in caplog.records
-        if record.name == "brokers.bundle_lines"
+        if record.name == "equipoise.brokers.runtime.bundle_lines"
     ]
 
 

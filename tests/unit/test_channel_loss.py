@@ -1,6 +1,6 @@
 """What a broker says of its loss of the channel: since when, why, and what it serves on.
 
-May live here: `brokers.channel_loss`, with stand-ins for the agent and the clock. Real brokers are in tests/unit/http.
+May live here: `brokers.runtime.channel_loss`, with stand-ins for the agent and the clock. Real brokers are in tests/unit/http.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import cast
 
-from brokers.agent.agent import Agent
-from brokers.agent.events import Instant
-from brokers.agent.handle import Handle, Lease
-from brokers.channel_loss import ChannelLoss, channel_loss
-from channel.errors import LogUnavailable
-from channel.log_seat import Outage
+from equipoise.brokers.agent.agent import Agent
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.agent.handle import Handle, Lease
+from equipoise.brokers.runtime.channel_loss import ChannelLoss, channel_loss
+from equipoise.channel.core.errors import LogUnavailable
+from equipoise.channel.log.seat import Outage
 
 NOW = Instant(100_000, 1_700_000_000_000)
 

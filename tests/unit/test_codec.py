@@ -11,8 +11,8 @@ from dataclasses import dataclass, replace
 import orjson
 import pytest
 
-from channel.codec import decode, encode
-from channel.records import (
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.records import (
     BOUNDARIES_MAX,
     CUTS_MAX,
     DOCUMENT_ENTRIES_MAX,

@@ -1,6 +1,6 @@
 """The compactor of one worker: when a compaction is due, who has it run, and what is told of its end.
 
-May live here: `brokers.compacting` with brokers on a log in memory, and a compaction that does what the test wants.
+May live here: `brokers.server.compacting` with brokers on a log in memory, and a compaction that does what the test wants.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from brokers import compacting, compacting_once
-from brokers.compacting import Compacting
-from brokers.compacting_once import NOT_BEGUN, Compaction, Done, compact_in_child, compact_in_thread, compact_once_of
-from brokers.errors import CompactionFailed
-from brokers.worker import Worker
-from channel.open_log import open_log
-from channel.restore import restoration
+from equipoise.brokers.errors import CompactionFailed
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.server import compacting, compacting_once
+from equipoise.brokers.server.compacting import Compacting
+from equipoise.brokers.server.compacting_once import NOT_BEGUN, Compaction, Done, compact_in_child, compact_in_thread, compact_once_of
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.snapshots.restore import restoration
 from tests.unit.http.cluster import cluster, run, until
 
 pytestmark = pytest.mark.integration
@@ -122,7 +122,7 @@ def test_a_refusal_is_told_once_and_tried_again(tmp_path: Path, monkeypatch: pyt
             await until(lambda: scraped(one.worker, "compaction_horizon_offset") == 9)
             task.cancel()
 
-    with caplog.at_level(logging.INFO, "brokers.compacting"):
+    with caplog.at_level(logging.INFO, "equipoise.brokers.server.compacting"):
         run(story)
     assert 1 == len([record for record in caplog.records if record.__dict__.get("alarm") == "compaction"])
     assert "compacted the channel" in [record.message for record in caplog.records]
@@ -138,7 +138,7 @@ def test_a_time_ahead_of_the_clock_is_an_alarm(tmp_path: Path, caplog: pytest.Lo
             await until(lambda: scraped(one.worker, "log_clock_ahead_offset") == 4)
             task.cancel()
 
-    with caplog.at_level(logging.WARNING, "brokers.compacting"):
+    with caplog.at_level(logging.WARNING, "equipoise.brokers.server.compacting"):
         run(story)
     assert ("log_clock", 4) == tuple(caplog.records[0].__dict__[name] for name in ("alarm", "offset"))
 
@@ -155,9 +155,9 @@ def test_who_was_overtaken_raises_no_alarm(tmp_path: Path, caplog: pytest.LogCap
             task.cancel()
             assert 0 == scraped(one.worker, "compaction_failures_total")
 
-    with caplog.at_level(logging.INFO, "brokers.compacting"):
+    with caplog.at_level(logging.INFO, "equipoise.brokers.server.compacting"):
         run(story)
-    assert ["INFO"] == [record.levelname for record in caplog.records if record.name == "brokers.compacting"]
+    assert ["INFO"] == [record.levelname for record in caplog.records if record.name == "equipoise.brokers.server.compacting"]
 
 
 def test_a_log_in_memory_is_compacted_in_a_thread(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 
 import pytest
 
-from channel import propose
-from channel.errors import ChannelIncomplete, CompactionRefused, ForeignLog, LogTruncated, LogWentBack, TwinFenced
-from channel.twin import TwinRow
-from compaction.compactor import compact
-from compaction.retention import Retention, parse_retention
-from compaction.writing import Step
+from equipoise.channel.core import propose
+from equipoise.channel.core.errors import ChannelIncomplete, CompactionRefused, ForeignLog, LogTruncated, LogWentBack, TwinFenced
+from equipoise.channel.core.twin import TwinRow
+from equipoise.compaction.compactor import compact
+from equipoise.compaction.retention import Retention, parse_retention
+from equipoise.compaction.writing import Step
 from tests.compacting import (
     NOTHING,
     TIMEOUT_MS,
@@ -134,7 +134,7 @@ def test_a_retention_keeps_the_newest(log: GapLog, text: str) -> None:
 
 def test_a_size_keeps_as_many_bytes(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """By size the log is cut at the checkpoint from which at least so many bytes are left, and those are remembered."""
-    monkeypatch.setattr("compaction.compactor.RECORDS_BETWEEN", 5)
+    monkeypatch.setattr("equipoise.compaction.compactor.RECORDS_BETWEEN", 5)
     channel = written(log, channel_with("a:1"))
     for _ in range(3):
         for _ in range(17):
@@ -379,5 +379,5 @@ def test_a_clock_that_is_ahead_does_not_cut_what_was_just_written(log: GapLog, m
     """The newest ten minutes are those of the clock that gave the entries their times, whatever time this machine has."""
     written(log, channel_with("a:1", bundles=4))
     later_ns = in_an_hour() * 1_000_000
-    monkeypatch.setattr("compaction.compactor.time", SimpleNamespace(time_ns=lambda: later_ns))
+    monkeypatch.setattr("equipoise.compaction.compactor.time", SimpleNamespace(time_ns=lambda: later_ns))
     assert 1 == compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS).start

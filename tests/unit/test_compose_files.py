@@ -16,12 +16,12 @@ import pytest
 import typer.main
 import yaml
 
-from brokers.cli.broker import app
-from brokers.cli.main import GROUPS
-from channel.kafka_settings import address_of
 from compose.dashboard import ROWS, WRITTEN, text
 from compose.local_kafka.jars import kafka_version
 from compose.local_kafka.server_properties import Ports, server_properties
+from equipoise.brokers.cli.commands.broker import app
+from equipoise.brokers.cli.main import GROUPS
+from equipoise.channel.kafka.settings import address_of
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 COMPOSE: Final = ROOT / "compose"

@@ -13,15 +13,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from brokers import evidence, service_runner, worker
-from brokers.agent.timing import Timing, timing_of
-from brokers.balancing_settings import BalancingSettings
-from brokers.config import ENDING_MS, SETTLE_MS_MAX, WorkerConfig
-from brokers.errors import InvalidConfig, InvalidTiming
-from brokers.http import app
-from brokers.pulsar import server
-from brokers.pulsar.settings import Settings as PulsarSettings
-from channel.errors import EquipoiseError
+from equipoise.brokers.agent.timing import Timing, timing_of
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.errors import InvalidConfig, InvalidTiming
+from equipoise.brokers.http import app
+from equipoise.brokers.pulsar import server
+from equipoise.brokers.pulsar.settings import Settings as PulsarSettings
+from equipoise.brokers.runtime import service_runner, worker
+from equipoise.brokers.runtime.config import ENDING_MS, SETTLE_MS_MAX, WorkerConfig
+from equipoise.brokers.runtime.observations import evidence
+from equipoise.channel.core.errors import EquipoiseError
 
 
 def config(**settings: object) -> WorkerConfig:

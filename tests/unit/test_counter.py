@@ -14,11 +14,11 @@ import pytest
 from aiohttp.test_utils import make_mocked_request
 from aiohttp.web import Response
 
-from brokers.agent.handle import Handle, Lease
-from brokers.service import Ownership, Peer
-from brokers.virtual_cluster import Cluster
-from brokers.virtual_member import VirtualClock
-from channel.ranges import HASH_MAX
+from equipoise.brokers.agent.handle import Handle, Lease
+from equipoise.brokers.runtime.service import Ownership, Peer
+from equipoise.brokers.testing.virtual_cluster import Cluster
+from equipoise.brokers.testing.virtual_member import VirtualClock
+from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.examples.counter import Counter
 from equipoise.examples.counter_store import CounterStore, Increment, Stored
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from brokers import data_directory
-from brokers.data_directory import DataDirectory, nonces_of_dead
-from brokers.errors import DataDirectoryInUse, DataDirectoryUnusable
-from channel.errors import Bug, NetworkFileSystem
+from equipoise.brokers.errors import DataDirectoryInUse, DataDirectoryUnusable
+from equipoise.brokers.runtime.directory import data_directory
+from equipoise.brokers.runtime.directory.data_directory import DataDirectory, nonces_of_dead
+from equipoise.channel.core.errors import Bug, NetworkFileSystem
 
 LOG = "identity of the log"
 

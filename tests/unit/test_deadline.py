@@ -1,6 +1,6 @@
 """A deadline tells what is left of it, and ends what waits.
 
-May live here: examples of `channel.deadline`.
+May live here: examples of `channel.system.deadline`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from channel.deadline import Deadline
-from channel.errors import DeadlineExceeded
+from equipoise.channel.core.errors import DeadlineExceeded
+from equipoise.channel.system.deadline import Deadline
 
 
 def past() -> Deadline:
@@ -29,7 +29,7 @@ def test_what_is_left_shrinks_to_nothing() -> None:
 
 def test_the_last_millisecond_counts_in_full(monkeypatch: pytest.MonkeyPatch) -> None:
     """A part of a millisecond is rounded up, so that nobody who waits for what remains wakes too early."""
-    monkeypatch.setattr("channel.deadline.time", SimpleNamespace(monotonic_ns=lambda: 7_999_999))
+    monkeypatch.setattr("equipoise.channel.system.deadline.time", SimpleNamespace(monotonic_ns=lambda: 7_999_999))
     assert [60_000, 59_999] == [Deadline(started_ns=started_ns, timeout_ms=60_000).remaining_ms() for started_ns in (7_000_000, 6_999_999)]
 
 

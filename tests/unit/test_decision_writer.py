@@ -1,6 +1,6 @@
 """The writer of decisions: what it counts, what it writes, and what it tells when nothing can be written.
 
-May live here: `brokers.decision_writer` with logs that are made for one question.
+May live here: `brokers.server.decision_writer` with logs that are made for one question.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import pytest
 
-from brokers.agent.events import Instant
-from brokers.decision_writer import REPEATED_MS, DecisionWriter
-from brokers.decisions import Decision
-from brokers.errors import DecisionLogUnavailable
-from shedder.plan import Idle, Move, Stay
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.errors import DecisionLogUnavailable
+from equipoise.brokers.server.decision_writer import REPEATED_MS, DecisionWriter
+from equipoise.shedder.plan import Idle, Move, Stay
 
 IDLE = Idle(result="Skip", cause="HitCount", reason="the load is even")
 MOVE = Move(bundle="t/n/0x00000000_0xffffffff", source="a", destination="b", reason="test")
@@ -102,7 +102,7 @@ def test_a_log_that_is_away_loses_decisions_and_says_so(caplog: pytest.LogCaptur
     """However many are lost, one line says that they are, and nobody waits for the log."""
     kept = Kept()
     kept.is_away = True
-    with caplog.at_level(logging.WARNING, logger="brokers.decision_writer"):
+    with caplog.at_level(logging.WARNING, logger="equipoise.brokers.server.decision_writer"):
         count, decisions = written(kept, SetClock(), [(number, decision(moves=(MOVE,))) for number in range(5)])
     assert (5, [], 1) == (count, decisions, len(caplog.records))
     assert "it is away" in caplog.text
@@ -125,7 +125,7 @@ def test_a_decision_that_cannot_be_written_is_not_the_last_one(caplog: pytest.Lo
                 raise ValueError("odd")
             super().write(decision)
 
-    with caplog.at_level(logging.WARNING, logger="brokers.decision_writer"):
+    with caplog.at_level(logging.WARNING, logger="equipoise.brokers.server.decision_writer"):
         _, kept = written(Odd(), SetClock(), [(0, decision(strategy="odd")), (1, decision())])
     assert [decision()] == kept
     assert [("ERROR", True)] == [

@@ -1,6 +1,6 @@
 """Decisions: what a plan becomes, what a round comes to, and how it is spelled.
 
-May live here: tests of `brokers.decisions` and of the spelling of decisions.
+May live here: tests of `brokers.balancing.decisions` and of the spelling of decisions.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.decision_log.spelling import DOCUMENT_BYTES_MAX, parsed, spelled
-from brokers.decisions import STAYS_MAX, Decision, decision_of
-from shedder.plan import Plan, Stay
+from equipoise.brokers.balancing.decisions import STAYS_MAX, Decision, decision_of
+from equipoise.brokers.decision_log.spelling import DOCUMENT_BYTES_MAX, parsed, spelled
+from equipoise.shedder.plan import Plan, Stay
 from tests.decisions import decisions, idle, move, shed
 
 

@@ -1,6 +1,6 @@
 """Destinations: who may have a bundle, and of each of the others why not.
 
-May live here: `brokers.destinations` over channels that tests set up.
+May live here: `brokers.balancing.destinations` over channels that tests set up.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from brokers.destinations import Destinations, PlacementRules, version_rank
-from channel import propose
-from channel.records import Document
-from shedder.loads import BrokerLoad
+from equipoise.brokers.balancing.destinations import Destinations, PlacementRules, version_rank
+from equipoise.channel.core import propose
+from equipoise.channel.core.records import Document
+from equipoise.shedder.loads import BrokerLoad
 from tests.folding import Channel
 from tests.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 

@@ -1,6 +1,6 @@
 """The digest of a view: what moves it and what does not.
 
-May live here: examples of `channel.digest` as a view uses it. That it equals a digest computed anew after every record of
+May live here: examples of `channel.core.digest` as a view uses it. That it equals a digest computed anew after every record of
 any stream stands in tests/property/test_fold.py.
 """
 
@@ -10,13 +10,13 @@ from dataclasses import replace
 
 import pytest
 
-from channel import propose
-from channel.digest import DIGEST_MODULUS, bundle_part, status_part, weight
-from channel.entries import BundleEntry, bundle_entry
-from channel.propose import Author
-from channel.ranges import HASH_MAX
-from channel.records import INTEGER_MAX
-from channel.view import View
+from equipoise.channel.core import propose
+from equipoise.channel.core.digest import DIGEST_MODULUS, bundle_part, status_part, weight
+from equipoise.channel.core.entries import BundleEntry, bundle_entry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.channel.core.view import View
 from tests.folding import CLUSTER, NAMESPACE, Channel, channel_with, joined
 
 ENTRY = bundle_entry(NAMESPACE, 0, HASH_MAX, "transferring", owner=5, source=4, last=6, token=3)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from brokers.data_directory import DataDirectory
-from brokers.directory_thread import QUEUED_MAX, DirectoryThread
-from brokers.errors import DataDirectoryInUse, DataDirectoryUnusable
-from channel.deadline import Deadline
-from channel.errors import Bug, DeadlineExceeded, EquipoiseError, Overloaded
+from equipoise.brokers.errors import DataDirectoryInUse, DataDirectoryUnusable
+from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.runtime.directory.directory_thread import QUEUED_MAX, DirectoryThread
+from equipoise.channel.core.errors import Bug, DeadlineExceeded, EquipoiseError, Overloaded
+from equipoise.channel.system.deadline import Deadline
 
 PATIENCE_MS = 20_000
 

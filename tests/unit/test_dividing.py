@@ -16,18 +16,18 @@ from pathlib import Path
 
 import pytest
 
-from brokers.agent.intents import SetClusterPolicy
-from brokers.auto_merge import MergeSettings
-from brokers.auto_split import SplitSettings
-from brokers.balancing_settings import BalancingSettings, Rounds
-from brokers.bundle_limits import BundleLimits
-from brokers.decisions import Decision
-from brokers.dividing import Dividing
-from brokers.worker import Worker
-from channel.entries import BundleChanged
-from channel.ranges import HASH_MAX, bundle_contains, bundle_name, parse_bundle
-from channel.reader import Folded
-from shedder.loads import BundleTraffic, Traffic
+from equipoise.brokers.agent.intents import SetClusterPolicy
+from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, Rounds
+from equipoise.brokers.balancing.splitting.auto_merge import MergeSettings
+from equipoise.brokers.balancing.splitting.auto_split import SplitSettings
+from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.server.dividing import Dividing
+from equipoise.channel.core.entries import BundleChanged
+from equipoise.channel.core.ranges import HASH_MAX, bundle_contains, bundle_name, parse_bundle
+from equipoise.channel.core.reader import Folded
+from equipoise.shedder.loads import BundleTraffic, Traffic
 from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, run, until
 
 pytestmark = pytest.mark.integration
@@ -162,7 +162,7 @@ def test_parts_of_a_split_stay_where_nobody_else_may_have_them(tmp_path: Path, c
             assert [("owned", owner)] * 2 == [(divided.cluster.view.bundles[name].phase, divided.cluster.owner_of(name)) for name in halves]
             assert not [line for line in lines(caplog) if "failed" in line]
 
-    with caplog.at_level("INFO", logger="brokers.dividing"):
+    with caplog.at_level("INFO", logger="equipoise.brokers.server.dividing"):
         run(story)
 
 
@@ -278,7 +278,7 @@ def test_a_bundle_that_cannot_be_cut_is_told_and_left_alone(tmp_path: Path, capl
             assert all("the service finds no place to cut it" in reason for reason in reasons.values())
             assert 1 == len([line for line in lines(caplog) if "a split failed" in line])
 
-    with caplog.at_level("INFO", logger="brokers.dividing"):
+    with caplog.at_level("INFO", logger="equipoise.brokers.server.dividing"):
         run(story)
 
 
@@ -314,10 +314,10 @@ def test_a_round_that_fails_is_told_once_and_the_next_succeeds(
             await until(lambda: len(divided.ranges) == 5)
             assert "a round of splits and merges succeeds again" == lines(caplog)[1]
 
-    with caplog.at_level("INFO", logger="brokers.dividing"):
+    with caplog.at_level("INFO", logger="equipoise.brokers.server.dividing"):
         run(story)
 
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[str]:
     """What the rounds have told the log."""
-    return [record.getMessage() for record in caplog.records if record.name == "brokers.dividing"]
+    return [record.getMessage() for record in caplog.records if record.name == "equipoise.brokers.server.dividing"]

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.auto_merge import MergeDecision, MergePlan, MergeSettings, plan_merges
-from brokers.auto_split import SplitDecision, SplitPlan, SplitSettings, plan_splits
-from brokers.bundle_limits import BundleLimits, Excess
-from brokers.decisions import STAYS_MAX, Decision
-from brokers.division import Division, Standing, standing_of
-from channel import propose
-from shedder.loads import BundleTraffic, Traffic
-from shedder.plan import Move, Stay
+from equipoise.brokers.balancing.decisions import STAYS_MAX, Decision
+from equipoise.brokers.balancing.splitting.auto_merge import MergeDecision, MergePlan, MergeSettings, plan_merges
+from equipoise.brokers.balancing.splitting.auto_split import SplitDecision, SplitPlan, SplitSettings, plan_splits
+from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Excess
+from equipoise.brokers.balancing.splitting.division import Division, Standing, standing_of
+from equipoise.channel.core import propose
+from equipoise.shedder.loads import BundleTraffic, Traffic
+from equipoise.shedder.plan import Move, Stay
 from tests.folding import Channel, channel_with
 
 LIMITS = BundleLimits(messages_per_second_max=100)

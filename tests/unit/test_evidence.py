@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from brokers import evidence as module
-from brokers.errors import InvalidConfig
-from brokers.evidence import EvidenceFile
-from brokers.service import Evidence
+from equipoise.brokers.errors import InvalidConfig
+from equipoise.brokers.runtime.observations import evidence as module
+from equipoise.brokers.runtime.observations.evidence import EvidenceFile
+from equipoise.brokers.runtime.service import Evidence
 
 BUNDLE = "t/n/0x00000000_0xffffffff"
 PATIENCE_S = 20.0

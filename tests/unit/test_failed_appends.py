@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from brokers.failed_appends import FailedAppends
-from channel.errors import LogStorageFull, LogUnavailable
+from equipoise.brokers.runtime.failures.failed_appends import FailedAppends
+from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 
 RENEWAL = b'{"kind":"broker","key":"a"}'
 MOVE = b'{"kind":"bundle","key":"t/n/0x00000000_0xffffffff"}'
@@ -22,7 +22,7 @@ Told = tuple[str, object, object]
 @pytest.fixture(autouse=True)
 def every_level(caplog: pytest.LogCaptureFixture) -> None:
     """See what is told at any level."""
-    caplog.set_level(logging.DEBUG, logger="brokers.failed_appends")
+    caplog.set_level(logging.DEBUG, logger="equipoise.brokers.runtime.failures.failed_appends")
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[Told]:

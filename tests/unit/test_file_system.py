@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from channel.errors import NetworkFileSystem
-from channel.file_system import file_system_type, refuse_network_file_system
+from equipoise.channel.core.errors import NetworkFileSystem
+from equipoise.channel.system.file_system import file_system_type, refuse_network_file_system
 
 MOUNTS = r"""
 22 1 254:0 / / rw,relatime shared:1 - ext4 /dev/vda rw

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from brokers.config import WorkerConfig
-from brokers.file_watch import PROBLEM, FileWatch
-from brokers.worker import Worker
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.server.file_watch import PROBLEM, FileWatch
 from tests.unit.http.cluster import PATIENCE_MS, Cluster, cluster, run
 
 pytestmark = pytest.mark.integration

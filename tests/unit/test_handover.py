@@ -8,9 +8,9 @@ from collections.abc import Awaitable, Callable
 import pytest
 from aiohttp import web
 
-from brokers import handover as module
-from brokers.handover import HandoverUnavailable, fetch_from
-from brokers.service import Peer
+from equipoise.brokers.runtime import handover as module
+from equipoise.brokers.runtime.handover import HandoverUnavailable, fetch_from
+from equipoise.brokers.runtime.service import Peer
 
 BUNDLE = "t/n/0x00000000_0xffffffff"
 

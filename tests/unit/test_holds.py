@@ -15,21 +15,21 @@ from typing import ClassVar
 import orjson
 import pytest
 
-from brokers.admin.access import opened, submit
-from channel import propose
-from channel.deadline import Deadline
-from channel.entries import PolicyEntry
-from channel.errors import InvalidName
-from channel.open_log import open_log
-from channel.reader import Reader
-from channel.records import Document
-from channel.view import View
-from compaction.holds import DAYS_LIMIT, DAYS_MAX, Held, hold_document, hold_key, holds_in
-from spark_jobs.archive import run_archive
-from spark_jobs.holding import AT_LEAST_EVERY_S, EVERY_S, OPEN_MS, OPEN_MS_MAX, READ_MS, Hold, release_hold
-from spark_jobs.options import ArchiveOptions, Screen
-from spark_jobs.tables.errors import NoHold
-from spark_jobs.tables.manifest import Manifest
+from equipoise.brokers.operations.access import opened, submit
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import PolicyEntry
+from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import Document
+from equipoise.channel.core.view import View
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.system.deadline import Deadline
+from equipoise.compaction.holds import DAYS_LIMIT, DAYS_MAX, Held, hold_document, hold_key, holds_in
+from equipoise.spark_jobs.archive.holding import AT_LEAST_EVERY_S, EVERY_S, OPEN_MS, OPEN_MS_MAX, READ_MS, Hold, release_hold
+from equipoise.spark_jobs.archive.job import run_archive
+from equipoise.spark_jobs.archive.tables.manifest import Manifest
+from equipoise.spark_jobs.streams.archive_errors import NoHold
+from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from tests.compacting import NOTHING, compacted, renewed, restored_to_end, written
 from tests.folding import Channel, channel_with
 from tests.gap_log import GapLog
@@ -245,11 +245,11 @@ def test_a_twin_that_loads_slowly_is_given_longer(tmp_path: Path, monkeypatch: p
             waited.append(timeout_ms)
             return Deadline.after(timeout_ms=timeout_ms)
 
-    monkeypatch.setattr("spark_jobs.holding.Deadline", Patient)
+    monkeypatch.setattr("equipoise.spark_jobs.archive.holding.Deadline", Patient)
     url = write(channel_with("a:1").entries, tmp_path)
     hold = Hold(url, "main", tell=told.append, now_s=clock)
     with monkeypatch.context() as slow:
-        slow.setattr("spark_jobs.holding.restored", slowly)
+        slow.setattr("equipoise.spark_jobs.archive.holding.restored", slowly)
         for _ in range(7):
             reach(hold, url)
             clock.now_s += EVERY_S
@@ -284,8 +284,8 @@ def test_a_batch_does_not_wait_for_a_long_channel(tmp_path: Path, monkeypatch: p
             if self.timeout_ms == READ_MS and not len(self.parts) % 2:
                 raise self.exceeded(what)
 
-    monkeypatch.setattr("spark_jobs.holding.Deadline", Impatient)
-    monkeypatch.setattr("channel.blocking_view.READ_ENTRIES_MAX", 5)
+    monkeypatch.setattr("equipoise.spark_jobs.archive.holding.Deadline", Impatient)
+    monkeypatch.setattr("equipoise.channel.log.blocking_view.READ_ENTRIES_MAX", 5)
     channel = renewed(channel_with("a:1"), 20)
     url, told, clock = write(channel.entries, tmp_path), list[str](), Clock()
     hold = Hold(url, "main", tell=told.append, now_s=clock)
@@ -333,7 +333,7 @@ def test_a_failed_write_is_tried_again_soon(tmp_path: Path) -> None:
 
 def test_the_command_names_who_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever compacts by hand is told for whom more is kept, and for whom no longer."""
-    monkeypatch.setattr("compaction.compactor.newest_ms", lambda *_, **__: time.time_ns() // 1_000_000 + 3_600_000)
+    monkeypatch.setattr("equipoise.compaction.compactor.newest_ms", lambda *_, **__: time.time_ns() // 1_000_000 + 3_600_000)
     channel = held(held(renewed(channel_with("a:1"), 10), 5), 3, name="old", days_old=DAYS_MAX + 1)
     result = run("channel", "compact", "--retain", "0 offsets", log=write(channel.entries, tmp_path))
     assert "the log now begins at offset 6, instead of 1; more is kept for the archive main, which has not read it" in result.stdout

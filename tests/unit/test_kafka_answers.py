@@ -9,8 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from channel.errors import LogAccessDenied, LogUnavailable
-from channel.kafka_answers import COMPLAINT_MS_MAX, Complaints, KafkaFailed, Sent, Trouble
+from equipoise.channel.core.errors import LogAccessDenied, LogUnavailable
+from equipoise.channel.kafka.answers import COMPLAINT_MS_MAX, Complaints, KafkaFailed, Sent, Trouble
 
 SILENCE = KafkaFailed(trouble=Trouble.AWAY, problem="timed out")
 REFUSED = KafkaFailed(trouble=Trouble.REFUSED, problem="too large")

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from channel import kafka_lines
-from channel.kafka_lines import QUIET_S, NotAgain
+from equipoise.channel.kafka import lines as kafka_lines
+from equipoise.channel.kafka.lines import QUIET_S, NotAgain
 
 AT = "[equipoise#{client}] [thrd:{node}/bootstrap]: {node}/bootstrap: Connect to ipv4#{node} failed: "
 REFUSED = f"FAIL {AT}Connection refused (after {{ms}}ms in state CONNECT{{more}})"

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from channel.errors import InvalidKafkaSetting, InvalidLogUrl, MissingExtra
-from channel.kafka_settings import (
+from equipoise.channel.core.errors import InvalidKafkaSetting, InvalidLogUrl, MissingExtra
+from equipoise.channel.kafka.settings import (
     CONFIG_FILE_VARIABLE,
     CONFIG_VARIABLE,
     FIXED,
@@ -28,7 +28,7 @@ from channel.kafka_settings import (
     parsed,
     without_secrets,
 )
-from channel.open_log import kafka_settings, open_log
+from equipoise.channel.log.open_log import kafka_settings, open_log
 
 ADDRESSES: Mapping[str, KafkaAddress] = {
     "kafka://localhost:9092/channel": KafkaAddress(servers="localhost:9092", topic="channel", replication=None),
@@ -187,7 +187,11 @@ def test_the_environment_goes_before_the_file(tmp_path: Path, monkeypatch: pytes
 
 def test_without_the_extra_a_topic_is_refused_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where Kafka's client is not installed, the error says what to install; other logs are opened all the same."""
-    for module in [name for name in sys.modules if name.startswith(("confluent_kafka", "channel.kafka_log", "channel.kafka_client"))]:
+    for module in [
+        name
+        for name in sys.modules
+        if name.startswith(("confluent_kafka", "equipoise.channel.kafka.log", "equipoise.channel.kafka.client"))
+    ]:
         monkeypatch.delitem(sys.modules, module)
     real = builtins.__import__
 

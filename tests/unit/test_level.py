@@ -10,9 +10,9 @@ from dataclasses import replace
 
 import pytest
 
-from shedder.level import Leveller
-from shedder.plan import Idle, Move, Plan
-from shedder.snapshot import Candidates, Snapshot, WeighedBroker, WeighedBundle
+from equipoise.shedder.level import Leveller
+from equipoise.shedder.plan import Idle, Move, Plan
+from equipoise.shedder.snapshot import Candidates, Snapshot, WeighedBroker, WeighedBundle
 
 
 def broker(name: str, *costs: float, capacity: int = 100, barred: str | None = None) -> WeighedBroker:
@@ -164,7 +164,7 @@ def test_what_the_rules_forbid_is_passed_over() -> None:
 
 def test_a_plan_asks_the_rules_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rules keep more bundles than one round can look at, it ends without a move, and each bundle was asked about once."""
-    monkeypatch.setattr("shedder.level.ASKED_MAX", 20)
+    monkeypatch.setattr("equipoise.shedder.level.ASKED_MAX", 20)
     asked: list[str] = []
     snapshot = ruled({}, broker("a", *range(10, 60)), broker("b", 10))
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from typing import get_args
 
-from channel.digest import bundle_part
-from channel.lifecycle import DEATH_ROWS, DEATHS, PHASE_OF_SHAPE, ROWS, STATE_OF_PHASE, TRANSITIONS, Actor, Holder, Phase
-from channel.records import State
+from equipoise.channel.core.digest import bundle_part
+from equipoise.channel.core.lifecycle import DEATH_ROWS, DEATHS, PHASE_OF_SHAPE, ROWS, STATE_OF_PHASE, TRANSITIONS, Actor, Holder, Phase
+from equipoise.channel.core.records import State
 
 # Whether a bundle in this phase names an owner, and a source.
 NAMED = {phase: (owner, source) for (_, owner, source), phase in PHASE_OF_SHAPE.items()}

@@ -1,6 +1,6 @@
 """Loads: what a bundle may weigh.
 
-May live here: examples of `brokers.load`.
+May live here: examples of `shedder.bundle_load`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import math
 
 import pytest
 
-from brokers.errors import InvalidLoad
-from brokers.load import BundleLoad, Messaging
+from equipoise.brokers.errors import InvalidLoad
+from equipoise.shedder.bundle_load import BundleLoad, Messaging
 
 
 @pytest.mark.parametrize("value", [-1.0, math.nan, math.inf])

@@ -15,15 +15,15 @@ from pathlib import Path
 
 import pytest
 
-from brokers import load_reporter
-from brokers.agent.intents import Transfer
-from brokers.balancing_settings import BalancingSettings, ReportRules
-from brokers.errors import LoadBusUnavailable
-from brokers.load import BundleLoad
-from brokers.load_bus.memory import MemoryLoadBus
-from brokers.load_reporter import LoadReporter
-from brokers.load_reports import LoadBus, Sample, Summary
-from shedder.snapshot import BYTES_PER_CALL
+from equipoise.brokers.agent.intents import Transfer
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
+from equipoise.brokers.errors import LoadBusUnavailable
+from equipoise.brokers.load.bus.memory import MemoryLoadBus
+from equipoise.brokers.server import load_reporter
+from equipoise.brokers.server.load_reporter import LoadReporter
+from equipoise.shedder.bundle_load import BundleLoad
+from equipoise.shedder.load_reports import LoadBus, Sample, Summary
+from equipoise.shedder.snapshot import BYTES_PER_CALL
 from tests.unit.http.cluster import PATIENCE_MS, Broker, cluster, run, until
 
 pytestmark = pytest.mark.integration
@@ -169,7 +169,7 @@ def test_an_interval_of_hours_can_be_taken_back(tmp_path: Path) -> None:
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """What the reporter has told."""
-    return [record for record in caplog.records if record.name == "brokers.load_reporter"]
+    return [record for record in caplog.records if record.name == "equipoise.brokers.server.load_reporter"]
 
 
 def test_an_outage_of_the_bus_is_told_once_a_minute(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -188,7 +188,7 @@ def test_an_outage_of_the_bus_is_told_once_a_minute(tmp_path: Path, caplog: pyte
                 over = lines(caplog)[-1]
                 assert ("load is reported again", True) == (over.message, over.__dict__["failures"] >= 9)
 
-    with caplog.at_level("INFO", logger="brokers.load_reporter"):
+    with caplog.at_level("INFO", logger="equipoise.brokers.server.load_reporter"):
         run(story)
 
 
@@ -206,7 +206,7 @@ def test_a_bug_is_told_with_its_traceback(tmp_path: Path, caplog: pytest.LogCapt
                 bus.problem = LoadBusUnavailable(bus="the topic loads", problem="it is away")
             assert "stays behind" in lines(caplog)[-1].message
 
-    with caplog.at_level("INFO", logger="brokers.load_reporter"):
+    with caplog.at_level("INFO", logger="equipoise.brokers.server.load_reporter"):
         run(story)
 
 

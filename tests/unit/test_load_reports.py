@@ -1,6 +1,6 @@
 """From samples to summaries: what is averaged, what is only told, and what a clock can do to it.
 
-May live here: examples of `brokers.load_reports`; what holds for all samples is in `tests/property/test_sampling.py`.
+May live here: examples of `shedder.load_reports`; what holds for all samples is in `tests/property/test_sampling.py`.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from dataclasses import replace
 
 import pytest
 
-from brokers.load_reports import Sample, SampledBundle, sampled_in, summarized
-from shedder.loads import STEP_MS, USE_MAX, BundleTraffic, Resources, Traffic, Use, fault_of
+from equipoise.shedder.load_reports import Sample, SampledBundle, sampled_in, summarized
+from equipoise.shedder.loads import STEP_MS, USE_MAX, BundleTraffic, Resources, Traffic, Use, fault_of
 
 
 def bundle(name: str, rate: float, *, cost: float = 10.0, topics: int = 1) -> SampledBundle:

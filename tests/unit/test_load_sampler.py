@@ -10,11 +10,11 @@ from fractions import Fraction
 
 import pytest
 
-from brokers.load import BundleLoad, Messaging
-from brokers.load_sampler import LoadSampler
-from brokers.service import Bundle, Ownership, Peer, Service
-from brokers.virtual_member import VirtualClock
-from channel.deadline import Deadline
+from equipoise.brokers.runtime.load_sampler import LoadSampler
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.testing.virtual_member import VirtualClock
+from equipoise.channel.system.deadline import Deadline
+from equipoise.shedder.bundle_load import BundleLoad, Messaging
 
 FRESH_MS = 1_000
 GOOD = {"b": BundleLoad(calls_per_second=1.5, bytes_per_second=2.0, sessions=3)}

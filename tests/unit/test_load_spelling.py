@@ -1,6 +1,6 @@
 """The spelling of load reports, by example: what is refused, and what is said of it.
 
-May live here: examples of `brokers.load_bus.spelling`; what holds for all reports is in `tests/property/test_load_spelling.py`.
+May live here: examples of `brokers.load.bus.spelling`; what holds for all reports is in `tests/property/test_load_spelling.py`.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ import json
 
 import pytest
 
-from brokers.errors import UnreadableLoad
-from brokers.load_bus.spelling import light, parse_bundle, parse_sample, parse_summary, spell_bundle, spell_sample, spell_summary
-from brokers.load_reports import Sample, SampledBundle, summarized
-from shedder.loads import BundleTraffic
+from equipoise.brokers.errors import UnreadableLoad
+from equipoise.brokers.load.bus.spelling import light, parse_bundle, parse_sample, parse_summary, spell_bundle, spell_sample, spell_summary
+from equipoise.shedder.load_reports import Sample, SampledBundle, summarized
+from equipoise.shedder.loads import BundleTraffic
 
 BUNDLE = SampledBundle(traffic=BundleTraffic(bundle="t/n/0x00000000_0x80000000", topics=1), cost=12.5)
 SAMPLE = Sample(broker="a:8080", at_ms=5, bundle_count=1, bundles=(BUNDLE,))

@@ -11,9 +11,9 @@ from typing import Self
 
 import pytest
 
-from brokers.errors import InvalidConfig
-from brokers.local_broker import LocalBroker, Output, ending_of, ports_of
-from brokers.restart_pause import RESTART_MS_MAX, RESTART_MS_MIN, STEADY_MS
+from equipoise.brokers.errors import InvalidConfig
+from equipoise.brokers.local.local_broker import LocalBroker, Output, ending_of, ports_of
+from equipoise.brokers.local.restart_pause import RESTART_MS_MAX, RESTART_MS_MIN, STEADY_MS
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ def test_an_end_is_told_in_words(code: int, told: str) -> None:
 def test_pauses_grow_until_it_is_steady(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A broker that dies again and again is started ever more seldom, up to a bound; one that lived for long, at once."""
     now_ns = 0
-    monkeypatch.setattr("brokers.restart_pause.time", SimpleNamespace(monotonic_ns=lambda: now_ns))
+    monkeypatch.setattr("equipoise.brokers.local.restart_pause.time", SimpleNamespace(monotonic_ns=lambda: now_ns))
     broker = LocalBroker(tmp_path, 8080)
     assert [RESTART_MS_MIN, 1_000, 2_000, 4_000, 8_000, RESTART_MS_MAX, RESTART_MS_MAX] == [broker.pause.next_ms() for _ in range(7)]
     now_ns = STEADY_MS * 1_000_000
@@ -110,7 +110,7 @@ def test_no_free_port_is_drawn_twice(monkeypatch: pytest.MonkeyPatch) -> None:
         def getsockname(self) -> tuple[str, int]:
             return ("127.0.0.1", self.port)
 
-    monkeypatch.setattr("brokers.local_broker.socket", SimpleNamespace(create_server=Kernel))
+    monkeypatch.setattr("equipoise.brokers.local.local_broker.socket", SimpleNamespace(create_server=Kernel))
     assert [(40_000, 40_002), (40_001, 40_003)] == ports_of(0, 0, 2)
     assert [(40_002, 40_000), (40_003, 40_001)] == ports_of(0, 40_000, 2)
     assert [(40_000, None)] == ports_of(0, None, 1)

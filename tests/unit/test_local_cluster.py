@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from brokers.config import ENDING_MS
-from brokers.errors import DataDirectoryUnusable, InvalidConfig
-from brokers.local_cluster import ClusterSettings, LocalCluster
-from channel.errors import DeadlineExceeded
-from channel.memory_log import MemoryLog
+from equipoise.brokers.errors import DataDirectoryUnusable, InvalidConfig
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from equipoise.brokers.runtime.config import ENDING_MS
+from equipoise.channel.core.errors import DeadlineExceeded
+from equipoise.channel.log.memory_log import MemoryLog
 
 
 def test_a_broker_is_given_the_time_that_its_settings_promise(tmp_path: Path) -> None:
@@ -51,8 +51,8 @@ def test_a_log_that_cannot_be_read_is_let_go_of(tmp_path: Path, monkeypatch: pyt
         raise DeadlineExceeded(what="the end of the log", waited_ms=1)
 
     log = Noted(name="memory:noted")
-    monkeypatch.setattr("brokers.local_cluster.open_log", lambda _: log)
-    monkeypatch.setattr("brokers.local_cluster.read_on", fail)
+    monkeypatch.setattr("equipoise.brokers.local.local_cluster.open_log", lambda _: log)
+    monkeypatch.setattr("equipoise.brokers.local.local_cluster.read_on", fail)
     with pytest.raises(DeadlineExceeded), LocalCluster(ClusterSettings(directory=tmp_path, brokers=1)):
         raise AssertionError("it started")
     assert log.closed == 1

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from channel.codec import encode
-from channel.findings import Kind
-from channel.log import CLOCK_AHEAD_MS_MAX, Log
-from channel.log_time import next_ms, position_by
-from channel.open_log import open_log
-from channel.propose import Author, renewed
-from channel.verify import verify
-from compaction.compactor import compact
-from compaction.retention import Retention
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.log import CLOCK_AHEAD_MS_MAX, Log
+from equipoise.channel.core.propose import Author, renewed
+from equipoise.channel.inspect.findings import Kind
+from equipoise.channel.inspect.verify import verify
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.system.log_time import next_ms, position_by
+from equipoise.compaction.compactor import compact
+from equipoise.compaction.retention import Retention
 from tests.compacting import restored_to_end
 from tests.unit.cli.fabricated import owned_channel
 

@@ -1,6 +1,6 @@
 """Seats that truncation cuts off: they are restored through the twin, told of it, and read on; or told why they cannot be.
 
-May live here: what `channel.log_thread` does about positions that the log no longer has.
+May live here: what `channel.log.thread` does about positions that the log no longer has.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from collections.abc import Callable, Coroutine, Sequence
 
 import pytest
 
-from channel import log_thread, propose
-from channel.append_queue import Appended
-from channel.codec import encode
-from channel.errors import ChannelIncomplete, EquipoiseError, ForeignLog, LogTruncated
-from channel.log import Entry, Log
-from channel.log_seat import LogSeat
-from channel.propose import Author
-from channel.reader import Reader
-from channel.restore import restored
-from channel.twin import Check
-from channel.twin_rows import encode_marker, marker_of, rows_of
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.errors import ChannelIncomplete, EquipoiseError, ForeignLog, LogTruncated
+from equipoise.channel.core.log import Entry, Log
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.twin import Check
+from equipoise.channel.log import thread as log_thread
+from equipoise.channel.log.append_queue import Appended
+from equipoise.channel.log.seat import LogSeat
+from equipoise.channel.snapshots.restore import restored
+from equipoise.channel.snapshots.twin_rows import encode_marker, marker_of, rows_of
 from tests.compacted import compact
 from tests.folding import CLUSTER, Channel, channel_with
 from tests.log_host import LOG_NAMES, UNAVAILABLE, Host, run, standing_ns

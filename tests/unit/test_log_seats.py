@@ -12,9 +12,10 @@ from functools import partial
 
 import pytest
 
-from channel import append_queue, appending, log_thread
-from channel.append_queue import Appended, NotAppended
-from channel.log import FIRST_OFFSET, Entry
+from equipoise.channel.core.log import FIRST_OFFSET, Entry
+from equipoise.channel.log import append_queue, appending
+from equipoise.channel.log import thread as log_thread
+from equipoise.channel.log.append_queue import Appended, NotAppended
 from tests.log_host import LOG_NAMES, Host, run
 from tests.log_hosts import FOR_EVER_MS, Watched, beside, has_caught_up, has_heard, records, run_beside, until_all, written
 from tests.troubled_log import DEADLINE_SECONDS, TroubledLog

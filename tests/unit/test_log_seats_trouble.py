@@ -11,12 +11,12 @@ from functools import partial
 
 import pytest
 
-from channel import log_thread
-from channel.append_queue import Appended, NotAppended
-from channel.deadline import Deadline
-from channel.errors import Bug, ChannelIncomplete, EquipoiseError, ForeignLog, LogUnavailable, LogWentBack
-from channel.log_seat import Place
-from channel.log_thread import LogThread
+from equipoise.channel.core.errors import Bug, ChannelIncomplete, EquipoiseError, ForeignLog, LogUnavailable, LogWentBack
+from equipoise.channel.log import thread as log_thread
+from equipoise.channel.log.append_queue import Appended, NotAppended
+from equipoise.channel.log.seat import Place
+from equipoise.channel.log.thread import LogThread
+from equipoise.channel.system.deadline import Deadline
 from tests.log_host import DAMAGED, LOG_NAMES, NAME, UNAVAILABLE, Host, run
 from tests.log_hosts import FOR_EVER_MS, beside, has_heard, records, run_beside, until_all, written
 from tests.troubled_log import DEADLINE_SECONDS, TroubledLog

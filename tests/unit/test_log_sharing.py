@@ -1,6 +1,6 @@
 """Who follows one log in one loop shares one thread and one handle, and who does not, does not.
 
-May live here: examples of `channel.log_sharing`, and its races. What a shared thread does is in test_log_seats.py.
+May live here: examples of `channel.log.sharing`, and its races. What a shared thread does is in test_log_seats.py.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ import time
 
 import pytest
 
-from channel import log_sharing, log_thread
-from channel.deadline import Deadline
-from channel.log_sharing import sit_down
-from channel.memory_log import MemoryLog
+from equipoise.channel.log import sharing as log_sharing
+from equipoise.channel.log import thread as log_thread
+from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.channel.log.sharing import sit_down
+from equipoise.channel.system.deadline import Deadline
 from tests.log_host import DAMAGED, LOG_NAMES, Host
 from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
 

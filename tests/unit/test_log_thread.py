@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from channel import append_queue, appending, log_thread
-from channel.append_queue import Appended, AppendOutcome, InDoubt, NotAppended
-from channel.errors import AppendTooLarge, EquipoiseError, LogStorageFull, LogUnavailable, Overloaded
-from channel.log import BATCH_ENTRIES_MAX, FIRST_OFFSET, RECORD_BYTES_MAX, Entry
+from equipoise.channel.core.errors import AppendTooLarge, EquipoiseError, LogStorageFull, LogUnavailable, Overloaded
+from equipoise.channel.core.log import BATCH_ENTRIES_MAX, FIRST_OFFSET, RECORD_BYTES_MAX, Entry
+from equipoise.channel.log import append_queue, appending
+from equipoise.channel.log import thread as log_thread
+from equipoise.channel.log.append_queue import Appended, AppendOutcome, InDoubt, NotAppended
 from tests.log_host import DAMAGED, DOUBTFUL, LOG_NAMES, NAME, UNAVAILABLE, Host, run
 from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
 

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from channel import log_thread
-from channel.append_queue import Appended, InDoubt, NotAppended
-from channel.deadline import Deadline
-from channel.errors import Bug, ChannelIncomplete, DeadlineExceeded, EquipoiseError, ForeignLog, LogUnavailable, LogWentBack
-from channel.log import FIRST_OFFSET, Entry, Log
-from channel.log_thread import LogThread
+from equipoise.channel.core.errors import Bug, ChannelIncomplete, DeadlineExceeded, EquipoiseError, ForeignLog, LogUnavailable, LogWentBack
+from equipoise.channel.core.log import FIRST_OFFSET, Entry, Log
+from equipoise.channel.log import thread as log_thread
+from equipoise.channel.log.append_queue import Appended, InDoubt, NotAppended
+from equipoise.channel.log.thread import LogThread
+from equipoise.channel.system.deadline import Deadline
 from tests.log_host import DAMAGED, LOG_NAMES, NAME, UNAVAILABLE, Host, run
 from tests.troubled_log import DEADLINE_SECONDS, TroubledLog
 
@@ -70,7 +70,7 @@ def test_an_outage_has_one_line_for_its_beginning_and_one_for_its_end(caplog: py
             host.log.read_error = None
             await host.until_in_thread(lambda: host.seat.outage is None)
 
-    with caplog.at_level("INFO", logger="channel.log_thread"):
+    with caplog.at_level("INFO", logger="equipoise.channel.log.thread"):
         run(scenario, now_ns=lambda: now_ms * 1_000_000)
     lines = [(record.levelname, getattr(record, "outage_ms", None)) for record in caplog.records]
     assert [("WARNING", None), ("INFO", 2_000), ("WARNING", None), ("INFO", 8_000)] == lines

@@ -12,10 +12,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from brokers.client.client import Client
-from brokers.embedded import Worker
-from brokers.loop_thread import InThread, NotRunning
-from channel.errors import DeadlineExceeded
+from equipoise.brokers.client.client import Client
+from equipoise.brokers.runtime.loop_thread import InThread, NotRunning
+from equipoise.brokers.server.embedded import Worker
+from equipoise.channel.core.errors import DeadlineExceeded
 from tests.unit.test_virtual_cluster import Diary
 
 PATIENCE_MS = 10_000

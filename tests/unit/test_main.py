@@ -10,17 +10,17 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from brokers import main as module
-from brokers import worker as workers
-from brokers.config import WorkerConfig
-from brokers.data_directory import DataDirectory
-from brokers.errors import InvalidConfig, InvalidService
-from brokers.main import Broker
-from brokers.pulsar.service import PulsarService
-from brokers.service import Bundle, Ownership, Peer, Service
-from brokers.worker import Worker
-from channel.deadline import Deadline
-from channel.errors import LogDamaged, LogUnavailable
+from equipoise.brokers.errors import InvalidConfig, InvalidService
+from equipoise.brokers.pulsar.service import PulsarService
+from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.server import main as module
+from equipoise.brokers.server.main import Broker
+from equipoise.channel.core.errors import LogDamaged, LogUnavailable
+from equipoise.channel.system.deadline import Deadline
 from tests.troubled_log import TroubledLog
 
 pytestmark = pytest.mark.integration
@@ -161,7 +161,7 @@ def test_a_broker_that_is_late_is_announced_when_it_is_ready(
     """Whoever waits for the word `ready` gets it, however long it took, and is told meanwhile that it is not yet so."""
     log = TroubledLog(name="memory:late")
     log.append_error = LogUnavailable(log=log.name, problem="it is locked", in_doubt=False)
-    with caplog.at_level("INFO", logger="brokers.main"):
+    with caplog.at_level("INFO", logger="equipoise.brokers.server.main"):
         announced(tmp_path, monkeypatch, log, lambda: caplog.text.count("not ready yet") > 2)
     assert "ready" == caplog.records[-1].message
 
@@ -178,6 +178,6 @@ def test_a_broker_that_ends_before_it_is_ready_is_announced_no_more(
         log.wake()
         return True
 
-    with caplog.at_level("INFO", logger="brokers.main"):
+    with caplog.at_level("INFO", logger="equipoise.brokers.server.main"):
         announced(tmp_path, monkeypatch, log, damaged)
     assert "ready" not in [record.message for record in caplog.records]

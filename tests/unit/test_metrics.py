@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from brokers.metrics import LookupOutcome, Metrics
-from channel import propose
-from channel.reader import Folded
-from channel.records import AnyRecord, Reason
+from equipoise.brokers.runtime.metrics.metrics import LookupOutcome, Metrics
+from equipoise.channel.core import propose
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import AnyRecord, Reason
 from tests.folding import MIDDLE, Channel, channel_in, channel_with
 
 

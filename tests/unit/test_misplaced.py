@@ -1,6 +1,6 @@
 """Misplaced bundles: what a rule that was set later moves, and what it leaves.
 
-May live here: `brokers.misplaced` and `Destinations.bound` over channels that tests set up. What holds for all policies is in
+May live here: `brokers.balancing.misplaced` and `Destinations.bound` over channels that tests set up. What holds for all policies is in
 tests/property.
 """
 
@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from brokers.decisions import STAYS_MAX
-from brokers.destinations import Destinations, PlacementRules
-from brokers.misplaced import misplaced
-from brokers.placement import FewestBundles
-from channel import propose
-from channel.entries import BundleEntry
-from channel.records import Document
-from channel.view import View
-from shedder.loads import BrokerLoad
-from shedder.plan import Move, Stay
+from equipoise.brokers.balancing.decisions import STAYS_MAX
+from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
+from equipoise.brokers.balancing.misplaced import misplaced
+from equipoise.brokers.balancing.placement import FewestBundles
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.records import Document
+from equipoise.channel.core.view import View
+from equipoise.shedder.loads import BrokerLoad
+from equipoise.shedder.plan import Move, Stay
 from tests.folding import Channel
 from tests.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 

@@ -9,16 +9,16 @@ from collections.abc import Callable
 
 import pytest
 
-from brokers.moves import Move, MoveKind, MoveResult, Moves, moved_in
-from channel import propose
-from channel.difference import jump_between
-from channel.entries import BundleEntry
-from channel.propose import Author
-from channel.ranges import even_boundaries
-from channel.reader import Folded
-from channel.records import AnyRecord
-from channel.snapshot import from_bytes, to_bytes
-from channel.view import View
+from equipoise.brokers.balancing.moves import Move, MoveKind, MoveResult, Moves, moved_in
+from equipoise.channel.core import propose
+from equipoise.channel.core.difference import jump_between
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import AnyRecord
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.view import View
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
 
 Proposal = Callable[[Author, BundleEntry], AnyRecord]

@@ -1,13 +1,13 @@
 """The policies of a namespace: which values they may have, and what is made of all others.
 
-May live here: `brokers.namespace_policies`, alone.
+May live here: `brokers.balancing.namespace_policies`, alone.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from brokers.namespace_policies import (
+from equipoise.brokers.balancing.namespace_policies import (
     ANTI_AFFINITY_GROUP,
     ON_CHANNEL_LOSS,
     OnChannelLoss,
@@ -16,8 +16,8 @@ from brokers.namespace_policies import (
     on_channel_loss,
     serves_on,
 )
-from channel import propose
-from channel.records import Scalar
+from equipoise.channel.core import propose
+from equipoise.channel.core.records import Scalar
 from tests.folding import NAMESPACE, channel_with
 
 STRANGE: tuple[Scalar, ...] = ("Serve", "", "serve ", True, 0, 1)

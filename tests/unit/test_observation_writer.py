@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 import orjson
 import pytest
 
-from brokers import observation_writer as module
-from brokers.clock import SystemClock
-from brokers.observation_writer import ObservationWriter
-from brokers.observed import Kind, Observation, ObservationsUnavailable, Served
+from equipoise.brokers.runtime.clock import SystemClock
+from equipoise.brokers.runtime.observations import observation_writer as module
+from equipoise.brokers.runtime.observations.observation_writer import ObservationWriter
+from equipoise.brokers.runtime.observations.observed import Kind, Observation, ObservationsUnavailable, Served
 
 PATIENCE_S = 20.0
 

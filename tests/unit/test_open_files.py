@@ -6,7 +6,7 @@ import resource
 
 import pytest
 
-from brokers.open_files import Shares, files_left, room_for_files, shared_out
+from equipoise.channel.system.open_files import Shares, files_left, room_for_files, shared_out
 
 
 class Limits:

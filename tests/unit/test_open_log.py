@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from channel.errors import EquipoiseError, InvalidLogUrl, LogHardLinked, LogNotBegun
-from channel.memory_log import MemoryLog
-from channel.open_log import open_log
-from channel.sqlite_log import SqliteLog
+from equipoise.channel.core.errors import EquipoiseError, InvalidLogUrl, LogHardLinked, LogNotBegun
+from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.sqlite.log import SqliteLog
 
 
 def test_memory_urls_name_logs_of_this_process() -> None:

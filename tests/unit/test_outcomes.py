@@ -7,12 +7,12 @@ from functools import partial
 
 import pytest
 
-from brokers.errors import CalledOff
-from brokers.outcomes import Outcomes
-from channel import propose
-from channel.entries import BundleEntry
-from channel.propose import Author
-from channel.records import AnyRecord
+from equipoise.brokers.errors import CalledOff
+from equipoise.brokers.operations.outcomes import Outcomes
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.records import AnyRecord
 from tests.unit.simulation.history import History
 
 

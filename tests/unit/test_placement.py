@@ -1,6 +1,6 @@
 """Placement strategies: who gets a bundle by what is known of the load, and how a batch is weighed.
 
-May live here: the strategies of `brokers.placement`. That the quick choice of `FewestBundles` is the obvious one is shown in
+May live here: the strategies of `brokers.balancing.placement`. That the quick choice of `FewestBundles` is the obvious one is shown in
 `tests/unit/agent/test_placement.py`.
 """
 
@@ -13,10 +13,9 @@ from dataclasses import replace
 
 import pytest
 
-from brokers import placement
-from brokers.destinations import PlacementRules
-from brokers.load_reports import Summary
-from brokers.placement import (
+from equipoise.brokers.balancing import placement
+from equipoise.brokers.balancing.destinations import PlacementRules
+from equipoise.brokers.balancing.placement import (
     FewestBundles,
     LeastCost,
     LeastLongTermMessageRate,
@@ -27,8 +26,9 @@ from brokers.placement import (
     by_use,
     choose_among,
 )
-from channel import propose
-from channel.entries import BundleEntry
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.shedder.load_reports import Summary
 from tests.folding import Channel
 from tests.ruled import Member, bundle_of, give, load, ruled_channel, set_policy
 

@@ -1,6 +1,6 @@
 """Planning: how view, load and settings become a snapshot, and which strategy and placement a forecast goes by.
 
-May live here: tests of `brokers.planning` on channels and load that were made for it.
+May live here: tests of `brokers.balancing.planning` on channels and load that were made for it.
 """
 
 from __future__ import annotations
@@ -11,21 +11,32 @@ from dataclasses import replace
 
 import pytest
 
-from brokers import destinations
-from brokers.balancing_settings import BalancingSettings, ReportRules, Rounds, placement_of
-from brokers.destinations import PlacementRules
-from brokers.load_reports import Summary, summarized
-from brokers.placement import LeastCost
-from brokers.planning import OF_POLICIES, Scene, as_if_due, foreseen, fresh, groups_in_play, measure_of, plan_round, scene_of, stale_moves
-from brokers.policies import Isolation, Pattern, is_named
-from channel import propose
-from channel.entries import BundleEntry
-from channel.view import View
-from shedder.memory import Memory
-from shedder.plan import Move
-from shedder.snapshot import Candidates, Snapshot
-from shedder.threshold import ThresholdShedder
-from shedder.transfer import TransferShedder
+from equipoise.brokers.balancing import destinations
+from equipoise.brokers.balancing.destinations import PlacementRules
+from equipoise.brokers.balancing.placement import LeastCost
+from equipoise.brokers.balancing.planning import (
+    OF_POLICIES,
+    Scene,
+    as_if_due,
+    foreseen,
+    fresh,
+    groups_in_play,
+    measure_of,
+    plan_round,
+    scene_of,
+    stale_moves,
+)
+from equipoise.brokers.balancing.policies import Isolation, Pattern, is_named
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules, Rounds, placement_of
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.view import View
+from equipoise.shedder.load_reports import Summary, summarized
+from equipoise.shedder.memory import Memory
+from equipoise.shedder.plan import Move
+from equipoise.shedder.snapshot import Candidates, Snapshot
+from equipoise.shedder.threshold import ThresholdShedder
+from equipoise.shedder.transfer import TransferShedder
 from tests.folding import Channel
 from tests.loaded import sample, uneven_channel
 

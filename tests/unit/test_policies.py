@@ -1,6 +1,6 @@
 """Cluster policies: what their documents say, and what is refused.
 
-May live here: `brokers.policies`, and the check of a change in `brokers.policy_changes`.
+May live here: `brokers.balancing.policies`, and the check of a change in `brokers.balancing.policy_changes`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from brokers.errors import InvalidPolicy, PolicyLeavesNobody, UnknownPolicy
-from brokers.named import policy_named
-from brokers.policies import (
+from equipoise.brokers.balancing.named import policy_named
+from equipoise.brokers.balancing.policies import (
     Isolation,
     Pin,
     host_of,
@@ -22,10 +21,11 @@ from brokers.policies import (
     pin_document,
     policies_in,
 )
-from brokers.policy_changes import check_policy_change
-from channel import propose
-from channel.ranges import HASH_MAX
-from channel.records import DOCUMENT_ENTRIES_MAX, Document
+from equipoise.brokers.balancing.policy_changes import check_policy_change
+from equipoise.brokers.errors import InvalidPolicy, PolicyLeavesNobody, UnknownPolicy
+from equipoise.channel.core import propose
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, Document
 from tests.ruled import ruled_channel, set_policy
 
 GOLD: Document = {"namespaces.0": "gold/.*", "primary.0": "a[0-9]", "secondary.0": "b[0-9]"}

@@ -13,18 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from brokers.data_directory import DataDirectory
-from brokers.demo.callers import History
-from brokers.evidence import EvidenceFile
-from brokers.load_bus.files import FileLoadBus
-from brokers.load_reports import Sample
-from brokers.local_broker import LocalBroker
-from brokers.local_load_workers import LocalLoadWorkers
-from brokers.observations.sqlite import SqliteObservations
-from brokers.observed import Kind, Observation
+from equipoise.brokers.load.bus.files import FileLoadBus
+from equipoise.brokers.local.demo.callers import History
+from equipoise.brokers.local.local_broker import LocalBroker
+from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
+from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.runtime.observations.evidence import EvidenceFile
+from equipoise.brokers.runtime.observations.observed import Kind, Observation
+from equipoise.brokers.runtime.observations.sqlite import SqliteObservations
 from equipoise.examples.counter_store import CounterStore
-from spark_jobs.findings import Finding
-from spark_jobs.findings_out import FindingsTable, Numbered
+from equipoise.shedder.load_reports import Sample
+from equipoise.spark_jobs.audit.findings_out import FindingsTable, Numbered
+from equipoise.spark_jobs.rules.findings import Finding
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,6 @@
 """Java's properties files: what `java.util.Properties` makes of a text, we make of it.
 
-May live here: `brokers.properties`. What is expected was answered by Java 17.
+May live here: `brokers.balancing.settings.properties`. What is expected was answered by Java 17.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.errors import UnreadableProperties
-from brokers.properties import parse_properties
+from equipoise.brokers.balancing.settings.properties import parse_properties
+from equipoise.brokers.errors import UnreadableProperties
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,6 @@
 """Intentions to records: each is spelled against the entry that it is about, and the fold takes it.
 
-May live here: examples of `channel.propose`.
+May live here: examples of `channel.core.propose`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from channel import propose
-from channel.lifecycle import Phase
-from channel.propose import Author
-from channel.records import AnyRecord
-from channel.view import View
+from equipoise.channel.core import propose
+from equipoise.channel.core.lifecycle import Phase
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.records import AnyRecord
+from equipoise.channel.core.view import View
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
 
 

@@ -1,6 +1,6 @@
 """Pulsar's settings: every entry of a `broker.conf` is taken, or told why it was not.
 
-May live here: `brokers.pulsar_settings` with the tables of `brokers.pulsar_keys`.
+May live here: `brokers.balancing.settings.pulsar_settings` with the tables of `brokers.balancing.settings.pulsar_keys`.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.balancing_settings import BalancingSettings
-from brokers.errors import UnreadableProperties
-from brokers.pulsar_keys import MANAGER, MEANINGLESS, OLD_SPELLINGS, STRATEGIES, TAKEN
-from brokers.pulsar_settings import read_pulsar_settings
-from brokers.setting_values import SETTINGS, with_value
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.pulsar_keys import MANAGER, MEANINGLESS, OLD_SPELLINGS, STRATEGIES, TAKEN
+from equipoise.brokers.balancing.settings.pulsar_settings import read_pulsar_settings
+from equipoise.brokers.balancing.settings.setting_values import SETTINGS, with_value
+from equipoise.brokers.errors import UnreadableProperties
 
 # Each key with the default of Pulsar 4.2.4 and what it sets here.
 DEFAULTS: Mapping[str, tuple[str, Mapping[str, object]]] = {

@@ -10,8 +10,8 @@ from itertools import pairwise
 
 import pytest
 
-from channel.errors import InvalidBoundaries, InvalidName
-from channel.ranges import (
+from equipoise.channel.core.errors import InvalidBoundaries, InvalidName
+from equipoise.channel.core.ranges import (
     BUNDLES_MAX,
     HASH_MAX,
     NAME_BYTES_MAX,

@@ -1,6 +1,6 @@
 """From entries of a log to folded records: offsets, and where a reader must not go on.
 
-May live here: examples of `channel.reader`.
+May live here: examples of `channel.core.reader`.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from channel import propose
-from channel.codec import encode
-from channel.errors import BegunAbove, ForeignLog, LevelTooNew, LogWentBack
-from channel.log import Entry
-from channel.propose import Author
-from channel.reader import Reader
-from channel.records import Joined, Reason, Unreadable
-from channel.snapshot import from_bytes, to_bytes
-from channel.view import View
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.errors import BegunAbove, ForeignLog, LevelTooNew, LogWentBack
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import Joined, Reason, Unreadable
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.view import View
 from tests.folding import CLUSTER, Channel, channel_in, channel_with, joined, raise_level
 
 BASE = 5_000

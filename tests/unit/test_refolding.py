@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from brokers.data_directory import DataDirectory
-from brokers.refolding import Refolding
-from brokers.snapshots import Snapshots
-from channel.errors import Bug, EquipoiseError, LogDamaged
-from channel.view import View
+from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.runtime.directory.snapshots import Snapshots
+from equipoise.brokers.runtime.refolding import Refolding
+from equipoise.channel.core.errors import Bug, EquipoiseError, LogDamaged
+from equipoise.channel.core.view import View
 
 DEADLINE_S = 30.0
 

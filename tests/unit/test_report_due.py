@@ -1,6 +1,6 @@
 """When a report is due: Pulsar's rule, by example.
 
-May live here: examples of `brokers.report_due`.
+May live here: examples of `brokers.balancing.report_due`.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from dataclasses import replace
 
 import pytest
 
-from brokers.balancing_settings import ReportRules
-from brokers.load_reports import Sample
-from brokers.report_due import Reported, change_percent, report_due
-from shedder.loads import Resources, Traffic, Use
+from equipoise.brokers.balancing.report_due import Reported, change_percent, report_due
+from equipoise.brokers.balancing.settings.balancing_settings import ReportRules
+from equipoise.shedder.load_reports import Sample
+from equipoise.shedder.loads import Resources, Traffic, Use
 
 RULES = ReportRules(interval_min_ms=1_000, interval_max_ms=60_000, change_percent=10)
 SAMPLE = Sample(

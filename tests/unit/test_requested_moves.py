@@ -9,10 +9,16 @@ from collections.abc import Callable
 
 import pytest
 
-from brokers.agent.intents import CallOff, CreateNamespace, DeleteNamespace, MergeBundles, SetClusterPolicy, StartDeletingNamespace, Unload
-from brokers.errors import CalledOff, DestinationForbidden, InvalidPolicy, PolicyLeavesNobody, Rejected
-from brokers.policies import isolation_document, pin_document
-from brokers.requested_moves import (
+from equipoise.brokers.agent.intents import (
+    CallOff,
+    CreateNamespace,
+    DeleteNamespace,
+    MergeBundles,
+    SetClusterPolicy,
+    StartDeletingNamespace,
+    Unload,
+)
+from equipoise.brokers.agent.requested_moves import (
     BY_OPERATOR,
     CALLED_OFF_BY_OPERATOR,
     RACES_MAX,
@@ -29,12 +35,14 @@ from brokers.requested_moves import (
     unless_overtaken,
     unloads_of,
 )
-from channel import propose
-from channel.entries import BundleEntry
-from channel.propose import Author
-from channel.ranges import even_boundaries
-from channel.reader import Folded
-from channel.records import AnyRecord, Reason
+from equipoise.brokers.balancing.policies import isolation_document, pin_document
+from equipoise.brokers.errors import CalledOff, DestinationForbidden, InvalidPolicy, PolicyLeavesNobody, Rejected
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import AnyRecord, Reason
 from tests.folding import MIDDLE, NAMESPACE, channel_in, channel_with
 from tests.ruled import set_policy
 

@@ -7,16 +7,16 @@ import time
 
 import pytest
 
-from brokers import requests as module
-from brokers.agent.effects import Answered
-from brokers.agent.events import Requested
-from brokers.agent.intents import DeleteNamespace
-from brokers.errors import Rejected
-from brokers.requests import Requests
-from brokers.service import WorkerEnded
-from channel.entries import Verdict
-from channel.errors import OutcomeUnknown, Overloaded
-from channel.records import Reason
+from equipoise.brokers.agent.effects import Answered
+from equipoise.brokers.agent.events import Requested
+from equipoise.brokers.agent.intents import DeleteNamespace
+from equipoise.brokers.errors import Rejected
+from equipoise.brokers.runtime import requests as module
+from equipoise.brokers.runtime.requests import Requests
+from equipoise.brokers.runtime.service import WorkerEnded
+from equipoise.channel.core.entries import Verdict
+from equipoise.channel.core.errors import OutcomeUnknown, Overloaded
+from equipoise.channel.core.records import Reason
 
 INTENT = DeleteNamespace(name="t/n")
 LONG_MS = 60_000

@@ -1,6 +1,6 @@
 """The use of resources, from counters and limits: also where they lie, jump, or say nothing.
 
-May live here: examples of `brokers.resource_use` and of `brokers.cgroup_limits`, on counters and files that are made up.
+May live here: examples of `brokers.balancing.resource_use` and of `brokers.load.cgroup_limits`, on counters and files that are made up.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.cgroup_limits import MEMBERSHIP, CgroupLimits, cgroup_limits
-from brokers.resource_use import Card, Counters, Limits, counting_cards, network_kbits, resources_between
-from shedder.loads import FIGURE_MAX, Resources, Use
+from equipoise.brokers.balancing.resource_use import Card, Counters, Limits, counting_cards, network_kbits, resources_between
+from equipoise.brokers.load.cgroup_limits import MEMBERSHIP, CgroupLimits, cgroup_limits
+from equipoise.shedder.loads import FIGURE_MAX, Resources, Use
 
 MIB = 1 << 20
 BEFORE = Counters(at_ms=1_000, cpu_seconds=10.0, memory_bytes=5 * MIB, bytes_in=1_000, bytes_out=2_000)

@@ -1,6 +1,6 @@
 """Where a reader begins: with its own snapshot, the twin, or the log; and when it refuses to.
 
-May live here: examples of `channel.restore` on logs in memory. That whatever it chooses comes to the same view stands in
+May live here: examples of `channel.snapshots.restore` on logs in memory. That whatever it chooses comes to the same view stands in
 tests/property/test_compaction.py.
 """
 
@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from channel import propose
-from channel.entries import Verdict
-from channel.errors import ChannelIncomplete, ForeignLog, LogWentBack, TwinDamaged
-from channel.memory_twin import MemoryTwin, TwinStorage
-from channel.restore import earliest, restored
-from channel.snapshot import from_bytes, to_bytes
-from channel.twin import LOADS_MAX, Check, Progress, TwinImage, TwinRow, unchecked, unwatched
-from channel.twin_rows import decode_marker, encode_marker, keys_of, view_of
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import Verdict
+from equipoise.channel.core.errors import ChannelIncomplete, ForeignLog, LogWentBack, TwinDamaged
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.twin import LOADS_MAX, Check, Progress, TwinImage, TwinRow, unchecked, unwatched
+from equipoise.channel.snapshots.memory_twin import MemoryTwin, TwinStorage
+from equipoise.channel.snapshots.restore import earliest, restored
+from equipoise.channel.snapshots.twin_rows import decode_marker, encode_marker, keys_of, view_of
 from tests.compacting import TIMEOUT_MS, all_of, begin_copy, compacted, image_of, restored_to_end, write_twin, written
 from tests.folding import channel_in, channel_with
 from tests.gap_log import GapLog
@@ -182,7 +182,7 @@ def test_a_copy_without_its_twin_is_refused(log: GapLog) -> None:
 
 def test_a_copy_is_found_behind_any_garbage(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """However much stands before the genesis of a copy, the log is none that can be folded from zero."""
-    monkeypatch.setattr("channel.whole.PEEK_ENTRIES", 2)
+    monkeypatch.setattr("equipoise.channel.snapshots.whole.PEEK_ENTRIES", 2)
     log.append([b"garbage"] * 5, timeout_ms=TIMEOUT_MS)
     begin_copy(log, channel_with("a:1"), base=1_000)
     spoil(log)

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from channel.errors import CompactionRefused, InvalidRetention
-from channel.twin_rows import CHECKPOINTS_MAX, Marker
-from compaction.checkpoints import Checkpoint, kept
-from compaction.retention import (
+from equipoise.channel.core.errors import CompactionRefused, InvalidRetention
+from equipoise.channel.snapshots.twin_rows import CHECKPOINTS_MAX, Marker
+from equipoise.compaction.checkpoints import Checkpoint, kept
+from equipoise.compaction.retention import (
     CLOCK_PRECISION_MS,
     NEWEST_MS,
     RETAIN_BY_DEFAULT,

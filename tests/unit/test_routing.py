@@ -1,14 +1,14 @@
 """Routing: whom a client is sent to in each phase of a bundle.
 
-May live here: `brokers.routing` on real views.
+May live here: `brokers.balancing.routing` on real views.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from brokers.routing import server_of
-from channel.lifecycle import STATE_OF_PHASE, Phase
+from equipoise.brokers.balancing.routing import server_of
+from equipoise.channel.core.lifecycle import STATE_OF_PHASE, Phase
 from tests.folding import channel_in
 
 SERVED_BY = {"owned": "owner", "splitting": "owner", "transferring": "source"}

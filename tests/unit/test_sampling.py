@@ -1,6 +1,6 @@
 """From loads to a sample: how loads decay, what they are in Pulsar's words, and what a sample tells of them.
 
-May live here: examples of `brokers.sampling`; that many bundles are reckoned as one is, in `tests/property/test_sampling.py`.
+May live here: examples of `brokers.balancing.sampling`; that many bundles are reckoned as one is, in `tests/property/test_sampling.py`.
 """
 
 from __future__ import annotations
@@ -9,12 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from brokers.balancing_settings import BalancingSettings, ReportRules
-from brokers.load import BundleLoad, Messaging
-from brokers.load_reports import SampledBundle
-from brokers.sampling import BundleAverages, Carried, carried_bytes, sampled
-from shedder.loads import BundleTraffic, Resources, Traffic, Use, Weights
-from shedder.snapshot import BYTES_PER_CALL, IDLE_COST
+from equipoise.brokers.balancing.sampling import BundleAverages, Carried, carried_bytes, sampled
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules
+from equipoise.shedder.bundle_load import BundleLoad, Messaging
+from equipoise.shedder.load_reports import SampledBundle
+from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use, Weights
+from equipoise.shedder.snapshot import BYTES_PER_CALL, IDLE_COST
 
 HALF_LIFE_MS = 10_000
 MESSAGING = Messaging(

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from shedder.plan import Move
-from shedder.scheduler import Ends, Scheduler
+from equipoise.shedder.plan import Move
+from equipoise.shedder.scheduler import Ends, Scheduler
 
 INTERVAL_MS, REST_MS = 5_000, 60_000
 START_MS = 1_000

@@ -7,17 +7,17 @@ from contextlib import suppress
 
 import pytest
 
-from brokers import service_runner as module
-from brokers.agent.effects import Abandon, Close, Discard, FindCuts, Prepare
-from brokers.agent.events import Closed, CutsFound, Discarded, Event, Opened, Prepared
-from brokers.clock import SystemClock
-from brokers.errors import InvalidService
-from brokers.load import BundleLoad
-from brokers.service import Bundle, Ownership, Peer, Service
-from brokers.service_runner import ServiceRunner
-from channel.entries import bundle_entry
-from channel.errors import DeadlineExceeded
-from channel.ranges import HASH_MAX, bundle_name
+from equipoise.brokers.agent.effects import Abandon, Close, Discard, FindCuts, Prepare
+from equipoise.brokers.agent.events import Closed, CutsFound, Discarded, Event, Opened, Prepared
+from equipoise.brokers.errors import InvalidService
+from equipoise.brokers.runtime import service_runner as module
+from equipoise.brokers.runtime.clock import SystemClock
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.runtime.service_runner import ServiceRunner
+from equipoise.channel.core.entries import bundle_entry
+from equipoise.channel.core.errors import DeadlineExceeded
+from equipoise.channel.core.ranges import HASH_MAX, bundle_name
+from equipoise.shedder.bundle_load import BundleLoad
 from tests.unit.service_bench import BUNDLE, NAMESPACE, Bench, Odd, Warming, settled
 
 

@@ -1,6 +1,6 @@
 """The settings of balancing one by one: how values are read, what they may be, and how they are spelled.
 
-May live here: `brokers.setting_values` with the table of `brokers.setting_meanings`.
+May live here: `brokers.balancing.settings.setting_values` with the table of `brokers.balancing.settings.setting_meanings`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.balancing_settings import PLACEMENTS, SHEDDERS, BalancingSettings
-from brokers.errors import InvalidSetting, UnknownSetting
-from brokers.setting_meanings import GROUPS, MEANINGS
-from brokers.setting_values import CHOICES, NAMESPACES_MAX, SETTINGS, Value, setting_named, spelled, value_in, value_of, with_value
-from brokers.split_points import ALGORITHMS, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.balancing.settings.balancing_settings import PLACEMENTS, SHEDDERS, BalancingSettings
+from equipoise.brokers.balancing.settings.setting_meanings import GROUPS, MEANINGS
+from equipoise.brokers.balancing.settings.setting_values import (
+    CHOICES,
+    NAMESPACES_MAX,
+    SETTINGS,
+    Value,
+    setting_named,
+    spelled,
+    value_in,
+    value_of,
+    with_value,
+)
+from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.errors import InvalidSetting, UnknownSetting
 
 NUMBERS = [name for name, setting in SETTINGS.items() if setting.kind in (int, float)]
 GIVEN: st.SearchStrategy[Value] = (

@@ -1,6 +1,6 @@
 """The settings in force at one broker: those of the channel as soon as they are read, and its own for all else.
 
-May live here: `brokers.settings_in_force` at workers that run.
+May live here: `brokers.server.settings_in_force` at workers that run.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from brokers.admin.access import opened, submit
-from brokers.agent.intents import SetSettings
-from brokers.settings_in_force import SettingsInForce
-from brokers.settings_records import KEY
-from channel import propose
-from channel.records import Document, Scalar
+from equipoise.brokers.agent.intents import SetSettings
+from equipoise.brokers.balancing.settings.settings_records import KEY
+from equipoise.brokers.operations.access import opened, submit
+from equipoise.brokers.server.settings_in_force import SettingsInForce
+from equipoise.channel.core import propose
+from equipoise.channel.core.records import Document, Scalar
 from tests.unit.http.cluster import cluster, run, until
 
 pytestmark = pytest.mark.integration
@@ -57,7 +57,7 @@ def test_what_cannot_be_read_is_told_once_and_our_own_holds(tmp_path: Path, capl
             await until(lambda: settings().balancing.moves_max == 3)
             assert interval_ms == settings().balancing.shed_interval_ms
 
-    with caplog.at_level("ERROR", logger="brokers.settings_in_force"):
+    with caplog.at_level("ERROR", logger="equipoise.brokers.server.settings_in_force"):
         run(story)
-    (line,) = (record.getMessage() for record in caplog.records if record.name == "brokers.settings_in_force")
+    (line,) = (record.getMessage() for record in caplog.records if record.name == "equipoise.brokers.server.settings_in_force")
     assert "balancing.shed_interval_ms" in line

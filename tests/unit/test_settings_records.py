@@ -1,6 +1,6 @@
 """The settings of balancing on the channel: spelled, read, changed, and told.
 
-May live here: `brokers.settings_records`, over documents and over small channels.
+May live here: `brokers.balancing.settings.settings_records`, over documents and over small channels.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.agent.intents import SetSettings, subject_of
-from brokers.agent.requests import record_of
-from brokers.balancing_settings import BalancingSettings, Rounds
-from brokers.errors import InvalidSetting, UnknownSetting
-from brokers.setting_values import NAMESPACES_MAX, SETTINGS, spelled, with_value
-from brokers.settings_records import (
+from equipoise.brokers.agent.intents import SetSettings, subject_of
+from equipoise.brokers.agent.requests import record_of
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, Rounds
+from equipoise.brokers.balancing.settings.setting_values import NAMESPACES_MAX, SETTINGS, spelled, with_value
+from equipoise.brokers.balancing.settings.settings_records import (
     CHANGED_BY,
     KEY,
     Changes,
@@ -28,12 +27,13 @@ from brokers.settings_records import (
     settings_in,
     settings_of,
 )
-from channel import propose
-from channel.codec import decode
-from channel.entries import Verdict
-from channel.reader import Folded
-from channel.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TEXT_CHARACTERS_MAX, Document, Reason, Scalar
-from channel.view import View, apply
+from equipoise.brokers.errors import InvalidSetting, UnknownSetting
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.entries import Verdict
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TEXT_CHARACTERS_MAX, Document, Reason, Scalar
+from equipoise.channel.core.view import View, apply
 from tests.folding import Channel, channel_with
 
 BASE = BalancingSettings(balancing=Rounds(shed_interval_ms=123, namespace_bundles=9))

@@ -11,15 +11,15 @@ from dataclasses import replace
 
 import pytest
 
-from brokers.load import BundleLoad
-from brokers.load_reports import Summary
-from channel import propose
-from channel.lifecycle import Phase
-from shedder.level import Leveller
-from shedder.loads import Averages, BrokerLoad
-from shedder.memory import Memory
-from shedder.snapshot import IDLE_COST, Candidates, Snapshot, WeighedBroker, WeighedBundle, Weighing, costs_of, take
-from shedder.transfer import TransferShedder
+from equipoise.channel.core import propose
+from equipoise.channel.core.lifecycle import Phase
+from equipoise.shedder.bundle_load import BundleLoad
+from equipoise.shedder.level import Leveller
+from equipoise.shedder.load_reports import Summary
+from equipoise.shedder.loads import Averages, BrokerLoad
+from equipoise.shedder.memory import Memory
+from equipoise.shedder.snapshot import IDLE_COST, Candidates, Snapshot, WeighedBroker, WeighedBundle, Weighing, costs_of, take
+from equipoise.shedder.transfer import TransferShedder
 from tests.folding import NAMESPACE, Channel, channel_in, channel_with
 from tests.ruled import Member, ruled_channel
 from tests.shedding import broker, bundle

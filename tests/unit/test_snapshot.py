@@ -1,6 +1,6 @@
 """Views as bytes: what comes back, and what is refused.
 
-May live here: examples of `channel.snapshot`; that a fold goes on from any snapshot stands in tests/property/test_fold.py.
+May live here: examples of `channel.core.snapshot`; that a fold goes on from any snapshot stands in tests/property/test_fold.py.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from hashlib import blake2b
 import orjson
 import pytest
 
-from channel import propose
-from channel.errors import SnapshotDamaged
-from channel.propose import Author
-from channel.snapshot import from_bytes, to_bytes
-from channel.view import View
+from equipoise.channel.core import propose
+from equipoise.channel.core.errors import SnapshotDamaged
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.view import View
 from tests.folding import NAMESPACE, Channel, channel_in, joined, raise_level
 from tests.twin import facts_of
 

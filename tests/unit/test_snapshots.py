@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from brokers.data_directory import DataDirectory
-from brokers.snapshots import Snapshots
-from channel.errors import LogUnavailable
-from channel.memory_log import MemoryLog
-from channel.snapshot import to_bytes
+from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.runtime.directory.snapshots import Snapshots
+from equipoise.channel.core.errors import LogUnavailable
+from equipoise.channel.core.snapshot import to_bytes
+from equipoise.channel.log.memory_log import MemoryLog
 from tests.folding import channel_with
 
 LOG = "the identity of the log"

@@ -7,12 +7,12 @@ import logging
 
 import pytest
 
-from brokers.agent.effects import Close
-from brokers.agent.events import Closed
-from brokers.handover import HandoverUnavailable
-from brokers.service import Peer
-from brokers.service_runner import FetchSpilled
-from brokers.spilled import Note, Spilled
+from equipoise.brokers.agent.effects import Close
+from equipoise.brokers.agent.events import Closed
+from equipoise.brokers.runtime.handover import HandoverUnavailable
+from equipoise.brokers.runtime.service import Peer
+from equipoise.brokers.runtime.service_runner import FetchSpilled
+from equipoise.brokers.runtime.spilled import Note, Spilled
 from tests.folding import channel_with
 from tests.unit.service_bench import BUNDLE, Bench, settled
 

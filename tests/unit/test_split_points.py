@@ -17,9 +17,8 @@ from itertools import pairwise, product
 
 import pytest
 
-from brokers.bundle_limits import MIB, BundleLimits
-from brokers.errors import InvalidLoad, UnsupportedAlgorithm
-from brokers.split_points import (
+from equipoise.brokers.balancing.splitting.bundle_limits import MIB, BundleLimits
+from equipoise.brokers.balancing.splitting.split_points import (
     ALGORITHMS,
     FLOW_OR_QPS_EQUALLY_DIVIDE,
     RANGE_EQUALLY_DIVIDE,
@@ -29,9 +28,10 @@ from brokers.split_points import (
     TopicLoad,
     split_points,
 )
-from channel.errors import InvalidBoundaries
-from channel.ranges import HASH_MAX, check_cuts
-from channel.records import CUTS_MAX
+from equipoise.brokers.errors import InvalidLoad, UnsupportedAlgorithm
+from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.ranges import HASH_MAX, check_cuts
+from equipoise.channel.core.records import CUTS_MAX
 from tests.vectors.cases import Case, read_cases
 from tests.vectors.split_boundaries import question_of
 

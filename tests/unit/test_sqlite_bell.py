@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from channel import sqlite_bell
-from channel.sqlite_bell import Bell
+from equipoise.channel.sqlite import bell as sqlite_bell
+from equipoise.channel.sqlite.bell import Bell
 
 FOREVER_MS = 3_600_000
 DEADLINE_SECONDS = 30.0

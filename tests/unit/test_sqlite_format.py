@@ -1,6 +1,6 @@
 """Files of an older format, and the times that entries bear.
 
-May live here: what `channel.sqlite_format` makes of a file, seen through the log that opens it.
+May live here: what `channel.sqlite.format` makes of a file, seen through the log that opens it.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from zlib import crc32
 
 import pytest
 
-from channel.errors import LogDamaged
-from channel.log import Entry
-from channel.sqlite_file import BOOT_ID, this_boot
-from channel.sqlite_format import APPLICATION_ID, FORMAT, FORMAT_WITH_FLOOR, SKIP_AFTER_RESTART
-from channel.sqlite_log import SqliteLog
-from channel.twin import TwinRow
+from equipoise.channel.core.errors import LogDamaged
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.sqlite.file import BOOT_ID, this_boot
+from equipoise.channel.sqlite.format import APPLICATION_ID, FORMAT, FORMAT_WITH_FLOOR, SKIP_AFTER_RESTART
+from equipoise.channel.sqlite.log import SqliteLog
 from tests.unit.sqlite_files import TIMEOUT_MS, append, edit, make, open_at
 
 RECORDS = [b"%d" % number * 30 for number in range(200)]

@@ -22,14 +22,15 @@ from pathlib import Path
 
 import pytest
 
-from channel import sqlite_log, sqlite_storage
-from channel.errors import Bug, InvalidLogUrl, LogDamaged, LogReplaced, LogStorageFull, LogUnavailable, NetworkFileSystem
-from channel.log import FIRST_OFFSET, Skipping
-from channel.memory_log import MemoryLog
-from channel.sqlite_bell import Bell
-from channel.sqlite_format import SKIP_AFTER_RESTART
-from channel.sqlite_log import TRUNCATE_STEP_ENTRIES, SqliteLog
-from channel.sqlite_storage import RETRY_MS_MAX, RETRY_MS_MIN, WAL_BYTES_KEPT, WAL_BYTES_MAX, Synchronous
+from equipoise.channel.core.errors import Bug, InvalidLogUrl, LogDamaged, LogReplaced, LogStorageFull, LogUnavailable, NetworkFileSystem
+from equipoise.channel.core.log import FIRST_OFFSET, Skipping
+from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.channel.sqlite import log as sqlite_log
+from equipoise.channel.sqlite import storage as sqlite_storage
+from equipoise.channel.sqlite.bell import Bell
+from equipoise.channel.sqlite.format import SKIP_AFTER_RESTART
+from equipoise.channel.sqlite.log import TRUNCATE_STEP_ENTRIES, SqliteLog
+from equipoise.channel.sqlite.storage import RETRY_MS_MAX, RETRY_MS_MIN, WAL_BYTES_KEPT, WAL_BYTES_MAX, Synchronous
 from tests.unit.sqlite_files import TIMEOUT_MS, URL, append, edit, make, open_at
 
 NOBODY = 65_534
@@ -474,7 +475,7 @@ def test_a_truncation_leaves_the_lock_to_others_between_its_steps(tmp_path: Path
         pauses_s.append(seconds)
         append(other, b"between")
 
-    monkeypatch.setattr("channel.sqlite_storage.time.sleep", pause)
+    monkeypatch.setattr("equipoise.channel.sqlite.storage.time.sleep", pause)
     log.truncate(log.end(), timeout_ms=TIMEOUT_MS)
     assert [True] * 3 == [0 < seconds < TIMEOUT_MS / 1_000 for seconds in pauses_s]
     log.close()

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from channel.errors import EquipoiseError, LogDamaged
-from channel.log import FIRST_OFFSET
+from equipoise.channel.core.errors import EquipoiseError, LogDamaged
+from equipoise.channel.core.log import FIRST_OFFSET
 from tests.unit.sqlite_files import URL, append, edit, make, open_at
 
 

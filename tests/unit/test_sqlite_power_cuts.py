@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from channel.sqlite_log import TRUNCATE_STEP_ENTRIES
+from equipoise.channel.sqlite.log import TRUNCATE_STEP_ENTRIES
 from tests.unit.sqlite_files import TIMEOUT_MS, append, open_at
 
 RECORD = bytes(300)
 ENTRIES = 2 * TRUNCATE_STEP_ENTRIES + 3
 WAL_FRAME_BYTES = 24 + 4_096
 TOLD = ("PRAGMA synchronous = FULL", "PRAGMA synchronous = NORMAL", "UPDATE log", "DELETE FROM entries", "INSERT INTO entries")
-SLEEP = "channel.sqlite_storage.time.sleep"
+SLEEP = "equipoise.channel.sqlite.storage.time.sleep"
 
 
 class CutOffError(Exception):

@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
-from channel.errors import ChannelIncomplete, TwinFenced
-from channel.restore import earliest, restored
-from channel.sqlite_log import SqliteLog
-from channel.verify import verify
-from compaction.exporting import exported
-from compaction.retention import Retention
+from equipoise.channel.core.errors import ChannelIncomplete, TwinFenced
+from equipoise.channel.inspect.verify import verify
+from equipoise.channel.snapshots.restore import earliest, restored
+from equipoise.channel.sqlite.log import SqliteLog
+from equipoise.compaction.exporting import exported
+from equipoise.compaction.retention import Retention
 from tests.carried import cut_off
 from tests.compacting import all_of, compacted, renewed, restored_to_end
 from tests.folding import Channel, channel_with

@@ -11,12 +11,12 @@ from pathlib import Path
 import aiohttp
 import pytest
 
-from brokers import starting
-from brokers import worker as workers
-from brokers.config import WorkerConfig
-from brokers.data_directory import DataDirectory
-from brokers.main import Broker, run_broker
-from channel.errors import EquipoiseError, LogAccessDenied, LogUnavailable
+from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.server import starting
+from equipoise.brokers.server.main import Broker, run_broker
+from equipoise.channel.core.errors import EquipoiseError, LogAccessDenied, LogUnavailable
 from tests.troubled_log import TroubledLog
 from tests.unit.http.cluster import PATIENCE_MS, run, until
 
@@ -57,7 +57,7 @@ def config(folder: Path, **settings: object) -> WorkerConfig:
 
 def lines(caplog: pytest.LogCaptureFixture) -> list[logging.LogRecord]:
     """What was told of the wait."""
-    return [record for record in caplog.records if record.name == "brokers.starting"]
+    return [record for record in caplog.records if record.name == "equipoise.brokers.server.starting"]
 
 
 def test_a_broker_waits_for_its_log_and_says_so(tmp_path: Path, opening: Opening, caplog: pytest.LogCaptureFixture) -> None:
@@ -144,7 +144,7 @@ def test_who_is_told_to_stop_waits_no_more(tmp_path: Path, opening: Opening, cap
         signal.raise_signal(signal.SIGTERM)
         await running
 
-    with caplog.at_level("INFO", logger="brokers.main"):
+    with caplog.at_level("INFO", logger="equipoise.brokers.server.main"):
         run(story)
     assert "stopping" in [record.message for record in caplog.records]
     DataDirectory(tmp_path).close()

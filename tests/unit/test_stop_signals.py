@@ -11,7 +11,7 @@ from types import FrameType
 
 import pytest
 
-from brokers.stop_signals import hear_interrupts
+from equipoise.channel.system.stop_signals import hear_interrupts
 
 
 def handler_of_a_program(_number: int, _frame: FrameType | None) -> None:

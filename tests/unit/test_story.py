@@ -13,17 +13,18 @@ from pathlib import Path
 import orjson
 import pytest
 
-from channel import propose, story
-from channel.codec import decode, encode
-from channel.entries import BundleEntry, Verdict
-from channel.lifecycle import ROWS
-from channel.log import Entry
-from channel.propose import Author
-from channel.ranges import HASH_MAX, BundleName, parse_bundle
-from channel.reader import Folded, Reader
-from channel.records import ADMIN_WINDOW_OFFSETS, Document, LevelRecord, Reason
-from channel.story import Names, as_document, concerns, describe, ending_of, explain, standing, story_of
-from channel.view import View, apply
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.entries import BundleEntry, Verdict
+from equipoise.channel.core.lifecycle import ROWS
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX, BundleName, parse_bundle
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, Document, LevelRecord, Reason
+from equipoise.channel.core.view import View, apply
+from equipoise.channel.inspect import story
+from equipoise.channel.inspect.story import Names, as_document, concerns, describe, ending_of, explain, standing, story_of
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined, raise_level
 from tests.walk import Walk
 

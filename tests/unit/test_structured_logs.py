@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.structured_logs import JsonLines, PlainLines, configure, handler_for
+from equipoise.brokers.cli.structured_logs import JsonLines, PlainLines, configure, handler_for
 
 
 class Terminal(io.StringIO):
@@ -33,8 +33,8 @@ class Unspeakable:
 
 
 def event(message: object, *arguments: object, **fields: object) -> logging.LogRecord:
-    """An event of the logger `brokers.worker` with these fields."""
-    record = logging.LogRecord("brokers.worker", logging.WARNING, "worker.py", 1, message, arguments, None)
+    """An event of the logger `brokers.runtime.worker` with these fields."""
+    record = logging.LogRecord("equipoise.brokers.runtime.worker", logging.WARNING, "worker.py", 1, message, arguments, None)
     record.created = 1_700_000_000.25
     record.__dict__.update(fields)
     return record
@@ -47,7 +47,7 @@ def test_an_event_is_one_json_object() -> None:
         "time": "2023-11-14T22:13:20.250+00:00",
         "level": "warning",
         "event": "append of x failed",
-        "logger": "brokers.worker",
+        "logger": "equipoise.brokers.runtime.worker",
         "bundle": "t/n/0x0_0x1",
         "offset": 7,
         "reason": None,
@@ -125,9 +125,9 @@ def test_a_process_of_ours_logs_as_its_stream_wants(root: logging.Logger) -> Non
     """JSON lines go to a pipe and plain ones to a terminal, from `INFO` on."""
     pipe, terminal = io.StringIO(), Terminal()
     configure(pipe)
-    logging.getLogger("brokers.worker").info("ready", extra={"broker": "b"})
-    logging.getLogger("brokers.worker").debug("unheard")
+    logging.getLogger("equipoise.brokers.runtime.worker").info("ready", extra={"broker": "b"})
+    logging.getLogger("equipoise.brokers.runtime.worker").debug("unheard")
     assert "b" == json.loads(pipe.getvalue())["broker"]
     root.addHandler(handler_for(terminal))
-    logging.getLogger("brokers.worker").info("ready", extra={"broker": "b"})
+    logging.getLogger("equipoise.brokers.runtime.worker").info("ready", extra={"broker": "b"})
     assert terminal.getvalue().endswith(" INFO    ready  broker=b\n")

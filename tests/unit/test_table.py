@@ -1,6 +1,6 @@
 """Questions about a view: lookups by hash point, neighbours, holders, who leads.
 
-May live here: examples of `channel.table`. That its indexes agree with a slow recomputation stands in
+May live here: examples of `channel.core.table`. That its indexes agree with a slow recomputation stands in
 tests/property/test_fold.py.
 """
 
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import pytest
 
-from channel import propose
-from channel.lifecycle import Phase
-from channel.ranges import HASH_MAX
-from channel.view import View
+from equipoise.channel.core import propose
+from equipoise.channel.core.lifecycle import Phase
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.view import View
 from tests.folding import MIDDLE, NAMESPACE, channel_in, channel_with
 
 BOUNDARIES = (0, 1, 7, MIDDLE, HASH_MAX)

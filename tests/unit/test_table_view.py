@@ -14,10 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from channel import propose, table_view
-from channel.codec import encode
-from channel.deadline import Deadline
-from channel.errors import (
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.errors import (
     AppendTooLarge,
     DeadlineExceeded,
     EquipoiseError,
@@ -28,15 +27,17 @@ from channel.errors import (
     Overloaded,
     SnapshotDamaged,
 )
-from channel.log import RECORD_BYTES_MAX, Log
-from channel.memory_log import MemoryLog
-from channel.open_log import open_log
-from channel.propose import Author
-from channel.ranges import HASH_MAX
-from channel.reader import Folded, Reader
-from channel.records import AnyRecord, Reason
-from channel.snapshot import to_bytes
-from channel.table_view import TableView
+from equipoise.channel.core.log import RECORD_BYTES_MAX, Log
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import AnyRecord, Reason
+from equipoise.channel.core.snapshot import to_bytes
+from equipoise.channel.log import table_view
+from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.log.table_view import TableView
+from equipoise.channel.system.deadline import Deadline
 from tests.compacting import begin_copy
 from tests.folding import channel_with
 from tests.troubled_log import TroubledLog

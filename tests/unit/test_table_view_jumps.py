@@ -1,6 +1,6 @@
 """A channel followed live over a truncation: the view after it, who waits, who listens, and what was proposed in the gap.
 
-May live here: what `channel.table_view` makes of a jump.
+May live here: what `channel.log.table_view` makes of a jump.
 """
 
 from __future__ import annotations
@@ -10,15 +10,15 @@ import itertools
 
 import pytest
 
-from channel import propose
-from channel.codec import encode
-from channel.deadline import Deadline
-from channel.difference import Jump
-from channel.entries import PolicyChanged
-from channel.errors import LogUnavailable, OutcomeUnknown
-from channel.memory_log import MemoryLog
-from channel.reader import Folded
-from channel.table_view import TableView
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.entries import PolicyChanged
+from equipoise.channel.core.errors import LogUnavailable, OutcomeUnknown
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.channel.log.table_view import TableView
+from equipoise.channel.system.deadline import Deadline
 from tests.compacted import compact
 from tests.folding import CLUSTER, channel_with
 from tests.troubled_log import TroubledLog

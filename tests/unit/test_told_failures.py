@@ -1,6 +1,6 @@
 """The two lines of something that fails over and over: what they say, and how loud they are.
 
-May live here: examples of `brokers.told_failures`; how often there is a line is told by those whose failures they are.
+May live here: examples of `brokers.runtime.failures.told_failures`; how often there is a line is told by those whose failures they are.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ import logging
 
 import pytest
 
-from brokers.told_failures import ToldFailures, told_error
-from channel.errors import Overloaded
+from equipoise.brokers.runtime.failures.told_failures import ToldFailures, told_error
+from equipoise.channel.core.errors import Overloaded
 
 FULL = Overloaded(what="the row", limit=3)
 

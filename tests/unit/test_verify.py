@@ -10,19 +10,20 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from channel import propose, verify
-from channel.codec import encode
-from channel.entries import BrokerChanged, BundleChanged, BundleEntry, Change, NamespaceChanged, NamespaceEntry, bundle_entry
-from channel.errors import LogDamaged, LogUnavailable
-from channel.findings import Finding, Findings, Kind
-from channel.log import Entry
-from channel.memory_log import MemoryLog
-from channel.propose import Author
-from channel.ranges import HASH_MAX
-from channel.reader import Reader
-from channel.records import AnyRecord, LevelRecord, Reason
-from channel.verify import Audit, problems_of, problems_of_view
-from channel.view import View
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.entries import BrokerChanged, BundleChanged, BundleEntry, Change, NamespaceChanged, NamespaceEntry, bundle_entry
+from equipoise.channel.core.errors import LogDamaged, LogUnavailable
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import AnyRecord, LevelRecord, Reason
+from equipoise.channel.core.view import View
+from equipoise.channel.inspect import verify
+from equipoise.channel.inspect.findings import Finding, Findings, Kind
+from equipoise.channel.inspect.verify import Audit, problems_of, problems_of_view
+from equipoise.channel.log.memory_log import MemoryLog
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with
 from tests.troubled_log import TroubledLog
 

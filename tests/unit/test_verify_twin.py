@@ -1,6 +1,6 @@
 """The audit of a channel that has a twin: by itself, against its log, and where the log's beginning is gone.
 
-May live here: examples of `channel.verify` on logs with a twin; those without one are in test_verify.py.
+May live here: examples of `channel.inspect.verify` on logs with a twin; those without one are in test_verify.py.
 """
 
 from __future__ import annotations
@@ -10,17 +10,17 @@ from dataclasses import replace
 
 import pytest
 
-from channel import propose
-from channel import verify as audit
-from channel.errors import LogTruncated
-from channel.findings import Finding, Kind
-from channel.log import Log
-from channel.snapshot import from_bytes, to_bytes
-from channel.twin import Check, TwinRow
-from channel.twin_audit import TwinFacts, facts_of_twin
-from channel.twin_rows import encode_marker
-from channel.verify import verify
-from compaction.retention import Retention
+from equipoise.channel.core import propose
+from equipoise.channel.core.errors import LogTruncated
+from equipoise.channel.core.log import Log
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.core.twin import Check, TwinRow
+from equipoise.channel.inspect import verify as audit
+from equipoise.channel.inspect.findings import Finding, Kind
+from equipoise.channel.inspect.twin_audit import TwinFacts, facts_of_twin
+from equipoise.channel.inspect.verify import verify
+from equipoise.channel.snapshots.twin_rows import encode_marker
+from equipoise.compaction.retention import Retention
 from tests.compacting import TIMEOUT_MS, begin_copy, compacted, image_of, marker_in, renewed, write_twin, written
 from tests.folding import Channel, channel_in, channel_with
 from tests.gap_log import GapLog

@@ -1,7 +1,7 @@
 """The fold's rules about bundles: every row of the two tables of docs/protocol.md, accepted and refused.
 
 May live here: examples of transitions, splits, merges and deaths. The tables are written out anew, since a test that reads
-`channel.lifecycle` would only show that it equals itself.
+`channel.core.lifecycle` would only show that it equals itself.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from channel import propose
-from channel.entries import BundleChanged
-from channel.lifecycle import Phase
-from channel.propose import Author
-from channel.ranges import HASH_MAX, bundle_name
-from channel.records import AnyRecord, BundleTransition, Merge, Reason, Split, State
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleChanged
+from equipoise.channel.core.lifecycle import Phase
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX, bundle_name
+from equipoise.channel.core.records import AnyRecord, BundleTransition, Merge, Reason, Split, State
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined
 
 

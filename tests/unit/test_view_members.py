@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import orjson
 import pytest
 
-from channel import propose
-from channel.codec import encode
-from channel.entries import BrokerChanged, BrokerStatus
-from channel.propose import Author
-from channel.records import ADMIN_WINDOW_OFFSETS, BrokerRecord, Document, Reason
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.entries import BrokerChanged, BrokerStatus
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.records import ADMIN_WINDOW_OFFSETS, BrokerRecord, Document, Reason
 from tests.folding import Channel, channel_in, channel_with, joined
 
 POLICY: Document = {"limit": 3}

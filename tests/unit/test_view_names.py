@@ -9,15 +9,15 @@ from dataclasses import replace
 
 import pytest
 
-from brokers.named import namespace_named
-from channel import propose
-from channel.codec import decode, encode
-from channel.entries import BundleChanged, LevelChanged, NamespaceChanged, NamespaceEntry, PolicyChanged, PolicyEntry
-from channel.errors import InvalidName
-from channel.propose import Author
-from channel.ranges import HASH_MAX, even_boundaries
-from channel.records import NamespaceRecord, PolicyRecord, Reason
-from channel.view import View, apply
+from equipoise.brokers.balancing.named import namespace_named
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.entries import BundleChanged, LevelChanged, NamespaceChanged, NamespaceEntry, PolicyChanged, PolicyEntry
+from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
+from equipoise.channel.core.records import NamespaceRecord, PolicyRecord, Reason
+from equipoise.channel.core.view import View, apply
 from tests.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, joined, raise_level
 
 FOUNDER = Author(publisher="admin:ops")

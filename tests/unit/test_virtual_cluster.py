@@ -13,15 +13,24 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from brokers.agent.agent import Agent
-from brokers.agent.effects import Effect
-from brokers.agent.events import Event, Instant, Wanted
-from brokers.errors import InvalidRequest, InvalidService, Rejected, UnknownNamespace
-from brokers.loop_thread import NotRunning
-from brokers.service import Bundle, Ownership, OwnershipLost, Peer, Service
-from brokers.virtual_cluster import AlreadyRuns, Cluster, LoopIsRunning, NobodyRuns, NoRest, NotInCluster, NotServed, NotSplit
-from channel.deadline import Deadline
-from channel.errors import CallerError, DeadlineExceeded, InvalidBoundaries, InvalidName
+from equipoise.brokers.agent.agent import Agent
+from equipoise.brokers.agent.effects import Effect
+from equipoise.brokers.agent.events import Event, Instant, Wanted
+from equipoise.brokers.errors import InvalidRequest, InvalidService, Rejected, UnknownNamespace
+from equipoise.brokers.runtime.loop_thread import NotRunning
+from equipoise.brokers.runtime.service import Bundle, Ownership, OwnershipLost, Peer, Service
+from equipoise.brokers.testing.virtual_cluster import (
+    AlreadyRuns,
+    Cluster,
+    LoopIsRunning,
+    NobodyRuns,
+    NoRest,
+    NotInCluster,
+    NotServed,
+    NotSplit,
+)
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, InvalidBoundaries, InvalidName
+from equipoise.channel.system.deadline import Deadline
 
 NAMESPACE = "shop/orders"
 FAILOVER_MS = 4_000

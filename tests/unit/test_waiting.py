@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from brokers import waiting as module
-from brokers.service import WorkerEnded
-from brokers.waiting import Waiting
-from channel.errors import DeadlineExceeded, Overloaded
-from channel.view import View
+from equipoise.brokers.runtime import waiting as module
+from equipoise.brokers.runtime.service import WorkerEnded
+from equipoise.brokers.runtime.waiting import Waiting
+from equipoise.channel.core.errors import DeadlineExceeded, Overloaded
+from equipoise.channel.core.view import View
 
 LONG_MS = 60_000
 

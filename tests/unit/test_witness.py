@@ -1,6 +1,7 @@
 """The witness of a broker: which stretches of serving it tells of, with which ends, whatever becomes of lease and handle.
 
-May live here: `brokers.witness` with leases and handles that a test sets by hand, and time that passes only when it says so.
+May live here: `brokers.runtime.observations.witness` with leases and handles that a test sets by hand, and time that passes only when it
+says so.
 """
 
 from __future__ import annotations
@@ -9,14 +10,14 @@ from dataclasses import dataclass, field
 
 import orjson
 
-from brokers.agent.effects import Abandon, Close, Reshaped
-from brokers.agent.events import Instant, Opened, Tick
-from brokers.agent.handle import Handle, Lease
-from brokers.clock import Clock
-from brokers.observed import Served
-from brokers.service import Ownership, OwnershipLost
-from brokers.witness import Witness
-from channel.ranges import HASH_MAX, bundle_name
+from equipoise.brokers.agent.effects import Abandon, Close, Reshaped
+from equipoise.brokers.agent.events import Instant, Opened, Tick
+from equipoise.brokers.agent.handle import Handle, Lease
+from equipoise.brokers.runtime.clock import Clock
+from equipoise.brokers.runtime.observations.observed import Served
+from equipoise.brokers.runtime.observations.witness import Witness
+from equipoise.brokers.runtime.service import Ownership, OwnershipLost
+from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 
 LEFT, RIGHT = bundle_name("t/n", 0, HASH_MAX // 2), bundle_name("t/n", HASH_MAX // 2, HASH_MAX)
 WHOLE = bundle_name("t/n", 0, HASH_MAX)

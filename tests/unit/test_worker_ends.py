@@ -14,21 +14,21 @@ from pathlib import Path
 
 import pytest
 
-from brokers import listeners
-from brokers import worker as workers
-from brokers.agent.intents import CreateNamespace
-from brokers.config import WorkerConfig
-from brokers.data_directory import DataDirectory
-from brokers.errors import DataDirectoryInUse
-from brokers.service import Bundle, Ownership, Peer, Service
-from brokers.worker import Worker
-from channel import propose
-from channel.codec import encode
-from channel.deadline import Deadline
-from channel.errors import LogReplaced, LogStorageFull, LogUnavailable, Overloaded
-from channel.propose import Author
-from channel.ranges import even_boundaries
-from channel.view import View
+from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.errors import DataDirectoryInUse
+from equipoise.brokers.runtime import listeners
+from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.errors import LogReplaced, LogStorageFull, LogUnavailable, Overloaded
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
 from tests.troubled_log import TroubledLog
 
 NAMESPACE = "t/n"
@@ -244,7 +244,7 @@ def test_alarms_and_failed_appends_name_their_record(stand: Run, caplog: pytest.
         stand.log.append([encode(propose.down(admin, former, nonce=former.joined.nonce))], timeout_ms=1_000)
         await stand.until(lambda view: view.brokers["a"].incarnation != former.incarnation or None, "its coming back")
 
-    with caplog.at_level(logging.INFO, logger="brokers.failed_appends"):
+    with caplog.at_level(logging.INFO, logger="equipoise.brokers.runtime.failures.failed_appends"):
         stand(story)
     (failed,) = (record.__dict__ for record in caplog.records if record.message.startswith("append failed"))
     assert ("a", "namespace", "t/other") == (failed["broker"], failed["kind"], failed["key"])
@@ -296,9 +296,9 @@ def test_a_broker_tells_of_its_openings_and_closings(stand: Run, caplog: pytest.
         await stand.serve()
         await stand.worker.stop()
 
-    with caplog.at_level(logging.INFO, logger="brokers.bundle_lines"):
+    with caplog.at_level(logging.INFO, logger="equipoise.brokers.runtime.bundle_lines"):
         stand(story)
-    lines = [record.message for record in caplog.records if record.name == "brokers.bundle_lines"]
+    lines = [record.message for record in caplog.records if record.name == "equipoise.brokers.runtime.bundle_lines"]
     assert [BUNDLES, BUNDLES] == [lines.count("opened"), lines.count("closed")]
 
 

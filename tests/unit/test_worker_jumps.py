@@ -14,24 +14,24 @@ from pathlib import Path
 
 import pytest
 
-from brokers import worker as workers
-from brokers.agent.intents import CreateNamespace, SplitBundle
-from brokers.config import WorkerConfig
-from brokers.http.assignment_feed import AssignmentFeed
-from brokers.http.moving import Moving
-from brokers.service import Bundle, Ownership, Peer, Service
-from brokers.split_points import SPECIFIED_POSITIONS_DIVIDE
-from brokers.worker import Worker
-from channel import propose
-from channel.codec import encode
-from channel.deadline import Deadline
-from channel.difference import Jump
-from channel.errors import LogUnavailable, OutcomeUnknown
-from channel.memory_log import MemoryLog
-from channel.propose import Author
-from channel.ranges import even_boundaries
-from channel.records import AnyRecord
-from compaction.copying import begin_above, empty_target
+from equipoise.brokers.agent.intents import CreateNamespace, SplitBundle
+from equipoise.brokers.balancing.splitting.split_points import SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.http.assignment_feed import AssignmentFeed
+from equipoise.brokers.http.moving import Moving
+from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.errors import LogUnavailable, OutcomeUnknown
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.records import AnyRecord
+from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.channel.system.deadline import Deadline
+from equipoise.compaction.copying import begin_above, empty_target
 from tests.carried import soon
 from tests.compacted import compact
 from tests.folding import channel_with
@@ -141,7 +141,7 @@ def test_a_worker_that_is_cut_off_goes_on_from_the_twin(stand: Run, tmp_path: Pa
         await stand.until(lambda: len(stand.worker.open_bundles) == 1)
         assert incarnation == stand.worker.agent.incarnation
 
-    with caplog.at_level(logging.WARNING, "brokers.worker"):
+    with caplog.at_level(logging.WARNING, "equipoise.brokers.runtime.worker"):
         stand(story)
     (jumped,) = [record for record in caplog.records if "truncated" in record.message]
     assert 1 == jumped.__dict__["changes"]
@@ -269,7 +269,7 @@ def test_a_log_that_is_away_at_the_start_is_waited_for(
             assert NAMESPACE in again.worker.view.namespaces
             await again.worker.stop()
 
-    with caplog.at_level(logging.WARNING, "brokers.worker"):
+    with caplog.at_level(logging.WARNING, "equipoise.brokers.runtime.worker"):
         asyncio.run(story())
     assert "the log is waited for" in caplog.text
     assert "truncated before" not in caplog.text

@@ -1,6 +1,6 @@
 """What a worker tells those who ask it for something that the log does not take.
 
-May live here: `brokers.worker.Worker.request` over a log in memory that has the trouble that a test wants.
+May live here: `brokers.runtime.worker.Worker.request` over a log in memory that has the trouble that a test wants.
 """
 
 from __future__ import annotations
@@ -12,15 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from brokers import worker as workers
-from brokers.agent.intents import CreateNamespace
-from brokers.config import WorkerConfig
-from brokers.errors import InvalidConfig
-from brokers.service import WorkerEnded
-from brokers.worker import Worker
-from channel.errors import EquipoiseError, LogReplaced, LogStorageFull, LogUnavailable, OutcomeUnknown
-from channel.ranges import even_boundaries
-from channel.records import TEXT_CHARACTERS_MAX
+from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.errors import InvalidConfig
+from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.service import WorkerEnded
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.errors import EquipoiseError, LogReplaced, LogStorageFull, LogUnavailable, OutcomeUnknown
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
 from tests.troubled_log import TroubledLog
 
 # Far longer than a test may take: whoever waits for it, fails.

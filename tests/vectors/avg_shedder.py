@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shedder.average import AvgShedder
+from equipoise.shedder.average import AvgShedder
 from tests.vectors.broker_load_data import weights_of
 from tests.vectors.cases import Case
 from tests.vectors.classic import plans_of, unloads_of

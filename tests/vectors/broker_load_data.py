@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from shedder.loads import Resources, Traffic, Use, Weights, averaged, kept_share
+from equipoise.shedder.loads import Resources, Traffic, Use, Weights, averaged, kept_share
 from tests.vectors.cases import Case
 
 # Pulsar's object before its first sample, and after `clear`; ours is then not there.

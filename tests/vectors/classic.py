@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
-from shedder.loads import Averages, BrokerLoad, BundleTraffic
-from shedder.memory import Memory
-from shedder.plan import Plan, Shedder
-from shedder.snapshot import Snapshot
+from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic
+from equipoise.shedder.memory import Memory
+from equipoise.shedder.plan import Plan, Shedder
+from equipoise.shedder.snapshot import Snapshot
 from tests.vectors.broker_load_data import resources_of, traffic_of
 from tests.vectors.cases import Case
 

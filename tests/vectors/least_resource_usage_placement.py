@@ -1,8 +1,8 @@
-"""The vectors of `LeastResourceUsageWithWeight`, asked of `brokers.placement`: those among whom one is drawn."""
+"""The vectors of `LeastResourceUsageWithWeight`, asked of `brokers.balancing.placement`: those among whom one is drawn."""
 
 from __future__ import annotations
 
-from brokers.placement import choose_among
+from equipoise.brokers.balancing.placement import choose_among
 from tests.vectors.cases import Case
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shedder.overload import OverloadShedder
+from equipoise.shedder.overload import OverloadShedder
 from tests.vectors.broker_load_data import weights_of
 from tests.vectors.cases import Case
 from tests.vectors.classic import plans_of, unloads_of

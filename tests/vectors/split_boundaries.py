@@ -1,10 +1,10 @@
-"""The vectors of the four split algorithms, asked of `brokers.split_points`."""
+"""The vectors of the four split algorithms, asked of `brokers.balancing.splitting.split_points`."""
 
 from __future__ import annotations
 
-from brokers.bundle_limits import MIB, BundleLimits
-from brokers.split_points import SplitQuestion, TopicLoad, split_points
-from channel.errors import InvalidBoundaries
+from equipoise.brokers.balancing.splitting.bundle_limits import MIB, BundleLimits
+from equipoise.brokers.balancing.splitting.split_points import SplitQuestion, TopicLoad, split_points
+from equipoise.channel.core.errors import InvalidBoundaries
 from tests.vectors.cases import Case
 
 # Pulsar's exception where we raise `InvalidBoundaries`.

@@ -1,15 +1,15 @@
-"""The vectors of Pulsar's split strategy, asked of `brokers.auto_split` round after round."""
+"""The vectors of Pulsar's split strategy, asked of `brokers.balancing.splitting.auto_split` round after round."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from brokers.auto_split import SplitPlan, SplitSettings, SplitSnapshot, plan_splits
-from brokers.bundle_limits import MIB, BundleLimits
-from brokers.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
-from channel.errors import InvalidBoundaries
-from channel.ranges import children, parse_bundle
-from shedder.loads import BundleTraffic
+from equipoise.brokers.balancing.splitting.auto_split import SplitPlan, SplitSettings, SplitSnapshot, plan_splits
+from equipoise.brokers.balancing.splitting.bundle_limits import MIB, BundleLimits
+from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SplitQuestion, split_points
+from equipoise.channel.core.errors import InvalidBoundaries
+from equipoise.channel.core.ranges import children, parse_bundle
+from equipoise.shedder.loads import BundleTraffic
 from tests.vectors.broker_load_data import traffic_of
 from tests.vectors.cases import Case
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shedder.threshold import ThresholdShedder
+from equipoise.shedder.threshold import ThresholdShedder
 from tests.vectors.broker_load_data import weights_of
 from tests.vectors.cases import Case
 from tests.vectors.classic import plans_of, unloads_of

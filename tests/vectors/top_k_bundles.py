@@ -1,9 +1,9 @@
-"""The vectors of `TopKBundles`, asked of `brokers.top_bundles`."""
+"""The vectors of `TopKBundles`, asked of `shedder.top_bundles`."""
 
 from __future__ import annotations
 
-from brokers.top_bundles import top_bundles
-from shedder.loads import BundleTraffic
+from equipoise.shedder.loads import BundleTraffic
+from equipoise.shedder.top_bundles import top_bundles
 from tests.vectors.broker_load_data import traffic_of
 from tests.vectors.cases import Case
 

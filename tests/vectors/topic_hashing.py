@@ -1,8 +1,8 @@
-"""The vectors of Pulsar's bundle factory, asked of `channel.ranges`: points of topics, and the bundles that hold points."""
+"""The vectors of Pulsar's bundle factory, asked of `channel.core.ranges`: points of topics, and the bundles that hold points."""
 
 from __future__ import annotations
 
-from channel.ranges import HASH_MAX, bundle_contains, children, even_boundaries, topic_hash
+from equipoise.channel.core.ranges import HASH_MAX, bundle_contains, children, even_boundaries, topic_hash
 from tests.vectors.cases import Case
 
 

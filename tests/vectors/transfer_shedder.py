@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from shedder.loads import Averages, BrokerLoad, BundleTraffic
-from shedder.memory import Memory
-from shedder.plan import Idle, Plan
-from shedder.snapshot import Candidates, Rules, Snapshot
-from shedder.transfer import TransferShedder
+from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic
+from equipoise.shedder.memory import Memory
+from equipoise.shedder.plan import Idle, Plan
+from equipoise.shedder.snapshot import Candidates, Rules, Snapshot
+from equipoise.shedder.transfer import TransferShedder
 from tests.vectors.broker_load_data import resources_of, traffic_of
 from tests.vectors.cases import Case
 

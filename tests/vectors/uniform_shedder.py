@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from shedder.uniform import UniformLoadShedder
+from equipoise.shedder.uniform import UniformLoadShedder
 from tests.vectors.cases import Case
 from tests.vectors.classic import plans_of, unloads_of
 

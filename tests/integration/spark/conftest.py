@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 
-from spark_jobs.errors import JarsMissing, MissingJava
-from spark_jobs.java import check_java
-from spark_jobs.session import spark_session
+from equipoise.spark_jobs.streams.errors import JarsMissing, MissingJava
+from equipoise.spark_jobs.streams.java import check_java
+from equipoise.spark_jobs.streams.session import spark_session
 from tests.pulsar.programs import is_required
 
 if TYPE_CHECKING:

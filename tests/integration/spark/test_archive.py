@@ -1,6 +1,7 @@
 """The archive as a job: the same tables as without Spark, whatever happens to the process and to its checkpoint.
 
-May live here: `spark_jobs.archive` on a log in a file. What the tables hold is asked of the parts, in tests/unit/spark and tests/property.
+May live here: `spark_jobs.archive.job` on a log in a file. What the tables hold is asked of the parts, in tests/unit/spark and
+tests/property.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from channel.open_log import open_log
-from channel.restore import restored
-from spark_jobs.archive import JOB, run_archive
-from spark_jobs.arrivals import Arrival, Source
-from spark_jobs.emitted import Table
-from spark_jobs.options import ArchiveOptions, Screen
-from spark_jobs.tables.reading import Archive
-from spark_jobs.tables.sink import CHECKPOINTS
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.snapshots.restore import restored
+from equipoise.spark_jobs.archive.job import JOB, run_archive
+from equipoise.spark_jobs.archive.tables.reading import Archive
+from equipoise.spark_jobs.archive.tables.sink import CHECKPOINTS
+from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from tests.archived import archived, arrivals_of
 from tests.walk import Walk
 
@@ -123,7 +124,7 @@ def until(condition: Callable[[], bool], process: subprocess.Popen[bytes], *, wh
 
 def started(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
     """A driver in a process of its own, which does not outlive this one."""
-    command = [sys.executable, "-P", "-m", "brokers.cli", "spark", *words, "--stop-on-eof"]
+    command = [sys.executable, "-P", "-m", "equipoise.brokers.cli", "spark", *words, "--stop-on-eof"]
     with (folder / "driver.log").open("ab") as out:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True)
 

@@ -14,12 +14,12 @@ import orjson
 import pytest
 from pyspark.sql import SparkSession
 
-from channel.open_log import open_log
-from spark_jobs.audit import run_audit
-from spark_jobs.options import AuditOptions, Screen
-from spark_jobs.stream_errors import CheckpointOfAnotherVersion
-from spark_jobs.tables.errors import ArchiveInUse, ArchiveOfAnotherLog
-from spark_jobs.tables.sink import open_sink
+from equipoise.channel.log.open_log import open_log
+from equipoise.spark_jobs.archive.tables.sink import open_sink
+from equipoise.spark_jobs.audit.job import run_audit
+from equipoise.spark_jobs.streams.archive_errors import ArchiveInUse, ArchiveOfAnotherLog
+from equipoise.spark_jobs.streams.options import AuditOptions, Screen
+from equipoise.spark_jobs.streams.stream_errors import CheckpointOfAnotherVersion
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import read_all
 from tests.spark_kills import audit, findings, run_with_kills, write_log

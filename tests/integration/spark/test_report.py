@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING
 import orjson
 import pytest
 
-from brokers.load_bus.spelling import spell_summary
-from brokers.load_reports import Sample, summarized
-from channel import propose
-from shedder.loads import Resources, Traffic, Use
-from spark_jobs.arrivals import Arrival, Source
-from spark_jobs.emitted import Emitted, Table
-from spark_jobs.findings import Finding
-from spark_jobs.histories import Histories
-from spark_jobs.loads import load_rows
-from spark_jobs.options import ReportOptions, Screen, TidyOptions
-from spark_jobs.report.figures import BINS, Broken, BrokerMoves, Counted, Decided, Division, Period, Report
-from spark_jobs.report.job import PageUnwritable, made_report, run_report
-from spark_jobs.sequence.parts import Plugs
-from spark_jobs.sequence.sequence import Sequence
-from spark_jobs.sequence.snapshots import canonical
-from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFileGone, NoArchive
-from spark_jobs.tables.reading import Archive
-from spark_jobs.tables.schema import ARCHIVED
-from spark_jobs.tables.sink import open_sink
-from spark_jobs.tables.tidying import run_tidy
+from equipoise.brokers.load.bus.spelling import spell_summary
+from equipoise.channel.core import propose
+from equipoise.shedder.load_reports import Sample, summarized
+from equipoise.shedder.loads import Resources, Traffic, Use
+from equipoise.spark_jobs.archive.tables.reading import Archive
+from equipoise.spark_jobs.archive.tables.schema import ARCHIVED
+from equipoise.spark_jobs.archive.tables.sink import open_sink
+from equipoise.spark_jobs.archive.tables.tidying import run_tidy
+from equipoise.spark_jobs.report.figures import BINS, Broken, BrokerMoves, Counted, Decided, Division, Period, Report
+from equipoise.spark_jobs.report.job import PageUnwritable, made_report, run_report
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.histories import Histories
+from equipoise.spark_jobs.sequence.loads import load_rows
+from equipoise.spark_jobs.sequence.parts import Plugs
+from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.snapshots import canonical
+from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveFileGone, NoArchive
+from equipoise.spark_jobs.streams.options import ReportOptions, Screen, TidyOptions
 from tests.archived import LOG, URL, as_rows
 from tests.folding import NAMESPACE, Channel, channel_with
 

@@ -11,15 +11,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from channel.sqlite_log import SqliteLog
-from spark_jobs.arrivals import FRAME_DDL, Arrival
-from spark_jobs.emitted import Emitted, Table
-from spark_jobs.histories import Histories
-from spark_jobs.loads import load_rows
-from spark_jobs.rules.membership import Membership
-from spark_jobs.sequence.parts import Plugs
-from spark_jobs.sequence.sequence import Sequence
-from spark_jobs.sequential_operator import sequence_operator
+from equipoise.channel.sqlite.log import SqliteLog
+from equipoise.spark_jobs.rules.membership.view import Membership
+from equipoise.spark_jobs.sequence.arrivals import FRAME_DDL, Arrival
+from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.histories import Histories
+from equipoise.spark_jobs.sequence.loads import load_rows
+from equipoise.spark_jobs.sequence.parts import Plugs
+from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.streams.sequential_operator import sequence_operator
 from tests.walk import Walk
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from brokers.decision_log import open_decision_log
-from channel.kafka_settings import address_of
-from channel.open_log import open_log
-from spark_jobs import kafka_source
-from spark_jobs.arrivals import Source
-from spark_jobs.frames import channel_frame
+from equipoise.brokers.decision_log import open_decision_log
+from equipoise.channel.kafka.settings import address_of
+from equipoise.channel.log.open_log import open_log
+from equipoise.spark_jobs.sequence.arrivals import Source
+from equipoise.spark_jobs.sources import kafka_source
+from equipoise.spark_jobs.sources.frames import channel_frame
 from tests.decisions import AT_MS, idle, shed
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import Writer, create_topic

@@ -21,14 +21,14 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 JOB = """
 from contextlib import closing
 
-from channel.open_log import open_log
-from spark_jobs.frames import channel_frame
-from spark_jobs.session import spark_session
+from equipoise.channel.log.open_log import open_log
+from equipoise.spark_jobs.sources.frames import channel_frame
+from equipoise.spark_jobs.streams.session import spark_session
 
 
 def named(frames):
     import pandas
-    from channel.codec import decode
+    from equipoise.channel.core.codec import decode
 
     for frame in frames:
         yield pandas.DataFrame({"kind": [type(decode(bytes(value))).__name__ for value in frame["value"]]})

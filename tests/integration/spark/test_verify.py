@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from spark_jobs.options import Screen, VerifyOptions
-from spark_jobs.tables.errors import NoArchive
-from spark_jobs.verify import run_verify
+from equipoise.spark_jobs.streams.archive_errors import NoArchive
+from equipoise.spark_jobs.streams.options import Screen, VerifyOptions
+from equipoise.spark_jobs.verifying.job import run_verify
 from tests.archived import archive_entries
 from tests.busy_channel import BusyChannel
 

@@ -5,7 +5,7 @@ May live here: `brokers.agent.agent` at its edges, where no story of tests/scena
 
 from __future__ import annotations
 
-from brokers.agent.membership import NEVER_MS
+from equipoise.brokers.agent.membership import NEVER_MS
 from tests.scenarios.language import perform
 from tests.scenarios.stage import Stage
 from tests.scenarios.words import full_name

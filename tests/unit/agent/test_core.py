@@ -13,21 +13,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.agent import core as cores
-from brokers.agent.core import Core, Profile
-from brokers.agent.effects import Answered, Append
-from brokers.agent.events import Instant
-from brokers.agent.timing import Timing
-from brokers.errors import InvalidConfig, NotProposed
-from channel import propose
-from channel.codec import decode, encode
-from channel.entries import BundleEntry
-from channel.errors import LogStorageFull, LogUnavailable, OutcomeUnknown, Overloaded
-from channel.log import Entry
-from channel.propose import Author
-from channel.reader import Reader
-from channel.records import DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, AnyRecord
-from channel.snapshot import from_bytes, to_bytes
+from equipoise.brokers.agent import core as cores
+from equipoise.brokers.agent.core import Core, Profile
+from equipoise.brokers.agent.effects import Answered, Append
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.agent.timing import Timing
+from equipoise.brokers.errors import InvalidConfig, NotProposed
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.errors import LogStorageFull, LogUnavailable, OutcomeUnknown, Overloaded
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, AnyRecord
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from tests.folding import CLUSTER, NAMESPACE, channel_with
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.agent.events import Instant
-from brokers.agent.handle import Handle, Lease
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.agent.handle import Handle, Lease
 
 WALL_MS = 1_700_000_000_000
 

@@ -9,11 +9,11 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from brokers.placement import FewestBundles
-from channel.codec import decode
-from channel.entries import BundleEntry
-from channel.records import BrokerRecord, BundleTransition
-from channel.view import View
+from equipoise.brokers.balancing.placement import FewestBundles
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.records import BrokerRecord, BundleTransition
+from equipoise.channel.core.view import View
 from tests.scenarios.language import perform
 from tests.scenarios.stage import Stage
 from tests.scenarios.words import full_name

@@ -7,17 +7,17 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.agent.agent import Agent
-from brokers.agent.core import Profile
-from brokers.agent.effects import Append, Effect, ForgetNonces, Stop, WriteNonce
-from brokers.agent.events import AppendFailed, DrainRequested, Instant, NonceWritten, Read, Tick
-from brokers.agent.timing import Timing
-from brokers.errors import InvalidTiming
-from channel.codec import decode
-from channel.errors import LogStorageFull, LogUnavailable
-from channel.log import Entry
-from channel.reader import Reader
-from channel.records import BrokerRecord, Genesis, Joined, Renewed
+from equipoise.brokers.agent.agent import Agent
+from equipoise.brokers.agent.core import Profile
+from equipoise.brokers.agent.effects import Append, Effect, ForgetNonces, Stop, WriteNonce
+from equipoise.brokers.agent.events import AppendFailed, DrainRequested, Instant, NonceWritten, Read, Tick
+from equipoise.brokers.agent.timing import Timing
+from equipoise.brokers.errors import InvalidTiming
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import BrokerRecord, Genesis, Joined, Renewed
 from tests.scenarios.language import perform
 from tests.scenarios.stage import Stage
 

@@ -1,6 +1,6 @@
 """Ownership and work: the two checks that a service makes, and what splits, merges and lost leases do to work in progress.
 
-May live here: `brokers.service.Ownership` and `Work`, with a clock that tests set.
+May live here: `brokers.runtime.service.Ownership` and `Work`, with a clock that tests set.
 """
 
 from __future__ import annotations
@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 import pytest
 
-from brokers.agent.events import Instant
-from brokers.agent.handle import Handle, Lease
-from brokers.service import Evidence, Ownership, OwnershipLost
-from channel.ranges import HASH_MAX, bundle_name, key_hash
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.agent.handle import Handle, Lease
+from equipoise.brokers.runtime.service import Evidence, Ownership, OwnershipLost
+from equipoise.channel.core.ranges import HASH_MAX, bundle_name, key_hash
 
 MIDDLE = 0x80000000
 LEFT_KEY, RIGHT_KEY = "7", "0"

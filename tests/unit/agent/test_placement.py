@@ -1,6 +1,6 @@
 """Placement: the quick choice is the one that a slow and obvious twin makes.
 
-May live here: `brokers.placement.FewestBundles` over views that tests set up.
+May live here: `brokers.balancing.placement.FewestBundles` over views that tests set up.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.placement import FewestBundles
-from channel import propose
-from channel.entries import BundleEntry
-from channel.ranges import even_boundaries
-from channel.view import View
+from equipoise.brokers.balancing.placement import FewestBundles
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.view import View
 from tests.folding import NAMESPACE, Channel, joined
 
 NOBODY_AVOIDED: Mapping[str, frozenset[int]] = {}

@@ -5,7 +5,7 @@ May live here: the arithmetic of the back-off, without an agent around it.
 
 from __future__ import annotations
 
-from brokers.agent.refusals import ASK_AGAIN_MS, ASK_AGAIN_MS_MAX, Refusals
+from equipoise.brokers.agent.refusals import ASK_AGAIN_MS, ASK_AGAIN_MS_MAX, Refusals
 
 BUNDLE = "t/n/0x00000000_0xffffffff"
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from brokers.agent.intents import (
+from equipoise.brokers.agent.intents import (
     CallOff,
     CreateNamespace,
     DeleteNamespace,
@@ -24,11 +24,11 @@ from brokers.agent.intents import (
     Unload,
     subject_of,
 )
-from brokers.agent.requests import record_of
-from channel import propose
-from channel.entries import Verdict
-from channel.ranges import HASH_MAX, bundle_name, even_boundaries
-from channel.records import DOCUMENT_ENTRIES_MAX, Document, Reason
+from equipoise.brokers.agent.requests import record_of
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import Verdict
+from equipoise.channel.core.ranges import HASH_MAX, bundle_name, even_boundaries
+from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, Document, Reason
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_with
 
 LEFT, RIGHT = bundle_name(NAMESPACE, 0, MIDDLE), bundle_name(NAMESPACE, MIDDLE, HASH_MAX)

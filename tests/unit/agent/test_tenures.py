@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
-from brokers.agent.intents import CallOff
-from channel.records import CUTS_MAX, TEXT_CHARACTERS_MAX
+from equipoise.brokers.agent.events import Closed, CutsFound, Event, Opened, Prepared
+from equipoise.brokers.agent.intents import CallOff
+from equipoise.channel.core.records import CUTS_MAX, TEXT_CHARACTERS_MAX
 from tests.scenarios.host import Link
 from tests.scenarios.language import perform
 from tests.scenarios.stage import Stage

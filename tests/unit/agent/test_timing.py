@@ -11,10 +11,10 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from brokers.agent.handle import Lease
-from brokers.agent.timing import Timing, timing_of
-from brokers.errors import InvalidTiming
-from brokers.simulation.clock import Clock
+from equipoise.brokers.agent.handle import Lease
+from equipoise.brokers.agent.timing import Timing, timing_of
+from equipoise.brokers.errors import InvalidTiming
+from equipoise.brokers.testing.simulation.clock import Clock
 
 # 2 x 1 % x 3,000 ms + 400 ms of stall = 460 ms of margin at least; half a lease is 1,500 ms.
 TIGHT = Timing(lease_ms=3_000, renew_ms=1_000, margin_ms=460, round_trip_ms=500, reconnect_ms=960, stall_ms=400)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.agent.events import Event, Tick
+from equipoise.brokers.agent.events import Event, Tick
 from tests.scenarios.host import Process
 from tests.scenarios.language import perform
 from tests.scenarios.stage import Stage

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from brokers.cli.main import GROUPS, load
+from equipoise.brokers.cli.main import GROUPS, load
 from tests.folding import NAMESPACE
 from tests.unit.cli.fabricated import LEFT, LEFT_RANGE
 

@@ -13,19 +13,19 @@ from typing import Final, Self
 
 from typer.testing import CliRunner, Result
 
-from brokers.cli.main import app
-from brokers.cli.options import LOG_VARIABLE
-from channel import propose
-from channel.codec import encode
-from channel.entries import BrokerEntry, BundleEntry
-from channel.lifecycle import Phase
-from channel.log import READ_ENTRIES_MAX
-from channel.open_log import open_log
-from channel.propose import Author
-from channel.ranges import even_boundaries
-from channel.reader import Reader
-from channel.records import AnyRecord
-from channel.view import View
+from equipoise.brokers.cli.main import app
+from equipoise.brokers.cli.options import LOG_VARIABLE
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.lifecycle import Phase
+from equipoise.channel.core.log import READ_ENTRIES_MAX
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import AnyRecord
+from equipoise.channel.core.view import View
+from equipoise.channel.log.open_log import open_log
 from tests.folding import MIDDLE, NAMESPACE, Channel
 
 LEFT_RANGE: Final = "0x00000000_0x80000000"

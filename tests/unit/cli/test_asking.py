@@ -14,13 +14,13 @@ from dataclasses import replace
 
 import pytest
 
-from brokers.admin.access import Access
-from brokers.cli.asking import Answer, ask, ask_any, tell_any
-from brokers.errors import BrokerRefuses, BrokerUnreachable, NobodyToAsk
-from channel.blocking_view import read_view
-from channel.deadline import Deadline
-from channel.errors import DeadlineExceeded, OutcomeUnknown
-from channel.memory_log import MemoryLog
+from equipoise.brokers.cli.asking import Answer, ask, ask_any, tell_any
+from equipoise.brokers.errors import BrokerRefuses, BrokerUnreachable, NobodyToAsk
+from equipoise.brokers.operations.access import Access
+from equipoise.channel.core.errors import DeadlineExceeded, OutcomeUnknown
+from equipoise.channel.log.blocking_view import read_view
+from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.channel.system.deadline import Deadline
 from tests.folding import Channel, joined
 from tests.unit.cli.test_broker_commands import closed_port
 

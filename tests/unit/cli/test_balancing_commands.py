@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from brokers.balancing_settings import BalancingSettings
-from brokers.cli.broker_conf import FILE_BYTES_MAX, log_entries, read_broker_conf
-from brokers.config import WorkerConfig
-from brokers.setting_meanings import GROUPS
-from brokers.setting_values import SETTINGS
-from brokers.settings_records import CHANGED_BY, KEY, document_of, settings_in
-from channel import propose
-from channel.records import Document
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.setting_meanings import GROUPS
+from equipoise.brokers.balancing.settings.setting_values import SETTINGS
+from equipoise.brokers.balancing.settings.settings_records import CHANGED_BY, KEY, document_of, settings_in
+from equipoise.brokers.cli.broker_conf import FILE_BYTES_MAX, log_entries, read_broker_conf
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.channel.core import propose
+from equipoise.channel.core.records import Document
 from tests.unit.cli.fabricated import owned_channel, run, view_of, write
 
 BROKER_CONF = """\

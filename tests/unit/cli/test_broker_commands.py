@@ -17,13 +17,13 @@ from pathlib import Path
 
 import pytest
 
-from brokers.data_directory import DataDirectory
-from channel import propose
-from channel.codec import encode
-from channel.open_log import open_log
-from channel.propose import Author
-from channel.ranges import even_boundaries
-from channel.reader import Reader
+from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.log.open_log import open_log
 from tests.folding import MIDDLE, Channel, joined
 from tests.unit.cli.fabricated import LEFT, RIGHT, owned_channel, run, view_of, write
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from channel import propose
-from channel.ranges import key_hash
+from equipoise.channel.core import propose
+from equipoise.channel.core.ranges import key_hash
 from tests.folding import MIDDLE, NAMESPACE, channel_with
 from tests.unit.cli.fabricated import LEFT, RIGHT, owned_channel, run, view_of, write
 

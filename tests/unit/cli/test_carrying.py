@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from channel import propose
-from channel.codec import encode
-from channel.open_log import open_log
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.log.open_log import open_log
 from tests.carried import TIMEOUT_MS, entries_of, view_of_log
 from tests.folding import Channel
 from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
@@ -186,7 +186,7 @@ def test_a_copy_that_died_after_the_log_was_closed_is_finished(log: str, tmp_pat
     """The file that it was closed for bears its name by then, so the same command is known to mean the same log."""
     to = f"sqlite:{tmp_path}/two.db"
     with monkeypatch.context() as dying:
-        dying.setattr("compaction.copying._begin_above", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
+        dying.setattr("equipoise.compaction.copying._begin_above", lambda *_: (_ for _ in ()).throw(OSError(5, "Input/output error")))
         assert 4 == run("channel", "copy", log, to).exit_code
     assert {"channel.db", "two.db"} == names(tmp_path)
     assert 4 == run("bundles", "list", log=log).exit_code

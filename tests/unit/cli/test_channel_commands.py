@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from channel import propose
-from channel.open_log import open_log
-from channel.sqlite_log import SqliteLog
+from equipoise.channel.core import propose
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.sqlite.log import SqliteLog
 from tests.folding import NAMESPACE, Channel
 from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from channel.open_log import open_log
-from channel.twin import TwinRow
+from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.log.open_log import open_log
 from tests.compacting import TIMEOUT_MS, all_of, image_of, in_an_hour, restored_to_end
 from tests.unit.cli.fabricated import owned_channel, run, write
 
@@ -29,7 +29,7 @@ def log(tmp_path: Path) -> str:
 def an_hour_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the command run as if the newest record were an hour old."""
     later_ms = in_an_hour()
-    monkeypatch.setattr("compaction.compactor.newest_ms", lambda *_, **__: later_ms)
+    monkeypatch.setattr("equipoise.compaction.compactor.newest_ms", lambda *_, **__: later_ms)
 
 
 def view_at(url: str) -> dict[str, object]:

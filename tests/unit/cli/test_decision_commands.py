@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from brokers.decision_log import open_decision_log
-from shedder.plan import Stay
+from equipoise.brokers.decision_log import open_decision_log
+from equipoise.shedder.plan import Stay
 from tests.decisions import AT_MS, idle, move, shed
 from tests.unit.cli.fabricated import owned_channel, run, write
 

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from brokers.cli.up import _signals
-from brokers.local_cluster import ClusterSettings, LocalCluster, StartBrokenOff
+from equipoise.brokers.cli.commands.up import _signals
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster, StartBrokenOff
 
 # A process that sends itself a SIGINT when it comes to import `module`, or at its very end, and then runs a command line.
 PROGRAM = """
@@ -33,7 +33,7 @@ sys.meta_path.insert(0, Finder())
 if {module!r} == "the end":
     atexit.register(interrupt)
 sys.argv = ["equipoise", "namespaces", "--help"]
-from brokers.cli.__main__ import main
+from equipoise.brokers.cli.__main__ import main
 main()
 """
 
@@ -49,7 +49,11 @@ def interrupted_at(module: str, *, ignoring: bool = False) -> subprocess.Complet
 @pytest.mark.usefixtures("hears_interrupts")
 @pytest.mark.parametrize(
     ("module", "code", "has_output"),
-    [("typer", -signal.SIGINT, False), ("brokers.cli.namespaces", 128 + signal.SIGINT, False), ("the end", -signal.SIGINT, True)],
+    [
+        ("typer", -signal.SIGINT, False),
+        ("equipoise.brokers.cli.commands.namespaces", 128 + signal.SIGINT, False),
+        ("the end", -signal.SIGINT, True),
+    ],
 )
 def test_ctrl_c_is_quiet_while_modules_are_imported_and_at_the_end(module: str, code: int, has_output: bool) -> None:
     """Before a command runs, as it is loaded, and after its end Ctrl-C ends the process without a traceback."""
@@ -58,7 +62,7 @@ def test_ctrl_c_is_quiet_while_modules_are_imported_and_at_the_end(module: str, 
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("module", ["typer", "brokers.cli.namespaces", "the end"])
+@pytest.mark.parametrize("module", ["typer", "equipoise.brokers.cli.commands.namespaces", "the end"])
 def test_what_was_told_to_ignore_ctrl_c_goes_on(module: str) -> None:
     """A command that ends by itself, in the background of a script, is not ended by a Ctrl-C for the script."""
     ended = interrupted_at(module, ignoring=True)

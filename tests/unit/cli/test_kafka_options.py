@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from brokers.cli.main import app
-from channel.kafka_settings import CONFIG_FILE_VARIABLE, CONFIG_VARIABLE
+from equipoise.brokers.cli.main import app
+from equipoise.channel.kafka.settings import CONFIG_FILE_VARIABLE, CONFIG_VARIABLE
 from tests.unit.cli.command_lines import tree
 
 
@@ -71,8 +71,8 @@ def test_the_library_does_not_write_to_a_commands_standard_error() -> None:
     """What it logs goes nowhere, as long as nobody set up logging; the reason is in the error of the command."""
     script = (
         "import logging, sys\n"
-        "from brokers.cli.main import app\n"
-        "from channel.kafka_lines import LIBRARY_LOGGER\n"
+        "from equipoise.brokers.cli.main import app\n"
+        "from equipoise.channel.kafka.lines import LIBRARY_LOGGER\n"
         "try:\n    app(['channel', 'at', 'now', '--log', 'memory:x'])\nexcept SystemExit: pass\n"
         "logging.getLogger(LIBRARY_LOGGER).error('FAIL')\n"
     )
@@ -84,7 +84,7 @@ def test_the_library_does_not_write_to_a_commands_standard_error() -> None:
 def test_an_address_where_nobody_listens_is_to_be_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever mistyped it reads it again, with what the library met there, in one line and after one attempt."""
     pytest.importorskip("confluent_kafka")
-    monkeypatch.setattr("channel.kafka_log.OPEN_MS_MAX", 1_000)
+    monkeypatch.setattr("equipoise.channel.kafka.log.OPEN_MS_MAX", 1_000)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{silent.getsockname()[1]}"

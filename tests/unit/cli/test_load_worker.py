@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from brokers.cli.outcome import ExitCode
+from equipoise.brokers.cli.outcome import ExitCode
 from tests.unit.cli.fabricated import run
 
 LOG = "kafka://localhost:9092/channel"
@@ -28,8 +28,8 @@ def test_only_a_cluster_on_kafka_has_load_workers(log: str) -> None:
 def test_its_extra_is_named_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the packages of the extra the command says how they are installed."""
     monkeypatch.setitem(sys.modules, "faust", None)
-    monkeypatch.delitem(sys.modules, "brokers.load_bus.worker.running", raising=False)
-    monkeypatch.delitem(sys.modules, "brokers.load_bus.worker.streams", raising=False)
+    monkeypatch.delitem(sys.modules, "equipoise.brokers.load.worker.running", raising=False)
+    monkeypatch.delitem(sys.modules, "equipoise.brokers.load.worker.streams", raising=False)
     result = run("load-worker", "--log", LOG)
     assert ExitCode.USAGE == result.exit_code
     assert "pip install 'equipoise[load]'" in result.stderr
@@ -47,7 +47,7 @@ def test_it_shows_its_settings_without_secrets(monkeypatch: pytest.MonkeyPatch) 
 def test_what_its_client_cannot_do_is_refused_before_it_connects() -> None:
     """Kerberos is refused by the setting's name, in one line."""
     ended = subprocess.run(
-        [sys.executable, "-m", "brokers.cli", "load-worker", "--log", LOG],
+        [sys.executable, "-m", "equipoise.brokers.cli", "load-worker", "--log", LOG],
         env={**os.environ, "EQUIPOISE_KAFKA_CONFIG": "security.protocol=sasl_ssl;sasl.mechanism=GSSAPI"},
         capture_output=True,
         text=True,

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from channel import propose
-from channel.codec import encode
-from channel.open_log import open_log
-from channel.propose import Author
-from channel.restore import restored
-from channel.twin import TwinRow
-from compaction.retention import Retention
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.snapshots.restore import restored
+from equipoise.compaction.retention import Retention
 from tests.compacting import TIMEOUT_MS, compacted, digests_of, restored_to_end
 from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
 

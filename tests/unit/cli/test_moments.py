@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 import typer
 
-from brokers.cli.moments import TIME_CHARACTERS, moment, told_ago, told_time
+from equipoise.brokers.cli.moments import TIME_CHARACTERS, moment, told_ago, told_time
 
 NOW_MS = 1_767_225_600_123  # 2026-01-01 00:00:00.123 UTC
 

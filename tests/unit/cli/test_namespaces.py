@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from brokers.admin import moving
-from channel import propose
-from channel.lifecycle import Phase
-from channel.open_log import open_log
-from channel.ranges import even_boundaries
-from channel.records import TEXT_CHARACTERS_MAX
+from equipoise.brokers.operations import moving
+from equipoise.channel.core import propose
+from equipoise.channel.core.lifecycle import Phase
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.records import TEXT_CHARACTERS_MAX
+from equipoise.channel.log.open_log import open_log
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_in
 from tests.unit.cli.fabricated import (
     BY_THE_BOOK,

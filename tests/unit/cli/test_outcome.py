@@ -18,12 +18,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import brokers.errors
-from brokers.cli.options import publisher
-from brokers.cli.outcome import Commands, ExitCode, exit_code_of, printable
-from brokers.errors import CalledOff, DataDirectoryInUse, InvalidConfig, InvalidTiming, OutputFailed, Rejected
-from channel import errors, propose
-from channel.errors import Bug, DeadlineExceeded, EquipoiseError, InvalidName, LogUnavailable, OutcomeUnknown
+import equipoise.brokers.errors
+from equipoise.brokers.cli.options import publisher
+from equipoise.brokers.cli.outcome import Commands, ExitCode, exit_code_of, printable
+from equipoise.brokers.errors import CalledOff, DataDirectoryInUse, InvalidConfig, InvalidTiming, OutputFailed, Rejected
+from equipoise.channel.core import errors, propose
+from equipoise.channel.core.errors import Bug, DeadlineExceeded, EquipoiseError, InvalidName, LogUnavailable, OutcomeUnknown
 from tests.unit.cli.fabricated import owned_channel, run, write
 
 CASES = {
@@ -67,7 +67,7 @@ def test_each_error_is_a_line_and_a_code(case: str) -> None:
 
 def test_every_error_has_a_code() -> None:
     """No error of the product ends a command as if all were well."""
-    found = [*inspect.getmembers(errors, inspect.isclass), *inspect.getmembers(brokers.errors, inspect.isclass)]
+    found = [*inspect.getmembers(errors, inspect.isclass), *inspect.getmembers(equipoise.brokers.errors, inspect.isclass)]
     kinds = [kind for _, kind in found if issubclass(kind, EquipoiseError)]
     codes = {kind.__name__: exit_code_of(kind.__new__(kind)) for kind in kinds}
     assert {} == {name: code for name, code in codes.items() if code not in {1, 2, 3, 4}}
@@ -98,7 +98,7 @@ def test_a_full_disk_under_the_output_is_told() -> None:
 def test_a_full_disk_ends_any_command_with_one_line(arguments: tuple[str, ...], tmp_path: Path) -> None:
     """Whatever it prints, and however it does it; nothing more is said when the interpreter ends."""
     url = write(owned_channel().entries, tmp_path)
-    command = [sys.executable, "-m", "brokers.cli", *arguments]
+    command = [sys.executable, "-m", "equipoise.brokers.cli", *arguments]
     with Path("/dev/full").open("wb") as full:
         environment = {**os.environ, "EQUIPOISE_LOG": url}
         result = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
@@ -118,7 +118,7 @@ def test_a_closed_pipe_is_quiet(tmp_path: Path) -> None:
     channel = owned_channel()
     for number in range(3_000):
         channel.put(propose.set_policy(channel.admin(), channel.view, name=f"policy-{number}", document={}))
-    command = [sys.executable, "-m", "brokers.cli", "channel", "export", "--log", write(channel.entries, tmp_path)]
+    command = [sys.executable, "-m", "equipoise.brokers.cli", "channel", "export", "--log", write(channel.entries, tmp_path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -132,7 +132,7 @@ def test_following_ends_with_ctrl_c(tmp_path: Path) -> None:
     """What is appended while a tail follows is printed at once, and Ctrl-C ends it quietly."""
     channel = owned_channel()
     url = write(channel.entries, tmp_path)
-    command = [sys.executable, "-m", "brokers.cli", "channel", "tail", "-f", "-n", "1", "--log", url]
+    command = [sys.executable, "-m", "equipoise.brokers.cli", "channel", "tail", "-f", "-n", "1", "--log", url]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stderr is not None
@@ -148,7 +148,7 @@ def test_a_terminal_with_few_letters_is_served(tmp_path: Path) -> None:
     """What the output's encoding does not have is spelled out."""
     channel = owned_channel()
     channel.accept(propose.unload(channel.admin(), channel.bundle(), reason="Grüße, 漢字"))
-    command = [sys.executable, "-m", "brokers.cli", "channel", "tail", "-n", "1", "--log", write(channel.entries, tmp_path)]
+    command = [sys.executable, "-m", "equipoise.brokers.cli", "channel", "tail", "-n", "1", "--log", write(channel.entries, tmp_path)]
     result = subprocess.run(command, capture_output=True, check=False, env={**os.environ, "PYTHONIOENCODING": "latin-1"})
     assert (0, b"", True) == (result.returncode, result.stderr, b"Gr\xfc\xdfe, \\u6f22\\u5b57" in result.stdout), result.stdout
 
@@ -205,7 +205,7 @@ def test_the_version_is_printed() -> None:
 
 def test_help_names_every_group() -> None:
     """Help fits on one screen, and says what each group is for, without importing any of them."""
-    program = "import sys; from brokers.cli.main import app; app(['--help'], standalone_mode=False); print(sorted(sys.modules))"
+    program = "import sys; from equipoise.brokers.cli.main import app; app(['--help'], standalone_mode=False); print(sorted(sys.modules))"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     *lines, loaded = result.stdout.splitlines()
     assert len(lines) < 30
@@ -225,4 +225,4 @@ def test_help_names_every_group() -> None:
         "channel",
         "spark",
     ] == [line.split()[0] for line in lines[begin : lines.index("", begin)]]
-    assert [] == [name for name in ("aiohttp", "pydantic", "rich", "sqlite3", "channel.view") if f"'{name}'" in loaded]
+    assert [] == [name for name in ("aiohttp", "pydantic", "rich", "sqlite3", "equipoise.channel.core.view") if f"'{name}'" in loaded]

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from brokers.decision_log import open_decision_log
-from brokers.load_bus import open_load_bus
-from channel import propose
-from channel.open_log import log_path
+from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.load.bus import open_load_bus
+from equipoise.channel.core import propose
+from equipoise.channel.log.open_log import log_path
 from tests.decisions import idle, shed
 from tests.folding import Channel
 from tests.loaded import loaded, sample, uneven_channel

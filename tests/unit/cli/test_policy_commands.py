@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from brokers.policies import isolation_document, pin_document
-from channel.ranges import even_boundaries
-from channel.records import DOCUMENT_ENTRIES_MAX
+from equipoise.brokers.balancing.policies import isolation_document, pin_document
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX
 from tests.folding import NAMESPACE, Channel
 from tests.ruled import set_policy
 from tests.unit.cli.fabricated import LEFT, LEFT_RANGE, RIGHT, Actors, owned_channel, run, view_of, write

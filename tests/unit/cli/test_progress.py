@@ -6,7 +6,7 @@ import io
 
 import pytest
 
-from brokers.cli.progress import progress
+from equipoise.brokers.cli.progress import progress
 
 
 class Terminal(io.StringIO):

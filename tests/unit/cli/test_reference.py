@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from brokers.cli.main import GROUPS, load
+from equipoise.brokers.cli.main import GROUPS, load
 from tests.house_rules import ROOT
 from tests.unit.cli.command_lines import tree
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from brokers.cli import services
-from brokers.cli.services import load_services
-from brokers.errors import InvalidService
-from brokers.service import Service
+from equipoise.brokers.errors import InvalidService
+from equipoise.brokers.runtime.service import Service
+from equipoise.brokers.server import services
+from equipoise.brokers.server.services import load_services
 
 MODULE = """
-from brokers.service import Service
+from equipoise.brokers.runtime.service import Service
 
 class Good(Service):
     async def open(self, ownership, handover): ...

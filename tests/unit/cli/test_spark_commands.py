@@ -13,18 +13,18 @@ from types import SimpleNamespace
 
 import pytest
 
-from brokers.cli.outcome import ExitCode
-from spark_jobs.errors import MissingJava
-from spark_jobs.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, TidyOptions, VerifyOptions
+from equipoise.brokers.cli.outcome import ExitCode
+from equipoise.spark_jobs.streams.errors import MissingJava
+from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, TidyOptions, VerifyOptions
 from tests.unit.cli.fabricated import owned_channel, run, write
 
 ROOT = Path(__file__).resolve().parents[3]
 JOBS = {
-    "audit": "spark_jobs.audit",
-    "archive": "spark_jobs.archive",
-    "verify": "spark_jobs.verify",
-    "report": "spark_jobs.report",
-    "tidy": "spark_jobs.tables.tidying",
+    "audit": "equipoise.spark_jobs.audit.job",
+    "archive": "equipoise.spark_jobs.archive.job",
+    "verify": "equipoise.spark_jobs.verifying.job",
+    "report": "equipoise.spark_jobs.report",
+    "tidy": "equipoise.spark_jobs.archive.tables.tidying",
 }
 
 
@@ -117,7 +117,7 @@ class Bare(PathFinder):
 
 HIDDEN = {"matplotlib", "numpy", "pandas", "py4j", "pyarrow", "pyspark"}
 sys.meta_path[sys.meta_path.index(PathFinder)] = Bare
-from brokers.cli.__main__ import main
+from equipoise.brokers.cli.__main__ import main
 main()
 """
 """The program, on a machine on which nothing of the extra `spark` is installed."""

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from channel import propose
-from channel.codec import encode
-from channel.open_log import open_log
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.log.open_log import open_log
 from tests.carried import cut_off
 from tests.folding import Channel, joined
 from tests.unit.cli.fabricated import LEFT, RIGHT, owned_channel, run, write

@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from brokers.admin import moving
-from brokers.admin.access import Access
-from brokers.agent.intents import Intent
-from brokers.outcomes import Outcomes
-from channel import propose
-from channel.blocking_view import read_on, read_view
-from channel.deadline import Deadline
-from channel.reader import Folded
-from channel.records import AnyRecord
-from channel.view import View
+from equipoise.brokers.agent.intents import Intent
+from equipoise.brokers.operations import moving
+from equipoise.brokers.operations.access import Access
+from equipoise.brokers.operations.outcomes import Outcomes
+from equipoise.channel.core import propose
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import AnyRecord
+from equipoise.channel.core.view import View
+from equipoise.channel.log.blocking_view import read_on, read_view
+from equipoise.channel.system.deadline import Deadline
 from tests.folding import NAMESPACE
 from tests.unit.cli.fabricated import LEFT, LEFT_RANGE, Actors, author_of, owned_channel, run, write
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from brokers.cli.options import LOG_VARIABLE
-from brokers.local_cluster import LocalCluster, StartBrokenOff
+from equipoise.brokers.cli.options import LOG_VARIABLE
+from equipoise.brokers.local.local_cluster import LocalCluster, StartBrokenOff
 from tests.unit.cli.fabricated import run
 
 

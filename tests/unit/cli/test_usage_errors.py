@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from channel.deadline import Deadline
+from equipoise.channel.system.deadline import Deadline
 from tests.folding import NAMESPACE
 from tests.unit.cli.fabricated import LEFT_RANGE, owned_channel, run, write
 

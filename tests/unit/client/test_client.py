@@ -12,12 +12,12 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
-from brokers.client import client as client_module
-from brokers.client.client import Client, InvalidSource
-from brokers.errors import UnknownNamespace
-from channel import propose
-from channel.errors import DeadlineExceeded, InvalidName, LevelTooNew, LogNotBegun, Overloaded
-from channel.memory_log import MemoryLog
+from equipoise.brokers.client import client as client_module
+from equipoise.brokers.client.client import Client, InvalidSource
+from equipoise.brokers.errors import UnknownNamespace
+from equipoise.channel.core import propose
+from equipoise.channel.core.errors import DeadlineExceeded, InvalidName, LevelTooNew, LogNotBegun, Overloaded
+from equipoise.channel.log.memory_log import MemoryLog
 from tests.folding import NAMESPACE, Channel, channel_in, joined, raise_level
 
 DEADLINE_S = 60.0

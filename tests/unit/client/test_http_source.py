@@ -13,13 +13,13 @@ from contextlib import asynccontextmanager, suppress
 import pytest
 from aiohttp import web
 
-from brokers.client import http_source
-from brokers.client.client import Client
-from brokers.client.http_source import events
-from brokers.errors import UnknownNamespace
-from brokers.loop_thread import NotRunning
-from brokers.service import Peer
-from channel.errors import DeadlineExceeded, InvalidName, Overloaded
+from equipoise.brokers.client import http_source
+from equipoise.brokers.client.client import Client
+from equipoise.brokers.client.http_source import events
+from equipoise.brokers.errors import UnknownNamespace
+from equipoise.brokers.runtime.loop_thread import NotRunning
+from equipoise.brokers.runtime.service import Peer
+from equipoise.channel.core.errors import DeadlineExceeded, InvalidName, Overloaded
 
 pytestmark = pytest.mark.integration
 
@@ -128,7 +128,7 @@ def test_brokers_that_hang_up_are_asked_ever_less_often(monkeypatch: pytest.Monk
 
 def test_who_comes_back_later_is_not_sent_there_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     """A caller that waits longer between its attempts than an owner is distrusted gets another broker's word on the second complaint."""
-    monkeypatch.setattr("brokers.client.client.DISTRUST_MS", 1)
+    monkeypatch.setattr("equipoise.brokers.client.client.DISTRUST_MS", 1)
     monkeypatch.setattr(http_source, "REFRESH_SECONDS", 0.01)
 
     async def stale(_request: web.Request, response: web.StreamResponse) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 
-from brokers.client.log_source import LogSource
-from channel import propose
-from channel.memory_log import MemoryLog
+from equipoise.brokers.client.log_source import LogSource
+from equipoise.channel.core import propose
+from equipoise.channel.log.memory_log import MemoryLog
 from tests.compacted import compact
 from tests.folding import NAMESPACE, channel_with
 

@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.client import http_source
-from brokers.client.http_source import StreamBroken, events
-from brokers.client.table import Assigned, Table
-from brokers.service import Peer
-from channel.ranges import HASH_MAX
+from equipoise.brokers.client import http_source
+from equipoise.brokers.client.http_source import StreamBroken, events
+from equipoise.brokers.client.table import Assigned, Table
+from equipoise.brokers.runtime.service import Peer
+from equipoise.channel.core.ranges import HASH_MAX
 
 MIDDLE = 0x80000000
 

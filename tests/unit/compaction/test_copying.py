@@ -8,22 +8,22 @@ from dataclasses import replace
 
 import pytest
 
-from brokers.errors import BrokersAlive, CopiedElsewhere, TargetNotEmpty
-from channel import propose
-from channel.codec import decode, encode
-from channel.deadline import Deadline
-from channel.entries import BundleEntry
-from channel.errors import BegunAbove, ChannelIncomplete, DeadlineExceeded, LogClosed, LogNotBegun, LogUnavailable
-from channel.log import Log
-from channel.memory_log import MemoryLog
-from channel.propose import Author
-from channel.ranges import HASH_MAX
-from channel.reader import Reader
-from channel.records import LEVEL_CLOSED, Genesis, LevelRecord
-from channel.restore import restored
-from channel.twin_rows import encode_marker, marker_of, rows_of
-from channel.view import View
-from compaction.copying import Copied, copy
+from equipoise.brokers.errors import BrokersAlive, CopiedElsewhere, TargetNotEmpty
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.errors import BegunAbove, ChannelIncomplete, DeadlineExceeded, LogClosed, LogNotBegun, LogUnavailable
+from equipoise.channel.core.log import Log
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.records import LEVEL_CLOSED, Genesis, LevelRecord
+from equipoise.channel.core.view import View
+from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.channel.snapshots.restore import restored
+from equipoise.channel.snapshots.twin_rows import encode_marker, marker_of, rows_of
+from equipoise.channel.system.deadline import Deadline
+from equipoise.compaction.copying import Copied, copy
 from tests.carried import TIMEOUT_MS, cut_off, entries_of, view_of_log
 from tests.folding import CLUSTER, NAMESPACE, Channel, channel_with, joined
 
@@ -332,7 +332,7 @@ def test_a_copy_that_died_is_finished(step: str, old: TroubledLog, new: Troubled
         elif step == "twin":
             dying.setattr(type(new.twin()), "replace", die)
         else:
-            dying.setattr("compaction.copying.Copied", die)
+            dying.setattr("equipoise.compaction.copying.Copied", die)
         with pytest.raises(LogUnavailable):
             copied(old, new)
     new.trouble = lambda _: None
@@ -418,7 +418,9 @@ def test_somebody_else_begins_the_target_meanwhile(old: TroubledLog, new: Troubl
 def test_a_target_that_was_begun_leaves_the_old_log_open(old: TroubledLog, new: TroubledLog, monkeypatch: pytest.MonkeyPatch) -> None:
     """While brokers are listened for somebody may begin the new log; that is seen before the old one is closed."""
     write(old, left_channel())
-    monkeypatch.setattr("compaction.copying._Copier.bury_the_silent", lambda _: new.append([b"garbage"], timeout_ms=TIMEOUT_MS) and ())
+    monkeypatch.setattr(
+        "equipoise.compaction.copying._Copier.bury_the_silent", lambda _: new.append([b"garbage"], timeout_ms=TIMEOUT_MS) and ()
+    )
     end = old.end()
     with pytest.raises(TargetNotEmpty):
         copied(old, new)

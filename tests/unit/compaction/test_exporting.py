@@ -12,20 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.errors import ExportDamaged, TargetNotEmpty
-from channel import propose
-from channel.deadline import Deadline
-from channel.errors import DeadlineExceeded, LogClosed, LogNotBegun, LogTruncated
-from channel.log import Log
-from channel.memory_log import MemoryLog
-from channel.propose import Author
-from channel.restore import beginning
-from channel.sqlite_log import SqliteLog
-from channel.twin import TwinRow
-from compaction import exporting
-from compaction.compressed import lines, written
-from compaction.exporting import exported, spelled
-from compaction.importing import AHEAD, Imported, import_to
+from equipoise.brokers.errors import ExportDamaged, TargetNotEmpty
+from equipoise.channel.core import propose
+from equipoise.channel.core.errors import DeadlineExceeded, LogClosed, LogNotBegun, LogTruncated
+from equipoise.channel.core.log import Log
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.channel.snapshots.restore import beginning
+from equipoise.channel.sqlite.log import SqliteLog
+from equipoise.channel.system.deadline import Deadline
+from equipoise.compaction import exporting
+from equipoise.compaction.compressed import lines, written
+from equipoise.compaction.exporting import exported, spelled
+from equipoise.compaction.importing import AHEAD, Imported, import_to
 from tests.carried import TIMEOUT_MS, cut_off, entries_of, soon, view_of_log
 from tests.folding import Channel, channel_with
 from tests.walk import Walk
@@ -179,7 +179,7 @@ def test_no_copy_is_made_of_a_closed_or_empty_log(tmp_path: Path, monkeypatch: p
     _, second = imported(list(exported(first)), tmp_path / "two.db")
     assert entries_of(first) == entries_of(second)
     second.close()
-    monkeypatch.setattr("compaction.importing.open_log", lambda _: pytest.fail("no log is to be made"))
+    monkeypatch.setattr("equipoise.compaction.importing.open_log", lambda _: pytest.fail("no log is to be made"))
     with pytest.raises(LogClosed):
         import_to("memory:to", iter(list(exported(first))), file="the file", deadline=soon())
     with pytest.raises(LogNotBegun):

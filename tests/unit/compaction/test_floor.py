@@ -13,14 +13,14 @@ from typing import NoReturn
 
 import pytest
 
-from channel.errors import LogAccessDenied, TwinFenced
-from channel.findings import Kind
-from channel.floor import floor_of
-from channel.restore import earliest
-from channel.twin import TwinRow
-from channel.verify import verify
-from compaction.retention import Retention
-from compaction.writing import Step
+from equipoise.channel.core.errors import LogAccessDenied, TwinFenced
+from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.inspect.findings import Kind
+from equipoise.channel.inspect.verify import verify
+from equipoise.channel.snapshots.floor import floor_of
+from equipoise.channel.snapshots.restore import earliest
+from equipoise.compaction.retention import Retention
+from equipoise.compaction.writing import Step
 from tests.compacted import compact as compact_without_floor
 from tests.compacting import TIMEOUT_MS, begin_copy, compacted, digests_of, fold, renewed, told_by, untold, write_twin, written
 from tests.folding import Channel, channel_with

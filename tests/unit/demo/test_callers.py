@@ -12,7 +12,7 @@ from typing import cast
 import orjson
 import pytest
 
-from brokers.demo.callers import Answer, Caller, History, Line, StubbornCaller, Tally
+from equipoise.brokers.local.demo.callers import Answer, Caller, History, Line, StubbornCaller, Tally
 
 A, B, C = "http://a", "http://b", "http://c"
 DONE = Answer(status=200, broker="a", token=1, value=1)

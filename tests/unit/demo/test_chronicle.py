@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from brokers.demo.chronicle import Chronicle
-from brokers.moves import MoveKind
-from channel import propose
-from channel.difference import jump_between
-from channel.log import Entry
-from channel.reader import Reader
-from channel.view import View
+from equipoise.brokers.balancing.moves import MoveKind
+from equipoise.brokers.local.demo.chronicle import Chronicle
+from equipoise.channel.core import propose
+from equipoise.channel.core.difference import jump_between
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.view import View
 from tests.folding import MIDDLE, NAMESPACE, Channel, channel_with, joined
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from brokers.demo.evenness import Evenness, busiest, evenness_of
-from brokers.load_reports import Summary
-from shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic
+from equipoise.brokers.local.demo.evenness import Evenness, busiest, evenness_of
+from equipoise.shedder.load_reports import Summary
+from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Traffic
 from tests.folding import NAMESPACE, channel_with
 
 

@@ -17,20 +17,20 @@ from typing import cast
 
 import pytest
 
-from brokers.agent.intents import CreateNamespace
-from brokers.decision_log import open_decision_log
-from brokers.decisions import Decision
-from brokers.demo import load_acts, operator
-from brokers.demo.load_acts import divide, even_out
-from brokers.demo.stage import COUNTERS, Stage
-from brokers.demo.tuning import tune
-from brokers.load_reports import Summary
-from brokers.local_load_workers import LocalLoadWorkers
-from brokers.moves import MoveKind
-from brokers.settings_records import CHANGED_BY, document_of
-from channel.ranges import even_boundaries
 from compose.demo import kill_load_workers
-from shedder.plan import Move
+from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.balancing.moves import MoveKind
+from equipoise.brokers.balancing.settings.settings_records import CHANGED_BY, document_of
+from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.local.demo import load_acts, operator
+from equipoise.brokers.local.demo.load_acts import divide, even_out
+from equipoise.brokers.local.demo.stage import COUNTERS, Stage
+from equipoise.brokers.local.demo.tuning import tune
+from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.shedder.load_reports import Summary
+from equipoise.shedder.plan import Move
 from tests.unit.demo.test_evenness import bundle, summary
 from tests.unit.http.cluster import PATIENCE_MS, Cluster, cluster, run, until
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brokers.demo.messages import BEFORE_A_KILL_NS, OVERDUE_NS, MessageTally
+from equipoise.brokers.local.demo.messages import BEFORE_A_KILL_NS, OVERDUE_NS, MessageTally
 
 MS = 1_000_000
 S = 1_000 * MS

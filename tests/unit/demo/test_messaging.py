@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from brokers.demo import messaging
-from brokers.demo.messaging import PulsarClientFailed, PulsarClientMissing, PulsarClients, lacking
-from channel.errors import DeadlineExceeded
+from equipoise.brokers.local.demo import messaging
+from equipoise.brokers.local.demo.messaging import PulsarClientFailed, PulsarClientMissing, PulsarClients, lacking
+from equipoise.channel.core.errors import DeadlineExceeded
 
 # Does what is written here as the producer, and only consumes otherwise; each ends with its standard input.
 PROGRAM = """

@@ -6,8 +6,8 @@ from random import Random
 
 import pytest
 
-from brokers.demo.operator import Deed, Move, choose, is_settled
-from channel import propose
+from equipoise.brokers.local.demo.operator import Deed, Move, choose, is_settled
+from equipoise.channel.core import propose
 from tests.folding import NAMESPACE, Channel, channel_with
 
 SEEDS = range(20)

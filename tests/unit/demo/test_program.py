@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from brokers.demo import __main__ as program
-from brokers.demo.screen import Screen
-from brokers.demo.show import Ending, Options
-from channel.findings import Findings
+from equipoise.brokers.local.demo import __main__ as program
+from equipoise.brokers.local.demo.screen import Screen
+from equipoise.brokers.local.demo.show import Ending, Options
+from equipoise.channel.inspect.findings import Findings
 
 NOTHING_FOUND = Findings(folded_to=0, records=1, accepted=1, rejected={}, agreements=0, findings_count=0, findings=())
 

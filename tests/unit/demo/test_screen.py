@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from brokers.demo.screen import BrokerRow, BundleRow, LiveScreen, MessagesShown, Picture, PlainScreen, draw, open_screen
+from equipoise.brokers.local.demo.screen import BrokerRow, BundleRow, LiveScreen, MessagesShown, Picture, PlainScreen, draw, open_screen
 
 MESSAGES = MessagesShown(
     per_second=319.6,

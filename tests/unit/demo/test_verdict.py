@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from brokers.demo import verdict
-from brokers.demo.verdict import Verdict, judge, judge_messages
+from equipoise.brokers.local.demo import verdict
+from equipoise.brokers.local.demo.verdict import Verdict, judge, judge_messages
 
 SCHEMA = """
 CREATE TABLE writes(position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, value INTEGER, token INTEGER, broker TEXT, request TEXT UNIQUE);

@@ -20,17 +20,17 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from brokers.agent.intents import CreateNamespace
-from brokers.config import WorkerConfig
-from brokers.http.app import make_app, served
-from brokers.http.errors import unmatched
-from brokers.load import BundleLoad
-from brokers.lookups import Lookups
-from brokers.service import Bundle, Ownership, Peer, Service
-from brokers.worker import Worker
-from channel.deadline import Deadline
-from channel.ranges import even_boundaries
-from channel.view import View
+from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.http.app import make_app, served
+from equipoise.brokers.http.errors import unmatched
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.lookups import Lookups
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.ranges import even_boundaries
+from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
+from equipoise.shedder.bundle_load import BundleLoad
 
 NAMESPACE = "acme/shop"
 PATIENCE_MS = 20_000

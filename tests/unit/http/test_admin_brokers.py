@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from brokers import service_runner
-from brokers.load import BundleLoad
-from channel.errors import LogUnavailable
+from equipoise.brokers.runtime import service_runner
+from equipoise.channel.core.errors import LogUnavailable
+from equipoise.shedder.bundle_load import BundleLoad
 from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, cluster, path_of, run, started, until
 
 pytestmark = pytest.mark.integration

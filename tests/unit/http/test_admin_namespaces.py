@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from brokers import following
-from brokers.admin import moving as admin
-from brokers.admin.access import Access, opened
-from brokers.errors import CalledOff, Rejected
-from channel.ranges import even_boundaries
+from equipoise.brokers.errors import CalledOff, Rejected
+from equipoise.brokers.operations import following
+from equipoise.brokers.operations import moving as admin
+from equipoise.brokers.operations.access import Access, opened
+from equipoise.channel.core.ranges import even_boundaries
 from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Cluster, cluster, path_of, run, until
 
 pytestmark = pytest.mark.integration

@@ -15,7 +15,7 @@ from typing import TypedDict
 import aiohttp
 import pytest
 
-from brokers.http import assignment, assignment_feed
+from equipoise.brokers.http import assignment, assignment_feed
 from tests.unit.http.cluster import NAMESPACE, Broker, Cluster, cluster, path_of, run, until
 
 pytestmark = pytest.mark.integration

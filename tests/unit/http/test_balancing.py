@@ -13,10 +13,10 @@ from typing import cast
 
 import pytest
 
-from brokers.pulsar_keys import MANAGER, TAKEN
-from brokers.requested_moves import RACES_MAX
-from brokers.setting_values import SETTINGS
-from brokers.settings_records import settings_in
+from equipoise.brokers.agent.requested_moves import RACES_MAX
+from equipoise.brokers.balancing.settings.pulsar_keys import MANAGER, TAKEN
+from equipoise.brokers.balancing.settings.setting_values import SETTINGS
+from equipoise.brokers.balancing.settings.settings_records import settings_in
 from tests.unit.http.cluster import Answer, Broker, cluster, run, until
 
 PATH = "/admin/v2/balancing"

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from brokers import worker as workers
-from brokers.http.lookup import CHANNEL_LOST_MS
-from channel.errors import LogUnavailable
+from equipoise.brokers.http.lookup import CHANNEL_LOST_MS
+from equipoise.brokers.runtime import worker as workers
+from equipoise.channel.core.errors import LogUnavailable
 from tests.troubled_log import TroubledLog
 from tests.unit.http.cluster import NAMESPACE, PATIENCE_MS, Broker, Cluster, cluster, run, until
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.policies import isolation_document
+from equipoise.brokers.balancing.policies import isolation_document
 from tests.unit.http.cluster import NAMESPACE, Answer, Broker, Cluster, cluster, path_of, run, until
 
 pytestmark = pytest.mark.integration

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.http import assignment
+from equipoise.brokers.http import assignment
 from tests.unit.http.cluster import NAMESPACE, Broker, cluster, run
 
 pytestmark = pytest.mark.integration

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from brokers.decision_log import open_decision_log
+from equipoise.brokers.decision_log import open_decision_log
 from tests.decisions import AT_MS, idle, shed
 from tests.unit.http.cluster import cluster, run
 

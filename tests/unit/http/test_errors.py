@@ -15,7 +15,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
-from brokers.errors import (
+from equipoise.brokers.errors import (
     CalledOff,
     InvalidRequest,
     NotReady,
@@ -27,9 +27,9 @@ from brokers.errors import (
     UnknownTopic,
     UnsupportedAlgorithm,
 )
-from brokers.http.bodies import BODY_BYTES_MAX
-from brokers.http.errors import REQUEST_ID, status_of, typed
-from channel.errors import (
+from equipoise.brokers.http.bodies import BODY_BYTES_MAX
+from equipoise.brokers.http.errors import REQUEST_ID, status_of, typed
+from equipoise.channel.core.errors import (
     Bug,
     DeadlineExceeded,
     EquipoiseError,
@@ -41,7 +41,7 @@ from channel.errors import (
     OutcomeUnknown,
     Overloaded,
 )
-from channel.records import Reason
+from equipoise.channel.core.records import Reason
 from tests.unit.http.cluster import run
 
 pytestmark = pytest.mark.integration
@@ -146,7 +146,7 @@ def test_what_nobody_foresaw_is_told_without_its_insides(raised: Exception, capl
                 request_id = response.headers[REQUEST_ID]
         assert "secret" not in text
         assert "Traceback" not in text
-        (record,) = [record for record in caplog.records if record.name == "brokers.http.errors"]
+        (record,) = [record for record in caplog.records if record.name == "equipoise.brokers.http.errors"]
         assert (request_id, "/path") == (record.__dict__["request"], record.__dict__["path"])
         assert record.exc_info is not None
         assert raised is record.exc_info[1]

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from brokers.config import WorkerConfig
-from brokers.errors import InvalidConfig
-from brokers.http.guard import Asked, Guard
+from equipoise.brokers.errors import InvalidConfig
+from equipoise.brokers.http.guard import Asked, Guard
+from equipoise.brokers.runtime.config import WorkerConfig
 from tests.unit.http.cluster import Answer, Broker, cluster, run
 
 ME = "127.0.0.1:8080"

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from brokers import lookups
-from brokers.http import lookup
-from channel.ranges import bundle_name, topic_hash
+from equipoise.brokers.http import lookup
+from equipoise.brokers.runtime import lookups
+from equipoise.channel.core.ranges import bundle_name, topic_hash
 from tests.unit.http.cluster import NAMESPACE, Broker, cluster, path_of, run, until
 
 pytestmark = pytest.mark.integration

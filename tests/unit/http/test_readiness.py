@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from brokers import worker as workers
-from brokers.data_directory import DataDirectory
-from brokers.errors import DataDirectoryUnusable
-from channel.errors import LogStorageFull
+from equipoise.brokers.errors import DataDirectoryUnusable
+from equipoise.brokers.runtime import worker as workers
+from equipoise.brokers.runtime.directory.data_directory import DataDirectory
+from equipoise.channel.core.errors import LogStorageFull
 from tests.troubled_log import TroubledLog
 from tests.unit.http.cluster import PATIENCE_MS, Broker, run, started
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from brokers.metrics import Metrics
-from channel.view import View
+from equipoise.brokers.runtime.metrics.metrics import Metrics
+from equipoise.channel.core.view import View
 from tests.unit.http.cluster import cluster, run
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from brokers.http import moving
-from brokers.http.admin_namespaces import UNLOAD_OUTCOME
+from equipoise.brokers.http import moving
+from equipoise.brokers.http.admin_namespaces import UNLOAD_OUTCOME
 from tests.unit.http.cluster import NAMESPACE, Answer, cluster, path_of, run
 
 pytestmark = pytest.mark.integration

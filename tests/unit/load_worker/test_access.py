@@ -1,6 +1,6 @@
 """Settings of Kafka's client as a load worker takes them, or refuses them.
 
-May live here: `brokers.load_bus.worker.access`.
+May live here: `brokers.load.worker.access`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from brokers.load_bus.worker.access import Access, Password, Tls, access_of
-from channel.errors import InvalidKafkaSetting
+from equipoise.brokers.load.worker.access import Access, Password, Tls, access_of
+from equipoise.channel.core.errors import InvalidKafkaSetting
 
 SASL = {"sasl.mechanism": "SCRAM-SHA-512", "sasl.username": "worker", "sasl.password": "secret"}
 PASSWORD = Password(mechanism="SCRAM-SHA-512", username="worker", password=SASL["sasl.password"])

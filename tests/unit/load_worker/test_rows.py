@@ -1,6 +1,6 @@
 """The spelling of what load workers keep and tell one another.
 
-May live here: `brokers.load_bus.worker.rows`.
+May live here: `brokers.load.worker.rows`.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from brokers.errors import UnreadableLoad
-from brokers.load_bus.worker.rows import Row, Sighting, parse_row, parse_sighting, spell_row, spell_sighting
-from brokers.load_reports import SampledBundle
-from channel.records import INTEGER_MAX
-from shedder.loads import BundleTraffic, Traffic
+from equipoise.brokers.errors import UnreadableLoad
+from equipoise.brokers.load.worker.rows import Row, Sighting, parse_row, parse_sighting, spell_row, spell_sighting
+from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.shedder.load_reports import SampledBundle
+from equipoise.shedder.loads import BundleTraffic, Traffic
 
 OFFSETS = st.integers(0, 10**18 - 1)
 

@@ -1,6 +1,6 @@
 """What a load worker decides of one message, and of all of them: as plain functions, without Faust and without Kafka.
 
-May live here: `brokers.load_bus.worker.steps`, and its dumb twin.
+May live here: `brokers.load.worker.steps`, and its dumb twin.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from brokers.load_bus.spelling import parse_sample, parse_summary, spell_sample, spell_summary
-from brokers.load_bus.topics import SUMMARIES_KEPT_MS
-from brokers.load_bus.worker.rows import Row, Sighting, parse_row, parse_sighting, spell_row, spell_sighting
-from brokers.load_bus.worker.steps import (
+from equipoise.brokers.load.bus.spelling import parse_sample, parse_summary, spell_sample, spell_summary
+from equipoise.brokers.load.bus.topics import SUMMARIES_KEPT_MS
+from equipoise.brokers.load.worker.rows import Row, Sighting, parse_row, parse_sighting, spell_row, spell_sighting
+from equipoise.brokers.load.worker.steps import (
     CLOCKS_APART_MS_MAX,
     Arrived,
     LeftOut,
@@ -26,8 +26,8 @@ from brokers.load_bus.worker.steps import (
     on_sample,
     on_sighting,
 )
-from brokers.load_reports import Sample, SampledBundle, Summary, summarized
-from shedder.loads import STEP_MS, BundleTraffic, Traffic, kept_share
+from equipoise.shedder.load_reports import Sample, SampledBundle, Summary, summarized
+from equipoise.shedder.loads import STEP_MS, BundleTraffic, Traffic, kept_share
 from tests.load_plane import LoadPlane
 
 NOW_MS = 1_800_000_000_000

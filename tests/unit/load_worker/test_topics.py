@@ -1,15 +1,15 @@
 """The topics of the load plane.
 
-May live here: `brokers.load_bus.topics`.
+May live here: `brokers.load.bus.topics`.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from brokers.load_bus.topics import PARTITIONS, LoadTopics, differences
-from channel.kafka_answers import TopicFacts
-from channel.kafka_settings import SUFFIX_CHARACTERS_MAX, TOPIC_CHARACTERS_MAX
+from equipoise.brokers.load.bus.topics import PARTITIONS, LoadTopics, differences
+from equipoise.channel.kafka.answers import TopicFacts
+from equipoise.channel.kafka.settings import SUFFIX_CHARACTERS_MAX, TOPIC_CHARACTERS_MAX
 
 TOPICS = LoadTopics(log="channel")
 

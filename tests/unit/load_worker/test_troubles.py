@@ -1,11 +1,11 @@
 """How loud a load worker is about what brokers say wrong.
 
-May live here: `brokers.load_bus.worker.troubles`.
+May live here: `brokers.load.worker.troubles`.
 """
 
 from __future__ import annotations
 
-from brokers.load_bus.worker.troubles import SUBJECTS_MAX, TOLD_AGAIN_MS, Troubles
+from equipoise.brokers.load.worker.troubles import SUBJECTS_MAX, TOLD_AGAIN_MS, Troubles
 
 
 def test_each_broker_is_named_at_once_and_then_now_and_then() -> None:

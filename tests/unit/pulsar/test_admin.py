@@ -15,12 +15,12 @@ from urllib.parse import quote
 import pytest
 from typer.testing import Result
 
-from brokers.agent.intents import CreateNamespace
-from brokers.lookups import Lookups
-from brokers.pulsar.admin import Topics
-from brokers.pulsar.server import Server
-from brokers.service import Ownership
-from channel.ranges import TopicName, even_boundaries
+from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.pulsar.admin import Topics
+from equipoise.brokers.pulsar.server import Server
+from equipoise.brokers.runtime.lookups import Lookups
+from equipoise.brokers.runtime.service import Ownership
+from equipoise.channel.core.ranges import TopicName, even_boundaries
 from tests.house_rules import ROOT
 from tests.unit.cli.fabricated import run as command
 from tests.unit.http.cluster import Gate, run

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.pulsar.arrivals import Arrivals, Entry
-from brokers.pulsar.errors import ServerError
-from brokers.pulsar.outcomes import Replaced
-from brokers.pulsar.requests import SubscriptionKind
-from brokers.pulsar.topic import SubscriptionState, TopicState
-from brokers.pulsar.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry
+from equipoise.brokers.pulsar.topics.outcomes import Replaced
+from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicState
+from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from tests.unit.pulsar.topics import (
     joined,
     keyed,

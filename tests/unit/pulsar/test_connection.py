@@ -10,10 +10,10 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from brokers.pulsar.connection import Connection
-from brokers.pulsar.errors import ServerError, Violation
-from brokers.pulsar.limits import Limits
-from brokers.pulsar.pulsar_api_pb2 import (
+from equipoise.brokers.pulsar.wire.connection import Connection
+from equipoise.brokers.pulsar.wire.errors import ServerError, Violation
+from equipoise.brokers.pulsar.wire.limits import Limits
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     BaseCommand,
     CommandAck,
     CommandConnect,
@@ -30,7 +30,7 @@ from brokers.pulsar.pulsar_api_pb2 import (
     KeyValue,
     MessageMetadata,
 )
-from brokers.pulsar.requests import (
+from equipoise.brokers.pulsar.wire.requests import (
     AccessMode,
     Acked,
     Connected,

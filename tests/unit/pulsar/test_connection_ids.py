@@ -7,15 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.pulsar.attachments import Elsewhere
-from brokers.pulsar.errors import NothingAsked, ServerError, Violation
-from brokers.pulsar.limits import Limits
-from brokers.pulsar.pulsar_api_pb2 import (
-    BaseCommand,
-    CommandAck,
-    CommandSeek,
-)
-from brokers.pulsar.requests import (
+from equipoise.brokers.pulsar.wire.attachments import Elsewhere
+from equipoise.brokers.pulsar.wire.errors import NothingAsked, ServerError, Violation
+from equipoise.brokers.pulsar.wire.limits import Limits
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandAck, CommandSeek
+from equipoise.brokers.pulsar.wire.requests import (
     ConsumerClosed,
     CreationCancelled,
     Flowed,

@@ -8,9 +8,9 @@ from typing import cast
 
 import pytest
 
-from brokers.pulsar.deadlines import Deadlines
-from brokers.pulsar.hosting import Served
-from brokers.pulsar.service import now_ms
+from equipoise.brokers.pulsar.deadlines import Deadlines
+from equipoise.brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.service import now_ms
 
 
 class Waiting:

@@ -6,10 +6,10 @@ from collections import Counter
 
 import pytest
 
-from brokers.pulsar.dispatch import Consumer, Dispatcher, dispatcher
-from brokers.pulsar.errors import ServerError
-from brokers.pulsar.keys import slot_of
-from brokers.pulsar.requests import SubscriptionKind
+from equipoise.brokers.pulsar.topics.dispatch import Consumer, Dispatcher, dispatcher
+from equipoise.brokers.pulsar.topics.keys import slot_of
+from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from tests.unit.pulsar.topics import keyed, make_consumer, refused_as, sticky
 
 SLOT = 7

@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from brokers.handover import fetch_from
-from brokers.pulsar.service import PulsarService
-from brokers.pulsar.settings import Settings
-from brokers.pulsar.topic_limits import TopicLimits
-from brokers.service import Peer
-from channel.errors import PeerError
+from equipoise.brokers.pulsar.service import PulsarService
+from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.runtime.handover import fetch_from
+from equipoise.brokers.runtime.service import Peer
+from equipoise.channel.core.errors import PeerError
 from tests.unit.http.cluster import run, until
 from tests.unit.pulsar.test_service_moves import busy
 from tests.unit.pulsar.wire_client import Brokers, Member, WireClient, brokers
@@ -45,7 +45,7 @@ async def delivered(member: Member) -> str:
 def with_fetches(monkeypatch: pytest.MonkeyPatch, fetch: Callable[[Fetch, Peer, str], Awaitable[bytes | None]]) -> None:
     """Have next owners fetch in this way, which is given the usual one."""
     usual = fetch_from
-    monkeypatch.setattr("brokers.worker.fetch_from", lambda source, bundle: fetch(usual, source, bundle))
+    monkeypatch.setattr("equipoise.brokers.runtime.worker.fetch_from", lambda source, bundle: fetch(usual, source, bundle))
 
 
 def test_a_fetch_that_fails_is_tried_once_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

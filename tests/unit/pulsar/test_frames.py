@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from brokers.pulsar.errors import FrameTooLarge, MalformedFrame, PulsarProtocolError
-from brokers.pulsar.frames import Frame, FrameReader, checksum_is_good, frame, metadata_of
+from equipoise.brokers.pulsar.wire.errors import FrameTooLarge, MalformedFrame, PulsarProtocolError
+from equipoise.brokers.pulsar.wire.frames import Frame, FrameReader, checksum_is_good, frame, metadata_of
 from tests.pulsar_speech import entry, with_checksum
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.pulsar.connection import Connection
+from equipoise.brokers.pulsar.wire.connection import Connection
 from tests.fuzz.corpus import INPUTS
 from tests.fuzz.harness import take
 

@@ -9,10 +9,18 @@ from hashlib import blake2b
 import orjson
 import pytest
 
-from brokers.pulsar.arrivals import Entry
-from brokers.pulsar.handover import HANDOVER_BYTES_MAX, NAMES_OF_TOPIC_MAX, HandoverDamaged, decode, encode, fetchable, is_complete
-from brokers.pulsar.requests import SubscriptionKind
-from brokers.pulsar.topic import SubscriptionState, TopicState
+from equipoise.brokers.pulsar.topics.arrivals import Entry
+from equipoise.brokers.pulsar.topics.handover import (
+    HANDOVER_BYTES_MAX,
+    NAMES_OF_TOPIC_MAX,
+    HandoverDamaged,
+    decode,
+    encode,
+    fetchable,
+    is_complete,
+)
+from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicState
+from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 
 QUIET = TopicState(
     last_entry_id=7,
@@ -159,7 +167,7 @@ def test_what_cannot_fit_is_not_compressed(monkeypatch: pytest.MonkeyPatch) -> N
         compressed.append(len(unpacked))
         return original(unpacked)
 
-    monkeypatch.setattr("brokers.pulsar.handover.zlib.compress", compress)
+    monkeypatch.setattr("equipoise.brokers.pulsar.topics.handover.zlib.compress", compress)
     encode({f"t{number:05}": unlike(number) for number in range(10_000)})
     assert max(compressed) <= 16 * HANDOVER_BYTES_MAX
 

@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.agent.handle import Handle
-from brokers.pulsar.hosting import Hosting
-from brokers.pulsar.requests import SubscriptionKind
-from brokers.pulsar.topic import SubscriptionState, TopicState
-from brokers.pulsar.topic_limits import TopicLimits
-from brokers.service import Ownership
-from channel.errors import Overloaded
-from channel.ranges import HASH_MAX, bundle_name, topic_hash
+from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.pulsar.hosting import Hosting
+from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicState
+from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
+from equipoise.brokers.runtime.service import Ownership
+from equipoise.channel.core.errors import Overloaded
+from equipoise.channel.core.ranges import HASH_MAX, bundle_name, topic_hash
 from tests.unit.agent.test_ownership import HandClock, good_lease
 from tests.unit.pulsar.topics import make_producer
 

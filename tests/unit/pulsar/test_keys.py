@@ -6,8 +6,8 @@ import base64
 
 import pytest
 
-from brokers.pulsar import keys
-from brokers.pulsar.keys import (
+from equipoise.brokers.pulsar.topics import keys
+from equipoise.brokers.pulsar.topics.keys import (
     METADATA_FIELDS_MAX,
     MURMUR_BYTES_MAX,
     NO_KEY,

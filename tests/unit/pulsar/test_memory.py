@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brokers.pulsar.memory import Pool
+from equipoise.brokers.pulsar.memory import Pool
 
 
 def test_what_is_held_is_counted_by_holder() -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.pulsar.errors import NotServed, ServerError
-from brokers.pulsar.names import partition_of, partitioned_name, served_topic
-from channel.ranges import topic_hash
+from equipoise.brokers.pulsar.topics.names import partition_of, partitioned_name, served_topic
+from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError
+from equipoise.channel.core.ranges import topic_hash
 
 
 @pytest.mark.parametrize(

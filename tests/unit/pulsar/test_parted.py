@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from brokers.pulsar.arrivals import Entry
-from brokers.pulsar.handover import size_of
-from brokers.pulsar.parted import Left, Parted
-from brokers.pulsar.topic import TopicState
-from brokers.service import Bundle
+from equipoise.brokers.pulsar.parted import Left, Parted
+from equipoise.brokers.pulsar.topics.arrivals import Entry
+from equipoise.brokers.pulsar.topics.handover import size_of
+from equipoise.brokers.pulsar.topics.topic import TopicState
+from equipoise.brokers.runtime.service import Bundle
 from tests.unit.http.cluster import run, until
 
 STATES = {"t": TopicState(entries=(Entry(1, b"block", 3),))}

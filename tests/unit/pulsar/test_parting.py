@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from brokers.agent.intents import Transfer
-from brokers.pulsar.pulsar_api_pb2 import BaseCommand, CommandPong
-from brokers.pulsar.service import now_ms
-from brokers.pulsar.settings import Settings
-from channel.ranges import topic_hash
+from equipoise.brokers.agent.intents import Transfer
+from equipoise.brokers.pulsar.service import now_ms
+from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandPong
+from equipoise.channel.core.ranges import topic_hash
 from tests.pulsar_speech import connect, framed
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, Member, T, WireClient, brokers

@@ -15,12 +15,12 @@ from typing import cast
 import pytest
 from aiohttp import web
 
-from brokers.pulsar.errors import NotServed
-from brokers.pulsar.hosting import Hosting
-from brokers.pulsar.peers import Listing, Peers, are_whole
-from brokers.pulsar.topic_limits import TopicLimits
-from brokers.worker import Worker
-from channel.ranges import HASH_MAX, bundle_name
+from equipoise.brokers.pulsar.hosting import Hosting
+from equipoise.brokers.pulsar.peers import Listing, Peers, are_whole
+from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.wire.errors import NotServed
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.ranges import HASH_MAX, bundle_name
 from tests.unit.http.cluster import run, until
 
 HERE, THERE = bundle_name("t/n", 0, 1 << 31), bundle_name("t/n", 1 << 31, HASH_MAX)

@@ -13,12 +13,12 @@ from pathlib import Path
 import orjson
 import pytest
 
-from brokers.agent.handle import Handle
-from brokers.pulsar import handover as handovers
-from brokers.pulsar.dispatch import Consumer
-from brokers.pulsar.outcomes import Outcome
-from brokers.pulsar.topic import Topic
-from brokers.service import Work
+from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.pulsar.topics import handover as handovers
+from equipoise.brokers.pulsar.topics.dispatch import Consumer
+from equipoise.brokers.pulsar.topics.outcomes import Outcome
+from equipoise.brokers.pulsar.topics.topic import Topic
+from equipoise.brokers.runtime.service import Work
 from tests.pulsar.judging import judged
 from tests.unit.http.cluster import run, until
 from tests.unit.pulsar.test_service_moves import PATIENT

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from brokers.pulsar import pulsar_api_pb2
-from brokers.pulsar.pulsar_api_pb2 import DESCRIPTOR, BaseCommand
+from equipoise.brokers.pulsar.wire import pulsar_api_pb2
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import DESCRIPTOR, BaseCommand
 
 TEXT = Path(pulsar_api_pb2.__file__).with_name("pulsar_api.proto").read_text(encoding="utf-8")
 MESSAGE = re.compile(r"^message (\w+) \{\n(.*?)^\}", re.MULTILINE | re.DOTALL)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from brokers.pulsar.rates import Meter
+from equipoise.brokers.pulsar.topics.rates import Meter
 
 
 def test_rates_are_those_of_the_last_window() -> None:

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.pulsar import replies
-from brokers.pulsar.commands import request_id_of
-from brokers.pulsar.connection import Connection
-from brokers.pulsar.errors import ServerError
-from brokers.pulsar.pulsar_api_pb2 import (
+from equipoise.brokers.pulsar.wire import replies
+from equipoise.brokers.pulsar.wire.commands import request_id_of
+from equipoise.brokers.pulsar.wire.connection import Connection
+from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     BaseCommand,
     CommandConsumerStats,
     CommandGetOrCreateSchema,
@@ -23,8 +23,8 @@ from brokers.pulsar.pulsar_api_pb2 import (
     CommandPartitionedTopicMetadataResponse,
     KeyValue,
 )
-from brokers.pulsar.pulsar_api_pb2 import Schema as WireSchema
-from brokers.pulsar.requests import PartitionsAsked, Schema, SchemaAsked, SchemaOffered, TopicsAsked, TopicsMode
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import Schema as WireSchema
+from equipoise.brokers.pulsar.wire.requests import PartitionsAsked, Schema, SchemaAsked, SchemaOffered, TopicsAsked, TopicsMode
 from tests.pulsar_service import DumbService
 from tests.pulsar_speech import connected, framed, heard, with_consumer
 

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from brokers.pulsar import errors, schema_search
-from brokers.pulsar.errors import NotServed
-from brokers.pulsar.peers import Peers
-from brokers.pulsar.pulsar_api_pb2 import (
+from equipoise.brokers.pulsar import schema_search
+from equipoise.brokers.pulsar.peers import Peers
+from equipoise.brokers.pulsar.schema_documents import schema_document, version_in
+from equipoise.brokers.pulsar.wire import errors
+from equipoise.brokers.pulsar.wire.errors import NotServed
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     BaseCommand,
     CommandGetSchema,
     CommandGetSchemaResponse,
@@ -18,10 +20,9 @@ from brokers.pulsar.pulsar_api_pb2 import (
     CommandSubscribe,
     ServerError,
 )
-from brokers.pulsar.pulsar_api_pb2 import Schema as WireSchema
-from brokers.pulsar.requests import Schema
-from brokers.pulsar.schema_documents import schema_document, version_in
-from channel.ranges import TopicName
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import Schema as WireSchema
+from equipoise.brokers.pulsar.wire.requests import Schema
+from equipoise.channel.core.ranges import TopicName
 from tests.pulsar_speech import framed
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, T, WireClient, brokers
@@ -157,7 +158,7 @@ def test_what_nobody_knows_is_answered(tmp_path: Path, monkeypatch: pytest.Monke
                 raise NotServed(error=errors.ServerError.METADATA_ERROR, problem="no answer")
 
             monkeypatch.setattr(schema_search, "_ASKED_MAX", 9)
-            monkeypatch.setattr("brokers.pulsar.peers.Peers._ask", fail)
+            monkeypatch.setattr("equipoise.brokers.pulsar.peers.Peers._ask", fail)
             assert ServerError.MetadataError == (await told(client)).error_code
 
     run(story)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.pulsar import schemas as module
-from brokers.pulsar.requests import Schema
-from brokers.pulsar.schemas import Schemas
+from equipoise.brokers.pulsar.topics import schemas as module
+from equipoise.brokers.pulsar.topics.schemas import Schemas
+from equipoise.brokers.pulsar.wire.requests import Schema
 
 
 def schema(definition: bytes, kind: int = 2) -> Schema:

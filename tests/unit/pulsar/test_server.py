@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from brokers import worker as workers
-from brokers.agent.intents import CreateNamespace
-from brokers.pulsar import server as module
-from brokers.pulsar.errors import Violation
-from brokers.pulsar.pulsar_api_pb2 import BaseCommand, CommandLookupTopicResponse, CommandPartitionedTopicMetadataResponse
-from brokers.pulsar.session import Session
-from brokers.pulsar.settings import Settings
-from channel.ranges import even_boundaries
+from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.pulsar import server as module
+from equipoise.brokers.pulsar.session import Session
+from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.wire.errors import Violation
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandLookupTopicResponse, CommandPartitionedTopicMetadataResponse
+from equipoise.brokers.runtime import worker as workers
+from equipoise.channel.core.ranges import even_boundaries
 from tests.house_rules import ROOT
 from tests.pulsar_speech import entry as entry_of
 from tests.pulsar_speech import lookup, ping, send

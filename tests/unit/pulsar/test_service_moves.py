@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from brokers.pulsar import handover as handovers
-from brokers.pulsar.pulsar_api_pb2 import CommandSubscribe, ServerError
-from brokers.pulsar.requests import AccessMode
-from brokers.pulsar.settings import Settings
-from brokers.pulsar.topic_limits import TopicLimits
-from brokers.service import Bundle
-from channel.errors import DeadlineExceeded
-from channel.ranges import TopicName, topic_hash
+from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.topics import handover as handovers
+from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe, ServerError
+from equipoise.brokers.pulsar.wire.requests import AccessMode
+from equipoise.brokers.runtime.service import Bundle
+from equipoise.channel.core.errors import DeadlineExceeded
+from equipoise.channel.core.ranges import TopicName, topic_hash
 from tests.pulsar_speech import connect
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.test_session import metric_becomes

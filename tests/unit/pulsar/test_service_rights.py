@@ -10,14 +10,14 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from brokers.agent.intents import MergeBundles, Transfer
-from brokers.pulsar.hosting import Served
-from brokers.pulsar.pulsar_api_pb2 import CommandSubscribe
-from brokers.pulsar.service import now_ms
-from brokers.pulsar.settings import Settings
-from brokers.pulsar.topic import TopicState
-from brokers.service import Ownership, Peer
-from channel.deadline import Deadline
+from equipoise.brokers.agent.intents import MergeBundles, Transfer
+from equipoise.brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.service import now_ms
+from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.topics.topic import TopicState
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe
+from equipoise.brokers.runtime.service import Ownership, Peer
+from equipoise.channel.system.deadline import Deadline
 from tests.pulsar_speech import entry, send
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.test_service_moves import HASTY, PATIENT, busy, published_behind_a_move

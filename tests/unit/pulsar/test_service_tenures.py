@@ -9,9 +9,9 @@ import asyncio
 import json
 from pathlib import Path
 
-from brokers.agent.intents import MergeBundles, SplitBundle
-from brokers.split_points import TOPIC_COUNT_EQUALLY_DIVIDE
-from channel.ranges import topic_hash
+from equipoise.brokers.agent.intents import MergeBundles, SplitBundle
+from equipoise.brokers.balancing.splitting.split_points import TOPIC_COUNT_EQUALLY_DIVIDE
+from equipoise.channel.core.ranges import topic_hash
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.test_service_moves import PATIENT, busy
 from tests.unit.pulsar.wire_client import NAMESPACE, PATIENCE_MS, TOPIC, T, brokers

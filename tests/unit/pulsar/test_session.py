@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from brokers.pulsar.limits import Limits
-from brokers.pulsar.pulsar_api_pb2 import CommandSubscribe, ServerError
-from brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.wire.limits import Limits
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import CommandSubscribe, ServerError
 from tests.pulsar_speech import close_consumer, close_producer, connect, entry, lookup, ping, send, unsubscribe
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.wire_client import NAMESPACE, TOPIC, Member, T, brokers
@@ -247,7 +247,7 @@ def test_a_client_that_does_not_answer_a_ping_is_given_up(tmp_path: Path) -> Non
 
 def test_a_connection_without_a_handshake_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who connects and says nothing is not waited for for ever."""
-    monkeypatch.setattr("brokers.pulsar.server.Limits", lambda **bounds: Limits(handshake_ms=50, **bounds))
+    monkeypatch.setattr("equipoise.brokers.pulsar.server.Limits", lambda **bounds: Limits(handshake_ms=50, **bounds))
 
     async def story() -> None:
         async with brokers(tmp_path, settings=Settings(tick_ms=20)) as running:

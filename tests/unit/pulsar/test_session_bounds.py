@@ -12,21 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from brokers.lookups import Lookups
-from brokers.pulsar import replies
-from brokers.pulsar.connection import Connection
-from brokers.pulsar.pulsar_api_pb2 import (
-    BaseCommand,
-    CommandGetOrCreateSchema,
-    CommandGetSchema,
-    Schema,
-    ServerError,
-)
-from brokers.pulsar.requests import Request, TopicsMode
-from brokers.pulsar.server import Server
-from brokers.pulsar.session import Session
-from brokers.pulsar.settings import Settings
-from brokers.pulsar.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.server import Server
+from equipoise.brokers.pulsar.session import Session
+from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.wire import replies
+from equipoise.brokers.pulsar.wire.connection import Connection
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandGetOrCreateSchema, CommandGetSchema, Schema, ServerError
+from equipoise.brokers.pulsar.wire.requests import Request, TopicsMode
+from equipoise.brokers.runtime.lookups import Lookups
 from tests.pulsar_speech import framed, ping, producer
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.test_service_moves import busy

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from brokers.pulsar.answers import Answers
-from brokers.pulsar.pulsar_api_pb2 import BaseCommand, CommandSeek, CommandSubscribe, CommandUnsubscribe
-from brokers.pulsar.requests import ProducerAsked
-from brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.answers import Answers
+from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand, CommandSeek, CommandSubscribe, CommandUnsubscribe
+from equipoise.brokers.pulsar.wire.requests import ProducerAsked
 from tests.pulsar_speech import close_producer, connect, framed, producer
 from tests.unit.http.cluster import run
 from tests.unit.pulsar.wire_client import TOPIC, Member, T, WireClient, brokers

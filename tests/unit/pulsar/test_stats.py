@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import orjson
 
-from brokers.pulsar.arrivals import Entry
-from brokers.pulsar.requests import SubscriptionKind
-from brokers.pulsar.stats import topic_stats
-from brokers.pulsar.topic import SubscriptionState, TopicState
+from equipoise.brokers.pulsar.topics.arrivals import Entry
+from equipoise.brokers.pulsar.topics.stats import topic_stats
+from equipoise.brokers.pulsar.topics.topic import SubscriptionState, TopicState
+from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from tests.unit.pulsar.topics import joined, make_consumer, make_producer, make_topic, send, sticky
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.pulsar.dispatch import PERMITS_MAX, Refusal
-from brokers.pulsar.errors import ServerError
-from brokers.pulsar.outcomes import Replaced, Subscribed
-from brokers.pulsar.requests import AccessMode, SubscriptionKind
-from brokers.pulsar.stats import kind_name
-from brokers.pulsar.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.dispatch import PERMITS_MAX, Refusal
+from equipoise.brokers.pulsar.topics.outcomes import Replaced, Subscribed
+from equipoise.brokers.pulsar.topics.stats import kind_name
+from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.requests import AccessMode, SubscriptionKind
 from tests.unit.pulsar.topics import joined, make_consumer, make_producer, make_topic, receipted, refused_as, send, sticky, told
 
 SHARED, EXCLUSIVE, KEY_SHARED = SubscriptionKind.SHARED, SubscriptionKind.EXCLUSIVE, SubscriptionKind.KEY_SHARED
@@ -220,7 +220,7 @@ def test_the_slot_of_an_entry_is_made_out_once(monkeypatch: pytest.MonkeyPatch) 
         return 7
 
     for module in ("topic", "lanes"):
-        monkeypatch.setattr(f"brokers.pulsar.{module}.slot_of", slot_of)
+        monkeypatch.setattr(f"equipoise.brokers.pulsar.topics.{module}.slot_of", slot_of)
     topic, producer = make_topic(), make_producer()
     topic.add_producer(producer)
     joined(topic, "a", "shared", SHARED)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from brokers.pulsar.requests import SubscriptionKind
-from brokers.pulsar.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
 from tests.unit.pulsar.topics import joined, left, make_producer, make_topic, receipted, send, there, told
 
 EXCLUSIVE, SHARED = SubscriptionKind.EXCLUSIVE, SubscriptionKind.SHARED

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from brokers.load import BundleLoad, Messaging
-from brokers.pulsar.hosting import Served
-from brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
-from brokers.split_points import TopicLoad
-from channel.ranges import topic_hash
+from equipoise.brokers.balancing.splitting.split_points import TopicLoad
+from equipoise.brokers.pulsar.hosting import Served
+from equipoise.brokers.pulsar.traffic import Totals, load_of, topic_loads, totals_of
+from equipoise.channel.core.ranges import topic_hash
+from equipoise.shedder.bundle_load import BundleLoad, Messaging
 from tests.unit.pulsar.test_hosting import NAMES, hosting, ownership
 from tests.unit.pulsar.topics import joined, make_producer, send
 

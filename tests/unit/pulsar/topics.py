@@ -5,14 +5,14 @@ May live here: makers, and short ways to say what an outcome holds. Times are mi
 
 from __future__ import annotations
 
-from brokers.pulsar.arrivals import Entry
-from brokers.pulsar.dispatch import Consumer, Refusal
-from brokers.pulsar.errors import ServerError
-from brokers.pulsar.outcomes import Outcome, Producer, Subscribed
-from brokers.pulsar.rates import Meter
-from brokers.pulsar.requests import AccessMode, KeyShared, SubscriptionKind
-from brokers.pulsar.topic import SubscriptionState, Topic, TopicState
-from brokers.pulsar.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.topics.arrivals import Entry
+from equipoise.brokers.pulsar.topics.dispatch import Consumer, Refusal
+from equipoise.brokers.pulsar.topics.outcomes import Outcome, Producer, Subscribed
+from equipoise.brokers.pulsar.topics.rates import Meter
+from equipoise.brokers.pulsar.topics.topic import SubscriptionState, Topic, TopicState
+from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.requests import AccessMode, KeyShared, SubscriptionKind
 
 NAME = "non-persistent://public/default/orders"
 

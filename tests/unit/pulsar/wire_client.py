@@ -17,10 +17,10 @@ from typing import Self
 import aiohttp
 from yarl import URL
 
-from brokers.agent.intents import CreateNamespace, Transfer
-from brokers.config import WorkerConfig
-from brokers.main import Broker
-from brokers.pulsar.pulsar_api_pb2 import (
+from equipoise.brokers.agent.intents import CreateNamespace, Transfer
+from equipoise.brokers.pulsar.service import PulsarService
+from equipoise.brokers.pulsar.settings import Settings
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
     BaseCommand,
     CommandConsumerStats,
     CommandFlow,
@@ -30,12 +30,12 @@ from brokers.pulsar.pulsar_api_pb2 import (
     CommandProducer,
     CommandSubscribe,
 )
-from brokers.pulsar.service import PulsarService
-from brokers.pulsar.settings import Settings
-from brokers.service import Service
-from brokers.worker import Worker
-from channel.ranges import even_boundaries, topic_hash
-from channel.view import View
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.service import Service
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.server.main import Broker
+from equipoise.channel.core.ranges import even_boundaries, topic_hash
+from equipoise.channel.core.view import View
 from tests.pulsar_speech import connect, entry, framed, lookup, send
 
 NAMESPACE = "public/default"

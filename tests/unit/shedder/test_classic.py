@@ -10,14 +10,14 @@ from dataclasses import replace
 
 import pytest
 
-from shedder.average import AvgShedder
-from shedder.loads import Averages, BrokerLoad, Resources, Use, Weights
-from shedder.memory import Memory
-from shedder.overload import OverloadShedder
-from shedder.plan import Shedder
-from shedder.snapshot import Candidates, Snapshot
-from shedder.threshold import ThresholdShedder
-from shedder.uniform import UniformLoadShedder
+from equipoise.shedder.average import AvgShedder
+from equipoise.shedder.loads import Averages, BrokerLoad, Resources, Use, Weights
+from equipoise.shedder.memory import Memory
+from equipoise.shedder.overload import OverloadShedder
+from equipoise.shedder.plan import Shedder
+from equipoise.shedder.snapshot import Candidates, Snapshot
+from equipoise.shedder.threshold import ThresholdShedder
+from equipoise.shedder.uniform import UniformLoadShedder
 from tests.shedding import broker, cluster, moves_of, outcome_of, stays_of
 
 M = 1_000_000

@@ -7,7 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from shedder.loads import FIGURE_MAX, USE_MAX, Averages, BrokerLoad, Resources, Traffic, Use, Weights, averaged, fault_of, kept_share
+from equipoise.shedder.loads import (
+    FIGURE_MAX,
+    USE_MAX,
+    Averages,
+    BrokerLoad,
+    Resources,
+    Traffic,
+    Use,
+    Weights,
+    averaged,
+    fault_of,
+    kept_share,
+)
 from tests.shedding import broker, bundle
 
 

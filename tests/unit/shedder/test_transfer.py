@@ -10,11 +10,11 @@ from dataclasses import replace
 
 import pytest
 
-from shedder.loads import Averages, BrokerLoad
-from shedder.memory import Memory
-from shedder.plan import Plan
-from shedder.snapshot import Candidates, Snapshot
-from shedder.transfer import TransferShedder
+from equipoise.shedder.loads import Averages, BrokerLoad
+from equipoise.shedder.memory import Memory
+from equipoise.shedder.plan import Plan
+from equipoise.shedder.snapshot import Candidates, Snapshot
+from equipoise.shedder.transfer import TransferShedder
 from tests.shedding import NOW_MS, broker, cluster, in_namespace, moves_of, outcome_of, stays_of
 
 M = 1_000_000

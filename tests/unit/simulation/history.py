@@ -5,15 +5,15 @@ May live here: parts that several tests of checkers share.
 
 from __future__ import annotations
 
-from channel import propose
-from channel.codec import encode
-from channel.entries import BundleEntry
-from channel.log import Entry
-from channel.propose import Author
-from channel.ranges import HASH_MAX
-from channel.reader import Folded, Reader
-from channel.records import AnyRecord, Joined
-from channel.view import View
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.log import Entry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import AnyRecord, Joined
+from equipoise.channel.core.view import View
 
 NAMESPACE = "tenant/ns"
 MIDDLE = 0x80000000

@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
-from brokers.simulation.checkers.answers import Answers
-from brokers.simulation.checkers.violation import InvariantViolated
-from brokers.simulation.host import Process
+from equipoise.brokers.testing.simulation.checkers.answers import Answers
+from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
+from equipoise.brokers.testing.simulation.host import Process
 from tests.unit.simulation.history import Fake
 
 

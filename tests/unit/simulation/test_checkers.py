@@ -11,28 +11,28 @@ from typing import cast
 
 import pytest
 
-from brokers.agent.effects import Append, Open, Reshaped
-from brokers.agent.events import Instant
-from brokers.agent.handle import Handle, Lease
-from brokers.errors import BrokerIdTaken
-from brokers.namespace_policies import ON_CHANNEL_LOSS
-from brokers.simulation.checkers.agreement import Agreement, Beginnings, Settlement
-from brokers.simulation.checkers.answers import Answers
-from brokers.simulation.checkers.coverage import Coverage, Tokens
-from brokers.simulation.checkers.handover import Handovers
-from brokers.simulation.checkers.membership import Membership
-from brokers.simulation.checkers.ownership import Ownership, Work, heir_of
-from brokers.simulation.checkers.violation import InvariantViolated
-from brokers.simulation.host import Process
-from channel import propose
-from channel.codec import encode
-from channel.entries import BrokerEntry, BundleChanged, BundleEntry, NamespaceEntry, Verdict, bundle_entry
-from channel.errors import SnapshotDamaged
-from channel.propose import Author
-from channel.ranges import HASH_MAX
-from channel.reader import Folded
-from channel.records import BundleTransition, Reason
-from channel.view import View
+from equipoise.brokers.agent.effects import Append, Open, Reshaped
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.agent.handle import Handle, Lease
+from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS
+from equipoise.brokers.errors import BrokerIdTaken
+from equipoise.brokers.testing.simulation.checkers.agreement import Agreement, Beginnings, Settlement
+from equipoise.brokers.testing.simulation.checkers.answers import Answers
+from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
+from equipoise.brokers.testing.simulation.checkers.handover import Handovers
+from equipoise.brokers.testing.simulation.checkers.membership import Membership
+from equipoise.brokers.testing.simulation.checkers.ownership import Ownership, Work, heir_of
+from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
+from equipoise.brokers.testing.simulation.host import Process
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.entries import BrokerEntry, BundleChanged, BundleEntry, NamespaceEntry, Verdict, bundle_entry
+from equipoise.channel.core.errors import SnapshotDamaged
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import BundleTransition, Reason
+from equipoise.channel.core.view import View
 from tests.unit.simulation.history import MIDDLE, NAMESPACE, Fake, History
 
 NOW = Instant(1_000, 1_000)

@@ -6,11 +6,11 @@ from typing import cast
 
 import pytest
 
-from brokers.simulation.checkers.leadership import Leadership
-from brokers.simulation.checkers.violation import InvariantViolated
-from brokers.simulation.host import Process
-from channel import propose
-from channel.view import View
+from equipoise.brokers.testing.simulation.checkers.leadership import Leadership
+from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
+from equipoise.brokers.testing.simulation.host import Process
+from equipoise.channel.core import propose
+from equipoise.channel.core.view import View
 from tests.unit.simulation.history import Fake, History
 
 

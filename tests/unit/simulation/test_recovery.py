@@ -1,6 +1,6 @@
 """Recovery: what a cluster is waited for once faults have stopped, and for how long.
 
-May live here: `brokers.simulation.checkers.recovery`, over processes made by hand.
+May live here: `brokers.testing.simulation.checkers.recovery`, over processes made by hand.
 """
 
 from __future__ import annotations
@@ -8,13 +8,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import cast
 
-from brokers.agent.events import Instant
-from brokers.agent.timing import Timing
-from brokers.simulation.checkers.recovery import not_recovered, recovery_bound_ms
-from brokers.simulation.host import Process
-from channel import propose
-from channel.propose import Author
-from channel.view import View
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.agent.timing import Timing
+from equipoise.brokers.testing.simulation.checkers.recovery import not_recovered, recovery_bound_ms
+from equipoise.brokers.testing.simulation.host import Process
+from equipoise.channel.core import propose
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.view import View
 from tests.unit.simulation.history import NAMESPACE, Fake, History
 
 NOW = Instant(1_000, 1_000)

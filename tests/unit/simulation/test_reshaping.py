@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from brokers.simulation.checkers.coverage import Tokens
-from brokers.simulation.checkers.violation import InvariantViolated
-from channel.entries import BundleChanged, BundleEntry, Verdict, bundle_entry
-from channel.ranges import HASH_MAX
-from channel.reader import Folded
-from channel.records import BundleTransition
+from equipoise.brokers.testing.simulation.checkers.coverage import Tokens
+from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
+from equipoise.channel.core.entries import BundleChanged, BundleEntry, Verdict, bundle_entry
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import BundleTransition
 from tests.unit.simulation.history import MIDDLE, NAMESPACE
 
 

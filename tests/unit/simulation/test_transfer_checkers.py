@@ -7,17 +7,17 @@ from functools import partial
 
 import pytest
 
-from brokers.agent.effects import Discard, Effect, Open, Prepare
-from brokers.agent.handle import Handle, Lease
-from brokers.simulation.checkers.operations import one_at_a_time
-from brokers.simulation.checkers.transfers import Transfers
-from brokers.simulation.checkers.violation import InvariantViolated
-from brokers.simulation.service import Operation
-from channel import propose
-from channel.entries import BundleEntry
-from channel.propose import Author
-from channel.reader import Folded
-from channel.records import AnyRecord
+from equipoise.brokers.agent.effects import Discard, Effect, Open, Prepare
+from equipoise.brokers.agent.handle import Handle, Lease
+from equipoise.brokers.testing.simulation.checkers.operations import one_at_a_time
+from equipoise.brokers.testing.simulation.checkers.transfers import Transfers
+from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
+from equipoise.brokers.testing.simulation.service import Operation
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import AnyRecord
 from tests.unit.simulation.history import MIDDLE, NAMESPACE, History
 from tests.unit.simulation.test_checkers import broker
 

@@ -1,6 +1,6 @@
 """What the sink writes and readers find, file by file: once, whole, in order, of one log, and by versions.
 
-May live here: `spark_jobs.tables` on real folders, without Spark.
+May live here: `spark_jobs.archive.tables` on real folders, without Spark.
 """
 
 from __future__ import annotations
@@ -18,15 +18,20 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from channel.snapshot import to_bytes
-from channel.view import View
-from compaction.compressed import shortened
-from spark_jobs import whole_files
-from spark_jobs.emitted import Emitted, Table
-from spark_jobs.tables import arrow, manifest, parquet, reading, schema
-from spark_jobs.tables.arrow import arrow_schema
-from spark_jobs.tables.delta import DeltaStore
-from spark_jobs.tables.errors import (
+from equipoise.channel.core.snapshot import to_bytes
+from equipoise.channel.core.view import View
+from equipoise.compaction.compressed import shortened
+from equipoise.spark_jobs.archive.tables import arrow, manifest, parquet, reading, schema
+from equipoise.spark_jobs.archive.tables.arrow import arrow_schema
+from equipoise.spark_jobs.archive.tables.delta import DeltaStore
+from equipoise.spark_jobs.archive.tables.manifest import Store, manifest_path, read_manifest, write_manifest
+from equipoise.spark_jobs.archive.tables.parquet import ParquetStore
+from equipoise.spark_jobs.archive.tables.reading import Archive, file_offsets
+from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, Column
+from equipoise.spark_jobs.archive.tables.sink import Keeper, Sink, open_sink
+from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sources import whole_files
+from equipoise.spark_jobs.streams.archive_errors import (
     ArchiveDamaged,
     ArchiveFull,
     ArchiveInUse,
@@ -36,11 +41,6 @@ from spark_jobs.tables.errors import (
     NoArchive,
     OtherStore,
 )
-from spark_jobs.tables.manifest import Store, manifest_path, read_manifest, write_manifest
-from spark_jobs.tables.parquet import ParquetStore
-from spark_jobs.tables.reading import Archive, file_offsets
-from spark_jobs.tables.schema import SCHEMAS, Column
-from spark_jobs.tables.sink import Keeper, Sink, open_sink
 from tests.archived import LOG, NOON_MS, URL, as_rows
 
 DAY_MS = 86_400_000
@@ -305,7 +305,7 @@ def test_rows_lie_in_the_folder_of_their_day(tmp_path: Path) -> None:
 
 def test_a_range_of_offsets_is_read_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows of other offsets are left out, and groups of rows that cannot hold any are not even read."""
-    monkeypatch.setattr("spark_jobs.tables.parquet.ROW_GROUP_ROWS", 10)
+    monkeypatch.setattr("equipoise.spark_jobs.archive.tables.parquet.ROW_GROUP_ROWS", 10)
     with sink_of(tmp_path) as sink:
         sink.write(0, as_rows([record(offset) for offset in range(1, 101)]))
         sink.write(1, as_rows([record(offset) for offset in range(101, 111)]))

@@ -9,15 +9,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from spark_jobs.audit import JOB, TOLD_MAX, kept_findings, taker
-from spark_jobs.emitted import Emitted, Table
-from spark_jobs.findings import Finding, parse_finding
-from spark_jobs.findings_out import FindingsNotKept, Numbered
-from spark_jobs.options import Screen
-from spark_jobs.progress import watching
-from spark_jobs.tables.reading import Archive
-from spark_jobs.tables.sink import open_sink
-from spark_jobs.tables.tidying import FILES_MAX
+from equipoise.spark_jobs.archive.tables.reading import Archive
+from equipoise.spark_jobs.archive.tables.sink import open_sink
+from equipoise.spark_jobs.archive.tables.tidying import FILES_MAX
+from equipoise.spark_jobs.audit.findings_out import FindingsNotKept, Numbered
+from equipoise.spark_jobs.audit.job import JOB, TOLD_MAX, kept_findings, taker
+from equipoise.spark_jobs.rules.findings import Finding, parse_finding
+from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.streams.options import Screen
+from equipoise.spark_jobs.streams.progress import watching
 from tests.archived import LOG, NOON_MS, URL, as_rows
 
 FOUND = Finding(rule="hole", subject="namespace:t/n", offsets=(3,), at_ms=NOON_MS, text="a hole", command="look at {log}")

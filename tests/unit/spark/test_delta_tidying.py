@@ -1,6 +1,6 @@
 """Tidying of Delta tables: the same rows in the same order, in fewer files, whenever it dies, and whoever writes meanwhile.
 
-May live here: `spark_jobs.tables.delta_tidying` on real folders, without Spark.
+May live here: `spark_jobs.archive.tables.delta_tidying` on real folders, without Spark.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from spark_jobs.emitted import Table
-from spark_jobs.options import Screen, TidyOptions
-from spark_jobs.tables import delta, delta_tidying
-from spark_jobs.tables.arrow import by_table
-from spark_jobs.tables.delta import DeltaStore, delta_files
-from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFileGone, ArchiveOutOfOrder, ArchiveUnwritable
-from spark_jobs.tables.reading import Archive
-from spark_jobs.tables.resuming import resumed
-from spark_jobs.tables.sink import Sink
-from spark_jobs.tables.tidying import BATCHES_BETWEEN, FILES_MAX, Tidied, run_tidy, tidy_beside, tidy_table
-from spark_jobs.verify import judged, look
-from spark_jobs.verifying.segments import plan
+from equipoise.spark_jobs.archive.tables import delta, delta_tidying
+from equipoise.spark_jobs.archive.tables.arrow import by_table
+from equipoise.spark_jobs.archive.tables.delta import DeltaStore, delta_files
+from equipoise.spark_jobs.archive.tables.reading import Archive
+from equipoise.spark_jobs.archive.tables.resuming import resumed
+from equipoise.spark_jobs.archive.tables.sink import Sink
+from equipoise.spark_jobs.archive.tables.tidying import BATCHES_BETWEEN, FILES_MAX, Tidied, run_tidy, tidy_beside, tidy_table
+from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveFileGone, ArchiveOutOfOrder, ArchiveUnwritable
+from equipoise.spark_jobs.streams.options import Screen, TidyOptions
+from equipoise.spark_jobs.verifying.job import judged, look
+from equipoise.spark_jobs.verifying.segments import plan
 from tests.archived import NOON_MS, archived, arrivals_of, as_rows
 from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, record, row, sink_of
 from tests.unit.spark.test_tidying import DiedError, dies_at

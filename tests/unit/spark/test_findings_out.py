@@ -9,10 +9,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from channel.errors import InvalidLogUrl
-from spark_jobs.audit import told
-from spark_jobs.findings import Finding, parse_finding
-from spark_jobs.findings_out import FindingsNotKept, FindingsTable, Numbered, findings_out
+from equipoise.channel.core.errors import InvalidLogUrl
+from equipoise.spark_jobs.audit.findings_out import FindingsNotKept, FindingsTable, Numbered, findings_out
+from equipoise.spark_jobs.audit.job import told
+from equipoise.spark_jobs.rules.findings import Finding, parse_finding
 
 
 def numbered(offset: int, ordinal: int) -> Numbered:

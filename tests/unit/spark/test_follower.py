@@ -11,8 +11,8 @@ from typing import cast
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_jobs.options import Screen
-from spark_jobs.progress import Follower, StreamMetrics, Watch
+from equipoise.spark_jobs.streams.options import Screen
+from equipoise.spark_jobs.streams.progress import Follower, StreamMetrics, Watch
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.facts import Fact, SubjectKind
-from spark_jobs.findings import Finding
-from spark_jobs.keyed_checks import NO_OFFSET, judged, overdue
-from spark_jobs.rules.memory import Checker, DictMemory, Memory
+from equipoise.spark_jobs.audit.keyed_checks import NO_OFFSET, judged, overdue
+from equipoise.spark_jobs.rules.facts import Fact, SubjectKind
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.memory import Checker, DictMemory, Memory
 from tests.spark_state import FakeSpark
 
 SUBJECT = "broker:b1"

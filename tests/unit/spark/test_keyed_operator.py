@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spark_jobs.findings import Finding, parse_finding
-from spark_jobs.keyed_operator import KeyedMemory, emitted
+from equipoise.spark_jobs.audit.keyed_operator import KeyedMemory, emitted
+from equipoise.spark_jobs.rules.findings import Finding, parse_finding
 from tests.spark_state import FakeSpark
 
 

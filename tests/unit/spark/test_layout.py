@@ -1,6 +1,6 @@
 """How the files of an archive are named, which of them count, and which are joined.
 
-May live here: `spark_jobs.tables.layout`, without any file.
+May live here: `spark_jobs.archive.tables.layout`, without any file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.tables.layout import FileName, covered, day_folder, joined, joins, parse_day, parse_name, parse_part, part_name, resolved
+from equipoise.spark_jobs.archive.tables.layout import (
+    FileName,
+    covered,
+    day_folder,
+    joined,
+    joins,
+    parse_day,
+    parse_name,
+    parse_part,
+    part_name,
+    resolved,
+)
 
 ALL = dict.fromkeys(range(10), 10**9)
 

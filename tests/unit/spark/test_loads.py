@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from brokers.load_bus.spelling import spell_sample, spell_summary
-from brokers.load_reports import Sample, SampledBundle, summarized
-from shedder.loads import BundleTraffic, Resources, Traffic, Use
-from spark_jobs.loads import load_rows
+from equipoise.brokers.load.bus.spelling import spell_sample, spell_summary
+from equipoise.shedder.load_reports import Sample, SampledBundle, summarized
+from equipoise.shedder.loads import BundleTraffic, Resources, Traffic, Use
+from equipoise.spark_jobs.sequence.loads import load_rows
 
 BUNDLES = ("t/n/0x00000000_0x80000000", "t/n/0x80000000_0xffffffff")
 TRAFFIC = Traffic(bytes_in_per_second=10, bytes_out_per_second=20, messages_in_per_second=1, messages_out_per_second=2)

@@ -7,9 +7,9 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from spark_jobs import packing
-from spark_jobs.arrivals import Arrival, Source
-from spark_jobs.packing import pack, unpacked
+from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+from equipoise.spark_jobs.streams import packing
+from equipoise.spark_jobs.streams.packing import pack, unpacked
 from tests.spark_logs import arrivals_batch
 
 CHANNEL = [Arrival(Source.CHANNEL.value, offset, 1_000 + offset, None, b"record %d" % offset) for offset in range(1, 60)]

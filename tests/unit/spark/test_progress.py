@@ -10,9 +10,9 @@ import orjson
 import pytest
 from prometheus_client import generate_latest
 
-from spark_jobs.options import Screen
-from spark_jobs.progress import StreamMetrics, Watch
-from spark_jobs.stream_progress import WINDOW_MS, BatchDone, Rate, batch_done, size, told
+from equipoise.spark_jobs.streams.options import Screen
+from equipoise.spark_jobs.streams.progress import StreamMetrics, Watch
+from equipoise.spark_jobs.streams.stream_progress import WINDOW_MS, BatchDone, Rate, batch_done, size, told
 
 OF_KAFKA = {
     "batchId": 7,

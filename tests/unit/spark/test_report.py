@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_jobs.report.figures import (
+from equipoise.spark_jobs.report.figures import (
     BINS,
     PAUSE_BINS_PER_DECADE,
     Few,
@@ -26,9 +26,9 @@ from spark_jobs.report.figures import (
     period_told,
     spread_counts,
 )
-from spark_jobs.report.html import picture, table, text
-from spark_jobs.report.words import NONE, local_zone, told_count, told_duration, told_share, told_time, told_zone
-from spark_jobs.sqlite_reading import TIME_MS_MAX
+from equipoise.spark_jobs.report.html import picture, table, text
+from equipoise.spark_jobs.report.words import NONE, local_zone, told_count, told_duration, told_share, told_time, told_zone
+from equipoise.spark_jobs.sources.sqlite_reading import TIME_MS_MAX
 
 HELD = Period(from_ms=1_000, to_ms=5_000)
 HOUR_MS = 3_600_000

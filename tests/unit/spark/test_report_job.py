@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from spark_jobs import archive, audit
-from spark_jobs.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, default_archive
-from spark_jobs.report.job import run_report
-from spark_jobs.tables.errors import NoArchive
-from spark_jobs.tables.manifest import Manifest, Store, write_manifest
+from equipoise.spark_jobs.archive import job as archive
+from equipoise.spark_jobs.archive.tables.manifest import Manifest, Store, write_manifest
+from equipoise.spark_jobs.audit import job as audit
+from equipoise.spark_jobs.report.job import run_report
+from equipoise.spark_jobs.streams.archive_errors import NoArchive
+from equipoise.spark_jobs.streams.options import ArchiveOptions, AuditOptions, ReportOptions, Screen, default_archive
 
 SILENT = Screen(result=list[str]().append, note=list[str]().append)
 

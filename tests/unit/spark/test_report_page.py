@@ -10,7 +10,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from spark_jobs.report.figures import (
+from equipoise.spark_jobs.report.figures import (
     BINS,
     Broken,
     BrokerMoves,
@@ -29,9 +29,9 @@ from spark_jobs.report.figures import (
     Report,
     Tenure,
 )
-from spark_jobs.report.page import page, summary
-from spark_jobs.report.plots import LIGHT, draw_cpu, draw_owned, draw_pauses, plots, short_names
-from spark_jobs.sqlite_reading import TIME_MS_MAX
+from equipoise.spark_jobs.report.page import page, summary
+from equipoise.spark_jobs.report.plots import LIGHT, draw_cpu, draw_owned, draw_pauses, plots, short_names
+from equipoise.spark_jobs.sources.sqlite_reading import TIME_MS_MAX
 
 BEGAN_MS = 1_763_740_000_000
 PERIOD = Period(from_ms=BEGAN_MS, to_ms=BEGAN_MS + 600_000)

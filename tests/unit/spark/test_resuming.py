@@ -1,6 +1,6 @@
 """Where a stream begins: noted once, and for an archive without a checkpoint found in the archive itself.
 
-May live here: `spark_jobs.beginnings` and `spark_jobs.tables.resuming`, without Spark.
+May live here: `spark_jobs.sources.beginnings` and `spark_jobs.archive.tables.resuming`, without Spark.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from channel.codec import decode
-from channel.memory_log import MemoryLog
-from channel.propose import close_log
-from channel.snapshot import from_bytes
-from channel.view import View, apply
-from spark_jobs.arrivals import Source
-from spark_jobs.beginnings import Beginning, beginning_of, kept_beginning
-from spark_jobs.emitted import Table
-from spark_jobs.tables.errors import ArchiveDamaged, ArchiveFileGone
-from spark_jobs.tables.reading import Archive
-from spark_jobs.tables.resuming import resumed
-from spark_jobs.tables.tidying import tidy_table
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.propose import close_log
+from equipoise.channel.core.snapshot import from_bytes
+from equipoise.channel.core.view import View, apply
+from equipoise.channel.log.memory_log import MemoryLog
+from equipoise.spark_jobs.archive.tables.reading import Archive
+from equipoise.spark_jobs.archive.tables.resuming import resumed
+from equipoise.spark_jobs.archive.tables.tidying import tidy_table
+from equipoise.spark_jobs.sequence.arrivals import Source
+from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_of, kept_beginning
+from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveFileGone
 from tests.archived import archived, arrivals_of
 from tests.compacting import all_of, compacted
 from tests.folding import Channel

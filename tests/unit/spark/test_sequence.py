@@ -8,20 +8,20 @@ from typing import Any
 import orjson
 import pytest
 
-from channel import propose
-from channel.codec import encode
-from channel.errors import ChannelIncomplete
-from channel.propose import Author
-from channel.ranges import HASH_MAX
-from channel.snapshot import to_bytes
-from channel.view import View
-from spark_jobs.arrivals import Arrival
-from spark_jobs.emitted import Emitted, Table
-from spark_jobs.facts import Fact, Raw, parse_fact
-from spark_jobs.loads import load_rows
-from spark_jobs.rules.membership import Context, Membership
-from spark_jobs.sequence.parts import Lost, Plugs
-from spark_jobs.sequence.sequence import LEAP_MS_MIN, LEAPS_MAX, NOT_FOLDED, Sequence
+from equipoise.channel.core import propose
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.errors import ChannelIncomplete
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.snapshot import to_bytes
+from equipoise.channel.core.view import View
+from equipoise.spark_jobs.rules.facts import Fact, Raw, parse_fact
+from equipoise.spark_jobs.rules.membership.view import Context, Membership
+from equipoise.spark_jobs.sequence.arrivals import Arrival
+from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.loads import load_rows
+from equipoise.spark_jobs.sequence.parts import Lost, Plugs
+from equipoise.spark_jobs.sequence.sequence import LEAP_MS_MIN, LEAPS_MAX, NOT_FOLDED, Sequence
 from tests.folding import CLUSTER, MIDDLE, NAMESPACE, Channel, channel_in, channel_with, raise_level
 
 WHOLE, LOW, HIGH = (f"{NAMESPACE}/{name}" for name in ("0x00000000_0xffffffff", "0x00000000_0x80000000", "0x80000000_0xffffffff"))

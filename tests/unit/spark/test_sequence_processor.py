@@ -11,17 +11,17 @@ from typing import TYPE_CHECKING, Any, cast
 import pyarrow as pa
 import pytest
 
-from channel.open_log import open_log
-from channel.snapshot import from_bytes, to_bytes
-from spark_jobs import sequential_operator
-from spark_jobs.arrivals import Arrival
-from spark_jobs.emitted import Emitted, Table
-from spark_jobs.histories import Histories
-from spark_jobs.packing import pack
-from spark_jobs.rules.membership import Membership
-from spark_jobs.sequence.parts import Plugs
-from spark_jobs.sequence.sequence import Sequence
-from spark_jobs.sequential_operator import SequentialProcessor, lost
+from equipoise.channel.core.snapshot import from_bytes, to_bytes
+from equipoise.channel.log.open_log import open_log
+from equipoise.spark_jobs.rules.membership.view import Membership
+from equipoise.spark_jobs.sequence.arrivals import Arrival
+from equipoise.spark_jobs.sequence.emitted import Emitted, Table
+from equipoise.spark_jobs.sequence.histories import Histories
+from equipoise.spark_jobs.sequence.parts import Plugs
+from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.streams import sequential_operator
+from equipoise.spark_jobs.streams.packing import pack
+from equipoise.spark_jobs.streams.sequential_operator import SequentialProcessor, lost
 from tests.carried import TIMEOUT_MS, cut_off
 from tests.folding import channel_with
 from tests.spark_logs import arrivals_batch

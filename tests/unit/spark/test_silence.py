@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from prometheus_client import generate_latest
 
-from channel.open_log import open_log
-from spark_jobs import progress
-from spark_jobs.options import Screen
-from spark_jobs.progress import LookedAt, StreamMetrics, Watch
-from spark_jobs.silence import LOOK_MS, REMIND_MS, SILENCE_MS, Seen, Silence, look
-from spark_jobs.stream_progress import batch_done
+from equipoise.channel.log.open_log import open_log
+from equipoise.spark_jobs.streams import progress
+from equipoise.spark_jobs.streams.options import Screen
+from equipoise.spark_jobs.streams.progress import LookedAt, StreamMetrics, Watch
+from equipoise.spark_jobs.streams.silence import LOOK_MS, REMIND_MS, SILENCE_MS, Seen, Silence, look
+from equipoise.spark_jobs.streams.stream_progress import batch_done
 
 AWAY = Seen("Kafka did not answer")
 THERE = Seen()

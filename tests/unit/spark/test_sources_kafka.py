@@ -1,6 +1,6 @@
 """What users say of their Kafka reaches Spark's connector, which uses another client, or is refused; never is less asked than was said.
 
-May live here: tests of `spark_jobs.kafka_options` and of the names of topics.
+May live here: tests of `spark_jobs.sources.kafka_options` and of the names of topics.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import pytest
 
-from brokers.decision_log.kafka import TOPIC_SUFFIX
-from channel.errors import InvalidKafkaSetting
-from channel.kafka_settings import address_of
-from spark_jobs.kafka_options import connector_options
-from spark_jobs.kafka_source import offsets_option, pattern_of, topics_of
+from equipoise.brokers.decision_log.kafka import TOPIC_SUFFIX
+from equipoise.channel.core.errors import InvalidKafkaSetting
+from equipoise.channel.kafka.settings import address_of
+from equipoise.spark_jobs.sources.kafka_options import connector_options
+from equipoise.spark_jobs.sources.kafka_source import offsets_option, pattern_of, topics_of
 
 FILES = {"ca.pem": "AUTHORITY", "cert.pem": "CERTIFICATE", "key.pem": "KEY"}
 

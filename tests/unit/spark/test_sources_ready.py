@@ -14,13 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from brokers.cli.outcome import ExitCode, exit_code_of
-from channel.errors import InvalidLogUrl, MissingExtra
-from spark_jobs import connector, session
-from spark_jobs.connector import Jar, cache_folder, connector_jars, jars_of_connector, pom_of
-from spark_jobs.errors import JarsMissing, MissingJava, WrongJar
-from spark_jobs.java import check_java
-from spark_jobs.options import default_archive
+from equipoise.brokers.cli.outcome import ExitCode, exit_code_of
+from equipoise.channel.core.errors import InvalidLogUrl, MissingExtra
+from equipoise.spark_jobs.streams import connector, session
+from equipoise.spark_jobs.streams.connector import Jar, cache_folder, connector_jars, jars_of_connector, pom_of
+from equipoise.spark_jobs.streams.errors import JarsMissing, MissingJava, WrongJar
+from equipoise.spark_jobs.streams.java import check_java
+from equipoise.spark_jobs.streams.options import default_archive
 from tests.house_rules import ROOT
 
 HELLO = Jar(group="g", artifact="hello", version="1", sha256="2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824")
@@ -143,7 +143,7 @@ def test_a_start_is_quiet_and_what_follows_is_heard(tmp_path: Path) -> None:
     child += "time.sleep(0.3); print('later', file=sys.stderr)"
     lines = [
         "import subprocess, sys, threading",
-        "from spark_jobs.quiet import quietly",
+        "from equipoise.spark_jobs.streams.quiet import quietly",
         "with quietly():",
         f"    child = subprocess.Popen([sys.executable, '-c', {child!r}])",
         "print('mine', file=sys.stderr, flush=True)",

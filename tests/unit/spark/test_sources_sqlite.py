@@ -1,6 +1,6 @@
 """Which entries of a file a batch takes, and what becomes of a file that is truncated, damaged, replaced or away.
 
-May live here: tests of `spark_jobs.sqlite_reading` and of the reader that Spark calls, without Spark.
+May live here: tests of `spark_jobs.sources.sqlite_reading` and of the reader that Spark calls, without Spark.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from channel.errors import InvalidLogUrl, LogWentBack
-from channel.open_log import open_log
-from spark_jobs import sqlite_reading, sqlite_source
-from spark_jobs.arrivals import Source
-from spark_jobs.errors import OtherLog, SourceAway
-from spark_jobs.frames import channel_frame, is_on_kafka
-from spark_jobs.sqlite_reading import BEGINNING, ChannelFiles
-from spark_jobs.sqlite_source import SCHEMA, Piece, SqliteStreamReader, insisted, pieces, read_piece, record_batch
+from equipoise.channel.core.errors import InvalidLogUrl, LogWentBack
+from equipoise.channel.log.open_log import open_log
+from equipoise.spark_jobs.sequence.arrivals import Source
+from equipoise.spark_jobs.sources import sqlite_reading, sqlite_source
+from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
+from equipoise.spark_jobs.sources.sqlite_reading import BEGINNING, ChannelFiles
+from equipoise.spark_jobs.sources.sqlite_source import SCHEMA, Piece, SqliteStreamReader, insisted, pieces, read_piece, record_batch
+from equipoise.spark_jobs.streams.errors import OtherLog, SourceAway
 
 RECORDS = tuple(b"%d" % number for number in range(1, 11))
 

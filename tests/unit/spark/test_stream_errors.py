@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from channel.errors import LogUnavailable, OutcomeUnknown
-from spark_jobs.stream_errors import PROBLEM_CHARACTERS_MAX, Cause, WorkersLost, cause_of, cause_of_error
+from equipoise.channel.core.errors import LogUnavailable, OutcomeUnknown
+from equipoise.spark_jobs.streams.stream_errors import PROBLEM_CHARACTERS_MAX, Cause, WorkersLost, cause_of, cause_of_error
 
 OF_A_WORKER = """[STREAM_FAILED] Query [id = 1] terminated with exception: Job aborted: Task 0 in stage 4.0 failed 1 times:
 org.apache.spark.api.python.PythonException: Traceback (most recent call last):
@@ -43,19 +43,21 @@ class Case:
 
 CASES = {
     "an error of ours that passes": Case(
-        message=OF_A_WORKER.format(last="channel.errors.LogUnavailable: the log x is unavailable: busy; try again later"),
+        message=OF_A_WORKER.format(last="equipoise.channel.core.errors.LogUnavailable: the log x is unavailable: busy; try again later"),
         expected=Cause(kind="LogUnavailable", text="the log x is unavailable: busy; try again later", passes=True),
     ),
     "an error of a job that passes": Case(
-        message=OF_A_WORKER.format(last="spark_jobs.errors.SourceAway: x was away for 600 s: gone"),
+        message=OF_A_WORKER.format(last="equipoise.spark_jobs.streams.errors.SourceAway: x was away for 600 s: gone"),
         expected=Cause(kind="SourceAway", text="x was away for 600 s: gone", passes=True),
     ),
     "an error of ours that stays": Case(
-        message=OF_A_WORKER.format(last="channel.errors.LogDamaged: the log x cannot be used: not ours"),
+        message=OF_A_WORKER.format(last="equipoise.channel.core.errors.LogDamaged: the log x cannot be used: not ours"),
         expected=Cause(kind="LogDamaged", text="the log x cannot be used: not ours", passes=False),
     ),
     "an error of an archive": Case(
-        message=OF_A_WORKER.format(last="spark_jobs.tables.errors.ArchiveDamaged: the archive x cannot be used: no file"),
+        message=OF_A_WORKER.format(
+            last="equipoise.spark_jobs.streams.archive_errors.ArchiveDamaged: the archive x cannot be used: no file"
+        ),
         expected=Cause(kind="ArchiveDamaged", text="the archive x cannot be used: no file", passes=False),
     ),
     "an error of Python": Case(

@@ -1,6 +1,6 @@
 """A stream that fails: when it is started again, and what is said once it is not.
 
-May live here: tests of `spark_jobs.streams` with a query that is made up.
+May live here: tests of `spark_jobs.streams.streams` with a query that is made up.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
-from channel.errors import LogUnavailable
-from spark_jobs import streams
-from spark_jobs.findings_out import FindingsNotKept
-from spark_jobs.interrupts import delayed_interrupts, interruptible
-from spark_jobs.options import Screen
-from spark_jobs.progress import StreamMetrics, Watch
-from spark_jobs.session import MEMORY_VARIABLE
-from spark_jobs.stream_errors import Cause, PlaceLost, SourceLost, SparkDied, StreamFailed, WorkersLost, cause_of_error
-from spark_jobs.streams import Stream, run_stream
+from equipoise.channel.core.errors import LogUnavailable
+from equipoise.spark_jobs.audit.findings_out import FindingsNotKept
+from equipoise.spark_jobs.streams import streams
+from equipoise.spark_jobs.streams.interrupts import delayed_interrupts, interruptible
+from equipoise.spark_jobs.streams.options import Screen
+from equipoise.spark_jobs.streams.progress import StreamMetrics, Watch
+from equipoise.spark_jobs.streams.session import MEMORY_VARIABLE
+from equipoise.spark_jobs.streams.stream_errors import Cause, PlaceLost, SourceLost, SparkDied, StreamFailed, WorkersLost, cause_of_error
+from equipoise.spark_jobs.streams.streams import Stream, run_stream
 
 
 class Session:
@@ -211,7 +211,7 @@ def test_a_log_on_which_nothing_happens_is_not_away(
 
     monkeypatch.setattr(streams, "AWAY_MAX_S", 500)
     monkeypatch.setattr(streams, "_Run", Start)
-    monkeypatch.setattr("spark_jobs.streams.time.monotonic", lambda: 600.0 * len(begun))
+    monkeypatch.setattr("equipoise.spark_jobs.streams.streams.time.monotonic", lambda: 600.0 * len(begun))
     with nullcontext() if waited else pytest.raises(SourceLost):
         run(frame=OneBatch, take=lambda _number, _rows: None)
     assert starts == len(begun)

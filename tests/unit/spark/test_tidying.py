@@ -1,6 +1,6 @@
 """Tidying: the same rows in fewer files, whenever it dies, and whoever reads or writes meanwhile.
 
-May live here: `spark_jobs.tables.tidying` on real folders, without Spark.
+May live here: `spark_jobs.archive.tables.tidying` on real folders, without Spark.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from pathlib import Path
 import orjson
 import pytest
 
-from spark_jobs.emitted import Table
-from spark_jobs.options import Screen, TidyOptions
-from spark_jobs.tables.errors import ArchiveDamaged, ArchiveInUse
-from spark_jobs.tables.layout import day_folder
-from spark_jobs.tables.reading import Archive
-from spark_jobs.tables.schema import SCHEMAS
-from spark_jobs.tables.sink import locked, open_sink
-from spark_jobs.tables.tidying import BATCHES_BETWEEN, FILES_MAX, LOCK, Tidied, run_tidy, tidy_beside, tidy_table
+from equipoise.spark_jobs.archive.tables.layout import day_folder
+from equipoise.spark_jobs.archive.tables.reading import Archive
+from equipoise.spark_jobs.archive.tables.schema import SCHEMAS
+from equipoise.spark_jobs.archive.tables.sink import locked, open_sink
+from equipoise.spark_jobs.archive.tables.tidying import BATCHES_BETWEEN, FILES_MAX, LOCK, Tidied, run_tidy, tidy_beside, tidy_table
+from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveInUse
+from equipoise.spark_jobs.streams.options import Screen, TidyOptions
 from tests.archived import LOG, NOON_MS, URL, archived, arrivals_of, as_rows
 from tests.unit.spark.test_archive_tables import DAY_MS, checkpointed, offsets, record, row
 from tests.walk import Walk

@@ -15,19 +15,19 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from channel.codec import decode, encode
-from channel.propose import close_log
-from channel.records import Unreadable
-from channel.snapshot import to_bytes
-from channel.view import View, apply
-from spark_jobs.emitted import Table
-from spark_jobs.options import Screen, TidyOptions
-from spark_jobs.tables.reading import Archive
-from spark_jobs.tables.tidying import run_tidy
-from spark_jobs.verify import check_segment, look, looked_again
-from spark_jobs.verifying.folding import Checked, Difference, Folding, Rows
-from spark_jobs.verifying.result import DIFFERENCES_MAX, Verification, lines, verification
-from spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan, with_unreadable
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.propose import close_log
+from equipoise.channel.core.records import Unreadable
+from equipoise.channel.core.snapshot import to_bytes
+from equipoise.channel.core.view import View, apply
+from equipoise.spark_jobs.archive.tables.reading import Archive
+from equipoise.spark_jobs.archive.tables.tidying import run_tidy
+from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.streams.options import Screen, TidyOptions
+from equipoise.spark_jobs.verifying.folding import Checked, Difference, Folding, Rows
+from equipoise.spark_jobs.verifying.job import check_segment, look, looked_again
+from equipoise.spark_jobs.verifying.result import DIFFERENCES_MAX, Verification, lines, verification
+from equipoise.spark_jobs.verifying.segments import Mark, RecordFile, Segment, plan, with_unreadable
 from tests.archived import NOON_MS, archive_entries
 from tests.busy_channel import BusyChannel
 from tests.folding import Channel

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_jobs.facts import Fact, parse_fact, subject
-from spark_jobs.findings import Finding
-from spark_jobs.rules.broker import BrokerChecker
-from spark_jobs.rules.log import LogChecker
-from spark_jobs.rules.memory import Checker, DictMemory
+from equipoise.spark_jobs.rules.broker import BrokerChecker
+from equipoise.spark_jobs.rules.facts import Fact, parse_fact, subject
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.log import LogChecker
+from equipoise.spark_jobs.rules.memory import Checker, DictMemory
 
 LEASE_MS, MARGIN_MS = 3_000, 500
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from typing import Any, Final
 
-from spark_jobs.facts import subject
-from spark_jobs.rules.bundle import BundleChecker
+from equipoise.spark_jobs.rules.bundle import BundleChecker
+from equipoise.spark_jobs.rules.facts import subject
 from tests.unit.spark.rules.broker_facts import Story
 
 NAMESPACE: Final = "t/n"

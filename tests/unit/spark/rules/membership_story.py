@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from spark_jobs.rules.membership import Context, Membership
+from equipoise.spark_jobs.rules.membership.view import Context, Membership
 
 NAMESPACE: Final = "t/n"
 BUNDLE: Final = "t/n/0x00000000_0x80000000"

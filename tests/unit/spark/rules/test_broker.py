@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spark_jobs.rules.broker import FORGOTTEN_AFTER_MS
-from spark_jobs.rules.standing import recall
-from spark_jobs.rules.telling import TELL_EVERY_MS, TOLD_MAX
+from equipoise.spark_jobs.rules.broker import FORGOTTEN_AFTER_MS
+from equipoise.spark_jobs.rules.standing import recall
+from equipoise.spark_jobs.rules.telling import TELL_EVERY_MS, TOLD_MAX
 from tests.unit.spark.rules.broker_facts import BrokerStory
 
 

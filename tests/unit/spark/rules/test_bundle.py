@@ -10,9 +10,9 @@ from typing import Any, Final
 
 import pytest
 
-from spark_jobs.rules.serving import GONE_FOR_MS
-from spark_jobs.rules.telling import TELL_EVERY_MS, TOLD_MAX
-from spark_jobs.rules.transitions import DEATHS, STEPS
+from equipoise.spark_jobs.rules.serving import GONE_FOR_MS
+from equipoise.spark_jobs.rules.telling import TELL_EVERY_MS, TOLD_MAX
+from equipoise.spark_jobs.rules.transitions import DEATHS, STEPS
 from tests.unit.spark.rules.bundle_facts import (
     ADMIN,
     BUNDLE,

@@ -8,10 +8,10 @@ from typing import Final
 import pytest
 from typer.testing import CliRunner
 
-from brokers.cli.main import app
-from spark_jobs.facts import Fact
-from spark_jobs.rules.catalogue import BY_NAME, RULES, command, finding
-from spark_jobs.rules.transitions import ACCEPTED_ALTHOUGH, ACCEPTED_ALTHOUGH_OF
+from equipoise.brokers.cli.main import app
+from equipoise.spark_jobs.rules.catalogue import BY_NAME, RULES, command, finding
+from equipoise.spark_jobs.rules.facts import Fact
+from equipoise.spark_jobs.rules.transitions import ACCEPTED_ALTHOUGH, ACCEPTED_ALTHOUGH_OF
 
 BUNDLE: Final = "bundle:t/n/0x00000000_0xffffffff"
 

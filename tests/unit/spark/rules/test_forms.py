@@ -8,9 +8,9 @@ from __future__ import annotations
 import orjson
 import pytest
 
-from channel.codec import decode, encode
-from channel.records import Unreadable
-from spark_jobs.rules.forms import form_of, is_well_formed
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.records import Unreadable
+from equipoise.spark_jobs.rules.forms import form_of, is_well_formed
 from tests.every_kind import RECORDS
 from tests.walk import STRANGE
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.rules.leases import CLOCK_RATE_ERROR_PERCENT
-from spark_jobs.rules.members import APPEND_TIME_ERROR_MS
+from equipoise.spark_jobs.rules.leases import CLOCK_RATE_ERROR_PERCENT
+from equipoise.spark_jobs.rules.membership.members import APPEND_TIME_ERROR_MS
 from tests.unit.spark.rules.broker_facts import LEASE_MS, MARGIN_MS, BrokerStory
 
 SHORTEST_MS = (LEASE_MS + MARGIN_MS) * (100 - CLOCK_RATE_ERROR_PERCENT) // 100 - APPEND_TIME_ERROR_MS

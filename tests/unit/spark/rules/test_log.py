@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from spark_jobs.rules.log import ADMINS_GENESIS_RACE_MS, GENESIS_RACE_MS, TIME_FELL_MS_MIN
-from spark_jobs.rules.telling import TELL_EVERY_MS, TOLD_MAX
+from equipoise.spark_jobs.rules.log import ADMINS_GENESIS_RACE_MS, GENESIS_RACE_MS, TIME_FELL_MS_MIN
+from equipoise.spark_jobs.rules.telling import TELL_EVERY_MS, TOLD_MAX
 from tests.unit.spark.rules.broker_facts import LogStory
 
 GENESIS: dict[str, Any] = {"kind": "genesis", "key": "genesis", "publisher": "b1", "cluster": "c", "based_on": 0}

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import pytest
 
-from spark_jobs.rules.members import APPEND_TIME_ERROR_MS, INCARNATIONS_MAX, Incarnations
-from spark_jobs.rules.membership import Membership
-from spark_jobs.rules.opinions import ADMIN_WINDOW_OFFSETS
-from spark_jobs.standing import standing_of
+from equipoise.spark_jobs.rules.membership.members import APPEND_TIME_ERROR_MS, INCARNATIONS_MAX, Incarnations
+from equipoise.spark_jobs.rules.membership.opinions import ADMIN_WINDOW_OFFSETS
+from equipoise.spark_jobs.rules.membership.view import Membership
+from equipoise.spark_jobs.sequence.standing import standing_of
 from tests.folding import channel_in
 from tests.unit.spark.rules.membership_story import BUNDLE, NAMESPACE, RIGHT, Cluster, joined
 

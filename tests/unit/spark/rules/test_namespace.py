@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import pytest
 
-from spark_jobs.facts import subject
-from spark_jobs.rules.namespace import NamespaceChecker
+from equipoise.spark_jobs.rules.facts import subject
+from equipoise.spark_jobs.rules.namespace import NamespaceChecker
 from tests.unit.spark.rules.broker_facts import Story
 
 END: Final = 0xFFFFFFFF

@@ -6,7 +6,7 @@ from typing import Final
 
 import pytest
 
-from spark_jobs.rules.membership import IN_FLIGHT_MAX_MS, SILENCE_MAX_MS, UNSERVED_IN_FLIGHTS, Membership
+from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS, SILENCE_MAX_MS, UNSERVED_IN_FLIGHTS, Membership
 from tests.unit.spark.rules.membership_story import BUNDLE, NAMESPACE, RIGHT, Cluster
 
 UNSERVED_SECONDS: Final = UNSERVED_IN_FLIGHTS * IN_FLIGHT_MAX_MS // 1_000

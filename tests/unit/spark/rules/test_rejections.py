@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_jobs.rules.rejections import KINDS_MAX, NEVER_WRITTEN, REJECTED_MAX, REJECTED_OTHERWISE_MAX, WINDOW_MS
+from equipoise.spark_jobs.rules.rejections import KINDS_MAX, NEVER_WRITTEN, REJECTED_MAX, REJECTED_OTHERWISE_MAX, WINDOW_MS
 from tests.unit.spark.rules.broker_facts import BrokerStory, LogStory
 
 

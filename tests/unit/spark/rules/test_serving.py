@@ -8,10 +8,10 @@ from itertools import permutations
 
 import pytest
 
-from spark_jobs.facts import Fact, subject
-from spark_jobs.findings import Finding
-from spark_jobs.rules.memory import DictMemory, due_alarms
-from spark_jobs.rules.serving import (
+from equipoise.spark_jobs.rules.facts import Fact, subject
+from equipoise.spark_jobs.rules.findings import Finding
+from equipoise.spark_jobs.rules.memory import DictMemory, due_alarms
+from equipoise.spark_jobs.rules.serving import (
     ALARM,
     CLOCKS_APART_MS,
     COMES_LATE_MS,

@@ -1,0 +1,210 @@
+"""What somebody requested of bundles and namespaces: what is refused, what follows next, and when and how it has ended.
+
+May live here: the decisions that every driver of a request takes alike, whether it works straight on the channel
+(`brokers.admin`) or in a broker (`brokers.http`), and the words in which both tell a refusal. Pure: records come in, and the
+waiting is the drivers' business. How moves are told apart for statistics, whoever began them, is in `brokers.balancing.moves`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final, TypeVar
+
+from equipoise.brokers.agent.intents import (
+    CallOff,
+    CreateNamespace,
+    DeleteNamespace,
+    Intent,
+    MergeBundles,
+    MoveAway,
+    SetClusterPolicy,
+    StartDeletingNamespace,
+    Unload,
+)
+from equipoise.brokers.agent.requests import STOPPABLE
+from equipoise.brokers.balancing.destinations import Destinations
+from equipoise.brokers.balancing.moves import KIND_OF_PHASE, MoveKind
+from equipoise.brokers.balancing.policy_changes import check_policy_change
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.settings_records import settings_in
+from equipoise.brokers.errors import CalledOff, DestinationForbidden, Rejected
+from equipoise.channel.core.entries import BundleChanged, BundleEntry
+from equipoise.channel.core.lifecycle import PHASE_OF_SHAPE
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import BundleTransition, Reason, Record
+from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import Names, describe, explain, standing
+
+T = TypeVar("T")
+
+RACES_MAX: Final = 5
+"""A proposal that loses a race is made again against the new state, this often: each time somebody else made progress."""
+
+UNLOADS_AT_ONCE: Final = 64
+"""Bundles of a namespace that are unloaded at a time: enough to keep the log's group commit busy, few enough that the
+clients of all of them do not come back at once."""
+
+BY_OPERATOR: Final = "asked for by an admin"
+"""The reason that a move bears on the channel when an operator asked for it."""
+
+CALLED_OFF_BY_OPERATOR: Final = "called off by an admin"
+"""The reason that the end of a move bears when an operator called it off."""
+
+_OVERTAKEN: Final = frozenset({Reason.STALE, Reason.ILLEGAL_TRANSITION, Reason.UNKNOWN_BUNDLE})
+
+# On its way to the destination of a transfer, also if the source has died meanwhile.
+_ON_ITS_WAY: Final = frozenset({"assigning", "transferring", "handing_over"})
+_MOVING: Final = _ON_ITS_WAY | {"unloading", "splitting"}
+
+
+# --- proposing ---
+
+
+def may_run_again(reason: Reason, race: int) -> bool:
+    """Whether the proposal that was rejected as `reason` is to be made again; `race` counts the attempts, from 1."""
+    return reason is Reason.STALE and race < RACES_MAX
+
+
+@contextmanager
+def unless_overtaken() -> Iterator[None]:
+    """Pass over the refusal of one step of many because somebody else was quicker: how things are now, the next look will tell."""
+    try:
+        yield
+    except Rejected as error:
+        if error.reason not in _OVERTAKEN:
+            raise
+
+
+def refuse_in_vain(view: View, intent: Intent) -> None:
+    """Raise for what would surely be rejected, where more can be told of it than a rejection does.
+
+    Raises `Rejected`, and what `check_policy_change` raises.
+    """
+    if isinstance(intent, SetClusterPolicy):
+        check_policy_change(view, intent.policy, intent.document)
+    if isinstance(intent, CreateNamespace) and intent.name in view.namespaces:
+        problem = f"it exists already, with {len(view.bundles_of(intent.name))} bundles"
+        raise Rejected(key=intent.name, reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
+    left = view.bundles.get(intent.left) if isinstance(intent, MergeBundles) else None
+    right = None if left is None else view.right_neighbour(left)
+    if left is not None and right is not None and left.phase == right.phase == "owned" and left.owner != right.owner:
+        problem = f"they belong to {owner_of(view, left)} and {owner_of(view, right)}; transfer one of them first"
+        raise Rejected(key=f"{left.name} and {right.name}", reason=Reason.ILLEGAL_TRANSITION, problem=problem, offset=None)
+
+
+def refuse_forbidden(view: View, bundle: str, destination: str) -> None:
+    """Raise `DestinationForbidden` if isolation policies or pins keep a bundle from the broker `destination`.
+
+    Nobody's load is looked at: primaries that are up count as available. What is not there, or not alive, the channel refuses.
+    """
+    entry = view.bundles.get(bundle)
+    if entry is None:
+        return
+    rules = settings_in(view, BalancingSettings()).placement
+    problem = Destinations(view, rules=rules).bound(entry).refused.get(destination)
+    if problem is not None:
+        raise DestinationForbidden(bundle=bundle, broker=destination, problem=problem)
+
+
+def rejection(folded: Folded, view: View) -> Rejected:
+    """The refusal of a record that has been folded and rejected, in the words of its story."""
+    record, reason = folded.record, folded.verdict.reason
+    assert isinstance(record, Record), "what was encoded can be read"
+    assert reason is not None, "an accepted record is not refused"
+    problem = explain(folded, view, Names(view)).removeprefix(f"rejected as {reason}: ")
+    return Rejected(key=record.key, reason=reason, problem=problem, offset=folded.offset)
+
+
+def owner_of(view: View, bundle: BundleEntry) -> str:
+    """The id of the broker that `bundle` names as its owner."""
+    return "nobody" if bundle.owner is None else view.live[bundle.owner].broker
+
+
+# --- moves ---
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestedMove:
+    """A transfer, an unload or a split that the channel accepted at `offset`; `destination` is the incarnation that is to own."""
+
+    bundle: str
+    kind: MoveKind
+    offset: int
+    destination: int | None
+
+
+def begun_by(accepted: Folded) -> RequestedMove:
+    """The move that an accepted record began; no other record may be asked about."""
+    record = accepted.record
+    assert isinstance(record, BundleTransition), "a move begins with a transition"
+    kind = KIND_OF_PHASE[PHASE_OF_SHAPE[record.state, record.owner is not None, record.source is not None]]
+    return RequestedMove(bundle=record.key, kind=kind, offset=accepted.offset, destination=record.owner)
+
+
+def made_by(move: RequestedMove, folded: Folded, view: View) -> tuple[BundleEntry, ...] | None:
+    """What a move has made, once `folded` has ended it; None while it is under way, and for what was folded before it began.
+
+    Of a transfer that is the bundle, owned by its destination; of a split, the children; of an unload, which whatever comes
+    next for the bundle ends, nothing. `view` and all records after `move.offset` are to be given in their order.
+
+    Raises `CalledOff` if it came to nothing, with the record that ended it and where the bundle is in `view`.
+    """
+    change = next((change for change in folded.verdict.changes if isinstance(change, BundleChanged) and change.name == move.bundle), None)
+    if change is None or folded.offset <= move.offset:
+        return None
+    after = change.after
+    if move.kind is MoveKind.UNLOAD:
+        return ()
+    if move.kind is MoveKind.SPLIT and after is None:
+        return tuple(other.after for other in folded.verdict.changes if isinstance(other, BundleChanged) and other.after is not None)
+    if move.kind is MoveKind.TRANSFER and after is not None and after.owner == move.destination:
+        if after.phase == "owned":
+            return (after,)
+        if after.phase in _ON_ITS_WAY:
+            return None
+    raise CalledOff(bundle=move.bundle, move=move.kind.value, problem=_told(folded, view, move.bundle))
+
+
+def _told(folded: Folded, view: View, name: str) -> str:
+    names, bundle = Names(view), view.bundles.get(name)
+    return f"{describe(folded, view, names)}; {'it is gone' if bundle is None else f'now {standing(bundle, names)}'}"
+
+
+# --- all bundles of a namespace ---
+
+
+def unloads_of(bundles: Iterable[BundleEntry], *, kind: type[MoveAway | Unload]) -> Iterator[tuple[MoveAway | Unload, ...]]:
+    """The unloads of those of `bundles` that are owned, some at a time: the owners are to have let go of one batch before the next.
+
+    By `MoveAway` they go from hand to hand; `Unload` leaves them free, for their namespace is to go.
+    """
+    return _batches(kind(bundle=bundle.name, reason=BY_OPERATOR) for bundle in bundles if bundle.phase == "owned")
+
+
+def calls_off_of(bundles: Iterable[BundleEntry]) -> Iterator[tuple[CallOff, ...]]:
+    """The ends of the moves of `bundles` that can be called off, as many at a time as are unloaded at a time."""
+    return _batches(CallOff(bundle=bundle.name, reason=CALLED_OFF_BY_OPERATOR) for bundle in bundles if bundle.phase in STOPPABLE)
+
+
+def _batches(intents: Iterator[T]) -> Iterator[tuple[T, ...]]:
+    while batch := tuple(islice(intents, UNLOADS_AT_ONCE)):
+        yield batch
+
+
+def next_of_deletion(view: View, name: str) -> tuple[Intent, ...] | None:
+    """What is to be requested next to delete the namespace `name`; None while its bundles must be waited for.
+
+    First that nothing of it is assigned any more; then the unloads of what is owned, also of what was on the move before and
+    is owned now, a batch of `unloads_of` at a time; and once all its bundles are free, its deletion. What was begun before, by
+    whomever, is gone on with; that the namespace is not there any more, the refusal of its deletion will say.
+    """
+    namespace = view.namespaces.get(name)
+    if namespace is not None and namespace.status != "deleting":
+        return (StartDeletingNamespace(name=name),)
+    bundles = view.bundles_of(name)
+    for unloads in unloads_of(bundles, kind=Unload):
+        return unloads
+    return None if any(bundle.phase in _MOVING for bundle in bundles) else (DeleteNamespace(name=name),)

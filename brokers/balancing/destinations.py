@@ -1,0 +1,438 @@
+"""Destinations: which brokers may have a bundle, and of each of the others why not.
+
+May live here: pure filters over the brokers of a view, and the order in which they are asked. Placement and shedders go by
+one answer, `Destinations.of`, so that none of them undoes what the other does.
+
+A hard rule drops whomever it says, be it everybody: a bundle that nobody may have waits. A preference keeps the best of
+those that the hard rules leave, and so never leaves nobody. Hard are: alive, not draining, fewer topics than the limit,
+isolation policies, pins, and what the caller says itself. Preferences are later versions, if they are asked for, and the
+anti-affinity of namespaces.
+
+**Anti-affinity.** The namespaces of one group (the policy `anti_affinity_group` of each) keep away from one another. First
+by failure domain, as brokers declare it on joining: those with the fewest other namespaces of the group; of these, the one
+where the bundle's own namespace is already, so that a namespace lies in as few domains as can be. Then by broker: those with
+the fewest other namespaces, and of these, those with the fewest bundles of the group. Each count is of what the view gives a
+broker, the bundle in question left out. For namespaces of one bundle that is the even distribution that Pulsar documents.
+
+With `pulsar_exact` preferences come before isolation and pins, as they do in Pulsar, and anti-affinity counts bundles, by
+domain and then by broker, whichever of the group's namespaces they are of.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Final
+
+from equipoise.brokers.balancing.namespace_policies import anti_affinity_group
+from equipoise.brokers.balancing.policies import Closed, ClusterPolicies, Isolation, Pattern, is_named, read_policies
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.view import View
+from equipoise.shedder.loads import BrokerLoad
+from equipoise.shedder.snapshot import Candidates
+
+DEFAULT_DOMAIN: Final = "default-domain"
+"""Where a broker is that declares no failure domain; Pulsar's word for it."""
+
+# Three numbers and what may follow them, as in semantic versions; numbers at the end may be missing.
+_match_version: Final = re.compile(r"v?(\d+(?:\.\d+)*)[-.]?([0-9A-Za-z.-]*)(?:\+([0-9A-Za-z.-]*))?", re.ASCII).fullmatch
+
+_NOBODY: Final[frozenset[int]] = frozenset()
+
+Brokers = tuple[BrokerEntry, ...]
+Refused = Mapping[str, str]
+_Identifiers = tuple[tuple[bool, int, str], ...]
+VersionRank = tuple[tuple[int, ...], bool, _Identifiers, bool, _Identifiers]
+
+_NO_VERSION: Final[VersionRank] = ((-1,), False, (), False, ())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlacementRules:
+    """What an operator sets of the rules themselves; the names in brackets are Pulsar's.
+
+    `topics_max` topics are as many as a broker may have (`loadBalancerBrokerMaxTopics`); `prefer_later_versions` keeps to the
+    brokers of the latest version (`preferLaterVersions`); `failure_domains` is whether anti-affinity goes by them, too
+    (`failureDomainsEnabled`).
+    """
+
+    topics_max: int = 50_000
+    prefer_later_versions: bool = False
+    failure_domains: bool = True
+    pulsar_exact: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meant:
+    """Whom an isolation policy means, by id: its primaries and its secondaries. One may be both."""
+
+    primaries: Mapping[str, None]
+    secondaries: Mapping[str, None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Covering:
+    """The policies that are about a namespace, each kind by name; pins are about bundles."""
+
+    isolations: tuple[Isolation, ...]
+    closed: tuple[Closed, ...]
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What each is called, which no other is."""
+        return (*(policy.name for policy in self.isolations), *(policy.name for policy in self.closed))
+
+
+class Destinations:
+    """The answers for one view and one set of load reports (by broker id), as they were when it was made.
+
+    What is placed in one batch is told by `placed`, and counts for what is asked after it. `policies` are asked in place of
+    those of the view, to see what would come of them.
+    """
+
+    def __init__(
+        self,
+        view: View,
+        *,
+        loads: Mapping[str, BrokerLoad] | None = None,
+        rules: PlacementRules | None = None,
+        policies: ClusterPolicies | None = None,
+    ) -> None:
+        self.view = view
+        self._loads = loads or {}
+        self._rules = rules or PlacementRules()
+        self.policies = read_policies(view) if policies is None else policies
+        self._covering: dict[str, _Covering] = {}
+        self._bound: dict[tuple[tuple[str, ...], ...], Candidates] = {}
+        self._groups: dict[str, _Group] = {}
+        self._meanings: dict[str, Meant] = {}
+        everybody = tuple(view.brokers[broker] for broker in sorted(view.brokers))
+        fit, refused = _sift(everybody, {}, (not_up, lambda left: too_many_topics(left, self._loads, self._rules.topics_max)))
+        self._fit, self._unfit = fit, refused
+        self.live = tuple(broker for broker in everybody if broker.live)
+        self._unbound = Candidates(allowed=tuple(broker.broker for broker in fit), refused=refused)
+        preferences = (self._older, self._crowded)
+        hard = (self._isolated, self._pinned_elsewhere)
+        self._steps = (*preferences, *hard) if self._rules.pulsar_exact else (*hard, *preferences)
+
+    def of(self, bundle: BundleEntry, *, avoid: Collection[int] = _NOBODY) -> Candidates:
+        """Who may have `bundle`; `avoid` are incarnations that are not to have it now."""
+        if not avoid and not self._has_rules(bundle):
+            return self._unbound
+        left, refused = self._fit, dict(self._unfit)
+        if avoid:
+            left, refused = _sift(left, refused, (lambda left: refused_lately(left, avoid),))
+        left, refused = _sift(left, refused, tuple(_about(step, bundle) for step in self._steps))
+        return Candidates(allowed=tuple(broker.broker for broker in left), refused=refused)
+
+    def bound(self, bundle: BundleEntry) -> Candidates:
+        """Whom isolation policies and pins alone let have `bundle`: those who take bundles; and of each live broker that they refuse why.
+
+        A broker that drains, or has all the topics that it may have, is refused only if these rules keep it from the bundle. Bundles
+        that the same policies are about have one answer, which is found once, however many namespaces there are.
+        """
+        question = (self._covering_of(bundle.namespace).names, tuple(pin.name for pin in self.policies.pins if pin.covers(bundle)))
+        found = self._bound.get(question)
+        if found is None:
+            refused = dict(self._forbidden(self._fit, bundle))
+            for broker in self.live:
+                if broker.broker in self._unfit:
+                    # Asked beside the others, because whether primaries suffice is a matter of those who take bundles.
+                    told = self._forbidden((*self._fit, broker), bundle).get(broker.broker)
+                    refused.update({} if told is None else {broker.broker: told})
+            allowed = tuple(broker.broker for broker in self._fit if broker.broker not in refused)
+            found = self._bound[question] = Candidates(allowed=allowed, refused=refused)
+        return found
+
+    def placed(self, bundle: BundleEntry, broker: str) -> None:
+        """`bundle` is to go to `broker`, and counts there from now on."""
+        group = self._group_of(bundle.namespace)
+        if group is not None:
+            group.move(bundle, broker)
+
+    @cached_property
+    def bound_namespaces(self) -> Mapping[str, str]:
+        """The namespaces that an isolation policy is about, or that are in an anti-affinity group, and which of the two.
+
+        What shedders ask, because Pulsar's leave these alone unless they are told otherwise.
+        """
+        found = {}
+        for namespace in sorted(self.view.namespaces):
+            if self._covering_of(namespace).names:
+                found[namespace] = "isolation"
+            elif anti_affinity_group(self.view.namespaces[namespace].policies) is not None:
+                found[namespace] = "anti-affinity"
+        return found
+
+    @cached_property
+    def kept(self) -> Mapping[str, str]:
+        """The live brokers that are a primary of an isolation policy, by id, and of which: of several, the first by name."""
+        found: dict[str, str] = {}
+        for policy in self.policies.isolations:
+            for broker in self._meant(policy).primaries:
+                found.setdefault(broker, policy.name)
+        return found
+
+    def _has_rules(self, bundle: BundleEntry) -> bool:
+        policies = self.policies
+        return bool(
+            self._rules.prefer_later_versions
+            or policies.isolations
+            or policies.pins
+            or policies.closed
+            or self._group_of(bundle.namespace) is not None
+        )
+
+    # --- the filters that ask about a bundle ---
+
+    def _forbidden(self, brokers: Brokers, bundle: BundleEntry) -> Refused:
+        return _sift(brokers, {}, (_about(self._isolated, bundle), _about(self._pinned_elsewhere, bundle)))[1]
+
+    def _isolated(self, left: Brokers, bundle: BundleEntry) -> Refused:
+        covering, exact = self._covering_of(bundle.namespace), self._rules.pulsar_exact
+        if covering.closed and not exact:  # Pulsar takes a policy that it cannot read for one that is not there.
+            closed = covering.closed[0]
+            reason = f"the policy {closed.name} cannot be read, so nobody may have what it is about: {closed.problem}"
+            return {broker.broker: reason for broker in left}
+        if not covering.isolations:
+            kept = self.kept
+            return {broker.broker: f"{kept[broker.broker]} keeps it for other namespaces" for broker in left if broker.broker in kept}
+        dropped: dict[str, str] = {}
+        for policy in covering.isolations[:1] if exact else covering.isolations:
+            rest = tuple(broker for broker in left if broker.broker not in dropped)
+            dropped.update(isolated(rest, policy, self._meant(policy), self._loads, pulsar_exact=exact))
+        return dropped
+
+    def _covering_of(self, namespace: str) -> _Covering:
+        """The policies that are about a namespace; their patterns are asked once for each."""
+        found = self._covering.get(namespace)
+        if found is None:
+            isolations = tuple(policy for policy in self.policies.isolations if policy.covers(namespace))
+            closed = tuple(policy for policy in self.policies.closed if policy.covers(namespace))
+            found = self._covering[namespace] = _Covering(isolations=isolations, closed=closed)
+        return found
+
+    def _meant(self, policy: Isolation) -> Meant:
+        """Whom a policy means among the live brokers; its patterns are asked once for each."""
+        found = self._meanings.get(policy.name)
+        if found is None:
+            found = self._meanings[policy.name] = meant_by(policy, self.live, host_only=self._rules.pulsar_exact)
+        return found
+
+    def _pinned_elsewhere(self, left: Brokers, bundle: BundleEntry) -> Refused:
+        return pinned_elsewhere(left, bundle, self.policies)
+
+    def _older(self, left: Brokers, _: BundleEntry) -> Refused:
+        return older_versions(left, pulsar_exact=self._rules.pulsar_exact) if self._rules.prefer_later_versions else {}
+
+    def _crowded(self, left: Brokers, bundle: BundleEntry) -> Refused:
+        group = self._group_of(bundle.namespace)
+        if group is None:
+            return {}
+        dropped: dict[str, str] = {}
+        if self._rules.failure_domains:
+            dropped.update(group.crowded_domains(left, bundle))
+        dropped.update(group.crowded_brokers(tuple(broker for broker in left if broker.broker not in dropped), bundle))
+        return dropped
+
+    def _group_of(self, namespace: str) -> _Group | None:
+        entry = self.view.namespaces.get(namespace)
+        name = None if entry is None else anti_affinity_group(entry.policies)
+        if name is None:
+            return None
+        if name not in self._groups:
+            self._groups[name] = _Group(name, self.view, self.live, pulsar_exact=self._rules.pulsar_exact)
+        return self._groups[name]
+
+
+# --- the filters: of each broker that they drop, why ---
+
+
+def not_up(brokers: Brokers) -> Refused:
+    """Those that are not alive, and those that drain."""
+    said = {"draining": "it drains", "left": "it has left", "down": "it is down"}
+    return {broker.broker: said[broker.status] for broker in brokers if broker.status != "up"}
+
+
+def refused_lately(brokers: Brokers, avoid: Collection[int]) -> Refused:
+    """Those that are not to have it whatever else is true of them."""
+    return {broker.broker: "it is not to have this bundle now" for broker in brokers if broker.incarnation in avoid}
+
+
+def too_many_topics(brokers: Brokers, loads: Mapping[str, BrokerLoad], topics_max: int) -> Refused:
+    """Those that say that they have as many topics as a broker may have; whoever says nothing has none."""
+    topics = {broker.broker: loads[broker.broker].topics for broker in brokers if broker.broker in loads}
+    return {name: f"it has {count} topics, and may have {topics_max}" for name, count in topics.items() if count >= topics_max}
+
+
+def older_versions(brokers: Brokers, *, pulsar_exact: bool = False) -> Refused:
+    """Those of an older version than the latest; one that cannot be read counts as the oldest.
+
+    In Pulsar the filter fails over it, and nobody is dropped.
+    """
+    ranks = {broker.broker: version_rank(broker.joined.version) for broker in brokers}
+    if pulsar_exact and _NO_VERSION in ranks.values():
+        return {}
+    latest = max(ranks.values(), default=_NO_VERSION)
+    return {
+        broker.broker: f"its version {broker.joined.version or 'nobody knows'} is not the latest"
+        for broker in brokers
+        if ranks[broker.broker] != latest
+    }
+
+
+def meant_by(policy: Isolation, brokers: Brokers, *, host_only: bool = False) -> Meant:
+    """Whom of these brokers a policy means: by id or by host; with `host_only` by that alone, as in Pulsar."""
+
+    def named(patterns: tuple[Pattern, ...]) -> dict[str, None]:
+        return dict.fromkeys(broker.broker for broker in brokers if is_named(patterns, broker.broker, host_only=host_only))
+
+    return Meant(primaries=named(policy.primary), secondaries=named(policy.secondary))
+
+
+def isolated(brokers: Brokers, policy: Isolation, meant: Meant, loads: Mapping[str, BrokerLoad], *, pulsar_exact: bool = False) -> Refused:
+    """Those that are no primary of `policy`, and, as long as enough primaries are available, its secondaries.
+
+    `meant` says who is which. Pulsar counts each primary as available, whatever the policy's `usage_threshold` says.
+    """
+    primaries = [broker.broker for broker in brokers if broker.broker in meant.primaries]
+    available = [name for name in primaries if pulsar_exact or not _is_full(loads.get(name), policy.usage_threshold)]
+    fails_over = len(available) < policy.min_limit
+    dropped = {}
+    for broker in brokers:
+        if broker.broker in meant.primaries:
+            continue
+        if broker.broker not in meant.secondaries:
+            dropped[broker.broker] = f"{policy.name} gives this namespace other brokers"
+        elif not fails_over:
+            dropped[broker.broker] = f"{policy.name} has {len(available)} primaries available, and needs {policy.min_limit}"
+    return dropped
+
+
+def pinned_elsewhere(brokers: Brokers, bundle: BundleEntry, policies: ClusterPolicies) -> Refused:
+    """Those that a pin of the bundle does not name; of several pins each must."""
+    dropped = {}
+    for pin in policies.pins:
+        if pin.covers(bundle):
+            for broker in brokers:
+                if broker.broker not in pin.brokers:
+                    dropped[broker.broker] = f"{pin.name} keeps this bundle at {', '.join(pin.brokers)}"
+    return dropped
+
+
+def version_rank(version: str) -> VersionRank:
+    """What versions are ordered by, as semantic versions are, builds included; what is none comes before all others."""
+    match = _match_version(version)
+    if match is None:
+        return _NO_VERSION
+    numbers = [int(number) for number in match[1].split(".")]
+    while numbers and numbers[-1] == 0:
+        numbers.pop()
+    before, build = match[2], match[3]
+    return (tuple(numbers), not before, _identifiers(before), build is not None, _identifiers(build or ""))
+
+
+def _identifiers(text: str) -> _Identifiers:
+    """Identifiers between dots in their order: numbers by value, before words."""
+    return tuple((not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in text.split(".") if part)
+
+
+def _is_full(load: BrokerLoad | None, usage_threshold: int) -> bool:
+    return load is not None and not load.averages.weighted_max * 100 < usage_threshold  # What is no number is full, too.
+
+
+def _sift(left: Brokers, refused: Mapping[str, str], steps: Iterable[Callable[[Brokers], Refused]]) -> tuple[Brokers, dict[str, str]]:
+    """What is left after each step, and all that is refused."""
+    everything = dict(refused)
+    for step in steps:
+        dropped = step(left)
+        if dropped:
+            everything.update(dropped)
+            left = tuple(broker for broker in left if broker.broker not in dropped)
+    return left, everything
+
+
+def _about(step: Callable[[Brokers, BundleEntry], Refused], bundle: BundleEntry) -> Callable[[Brokers], Refused]:
+    return lambda left: step(left, bundle)
+
+
+# --- anti-affinity ---
+
+
+class _Group:
+    """The namespaces of one anti-affinity group, and how many of their bundles each live broker has."""
+
+    def __init__(self, name: str, view: View, live: Brokers, *, pulsar_exact: bool) -> None:
+        self._name = name
+        self._exact = pulsar_exact
+        self._live = live
+        self._holder: dict[str, str] = {}  # By bundle.
+        self._counts: dict[str, dict[str, int]] = {broker.broker: {} for broker in live}  # By broker, then namespace.
+        for namespace in sorted(view.namespaces):
+            if anti_affinity_group(view.namespaces[namespace].policies) != name:
+                continue
+            for bundle in view.bundles_of(namespace):
+                owner = None if bundle.owner is None else view.live.get(bundle.owner)
+                if owner is not None and (bundle.phase == "owned" or not pulsar_exact):
+                    self.move(bundle, owner.broker)
+
+    def move(self, bundle: BundleEntry, broker: str) -> None:
+        """Count a bundle at a broker, and no longer where it was."""
+        before = self._holder.get(bundle.name)
+        if before is not None:
+            self._counts[before][bundle.namespace] -= 1
+        self._holder[bundle.name] = broker
+        counts = self._counts[broker]
+        counts[bundle.namespace] = counts.get(bundle.namespace, 0) + 1
+
+    def crowded_domains(self, brokers: Brokers, bundle: BundleEntry) -> Refused:
+        """The brokers of the failure domains that others come before."""
+        domains = {_domain_of(broker) for broker in brokers}
+        if len(domains) <= 1:
+            return {}
+        # A domain fails as a whole, with those of its brokers too that may not have the bundle; Pulsar does not count these.
+        counted = brokers if self._exact else self._live
+        ranks = {
+            domain: self._rank([broker.broker for broker in counted if _domain_of(broker) == domain], bundle, domain=True)
+            for domain in sorted(domains)
+        }
+        return self._behind({broker.broker: ranks[_domain_of(broker)] for broker in brokers}, domain=True)
+
+    def crowded_brokers(self, brokers: Brokers, bundle: BundleEntry) -> Refused:
+        """The brokers that others come before."""
+        return self._behind({broker.broker: self._rank([broker.broker], bundle, domain=False) for broker in brokers}, domain=False)
+
+    def _rank(self, brokers: Iterable[str], bundle: BundleEntry, *, domain: bool) -> tuple[int, int]:
+        """How crowded brokers are for a bundle: by others' namespaces, and then by what keeps to its own, or spreads."""
+        names = tuple(brokers)
+        counts = {name: dict(self._counts[name]) for name in names}
+        holder = self._holder.get(bundle.name)
+        if holder in counts and not self._exact:
+            counts[holder][bundle.namespace] -= 1
+        bundles = sum(sum(each.values()) for each in counts.values())
+        if self._exact:
+            return (bundles, 0)
+        here = {namespace for each in counts.values() for namespace, count in each.items() if count}
+        others = len(here - {bundle.namespace})
+        return (others, int(bundle.namespace not in here) if domain else bundles)
+
+    def _behind(self, ranks: Mapping[str, tuple[int, int]], *, domain: bool) -> Refused:
+        least = min(ranks.values(), default=(0, 0))
+        dropped = {}
+        for broker, rank in ranks.items():
+            if rank == least:
+                continue
+            subject = "its failure domain" if domain else "it"
+            if domain and rank[0] == least[0]:
+                dropped[broker] = f"{subject} is not the one where this namespace is, and {self._name} is a group of anti-affinity"
+                continue
+            more, fewer = (rank[0], least[0]) if rank[0] != least[0] else (rank[1], least[1])
+            of = "other namespaces" if rank[0] != least[0] and not self._exact else "bundles"
+            dropped[broker] = f"{subject} has {more} {of} of the anti-affinity group {self._name}, and another has {fewer}"
+        return dropped
+
+
+def _domain_of(broker: BrokerEntry) -> str:
+    return broker.joined.failure_domain or DEFAULT_DOMAIN

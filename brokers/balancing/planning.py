@@ -1,0 +1,200 @@
+"""Planning: what a shedder is given to look at, put together from the channel, the load reports and the settings.
+
+May live here: the pure way from what is known of a cluster to a scene of it, and on to the forecast of a round. The leader's
+rounds and the dry run go the same way, so that what is shown beforehand is what would be done.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Final
+
+from equipoise.brokers.balancing.decisions import Kind
+from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
+from equipoise.brokers.balancing.forecast import Forecast, Measure, forecast_of
+from equipoise.brokers.balancing.misplaced import misplaced
+from equipoise.brokers.balancing.placement import Placement, believed
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, shedder_of
+from equipoise.channel.core.view import View
+from equipoise.shedder.load_reports import Summary
+from equipoise.shedder.memory import Memory
+from equipoise.shedder.picking import LOAD_TTL_MS
+from equipoise.shedder.plan import Move, Plan, Shedder
+from equipoise.shedder.reported import told_age, told_ms
+from equipoise.shedder.snapshot import Candidates, Snapshot, take
+
+# A broker that has said nothing for three times the longest silence between two reports is stuck, or gone.
+_REPORTS_MISSED: Final = 3
+
+OF_POLICIES: Final = "policies"
+"""The strategy that is named where bundles move because a policy keeps them from where they are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """A cluster as a round looks at it: the view, who may have what in it, and the snapshot for shedders.
+
+    Both ask `view` when they are asked: a plan is to be made before the view goes on, or of one that does not.
+    """
+
+    view: View
+    destinations: Destinations
+    snapshot: Snapshot
+
+
+def scene_of(
+    view: View,
+    summaries: Iterable[Summary],
+    settings: BalancingSettings,
+    *,
+    now_ms: int,
+    resting: Collection[str] = (),
+    memory: Memory | None = None,
+) -> Scene:
+    """The cluster of `view` at `now_ms` (Unix time), with the policies and the rules of placement that hold in it.
+
+    `resting` are bundles that have moved lately. A broker whose reports have ceased takes no part, however long a strategy would
+    believe the last of them.
+    """
+    known = tuple(summaries)
+    loads = believed({summary.broker: summary.load for summary in known})
+    destinations = Destinations(view, loads=loads, rules=settings.placement)
+    age_ms_max = _age_ms_max(settings)
+    snapshot = take(
+        view,
+        known,
+        now_ms=now_ms,
+        age_ms_max=age_ms_max,
+        resting=resting,
+        policies=destinations.bound_namespaces,
+        rules=_rules(view, destinations),
+        memory=memory,
+    )
+    silent = {
+        summary.broker: f"its last report was taken {told_age(now_ms - summary.load.taken_ms)}, and counts for {told_ms(age_ms_max)}"
+        for summary in known
+        if summary.broker in snapshot.live and abs(now_ms - summary.load.taken_ms) > age_ms_max
+    }
+    return Scene(view=view, destinations=destinations, snapshot=replace(snapshot, apart={**silent, **snapshot.apart}))
+
+
+def fresh(summaries: Iterable[Summary], settings: BalancingSettings, *, now_ms: int) -> Mapping[str, Summary]:
+    """The summaries that placement goes by at `now_ms` (Unix time), by broker: those that a snapshot believes, too.
+
+    A broker that was idle when its reports ceased would get everything otherwise; one that is not known counts as the mean of the others.
+    """
+    age_ms_max = _age_ms_max(settings)
+    return {summary.broker: summary for summary in summaries if abs(now_ms - summary.load.taken_ms) <= age_ms_max}
+
+
+def _age_ms_max(settings: BalancingSettings) -> int:
+    reports = settings.reports
+    return _REPORTS_MISSED * max(reports.interval_max_ms, reports.interval_min_ms, reports.sample_interval_ms)
+
+
+def _rules(view: View, destinations: Destinations) -> Callable[[str], Candidates]:
+    """Who may have a bundle, by its name: reports may name one that has been split or merged since, which nobody may have."""
+
+    def candidates(name: str) -> Candidates:
+        bundle = view.bundles.get(name)
+        return Candidates(allowed=()) if bundle is None else destinations.of(bundle)
+
+    return candidates
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Round:
+    """What one round of the leader comes to, and by whose rule: `OF_POLICIES`, or the name of a shedder."""
+
+    plan: Plan
+    strategy: str
+
+    @property
+    def kind(self) -> Kind:
+        """As what the round is put down."""
+        return "misplaced" if self.strategy == OF_POLICIES else "shed"
+
+
+def plan_round(
+    scene: Scene,
+    settings: BalancingSettings,
+    placement: Placement,
+    *,
+    resting: Collection[str] = (),
+    choose: Callable[[BalancingSettings], Shedder] = shedder_of,
+) -> Round:
+    """One round over the scene. Bundles that no policy lets stay go first: how the load is then, the next round sees.
+
+    `settings` and `resting` are those of the scene; `placement` says where what is misplaced goes.
+    """
+    snapshot = scene.snapshot
+    at_most = settings.balancing.moves_max
+    moves, stays = misplaced(scene.view, scene.destinations, placement=placement, at_most=at_most, resting=resting)
+    if moves:
+        return Round(plan=Plan(moves=moves, stays=stays, memory=snapshot.memory), strategy=OF_POLICIES)
+    return Round(plan=choose(settings).plan(snapshot).with_stays(stays), strategy=settings.balancing.shedder)
+
+
+def stale_moves(view: View, moves: Iterable[Move], rules: PlacementRules) -> Mapping[str, str]:
+    """Which of the moves that were planned are not to be made any more, by bundle, and why: they may have waited for room.
+
+    What they were planned for may be elsewhere, or gone; and a policy that was set meanwhile would be broken by what is begun now.
+    """
+    destinations = Destinations(view, rules=rules)
+    told = {move.bundle: _why_stale(view, destinations, move) for move in moves}
+    return {bundle: reason for bundle, reason in told.items() if reason is not None}
+
+
+def _why_stale(view: View, destinations: Destinations, move: Move) -> str | None:
+    entry = view.bundles.get(move.bundle)
+    owner = None if entry is None or entry.owner is None else view.live.get(entry.owner)
+    if entry is None or owner is None or owner.broker != move.source:
+        return "it is not at its source any more"
+    if move.destination is None:
+        return None if destinations.of(entry, avoid={owner.incarnation}).allowed else "nobody else may have it now"
+    bound = destinations.bound(entry)
+    return None if move.destination in bound.allowed else bound.refused.get(move.destination, f"{move.destination} takes nothing now")
+
+
+def foreseen(scene: Scene, settings: BalancingSettings, placement: Placement) -> tuple[str, Forecast]:
+    """By whose rule the next round would act, as `Round.strategy`, and what it would do, if it were due."""
+    due = as_if_due(scene.snapshot, settings)
+    planned = plan_round(replace(scene, snapshot=due), settings, placement)
+    ttl_ms = settings.transfer.load_ttl_ms if settings.balancing.shedder == "TransferShedder" else LOAD_TTL_MS
+    placed = _placed(scene.view, planned.plan, placement)
+    return planned.strategy, forecast_of(due, planned.plan, measure=measure_of(settings), ttl_ms=ttl_ms, placed=placed)
+
+
+def as_if_due(snapshot: Snapshot, settings: BalancingSettings) -> Snapshot:
+    """The snapshot with a memory in which the load has been uneven for so many rounds that one more makes a strategy act.
+
+    How many there have been only the leader knows. What it remembers of moves is not touched.
+    """
+    memory = replace(
+        snapshot.memory,
+        hits=settings.transfer.hit_count_threshold,
+        low_hits=dict.fromkeys(snapshot.live, settings.average.low_hits),
+        high_hits=dict.fromkeys(snapshot.live, settings.average.high_hits),
+    )
+    return replace(snapshot, memory=memory)
+
+
+def measure_of(settings: BalancingSettings) -> Measure:
+    """What the shedder that the settings name compares brokers by."""
+    return "cost" if settings.balancing.shedder == "Leveller" else "use"
+
+
+def groups_in_play(settings: BalancingSettings) -> tuple[str, ...]:
+    """The groups of settings that a round of shedding goes by: when and what, the shedder's own, weights, and the rules of placement."""
+    shedder = settings.balancing.shedder
+    own = (group.name for group in fields(settings) if type(getattr(settings, group.name)).__name__ == shedder)
+    return ("balancing", *own, "weights", "placement")
+
+
+def _placed(view: View, plan: Plan, placement: Placement) -> Mapping[str, str]:
+    """Where placement would put the bundles that the plan sends to whoever it chooses."""
+    away = [view.bundles[move.bundle] for move in plan.moves if move.destination is None and move.bundle in view.bundles]
+    avoid = {bundle.name: frozenset({bundle.owner}) for bundle in away if bundle.owner is not None}
+    chosen = placement.place(view, away, avoid=avoid, at_most=len(away))
+    return {bundle: view.live[incarnation].broker for bundle, incarnation in chosen.items()}

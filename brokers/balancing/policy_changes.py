@@ -1,0 +1,75 @@
+"""Changes of the cluster policies: what may be set, and what is refused because nobody could have a bundle then.
+
+May live here: the check that comes before a `policy` record is written. It is of the brokers that are up now: a policy for
+brokers that are still to come is set once they are there.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Sequence
+
+from equipoise.brokers.balancing.destinations import Destinations, isolated, meant_by, not_up
+from equipoise.brokers.balancing.policies import ClusterPolicies, Isolation, Pin, parse_policy, policies_in, read_policies
+from equipoise.brokers.errors import InvalidPolicy, PolicyLeavesNobody
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.records import Document
+from equipoise.channel.core.view import View
+
+
+def check_policy_change(view: View, key: str, document: Document | None) -> None:
+    """Raise if the policy `key` is not to become `document`; None takes it away.
+
+    Raises `InvalidPolicy`, and `PolicyLeavesNobody` if some bundle that a broker could have could then be had by none, or if
+    none of the brokers that the policy names is up. Where no broker is up at all, nothing can be left to nobody.
+    """
+    after = {name: entry.document for name, entry in view.policies.items() if name != key}
+    policy = None
+    if document is not None:
+        policy = parse_policy(key, document)
+        if policy is None:
+            raise InvalidPolicy(policy=key, problem="there is no such kind of policy; its key begins with isolation/ or pin/")
+        after[key] = document
+    if policy is not None and not _names_somebody(view, policy):
+        raise PolicyLeavesNobody(policy=key, subject="what it is about")
+    policies = (read_policies(view), policies_in(after))
+    now, then = (Destinations(view, policies=each) for each in policies)
+    asked = set()
+    for namespace in sorted(view.namespaces):
+        about = tuple(_about(each, namespace) for each in policies)
+        pins = tuple(tuple(pin for pin in each.pins if pin.namespace == namespace) for each in policies)
+        # A broker asks in the middle of its work, and there may be 65,536 bundles. But what the same policies are about, now and
+        # then, has one answer.
+        for bundle in _unlike(view.bundles_of(namespace), [pin for each in pins for pin in each]):
+            question = (about, tuple(tuple(pin.name for pin in each if pin.covers(bundle)) for each in pins))
+            if question in asked:
+                continue
+            asked.add(question)
+            if now.of(bundle).allowed and not then.of(bundle).allowed:
+                raise PolicyLeavesNobody(policy=key, subject=bundle.name if any(pins) else namespace)
+
+
+def _unlike(bundles: Sequence[BundleEntry], pins: Sequence[Pin]) -> Iterable[BundleEntry]:
+    """The first of all bundles of a namespace that are alike to its pins: that lie between the same of their ends.
+
+    A pin covers a bundle if it begins before the bundle ends, and ends after it begins. So it is enough to know how many of all
+    ends lie below either side of a bundle, and of n pins no more than 4n + 1 bundles are unlike.
+    """
+    ends = sorted({end for pin in pins for end in (pin.low, pin.high)})
+    firsts: dict[tuple[int, int], BundleEntry] = {}
+    for bundle in bundles:
+        firsts.setdefault((bisect_right(ends, bundle.low), bisect_left(ends, bundle.high)), bundle)
+    return firsts.values()
+
+
+def _about(policies: ClusterPolicies, namespace: str) -> tuple[str, ...]:
+    """The policies that are about a namespace, but for pins."""
+    isolations = [policy.name for policy in policies.isolations if policy.covers(namespace)]
+    return (*isolations, *(closed.name for closed in policies.closed if closed.covers(namespace)))
+
+
+def _names_somebody(view: View, policy: Isolation | Pin) -> bool:
+    up = tuple(broker for broker in view.live_brokers() if broker.broker not in not_up((broker,)))
+    if isinstance(policy, Pin):
+        return not up or any(broker.broker in policy.brokers for broker in up)
+    return not up or len(isolated(up, policy, meant_by(policy, up), {})) < len(up)

@@ -1,0 +1,182 @@
+"""The settings of balancing, of all strategies, as one value; and the strategies that they name.
+
+May live here: the groups and their defaults, and the choice of strategies by name. How settings are spelled on the channel and
+changed is said by `brokers.balancing.settings.settings_records`; what a `broker.conf` makes of them, by
+`brokers.balancing.settings.pulsar_settings`.
+
+A setting is named GROUP.FIELD: a group is a field of `BalancingSettings`, a field one of the group's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from equipoise.brokers.balancing.destinations import PlacementRules
+from equipoise.brokers.balancing.placement import (
+    FewestBundles,
+    LeastCost,
+    LeastLongTermMessageRate,
+    LeastResourceUsageWithWeight,
+    Placement,
+    RoundRobin,
+)
+from equipoise.brokers.balancing.splitting.auto_merge import MergeSettings
+from equipoise.brokers.balancing.splitting.auto_split import SplitSettings
+from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
+from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE
+from equipoise.shedder.average import AvgShedder
+from equipoise.shedder.level import Leveller
+from equipoise.shedder.load_reports import Summary
+from equipoise.shedder.loads import BrokerLoad, Weights
+from equipoise.shedder.overload import OverloadShedder
+from equipoise.shedder.plan import Shedder
+from equipoise.shedder.threshold import ThresholdShedder
+from equipoise.shedder.transfer import TransferShedder
+from equipoise.shedder.uniform import UniformLoadShedder
+
+Summaries = Mapping[str, Summary]
+"""What is reported of brokers, by id."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rounds:
+    """The group `balancing`: what is done, when, by which strategies, and how much of it at once.
+
+    * `enabled`: everything that moves, splits or merges by itself; `shedding`, `splitting`, `merging`: each of these.
+    * `shedder`, `placement`: by name, of `SHEDDERS` and `PLACEMENTS`.
+    * `shed_interval_ms`, `split_interval_ms`: from one round to the next; merges go with splits.
+    * `rest_ms`: how long a bundle is left alone after a move, a split or a merge, whoever made it.
+    * `move_timeout_ms`: how long the end of a move is waited for.
+    * `moves_max`: moves under way in the cluster; `broker_moves_max`: at one broker, those to it and from it together.
+    * `split_algorithm`: of `brokers.balancing.splitting.split_points`. `unload_split_children`: the children of a split move away at once.
+    * `namespace_bundles`: of how many bundles a namespace is made, where nobody says.
+    """
+
+    enabled: bool = True
+    shedding: bool = True
+    splitting: bool = True
+    merging: bool = False
+    shedder: str = "Leveller"
+    placement: str = "LeastCost"
+    shed_interval_ms: int = 5_000
+    split_interval_ms: int = 5_000
+    rest_ms: int = 60_000
+    move_timeout_ms: int = 60_000
+    moves_max: int = 64
+    broker_moves_max: int = 16
+    split_algorithm: str = RANGE_EQUALLY_DIVIDE
+    unload_split_children: bool = False
+    namespace_bundles: int = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportRules:
+    """The group `reports`: when a broker reports, and what.
+
+    * `sample_interval_ms`: how often it looks at itself. `interval_min_ms`, `interval_max_ms`: at least so long between two
+      reports, and at most; in between one is due when a figure has changed by `change_percent`.
+    * `bundles_max`: so many bundles are named; None: all. `history`: see `shedder.load_reports.Sample`.
+    * `nic_speed_gbps`: what the network carries each way, where the card does not say; None: as the card says.
+    """
+
+    sample_interval_ms: int = 2_500
+    interval_min_ms: int = 2_500
+    interval_max_ms: int = 5_000
+    change_percent: int = 10
+    bundles_max: int | None = 20
+    history: float = 0.9
+    nic_speed_gbps: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastMessageRate:
+    """The group `least_message_rate`: of `brokers.balancing.placement.LeastLongTermMessageRate`."""
+
+    overloaded_percent: float = 85.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeastUsage:
+    """The group `least_usage`: of `brokers.balancing.placement.LeastResourceUsageWithWeight`."""
+
+    difference_percent: float = 10.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPointRules:
+    """The group `split_points`: of `brokers.balancing.splitting.split_points.SplitQuestion`."""
+
+    margin: float = 0.10
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BalancingSettings:
+    """All groups. `weights` hold for all strategies that weigh resources, `limits` for splits and merges."""
+
+    balancing: Rounds = field(default_factory=Rounds)
+    reports: ReportRules = field(default_factory=ReportRules)
+    weights: Weights = field(default_factory=Weights)
+    level: Leveller = field(default_factory=Leveller)
+    transfer: TransferShedder = field(default_factory=TransferShedder)
+    threshold: ThresholdShedder = field(default_factory=ThresholdShedder)
+    overload: OverloadShedder = field(default_factory=OverloadShedder)
+    uniform: UniformLoadShedder = field(default_factory=UniformLoadShedder)
+    average: AvgShedder = field(default_factory=AvgShedder)
+    limits: BundleLimits = field(default_factory=BundleLimits)
+    split: SplitSettings = field(default_factory=SplitSettings)
+    merge: MergeSettings = field(default_factory=MergeSettings)
+    split_points: SplitPointRules = field(default_factory=SplitPointRules)
+    placement: PlacementRules = field(default_factory=PlacementRules)
+    least_message_rate: LeastMessageRate = field(default_factory=LeastMessageRate)
+    least_usage: LeastUsage = field(default_factory=LeastUsage)
+
+
+SHEDDERS: Final[Mapping[str, Callable[[BalancingSettings], Shedder]]] = {
+    "Leveller": lambda settings: settings.level,
+    "TransferShedder": lambda settings: settings.transfer,
+    "ThresholdShedder": lambda settings: replace(settings.threshold, weights=settings.weights),
+    "OverloadShedder": lambda settings: replace(settings.overload, weights=settings.weights),
+    "UniformLoadShedder": lambda settings: settings.uniform,
+    "AvgShedder": lambda settings: replace(settings.average, weights=settings.weights),
+}
+"""The shedders by the name that `balancing.shedder` gives."""
+
+PLACEMENTS: Final[Mapping[str, Callable[[BalancingSettings, Summaries], Placement]]] = {
+    "LeastCost": lambda settings, summaries: LeastCost(summaries=summaries, rules=settings.placement),
+    "FewestBundles": lambda settings, summaries: FewestBundles(loads=_loads_in(summaries), rules=settings.placement),
+    "LeastLongTermMessageRate": lambda settings, summaries: LeastLongTermMessageRate(
+        loads=_loads_in(summaries), overloaded_percent=settings.least_message_rate.overloaded_percent, rules=settings.placement
+    ),
+    "LeastResourceUsageWithWeight": lambda settings, summaries: LeastResourceUsageWithWeight(
+        loads=_loads_in(summaries), difference_percent=settings.least_usage.difference_percent, rules=settings.placement
+    ),
+    "RoundRobin": lambda settings, _: RoundRobin(rules=settings.placement),
+}
+"""The placements by the name that `balancing.placement` gives, for what is reported."""
+
+
+def _loads_in(summaries: Summaries) -> Mapping[str, BrokerLoad]:
+    return {broker: summary.load for broker, summary in summaries.items()}
+
+
+def shedder_of(settings: BalancingSettings) -> Shedder:
+    """The shedder that the settings name, with its own settings."""
+    return SHEDDERS[settings.balancing.shedder](settings)
+
+
+def placement_of(settings: BalancingSettings, summaries: Summaries, *, before: Placement | None = None) -> Placement:
+    """The placement that the settings name, for what is reported. The one `before` stays if it only remembers whose turn it is."""
+    made = PLACEMENTS[settings.balancing.placement](settings, summaries)
+    return before if isinstance(made, RoundRobin) and isinstance(before, RoundRobin) and made.rules == before.rules else made
+
+
+def split_settings_of(settings: BalancingSettings) -> SplitSettings:
+    """When bundles are split."""
+    return replace(settings.split, limits=settings.limits)
+
+
+def merge_settings_of(settings: BalancingSettings) -> MergeSettings:
+    """When neighbours are merged."""
+    return replace(settings.merge, limits=settings.limits)

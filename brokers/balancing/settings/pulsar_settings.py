@@ -1,0 +1,207 @@
+"""Pulsar's settings: what a `broker.conf` says about balancing, in our settings.
+
+May live here: the keys as data, and the one function that reads a text by them. Every entry of the text ends up in one of
+three lists: taken; without meaning here, and why; not understood, and why, which leaves our own default as it is.
+
+Our settings are named GROUP.FIELD, as `brokers.balancing.settings.balancing_settings` has them, and what is taken is a value of its
+setting.
+
+The keys, their types and what they mean are those of Pulsar 4.0.8 and 4.2.4. Values are converted as Pulsar does it; where
+Pulsar would take nonsense for something (any word but `true` is false to it), it is not understood here.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from equipoise.brokers.balancing.settings.properties import Property, parse_properties
+from equipoise.brokers.balancing.settings.pulsar_keys import (
+    ENABLED,
+    EXTENSIBLE,
+    MANAGER,
+    MANAGERS,
+    MEANINGLESS,
+    NOOP,
+    OLD_SPELLINGS,
+    OLD_SPELLINGS_YIELD_TO,
+    PLACING_SHEDDER,
+    STRATEGIES,
+    TAKEN,
+    Misfit,
+    Taken,
+)
+from equipoise.brokers.balancing.settings.setting_values import Value, value_of
+from equipoise.brokers.errors import InvalidSetting, UnknownSetting
+
+NOT_ABOUT_BALANCING: Final = "it is not about balancing"
+"""Why most entries of a `broker.conf` have no meaning here."""
+
+# Keys of Pulsar that are about balancing begin so; one that does and is unknown is more likely misspelled than about anything else.
+_BEGINNINGS: Final = ("loadbalanc", "loadmanager")
+_SIMILAR: Final = 0.9
+_NEAR: Final = 0.6
+_KEY_CHARACTERS_MAX: Final = 100  # What is longer is compared with no key: that takes as long as both are long.
+_PLACEMENT: Final = "loadBalancerLoadPlacementStrategy"
+_LEGIBLE: Final = 200  # Characters of a value that a reason quotes.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakenEntry:
+    """An entry that was taken: `settings` are ours, with the values that they get of it. `note` says what people should know."""
+
+    line: int
+    key: str
+    value: str
+    settings: Mapping[str, Value]
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OtherEntry:
+    """An entry that was not taken, and why."""
+
+    line: int
+    key: str
+    value: str
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PulsarSettings:
+    """What became of a `broker.conf`, each list in the order of the file."""
+
+    taken: tuple[TakenEntry, ...]
+    without_meaning: tuple[OtherEntry, ...]
+    not_understood: tuple[OtherEntry, ...]
+
+    @property
+    def settings(self) -> Mapping[str, Value]:
+        """Everything that was set, by name; of two keys that set the same the later counts."""
+        return {setting: value for entry in self.taken for setting, value in entry.settings.items()}
+
+
+def read_pulsar_settings(text: str) -> PulsarSettings:
+    """What a `broker.conf` says. Raises `UnreadableProperties` where it is no such file."""
+    entries = [Property(line=each.line, key=each.key, value=each.value.strip()) for each in parse_properties(text)]
+    values = {entry.key: entry.value for entry in entries}
+    last = {entry.key: entry.line for entry in entries}
+    taken, without_meaning, not_understood = [], [], []
+    for entry in entries:
+        why = (
+            f"line {last[entry.key]} says it again, and the last counts"
+            if entry.line != last[entry.key]
+            else _why_meaningless(entry, values)
+        )
+        if why is not None:
+            without_meaning.append(_other(entry, why))
+            continue
+        try:
+            taken.append(_taken(entry))
+        except Misfit as misfit:
+            not_understood.append(_other(entry, str(misfit)))
+    return PulsarSettings(taken=tuple(taken), without_meaning=tuple(without_meaning), not_understood=tuple(not_understood))
+
+
+DYNAMIC_KEYS: Final = (*TAKEN, MANAGER)
+"""The keys that can be set one by one."""
+
+
+def settings_of_key(key: str, value: str) -> Mapping[str, Value]:
+    """What one key sets, converted from its value. Raises `UnknownSetting`, `InvalidSetting`."""
+    names_of_key(key)
+    try:
+        return _taken(Property(line=1, key=key, value=value.strip())).settings
+    except Misfit as misfit:
+        raise InvalidSetting(setting=key, value=value[:_LEGIBLE], expected=f"as Pulsar has it ({misfit})") from None
+
+
+def names_of_key(key: str) -> tuple[str, ...]:
+    """The settings that one key is here. Raises `UnknownSetting`."""
+    if key in TAKEN:
+        return TAKEN[key].settings
+    if key == MANAGER:
+        return tuple(sorted({setting for settings in MANAGERS.values() for setting in settings}))
+    raise UnknownSetting(setting=key[:_LEGIBLE], nearest=next(iter(_like(key, DYNAMIC_KEYS, _NEAR)), None))
+
+
+def _why_meaningless(entry: Property, values: Mapping[str, str]) -> str | None:
+    """Why an entry has no meaning here, or none beside the others; None if it is to be taken."""
+    key = entry.key
+    if key in MEANINGLESS:
+        return MEANINGLESS[key]
+    if key not in TAKEN and key not in OLD_SPELLINGS and key != MANAGER:
+        return None if _is_about_balancing(key) else NOT_ABOUT_BALANCING
+    if not entry.value:
+        return "it is empty, so the default stays"
+    manager = _class_in(values.get(MANAGER, ""))
+    if key == ENABLED and manager == NOOP:
+        return f"{NOOP} balances nothing, whatever stands here"
+    if key in STRATEGIES and manager == EXTENSIBLE:
+        return None if _class_in(entry.value) == STRATEGIES[key] else f"{EXTENSIBLE} uses {STRATEGIES[key]}, whatever stands here"
+    if key == _PLACEMENT and _class_in(entry.value) == PLACING_SHEDDER:
+        return f"{PLACING_SHEDDER} names the destinations of its moves itself here; for what else has no owner the default stays"
+    if key in OLD_SPELLINGS:
+        new = OLD_SPELLINGS[key]
+        return f"{new} is set, too, and counts" if not _is_default_weight(values.get(new, "")) else None
+    old = next((old for old, new in OLD_SPELLINGS.items() if new == key), "")
+    if values.get(old) and _is_default_weight(entry.value):
+        return f"{old} is set, too, and in Pulsar it counts as long as this is {OLD_SPELLINGS_YIELD_TO}"
+    return None
+
+
+def _taken(entry: Property) -> TakenEntry:
+    """The entry as settings of ours. Raises `Misfit` if there is no such key, or it cannot have this value."""
+    if entry.key == MANAGER:
+        return _taken_manager(entry)
+    row = TAKEN.get(OLD_SPELLINGS.get(entry.key, entry.key))
+    if row is None:
+        near = _like(entry.key, (*TAKEN, *OLD_SPELLINGS, *MEANINGLESS, MANAGER), _NEAR)
+        raise Misfit("Pulsar has no such key" + (f"; it has {near[0]}" if near else ""))
+    settings = _settings(row, entry.value)
+    note = f"the old spelling of {OLD_SPELLINGS[entry.key]}" if entry.key in OLD_SPELLINGS else row.note
+    return TakenEntry(line=entry.line, key=entry.key, value=entry.value, settings=settings, note=note)
+
+
+def _settings(row: Taken, text: str) -> Mapping[str, Value]:
+    value = row.convert(text)
+    try:
+        return {setting: value_of(setting, value) for setting in row.settings}
+    except InvalidSetting as error:
+        raise Misfit(f"here {error.setting} must be {error.expected}") from None
+
+
+def _taken_manager(entry: Property) -> TakenEntry:
+    settings = MANAGERS.get(_class_in(entry.value))
+    if settings is None:
+        raise Misfit(f"there is no such load manager; there are {', '.join(MANAGERS)}")
+    note = "there is one load manager here, with the strategies of all of Pulsar's"
+    return TakenEntry(line=entry.line, key=entry.key, value=entry.value, settings=settings, note=note)
+
+
+def _class_in(value: str) -> str:
+    """The name of a Java class without its package."""
+    return value.rpartition(".")[2]
+
+
+def _is_default_weight(value: str) -> bool:
+    """Whether Pulsar takes a weight for one that was not set."""
+    try:
+        return not value or float(value) == OLD_SPELLINGS_YIELD_TO
+    except ValueError:
+        return False
+
+
+def _is_about_balancing(key: str) -> bool:
+    return key.lower().startswith(_BEGINNINGS) or bool(_like(key, tuple(TAKEN), _SIMILAR))
+
+
+def _like(key: str, known: tuple[str, ...], cutoff: float) -> list[str]:
+    """The key that this one may be meant for."""
+    return difflib.get_close_matches(key, known, n=1, cutoff=cutoff) if len(key) <= _KEY_CHARACTERS_MAX else []
+
+
+def _other(entry: Property, why: str) -> OtherEntry:
+    return OtherEntry(line=entry.line, key=entry.key[:_LEGIBLE], value=entry.value[:_LEGIBLE], why=why)

@@ -1,0 +1,207 @@
+"""The values of the settings of balancing: what a text or a number becomes as one of them, and how it is spelled as a text.
+
+May live here: the settings that there are, each with its type, its default and what it may be, and the checks of values. Types
+and defaults are those of the fields in `brokers.balancing.settings.balancing_settings`, meanings and ranges those of
+`brokers.balancing.settings.setting_meanings`.
+
+Texts are read as their setting wants them: `true` or `false`, a number, a name; namespaces with commas between them; and `none`
+for no limit, or no namespace. What can be read is spelled so that it is read as the same again.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields, is_dataclass, replace
+from types import MappingProxyType, NoneType
+from typing import Final, get_args, get_type_hints
+
+from equipoise.brokers.balancing.settings.balancing_settings import PLACEMENTS, SHEDDERS, BalancingSettings
+from equipoise.brokers.balancing.settings.setting_meanings import MEANINGS, Meaning
+from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.errors import InvalidSetting, UnknownSetting
+from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.ranges import check_namespace
+from equipoise.channel.core.records import INTEGER_MAX
+
+Value = bool | int | float | str | frozenset[str] | None
+
+NONE: Final = "none"
+"""How a value is spelled that is not there: no limit, or no namespace."""
+
+NAMESPACES_MAX: Final = 128
+"""Namespaces that one setting names. They and all other settings stand in one document, with `DOCUMENT_ENTRIES_MAX` entries."""
+
+CHOICES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
+    {
+        "balancing.shedder": tuple(SHEDDERS),
+        "balancing.placement": tuple(PLACEMENTS),
+        # Nobody names the positions where bundles are split by themselves.
+        "balancing.split_algorithm": tuple(name for name in ALGORITHMS if name != SPECIFIED_POSITIONS_DIVIDE),
+    }
+)
+"""What a setting may be that is a name."""
+
+_TRUTHS: Final = {"true": True, "false": False}
+_NEAR: Final = 0.6
+_NAME_CHARACTERS_MAX: Final = 100  # What is longer is compared with no name: that takes as long as both are long.
+_LEGIBLE: Final = 200  # Characters of a value that an error quotes.
+
+_match_integer: Final = re.compile(r"[+-]?[0-9]{1,19}").fullmatch
+_match_decimal: Final = re.compile(r"[+-]?([0-9]{1,19}\.?[0-9]{0,19}|\.[0-9]{1,19})([eE][+-]?[0-9]{1,3})?").fullmatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One setting: `kind` is bool, int, float, str or frozenset; one that is `optional` may be None, too."""
+
+    name: str
+    kind: type
+    optional: bool
+    default: Value
+    meaning: Meaning
+
+    @property
+    def expected(self) -> str:
+        """What it may be, as the rest of a sentence: it must be this or that."""
+        told = {
+            bool: "true or false",
+            int: f"an integer, {self.meaning.range}",
+            float: f"a number, {self.meaning.range}",
+            str: f"one of {', '.join(CHOICES.get(self.name, ()))}",
+            frozenset: f"up to {NAMESPACES_MAX} namespaces with commas between them, or {NONE}",
+        }[self.kind]
+        return f"{told}, or {NONE}" if self.optional else told
+
+    def read(self, given: Value) -> Value:
+        """`given`, or what it says if it is a text, as a value of this setting. Raises `InvalidSetting`."""
+        if given is None or given == NONE:
+            if not self.optional and self.kind is not frozenset:
+                raise self._wrong(given)
+            return None if self.optional else frozenset()
+        value = _READERS[self.kind](given)
+        if value is None or not self._is_inside(value):
+            raise self._wrong(given)
+        return value
+
+    def _is_inside(self, value: Value) -> bool:
+        if self.kind in (int, float):
+            assert isinstance(value, int | float), "what was read as a number is one"
+            return self.meaning.range.holds(value)
+        if isinstance(value, frozenset):
+            return len(value) <= NAMESPACES_MAX
+        return self.kind is not str or value in CHOICES[self.name]
+
+    def _wrong(self, given: Value) -> InvalidSetting:
+        told = sorted(given) if isinstance(given, frozenset) else given
+        shown = told if isinstance(told, bool | int | float | None) else str(told)[:_LEGIBLE]
+        return InvalidSetting(setting=self.name, value=shown, expected=self.expected)
+
+
+def spelled(value: Value) -> str:
+    """A value as a text, as people write it."""
+    if value is None or value == frozenset():
+        return NONE
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(sorted(value)) if isinstance(value, frozenset) else str(value).removesuffix(".0")
+
+
+def setting_named(name: str) -> Setting:
+    """The setting of this name. Raises `UnknownSetting`."""
+    if name not in SETTINGS:
+        near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=_NEAR) if len(name) <= _NAME_CHARACTERS_MAX else ()
+        raise UnknownSetting(setting=name[:_LEGIBLE], nearest=next(iter(near), None))
+    return SETTINGS[name]
+
+
+def value_of(name: str, given: Value) -> Value:
+    """`given`, or what it says if it is a text, as a value of the setting `name`. Raises `UnknownSetting`, `InvalidSetting`."""
+    return value_in(with_value(_DEFAULTS, name, given), name)
+
+
+def value_in(settings: BalancingSettings, name: str) -> Value:
+    """What a setting, which there is, is in `settings`."""
+    group, _, field = name.partition(".")
+    value: Value = getattr(getattr(settings, group), field)
+    return value
+
+
+def with_value(settings: BalancingSettings, name: str, given: Value) -> BalancingSettings:
+    """`settings` but for one, which is as given. Raises `UnknownSetting`, `InvalidSetting`."""
+    value = setting_named(name).read(given)
+    group, _, field = name.partition(".")
+    try:
+        changed = replace(getattr(settings, group), **{field: value})
+    except InvalidSetting as error:  # Of what a group asks of several of its fields together.
+        raise InvalidSetting(setting=f"{group}.{error.setting}", value=error.value, expected=error.expected) from None
+    return replace(settings, **{group: changed})
+
+
+def with_values(settings: BalancingSettings, given: Mapping[str, Value]) -> BalancingSettings:
+    """`settings` but for several. Raises as `with_value` does."""
+    for name, value in given.items():
+        settings = with_value(settings, name, value)
+    return settings
+
+
+def _boolean(given: Value) -> bool | None:
+    return given if isinstance(given, bool) else _TRUTHS.get(given.lower()) if isinstance(given, str) else None
+
+
+def _integer(given: Value) -> int | None:
+    if isinstance(given, str):
+        return int(given) if _match_integer(given) else None
+    return given if isinstance(given, int) and not isinstance(given, bool) else None
+
+
+def _decimal(given: Value) -> float | None:
+    if isinstance(given, str):
+        return float(given) if _match_decimal(given) else None
+    if isinstance(given, float):
+        return given
+    # A larger integer is in no range, and may have no float.
+    return float(given) if isinstance(given, int) and not isinstance(given, bool) and abs(given) <= INTEGER_MAX else None
+
+
+def _text(given: Value) -> str | None:
+    return given if isinstance(given, str) else None
+
+
+def _namespaces(given: Value) -> frozenset[str] | None:
+    names = given.split(",") if isinstance(given, str) else given if isinstance(given, frozenset) else ("",)
+    try:
+        return frozenset(check_namespace(name.strip()) for name in names)
+    except InvalidName:
+        return None
+
+
+_READERS: Final = MappingProxyType({bool: _boolean, int: _integer, float: _decimal, str: _text, frozenset: _namespaces})
+
+_DEFAULTS: Final = BalancingSettings()
+
+
+def _settings() -> Iterator[Setting]:
+    """All settings, in the order of the groups and of their fields; what is a group itself, inside of one, is none."""
+    for group in fields(BalancingSettings):
+        of_group = getattr(_DEFAULTS, group.name)
+        hints = get_type_hints(type(of_group))
+        for field in fields(of_group):
+            default = getattr(of_group, field.name)
+            if is_dataclass(default):
+                continue
+            name = f"{group.name}.{field.name}"
+            kinds = [kind for kind in get_args(hints[field.name]) or (hints[field.name],) if kind is not NoneType]
+            kind = frozenset if isinstance(default, frozenset) else kinds[0]
+            yield Setting(
+                name=name,
+                kind=kind,
+                optional=NoneType in get_args(hints[field.name]),
+                default=float(default) if kind is float and default is not None else default,
+                meaning=MEANINGS[name],
+            )
+
+
+SETTINGS: Final[Mapping[str, Setting]] = MappingProxyType({setting.name: setting for setting in _settings()})
+"""Every setting by its name GROUP.FIELD."""

@@ -1,0 +1,172 @@
+"""The settings of balancing as records of the channel.
+
+May live here: how settings are spelled in the document of a `policy` record, read and checked, and changed.
+
+They stand in one record, whose key is `KEY`; its document says GROUP.FIELD of what was set, and nothing of what was not.
+A number with a fraction is a text there, since the channel has none; what is not there is the text `none`; and namespaces are
+numbered, as policies spell lists: `transfer.excluded_namespaces.0`. `changed_by` says who made the last change, where the
+publisher of the record does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.setting_values import SETTINGS, Value, setting_named, spelled, value_of, with_value
+from equipoise.brokers.errors import InvalidSetting, UnknownSetting
+from equipoise.channel.core.entries import PolicyChanged
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import TEXT_CHARACTERS_MAX, Document, Scalar, Unreadable
+from equipoise.channel.core.view import View
+
+KEY: Final = "balancing/settings"
+"""The key of the record."""
+
+CHANGED_BY: Final = "changed_by"
+
+_LEGIBLE: Final = 200  # Characters of a value that an error quotes.
+
+Changes = Mapping[str, Scalar | None]
+"""What settings are to be, by name, a text as `brokers.balancing.settings.setting_values` reads it; None takes a setting away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changed:
+    """What became of one setting: what it was and is on the channel, as texts; None: it is not set there.
+
+    Told for people it is `transfer.target_deviation: 0.25 (default) -> 0.1`.
+    """
+
+    setting: str
+    before: str | None
+    after: str | None
+
+    def __str__(self) -> str:
+        return f"{self.setting}: {self._told(self.before)} -> {self._told(self.after)}"
+
+    def _told(self, text: str | None) -> str:
+        if text is not None:
+            return text
+        return f"{spelled(SETTINGS[self.setting].default)} (default)" if self.setting in SETTINGS else "not set"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingsChange:
+    """What one record at `offset` made of the settings, and who wanted it."""
+
+    offset: int
+    by: str | None
+    made: tuple[Changed, ...]
+
+    @property
+    def document(self) -> Mapping[str, object]:
+        """The same for programs."""
+        changes = {one.setting: {"before": one.before, "after": one.after} for one in self.made}
+        return {"offset": self.offset, "changes": changes}
+
+
+def settings_in(view: View, base: BalancingSettings) -> BalancingSettings:
+    """The settings in force: what the channel says, and `base` for all else, and for what cannot be read."""
+    return _read(document_of(view), base)[0]
+
+
+def problems_in(view: View, base: BalancingSettings) -> tuple[str, ...]:
+    """What the channel says of settings that cannot be read, and why; `base` holds for it."""
+    return _read(document_of(view), base)[1]
+
+
+def document_of(view: View) -> Document:
+    """The document on the channel; empty if there is none."""
+    entry = view.policies.get(KEY)
+    return {} if entry is None else entry.document
+
+
+def settings_of(document: Document) -> dict[str, Scalar]:
+    """What a document says of settings, by name, whether it can be read or not; numbered items are one text again."""
+    settings: dict[str, Scalar] = {}
+    for entry in sorted(document.keys() - {CHANGED_BY}):
+        name = _setting_of(entry)
+        item = document[entry]
+        settings[name] = item if name == entry else f"{settings[name]},{item}" if name in settings else str(item)
+    return settings
+
+
+def changed(document: Document, changes: Changes, by: str | None) -> Document:
+    """The document after these changes. Raises `UnknownSetting`, `InvalidSetting`: all of them are made, or none.
+
+    What stands there already and cannot be read stays, unless it is changed or taken away.
+    """
+    if by is not None and len(by) > TEXT_CHARACTERS_MAX:
+        raise InvalidSetting(setting=CHANGED_BY, value=by[:_LEGIBLE], expected=f"at most {TEXT_CHARACTERS_MAX} characters")
+    entries = {entry: scalar for entry, scalar in document.items() if entry != CHANGED_BY and _setting_of(entry) not in changes}
+    was = settings_of(document)
+    for name in sorted(changes):
+        given = changes[name]
+        if given is not None:
+            entries |= _entries(name, value_of(name, given))
+        elif name not in was:
+            setting_named(name)  # Where nothing is taken away, the name may be wrong.
+    return entries if by is None else {**entries, CHANGED_BY: by}
+
+
+def check_changes(view: View, changes: Changes) -> None:
+    """Raise what is wrong with changes of what the channel holds: `UnknownSetting`, `InvalidSetting`."""
+    changed(document_of(view), changes, None)
+
+
+def differences(before: Document, after: Document) -> tuple[Changed, ...]:
+    """What became of the settings between two documents, by name."""
+    was, now = settings_of(before), settings_of(after)
+    return tuple(
+        Changed(setting=name, before=_text(was.get(name)), after=_text(now.get(name)))
+        for name in sorted(was.keys() | now.keys())
+        if was.get(name) != now.get(name)
+    )
+
+
+def change_in(folded: Folded) -> SettingsChange | None:
+    """What a record changed of the settings; None if it was rejected, or is about something else."""
+    for change in folded.verdict.changes:
+        if isinstance(change, PolicyChanged) and change.name == KEY:
+            before, after = ({} if entry is None else entry.document for entry in (change.before, change.after))
+            publisher = None if isinstance(folded.record, Unreadable) else folded.record.publisher
+            return SettingsChange(offset=folded.offset, by=changed_by(after) or publisher, made=differences(before, after))
+    return None
+
+
+def changed_by(document: Document) -> str | None:
+    """Who made the last change, as far as a document says."""
+    by = document.get(CHANGED_BY)
+    return None if by is None else str(by)
+
+
+def _read(document: Document, base: BalancingSettings) -> tuple[BalancingSettings, tuple[str, ...]]:
+    settings, problems = base, []
+    for name, given in settings_of(document).items():
+        try:
+            settings = with_value(settings, name, given)
+        except UnknownSetting as error:
+            problems.append(str(error))
+        except InvalidSetting as error:
+            problems.append(f"{error.setting} is {error.value!r} on the channel, and must be {error.expected}")
+    return settings, tuple(problems)
+
+
+def _setting_of(entry: str) -> str:
+    """The setting that an entry of a document is about, which may be one of its numbered items."""
+    name, _, number = entry.rpartition(".")
+    return name if number.isdecimal() and name in SETTINGS and SETTINGS[name].kind is frozenset else entry
+
+
+def _entries(name: str, value: Value) -> dict[str, Scalar]:
+    """How one setting is spelled in a document: so that a reader in another language finds a number where there is one."""
+    if isinstance(value, frozenset) and value:
+        return {f"{name}.{number}": namespace for number, namespace in enumerate(sorted(value))}
+    return {name: value if isinstance(value, bool | int) else spelled(value)}
+
+
+def _text(scalar: Scalar | None) -> str | None:
+    return None if scalar is None else spelled(scalar)

@@ -1,0 +1,176 @@
+"""Which cold neighbours become one bundle: one round of one broker, which merges only what it owns.
+
+May live here: the decision, and its reasons. No system of Pulsar's family takes a split back by itself; what a bundle may carry
+is said by `brokers.balancing.splitting.bundle_limits`, and when it is split by `brokers.balancing.splitting.auto_split`.
+
+Only neighbours of one owner are merged: nothing is moved for a merge, since the shedder might move it back.
+
+Why it does not oscillate. Two bundles are merged only if together they use less than `cold_ratio` of every limit, so the union
+is not split unless its load grows beyond that; and the parts of a bundle that was split exceed a limit together, so they are
+not merged unless their load shrinks. While the load stays as it is, no range is ever both made and cut. A load that swings is
+held up by the rows: it must stay so low for more rounds in a row than the threshold says. A pair is new when one of the two came
+here or was cut, and begins its row then.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import NamedTuple
+
+from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Measure, check_at_least, fault_of_bundle
+from equipoise.brokers.errors import InvalidSetting
+from equipoise.channel.core.errors import InvalidName
+from equipoise.channel.core.ranges import BundleName, parse_bundle
+from equipoise.shedder.loads import BundleTraffic
+from equipoise.shedder.plan import Stay
+
+Pair = tuple[str, str]
+"""The names of two neighbours, the left one first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeSettings:
+    """When neighbours are merged. Raises `InvalidSetting`.
+
+    `limits` are those of splits. `hits_threshold`: a pair is merged in the round after so many in which it was cold; more than
+    for a split, because a bundle too few costs more than one too many. `merges_max`: so many a round. `bundles_min`: a
+    namespace keeps so many; the default is the number with which Pulsar creates one.
+    """
+
+    limits: BundleLimits = field(default_factory=BundleLimits)
+    cold_ratio: float = 0.5
+    hits_threshold: int = 10
+    merges_max: int = 4
+    bundles_min: int = 4
+
+    def __post_init__(self) -> None:
+        if not 0 < self.cold_ratio < 1:
+            raise InvalidSetting(setting="cold_ratio", value=self.cold_ratio, expected="between 0 and 1")
+        check_at_least(self, {"hits_threshold": 0, "merges_max": 1, "bundles_min": 1})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeSnapshot:
+    """What a round looks at: `bundles` are all that `broker` has open.
+
+    `restless` says why some of them must not be merged now, by name: they belong to others, are on the move, or were moved or
+    split lately. `bundle_counts` says of how many bundles each namespace is made; one that is missing is not known. `brokers` is
+    how many there are that may merge at the same time.
+    """
+
+    broker: str
+    bundles: Collection[BundleTraffic]
+    bundle_counts: Mapping[str, int]
+    brokers: int
+    restless: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergeDecision:
+    """Make one bundle of `left` and its right neighbour `right`, both of which `broker` owns."""
+
+    left: str
+    right: str
+    broker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergePlan:
+    """What comes of a round: the merges, coldest first, and of all other bundles why they are not merged to the right, by name.
+
+    `hits` goes into the next round: for how many rounds in a row each pair has been cold.
+    """
+
+    merges: tuple[MergeDecision, ...]
+    stays: tuple[Stay, ...]
+    hits: Mapping[Pair, int]
+
+
+class _Cold(NamedTuple):
+    """A pair that has been cold for long enough, and what it uses most of."""
+
+    left: str
+    right: str
+    namespace: str
+    fullest: Measure
+    hits: int
+
+
+def plan_merges(snapshot: MergeSnapshot, settings: MergeSettings, hits: Mapping[Pair, int]) -> MergePlan:
+    """One round. `hits` are those of the plan before, and nothing at first. The coldest are merged first, ties by name."""
+    stays: dict[str, str] = {}
+    hits_after: dict[Pair, int] = {}
+    due: list[_Cold] = []
+    for namespace, left, right in _neighbours(snapshot, stays):
+        pair = (left.bundle, right.bundle)
+        fullest = settings.limits.fullest(left, right)
+        if not fullest.share < settings.cold_ratio:
+            stays[left.bundle] = f"with its right neighbour it would carry {fullest}, {fullest.share:.0%} of that"
+            continue
+        hits_after[pair] = count = hits.get(pair, 0) + 1
+        if count <= settings.hits_threshold:
+            stays[left.bundle] = f"it and its right neighbour have been cold for {count} rounds, of {settings.hits_threshold + 1}"
+        else:
+            due.append(_Cold(*pair, namespace, fullest, count))
+    due.sort(key=lambda cold: (cold.fullest.share, cold.left))
+    merges = tuple(_choose(due, snapshot, settings, stays))
+    for merge in merges:
+        del hits_after[merge.left, merge.right]
+        stays.pop(merge.right, None)  # It is gone, whatever was to be said of its other side.
+    return MergePlan(
+        merges=merges,
+        stays=tuple(Stay(subject=name, reason=reason) for name, reason in sorted(stays.items())),
+        hits=hits_after,
+    )
+
+
+def _neighbours(snapshot: MergeSnapshot, stays: dict[str, str]) -> Iterator[tuple[str, BundleTraffic, BundleTraffic]]:
+    """The pairs that could be merged, from left to right, with their namespace; `stays` is told why the others could not."""
+    fit: list[tuple[BundleName, BundleTraffic]] = []
+    for bundle in sorted(snapshot.bundles, key=lambda bundle: bundle.bundle):
+        problem = snapshot.restless.get(bundle.bundle)
+        if problem is None and (fault := fault_of_bundle(bundle)) is not None:
+            problem = f"{fault}, which is not believed"
+        try:
+            place = parse_bundle(bundle.bundle)
+        except InvalidName as error:
+            stays[bundle.bundle] = str(error)
+            continue
+        if problem is None:
+            fit.append((place, bundle))
+            stays[bundle.bundle] = f"its right neighbour is not at {snapshot.broker}, or does not rest, or there is none"
+        else:
+            stays[bundle.bundle] = problem
+    for (place, left), (next_place, right) in pairwise(fit):
+        if place.namespace == next_place.namespace and place.high == next_place.low:
+            yield place.namespace, left, right
+
+
+def _choose(due: Iterable[_Cold], snapshot: MergeSnapshot, settings: MergeSettings, stays: dict[str, str]) -> Iterator[MergeDecision]:
+    """As many of those that are due as may be merged at once, none of them twice; `stays` is told why the others are not."""
+    used: set[str] = set()
+    merged: Counter[str] = Counter()
+    for left, right, namespace, fullest, hits in due:
+        count = snapshot.bundle_counts.get(namespace)
+        # Each broker takes its part of what can be spared, so that together they never take too much, knowing nothing of each other.
+        spare = 0 if count is None else max(count - settings.bundles_min, 0) // max(snapshot.brokers, 1)
+        if left in used or right in used:
+            stays[left] = "one of the two is merged with another"
+        elif count is None:
+            stays[left] = f"it is not known how many bundles {namespace} has"
+        elif merged[namespace] >= spare:
+            stays[left] = (
+                f"{namespace} has {count} bundles and keeps {settings.bundles_min}; each of {snapshot.brokers} brokers may merge {spare}"
+            )
+        elif merged.total() >= settings.merges_max:
+            stays[left] = f"there are {settings.merges_max} merges in this round already"
+        else:
+            used.update((left, right))
+            merged[namespace] += 1
+            del stays[left]
+            reason = f"together they carry {fullest}, {fullest.share:.0%} of that, and so little for {hits} rounds"
+            yield MergeDecision(left=left, right=right, broker=snapshot.broker, reason=reason)

@@ -1,0 +1,278 @@
+"""Which bundles are split because they carry too much: one round of one broker, which splits only what it owns.
+
+May live here: the decision (Pulsar's `DefaultNamespaceBundleSplitStrategyImpl`), and its reasons. Where a bundle is cut is said by
+`brokers.balancing.splitting.split_points`, what it may carry by `brokers.balancing.splitting.bundle_limits`; that the split is safe is the
+fold's business.
+
+A bundle is split once it has exceeded a limit in more rounds in a row than the threshold says: a burst splits nothing. What
+rounds remember of it goes out with a plan as `hits`, and comes in with the next round.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, NamedTuple
+
+from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Excess, Measure, check_at_least, fault_of_bundle
+from equipoise.channel.core.errors import EquipoiseError, InvalidName
+from equipoise.channel.core.ranges import BundleName, check_cuts, parse_bundle
+from equipoise.shedder.loads import BundleTraffic
+from equipoise.shedder.plan import Stay
+
+FindCuts = Callable[[BundleTraffic], Sequence[int]]
+"""Where a bundle is to be cut; nowhere, if it cannot be. Raises `EquipoiseError`."""
+
+FAILURE: Final = ("Failure", "Unknown")
+"""What is counted where a bundle that should be split cannot be, in the words of Pulsar's counters."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitSettings:
+    """When bundles are split; the defaults are Pulsar's. Raises `InvalidSetting`.
+
+    `hits_threshold`: a bundle is split in the round after so many in which it exceeded a limit. `splits_max`: so many a round.
+    `bundles_max`: a namespace is not split into more.
+    """
+
+    limits: BundleLimits = field(default_factory=BundleLimits)
+    hits_threshold: int = 3
+    splits_max: int = 10
+    bundles_max: int = 128
+    pulsar_exact: bool = False
+
+    def __post_init__(self) -> None:
+        check_at_least(self, {"hits_threshold": 0, "splits_max": 1, "bundles_max": 1})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitSnapshot:
+    """What a round looks at. `bundles` are what `broker` has open, in the order in which it reports them.
+
+    `not_owned` are those of them that the channel gives to others, `splitting` the bundles of anybody that are being split.
+    `bundle_counts` says of how many bundles each namespace is made; one that is missing is not known. Without `find_cuts` the
+    service says where a bundle is cut when it is; one cut is reckoned with.
+    """
+
+    broker: str
+    bundles: Sequence[BundleTraffic]
+    bundle_counts: Mapping[str, int]
+    not_owned: Collection[str] = ()
+    splitting: Collection[str] = ()
+    find_cuts: FindCuts | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitDecision:
+    """Split `bundle`, which `source` owns, at `cuts`; None: where its service says.
+
+    `excess` is the reason as Pulsar names it, `reason` the same for people.
+    """
+
+    bundle: str
+    source: str
+    cuts: tuple[int, ...] | None
+    excess: Excess
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SplitPlan:
+    """What comes of a round: the splits in the order in which they were decided, and of all other bundles why they stay, by name.
+
+    `failures` are those of the others that should be split and cannot be, or of which nothing can be believed, by name; `counted`
+    are the same by result and reason, in the words of Pulsar's counters. What becomes of the splits is counted by who makes them.
+    `hits` goes into the next round.
+    """
+
+    splits: tuple[SplitDecision, ...]
+    stays: tuple[Stay, ...]
+    failures: tuple[str, ...]
+    counted: Mapping[tuple[str, str], int]
+    hits: Mapping[str, int]
+
+
+def plan_splits(snapshot: SplitSnapshot, settings: SplitSettings, hits: Mapping[str, int]) -> SplitPlan:
+    """One round. `hits` are those of the plan before, and nothing at first.
+
+    Of the bundles that are due those come first that exceed a limit most, ties by name. In Pulsar it is those that come first
+    in a hash map, and with enough of them it ends the round, without a look at the others' hits.
+    """
+    planning = _Planning(snapshot, settings, hits)
+    if settings.pulsar_exact:
+        for bundle in snapshot.bundles:
+            due = planning.look_at(bundle)
+            if due is not None:
+                planning.decide(due)
+            if len(planning.splits) == settings.splits_max:
+                break
+    else:
+        found = (planning.look_at(bundle) for bundle in sorted(snapshot.bundles, key=lambda bundle: bundle.bundle))
+        for due in sorted((due for due in found if due is not None), key=lambda due: (-due.fullest, due.bundle.bundle)):
+            planning.decide(due)
+    return planning.plan()
+
+
+class _No(NamedTuple):
+    """Why a bundle is not split; a failure is counted."""
+
+    reason: str
+    is_failure: bool = False
+
+
+class _Due(NamedTuple):
+    """A bundle that has exceeded a limit for long enough; `fullest` is the share of the limit that it exceeds most."""
+
+    bundle: BundleTraffic
+    place: BundleName
+    measure: Measure
+    fullest: float
+
+
+class _Planning:
+    """One round while it is made: `look_at` each bundle, then `decide` on those that are due."""
+
+    def __init__(self, snapshot: SplitSnapshot, settings: SplitSettings, hits: Mapping[str, int]) -> None:
+        self._snapshot = snapshot
+        self._settings = settings
+        self._hits_before = hits
+        # Pulsar keeps the hits of a bundle that it passes over. With us its row is broken.
+        kept = settings.pulsar_exact
+        self._hits = {bundle.bundle: hits[bundle.bundle] for bundle in snapshot.bundles if kept and bundle.bundle in hits}
+        self._noes: dict[str, _No] = {}
+        self._failures = 0
+        self._added: Counter[str] = Counter()
+        self._splitting = tuple(sorted(snapshot.splitting))
+        self.splits: list[SplitDecision] = []
+
+    def plan(self) -> SplitPlan:
+        """What the round came to."""
+        unseen = _No(f"there are {len(self.splits)} splits in this round already")
+        decided = {split.bundle for split in self.splits}
+        noes = {bundle.bundle: self._noes.get(bundle.bundle, unseen) for bundle in self._snapshot.bundles if bundle.bundle not in decided}
+        return SplitPlan(
+            splits=tuple(self.splits),
+            stays=tuple(Stay(subject=name, reason=no.reason) for name, no in sorted(noes.items())),
+            failures=tuple(name for name, no in sorted(noes.items()) if no.is_failure),
+            counted={FAILURE: self._failures} if self._failures else {},
+            hits=self._hits,
+        )
+
+    def look_at(self, bundle: BundleTraffic) -> _Due | None:
+        """Count the hits of a bundle; it is due with enough of them."""
+        name, settings = bundle.bundle, self._settings
+        no = self._why_unfit(bundle)
+        place = _place(name) if no is None else no
+        if isinstance(place, _No):
+            self._refuse(name, place)
+            return None
+        measure = settings.limits.exceeded(bundle)
+        if measure is None:
+            self._hits.pop(name, None)
+            self._refuse(name, _No("it exceeds no limit"))
+            return None
+        self._hits[name] = hits = self._hits_before.get(name, 0) + 1
+        if hits <= settings.hits_threshold:
+            self._refuse(name, _No(f"it carries {measure}, for {hits} rounds; it is split after {settings.hits_threshold} rounds of that"))
+            return None
+        return _Due(bundle, place, measure, settings.limits.fullest(bundle).share)
+
+    def decide(self, due: _Due) -> None:
+        """Split a bundle that is due, or say why not."""
+        name, namespace = due.bundle.bundle, due.place.namespace
+        no = self._why_not_now(due)
+        cuts = self._cuts(due) if no is None else no
+        if isinstance(cuts, _No):
+            self._refuse(name, _No(f"it carries {due.measure}, but {cuts.reason}", cuts.is_failure))
+            return
+        self.splits.append(
+            SplitDecision(
+                bundle=name,
+                source=self._snapshot.broker,
+                cuts=cuts or None,
+                excess=due.measure.excess,
+                reason=f"it carries {due.measure}, for {self._hits.pop(name)} rounds",
+            )
+        )
+        self._added[namespace] += max(len(cuts), 1)
+
+    def _refuse(self, name: str, no: _No) -> None:
+        self._noes[name] = no
+        self._failures += no.is_failure
+
+    def _why_unfit(self, bundle: BundleTraffic) -> _No | None:
+        """Why a bundle cannot be split, whatever it carries."""
+        exact = self._settings.pulsar_exact
+        # Without topics it is made of keys, which nobody counts. Pulsar serves topics only.
+        if bundle.topics == 1 or (exact and bundle.topics < 1):
+            return _No("there are not two topics to divide")
+        if bundle.bundle in self._snapshot.not_owned:
+            return _No(f"{self._snapshot.broker} does not own it")
+        if exact:
+            return None
+        if bundle.bundle in self._snapshot.splitting:
+            return _No("it is being split already")
+        fault = fault_of_bundle(bundle)
+        return None if fault is None else _No(f"{fault}, which is not believed", is_failure=True)
+
+    def _why_not_now(self, due: _Due) -> _No | None:
+        """What of the other bundles is in the way of a split."""
+        settings, namespace = self._settings, due.place.namespace
+        count = self._snapshot.bundle_counts.get(namespace)
+        if count is None:
+            return _No(f"it is not known how many bundles {namespace} has", is_failure=True)
+        if count + self._added[namespace] >= settings.bundles_max:
+            return _No(f"{namespace} has {count + self._added[namespace]} bundles, and no more than {settings.bundles_max} are made")
+        overlaps = _overlaps_like_pulsar if settings.pulsar_exact else _overlaps
+        under_way = (*self._splitting, *(() if settings.pulsar_exact else (split.bundle for split in self.splits)))
+        rival = next((name for name in under_way if overlaps(due.bundle.bundle, name)), None)
+        if rival is not None:
+            return _No(f"{rival}, which it overlaps, is being split")
+        if len(self.splits) == settings.splits_max:
+            return _No(f"{settings.splits_max} others carry even more, and its turn comes in another round")
+        return None
+
+    def _cuts(self, due: _Due) -> tuple[int, ...] | _No:
+        """Where to cut; nothing if that is left to the service."""
+        find_cuts, place = self._snapshot.find_cuts, due.place
+        if find_cuts is None:
+            return ()
+        try:
+            cuts = tuple(find_cuts(due.bundle))
+            check_cuts(place.low, place.high, cuts)
+        except EquipoiseError as error:
+            return _No(f"it cannot be told where to cut it: {error}", is_failure=True)
+        if not cuts:
+            return _No("there is no place to cut it", is_failure=True)
+        if self._settings.pulsar_exact:
+            return cuts if len(cuts) == 1 else _No("Pulsar's split has two parts", is_failure=True)
+        namespace = place.namespace
+        count = self._snapshot.bundle_counts[namespace] + self._added[namespace] + len(cuts)
+        if count > self._settings.bundles_max:
+            return _No(f"{namespace} would have {count} bundles, and no more than {self._settings.bundles_max} are made")
+        return cuts
+
+
+def _place(name: str) -> BundleName | _No:
+    """A bundle's name taken apart, if a cut could lie inside its range."""
+    try:
+        place = parse_bundle(name)
+    except InvalidName as error:
+        return _No(str(error), is_failure=True)
+    return place if place.high - place.low > 1 else _No("its range is too narrow to be cut", is_failure=True)
+
+
+def _overlaps(bundle: str, splitting: str) -> bool:
+    """Whether two bundles of one namespace hold a point in common."""
+    namespace, low, high = parse_bundle(bundle)
+    other = parse_bundle(splitting)
+    return namespace == other.namespace and low < other.high and other.low < high
+
+
+def _overlaps_like_pulsar(bundle: str, splitting: str) -> bool:
+    """Whether the ranges begin or end alike, as texts; of all namespaces, too, whose names only begin with the bundle's."""
+    namespace, _, range_ = bundle.rpartition("/")
+    low, _, high = range_.partition("_")
+    other = splitting.rpartition("/")[2]
+    return splitting.startswith(namespace) and (other.startswith(low) or other.endswith(high))

@@ -1,0 +1,102 @@
+"""What one bundle may carry: beyond a limit it is split, and far below all of them two neighbours are merged.
+
+May live here: the limits, what a bundle carries beside them, and which figures are no figures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from enum import StrEnum
+from typing import Final, NamedTuple
+
+from equipoise.brokers.errors import InvalidSetting
+from equipoise.shedder.loads import FIGURE_MAX, RATES, BundleTraffic, fault_among
+
+MIB: Final = 1_048_576
+
+# What is open in a bundle, by the names of `BundleTraffic`.
+_COUNTS: Final = ("topics", "consumers", "producers")
+
+
+class Excess(StrEnum):
+    """What a bundle has too much of, by the name that Pulsar's decisions and counters give it."""
+
+    TOPICS = "Topics"
+    SESSIONS = "Sessions"
+    MESSAGES = "MsgRate"
+    BYTES = "Bandwidth"
+
+
+_UNITS: Final = {Excess.TOPICS: "topics", Excess.SESSIONS: "sessions", Excess.MESSAGES: "messages/s", Excess.BYTES: "bytes/s"}
+
+
+class Measure(NamedTuple):
+    """One thing that a bundle carries, beside the limit of it."""
+
+    excess: Excess
+    carried: float
+    limit: float
+
+    @property
+    def is_exceeded(self) -> bool:
+        """Whether the bundle carries more than the limit; just as much is in order."""
+        return self.carried > self.limit
+
+    @property
+    def share(self) -> float:
+        """What part of the limit is used."""
+        return self.carried / self.limit
+
+    def __str__(self) -> str:
+        unit = _UNITS[self.excess]
+        return f"{self.carried:,.0f} {unit}, where {self.limit:,.0f} {unit} are the limit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleLimits:
+    """What a bundle may carry, both ways together; Pulsar's `loadBalancerNamespaceBundleMax...` and their defaults.
+
+    Sessions are consumers and producers; None: any number of them. Raises `InvalidSetting` for a limit that is not above 0.
+    """
+
+    topics_max: int = 1_000
+    sessions_max: int | None = 1_000
+    messages_per_second_max: float = 30_000
+    bytes_per_second_max: float = 100 * MIB
+
+    def __post_init__(self) -> None:
+        for limit in fields(self):
+            value = getattr(self, limit.name)
+            if value is not None and not 0 < value <= FIGURE_MAX:
+                raise InvalidSetting(setting=limit.name, value=value, expected=f"above 0, and at most {FIGURE_MAX:g}")
+
+    def measures(self, *bundles: BundleTraffic) -> Iterator[Measure]:
+        """All that is limited, in the order in which Pulsar asks for it, of bundles together."""
+        yield Measure(Excess.TOPICS, sum(bundle.topics for bundle in bundles), self.topics_max)
+        if self.sessions_max is not None:
+            yield Measure(Excess.SESSIONS, sum(bundle.consumers + bundle.producers for bundle in bundles), self.sessions_max)
+        yield Measure(Excess.MESSAGES, sum(bundle.traffic.messages_per_second for bundle in bundles), self.messages_per_second_max)
+        yield Measure(Excess.BYTES, sum(bundle.traffic.bytes_per_second for bundle in bundles), self.bytes_per_second_max)
+
+    def exceeded(self, bundle: BundleTraffic) -> Measure | None:
+        """The first limit that a bundle exceeds; None if it exceeds none."""
+        return next((measure for measure in self.measures(bundle) if measure.is_exceeded), None)
+
+    def fullest(self, *bundles: BundleTraffic) -> Measure:
+        """Of all that is limited, what bundles together use most of; of equals the first."""
+        return max(self.measures(*bundles), key=lambda measure: measure.share)
+
+
+def check_at_least(settings: object, least: Mapping[str, int]) -> None:
+    """Raise `InvalidSetting` for the first setting that is below the least that it may be."""
+    for setting, bound in least.items():
+        value = getattr(settings, setting)
+        if value < bound:
+            raise InvalidSetting(setting=setting, value=value, expected=f"at least {bound}")
+
+
+def fault_of_bundle(bundle: BundleTraffic) -> str | None:
+    """The first figure that no bundle can have, told for people: not a number, negative, or absurd; None if there is none."""
+    fault = fault_among(bundle.traffic, RATES) or fault_among(bundle, _COUNTS)
+    return None if fault is None else f"it has {fault}"

@@ -1,0 +1,220 @@
+"""`equipoise balancing`: balancing on or off, and its settings, as they stand on the channel.
+
+May live here: the commands of this group, and the fold that tells who changed what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+
+from equipoise.brokers.agent.intents import SetSettings
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.setting_values import CHOICES, SETTINGS, spelled, value_in
+from equipoise.brokers.balancing.settings.settings_records import (
+    KEY,
+    Changed,
+    Changes,
+    SettingsChange,
+    change_in,
+    changed_by,
+    check_changes,
+    differences,
+    document_of,
+    problems_in,
+    settings_in,
+    settings_of,
+)
+from equipoise.brokers.cli import broker_conf
+from equipoise.brokers.cli.commands.broker import pairs
+from equipoise.brokers.cli.moments import time_of
+from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, reading, unread, writing
+from equipoise.brokers.cli.outcome import ExitCode, group
+from equipoise.brokers.cli.output import Row, counted, print_json, print_line, print_rows
+from equipoise.brokers.operations import moving
+from equipoise.brokers.operations.access import Access, folded_to_end
+from equipoise.channel.core.reader import Folded
+
+app = group("Turn balancing on or off, and change its settings.")
+
+DEFAULTS: Final = BalancingSettings()
+
+_FIELD_CHARACTERS: Final = max(len(name.partition(".")[2]) for name in SETTINGS)
+_VALUE_CHARACTERS: Final = max(len(choice) for choices in CHOICES.values() for choice in choices)
+
+_ENABLED: Final = "balancing.enabled"
+_HISTORY_COLUMNS: Final = ("offset", "time", "by", "setting", "before", "after")
+
+
+@app.command()
+def on(*, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """Turn balancing on."""
+    _change(log, admin, timeout, {_ENABLED: True}, as_json=as_json)
+
+
+@app.command()
+def off(*, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """Turn balancing off.
+
+    Nothing is moved, split or merged by itself any more; what is under way ends, and bundles without an owner still get one.
+    """
+    _change(log, admin, timeout, {_ENABLED: False}, as_json=as_json)
+
+
+@app.command("set")
+def set_settings(
+    changes: Annotated[
+        list[str], typer.Argument(metavar="NAME=VALUE...", help="Such as transfer.target_deviation=0.1.", show_default=False)
+    ],
+    *,
+    log: LogOption,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Set settings on the channel, for all brokers at once and at run time.
+
+    All of them are set, or none. `none` stands for no limit, and namespaces are written with commas between them.
+    """
+    _change(log, admin, timeout, dict(pairs("balancing set", changes)), as_json=as_json)
+
+
+@app.command()
+def unset(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Such as transfer.target_deviation.", show_default=False)],
+    *,
+    log: LogOption,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Take settings off the channel: each broker goes by its own again, or by the default."""
+    _change(log, admin, timeout, dict.fromkeys(names), as_json=as_json)
+
+
+def _change(log: str, admin: str | None, timeout: int, changes: Changes, *, as_json: bool) -> None:
+    with writing(log, admin, timeout) as access:
+        check_changes(access.view, changes)
+        accepted = moving.request(access, SetSettings(changes=changes, changed_by=access.publisher))
+    change = change_in(accepted)
+    assert change is not None, "what was accepted is this record"
+    if as_json:
+        print_json(change.document)
+        return
+    print_line(f"accepted at offset {accepted.offset}: {counted(len(change.made), 'setting')} changed")
+    for one in change.made:
+        print_line(str(one))
+
+
+@app.command()
+def show(
+    *,
+    log: LogOption,
+    everything: Annotated[
+        bool, typer.Option("--all", help="All settings, and who set each and at which offset, as far as the log still tells.")
+    ] = False,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the settings that the channel holds.
+
+    Where it says nothing, a broker goes by what it was started with, and else by the default.
+    """
+    latest: dict[str, SettingsChange] = {}
+    with unread(log, timeout) if everything else reading(log, timeout) as access:
+        for _, change in _history(access) if everything else ():
+            latest |= {one.setting: change for one in change.made}
+        view = access.view
+    document, settings, entry = document_of(view), settings_in(view, DEFAULTS), view.policies.get(KEY)
+    held = settings_of(document)
+    rows = [
+        {
+            "setting": name,
+            "value": spelled(value_in(settings, name)),
+            "default": spelled(setting.default),
+            "is_set": name in held,
+            "by": latest[name].by if name in held and name in latest else None,
+            "offset": latest[name].offset if name in held and name in latest else None,
+        }
+        for name, setting in SETTINGS.items()
+        if everything or name in held
+    ]
+    problems = problems_in(view, DEFAULTS)
+    last = None if entry is None else {"offset": entry.last, "by": changed_by(document)}
+    if as_json:
+        print_json({"settings": rows, "changed": last, "problems": list(problems)})
+        return
+    if everything:
+        for line in _grouped(rows):
+            print_line(line)
+    else:
+        nothing = "the channel holds no settings: each broker goes by what it was started with, or by the default"
+        print_rows(rows, columns=("setting", "value", "default"), as_json=False, nothing=nothing)
+    for problem in problems:
+        print_line(f"cannot be read: {problem}", color=typer.colors.RED)
+    if last is not None:
+        print_line(f"last changed at offset {last['offset']}" + (f" by {last['by']}" if last["by"] else ""))
+
+
+@app.command()
+def history(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """Show who changed which setting, and what it was, as far back as the log goes."""
+    with unread(log, timeout) as access:
+        beginning, began_with = access.view.offset, document_of(access.view)
+        changes = tuple(_history(access))
+    rows: list[Row] = [
+        {"offset": change.offset, "time": time_of(folded), "by": change.by, **_row(one)}
+        for folded, change in changes
+        for one in change.made
+    ]
+    if began_with:
+        before = {"offset": beginning, "time": "", "by": changed_by(began_with)}
+        rows = [{**before, **_row(one)} for one in differences({}, began_with)] + rows
+    print_rows(rows, columns=_HISTORY_COLUMNS, as_json=as_json, nothing="no setting was ever changed")
+
+
+@app.command()
+def read(
+    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="A broker.conf of Pulsar.", show_default=False)],
+    *,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a broker would take of a broker.conf, and start nothing.
+
+    What has no meaning here is told with the reason. Exit code 1 if something was not understood.
+    """
+    conf = broker_conf.read_broker_conf(file)
+    if as_json:
+        print_json(broker_conf.document_of(conf))
+    else:
+        broker_conf.print_entries(conf)
+    if conf.read.not_understood:
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+def _grouped(rows: Iterable[Row]) -> Iterator[str]:
+    """All settings below their groups, a line each; beside the value the default, if that is another, and who set it."""
+    group = ""
+    for row in rows:
+        above, _, field = str(row["setting"]).partition(".")
+        if above != group:
+            group = above
+            yield group
+        default = f"default {row['default']}" if row["value"] != row["default"] else ""
+        by = f"set by {row['by']} at offset {row['offset']}" if row["by"] is not None else "set" if row["is_set"] else ""
+        yield f"  {field:<{_FIELD_CHARACTERS}}  {row['value']!s:<{_VALUE_CHARACTERS}}  {'; '.join(filter(None, (default, by)))}".rstrip()
+
+
+def _history(access: Access) -> Iterator[tuple[Folded, SettingsChange]]:
+    """All changes on the log that are not folded yet, in order."""
+    for folded in folded_to_end(access):
+        change = change_in(folded)
+        if change is not None:
+            yield folded, change
+
+
+def _row(one: Changed) -> Row:
+    return {"setting": one.setting, "before": one.before, "after": one.after}

@@ -1,0 +1,109 @@
+"""`equipoise bundles`: how bundles are, who serves a key, and the end of a move that is not wanted any more.
+
+May live here: the commands of this group.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from equipoise.brokers.agent.requested_moves import owner_of
+from equipoise.brokers.balancing.moves import KIND_OF_PHASE
+from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, reading, writing
+from equipoise.brokers.cli.outcome import ExitCode, group
+from equipoise.brokers.cli.output import print_document, print_fact, print_rows
+from equipoise.brokers.cli.rows import BUNDLE_COLUMNS, bundle_row
+from equipoise.brokers.operations import moving
+from equipoise.channel.core.entries import BundleChanged
+from equipoise.channel.core.ranges import key_hash
+
+app = group("Look at bundles and their owners; call off moves.")
+
+BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="TENANT/NAMESPACE/0x00000000_0x40000000", show_default=False)]
+
+
+@app.command("list")
+def list_bundles(
+    namespace: Annotated[str | None, typer.Argument(metavar="TENANT/NAMESPACE", help="Only those of this one.", show_default=False)] = None,
+    *,
+    log: LogOption,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """List bundles in order of the hash space."""
+    with reading(log, timeout) as access:
+        names = sorted(access.view.namespaces) if namespace is None else [access.namespace(namespace)]
+        rows = [bundle_row(access.view, bundle) for name in names for bundle in access.view.bundles_of(name)]
+    print_rows(rows, columns=BUNDLE_COLUMNS, as_json=as_json, nothing="there is no bundle")
+
+
+@app.command()
+def show(bundle: BundleArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """Show all that the channel knows of one bundle.
+
+    Its history is told by `equipoise channel why`.
+    """
+    with reading(log, timeout) as access:
+        document = bundle_row(access.view, access.bundle(bundle))
+    print_document(document, as_json=as_json)
+
+
+@app.command()
+def owner(
+    namespace: Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", show_default=False)],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="A key of the service, or the full name of a topic.", show_default=False)],
+    *,
+    log: LogOption,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which broker serves a key.
+
+    That is what the channel says; a broker that has just died may still be named. Exit code 3: nobody at this moment.
+    """
+    point = key_hash(key)
+    with reading(log, timeout) as access:
+        bundle = access.view.bundle_at(access.namespace(namespace), point)
+        assert bundle is not None, "the bundles of a namespace cover every point"
+        server = None if bundle.server is None else access.view.live[bundle.server]
+    document = {
+        "key": key,
+        "point": f"0x{point:08x}",
+        "bundle": bundle.name,
+        "state": bundle.state,
+        "token": bundle.token,
+        "broker": None if server is None else server.broker,
+        "addresses": {} if server is None else dict(server.joined.addresses),
+    }
+    if server is None:
+        sentence = f"nobody at this moment: {bundle.name}, which holds it, is {bundle.state}"
+    else:
+        sentence = (
+            f"{server.broker} at {server.joined.addresses.get('http', 'no HTTP address')}, in {bundle.name} with token {bundle.token}"
+        )
+    print_fact(sentence, document, as_json=as_json)
+    if server is None:
+        raise typer.Exit(ExitCode.UNAVAILABLE)
+
+
+@app.command()
+def cancel(
+    bundle: BundleArgument, *, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
+    """Call off a transfer or a split that has not happened.
+
+    Who serves the bundle goes on with it, under the same fencing token. It is refused once the bundle is being let go of, and
+    where nothing moves. Not in Pulsar.
+    """
+    with writing(log, admin, timeout) as access:
+        accepted = moving.call_off(access, access.bundle(bundle).name)
+        change = accepted.verdict.changes[0]
+        assert isinstance(change, BundleChanged), "a transition changes its bundle"
+        before, after = change.before, change.after
+        assert before is not None, "a move is of a bundle that was there"
+        assert after is not None, "and it goes on"
+        kind, owner = KIND_OF_PHASE[before.phase].value, owner_of(access.view, after)
+    sentence = f"accepted at offset {accepted.offset}: the {kind} of {bundle} is called off; {owner} owns it, token {after.token}"
+    print_fact(sentence, {"offset": accepted.offset, "bundle": bundle, "move": kind, "owner": owner, "token": after.token}, as_json=as_json)

@@ -1,0 +1,232 @@
+"""`equipoise channel export`, `import` and `copy`: a channel carried to a file, from a file, and to another log.
+
+May live here: these three commands. What they do is told in `compaction.exporting`, `compaction.importing` and
+`compaction.copying`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
+from typing import Annotated, BinaryIO, Final
+
+import typer
+
+from equipoise.brokers.cli.options import (
+    TIMEOUT_S,
+    AsOption,
+    ErrorsAsJsonOption,
+    JsonOption,
+    LogOption,
+    TimeoutOption,
+    handle,
+    publisher,
+    shared,
+)
+from equipoise.brokers.cli.outcome import output_failed
+from equipoise.brokers.cli.output import counted, print_fact
+from equipoise.brokers.cli.progress import progress
+from equipoise.channel.core.log import Log
+from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.channel.log.open_log import log_path
+from equipoise.channel.system.deadline import Deadline
+
+_STREAM: Final = "-"
+
+FromUrlArgument = Annotated[
+    str, typer.Argument(metavar="FROM_URL", help="The log that all brokers of the cluster shared so far.", show_default=False)
+]
+ToUrlArgument = Annotated[str, typer.Argument(metavar="TO_URL", help="The new log; nothing may be there yet.", show_default=False)]
+
+
+class ExportFormat(StrEnum):
+    """How records are exported."""
+
+    JSONL = "jsonl"
+
+
+def export(
+    file: Annotated[
+        str, typer.Argument(metavar="[FILE]", help="A new file; compressed if it ends in .zst.  [default: standard output]")
+    ] = _STREAM,
+    *,
+    log: LogOption,
+    form: Annotated[ExportFormat, typer.Option("--format", help="One JSON object a line.")] = ExportFormat.JSONL,
+    start: Annotated[int, typer.Option("--from", min=0, max=INTEGER_MAX, metavar="OFFSET", help="Only entries from this offset on.")] = 0,
+    zstd: Annotated[bool, typer.Option("--zstd", help="Compress it, whatever its name.")] = False,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: ErrorsAsJsonOption = False,
+) -> None:
+    """Export every record and the verdict on it, as lines of JSON.
+
+    Every byte of the log can be had back from it by `import`; only of a part (--from) it cannot.
+    """
+    from equipoise.compaction.compressed import is_compressed, written
+    from equipoise.compaction.exporting import exported
+
+    assert form is ExportFormat.JSONL, "there is no other form"
+    del as_json  # What is printed is JSON without it.
+    check = partial(Deadline.after(timeout_ms=timeout * 1_000).check, f"the export of {log}")
+    with handle(log) as exported_log, progress("exporting") as watch:
+        lines = exported(exported_log, first=start, check=check, progress=watch)
+        with _written(file) as raw, written(raw, compressed=zstd or is_compressed(file)) as stream:
+            for line in lines:
+                stream.write(line)
+
+
+def import_export(
+    file: Annotated[str, typer.Argument(metavar="FILE", help="An export, compressed or not; - is the standard input.", show_default=False)],
+    to: ToUrlArgument,
+    *,
+    ahead: Annotated[
+        int | None,
+        typer.Option("--ahead", min=0, max=INTEGER_MAX // 4, metavar="OFFSETS", help="Left out above its end.  [default: 1,000,000,000]"),
+    ] = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a new log of an export.
+
+    All its digests are checked on the way. On SQLite it is the same log, offset for offset; on Kafka a copy of the channel as it
+    stood at the end. Offsets then go on far above: what was appended after the export was made is not in it, and no token may
+    be issued twice.
+    """
+    from equipoise.compaction.compressed import lines
+    from equipoise.compaction.importing import AHEAD, import_to
+
+    with _read(file) as raw, progress("importing") as watch:
+        imported = import_to(
+            shared(to),
+            lines(raw),
+            file=file,
+            deadline=Deadline.after(timeout_ms=timeout * 1_000),
+            ahead=AHEAD if ahead is None else ahead,
+            progress=watch,
+        )
+    how = "the same log" if imported.same else f"a copy of the channel, whose offsets go on above {imported.base}"
+    what = f"{counted(imported.entries, 'record')} up to offset {imported.offset}, digest {imported.digest}"
+    sentence = f"imported {file} to {to}: {what}; it is {how}"
+    print_fact(sentence, {"to": to, **asdict(imported)}, as_json=as_json)
+
+
+def copy(
+    source: FromUrlArgument,
+    to: ToUrlArgument,
+    *,
+    again: Annotated[bool, typer.Option("--again", help="The log was closed by a copy that was not finished.")] = False,
+    other_is_lost: Annotated[
+        bool, typer.Option("--other-is-lost", help="With --again: the log that it was closed for is lost for good; copy it to another one.")
+    ] = False,
+    name: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Copy a channel to another log, and close the old one.
+
+    So a cluster grows from SQLite to Kafka, or goes back. Stop all brokers first. One that looks alive is waited for, and the
+    copy is refused if it says anything. Then start the brokers on the new log: they find the same namespaces, bundles and
+    policies, and each token they get is above all old ones.
+    """
+    from equipoise.compaction.copying import copy as copy_channel
+
+    deadline = Deadline.after(timeout_ms=timeout * 1_000)
+    with handle(source) as old, _target(to) as (new, name_target), progress("reading the old log") as watch:
+        done = copy_channel(
+            old,
+            new,
+            publisher=publisher(name),
+            deadline=deadline,
+            again=again,
+            other_is_lost=other_is_lost,
+            name_target=name_target,
+            progress=watch,
+        )
+    held = f"{counted(done.namespaces, 'namespace')}, {counted(done.bundles, 'bundle')}, {counted(done.brokers, 'broker')}"
+    buried = f"; declared down, because silent: {', '.join(done.buried)}" if done.buried else ""
+    only = "; let brokers work on one copy only" if other_is_lost else ""
+    sentence = f"copied cluster {done.cluster} to {to}: {held}, above offset {done.base}; {source} is closed{buried}{only}"
+    print_fact(sentence, {"from": source, "to": to, **asdict(done), "digest": f"0x{done.digest:016x}"}, as_json=as_json)
+
+
+@contextmanager
+def _target(url: str) -> Iterator[tuple[Log, Callable[[], Log] | None]]:
+    """The log that is copied to: one that is there, or a new one, and how that gets its name, without which nothing is left of it."""
+    from equipoise.compaction.importing import made_aside
+
+    path = log_path(shared(url))
+    if path is None or os.path.lexists(path):
+        with handle(url, create=True) as log:
+            yield log, None
+    else:
+        with made_aside(url) as aside:
+            yield aside.log, aside.named
+
+
+def _path(file: str) -> Path:
+    path = Path(file)
+    try:
+        os.fsencode(path)
+        is_there = path.is_file()
+    except (OSError, ValueError) as error:
+        raise typer.BadParameter(f"{file!r:.200} is no file: {error}") from error
+    if not path.name or (path.exists() and not is_there):
+        raise typer.BadParameter(f"{file!r} is no file")
+    return path
+
+
+@contextmanager
+def _read(file: str) -> Iterator[BinaryIO]:
+    """The standard input, or a file that is there."""
+    if file == _STREAM:
+        yield sys.stdin.buffer
+        return
+    path = _path(file)
+    if not path.exists():
+        raise typer.BadParameter(f"there is no file {file}")
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error.strerror}") from error
+    with stream:
+        yield stream
+
+
+@contextmanager
+def _written(file: str) -> Iterator[BinaryIO]:
+    """The standard output, or a file that bears its name once it is whole; nothing is left of an export that failed.
+
+    Raises `OutputFailed`.
+    """
+    if file == _STREAM:
+        yield sys.stdout.buffer
+        return
+    path = _path(file)
+    _check_free(path, file)
+    if not path.parent.is_dir():
+        raise typer.BadParameter(f"there is no folder {path.parent}")
+    part = path.with_name(f"{path.name}.{os.getpid()}.part")  # Of its own, for another export to the same file may be under way.
+    try:
+        with part.open("wb") as stream:
+            try:
+                yield stream
+                stream.flush()
+                os.fsync(stream.fileno())
+                _check_free(path, file)
+            except BaseException:
+                part.unlink()
+                raise
+        part.replace(path)
+    except OSError as error:
+        raise output_failed(file, error) from error
+
+
+def _check_free(path: Path, file: str) -> None:
+    """Raise `typer.BadParameter` if there is such a file."""
+    if path.exists():
+        raise typer.BadParameter(f"there is a file {file}, which may be a backup; remove it, or name another one")

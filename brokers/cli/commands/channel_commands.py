@@ -1,0 +1,262 @@
+"""`equipoise channel`: read the log as it is, record by record; ask why a bundle is where it is; and check all of it.
+
+May live here: the commands of this group that read records one by one, and times of day; the others come from `time_travel`,
+`carrying` and `compact_command`. Records are put into words by `channel.inspect.story`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
+
+from equipoise.brokers.cli.commands.bundles import BundleArgument
+from equipoise.brokers.cli.commands.carrying import copy, export, import_export
+from equipoise.brokers.cli.commands.compact_command import compact
+from equipoise.brokers.cli.commands.history import entries, gone, unknown_offset
+from equipoise.brokers.cli.commands.time_travel import at, diff
+from equipoise.brokers.cli.moments import TIME_CHARACTERS, TimeCommand, time_of
+from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, handle, unread
+from equipoise.brokers.cli.outcome import ExitCode, group, print_error
+from equipoise.brokers.cli.output import print_document, print_json, print_line
+from equipoise.brokers.cli.progress import progress
+from equipoise.brokers.errors import UnknownBundle
+from equipoise.brokers.operations.access import folded_to_end, follow
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.entries import BundleChanged
+from equipoise.channel.core.errors import LogClosed
+from equipoise.channel.core.ranges import BundleName, parse_bundle
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import INTEGER_MAX, QUIET_REASONS, Renewed
+from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import Names, as_document, describe, ending_of, standing, story_of
+from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.stop_signals import hear_interrupts
+
+if TYPE_CHECKING:
+    from equipoise.channel.inspect.findings import Findings
+
+app = group("Read the log, tell a bundle's story, check everything.")
+
+LINES_BY_DEFAULT: Final = 20
+_LINES_MAX: Final = 1_000_000
+"""Lines that are kept while the end is looked for: 200 MB of them."""
+
+CHANGES_SHOWN_MAX: Final = 100
+"""Bundles of one record that people are shown: the creation of a namespace changes up to 65,536."""
+
+OffsetArgument = Annotated[int, typer.Argument(min=0, max=INTEGER_MAX, metavar="OFFSET", show_default=False)]
+
+_BEGINNING: Final = ", from where the fold began"
+
+
+@app.command()
+def tail(
+    *,
+    log: LogOption,
+    follows: Annotated[bool, typer.Option("--follow", "-f", help="Go on with what is appended from now on, until Ctrl-C.")] = False,
+    start: Annotated[
+        int | None,
+        typer.Option(
+            "--from", min=0, max=INTEGER_MAX, metavar="OFFSET", help="All from this offset on, not the last few.", show_default=False
+        ),
+    ] = None,
+    lines: Annotated[int, typer.Option("--lines", "-n", min=0, max=_LINES_MAX, help="How many of the last records.")] = LINES_BY_DEFAULT,
+    renewals: Annotated[bool, typer.Option("--renewals", help="Show accepted renewals too.")] = False,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the newest records and the verdicts on them.
+
+    Accepted renewals are left out: they are nine tenths of a quiet channel.
+    """
+    if follows:
+        hear_interrupts()
+    with unread(log, timeout) as access:
+        if start is not None and access.view.offset >= start:
+            raise gone(access, f"offset {start}")
+        names = Names(access.view)
+
+        def lines_of(records: Iterable[Folded | None]) -> Iterator[_Line]:
+            for folded in records:
+                if folded is not None:
+                    names.learn(folded)
+                    if folded.offset >= (start or 0) and (renewals or not _is_quiet_renewal(folded)):
+                        yield _Line(folded=folded, lines=(describe(folded, access.view, names),))
+
+        def jumped(jump: Jump) -> None:
+            nonlocal names
+            names = Names(access.view)
+            _show_jump(jump, as_json=as_json)
+
+        there = lines_of(folded_to_end(access))
+        for line in deque(there, maxlen=lines) if start is None else there:
+            line.show(as_json=as_json)
+        if start and start > access.view.offset + follows:  # Who follows may begin with what comes next.
+            raise unknown_offset(access, start)
+        news = follow(access, outage=lambda error: print_error(error, as_json=as_json), jumped=jumped)
+        for line in lines_of(news) if follows else ():
+            line.show(as_json=as_json)
+
+
+@app.command()
+def show(offset: OffsetArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """Show one record, its verdict, and what it changed."""
+    with unread(log, timeout) as access:
+        if access.view.offset >= offset:
+            raise gone(access, f"offset {offset}")
+        names = Names(access.view)
+        for folded in folded_to_end(access):
+            names.learn(folded)
+            if folded.offset >= offset:
+                break
+        else:
+            raise unknown_offset(access, offset)
+        if folded.offset != offset:
+            raise unknown_offset(access, offset)
+        line = _Line(folded=folded, lines=(describe(folded, access.view, names), *_changes(folded, names)))
+    if as_json:
+        line.show(as_json=True)
+        return
+    print_line(line.lines[0], color=line.color)
+    fields = as_document(folded, ())["record"]
+    if isinstance(fields, dict):
+        print_document(fields, as_json=False)
+    for change in line.lines[1 : CHANGES_SHOWN_MAX + 1]:
+        print_line(change)
+
+
+@app.command()
+def why(bundle: BundleArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """Tell a bundle's whole story.
+
+    It goes back through splits and merges, and tells of the proposals that were rejected, too, and why. Where the log's beginning
+    was compacted, or stands on the log that this one is a copy of, it begins with how the bundle stood then.
+    """
+    name = parse_bundle(bundle)
+    with unread(log, timeout) as access:
+        names = Names(access.view)
+        has_story = _tell_beginning(name, access.view, names, as_json=as_json)
+        with suppress(LogClosed):
+            for told in story_of(name, access.reader, names, entries(access)):
+                has_story = True
+                _Line(folded=told.folded, lines=told.lines).show(as_json=as_json)
+        if not has_story:
+            raise UnknownBundle(bundle=bundle)
+        ending = ending_of(name, access.view, names)
+    if as_json:
+        print_json({"ending": ending})
+    for line in () if as_json else ending:
+        print_line(f"now {line}")
+
+
+@app.command("verify")
+def verify_channel(
+    *,
+    log: LogOption,
+    cluster: Annotated[str | None, typer.Option(metavar="NAME", help="The cluster that the log should be of.", show_default=False)] = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Fold all again, and check everything.
+
+    The storage, the twin and the floor, each record, each digest that a broker wrote, and each invariant. Exit code 1: something was
+    found.
+    """
+    from equipoise.channel.inspect.verify import verify
+
+    check = partial(Deadline.after(timeout_ms=timeout * 1_000).check, f"the audit of {log}")
+    with handle(log) as audited, progress("verifying", unit="offsets") as watch:
+        findings = verify(audited, cluster=cluster, check=check, progress=watch)
+    if as_json:
+        print_json({**asdict(findings), "in_order": findings.in_order})
+    else:
+        _print_findings(findings)
+    if not findings.in_order:
+        raise typer.Exit(ExitCode.REFUSED)
+
+
+app.command("at", cls=TimeCommand)(at)
+app.command("diff", cls=TimeCommand)(diff)
+app.command("export")(export)
+app.command("import")(import_export)
+app.command("copy")(copy)
+app.command("compact")(compact)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Line:
+    """A record as it is told: what `describe` says, and what else there is to say of it."""
+
+    folded: Folded
+    lines: tuple[str, ...]
+
+    @property
+    def color(self) -> str | None:
+        """A race lost is normal; any other rejection is for somebody to look at."""
+        reason = self.folded.verdict.reason
+        return None if reason is None else typer.colors.YELLOW if reason in QUIET_REASONS else typer.colors.RED
+
+    def show(self, *, as_json: bool) -> None:
+        """Print it, at the time that its author gave it."""
+        if as_json:
+            print_json(as_document(self.folded, self.lines))
+            return
+        print_line(f"{time_of(self.folded):{TIME_CHARACTERS}}  {self.lines[0]}", color=self.color)
+        for line in self.lines[1:]:
+            print_line(f"{'':{TIME_CHARACTERS}}    {line}")
+
+
+def _tell_beginning(bundle: BundleName, view: View, names: Names, *, as_json: bool) -> bool:
+    """How a bundle stood where the story begins, if that is not where the channel began; whether there was anything to tell."""
+    if view.genesis is None or bundle.namespace not in view.namespaces:
+        return False
+    beginning = ending_of(bundle, view, names)
+    if as_json:
+        print_json({"known_from": view.offset, "beginning": beginning})
+        return True
+    print_line(f"the story begins after offset {view.offset}: what was before is not on this log")
+    for line in beginning:
+        print_line(f"then {line}")
+    return True
+
+
+def _show_jump(jump: Jump, *, as_json: bool) -> None:
+    """Tell that records are left out here: who follows was stopped for so long that they were compacted meanwhile."""
+    if as_json:
+        print_json({"jumped_from": jump.before, "jumped_to": jump.offset})
+    else:
+        print_line(f"what stood between offsets {jump.before} and {jump.offset} has been compacted, and is left out")
+
+
+def _is_quiet_renewal(folded: Folded) -> bool:
+    return isinstance(folded.record, Renewed) and folded.verdict.accepted and not folded.verdict.diverged
+
+
+def _changes(folded: Folded, names: Names) -> list[str]:
+    """What a record made of each bundle that it changed."""
+    changes = [change for change in folded.verdict.changes if isinstance(change, BundleChanged)]
+    return [f"now {standing(change.after, names)}" if change.after is not None else f"gone is {change.name}" for change in changes]
+
+
+def _print_findings(findings: Findings) -> None:
+    rejected = ", ".join(f"{findings.rejected[reason]} {reason}" for reason in sorted(findings.rejected)) or "none"
+    print_line(f"{findings.records} records up to offset {findings.folded_to}: {findings.accepted} accepted; rejected: {rejected}")
+    print_line(f"digests of brokers that agree: {findings.agreements}")
+    if findings.twin_to is not None:
+        print_line(f"twin up to offset {findings.twin_to}" + (_BEGINNING if findings.from_twin else ""))
+    if findings.floor_to is not None:
+        print_line(f"floor at offset {findings.floor_to}" + (_BEGINNING if findings.from_floor else ""))
+    for finding in findings.findings:
+        where = f"offset {finding.first}" if finding.first == finding.last else f"offsets {finding.first} to {finding.last}"
+        suspects = f" (look at {', '.join(map(str, finding.suspects))})" if finding.suspects else ""
+        print_line(f"{where}: {finding.kind}: {finding.text}{suspects}", color=typer.colors.RED)
+    if findings.in_order:
+        print_line("all is in order", color=typer.colors.GREEN)
+    else:
+        print_line(f"findings: {findings.findings_count}", color=typer.colors.RED)

@@ -1,0 +1,78 @@
+"""`equipoise channel compact`: the log made short, by hand or by the broker that leads.
+
+May live here: this command. What it does is told in `compaction.compactor`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from equipoise.brokers.cli.options import JsonOption, LogOption, TimeoutOption, handle
+from equipoise.brokers.cli.output import counted, print_fact
+from equipoise.brokers.cli.progress import progress
+from equipoise.brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
+from equipoise.channel.system.deadline import Deadline
+from equipoise.compaction.bounds import COMPACT_S_MAX, WAIT_MS_MAX
+from equipoise.compaction.retention import RETAIN_BY_DEFAULT, parse_retention
+
+if TYPE_CHECKING:
+    from equipoise.compaction.compactor import Compacted
+
+
+def compact(
+    *,
+    log: LogOption,
+    retain: Annotated[
+        str,
+        typer.Option(
+            metavar="HOW_MUCH", help="What stays for those who look back: a time (7d, 12h), a size (64MiB), or offsets ('10000 offsets')."
+        ),
+    ] = RETAIN_BY_DEFAULT,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would be written and removed.")] = False,
+    cluster: Annotated[str | None, typer.Option(metavar="NAME", help="The cluster that the log should be of.", show_default=False)] = None,
+    timeout: TimeoutOption = COMPACT_S_MAX,
+    stop_on_eof: StopOnEofOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Make the log short, without changing what it comes to.
+
+    Its end is folded, what changed is written to the log's twin, from which readers then begin, and what stands before that is
+    removed, but for what --retain and the newest ten minutes keep. The broker that leads does the same by itself.
+    """
+    from equipoise.compaction.compactor import compact as compact_log
+
+    if stop_on_eof:
+        end_with_standard_input()
+    kept = parse_retention(retain)
+    deadline = Deadline.after(timeout_ms=timeout * 1_000)
+    with handle(log) as opened, progress("folding") as watch:
+        done = compact_log(
+            opened,
+            retain=kept,
+            timeout_ms=WAIT_MS_MAX,
+            cluster=cluster,
+            dry_run=dry_run,
+            check=lambda: deadline.check(f"the compaction of {log}"),
+            progress=watch,
+        )
+    print_fact(_sentence(log, done), {"log": log, **asdict(done)}, as_json=as_json)
+
+
+def _sentence(log: str, done: Compacted) -> str:
+    if done.horizon is None:
+        return f"no broker has begun {log}: there is nothing to compact"
+    writes, removes = ("would write", "would begin") if done.dry_run else ("wrote", "now begins")
+    written = f"{writes} {counted(done.rows, 'row')} and {counted(done.tombstones, 'tombstone')}" if done.rows or done.tombstones else None
+    what = written or ("the twin is up to date" if not done.records else f"{writes} the marker alone")
+    kept = (
+        f"the log {removes} at offset {done.start}, instead of {done.start_before}"
+        if done.start != done.start_before
+        else "nothing is removed: the newest ten minutes before the last record, and what --retain says, are kept"
+    )
+    held = f"; more is kept for the archive {done.held_by}, which has not read it" if done.held_by is not None else ""
+    lapsed = f"; nothing is kept any longer for {', '.join(done.lapsed)}, whose hold has lapsed" if done.lapsed else ""
+    clock = f"; the record at offset {done.ahead} has a time ahead of this machine's clock" if done.ahead is not None else ""
+    return f"folded {counted(done.records, 'record')} up to offset {done.horizon}; {what}; {kept}{held}{lapsed}{clock}"

@@ -1,0 +1,85 @@
+"""`equipoise decisions`: what balancing has decided, and why.
+
+May live here: the command, and how decisions are told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Annotated, Final
+
+import typer
+
+from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.cli.moments import told_ago, told_time
+from equipoise.brokers.cli.options import JsonOption, LogOption, handle
+from equipoise.brokers.cli.outcome import group
+from equipoise.brokers.cli.output import counted, print_json, print_line, print_wrapped
+from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.decision_log.spelling import document_of
+from equipoise.shedder.reported import told_percent
+
+app = group("See what balancing has decided, and why.")
+
+LIMIT: Final = 20
+LIMIT_MAX: Final = 10_000
+"""A document of a decision takes some kilobytes."""
+
+
+@app.command()
+def decisions(
+    *,
+    log: LogOption,
+    limit: Annotated[int, typer.Option("--limit", metavar="N", min=1, max=LIMIT_MAX, help="How many of the newest.")] = LIMIT,
+    as_json: JsonOption = False,
+) -> None:
+    """See what balancing has decided, and why.
+
+    The newest decisions, the oldest of them first: of the leader about moves, and of each broker about its splits and merges.
+    Rounds in which nothing moved are told, too.
+    """
+    with handle(log):  # What is wrong with the channel is told as by all commands.
+        found = open_decision_log(log).newest(limit)
+    if as_json:
+        print_json([document_of(decision) for decision in found])
+        return
+    if not found:
+        print_line("nothing has been decided yet")
+    now_ms = time.time_ns() // 1_000_000
+    for decision in found:
+        print_wrapped(_heading(decision, now_ms), indent=2, bold=True)
+        for line in _lines(decision):
+            print_wrapped(f"  {line}", indent=4)
+
+
+def _heading(decision: Decision, now_ms: int) -> str:
+    result, cause = decision.outcome
+    when = f"{told_time(decision.at_ms)}, {told_ago(now_ms - decision.at_ms)}"
+    return f"{when}: {decision.kind} by {decision.broker} ({decision.strategy}): {result}, {cause}"
+
+
+def _level(decision: Decision) -> Iterator[str]:
+    """What is known of the spread of the load."""
+    if decision.mean is not None:
+        yield f"mean {told_percent(decision.mean)}"
+    if decision.deviation is not None:
+        after = f" -> {told_percent(decision.deviation_after)}" if decision.moves and decision.deviation_after is not None else ""
+        yield f"deviation {told_percent(decision.deviation)}{after}"
+
+
+def _lines(decision: Decision) -> Iterator[str]:
+    level = ", ".join(_level(decision))
+    if level:
+        yield level
+    if decision.idle is not None:
+        yield decision.idle.reason
+    for move in decision.moves:
+        yield f"{move.bundle}: {move.source} -> {move.destination or 'wherever placement puts it'}; {move.reason}"
+    if decision.moves_left_out:
+        yield f"and {counted(decision.moves_left_out, 'move')} more"
+    for stay in decision.stays:
+        if decision.idle is None or stay.reason != decision.idle.reason:
+            yield f"{stay.subject} stays: {stay.reason}"
+    if decision.stays_left_out:
+        yield f"and {counted(decision.stays_left_out, 'other')} that stay"

@@ -1,0 +1,96 @@
+"""What changed between two views of a channel, as rows: keys that came, keys that went, and the fields that are not as they were.
+
+May live here: pure functions over the documents that `rows.view_document` makes, and the lines that people read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Final, cast
+
+from equipoise.brokers.cli.output import Row, cell
+
+_KEYS: Final = {"brokers": "broker", "namespaces": "namespace", "bundles": "bundle"}
+"""Each list of a view's document, and the field that names its rows."""
+
+_THINGS: Final = {**_KEYS, "policies": "policy"}
+
+_WITH_EACH_RENEWAL: Final = {"brokers": "last"}
+"""What changes although nothing happens."""
+
+_SHOWN_OF_NEW: Final = {
+    "brokers": ("status", "incarnation"),
+    "namespaces": ("status", "bundles"),
+    "bundles": ("state", "owner", "source", "token"),
+    "policies": ("document",),
+}
+
+
+def difference_of(before: Row, after: Row) -> Row:
+    """What lies between two documents of `view_document`: for each kind of key what was added, removed and changed.
+
+    Of what changed only the fields that did are told, before and after.
+    """
+    return {
+        "before": _head(before),
+        "after": _head(after),
+        **{kind: _difference(_rows(before, kind), _rows(after, kind), kind) for kind in _THINGS},
+    }
+
+
+def lines_of(difference: Row) -> Iterator[str]:
+    """A difference as people read it: a line for each key, by kind and name."""
+    before, after = cast("Row", difference["before"]), cast("Row", difference["after"])
+    for name in before:
+        yield f"{name}: {_moved(before[name], after[name])}"
+    for kind, thing in _THINGS.items():
+        told = cast("Mapping[str, list[Row]]", difference[kind])
+        lines = [
+            *((row[thing], f"- {thing} {row[thing]}{_fields(row, kind)}") for row in told["removed"]),
+            *((row[thing], f"+ {thing} {row[thing]}{_fields(row, kind)}") for row in told["added"]),
+            *((row[thing], f"~ {thing} {row[thing]}: {_changes(row)}") for row in told["changed"]),
+        ]
+        yield from (line for _, line in sorted(lines, key=lambda line: str(line[0])))
+
+
+def nothing_changed(difference: Row) -> bool:
+    """Whether every key is as it was."""
+    return not any(any(cast("Mapping[str, list[Row]]", difference[kind]).values()) for kind in _THINGS)
+
+
+def _head(document: Row) -> Row:
+    return {name: document[name] for name in ("offset", "level", "leader", "digest")}
+
+
+def _rows(document: Row, kind: str) -> dict[str, Row]:
+    if kind == "policies":
+        policies = cast("Mapping[str, object]", document[kind])
+        return {name: {"policy": name, "document": policy} for name, policy in policies.items()}
+    return {str(row[_KEYS[kind]]): row for row in cast("list[Row]", document[kind])}
+
+
+def _difference(before: Mapping[str, Row], after: Mapping[str, Row], kind: str) -> Row:
+    changed = []
+    for name in sorted(before.keys() & after.keys()):
+        was, now = before[name], after[name]
+        fields = [field for field in now if was[field] != now[field] and field != _WITH_EACH_RENEWAL.get(kind)]
+        if fields:
+            changed.append({_THINGS[kind]: name, "before": {f: was[f] for f in fields}, "after": {f: now[f] for f in fields}})
+    return {
+        "added": [after[name] for name in sorted(after.keys() - before.keys())],
+        "removed": [before[name] for name in sorted(before.keys() - after.keys())],
+        "changed": changed,
+    }
+
+
+def _fields(row: Row, kind: str) -> str:
+    return ": " + ", ".join(f"{name} {cell(row[name])}" for name in _SHOWN_OF_NEW[kind])
+
+
+def _changes(row: Row) -> str:
+    before, after = cast("Row", row["before"]), cast("Row", row["after"])
+    return ", ".join(f"{name.replace('_', ' ')} {_moved(before[name], after[name])}" for name in after)
+
+
+def _moved(before: object, after: object) -> str:
+    return cell(after) if before == after else f"{cell(before)} -> {cell(after)}"

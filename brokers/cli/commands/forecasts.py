@@ -1,0 +1,279 @@
+"""How a forecast is told: a page for people, a document for programs.
+
+May live here: the wording and the spelling. What is in a forecast is said in `brokers.balancing.forecast`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.balancing.forecast import BrokerForecast, Forbidden, Forecast, Level, MoveForecast, Standing
+from equipoise.brokers.balancing.planning import OF_POLICIES, groups_in_play
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.setting_values import SETTINGS, spelled, value_in
+from equipoise.brokers.cli.moments import told_ago, told_time
+from equipoise.brokers.cli.output import Row, counted, print_heading, print_line, print_table, print_wrapped
+from equipoise.brokers.decision_log.spelling import document_of as decision_document
+from equipoise.shedder.reported import told_percent
+
+_RESTING: Final = "bundles that rest after a move, and brokers that cool down after one, are known to the leader alone, and count here"
+_DUE: Final = "planned as if the load had been uneven for as many rounds as the strategy waits"
+_WAITING: Final = ("TransferShedder", "AvgShedder")
+
+_Value = TypeVar("_Value")
+
+_MEGABYTE: Final = 1_000_000
+_NAMED_MAX: Final = 3
+_STAYS_MAX: Final = 20
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """From where and when a forecast was made: Unix time, the channel's offset, who leads, and what was decided last about moves.
+
+    `strategy` is by whose rule the round acts: see `brokers.balancing.planning.Round`.
+    """
+
+    log: str
+    at_ms: int
+    offset: int
+    leader: str | None
+    last: Decision | None
+    strategy: str
+
+
+# --- for programs ---
+
+
+def document_of(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> Row:
+    """The whole forecast; fractions are fractions, rates per second, times Unix time in milliseconds."""
+    plan = forecast.plan
+    return {
+        "log": seen.log,
+        "at_ms": seen.at_ms,
+        "offset": seen.offset,
+        "leader": seen.leader,
+        "shedder": settings.balancing.shedder,
+        "strategy": seen.strategy,
+        "settings": _differing(settings),
+        "assumed": list(_assumed(settings)),
+        "measure": forecast.measure,
+        "brokers": [_broker_row(broker) for broker in forecast.brokers],
+        "before": _level_row(forecast.before),
+        "after": _level_row(forecast.after),
+        "moves": [_move_row(move) for move in forecast.moves],
+        "moved": {
+            "bytes_per_second": forecast.moved_bytes_per_second,
+            "messages_per_second": forecast.moved_messages_per_second,
+            "share": forecast.moved_share,
+        },
+        "forbidden": [{"reason": each.reason, "bundles": list(each.bundles), "brokers": list(each.brokers)} for each in forecast.forbidden],
+        "stays": [{"subject": stay.subject, "reason": stay.reason} for stay in plan.stays],
+        "idle": None if plan.idle is None else {"result": plan.idle.result, "cause": plan.idle.cause, "reason": plan.idle.reason},
+        "last_decision": None if seen.last is None else decision_document(seen.last),
+        "conclusion": conclusion(settings, forecast),
+    }
+
+
+def _assumed(settings: BalancingSettings) -> Iterator[str]:
+    """What a leader knows and a dry run does not."""
+    if settings.balancing.shedder in _WAITING:
+        yield _DUE
+    yield _RESTING
+
+
+def _differing(settings: BalancingSettings) -> dict[str, Row]:
+    """The settings that a round goes by and that are not the defaults, as texts."""
+    groups = groups_in_play(settings)
+    return {
+        name: {"value": spelled(value_in(settings, name)), "default": spelled(setting.default)}
+        for name, setting in SETTINGS.items()
+        if name.partition(".")[0] in groups and value_in(settings, name) != setting.default
+    }
+
+
+def _broker_row(broker: BrokerForecast) -> Row:
+    return {
+        "broker": broker.broker,
+        "capacity": broker.capacity,
+        "takes_part": broker.apart is None,
+        "why_not": broker.apart,
+        "before": _standing_row(broker.before),
+        "after": _standing_row(broker.after),
+    }
+
+
+def _standing_row(standing: Standing) -> Row:
+    return {
+        "used": standing.used,
+        "bytes_per_second": standing.bytes_per_second,
+        "messages_per_second": standing.messages_per_second,
+        "cost": standing.cost,
+        "bundles": standing.bundles,
+    }
+
+
+def _level_row(level: Level | None) -> Row | None:
+    return None if level is None else {"mean": level.mean, "deviation": level.deviation}
+
+
+def _move_row(each: MoveForecast) -> Row:
+    return {
+        "bundle": each.move.bundle,
+        "source": each.move.source,
+        "destination": each.destination,
+        "placed": each.move.destination is None,
+        "reason": each.move.reason,
+        "cause": each.move.cause,
+        "bytes_per_second": each.bytes_per_second,
+        "messages_per_second": each.messages_per_second,
+    }
+
+
+# --- for people ---
+
+
+def print_forecast(seen: Seen, settings: BalancingSettings, forecast: Forecast) -> None:
+    """Print the page: by what it was planned, how brokers stand, what would move, what may not, and what it comes to."""
+    for line in _preface(seen, settings):
+        print_wrapped(line, indent=2)
+    print_heading("brokers")
+    _print_brokers(forecast)
+    if forecast.moves:
+        print_heading("moves")
+        for number, move in enumerate(forecast.moves, start=1):
+            print_line(f"{number}. {move.move.bundle}")
+            print_wrapped(f"   {_told_move(move)}", indent=3)
+    if forecast.forbidden:
+        print_heading("kept by rules")
+        for each in forecast.forbidden:
+            print_wrapped(_told_rule(each), indent=2)
+    reasons = _why_not_more(forecast)
+    if reasons:
+        print_heading("why not more" if forecast.moves else "why not")
+        for subject, reason in list(reasons.items())[:_STAYS_MAX]:
+            print_wrapped(f"{subject}: {reason}", indent=2)
+        if len(reasons) > _STAYS_MAX:
+            print_line(f"and {len(reasons) - _STAYS_MAX} others: see --json")
+    print_heading(conclusion(settings, forecast))
+
+
+def conclusion(settings: BalancingSettings, forecast: Forecast) -> str:
+    """What it all comes to, in a sentence or two."""
+    rounds = settings.balancing
+    off = next((name for name in ("enabled", "shedding") if not getattr(rounds, name)), None)
+    closing = "" if off is None else f" None of this is done: balancing.{off} is false."
+    if not forecast.moves:
+        idle = forecast.plan.idle
+        return f"Nothing would move: {idle.reason if idle is not None else 'nobody who could give carries too much'}.{closing}"
+    assert forecast.before is not None, "what moves comes from somebody"
+    assert forecast.after is not None, "as above"
+    before, after = forecast.before.deviation, forecast.after.deviation
+    verb = "fall" if after < before else "rise" if after > before else "stay, as it was,"
+    moved = _told_rate(forecast.moved_bytes_per_second, forecast.moved_messages_per_second)
+    unknown = sum(move.bytes_per_second is None for move in forecast.moves)
+    besides = f", and what {unknown} of them carry is not known" if unknown else ""
+    return (
+        f"{counted(len(forecast.moves), 'bundle')} would move, {moved}, {told_percent(forecast.moved_share)} of all throughput{besides}; "
+        f"the deviation would {verb} from {told_percent(before)} to {told_percent(after)}.{closing}"
+    )
+
+
+def _preface(seen: Seen, settings: BalancingSettings) -> Iterator[str]:
+    shedder = settings.balancing.shedder
+    rule = f"what {OF_POLICIES} keep from where it is, and {shedder} after that" if seen.strategy == OF_POLICIES else shedder
+    yield f"{rule}, at {told_time(seen.at_ms)}, offset {seen.offset}; {seen.leader or 'nobody'} leads"
+    differing = ", ".join(f"{name} {row['value']} ({row['default']})" for name, row in _differing(settings).items())
+    yield f"settings (defaults): {differing}" if differing else "all settings are the defaults"
+    yield "; ".join(_assumed(settings))
+    if seen.last is None:
+        yield "no decision about moves is on record"
+    else:
+        result, cause = seen.last.outcome
+        what = f"{counted(len(seen.last.moves) + seen.last.moves_left_out, 'move')}" if seen.last.moves else f"{result}, {cause}"
+        reason = f": {seen.last.reason}" if seen.last.reason else ""
+        yield f"decided last, {told_ago(seen.at_ms - seen.last.at_ms)} by {seen.last.broker} ({seen.last.strategy}): {what}{reason}"
+
+
+def _print_brokers(forecast: Forecast) -> None:
+    assert forecast.before is not None, "somebody takes part"
+    assert forecast.after is not None, "as above"
+    by_cost = forecast.measure == "cost"
+    header = ("broker", "capacity", "bundles", "use", *(("cost",) if by_cost else ("MB/s", "messages/s")))
+    print_table(header, [_cells(broker, by_cost=by_cost) for broker in forecast.brokers])
+    for broker in forecast.brokers:
+        if broker.apart is not None:
+            print_wrapped(f"* {broker.broker} takes no part: {broker.apart}", indent=2)
+    deviation = _change(forecast.before.deviation, forecast.after.deviation, told_percent)
+    mean = "of the mean cost for the capacity" if by_cost else f"around the mean use of {told_percent(forecast.before.mean)}"
+    print_line(f"deviation {deviation} {mean}")
+
+
+def _cells(broker: BrokerForecast, *, by_cost: bool) -> tuple[str, ...]:
+    before, after = broker.before, broker.after
+    carried = (
+        (_change(before.cost, after.cost, _count),)
+        if by_cost
+        else (
+            _change(before.bytes_per_second / _MEGABYTE, after.bytes_per_second / _MEGABYTE, _tenths),
+            _change(before.messages_per_second, after.messages_per_second, _count),
+        )
+    )
+    return (
+        broker.broker if broker.apart is None else f"{broker.broker} *",
+        "-" if broker.capacity is None else str(broker.capacity),
+        _change(before.bundles, after.bundles, str),
+        "-" if before.used is None or after.used is None else _change(before.used, after.used, told_percent),
+        *carried,
+    )
+
+
+def _told_move(each: MoveForecast) -> str:
+    placed = " (by placement)" if each.move.destination is None and each.destination is not None else ""
+    carries = (
+        "nobody knows how much"
+        if each.bytes_per_second is None or each.messages_per_second is None
+        else _told_rate(each.bytes_per_second, each.messages_per_second)
+    )
+    return f"{each.move.source} -> {each.destination or 'nowhere yet'}{placed}, {carries}; {each.move.reason}"
+
+
+def _told_rule(each: Forbidden) -> str:
+    return f"{counted(len(each.bundles), 'bundle')} ({_named(each.bundles)}) not to {_named(each.brokers)}: {each.reason}"
+
+
+def _why_not_more(forecast: Forecast) -> Mapping[str, str]:
+    """The reasons of those that stay; of brokers that take no part they stand above, and that of the whole round below."""
+    idle = forecast.plan.idle
+    apart = {broker.broker for broker in forecast.brokers if broker.apart is not None}
+    return {
+        stay.subject: stay.reason
+        for stay in forecast.plan.stays
+        if stay.subject not in apart and (idle is None or stay.reason != idle.reason)
+    }
+
+
+def _named(names: tuple[str, ...]) -> str:
+    left_out = len(names) - _NAMED_MAX
+    return ", ".join(names[:_NAMED_MAX]) + (f" and {left_out} more" if left_out > 0 else "")
+
+
+def _change(before: _Value, after: _Value, tell: Callable[[_Value], str]) -> str:
+    """A figure before and after, or once where it stays what it is, or looks as if."""
+    told, then = tell(before), tell(after)
+    return told if told == then else f"{told} -> {then}"
+
+
+def _told_rate(bytes_per_second: float, messages_per_second: float) -> str:
+    return f"{_tenths(bytes_per_second / _MEGABYTE)} MB/s and {_count(messages_per_second)} messages/s"
+
+
+def _tenths(number: float) -> str:
+    return f"{number:,.1f}"
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}"

@@ -1,0 +1,57 @@
+"""`equipoise load-worker`: one load worker in this process, in the foreground.
+
+May live here: its options, and what the process needs before `brokers.load.worker` runs.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from equipoise.brokers.cli import kafka_options
+from equipoise.brokers.cli.kafka_options import PrintConfigOption
+from equipoise.brokers.cli.options import TIMEOUT_S, ErrorsAsJsonOption, LogOption, TimeoutOption
+from equipoise.brokers.cli.outcome import group
+from equipoise.brokers.cli.standard_input import StopOnEofOption, end_with_standard_input
+from equipoise.channel.core.errors import InvalidLogUrl, MissingExtra
+
+app = group("Average the load of a cluster on Kafka.")
+
+
+@app.command()
+def load_worker(
+    *,
+    log: LogOption,
+    timeout: TimeoutOption = TIMEOUT_S,
+    print_config: PrintConfigOption = False,
+    stop_on_eof: StopOnEofOption = False,
+    as_json: ErrorsAsJsonOption = False,
+) -> None:
+    """Average the load of a cluster on Kafka.
+
+    Brokers on Kafka write samples of their load; load workers make averages of them, by which the leader balances. Any number may run,
+    on any machine, and share the work; none is needed to serve. A cluster on an embedded log needs none.
+
+    SIGTERM or Ctrl-C end it; exit code 0. What it knows is on Kafka, so killing it costs nothing but the time until another goes on.
+    """
+    del as_json  # Its log is JSON without it.
+    from equipoise.brokers.cli.structured_logs import configure
+    from equipoise.channel.kafka.settings import address_of
+    from equipoise.channel.log.open_log import kafka_settings
+
+    if not log.startswith("kafka:"):
+        problem = "only a cluster on Kafka has load workers; on any other log brokers keep the averages themselves"
+        raise InvalidLogUrl(url=log, problem=problem)
+    address, settings = address_of(log), kafka_settings()
+    if print_config:
+        kafka_options.print_config({"log_url": log})
+        return
+    try:
+        from equipoise.brokers.load.worker.running import run_load_worker
+    except ModuleNotFoundError as error:
+        if error.name not in {"aiokafka", "confluent_kafka", "faust"}:
+            raise
+        raise MissingExtra(what="a load worker", extra="load") from error
+    configure(sys.stderr)
+    if stop_on_eof:
+        end_with_standard_input()
+    run_load_worker(address, log_url=log, settings=settings, timeout_ms=timeout * 1_000)

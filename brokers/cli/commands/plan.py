@@ -1,0 +1,111 @@
+"""`equipoise plan`: what a round of balancing would do now, made from the channel and the load reports, past any broker.
+
+May live here: the command, and how it comes by what it shows. What a round does is decided in `shedder`, what would come of it in
+`brokers.balancing.forecast`, and how that is told in `brokers.cli.commands.forecasts`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from shlex import quote
+from typing import Annotated
+
+import typer
+
+from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.balancing.forecast import Forecast
+from equipoise.brokers.balancing.planning import foreseen, fresh, scene_of
+from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings, placement_of
+from equipoise.brokers.balancing.settings.setting_values import Value, with_values
+from equipoise.brokers.balancing.settings.settings_records import settings_in
+from equipoise.brokers.cli.broker_conf import read_broker_conf
+from equipoise.brokers.cli.commands.broker import pairs
+from equipoise.brokers.cli.commands.forecasts import Seen, document_of, print_forecast
+from equipoise.brokers.cli.options import TIMEOUT_S, BrokerConfOption, JsonOption, LogOption, TimeoutOption, reading
+from equipoise.brokers.cli.outcome import group
+from equipoise.brokers.cli.output import print_json
+from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.errors import DecisionLogUnavailable, NoFreshLoad
+from equipoise.brokers.load.bus import open_load_bus
+from equipoise.channel.core.view import View
+
+app = group("See what balancing would do now, and why not more.")
+
+
+@app.command()
+def plan(
+    *,
+    log: LogOption,
+    shedder: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME", help=f"As if this one were set: {', '.join(SHEDDERS)}.  [default: the one that is]", show_default=False
+        ),
+    ] = None,
+    changes: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="As if a setting were this one; may be repeated.", show_default=False),
+    ] = None,
+    broker_conf: BrokerConfOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """See what balancing would do now, and why not more.
+
+    One round is planned as the leader would, and nothing is moved: no broker is asked, and none is told. The settings are those
+    of the channel, and for what it does not say the defaults, or those of --broker-conf; what was given to brokers when they
+    were started is not known here. Exit code 1: there is no fresh load of any broker.
+    """
+    given = pairs("--set", changes or ()) | ({} if shedder is None else {"balancing.shedder": shedder})
+    base = with_values(BalancingSettings(), {} if broker_conf is None else _said_in(broker_conf))
+    with reading(log, timeout) as access:
+        settings = with_values(settings_in(access.view, base), given)
+        summaries = open_load_bus(log).latest()
+        now_ms = time.time_ns() // 1_000_000
+        scene = scene_of(access.view, summaries, settings, now_ms=now_ms)
+        placement = placement_of(settings, fresh(summaries, settings, now_ms=now_ms))
+        strategy, forecast = foreseen(scene, settings, placement)
+        leader, last = _leader(access.view), _last_decision(log)
+        seen = Seen(log=log, at_ms=now_ms, offset=access.view.offset, leader=leader, last=last, strategy=strategy)
+    if forecast.before is None:
+        raise _without_load(log, forecast)
+    if as_json:
+        print_json(document_of(seen, settings, forecast))
+    else:
+        print_forecast(seen, settings, forecast)
+
+
+def _said_in(broker_conf: Path) -> Mapping[str, Value]:
+    return read_broker_conf(broker_conf).read.settings
+
+
+def _leader(view: View) -> str | None:
+    leader = view.leader()
+    return None if leader is None else leader.broker
+
+
+def _last_decision(log: str) -> Decision | None:
+    """The last decision about moves; None if there is none, or the decisions cannot be read: a plan can do without."""
+    try:
+        newest: Sequence[Decision] = open_decision_log(log).newest(_LOOKED_AT)
+    except DecisionLogUnavailable:
+        return None
+    return next((decision for decision in reversed(newest) if decision.kind == "shed"), None)
+
+
+# Splits and merges of all brokers stand between two rounds of the leader.
+_LOOKED_AT = 100
+
+
+def _without_load(log: str, forecast: Forecast) -> NoFreshLoad:
+    apart = [f"{broker.broker}: {broker.apart}" for broker in forecast.brokers]
+    others = f" (and so of {len(apart) - 1} others)" if len(apart) > 1 else ""
+    problem = f"{apart[0]}{others}" if apart else "no broker is alive"
+    advice = (
+        f"start a load worker (equipoise load-worker --log {quote(log)}), and see what brokers log of their reports"
+        if log.startswith("kafka:")
+        else "see what brokers log of their reports, and whether the clock of this machine is right"
+    )
+    return NoFreshLoad(log=log, problem=problem, advice=advice if apart else "start one (equipoise broker)")

@@ -1,0 +1,188 @@
+"""`equipoise policies`: isolation policies and pins, spelled close to `pulsar-admin ns-isolation-policy`; and whom they let have a bundle.
+
+May live here: the commands of this group, and the spelling of Pulsar's parameters on the command line.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Final
+
+import typer
+
+from equipoise.brokers.balancing.destinations import Destinations
+from equipoise.brokers.balancing.named import policy_named
+from equipoise.brokers.balancing.policies import (
+    ISOLATION,
+    MIN_LIMIT_DEFAULT,
+    PIN,
+    USAGE_THRESHOLD_DEFAULT,
+    is_about_bundles,
+    isolation_document,
+    pin_document,
+)
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.settings_records import settings_in
+from equipoise.brokers.cli.options import TIMEOUT_S, AsOption, JsonOption, LogOption, TimeoutOption, reading, writing
+from equipoise.brokers.cli.outcome import group
+from equipoise.brokers.cli.output import print_document, print_fact, print_rows
+from equipoise.brokers.cli.rows import DESTINATION_COLUMNS, POLICY_COLUMNS, destination_rows, policy_row
+from equipoise.brokers.operations import moving
+from equipoise.channel.core.records import Document
+
+app = group("Say which brokers may have which bundles.")
+
+_LIMITS: Final = ("min_limit", "usage_threshold")
+_LIMIT_DIGITS_MAX: Final = 9
+
+KeyArgument = Annotated[str, typer.Argument(metavar="KIND/NAME", help="As `list` prints it: isolation/..., pin/...", show_default=False)]
+NameArgument = Annotated[str, typer.Argument(metavar="NAME", show_default=False)]
+
+
+class FailOver(StrEnum):
+    """When secondaries help, in Pulsar's word; it has no other."""
+
+    MIN_AVAILABLE = "min_available"
+
+
+@app.command("list")
+def list_policies(*, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """List isolation policies and pins."""
+    with reading(log, timeout) as access:
+        rows = [policy_row(access.view, key) for key in sorted(access.view.policies) if is_about_bundles(key)]
+    print_rows(rows, columns=POLICY_COLUMNS, as_json=as_json, nothing="there is no policy")
+
+
+@app.command()
+def show(key: KeyArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """Show all that one policy says."""
+    with reading(log, timeout) as access:
+        policy_named(access.view, key)
+        row = policy_row(access.view, key)
+    print_document(row, as_json=as_json)
+
+
+@app.command("set-isolation")
+def set_isolation(
+    name: NameArgument,
+    *,
+    log: LogOption,
+    namespaces: Annotated[list[str], typer.Option(metavar="REGEX", help="The namespaces that it is about; may be repeated.")],
+    primary: Annotated[list[str], typer.Option(metavar="REGEX", help="Their brokers, by id or by host; may be repeated.")],
+    secondary: Annotated[
+        list[str] | None,
+        typer.Option(metavar="REGEX", help="Brokers that help while too few of these are available; may be repeated.", show_default=False),
+    ] = None,
+    min_limit: Annotated[
+        int | None,
+        typer.Option(metavar="NUMBER", help=f"How many primaries are enough.  [default: {MIN_LIMIT_DEFAULT}]", show_default=False),
+    ] = None,
+    usage_threshold: Annotated[
+        int | None,
+        typer.Option(
+            metavar="PERCENT",
+            help=f"A primary that is used so much is not available.  [default: {USAGE_THRESHOLD_DEFAULT}]",
+            show_default=False,
+        ),
+    ] = None,
+    fail_over: Annotated[
+        FailOver, typer.Option("--auto-failover-policy-type", help="For scripts that are written for Pulsar.")
+    ] = FailOver.MIN_AVAILABLE,
+    limits: Annotated[
+        str | None,
+        typer.Option(
+            "--auto-failover-policy-params",
+            metavar="PARAMETERS",
+            help="The two limits as Pulsar spells them: min_limit=1,usage_threshold=80.",
+            show_default=False,
+        ),
+    ] = None,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep namespaces to brokers, and these brokers to them.
+
+    A regular expression must match the whole name. What lies elsewhere is moved by the leader, some bundles at a time.
+    """
+    del fail_over  # There is one way, and it is the default.
+    given = {"min_limit": min_limit, "usage_threshold": usage_threshold}
+    found = {limit: number for limit, number in given.items() if number is not None}
+    if limits is not None:
+        if found:
+            raise typer.BadParameter("give the limits one by one or by --auto-failover-policy-params, not both")
+        found = _parsed_limits(limits)
+    document = isolation_document(namespaces=namespaces, primary=primary, secondary=secondary or (), **found)
+    _set(log, admin, timeout, f"{ISOLATION}/{name}", document, as_json=as_json)
+
+
+@app.command()
+def pin(
+    name: NameArgument,
+    *,
+    log: LogOption,
+    namespace: Annotated[str, typer.Option(metavar="TENANT/NAMESPACE", help="Whose bundles.")],
+    brokers: Annotated[list[str], typer.Option("--brokers", metavar="ID", help="The brokers that may have them; may be repeated.")],
+    range_: Annotated[
+        str | None,
+        typer.Option("--range", metavar="RANGE", help="Only those that share a point with 0x00000000_0x40000000.", show_default=False),
+    ] = None,
+    admin: AsOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Keep the bundles of a namespace, or of a range of it, to brokers; these may have others, too.
+
+    Not in Pulsar.
+    """
+    document = pin_document(namespace=namespace, brokers=brokers, range_=range_)
+    _set(log, admin, timeout, f"{PIN}/{name}", document, as_json=as_json)
+
+
+@app.command()
+def delete(
+    key: KeyArgument, *, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
+    """Take a policy away."""
+    with writing(log, admin, timeout) as access:
+        policy_named(access.view, key)
+        accepted = moving.set_cluster_policy(access, key, None)
+    sentence = f"accepted at offset {accepted.offset}: {key} is gone"
+    print_fact(sentence, {"offset": accepted.offset, "policy": key}, as_json=as_json)
+
+
+@app.command()
+def explain(
+    bundle: Annotated[str, typer.Argument(metavar="BUNDLE", help="TENANT/NAMESPACE/0x00000000_0x40000000", show_default=False)],
+    *,
+    log: LogOption,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Say which brokers may have a bundle, and of each of the others why not.
+
+    `no` is a rule, `rather not` a preference. Nobody's load is looked at: topics are not counted, and primaries that are up are
+    available.
+    """
+    with reading(log, timeout) as access:
+        rules = settings_in(access.view, BalancingSettings()).placement
+        rows = destination_rows(Destinations(access.view, rules=rules), access.bundle(bundle))
+    print_rows(rows, columns=DESTINATION_COLUMNS, as_json=as_json, nothing="no broker has ever joined")
+
+
+def _set(log: str, admin: str | None, timeout: int, key: str, document: Document, *, as_json: bool) -> None:
+    with writing(log, admin, timeout) as access:
+        accepted = moving.set_cluster_policy(access, key, document)
+        row = policy_row(access.view, key)
+    print_fact(f"accepted at offset {accepted.offset}: {key} is set", {"offset": accepted.offset, **row}, as_json=as_json)
+
+
+def _parsed_limits(text: str) -> dict[str, int]:
+    """Limits in Pulsar's spelling. Raises typer's errors; how large they may be is told where the policy is checked."""
+    found = {}
+    for word in text.split(","):
+        limit, _, number = word.strip().partition("=")
+        if limit not in _LIMITS or limit in found or not (number.isascii() and number.isdigit() and len(number) <= _LIMIT_DIGITS_MAX):
+            raise typer.BadParameter("--auto-failover-policy-params are as in min_limit=1,usage_threshold=80")
+        found[limit] = int(number)
+    return found

@@ -1,0 +1,83 @@
+"""`equipoise channel at` and `diff`: the view as it was, and what changed between two such views.
+
+May live here: these two commands and how they print. How a history is read is told in `history`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import cast
+
+import typer
+
+from equipoise.brokers.cli.commands.differences import difference_of, lines_of, nothing_changed
+from equipoise.brokers.cli.commands.history import fold_to
+from equipoise.brokers.cli.moments import Moment, MomentArgument, moment
+from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, unread
+from equipoise.brokers.cli.output import Row, print_document, print_json, print_line, print_rows
+from equipoise.brokers.cli.rows import BROKER_COLUMNS, BUNDLE_COLUMNS, NAMESPACE_COLUMNS, view_document
+
+
+def at(place: MomentArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """Show the view as it was at an offset, or at a time.
+
+    It is what every broker knew that had read up to there: brokers, namespaces, bundles, and the digest of it all.
+    """
+    then = _moment(place)
+    with unread(log, timeout) as access:
+        fold_to(access, then)
+        document = view_document(access.view)
+    if as_json:
+        print_json(document)
+    else:
+        _print_view(document)
+
+
+def diff(
+    before: MomentArgument, after: MomentArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
+    """Show what changed between two moments.
+
+    Brokers, namespaces, bundles and policies that came, went or changed; renewals change nothing that is shown.
+    """
+    first, second = _moment(before), _moment(after)
+    with unread(log, timeout) as access:
+        fold_to(access, first)
+        was = view_document(access.view)
+        if _is_behind(second, first, offset=access.view.offset):
+            raise typer.BadParameter(f"{second.text} lies before {first.text}; name the earlier one first")
+        fold_to(access, second)
+        difference = difference_of(was, view_document(access.view))
+    if as_json:
+        print_json(difference)
+        return
+    for line in lines_of(difference):
+        print_line(line, color=_COLORS.get(line[:1]))
+    if nothing_changed(difference):
+        print_line("nothing changed but renewals")
+
+
+_COLORS = {"+": typer.colors.GREEN, "-": typer.colors.RED, "~": typer.colors.YELLOW}
+
+
+def _moment(text: str) -> Moment:
+    """The moment that a text names. Raises `typer.BadParameter` for none, and for one that has not come."""
+    now_ms = time.time_ns() // 1_000_000
+    found = moment(text, now_ms=now_ms)
+    if found.time_ms is not None and found.time_ms > now_ms + 1:
+        raise typer.BadParameter(f"{text} is in the future: name an offset, or a time up to now")
+    return found
+
+
+def _is_behind(second: Moment, first: Moment, *, offset: int) -> bool:
+    """Whether the second moment lies before the first, to which the view has been folded, to `offset`."""
+    if second.offset is not None:
+        return second.offset < offset
+    return first.time_ms is not None and second.time_ms is not None and second.time_ms < first.time_ms
+
+
+def _print_view(document: Row) -> None:
+    print_document({name: value for name, value in document.items() if not isinstance(value, list | dict)}, as_json=False)
+    for name, columns in (("brokers", BROKER_COLUMNS), ("namespaces", NAMESPACE_COLUMNS), ("bundles", BUNDLE_COLUMNS)):
+        print_line("")
+        print_rows(cast("list[Row]", document[name]), columns=columns, as_json=False, nothing=f"no {name}")

@@ -1,0 +1,144 @@
+"""`equipoise topics`: the topics that Pulsar's clients use, and their partitions, as the brokers tell of them.
+
+May live here: the commands of this group. Topics that are not stored stand on no log, so that a broker has to be asked.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Final
+from urllib.parse import quote
+
+import typer
+
+from equipoise.brokers.cli.asking import ask_any, tell_any
+from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, TimeoutOption, reading
+from equipoise.brokers.cli.outcome import group
+from equipoise.brokers.cli.output import print_fact, print_json, print_line
+from equipoise.channel.core.ranges import TopicName, parse_topic
+
+app = group("List topics, look at their stats, make partitioned ones.")
+
+_DOMAIN: Final = "non-persistent"
+
+NamespaceArgument = Annotated[str, typer.Argument(metavar="TENANT/NAMESPACE", show_default=False)]
+TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="non-persistent://TENANT/NAMESPACE/TOPIC", show_default=False)]
+PartitionsOption = Annotated[int, typer.Option("--partitions", "-p", metavar="N", min=1, help="How many partitions.", show_default=False)]
+
+
+@app.command("list")
+def list_topics(
+    namespace: NamespaceArgument,
+    *,
+    log: LogOption,
+    bundle: Annotated[str | None, typer.Option("--bundle", "-b", metavar="RANGE", help="Only those of 0x00000000_0x40000000.")] = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """List the topics that somebody uses at this moment."""
+    with reading(log, timeout) as access:
+        path = f"/admin/v2/{_DOMAIN}/{access.namespace(namespace)}"
+        names = ask_any(access, path if bundle is None else f"{path}/{quote(bundle, safe='')}")
+    _print_names(names, as_json=as_json)
+
+
+@app.command()
+def stats(topic: TopicArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
+    """Print the stats of a topic, as Pulsar spells them."""
+    with reading(log, timeout) as access:
+        document = ask_any(access, f"{_path(parse_topic(topic))}/stats")
+    _print_stats(document, as_json=as_json)
+
+
+@app.command("partitioned-stats")
+def partitioned_stats(
+    topic: TopicArgument,
+    *,
+    log: LogOption,
+    per_partition: Annotated[bool, typer.Option("--per-partition", help="Those of each partition, too.")] = False,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Print the stats of a partitioned topic: of all its partitions together."""
+    with reading(log, timeout) as access:
+        path = f"{_path(parse_topic(topic))}/partitioned-stats?perPartition={'true' if per_partition else 'false'}"
+        document = ask_any(access, path)
+    _print_stats(document, as_json=as_json)
+
+
+@app.command("create-partitioned-topic")
+def create_partitioned_topic(
+    topic: TopicArgument, *, log: LogOption, partitions: PartitionsOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
+    """Make a topic a partitioned one."""
+    _set_partitions("PUT", topic, partitions, log=log, timeout=timeout, as_json=as_json)
+
+
+@app.command("update-partitioned-topic")
+def update_partitioned_topic(
+    topic: TopicArgument, *, log: LogOption, partitions: PartitionsOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
+    """Give a partitioned topic more partitions."""
+    _set_partitions("POST", topic, partitions, log=log, timeout=timeout, as_json=as_json)
+
+
+@app.command("delete-partitioned-topic")
+def delete_partitioned_topic(
+    topic: TopicArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
+    """Make a topic one without partitions again.
+
+    Who uses a partition goes on with it.
+    """
+    name = parse_topic(topic)
+    with reading(log, timeout) as access:
+        tell_any(access, "DELETE", f"{_path(name)}/partitions", subject=name.full)
+    print_fact(f"{name.full} has no partitions any more", {"topic": name.full, "partitions": 0}, as_json=as_json)
+
+
+@app.command("get-partitioned-topic-metadata")
+def get_partitioned_topic_metadata(
+    topic: TopicArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
+    """Say how many partitions a topic has; 0 if it is not partitioned."""
+    with reading(log, timeout) as access:
+        document = ask_any(access, f"{_path(parse_topic(topic))}/partitions")
+    _print_stats(document, as_json=as_json)
+
+
+@app.command("list-partitioned-topics")
+def list_partitioned_topics(
+    namespace: NamespaceArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
+) -> None:
+    """List the partitioned topics of a namespace, whether or not anybody uses them."""
+    with reading(log, timeout) as access:
+        names = ask_any(access, f"/admin/v2/{_DOMAIN}/{access.namespace(namespace)}/partitioned")
+    _print_names(names, as_json=as_json)
+
+
+def _set_partitions(method: str, topic: str, partitions: int, *, log: str, timeout: int, as_json: bool) -> None:
+    name = parse_topic(topic)
+    with reading(log, timeout) as access:
+        tell_any(access, method, f"{_path(name)}/partitions", subject=name.full, body=partitions)
+    print_fact(f"{name.full} has {partitions} partitions", {"topic": name.full, "partitions": partitions}, as_json=as_json)
+
+
+def _path(topic: TopicName) -> str:
+    return f"/admin/v2/{topic.domain}/{topic.namespace}/{quote(topic.local, safe='')}"
+
+
+def _print_names(names: object, *, as_json: bool) -> None:
+    if as_json or not isinstance(names, list):
+        print_json(names)
+        return
+    for name in names:
+        print_line(str(name))
+    if not names:
+        print_line("there is no topic")
+
+
+def _print_stats(document: object, *, as_json: bool) -> None:
+    if as_json:
+        print_json(document)
+    else:
+        typer.echo(json.dumps(document, indent=2))

@@ -1,0 +1,198 @@
+"""`equipoise up`: a local cluster in the foreground.
+
+May live here: its options, what it prints, and its way with signals. The cluster itself is `brokers.local.local_cluster`'s.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Final
+
+import typer
+
+from equipoise.brokers.cli import kafka_options
+from equipoise.brokers.cli.broker_conf import BrokerConf, document_of, print_entries, read_broker_conf, settings_over
+from equipoise.brokers.cli.commands.broker import PULSAR_PORT, ServiceOption, SetOption, pairs
+from equipoise.brokers.cli.kafka_options import PrintConfigOption
+from equipoise.brokers.cli.options import LOG_VARIABLE, BrokerConfOption, JsonOption, directory
+from equipoise.brokers.cli.outcome import ExitCode, group
+from equipoise.brokers.cli.output import Row, print_fact, print_json, print_line
+from equipoise.brokers.local.local_cluster import LOOK_MS, ClusterSettings, Happening, LocalCluster, StartBrokenOff
+from equipoise.brokers.local.local_load_workers import can_run
+from equipoise.brokers.server.services import default_service, service_classes, speaks_pulsar
+from equipoise.channel.log.open_log import log_path
+from equipoise.channel.system.stop_signals import STOP_SIGNALS
+
+app = group("Run a cluster of brokers on this machine.")
+
+BROKERS_MAX: Final = 100  # Of one machine: each is a process of some 50 MB.
+PORT_MAX: Final = 65_535
+_COUNTER_STORE: Final = "EQUIPOISE_COUNTER_STORE"
+
+
+@app.command()
+def up(
+    *,
+    data: Annotated[
+        Path,
+        typer.Option(metavar="DIR", parser=directory, help="Broker i has the directory DIR/broker-i, and its log there in broker.log."),
+    ],
+    brokers: Annotated[int, typer.Option(min=1, max=BROKERS_MAX, help="How many.")] = 3,
+    http_port: Annotated[
+        int, typer.Option(min=1, max=PORT_MAX, help="Broker i has the id 127.0.0.1:(this + i), and serves HTTP there.")
+    ] = 8080,
+    pulsar_port: Annotated[
+        int, typer.Option(min=1, max=PORT_MAX, help="Broker i takes Pulsar's clients at this + i, if a service is for them.")
+    ] = PULSAR_PORT,
+    log: Annotated[
+        str | None,
+        typer.Option("--log", metavar="URL", help=f"The log; {LOG_VARIABLE} is not used.  [default: sqlite:DIR/channel.db]"),
+    ] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Start a broker again that dies.")] = False,
+    service: ServiceOption = None,
+    settings: SetOption = None,
+    broker_conf: BrokerConfOption = None,
+    print_config: PrintConfigOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a cluster of brokers on this machine.
+
+    A broker that dies is declared dead at once, so that its bundles move without waiting for its lease. On Kafka a load worker runs
+    beside them, if the extra `load` is installed, and is started again when it dies.
+
+    The first Ctrl-C or SIGTERM stops all brokers gracefully: they move their bundles and leave; exit code 0. The second one
+    kills them at once; exit code 130. Exit code 4: no broker is left, or one could not be started.
+    """
+    if max(http_port, pulsar_port) + brokers - 1 > PORT_MAX:
+        raise typer.BadParameter(f"there are not {brokers} ports from there on")
+    services = tuple(service or (default_service(),))
+    # Before any process is started: each would end with the same words.
+    takes_pulsar_clients = speaks_pulsar(service_classes(services).values())
+    if not takes_pulsar_clients and pulsar_port != PULSAR_PORT:
+        problem = "--pulsar-port: no service is for Pulsar's clients; name `pulsar` as one (pip install 'equipoise[pulsar]')"
+        raise typer.BadParameter(problem)
+    conf = None if broker_conf is None else read_broker_conf(broker_conf)
+    cluster = LocalCluster(
+        ClusterSettings(
+            directory=data,
+            brokers=brokers,
+            http_port=http_port,
+            pulsar_port=pulsar_port if takes_pulsar_clients else None,
+            log_url=log,
+            services=services,
+            settings=settings_over(conf, pairs("--set", settings or ())),
+            environment={} if _COUNTER_STORE in os.environ else {_COUNTER_STORE: str(data.absolute() / "counter.db")},
+            restart=restart,
+            load_workers=int(_is_on_kafka(log) and can_run()),
+        ),
+        tell=_print_json if as_json else _print_line,
+    )
+    if print_config:
+        shown = {**asdict(cluster.settings), "directory": str(data), "log_url": cluster.log_url}
+        kafka_options.print_config(shown)
+        return
+    if log is None:
+        _say_if_overridden(cluster, as_json=as_json)
+    if conf is not None:
+        _say_what_was_taken(conf, as_json=as_json)
+    with _signals(cluster) as signals:
+        _run(cluster, signals, as_json=as_json)
+    if len(signals) > 1:
+        raise KeyboardInterrupt  # It did not end as gracefully as an exit code of 0 would say.
+
+
+def _run(cluster: LocalCluster, signals: Sequence[int], *, as_json: bool) -> None:
+    try:
+        with suppress(StartBrokenOff):
+            cluster.start()
+            _say_ready(cluster, as_json=as_json)
+        while not signals and not cluster.wait_until_all_ended(timeout_ms=LOOK_MS):
+            pass
+        is_over = not signals
+        if not is_over:
+            _say("stopping all brokers; once more to kill them", {"what": "stopping"}, as_json=as_json)
+    finally:
+        cluster.stop_all()
+    if is_over:  # Said last: by now each broker's end was printed, with its reason.
+        _say("no broker is left", {"what": "over"}, as_json=as_json)
+        raise typer.Exit(ExitCode.OPERATOR)
+
+
+@contextmanager
+def _signals(cluster: LocalCluster) -> Iterator[Sequence[int]]:
+    """The signals that come, in a list that grows: the first breaks off a start, each later one kills all brokers.
+
+    None raises `KeyboardInterrupt`: Python loses that where it interrupts the end of a generator, and nobody would stop.
+    Afterwards signals do what they did before, for whoever called the command from a program.
+    """
+    heard: list[int] = []
+
+    def hear(number: int, _: FrameType | None) -> None:
+        heard.append(number)
+        if len(heard) == 1:
+            cluster.break_off()
+        else:
+            cluster.kill_all()
+
+    before = [(number, signal.getsignal(number) or signal.SIG_DFL) for number in STOP_SIGNALS]
+    try:
+        for number in STOP_SIGNALS:
+            signal.signal(number, hear)
+        yield heard
+    finally:
+        for number, handler in before:
+            signal.signal(number, handler)
+
+
+def _say_if_overridden(cluster: LocalCluster, *, as_json: bool) -> None:
+    """Who has named a log for all commands may expect it to be this one's, too: a second cluster on the first one's log."""
+    named = os.environ.get(LOG_VARIABLE)
+    if named and not _is_same_log(named, cluster.log_url):
+        text = f"{LOG_VARIABLE} names {named}, which is not used: this cluster's log is {cluster.log_url}; --log names another"
+        _say(text, {"what": "environment_overridden", LOG_VARIABLE: named, "log": cluster.log_url}, as_json=as_json)
+
+
+def _say_what_was_taken(conf: BrokerConf, *, as_json: bool) -> None:
+    with suppress(OSError):
+        if as_json:
+            print_json({"what": "broker_conf", **document_of(conf)})
+        else:
+            print_entries(conf)
+
+
+def _is_on_kafka(log: str | None) -> bool:
+    return log is not None and log.startswith("kafka:")
+
+
+def _is_same_log(first: str, second: str) -> bool:
+    one, other = log_path(first), log_path(second)
+    return one is not None and other is not None and os.path.realpath(one) == os.path.realpath(other)
+
+
+def _say_ready(cluster: LocalCluster, *, as_json: bool) -> None:
+    example = f"EQUIPOISE_LOG={cluster.log_url} equipoise brokers list"
+    url = None if cluster.settings.pulsar_port is None else cluster.pulsar_url
+    ready = {"what": "cluster_ready", "log": cluster.log_url, "addresses": list(cluster.addresses), "pulsar": url}
+    clients = "" if url is None else f"; Pulsar's clients connect to {url}"
+    _say(f"ready: {len(cluster.addresses)} brokers on {cluster.log_url}{clients}; try: {example}", ready, as_json=as_json)
+
+
+def _say(text: str, document: Row, *, as_json: bool) -> None:
+    with suppress(OSError):
+        print_fact(text, document, as_json=as_json)
+
+
+def _print_line(happening: Happening) -> None:
+    with suppress(OSError):  # The cluster goes on when nobody reads what is said of it.
+        print_line(happening.text if happening.broker is None else f"{happening.broker}  {happening.text}")
+
+
+def _print_json(happening: Happening) -> None:
+    with suppress(OSError):
+        print_json({"what": happening.what, "broker": happening.broker, **happening.details})

@@ -1,0 +1,1 @@
+"""Measuring the use of a broker, and carrying load reports."""

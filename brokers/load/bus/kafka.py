@@ -1,0 +1,139 @@
+"""The load bus on Kafka topics beside the log's: brokers write samples and read summaries; load workers make the ones of the others.
+
+May live here: `KafkaLoadBus`. The topics are told in `brokers.load.bus.topics`, the workers in `brokers.load.worker`; what
+Kafka is asked for is in `channel.kafka.client`.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+from equipoise.brokers.errors import LoadBusUnavailable, UnreadableLoad
+from equipoise.brokers.load.bus.spelling import parse_summary, spell_sample
+from equipoise.brokers.load.bus.topic_making import made
+from equipoise.brokers.load.bus.topics import SUMMARIES_KEPT_MS, LoadTopics, differences
+from equipoise.channel.core.errors import InvalidKafkaSetting
+from equipoise.channel.kafka.answers import KafkaFailed, Trouble
+from equipoise.channel.kafka.client import BY_KEY, Clients, Message, PartitionConsumer, PartitionProducer
+from equipoise.channel.system.deadline import Deadline
+from equipoise.shedder.load_reports import Sample, Summary
+
+logger = logging.getLogger(__name__)
+
+# A third of the default interval, in which a report is of use: what Kafka does not take or give by then is lost, as reports may be.
+_ANSWER_MS_MAX: Final = 1_500
+
+# Messages taken at once; each replaces the one before of its broker, so that they do not pile up.
+_TAKEN_MAX: Final = 1_000
+
+
+class KafkaLoadBus:
+    """A handle on the bus beside the log of the topic `log`. Its topics are made with the first sample. See `LoadBus`.
+
+    A sample becomes a summary once a load worker has read it, within some milliseconds; where none runs, what `latest` gives
+    grows old, which whoever reads it sees by its age.
+    """
+
+    def __init__(self, clients: Clients, log: str, *, replication: int | None = None) -> None:
+        """`replication` is how many copies topics are made with, if that is said."""
+        self._clients = clients
+        self._topics = LoadTopics(log=log)
+        self._replication = replication
+        self._is_made = False
+        self._producer: PartitionProducer | None = None
+        self._consumer: PartitionConsumer | None = None
+        self._position = 0  # Where `_consumer` goes on.
+        self._latest: dict[str, tuple[int, Summary]] = {}  # By broker, with the time at which its worker wrote it.
+
+    def publish(self, sample: Sample) -> None:
+        """See `LoadBus.publish`."""
+        self._send(sample.broker, spell_sample(sample))
+
+    def withdraw(self, broker: str) -> None:
+        """See `LoadBus.withdraw`. Load workers pass it on."""
+        self._send(broker, None)
+
+    def _send(self, broker: str, value: bytes | None) -> None:
+        topic = self._topics.samples.name
+        try:
+            if not self._is_made:
+                self._make()
+            if self._producer is None:
+                self._producer = self._clients.producer(topic, partition=BY_KEY)
+            sent = self._producer.send([value], key=broker.encode(), timeout_ms=_ANSWER_MS_MAX)
+        except (KafkaFailed, InvalidKafkaSetting) as error:
+            raise _unavailable(topic, str(error)) from error
+        if sent.failure is not None:
+            if sent.failure.trouble is not Trouble.AWAY:  # It passes by itself; what else it was, the next sample looks at anew.
+                self._producer.close()
+                self._producer, self._is_made = None, False
+            raise _unavailable(topic, sent.failure.problem) from sent.failure
+
+    def _make(self) -> None:
+        deadline = Deadline.after(timeout_ms=_ANSWER_MS_MAX)
+        with self._clients.administrator() as administrator:
+            for topic in (self._topics.samples, self._topics.summaries):
+                facts = made(administrator, topic, replication=self._replication, deadline=deadline)
+                for difference in differences(topic, facts):
+                    logger.warning("topic not as it would be made", extra={"topic": topic.name, "difference": difference})
+        self._is_made = True
+
+    def latest(self) -> Sequence[Summary]:
+        """See `LoadBus.latest`."""
+        topic = self._topics.summaries.name
+        oldest_ms = time.time_ns() // 1_000_000 - SUMMARIES_KEPT_MS
+        try:
+            for message in self._new_messages(topic, oldest_ms):
+                self._take(message)
+        except KafkaFailed as failed:
+            if self._consumer is not None:
+                self._consumer.close()
+                self._consumer = None
+            if failed.trouble is not Trouble.NO_TOPIC:  # Nobody has published anything yet.
+                raise _unavailable(topic, failed.problem) from failed
+        except InvalidKafkaSetting as error:
+            raise _unavailable(topic, str(error)) from error
+        self._latest = {broker: (at_ms, summary) for broker, (at_ms, summary) in self._latest.items() if at_ms > oldest_ms}
+        return [self._latest[broker][1] for broker in sorted(self._latest)]
+
+    def _new_messages(self, topic: str, since_ms: int) -> Iterator[Message]:
+        """What came since the last call, up to the end that the topic has now; at the first call, since `since_ms`."""
+        consumer = self._consumer
+        if consumer is None:
+            consumer = self._consumer = self._clients.consumer(topic)
+            bounds = consumer.bounds(timeout_ms=_ANSWER_MS_MAX)
+            found = consumer.offset_at(since_ms, timeout_ms=_ANSWER_MS_MAX)
+            self._position = bounds.high if found is None else found
+            consumer.start_at(self._position)
+        end = consumer.bounds(timeout_ms=_ANSWER_MS_MAX).high
+        give_up_s = time.monotonic() + _ANSWER_MS_MAX / 1_000
+        while self._position < end and (remaining_s := give_up_s - time.monotonic()) > 0:
+            for message in consumer.take(_TAKEN_MAX, timeout_ms=int(remaining_s * 1_000)):
+                error, offset = message.error(), message.offset()
+                if error is None and offset is not None:
+                    self._position = offset + 1
+                    yield message
+                elif error is not None and (failed := consumer.failed(error)) is not None and failed.trouble is not Trouble.AWAY:
+                    raise failed
+                elif offset is not None:  # The end, behind what compaction took away.
+                    self._position = max(self._position, offset)
+
+    def _take(self, message: Message) -> None:
+        """Note a summary, or that a broker has taken its own back; a message that is neither tells of nobody."""
+        _, at_ms = message.timestamp()
+        value = message.value()
+        if value is None:
+            self._latest.pop((message.key() or b"").decode(errors="replace"), None)
+            return
+        try:
+            summary = parse_summary(value)
+        except UnreadableLoad:
+            return
+        self._latest[summary.broker] = at_ms, summary
+
+
+def _unavailable(topic: str, problem: str) -> LoadBusUnavailable:
+    return LoadBusUnavailable(bus=f"the topic {topic}", problem=problem)

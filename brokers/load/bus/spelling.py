@@ -1,0 +1,253 @@
+"""How samples and summaries are spelled as bytes: JSON of one line, in which figures stand in rows, to be short.
+
+May live here: the spelling, and how a sample is made to fit. What is read was written by others, and is checked here by
+hand: each parser returns a value or raises `UnreadableLoad`, whatever it is given. Unknown fields are passed over.
+
+A figure that was not a number when it was written, or is beyond all numbers, is `null`, and read as NaN: so whoever weighs
+it finds it (`shedder.loads.fault_of`), and can say whose it is. A count or a name that cannot be makes the whole unreadable.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import astuple, fields, replace
+from typing import Final, TypeVar
+
+import orjson
+
+from equipoise.brokers.errors import UnreadableLoad
+from equipoise.channel.core.errors import CallerError
+from equipoise.channel.core.fields import MalformedError, Raw, fail, integer, text
+from equipoise.channel.core.ranges import check_broker_id
+from equipoise.channel.core.records import KEY_CHARACTERS_MAX
+from equipoise.shedder.load_reports import Sample, SampledBundle, Summary, sampled_in
+from equipoise.shedder.loads import Averages, BrokerLoad, BundleTraffic, Resources, Traffic, Use
+
+SAMPLE_BYTES_MAX: Final = 4_096
+"""What a sample takes at most, once it is `light`: with names of 40 characters, that is about 40 bundles."""
+
+SUMMARY_BYTES_MAX: Final = 4 * SAMPLE_BYTES_MAX
+"""What a summary of light samples stays below. It has the same rows; but an average is not rounded, so that a figure of three
+characters may become one of 24, and the shortest row of a bundle three times as long."""
+
+# Nobody knows a rate, or how much of a resource is used, any better than to one part in a million.
+_DIGITS: Final = 6
+
+_RESOURCES: Final = tuple(each.name for each in fields(Resources))
+_TRAFFIC: Final = tuple(each.name for each in fields(Traffic))
+
+# Of a row for a bundle: its name, its traffic, four counts, its cost.
+_BUNDLE_ROW: Final = 1 + len(_TRAFFIC) + 4 + 1
+
+_Value = TypeVar("_Value")
+
+
+def light(sample: Sample) -> Sample:
+    """The sample as it travels: its figures rounded, and without its lightest bundles if it is too large with them.
+
+    Spelled it takes at most `SAMPLE_BYTES_MAX`, however long the names in it are.
+    """
+    rounded = replace(
+        sample,
+        resources=Resources(**{name: _rounded_use(getattr(sample.resources, name)) for name in _RESOURCES}),
+        used=_rounded(sample.used),
+        traffic=_rounded_traffic(sample.traffic),
+        cost=_rounded(sample.cost),
+        bundles=(),
+    )
+    room = SAMPLE_BYTES_MAX - len(spell_sample(rounded))
+    heaviest_first: list[SampledBundle] = []
+    for each in reversed(sample.bundles):
+        bundle = _rounded_bundle(each)  # One by one, because there may be thousands for which there is no room.
+        room -= len(spell_bundle(bundle)) + 1  # The comma.
+        if room < 0:
+            break
+        heaviest_first.append(bundle)
+    return replace(rounded, bundles=tuple(reversed(heaviest_first)))
+
+
+def spell_sample(sample: Sample) -> bytes:
+    """A sample as bytes."""
+    return orjson.dumps(
+        {
+            "broker": sample.broker,
+            "at_ms": sample.at_ms,
+            "history": sample.history,
+            "resources": _row_of_resources(sample.resources),
+            "used": sample.used,
+            "traffic": astuple(sample.traffic),
+            "bundle_count": sample.bundle_count,
+            "topics": sample.topics,
+            "cost": sample.cost,
+            "bundles": [_row_of_bundle(bundle) for bundle in sample.bundles],
+        }
+    )
+
+
+def spell_summary(summary: Summary) -> bytes:
+    """A summary as bytes. That its broker says nothing of its bundles is spelled as none."""
+    load = summary.load
+    return orjson.dumps(
+        {
+            "broker": summary.broker,
+            "at_ms": load.taken_ms,
+            "resources": _row_of_resources(load.resources),
+            "traffic": astuple(load.traffic),
+            "averages": [load.averages.weighted_max, load.averages.bytes_per_second],
+            "bundle_count": load.bundle_count,
+            "topics": load.topics,
+            "cost": summary.cost,
+            "bundles": [_row_of_bundle(bundle) for bundle in sampled_in(summary)],
+        }
+    )
+
+
+def spell_bundle(bundle: SampledBundle) -> bytes:
+    """One bundle as bytes."""
+    return orjson.dumps(_row_of_bundle(bundle))
+
+
+def parse_sample(data: bytes) -> Sample:
+    """The sample that `spell_sample` spelled. Raises `UnreadableLoad` for anything else."""
+    return _parsed(data, "sample", _sample)
+
+
+def parse_summary(data: bytes) -> Summary:
+    """The summary that `spell_summary` spelled. Raises `UnreadableLoad` for anything else."""
+    return _parsed(data, "summary", _summary)
+
+
+def parse_bundle(data: bytes) -> SampledBundle:
+    """The bundle that `spell_bundle` spelled. Raises `UnreadableLoad` for anything else."""
+    return _parsed(data, "bundle", lambda document: _bundle(document, "it"))
+
+
+def _parsed(data: bytes, what: str, read: Callable[[object], _Value]) -> _Value:
+    try:
+        return read(orjson.loads(data))
+    except (orjson.JSONDecodeError, MalformedError) as error:
+        raise UnreadableLoad(what=what, problem=str(error)) from None
+
+
+def _sample(document: object) -> Sample:
+    raw = _object(document)
+    history = _figure(raw.get("history"), "history")
+    if not 0 <= history <= 1:
+        fail("history must be a share from 0 to 1")
+    return Sample(
+        broker=_broker(raw),
+        at_ms=integer(raw, "at_ms"),
+        resources=_resources(raw),
+        used=_figure(raw.get("used"), "used"),
+        traffic=_traffic(_row(raw.get("traffic"), "traffic", len(_TRAFFIC)), "traffic"),
+        bundle_count=integer(raw, "bundle_count"),
+        topics=integer(raw, "topics"),
+        cost=_figure(raw.get("cost"), "cost"),
+        bundles=_bundles(raw),
+        history=history,
+    )
+
+
+def _summary(document: object) -> Summary:
+    raw = _object(document)
+    weighted_max, bytes_per_second = _row(raw.get("averages"), "averages", 2)
+    bundles = _bundles(raw)
+    load = BrokerLoad(
+        taken_ms=integer(raw, "at_ms"),
+        resources=_resources(raw),
+        traffic=_traffic(_row(raw.get("traffic"), "traffic", len(_TRAFFIC)), "traffic"),
+        averages=Averages(weighted_max=_figure(weighted_max, "averages"), bytes_per_second=_figure(bytes_per_second, "averages")),
+        bundle_count=integer(raw, "bundle_count"),
+        topics=integer(raw, "topics"),
+        bundles=tuple(bundle.traffic for bundle in bundles),
+    )
+    costs = {bundle.traffic.bundle: bundle.cost for bundle in bundles}
+    return Summary(broker=_broker(raw), load=load, cost=_figure(raw.get("cost"), "cost"), costs=costs)
+
+
+def _bundles(raw: Raw) -> tuple[SampledBundle, ...]:
+    rows = raw.get("bundles")
+    if not isinstance(rows, list):
+        fail("bundles must be a list")
+    bundles = tuple(_bundle(row, "each of bundles") for row in rows)
+    if len({bundle.traffic.bundle for bundle in bundles}) < len(bundles):
+        fail("bundles must name each bundle once")
+    return bundles
+
+
+def _bundle(document: object, what: str) -> SampledBundle:
+    name, *row = _row(document, what, _BUNDLE_ROW)
+    traffic, counts, cost = row[: len(_TRAFFIC)], row[len(_TRAFFIC) : -1], row[-1]
+    open_here: Raw = dict(zip(("topics", "consumers", "producers", "cache_bytes"), counts, strict=True))
+    return SampledBundle(
+        traffic=BundleTraffic(
+            bundle=text({"the name of a bundle": name}, "the name of a bundle", KEY_CHARACTERS_MAX),
+            traffic=_traffic(traffic, what),
+            topics=integer(open_here, "topics"),
+            consumers=integer(open_here, "consumers"),
+            producers=integer(open_here, "producers"),
+            cache_bytes=integer(open_here, "cache_bytes"),
+        ),
+        cost=_figure(cost, "a cost"),
+    )
+
+
+def _resources(raw: Raw) -> Resources:
+    row = [_figure(each, "resources") for each in _row(raw.get("resources"), "resources", 2 * len(_RESOURCES))]
+    return Resources(**{name: Use(used=row[2 * place], limit=row[2 * place + 1]) for place, name in enumerate(_RESOURCES)})
+
+
+def _traffic(row: list[object], what: str) -> Traffic:
+    return Traffic(**{name: _figure(each, what) for name, each in zip(_TRAFFIC, row, strict=True)})
+
+
+def _object(document: object) -> Raw:
+    return document if isinstance(document, dict) else fail("it must be an object")
+
+
+def _row(value: object, name: str, length: int) -> list[object]:
+    """The first so many of a list; a later version may have more to say."""
+    if not isinstance(value, list) or len(value) < length:
+        fail(f"{name} must be a list of at least {length}")
+    return value[:length]
+
+
+def _figure(value: object, name: str) -> float:
+    if value is None:
+        return float("nan")
+    if type(value) is not float and type(value) is not int:
+        fail(f"{name} must be of numbers")
+    return float(value)
+
+
+def _broker(raw: Raw) -> str:
+    try:
+        return check_broker_id(text(raw, "broker"))
+    except CallerError as error:
+        fail(str(error))
+
+
+def _row_of_resources(resources: Resources) -> list[float]:
+    return [figure for name in _RESOURCES for figure in astuple(getattr(resources, name))]
+
+
+def _row_of_bundle(bundle: SampledBundle) -> list[object]:
+    each = bundle.traffic
+    return [each.bundle, *astuple(each.traffic), each.topics, each.consumers, each.producers, each.cache_bytes, bundle.cost]
+
+
+def _rounded_bundle(bundle: SampledBundle) -> SampledBundle:
+    traffic = replace(bundle.traffic, traffic=_rounded_traffic(bundle.traffic.traffic))
+    return SampledBundle(traffic=traffic, cost=_rounded(bundle.cost))
+
+
+def _rounded_traffic(traffic: Traffic) -> Traffic:
+    return Traffic(**{name: _rounded(getattr(traffic, name)) for name in _TRAFFIC})
+
+
+def _rounded_use(use: Use) -> Use:
+    return Use(used=_rounded(use.used), limit=_rounded(use.limit))
+
+
+def _rounded(figure: float) -> float:
+    return float(f"{figure:.{_DIGITS}g}")

@@ -1,0 +1,170 @@
+"""A load worker as a process: it waits for Kafka within a bound, works until it is told to stop, and ends.
+
+May live here: the order of these, with signals and time limits. What is read and written is in `streams`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+import faust
+from aiokafka.errors import KafkaError
+
+from equipoise.brokers.errors import LoadBusUnavailable
+from equipoise.brokers.load.bus.errors import UnfitLoadTopic
+from equipoise.brokers.load.bus.topic_making import made
+from equipoise.brokers.load.bus.topics import LoadTopic, LoadTopics, differences
+from equipoise.brokers.load.worker.access import Access, access_of
+from equipoise.brokers.load.worker.streams import Place, Streams
+from equipoise.brokers.runtime.failures.repeated_failures import RepeatedFailures
+from equipoise.channel.core.errors import Bug
+from equipoise.channel.kafka.answers import KafkaFailed, TopicFacts, Trouble
+from equipoise.channel.kafka.client import Administrator, Clients
+from equipoise.channel.kafka.settings import KafkaAddress
+from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.stop_signals import stop_event
+
+logger = logging.getLogger(__name__)
+
+STOP_S: Final = 5.0
+"""How long a stop may take. All that a worker keeps is on Kafka: one that is cut off then loses nothing."""
+
+# The exit code of a command whose log is away.
+_FAILED: Final = 3
+
+# Whose lines of every start and every shared-out partition are no news to an operator.
+_TALKATIVE: Final = ("aiokafka", "faust", "mode")
+
+# One look at Kafka: six topics, of which each is described, made, and found, in some milliseconds each on a Kafka that answers.
+_LOOK_MS: Final = 5_000
+_TRY_AGAIN_S: Final = 1.0
+_TOLD_AGAIN_MS: Final = 10_000
+
+
+def run_load_worker(address: KafkaAddress, *, log_url: str, settings: Mapping[str, str], timeout_ms: int) -> None:
+    """Work for the log at `address`, named `log_url`, until SIGTERM or SIGINT; a Kafka that is away at the start is waited for so long.
+
+    `settings` are those of Kafka's client, checked. Raises `InvalidKafkaSetting` for one that a load worker cannot do, OSError for a
+    file that one names and that cannot be read, `UnfitLoadTopic`, `LogAccessDenied`, `LogUnavailable` at the end of the wait, and
+    `LoadBusUnavailable` when it can go on no longer.
+    """
+    for name in _TALKATIVE:
+        logging.getLogger(name).setLevel(logging.WARNING)
+    access = access_of(settings)
+    clients = Clients(servers=address.servers, settings=settings)
+    start = _Start(address, access=access, clients=clients, log_url=log_url)
+    asyncio.run(_work(start, timeout_ms=timeout_ms))
+
+
+async def _work(start: _Start, *, timeout_ms: int) -> None:
+    stopping = stop_event()
+    place = await start.found(stopping, Deadline.after(timeout_ms=timeout_ms))
+    if place is None:
+        return
+    app = Streams(place, folder=_folder()).app
+    # A start waits for the group and restores the tables: whoever wants the end of it must not wait for that.
+    tasks = [asyncio.create_task(_carry(app, place)), asyncio.create_task(stopping.wait())]
+    await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    reason = app.crash_reason
+    if reason is None and tasks[0].done():
+        reason = tasks[0].exception()
+    error = None if reason is None or stopping.is_set() else _as_error(reason, place.topics)
+    _end_soon(error)
+    await app.stop()
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    if error is not None:
+        raise error from reason
+    logger.info("load worker stopped", extra={"group": place.topics.group})
+
+
+async def _carry(app: faust.App, place: Place) -> None:
+    """Start the app, and return when it has ended by itself."""
+    await app.start()
+    logger.info("load worker started", extra={"group": place.topics.group, "partitions": place.partitions})
+    await app.wait_until_stopped()
+
+
+def _end_soon(error: Exception | None) -> None:
+    """See to it that the process ends in time, whatever waits for an answer of Kafka then: the loop, a thread, or the interpreter."""
+
+    def cut_off() -> None:
+        logger.warning("load worker cut off while it stopped", extra={"problem": str(error or "Kafka does not answer")})
+        logging.shutdown()
+        os._exit(0 if error is None else _FAILED)
+
+    timer = threading.Timer(STOP_S, cut_off)
+    timer.daemon = True
+    timer.start()
+
+
+def _folder() -> Path:
+    """What Faust makes for tables in files, of which there are none: one for all workers of a user, since one that is killed leaves it."""
+    return Path(tempfile.gettempdir()) / f"equipoise-load-{os.getuid()}"
+
+
+def _as_error(reason: BaseException, topics: LoadTopics) -> Exception:
+    """Our error for what ended the app."""
+    if isinstance(reason, KafkaError):
+        return LoadBusUnavailable(bus=f"of the topics {topics.log}-*", problem=str(reason) or type(reason).__name__)
+    return Bug(f"the load worker of {topics.group} ended with {type(reason).__name__}: {reason}; please report it")
+
+
+class _Start:
+    """The wait for Kafka, and the topics, which are made if they are not there."""
+
+    def __init__(self, address: KafkaAddress, *, access: Access, clients: Clients, log_url: str) -> None:
+        self._address = address
+        self._access = access
+        self._clients = clients
+        self._log_url = log_url
+        self._topics = LoadTopics(log=address.topic)
+
+    async def found(self, stopping: asyncio.Event, deadline: Deadline) -> Place | None:
+        """Where to work; None if nobody wants that any more. Raises as `run_load_worker` does."""
+        failures = RepeatedFailures(told_again_ms=_TOLD_AGAIN_MS)
+        while not stopping.is_set():
+            try:
+                return await asyncio.to_thread(self._looked, Deadline.after(timeout_ms=min(_LOOK_MS, deadline.remaining_ms())))
+            except KafkaFailed as failed:
+                if failed.trouble is not Trouble.AWAY or not deadline.remaining_ms():
+                    raise failed.as_error(log=self._log_url, in_doubt=False) from failed
+                if failures.failed(time.monotonic_ns() // 1_000_000) is not None:
+                    extra = {"seconds_left": deadline.remaining_ms() // 1_000}
+                    logger.warning("the log is waited for: %s", failed.problem, extra=extra)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(min(_TRY_AGAIN_S, deadline.remaining_ms() / 1_000)):
+                    await stopping.wait()
+        return None
+
+    def _looked(self, deadline: Deadline) -> Place:
+        topics = self._topics
+        with self._clients.administrator() as administrator:
+            if administrator.describe(self._address.topic, timeout_ms=deadline.remaining_ms()) is None:
+                # Brokers may come later, and make it; or somebody has mistyped a name, and waits for averages that nobody needs.
+                logger.warning("there is no such channel yet, and no broker of it", extra={"log": self._log_url})
+            partitions = self._made(administrator, topics.samples, deadline).partitions
+            self._made(administrator, topics.summaries, deadline)
+            # One worker has the same partition of all of these: Faust shares them out so, and a row is where its messages are.
+            for shared in (topics.sightings, topics.handovers, topics.brokers_table, topics.bundles_table):
+                topic = shared(partitions)
+                facts = self._made(administrator, topic, deadline)
+                if facts.partitions != partitions:
+                    raise UnfitLoadTopic(topic=topic.name, partitions=facts.partitions, needed=partitions, like=topics.samples.name)
+        return Place(servers=self._address.servers, access=self._access, topics=topics, partitions=partitions)
+
+    def _made(self, administrator: Administrator, topic: LoadTopic, deadline: Deadline) -> TopicFacts:
+        facts = made(administrator, topic, replication=self._address.replication, deadline=deadline)
+        for difference in differences(topic, facts):
+            logger.warning("topic not as it would be made", extra={"topic": topic.name, "difference": difference})
+        return facts

@@ -1,0 +1,193 @@
+"""What a load worker decides of one message: a row of a table and a message in, the row from now on and messages out.
+
+May live here: those decisions, and why a message is left out. Pure: `now_ms` is Unix time by the worker's clock. A row that cannot
+be read is of another version, and counts as none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Final, TypeVar
+
+from equipoise.brokers.errors import UnreadableLoad
+from equipoise.brokers.load.bus.spelling import parse_sample, parse_summary, spell_summary
+from equipoise.brokers.load.bus.topics import PASSING_KEPT_MS, SUMMARIES_KEPT_MS
+from equipoise.brokers.load.worker.rows import Row, Sighting, parse_row, parse_sighting, spell_row, spell_sighting
+from equipoise.channel.core.errors import CallerError
+from equipoise.channel.core.ranges import check_broker_id
+from equipoise.shedder.load_reports import Sample, Summary, fault_of_summary, sampled_in, summarized
+from equipoise.shedder.loads import kept_share
+
+CLOCKS_APART_MS_MAX: Final = PASSING_KEPT_MS
+"""How far a sample's time may lie from the worker's. An older one is of no use; one that is further ahead would look fresh for long."""
+
+_Body = TypeVar("_Body")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrived:
+    """A message as it came from a topic."""
+
+    partition: int
+    offset: int
+    key: bytes | None
+    value: bytes | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeftOut:
+    """A message of which nothing follows: whose it is, as far as it says so, and what is wrong with it, if anything is."""
+
+    subject: str
+    problem: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """What follows from a message about a broker.
+
+    `row` is what the table of brokers says of it from now on, `summary` what is published; None: nothing any more, and a tombstone.
+    Each of `sightings` has the name of its bundle as its key. `problem` is a figure that cannot be: it goes on to who weighs it, and
+    says whose it is; no average keeps it.
+    """
+
+    row: bytes | None
+    summary: bytes | None
+    sightings: Sequence[tuple[bytes, bytes]] = ()
+    problem: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """What follows from a sighting: the bundle's row in its table from now on; and if it has moved, what its new broker's worker is told.
+
+    A handover goes to the partition that the sighting names, with that broker as its key.
+    """
+
+    row: bytes
+    handover: tuple[int, bytes, bytes] | None = None
+
+
+def on_sample(row: bytes | None, message: Arrived, *, now_ms: int) -> Told | LeftOut:
+    """What follows from a message on the topic of samples, of whose broker the table says `row`."""
+    broker = _broker_in(message)
+    if isinstance(broker, LeftOut):
+        return broker
+    if message.value is None:  # It leaves.
+        return Told(row=None, summary=None)
+    try:
+        sample = parse_sample(message.value)
+    except UnreadableLoad as error:
+        return LeftOut(subject=broker, problem=str(error))
+    problem = _doubt(broker, sample, now_ms)
+    if problem is not None:
+        return LeftOut(subject=broker, problem=problem)
+    kept, before = _summary_in(row)
+    offset = message.offset
+    if kept is not None and before is not None and offset <= kept.offset and sample.at_ms <= before.load.taken_ms:
+        summary = before  # A worker took it before, and did not live to say so. What it took after it stays taken, too.
+        offset = kept.offset
+    else:
+        summary = summarized(before, sample)
+    body = spell_summary(summary)
+    sightings = [
+        Sighting(broker=broker, at_ms=summary.load.taken_ms, partition=message.partition, history=sample.history, bundle=bundle)
+        for bundle in sampled_in(summary)
+    ]
+    handed = 0 if kept is None else kept.handed
+    return Told(
+        row=spell_row(Row(partition=message.partition, offset=offset, at_ms=now_ms, handed=handed, body=body)),
+        summary=body,
+        sightings=[(sighting.bundle.traffic.bundle.encode(), spell_sighting(sighting)) for sighting in sightings],
+        problem=fault_of_summary(summarized(None, sample)),
+    )
+
+
+def on_sighting(row: bytes | None, message: Arrived, *, now_ms: int, partitions: int) -> Seen | LeftOut:
+    """What follows from a message on the topic of sightings, of whose bundle the table says `row`. Each topic has so many `partitions`."""
+    try:
+        seen = parse_sighting(message.value or b"")
+    except UnreadableLoad as error:
+        return LeftOut(subject="a load worker", problem=str(error))
+    if seen.partition >= partitions:
+        return LeftOut(subject=seen.broker, problem=f"its samples lie in partition {seen.partition}, and there are {partitions}")
+    last, before = _sighting_in(row)
+    if last is not None and before is not None and message.offset <= last.offset and seen.at_ms <= before.at_ms:
+        return LeftOut(subject=seen.broker, problem=None)  # It was taken before, as in `on_sample`.
+    if before is None or before.broker == seen.broker:
+        return Seen(row=_row(message, now_ms, spell_sighting(seen)))
+    if seen.at_ms < before.at_ms:  # The last that its former broker said; it has been seen elsewhere since.
+        return LeftOut(subject=seen.broker, problem=None)
+    kept = kept_share(seen.history, elapsed_ms=seen.at_ms - before.at_ms)
+    body = spell_sighting(replace(seen, bundle=seen.bundle.blended(before.bundle, kept=kept)))
+    return Seen(row=_row(message, now_ms, body), handover=(seen.partition, seen.broker.encode(), body))
+
+
+def on_handover(row: bytes | None, message: Arrived, *, now_ms: int) -> Told | LeftOut:
+    """What follows from a message on the topic of handovers, of whose broker the table says `row`.
+
+    The row keeps the offset of its sample, and notes that of the handover: read once more, that would take back what was sampled since.
+    """
+    try:
+        handed = parse_sighting(message.value or b"")
+    except UnreadableLoad as error:
+        return LeftOut(subject="a load worker", problem=str(error))
+    kept, summary = _summary_in(row)
+    name = handed.bundle.traffic.bundle
+    if kept is None or summary is None or summary.broker != handed.broker or name not in summary.costs:
+        return LeftOut(subject=handed.broker, problem=None)  # It has left, or the bundle is none of its busiest any more.
+    if message.offset < kept.handed and handed.at_ms < summary.load.taken_ms:
+        return LeftOut(subject=handed.broker, problem=None)
+    bundles = tuple(handed.bundle.traffic if bundle.bundle == name else bundle for bundle in summary.load.bundles or ())
+    body = spell_summary(replace(summary, load=replace(summary.load, bundles=bundles), costs={**summary.costs, name: handed.bundle.cost}))
+    return Told(row=spell_row(replace(kept, at_ms=now_ms, handed=message.offset + 1, body=body)), summary=body)
+
+
+def is_forgotten(row: bytes, *, partition: int, now_ms: int) -> bool:
+    """Whether a row is one of `partition` that nobody has renewed for as long as a summary is kept; also one that nobody can read."""
+    try:
+        kept = parse_row(row)
+    except UnreadableLoad:
+        return True
+    return kept.partition == partition and now_ms - kept.at_ms > SUMMARIES_KEPT_MS
+
+
+def _row(message: Arrived, now_ms: int, body: bytes) -> bytes:
+    return spell_row(Row(partition=message.partition, offset=message.offset, at_ms=now_ms, body=body))
+
+
+def _broker_in(message: Arrived) -> str | LeftOut:
+    key = message.key or b""
+    try:
+        return check_broker_id(key.decode())
+    except (UnicodeDecodeError, CallerError):
+        return LeftOut(subject=repr(key[:64]), problem="its key is not the id of a broker")
+
+
+def _doubt(broker: str, sample: Sample, now_ms: int) -> str | None:
+    """Why a sample is not taken; None if it is."""
+    if sample.broker != broker:
+        return f"it says that it is {sample.broker}"
+    apart_ms = sample.at_ms - now_ms
+    if abs(apart_ms) > CLOCKS_APART_MS_MAX:
+        return f"it was taken {abs(apart_ms) // 1_000} s {'ahead of' if apart_ms > 0 else 'before'} the time that it is here"
+    return None
+
+
+def _summary_in(row: bytes | None) -> tuple[Row, Summary] | tuple[None, None]:
+    return _read(row, parse_summary)
+
+
+def _sighting_in(row: bytes | None) -> tuple[Row, Sighting] | tuple[None, None]:
+    return _read(row, parse_sighting)
+
+
+def _read(row: bytes | None, parse: Callable[[bytes], _Body]) -> tuple[Row, _Body] | tuple[None, None]:
+    try:
+        if row is not None:
+            kept = parse_row(row)
+            return kept, parse(kept.body)
+    except UnreadableLoad:
+        pass
+    return None, None

@@ -1,0 +1,214 @@
+"""The Faust app of a load worker: topics, tables, and agents that carry messages to `steps` and what follows from them to Kafka.
+
+May live here: what Faust is told, and nothing that is decided of a message. The app takes signals from nobody, and has no web server;
+who runs it starts and stops it: see `running`.
+
+Keys and values are bytes to Faust. Its tables are in memory: one worker holds some kilobytes for each broker, and some hundred
+bytes for each bundle that was among the busiest within the last hour.
+"""
+
+from __future__ import annotations
+
+import logging
+import ssl
+import time
+from collections.abc import Iterator
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import faust
+from faust.auth import Credentials, SASLCredentials, SSLCredentials
+from faust.types import TP, AppT, EventT, StreamT, TableT, TopicT
+
+from equipoise.brokers.load.bus.topics import LoadTopics
+from equipoise.brokers.load.worker.access import Access, Tls
+from equipoise.brokers.load.worker.steps import Arrived, LeftOut, Told, is_forgotten, on_handover, on_sample, on_sighting
+from equipoise.brokers.load.worker.troubles import Troubles
+
+logger = logging.getLogger(__name__)
+
+SESSION_S: Final = 6.0
+"""How long a worker may be silent before the others take over what it had: the shortest that Kafka allows unless it is told otherwise."""
+
+_HEARTBEAT_S: Final = 1.5
+_COMMIT_S: Final = 1.0  # After a kill so much is read once more, which changes nothing twice.
+
+# Rows looked at for each message, as many again as one message makes: so old ones go no slower than new ones come.
+_LOOKED_AT: Final = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """Where a load worker works: Kafka's addresses (`HOST:PORT,HOST:PORT`), how it is let in, and the topics, which are there."""
+
+    servers: str
+    access: Access
+    topics: LoadTopics
+    partitions: int
+
+
+class Streams:
+    """The app, and its agents."""
+
+    def __init__(self, place: Place, *, folder: Path) -> None:
+        """Nothing is connected yet; `folder` is for what Faust keeps in files.
+
+        Raises OSError for a file of certificates or keys that cannot be read; `ssl.SSLError` is one.
+        """
+        self.app = _app(place, folder)
+        self._place = place
+        self._troubles = Troubles()
+        topics, partitions = place.topics, place.partitions
+        self._brokers = self._table("brokers", partitions)
+        self._bundles = self._table("bundles", partitions)
+        self._old_brokers = _Round(self._brokers)
+        self._old_bundles = _Round(self._bundles)
+        self._summaries = self._topic(topics.summaries.name)
+        self._sightings = self._topic(topics.sightings(partitions).name)
+        self._handovers = self._topic(topics.handovers(partitions).name)
+        samples = self._topic(topics.samples.name)
+        self.app.on_partitions_assigned.connect(self._tell_partitions, weak=False)
+        self.app.agent(samples, name="samples")(self._on_samples)
+        self.app.agent(self._sightings, name="sightings")(self._on_sightings)
+        self.app.agent(self._handovers, name="handovers")(self._on_handovers)
+
+    def _topic(self, name: str) -> TopicT:
+        return self.app.topic(name, key_type=bytes, value_type=bytes, allow_empty=True)
+
+    def _table(self, name: str, partitions: int) -> TableT[bytes, bytes]:
+        return self.app.Table(name, key_type=bytes, value_type=bytes, partitions=partitions)
+
+    async def _tell_partitions(self, _: AppT, /, *assigned: AbstractSet[TP], signal: object, **__: object) -> None:
+        del signal  # Faust says by which of its signals it calls; there is one.
+        mine = sorted(place.partition for places in assigned for place in places if place.topic == self._place.topics.samples.name)
+        logger.info("load worker has partitions", extra={"partitions": mine})
+
+    async def _on_samples(self, stream: StreamT[bytes]) -> None:
+        async for event in stream.events():
+            message, now_ms = _arrived(event), _now_ms()
+            self._old_brokers.forget(message.partition, now_ms)
+            key = message.key or b""
+            outcome = on_sample(self._brokers.get(key), message, now_ms=now_ms)
+            if isinstance(outcome, LeftOut):
+                self._leave_out(outcome)
+                continue
+            if outcome.problem is not None:
+                self._warn("load cannot be so", key.decode(), outcome.problem)
+            await self._tell(key, outcome)
+
+    async def _on_sightings(self, stream: StreamT[bytes]) -> None:
+        async for event in stream.events():
+            message, now_ms = _arrived(event), _now_ms()
+            self._old_bundles.forget(message.partition, now_ms)
+            key = message.key or b""
+            outcome = on_sighting(self._bundles.get(key), message, now_ms=now_ms, partitions=self._place.partitions)
+            if isinstance(outcome, LeftOut):
+                self._leave_out(outcome)
+                continue
+            self._bundles[key] = outcome.row
+            if outcome.handover is not None:
+                partition, broker, value = outcome.handover
+                await self._handovers.send(key=broker, value=value, partition=partition)
+
+    async def _on_handovers(self, stream: StreamT[bytes]) -> None:
+        async for event in stream.events():
+            message = _arrived(event)
+            key = message.key or b""
+            outcome = on_handover(self._brokers.get(key), message, now_ms=_now_ms())
+            if isinstance(outcome, LeftOut):
+                self._leave_out(outcome)
+                continue
+            await self._tell(key, outcome)
+
+    async def _tell(self, broker: bytes, told: Told) -> None:
+        """Keep and send what follows from a message. Nothing waits between reading a row and writing it, so no other agent does either."""
+        if told.row is not None:
+            self._brokers[broker] = told.row
+        elif broker in self._brokers:
+            del self._brokers[broker]
+        await self._summaries.send(key=broker, value=told.summary)
+        for bundle, sighting in told.sightings:
+            await self._sightings.send(key=bundle, value=sighting)
+
+    def _leave_out(self, message: LeftOut) -> None:
+        if message.problem is not None:
+            self._warn("load left out", message.subject, message.problem)
+
+    def _warn(self, event: str, broker: str, problem: str) -> None:
+        times = self._troubles.count(broker, now_ms=time.monotonic_ns() // 1_000_000)
+        if times is not None:
+            logger.warning(event, extra={"broker": broker, "problem": problem, "times": times, "total": self._troubles.total})
+
+
+class _Round:
+    """A look at the rows of a table, some at each message, over and over, which takes away those that nobody has renewed for long.
+
+    A row can be taken away only while a message of its own partition is at hand: Faust writes the changelog there.
+    """
+
+    def __init__(self, table: TableT[bytes, bytes]) -> None:
+        self._table = table
+        self._keys: Iterator[bytes] = iter(())
+
+    def forget(self, partition: int, now_ms: int) -> None:
+        """Look at the next rows."""
+        for _ in range(_LOOKED_AT):
+            key = next(self._keys, None)
+            if key is None:
+                self._keys = iter(list(self._table.keys()))
+                return
+            row = self._table.get(key)
+            if row is not None and is_forgotten(row, partition=partition, now_ms=now_ms):
+                del self._table[key]
+
+
+def _app(place: Place, folder: Path) -> faust.App:
+    password, tls = place.access.password, place.access.tls
+    context = None if tls is None else _context(tls)
+    credentials: Credentials | None = None
+    if password is not None:
+        credentials = SASLCredentials(
+            username=password.username, password=password.password, mechanism=password.mechanism, ssl_context=context
+        )
+    elif context is not None:
+        credentials = SSLCredentials(context)
+    return faust.App(
+        place.topics.group,
+        autodiscover=False,
+        broker=[f"kafka://{server}" for server in place.servers.split(",")],
+        broker_client_id="equipoise-load-worker",
+        broker_commit_interval=_COMMIT_S,
+        broker_credentials=credentials,
+        broker_heartbeat_interval=_HEARTBEAT_S,
+        broker_session_timeout=SESSION_S,
+        datadir=str(folder),
+        key_serializer="raw",
+        store="memory://",
+        stream_wait_empty=False,
+        table_standby_replicas=0,
+        topic_disable_leader=True,
+        value_serializer="raw",
+        web_enabled=False,
+    )
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    authorities = None if tls.authorities is None else Path(tls.authorities)
+    is_folder = authorities is not None and authorities.is_dir()
+    context = ssl.create_default_context(cafile=None if is_folder else tls.authorities, capath=tls.authorities if is_folder else None)
+    context.check_hostname = tls.verifies_host
+    context.verify_mode = ssl.CERT_REQUIRED if tls.verifies_certificate else ssl.CERT_NONE
+    if tls.certificate is not None:
+        context.load_cert_chain(tls.certificate, tls.key, tls.key_password)
+    return context
+
+
+def _arrived(event: EventT[bytes]) -> Arrived:
+    message = event.message
+    return Arrived(partition=message.partition, offset=message.offset, key=message.key, value=message.value)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

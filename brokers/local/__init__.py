@@ -1,0 +1,1 @@
+"""Clusters on this machine: processes, load workers and the demo."""

@@ -1,0 +1,109 @@
+"""The demo: a local cluster of three brokers that balances, fails and heals under callers and Pulsar clients.
+
+May live here: the command line, and the last words. Exit code 0: the verdict is clean; 1: it is not; 2: the command line is
+wrong; 4: the demo could not begin.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import secrets
+import sys
+import tempfile
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from shlex import quote
+
+from equipoise.brokers.local.demo.acts import ACTS, Act
+from equipoise.brokers.local.demo.screen import open_screen
+from equipoise.brokers.local.demo.show import Ending, Options, play
+from equipoise.brokers.local.demo.verdict import JUDGE
+from equipoise.channel.core.errors import EquipoiseError
+
+
+def parser(program: str) -> argparse.ArgumentParser:
+    """The command line of `program`, which plays the demo."""
+    parser = argparse.ArgumentParser(prog=program, description="A local cluster that balances, fails and heals.")
+    parser.add_argument("--seconds", type=float, default=50.0, help="how long the acts go on, at least each of them once (default: 50)")
+    parser.add_argument("--forever", action="store_true", help="go on until Ctrl-C")
+    parser.add_argument("--plain", action="store_true", help="plain lines, as in a pipe")
+    parser.add_argument(
+        "--data", type=_directory, metavar="DIR", help="a new directory for all files, which are kept (default: a temporary one)"
+    )
+    parser.add_argument("--seed", type=int, help="what moves where, and who is asked first (default: chosen at random)")
+    return parser
+
+
+def _directory(text: str) -> Path:
+    if not text:  # pathlib takes it for the working folder.
+        raise argparse.ArgumentTypeError("the name is empty")
+    return Path(text)
+
+
+def main() -> int:
+    """Run the demo on a file, or on a log that is there; the exit code."""
+    arguments = parser("python -m equipoise.brokers.local.demo")
+    arguments.add_argument("--log", metavar="URL", help="a log that is new, or its place: kafka://HOST:PORT/TOPIC (default: a file)")
+    parsed = arguments.parse_args()
+    return run(arguments, parsed, log_url=parsed.log)
+
+
+def run(
+    parser: argparse.ArgumentParser,
+    arguments: argparse.Namespace,
+    *,
+    log_url: str | None,
+    log_stays: bool = True,
+    acts: Sequence[Act] = ACTS,
+) -> int:
+    """Play the demo as a command line that `parser` has read says; the exit code. `log_stays` says whether the log outlives it."""
+    if arguments.data is not None and arguments.data.exists() and any(arguments.data.iterdir()):
+        parser.error(f"{arguments.data} is not empty; name a new directory")
+    with ExitStack() as parts:
+        directory = arguments.data
+        if directory is None:
+            # Whoever looks on, such as an audit, may make files beside the log until the last moment: no reason to keep the verdict back.
+            directory = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="equipoise-demo-", ignore_cleanup_errors=True)))
+        seed = secrets.randbelow(1_000_000) if arguments.seed is None else arguments.seed
+        seconds = None if arguments.forever else arguments.seconds
+        options = Options(directory=directory.absolute(), seconds=seconds, seed=seed, log_url=log_url, acts=acts)
+        options.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # What a client of Kafka, or asyncio, has to say would tear the picture.
+        logging.basicConfig(filename=options.directory / "demo.log")
+        screen = parts.enter_context(open_screen(plain=arguments.plain))
+        try:
+            ending = asyncio.run(play(options, screen))
+        except (EquipoiseError, OSError) as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 4
+    kept = f"sqlite:{options.directory}/channel.db" if arguments.data is not None else None
+    _print_ending(ending, log=(log_url or kept) if log_stays else None)
+    return 0 if ending.is_clean else 1
+
+
+def _print_ending(ending: Ending, *, log: str | None) -> None:
+    print()
+    for line in ending.summary:
+        print(line)
+    for finding in ending.findings.findings:
+        print(f"FINDING at offset {finding.first}: {finding.text}")
+    if ending.problem is not None:
+        print(f"the acts did not come to their end: {ending.problem}")
+    if log is not None:
+        commands = (f"equipoise channel {what} --log {quote(log)}" for what in ("verify", "tail", "why BUNDLE"))
+        print(f"look at it: {'; '.join(commands)}")
+    if not ending.verdicts:
+        print(f"verdict: none, the judge is not shipped; it is part of a checkout: {Path(*JUDGE.parts[-3:])}")
+    for verdict in ending.verdicts.values():
+        for rule, messages in verdict.violations.items():
+            for message in messages:
+                print(f"VIOLATION {rule}: {message}")
+    for judged, verdict in ending.verdicts.items():
+        print(f"verdict on {judged}: {verdict.text}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,119 @@
+"""The acts of the demo: what is done to the cluster while callers and Pulsar clients go on.
+
+May live here: short stories on a `Stage`, each of which says what it does, and ends with every bundle owned. They may be
+played in any order, again and again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from equipoise.brokers.errors import BrokerUnreachable
+from equipoise.brokers.local.demo import operator
+from equipoise.brokers.local.demo.load_acts import divide, even_out
+from equipoise.brokers.local.demo.operator import Deed
+from equipoise.brokers.local.demo.stage import Stage
+from equipoise.brokers.local.demo.tuning import QUICK, tune
+
+Act = Callable[[Stage], Awaitable[None]]
+
+# Long enough for a few rounds of the balancer.
+_BALANCE_S: Final = 4.0
+
+# Of each, half are done to counters and half to topics.
+_TRANSFERS: Final = 8
+_CUTS: Final = 4
+_BETWEEN_MOVES_S: Final = 0.25
+_BETWEEN_ACTS_S: Final = 1.0
+
+
+async def balance(stage: Stage) -> None:
+    """Leave it to the leader."""
+    stage.say("nobody does anything: the leader levels the load by itself")
+    await asyncio.sleep(_BALANCE_S)
+
+
+async def transfer(stage: Stage) -> None:
+    """Move bundles to and fro."""
+    stage.say(f"an operator transfers {_TRANSFERS} bundles in use")
+    await _move(stage, Deed.TRANSFER, _TRANSFERS)
+
+
+async def split(stage: Stage) -> None:
+    """Cut bundles."""
+    stage.say(f"{_CUTS} bundles are cut in two; their callers and clients go on, under the same token")
+    await _move(stage, Deed.SPLIT, _CUTS)
+
+
+async def merge(stage: Stage) -> None:
+    """Join bundles."""
+    stage.say(f"{_CUTS} pairs of neighbours become one bundle each, after a transfer where they have two owners")
+    await _move(stage, Deed.MERGE, _CUTS)
+
+
+async def drain(stage: Stage) -> None:
+    """Empty a broker, stop it, and start it again."""
+    number = (stage.number_of_leader() + 1) % len(stage.cluster.broker_ids)
+    broker, incarnation = stage.cluster.broker_ids[number], stage.incarnation(number)
+    held = stage.table.view.held_count(incarnation)
+    stage.say(f"{broker} drains: its {held} bundles move away, and it takes nothing new")
+    problem = await operator.drain(stage.http, stage.cluster.addresses[number])
+    if problem is not None:
+        stage.say(f"{broker} does not drain: {problem}")
+    await stage.settled(without=incarnation)
+    stage.say(f"{broker} is empty, leaves, and comes back")
+    await asyncio.to_thread(stage.cluster.restart, number)
+    await asyncio.sleep(_BETWEEN_ACTS_S)
+
+
+async def kill(stage: Stage) -> None:
+    """Kill a broker that does not lead, and revive it."""
+    await _kill(stage, (stage.number_of_leader() + 1) % len(stage.cluster.broker_ids))
+
+
+async def kill_leader(stage: Stage) -> None:
+    """Kill the leader, and revive it."""
+    await _kill(stage, stage.number_of_leader())
+
+
+async def _kill(stage: Stage, number: int) -> None:
+    broker, incarnation = stage.cluster.broker_ids[number], stage.incarnation(number)
+    leads = " which leads," if number == stage.number_of_leader() else ""
+    stage.say(f"kill -9 of {broker},{leads} with {stage.table.view.held_count(incarnation)} bundles")
+    began_s = stage.now_s
+    with stage.killing():
+        await asyncio.to_thread(stage.cluster.kill, number)
+        await stage.settled(without=incarnation)
+        stage.say(f"all bundles are owned again after {(stage.now_s - began_s) * 1_000:.0f} ms")
+        await stage.flow_again()
+    back = "" if stage.pulsar is None else f"all Pulsar clients are back after {(stage.now_s - began_s) * 1_000:.0f} ms; "
+    stage.say(f"{back}{broker} is started again")
+    await asyncio.to_thread(stage.cluster.restart, number)
+    await asyncio.sleep(_BETWEEN_ACTS_S)
+
+
+async def _move(stage: Stage, deed: Deed, times: int) -> None:
+    for _ in range(times):
+        await stage.move(deed)
+        await asyncio.sleep(_BETWEEN_MOVES_S)
+
+
+async def begin(stage: Stage) -> None:
+    """Set what can be watched, create the namespaces, and wait until all their bundles are owned.
+
+    Raises `BrokerUnreachable` if a namespace cannot be created, and what `tune` raises.
+    """
+    await tune(stage.cluster.log_url, QUICK)
+    stage.say("settings are put on the channel, by which brokers report, and balance, each second")
+    broker, address = stage.cluster.broker_ids[0], stage.cluster.addresses[0]
+    for namespace, bundles in stage.bundles.items():
+        problem = await operator.create_namespace(stage.http, address, namespace, bundles=bundles)
+        if problem is not None:
+            raise BrokerUnreachable(broker=broker, address=address, problem=problem)
+        stage.say(f"namespace {namespace} is made; its {bundles} bundles are shared by {len(stage.cluster.broker_ids)} brokers")
+    await stage.settled()
+
+
+ACTS: Final[tuple[Act, ...]] = (balance, even_out, transfer, split, kill, divide, merge, drain, kill_leader)

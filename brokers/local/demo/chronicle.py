@@ -1,0 +1,63 @@
+"""What the channel says has happened: moves and deaths counted, and the newest records in words.
+
+May live here: a listener of the channel. It changes nothing, and asks nobody.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from equipoise.brokers.balancing.moves import MoveKind, MoveResult, Moves
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.entries import BrokerChanged
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import BrokerRecord, Renewed
+from equipoise.channel.core.view import View
+from equipoise.channel.inspect.story import Names, describe
+
+_NEWEST_MAX: Final = 8
+
+
+class Chronicle:
+    """Counts what is folded. `folded` is to be called with every record, the view standing just after it.
+
+    `jumped` is to be called where records were left out; what they told of is not counted.
+    """
+
+    def __init__(self, look: Callable[[], View]) -> None:
+        """`look` gives the view as it is now."""
+        self._look = look
+        self._names = Names(look())
+        self._moves = Moves()
+        self._newest: deque[str] = deque(maxlen=_NEWEST_MAX)
+        self.done: Counter[MoveKind] = Counter()
+        self.called_off = 0
+        self.deaths = 0
+        self.rejected = 0
+
+    @property
+    def newest(self) -> Sequence[str]:
+        """The newest records but the renewals, the newest last."""
+        return tuple(self._newest)
+
+    def folded(self, folded: Folded) -> None:
+        """Take in one record."""
+        self._names.learn(folded)
+        for move in self._moves.folded(folded, time.monotonic_ns()):
+            self.done[move.kind] += move.result is MoveResult.DONE
+            self.called_off += move.result is MoveResult.CALLED_OFF
+        self.rejected += not folded.verdict.accepted
+        left = isinstance(folded.record, BrokerRecord) and folded.record.status == "left"
+        if not left:  # A broker that leaves dies of its own will.
+            self.deaths += sum(isinstance(change, BrokerChanged) and change.dead is not None for change in folded.verdict.changes)
+        if not (isinstance(folded.record, Renewed) and folded.verdict.accepted):
+            self._newest.append(describe(folded, self._look(), self._names))
+
+    def jumped(self, jump: Jump) -> None:
+        """Go on after records that nobody has read."""
+        self._names = Names(self._look())
+        self._moves.jumped(jump)
+        self._newest.append(f"what stood between offsets {jump.before} and {jump.offset} was truncated before it was read")

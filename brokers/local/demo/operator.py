@@ -1,0 +1,150 @@
+"""An operator at work: moves bundles by the brokers' HTTP, as a script written for Pulsar would, and asks what balancing would do.
+
+May live here: what an operator asks of brokers, and the choice of what to ask for. Whether it may be done is the fold's decision.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from random import Random
+from typing import Final
+
+import aiohttp
+
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.view import View
+from equipoise.channel.log.table_view import TableView
+from equipoise.channel.system.deadline import Deadline
+
+# The longest that a move may take here: brokers answer moves when they are done, or called off.
+_MOVE_S: Final = 30.0
+
+# How often an operator looks whether the view is what he waits for.
+_LOOK_S: Final = 0.01
+
+# A dry run folds the channel and reads what brokers have reported: a second, and on a busy machine some more.
+_PLAN_S: Final = 20.0
+_AS_WIDE: Final = {"COLUMNS": "120"}
+
+# A bundle of fewer hash points is not cut any further: hardly a key of the demo would lie in it.
+_WIDTH_MIN: Final = 1 << 20
+
+
+class Deed(StrEnum):
+    """What an operator does."""
+
+    TRANSFER = "transfer"
+    SPLIT = "split"
+    MERGE = "merge"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A deed on a bundle (of a merge, the left one); `to` is the id of a transfer's destination."""
+
+    deed: Deed
+    bundle: str
+    to: str | None = None
+
+    @property
+    def text(self) -> str:
+        """What is asked for, as people say it."""
+        return f"{self.deed} {self.bundle}" + (f" to {self.to}" if self.to else "")
+
+
+def choose(deed: Deed, view: View, namespace: str, random: Random) -> Move | None:
+    """A move that the view allows; None if there is none. Where a merge needs a transfer first, it is that transfer."""
+    owned = [bundle for bundle in view.bundles_of(namespace) if bundle.phase == "owned"]
+    if deed is Deed.TRANSFER:
+        up = [broker for broker in view.live_brokers() if broker.status == "up"]
+        return _transfer(random.choice(owned), up, random) if owned else None
+    if deed is Deed.SPLIT:
+        wide = [bundle for bundle in owned if bundle.high - bundle.low > _WIDTH_MIN]
+        return Move(deed=deed, bundle=random.choice(wide).name) if wide else None
+    return _merge(view, owned, random)
+
+
+def _transfer(bundle: BundleEntry, up: Sequence[BrokerEntry], random: Random) -> Move | None:
+    others = [broker.broker for broker in up if broker.incarnation != bundle.owner]
+    return Move(deed=Deed.TRANSFER, bundle=bundle.name, to=random.choice(others)) if others else None
+
+
+def _merge(view: View, owned: Sequence[BundleEntry], random: Random) -> Move | None:
+    """A merge of two neighbours of one owner; where there are none, a transfer that makes some."""
+    pairs = [(left, right) for left in owned if (right := view.right_neighbour(left)) is not None and right.phase == "owned"]
+    mergeable = [left for left, right in pairs if left.owner == right.owner]
+    if mergeable:
+        return Move(deed=Deed.MERGE, bundle=random.choice(mergeable).name)
+    transfers = [
+        Move(deed=Deed.TRANSFER, bundle=right.name, to=broker.broker)
+        for left, right in pairs
+        if left.owner is not None and (broker := view.live.get(left.owner)) is not None and broker.status == "up"
+    ]
+    return random.choice(transfers) if transfers else None
+
+
+def is_settled(view: View, namespace: str, *, without: int | None = None) -> bool:
+    """Whether there are bundles, and live brokers own all of them, but not incarnation `without`."""
+    bundles = view.bundles_of(namespace)
+    owners = {bundle.owner for bundle in bundles}
+    return bool(bundles) and all(bundle.phase == "owned" for bundle in bundles) and owners <= view.live.keys() - {without}
+
+
+async def settled(table: TableView, namespace: str, *, without: int | None = None, timeout_ms: int) -> None:
+    """Wait until `is_settled`. Raises `DeadlineExceeded`."""
+    deadline = Deadline.after(timeout_ms=timeout_ms)
+    while not is_settled(table.view, namespace, without=without):
+        deadline.check(f"a living owner for every bundle of {namespace}")
+        await asyncio.sleep(_LOOK_S)
+
+
+async def make(http: aiohttp.ClientSession, broker: str, move: Move) -> str | None:
+    """Have `broker`, a base URL, make a move, and wait for its end. None if it was made, or else the problem.
+
+    Where nobody answered, the move may have been made all the same.
+    """
+    namespace, _, hashes = move.bundle.rpartition("/")
+    path = "unload" if move.deed is Deed.TRANSFER else move.deed
+    query = {"destinationBroker": move.to} if move.to else {}
+    return await _ask(http, "PUT", f"{broker}/admin/v2/namespaces/{namespace}/{hashes}/{path}", query=query)
+
+
+async def drain(http: aiohttp.ClientSession, broker: str) -> str | None:
+    """Have `broker`, a base URL, take nothing new and move its bundles away. As `make`, but the moves go on after it."""
+    return await _ask(http, "POST", f"{broker}/admin/v2/brokers/drain")
+
+
+async def create_namespace(http: aiohttp.ClientSession, broker: str, namespace: str, *, bundles: int) -> str | None:
+    """Have `broker`, a base URL, create a namespace of so many bundles. As `make`."""
+    return await _ask(http, "PUT", f"{broker}/admin/v2/namespaces/{namespace}", body={"bundles": {"numBundles": bundles}})
+
+
+async def plan(log_url: str) -> Sequence[str]:
+    """What `equipoise plan` prints of the cluster on this log, line by line: a dry run, of which no broker knows."""
+    command = (sys.executable, "-P", "-m", "equipoise.brokers.cli", "plan", "--log", log_url)
+    process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env={**os.environ, **_AS_WIDE})
+    try:
+        async with asyncio.timeout(_PLAN_S):
+            printed, _ = await process.communicate()
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        return [f"it did not come to an end within {_PLAN_S:.0f} s"]
+    return printed.decode(errors="replace").rstrip().splitlines()
+
+
+async def _ask(
+    http: aiohttp.ClientSession, method: str, url: str, *, query: dict[str, str] | None = None, body: object = None
+) -> str | None:
+    try:
+        timeout = aiohttp.ClientTimeout(total=_MOVE_S)
+        async with http.request(method, url, params=query, json=body, timeout=timeout) as response:
+            return None if response.ok else f"{response.status} {(await response.text()).strip()}"
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        return f"{type(error).__name__} {error}".strip()

@@ -1,0 +1,239 @@
+"""The demo from its first process to its last word.
+
+May live here: how the stage is built and taken down, how long the acts go on, and the summary at the end.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from itertools import cycle
+from pathlib import Path
+from random import Random
+from typing import Final
+
+import aiohttp
+
+from equipoise.brokers.balancing.moves import MoveKind
+from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.local.demo.acts import ACTS, Act, begin
+from equipoise.brokers.local.demo.calling import CallerProcess, Plan
+from equipoise.brokers.local.demo.chronicle import Chronicle
+from equipoise.brokers.local.demo.messages import MessageTally
+from equipoise.brokers.local.demo.messaging import PulsarClients, lacking
+from equipoise.brokers.local.demo.screen import Screen
+from equipoise.brokers.local.demo.stage import COUNTERS, MESSAGES, Stage
+from equipoise.brokers.local.demo.tuning import CORES
+from equipoise.brokers.local.demo.verdict import Verdict, judge, judge_messages
+from equipoise.brokers.local.demo.workload import stubborn, uneven
+from equipoise.brokers.local.local_cluster import ClusterSettings, LocalCluster
+from equipoise.brokers.local.local_load_workers import can_run
+from equipoise.channel.inspect.findings import Findings
+from equipoise.channel.inspect.verify import verify
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.log.table_view import TableView
+from equipoise.channel.system.stop_signals import stop_event
+
+_LOAD_WORKERS: Final = 2  # On Kafka: enough to share the work, and to lose one.
+_BROKERS: Final = 3
+_BUNDLES: Final = {COUNTERS: 16, MESSAGES: 8}
+_SERVICES: Final = {COUNTERS: "counter", MESSAGES: "pulsar"}
+_KEYS: Final = 48
+_CALLS_PER_SECOND: Final = 300.0
+_STUBBORN_KEYS: Final = 4
+_STUBBORN_CALLS_PER_SECOND: Final = 5.0
+
+# Rounds follow each other quickly enough to be watched; the default of 5 s is for clusters that live longer than a minute.
+_BALANCE_INTERVAL_MS: Final = 2_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How the demo runs: in `directory`, a new one, for about `seconds` (None: until it is interrupted).
+
+    On the log at `log_url`, a new one; None means a file in the directory. `acts` are played one after the other.
+    """
+
+    directory: Path
+    seconds: float | None
+    seed: int
+    log_url: str | None = None
+    acts: Sequence[Act] = ACTS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ending:
+    """What is left to say at the end. `verdicts`, by what was judged, is empty where there is no judge.
+
+    `problem` is what ended the acts too early, or went wrong with the Pulsar clients.
+    """
+
+    summary: Sequence[str]
+    findings: Findings
+    verdicts: Mapping[str, Verdict]
+    problem: str | None
+
+    @property
+    def is_clean(self) -> bool:
+        """Whether nothing was found by anybody."""
+        return self.problem is None and self.findings.in_order and all(verdict.is_clean for verdict in self.verdicts.values())
+
+
+async def play(options: Options, screen: Screen) -> Ending:
+    """Play the demo. SIGINT and SIGTERM end the acts, not the ending. Raises `EquipoiseError` or OSError if it cannot begin."""
+    lacks = lacking()
+    cluster = _cluster(options, [COUNTERS] if lacks else [COUNTERS, MESSAGES])
+    stopping = stop_event()
+    screen.say(0.0, f"{_BROKERS} brokers start, each a process of its own, on the log {cluster.log_url}")
+    if lacks:
+        screen.say(0.0, f"there will be no Pulsar clients: {lacks}")
+    async with _running(cluster), _stage(cluster, screen, options) as stage:
+        problem = await _play_acts(stage, options, stopping)
+        stage.say("the callers stop, the clients too, and the brokers leave one by one")
+        if stage.pulsar is not None:
+            problem = await stage.pulsar.stop() or problem
+    screen.say(stage.now_s, "the channel is verified, and the judges judge")
+    findings = await asyncio.to_thread(_verified, cluster.log_url)
+    verdicts = await _judged(stage, _store(options.directory))
+    return Ending(summary=_summary(stage, findings, verdicts), findings=findings, verdicts=verdicts, problem=problem)
+
+
+async def _judged(stage: Stage, store: Path) -> Mapping[str, Verdict]:
+    """The verdicts of the judges, by what they judge."""
+    evidence = sorted(path for directory in stage.cluster.directories for path in directory.glob("accepts-*.jsonl"))
+    verdicts = {"calls": await judge([stage.callers.plan.history], store=store, evidence=evidence)}
+    if stage.pulsar is not None:
+        windows = stage.pulsar.tally.windows(time.monotonic_ns())
+        verdicts["messages"] = await judge_messages(stage.pulsar.histories, windows=windows, evidence=evidence)
+    return {judged: verdict for judged, verdict in verdicts.items() if verdict is not None}
+
+
+def _store(directory: Path) -> Path:
+    return directory / "counter.db"
+
+
+def _cluster(options: Options, namespaces: Sequence[str]) -> LocalCluster:
+    is_on_kafka = options.log_url is not None and options.log_url.startswith("kafka:")
+    settings = ClusterSettings(
+        directory=options.directory,
+        log_url=options.log_url,
+        brokers=_BROKERS,
+        pulsar_port=0 if MESSAGES in namespaces else None,
+        services=tuple(f"{namespace}={_SERVICES[namespace]}" for namespace in namespaces),
+        settings={"balance_interval_ms": _BALANCE_INTERVAL_MS, "cpu_cores": CORES},
+        environment={"EQUIPOISE_COUNTER_STORE": str(_store(options.directory))},
+        evidence=True,
+        load_workers=_LOAD_WORKERS if is_on_kafka and can_run() else 0,
+    )
+    return LocalCluster(settings)
+
+
+@asynccontextmanager
+async def _running(cluster: LocalCluster) -> AsyncIterator[None]:
+    """The processes of the brokers; whatever happens, none is left at the end."""
+    try:
+        await asyncio.to_thread(cluster.start)
+        yield
+    finally:
+        await asyncio.to_thread(cluster.stop_all)
+
+
+@asynccontextmanager
+async def _stage(cluster: LocalCluster, screen: Screen, options: Options) -> AsyncIterator[Stage]:
+    streams = uneven(COUNTERS, keys=_KEYS, calls_per_second=_CALLS_PER_SECOND)
+    streams += stubborn(COUNTERS, keys=_STUBBORN_KEYS, calls_per_second=_STUBBORN_CALLS_PER_SECOND)
+    plan = Plan(brokers=cluster.addresses, streams=streams, history=options.directory / "history.jsonl", seed=options.seed)
+    pulsar = None
+    if cluster.settings.pulsar_port is not None:
+        pulsar = PulsarClients(url=cluster.pulsar_url, namespace=MESSAGES, folder=options.directory / "messages")
+    async with AsyncExitStack() as parts:
+        table = await parts.enter_async_context(TableView(lambda: open_log(cluster.log_url), name=cluster.log_url))
+        stage = Stage(
+            bundles=_BUNDLES if pulsar is not None else {COUNTERS: _BUNDLES[COUNTERS]},
+            cluster=cluster,
+            table=table,
+            http=await parts.enter_async_context(aiohttp.ClientSession()),
+            callers=CallerProcess(plan),
+            pulsar=pulsar,
+            loads=open_load_bus(cluster.log_url),
+            chronicle=Chronicle(lambda: table.view),
+            screen=screen,
+            random=Random(options.seed),  # noqa: S311 - which bundle moves next is no secret
+            began_s=asyncio.get_running_loop().time(),
+        )
+        parts.callback(table.listen(stage.chronicle.folded, jumped=stage.chronicle.jumped))
+        drawing = asyncio.ensure_future(stage.keep_drawing())
+        parts.callback(drawing.cancel)
+        await begin(stage)
+        await parts.enter_async_context(stage.callers)
+        if pulsar is not None:
+            await parts.enter_async_context(pulsar)
+            stage.say(f"Pulsar clients produce and consume on {len(pulsar.topics)} topics")
+        yield stage
+
+
+async def _play_acts(stage: Stage, options: Options, stopping: asyncio.Event) -> str | None:
+    """One act after the other until the time is up or `stopping` is set; the problem that ended them, if one did."""
+    playing = asyncio.ensure_future(_acts(stage, options))
+    stopped = asyncio.ensure_future(stopping.wait())
+    await asyncio.wait([playing, stopped], return_when=asyncio.FIRST_COMPLETED)
+    for task in (playing, stopped):
+        task.cancel()
+    (outcome,) = await asyncio.gather(playing, return_exceptions=True)
+    if isinstance(outcome, Exception):
+        stage.say(f"the acts end too early: {outcome}")
+        return f"{type(outcome).__name__}: {outcome}"
+    return None
+
+
+async def _acts(stage: Stage, options: Options) -> None:
+    """Every act at least once; from then on only as long as there is time."""
+    for number, act in enumerate(cycle(options.acts)):
+        if options.seconds is not None and number >= len(options.acts) and stage.now_s >= options.seconds:
+            return
+        await act(stage)
+
+
+def _verified(log_url: str) -> Findings:
+    log = open_log(log_url, create=False)
+    try:
+        return verify(log)
+    finally:
+        log.close()
+
+
+def _summary(stage: Stage, findings: Findings, verdicts: Mapping[str, Verdict]) -> Sequence[str]:
+    done, tally, chronicle = stage.chronicle.done, stage.callers.tally, stage.chronicle
+    moves = ", ".join(f"{kind.value}s {done[kind]}" for kind in (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.MERGE))
+    lines = [
+        f"{moves}, deaths {chronicle.deaths}, called off {chronicle.called_off}",
+        f"calls {tally.acknowledged}, longest pause {tally.longest_pause_ms:.0f} ms",
+        f"of the attempts {tally.redirected} were redirected, {tally.refused} refused, {tally.unknown} left unknown and tried again",
+    ]
+    if stage.pulsar is not None:
+        lines += _summary_of_messages(stage.pulsar.tally, verdicts.get("messages"))
+    calls = verdicts.get("calls")
+    if calls is not None and calls.problem is None:
+        lines.append(f"stale writes that the store refused: {calls.totals['stale_writes_refused_by_the_store']}")
+    if verdicts and all(verdict.problem is None for verdict in verdicts.values()):
+        lines.append(f"double owners: {sum(verdict.double_owners for verdict in verdicts.values())}")
+    order = "all in order" if findings.in_order else f"{findings.findings_count} findings, the first: {findings.findings[0].text}"
+    lines.append(f"channel: {findings.records} records, {findings.agreements} digests agree, {order}")
+    return lines
+
+
+def _summary_of_messages(tally: MessageTally, verdict: Verdict | None) -> Sequence[str]:
+    pause_ms, in_kills_ms = tally.longest_pause_ms, tally.longest_pause_in_kills_ms
+    lines = [f"messages receipted {tally.receipted}, longest pause of a producer {pause_ms:.0f} ms, in a kill -9 {in_kills_ms:.0f} ms"]
+    if verdict is not None and verdict.problem is None:
+        lost = verdict.counts.get("receipted_messages_are_delivered", 0)
+        disordered = verdict.counts.get("messages_keep_their_order", 0)
+        in_kills = verdict.totals["lost"] - lost
+        lines += [
+            f"of them {lost} lost in transfers, splits, merges and drains, {disordered} out of order",
+            f"of them {in_kills} lost in kill -9, against which non-persistent topics promise nothing",
+        ]
+    return lines

@@ -1,0 +1,206 @@
+"""One broker process of a local cluster: how it is started, signalled and known.
+
+May live here: `LocalBroker`, what processes print, and at which ports a row of them listens. What follows from the end of one
+is `local_cluster`'s business, which also guards it against threads.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from itertools import islice
+from pathlib import Path
+from typing import IO, Final
+
+import orjson
+
+from equipoise.brokers.errors import AddressInUse, InvalidConfig
+from equipoise.brokers.local.restart_pause import RestartPause
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.channel.system import private_files
+
+HOST: Final = "127.0.0.1"
+
+_LAST_WORDS_BYTES: Final = 16_384  # A traceback in a JSON line takes some kilobytes.
+_ERRORS: Final = ("error", "critical")
+
+
+class Output:
+    """The file to which the processes of one place print, one after the other."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self._begin = 0
+
+    @contextmanager
+    def opened(self) -> Iterator[IO[bytes]]:
+        """The file, open for the next process. Raises OSError."""
+        private_files.make(self.file)
+        with self.file.open("ab") as file:
+            self._begin = file.tell()
+            yield file
+
+    def last_words(self) -> str | None:
+        """Return the last error that the last process printed, or else its last line; None if it printed nothing."""
+        lines = self._last_lines()
+        return _last_error(lines) or (lines[-1] if lines else None)
+
+    def reason(self, code: int) -> str | None:
+        """Return why the last process ended, by what `Popen.wait` returned; None if it ended in order, or nothing says why."""
+        if code == 0:
+            return None
+        # What a process printed before a signal killed it says why only if it is an error.
+        return self.last_words() if code > 0 else _last_error(self._last_lines())
+
+    def ending(self, code: int) -> str:
+        """Describe how the last process ended, and if that was not in order why, and where its log is."""
+        reason = self.reason(code)
+        why = "" if reason is None else f": {reason}"
+        return f"{ending_of(code)}{why}; its log: {self.file}" if code else ending_of(code)
+
+    def _last_lines(self) -> Sequence[str]:
+        data = self.file.read_bytes()[self._begin :][-_LAST_WORDS_BYTES:] if self.file.exists() else b""
+        return data.decode(errors="replace").strip().splitlines()
+
+
+def _last_error(lines: Sequence[str]) -> str | None:
+    return next((error for line in reversed(lines) if (error := _error_in(line)) is not None), None)
+
+
+def _error_in(line: str) -> str | None:
+    """The error of a command that a line is, or the event of a JSON line of such a level."""
+    if line.startswith("error: "):
+        return line
+    try:
+        entry = orjson.loads(line)
+    except orjson.JSONDecodeError:
+        return None
+    is_error = isinstance(entry, dict) and entry.get("level") in _ERRORS
+    return str(entry.get("event")) if is_error else None
+
+
+class LocalBroker:
+    """One broker: its place, its process of this moment, and the thread that waits for that one's end."""
+
+    def __init__(self, directory: Path, port: int, pulsar_port: int | None = None) -> None:
+        """The broker that is `127.0.0.1:PORT`, with its data and its log in `directory`; it may take Pulsar's clients, too."""
+        self.directory = directory
+        self.output = Output(directory / "broker.log")
+        self.port = port
+        self.pulsar_port = pulsar_port
+        self.id = f"{HOST}:{port}"
+        self.process: subprocess.Popen[bytes] | None = None
+        self.watch: threading.Thread | None = None
+        self.ended = True
+        self.ready = False
+        self.end_expected = False
+        self.will_restart = False
+        self.burial_wanted = False
+        self.started_at_offset = -1
+        self.pause = RestartPause()
+        self._starts = 0
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it neither runs nor will be started again by itself."""
+        return self.ended and not self.will_restart
+
+    def config(self, *, log_url: str, settings: Mapping[str, str | int]) -> WorkerConfig:
+        """What its process will run with. Raises `InvalidConfig` or `InvalidTiming` where that would end at once."""
+        own = {"log_url": log_url, "data_dir": self.directory, "broker_id": self.id, "host": HOST, "http_port": self.port}
+        if self.pulsar_port is not None:
+            own["pulsar_port"] = self.pulsar_port
+        if taken := sorted(own.keys() & settings.keys()):
+            raise InvalidConfig(problems=tuple(f"{setting}: it is each broker's own in a local cluster" for setting in taken))
+        return WorkerConfig.model_validate({**settings, **own})
+
+    def check_port(self) -> None:
+        """Raise `AddressInUse` if one of its ports is taken."""
+        for setting, port in (("http_port", self.port), ("pulsar_port", self.pulsar_port)):
+            if port is None:
+                continue
+            try:
+                socket.create_server((HOST, port)).close()
+            except OSError as error:
+                problem = str(error) if error.errno is None else os.strerror(error.errno)
+                raise AddressInUse(address=f"{HOST}:{port}", problem=problem, setting=setting) from error
+
+    def start(
+        self,
+        *,
+        log_url: str,
+        services: Sequence[str],
+        settings: Mapping[str, str | int],
+        environment: Mapping[str, str],
+        evidence: bool,
+        at_offset: int,
+    ) -> subprocess.Popen[bytes]:
+        """Start a process; the incarnations up to `at_offset` are those of others. Raises OSError if that is not possible."""
+        self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._starts += 1
+        # -P keeps the working folder from hiding an installed package; services are looked for there all the same.
+        command = [sys.executable, "-P", "-m", "equipoise.brokers.cli", "broker", "--stop-on-eof", "--log", log_url]
+        command += ["--data", str(self.directory), "--id", self.id, "--host", HOST, "--http-port", str(self.port)]
+        if self.pulsar_port is not None:
+            command += ["--pulsar-port", str(self.pulsar_port)]
+        command += [word for service in services for word in ("--service", service)]
+        command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
+        if evidence:
+            # A new file for each process: one that was killed may have left half a line.
+            command += ["--evidence", str(self.directory / f"accepts-{self._starts}.jsonl")]
+        with self.output.opened() as log_file:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,  # We hold its other end: a broker does not outlive its parent, however that one ends.
+                stdout=log_file,
+                stderr=log_file,
+                env={**os.environ, **environment},
+                start_new_session=True,  # Ctrl-C is for the parent, which then stops the brokers in one way.
+            )
+        self.ended = self.ready = self.end_expected = False
+        self.started_at_offset = at_offset
+        self.pause.started()
+        return self.process
+
+    def signal(self, number: int) -> None:
+        """Send a signal, unless the process has ended."""
+        if self.process is not None:
+            self.process.send_signal(number)
+
+
+def ports_of(http_port: int, pulsar_port: int | None, count: int) -> Sequence[tuple[int, int | None]]:
+    """The ports of `count` brokers: rising from those given, any that are free where 0 is given, and none for Pulsar where None is.
+
+    No port is given twice. Raises `InvalidConfig` if the rows from the two ports overlap.
+    """
+    firsts = [http_port] if pulsar_port is None else [http_port, pulsar_port]
+    named = [port for first in firsts if first for port in range(first, first + count)]
+    if len(set(named)) < len(named):
+        problem = f"pulsar_port: the ports of {count} brokers from {pulsar_port} on overlap with those from http_port={http_port} on"
+        raise InvalidConfig(problems=(problem,))
+    free = iter(_free_ports(count * firsts.count(0), besides=named))
+    rows: list[list[int]] = [list(range(first, first + count) if first else islice(free, count)) for first in firsts]
+    return list(zip(rows[0], rows[1] if len(rows) > 1 else [None] * count, strict=True))
+
+
+def _free_ports(count: int, *, besides: Sequence[int]) -> Sequence[int]:
+    """Ports that are free now and not among others; all are held until the last is found, so that none is found twice."""
+    with ExitStack() as holding:
+        held = [holding.enter_context(socket.create_server((HOST, 0))) for _ in range(count + len(besides) if count else 0)]
+        return [port for one in held if (port := one.getsockname()[1]) not in besides][:count]
+
+
+def ending_of(code: int) -> str:
+    """How a process ended, by what `Popen.wait` returns: its exit code, or minus the number of the signal that killed it."""
+    if code >= 0:
+        return f"ended with exit code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,146 @@
+"""Load workers of a local cluster on Kafka: processes that start with it, start again when they die, and end with it.
+
+May live here: `LocalLoadWorkers`. What a load worker does is `brokers.load.worker`'s business; nobody waits for one to be at work,
+since brokers serve without.
+
+Threads. One for each worker waits for the end of its process and starts the next. The caller's thread only asks. What both touch is
+guarded by one condition.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Final
+
+from equipoise.brokers.local.local_broker import Output
+from equipoise.brokers.local.restart_pause import RestartPause
+
+STOP_MS: Final = 15_000
+"""How long a load worker may take to end before it is killed: three times what it allows itself."""
+
+TellOfWorker = Callable[[str, Mapping[str, str | int | None]], None]
+"""Told what happened to a load worker, in words and as details for programs."""
+
+
+def can_run() -> bool:
+    """Whether what a load worker needs is installed: the extra `load`."""
+    return find_spec("faust") is not None
+
+
+class _Place:
+    """One worker: its process of this moment, and the thread that watches over it."""
+
+    def __init__(self, number: int, directory: Path) -> None:
+        self.number = number
+        self.output = Output(directory / f"load-worker-{number}.log")
+        self.process: subprocess.Popen[bytes] | None = None
+        self.watch: threading.Thread | None = None
+        self.pause = RestartPause()
+
+
+class LocalLoadWorkers:
+    """So many load workers for one log; each is known by its number."""
+
+    def __init__(self, directory: Path, *, count: int, log_url: str, environment: Mapping[str, str], tell: TellOfWorker) -> None:
+        """Nothing is started yet. Worker i logs to `directory/load-worker-i.log`; `tell` is called from several threads."""
+        self._log_url = log_url
+        self._environment = environment
+        self._tell = tell
+        self._places = tuple(_Place(number, directory) for number in range(count))
+        self._changed = threading.Condition()
+        self._wanted = False  # Who has ended is started again.
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The processes that run now."""
+        with self._changed:
+            return tuple(place.process.pid for place in self._places if place.process is not None)
+
+    def start(self) -> None:
+        """Start all, and return at once. Raises OSError if a process cannot be started; `stop` is to be called in any case."""
+        self._wanted = True
+        for place in self._places:
+            self._spawn(place)
+            place.watch = threading.Thread(target=self._watch, args=(place,), name=f"watch load worker {place.number}", daemon=True)
+            place.watch.start()
+
+    def stop(self) -> None:
+        """End all in their own way, at once, and kill those that take longer than `STOP_MS`."""
+        self._want_no_more()
+        self.signal(signal.SIGCONT)  # One that was stopped in its tracks would not hear.
+        self.signal(signal.SIGTERM)
+        give_up_s = time.monotonic() + STOP_MS / 1_000
+        for place in self._places:
+            if place.watch is not None:
+                place.watch.join(max(0.0, give_up_s - time.monotonic()))
+        self.kill()
+
+    def kill(self) -> None:
+        """Kill all (SIGKILL), and wait until they are gone. None runs until the next `start`."""
+        self._want_no_more()
+        self.signal(signal.SIGKILL)
+        for place in self._places:
+            if place.watch is not None:
+                place.watch.join()
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all that run. One that ends of it is started again, unless all are being stopped."""
+        with self._changed:
+            for place in self._places:
+                if place.process is not None:
+                    place.process.send_signal(number)
+
+    def _want_no_more(self) -> None:
+        with self._changed:
+            self._wanted = False
+            self._changed.notify_all()
+
+    def _spawn(self, place: _Place) -> None:
+        with self._changed:
+            if not self._wanted:
+                return
+            place.output.file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with place.output.opened() as log_file:
+                place.process = subprocess.Popen(
+                    # -P keeps the working folder from hiding an installed package.
+                    [sys.executable, "-P", "-m", "equipoise.brokers.cli", "load-worker", "--stop-on-eof", "--log", self._log_url],
+                    stdin=subprocess.PIPE,  # We hold its other end: a load worker does not outlive its parent, however that one ends.
+                    stdout=log_file,
+                    stderr=log_file,
+                    env={**os.environ, **self._environment},
+                    start_new_session=True,  # Ctrl-C is for the parent.
+                )
+            place.pause.started()
+            pid = place.process.pid
+        self._tell_of(place, f"started as process {pid}, log in {place.output.file}", pid=pid)
+
+    def _watch(self, place: _Place) -> None:
+        """Wait for the end of each process of one place, and start the next, until all are to stop."""
+        while (process := place.process) is not None:
+            code = process.wait()
+            assert process.stdin is not None, "it was started with one"
+            process.stdin.close()
+            with self._changed:
+                place.process = None
+                is_wanted = self._wanted
+            output = place.output
+            self._tell_of(place, output.ending(code), exit_code=code, reason=output.reason(code), log=str(output.file))
+            if not is_wanted:
+                return
+            with self._changed:
+                self._changed.wait_for(lambda: not self._wanted, place.pause.next_ms() / 1_000)
+            try:
+                self._spawn(place)
+            except OSError as error:
+                self._tell_of(place, f"could not be started again: {error}")
+
+    def _tell_of(self, place: _Place, text: str, **details: str | int | None) -> None:
+        self._tell(f"load worker {place.number} {text}", {"load_worker": place.number, **details})

@@ -1,0 +1,220 @@
+"""How an admin reaches the channel: open it, read it to its end, propose, and wait for what follows.
+
+May live here: what everybody who works on a channel in the calling thread does alike, under one deadline.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeVar
+
+from equipoise.brokers.agent.requested_moves import may_run_again, rejection
+from equipoise.brokers.balancing.named import bundle_named, namespace_named
+from equipoise.brokers.errors import Rejected, UnknownBroker
+from equipoise.brokers.operations.outcomes import Outcomes
+from equipoise.channel.core.codec import decode
+from equipoise.channel.core.difference import Jump, jump_between
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry, Verdict
+from equipoise.channel.core.errors import LogClosed, LogTruncated, LogUnavailable
+from equipoise.channel.core.log import READ_ENTRIES_MAX, Entry, Log
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.ranges import ADMIN_PREFIX, check_broker_id
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import AnyRecord, Reason
+from equipoise.channel.core.twin import Progress, unwatched
+from equipoise.channel.core.view import View
+from equipoise.channel.log.blocking_view import RETRY_MS, entries_to_end, propose, read_on
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.snapshots.restore import earliest, restored
+from equipoise.channel.system.deadline import Deadline
+
+WAIT_MS: Final = 100
+"""How long one wait for news lasts, and so how much later than its deadline a wait may end."""
+
+READER: Final = f"{ADMIN_PREFIX}reader"
+"""Who has a channel open without a word to say on it."""
+
+Seen = TypeVar("Seen")
+
+Watched = Callable[[], AbstractContextManager[Progress]]
+"""Makes what shows somebody how far something long has come, while it is under way."""
+
+
+def nobody_watches() -> AbstractContextManager[Progress]:
+    """The `Watched` of those whom nobody watches."""
+    return nullcontext(unwatched)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Access:
+    """A channel as far as it has been read, who works on it (`admin:NAME`), and the one deadline of all that is done."""
+
+    log: Log
+    reader: Reader
+    publisher: str
+    deadline: Deadline
+
+    @property
+    def view(self) -> View:
+        """The channel as far as it has been read."""
+        return self.reader.view
+
+    def namespace(self, name: str) -> str:
+        """`name`, if there is such a namespace. Raises as `brokers.balancing.named.namespace_named` does."""
+        return namespace_named(self.view, name).name
+
+    def bundle(self, name: str) -> BundleEntry:
+        """The bundle of this name. Raises as `brokers.balancing.named.bundle_named` does."""
+        return bundle_named(self.view, name)
+
+    def broker(self, broker_id: str) -> BrokerEntry:
+        """The newest incarnation of a broker, dead or alive. Raises `InvalidName`, `UnknownBroker`."""
+        broker = self.view.brokers.get(check_broker_id(broker_id))
+        if broker is None:
+            raise UnknownBroker(broker=broker_id)
+        return broker
+
+
+@contextmanager
+def attached(
+    log_url: str, *, timeout_ms: int, publisher: str = READER, cluster: str | None = None, watched: Watched = nobody_watches
+) -> Iterator[Access]:
+    """The channel at `log_url`, of whose records none has been read yet; a log that is not there is not made.
+
+    It begins with the log, or, where that was truncated, with its twin. With `cluster` given, the log of another one is
+    refused when its beginning is read; `watched` is told how much of the twin has been. Raises what `open_log` and
+    `channel.snapshots.restore.earliest` raise.
+    """
+    begin = partial(earliest, cluster=cluster)
+    with _opened(log_url, timeout_ms=timeout_ms, publisher=publisher, begin=begin, watched=watched) as access:
+        yield access
+
+
+@contextmanager
+def _opened(log_url: str, *, timeout_ms: int, publisher: str, begin: Callable[..., Reader], watched: Watched) -> Iterator[Access]:
+    deadline = Deadline.after(timeout_ms=timeout_ms)
+    log = open_log(log_url, create=False)
+    try:
+        with watched() as progress:
+            reader = begin(log, check=lambda: deadline.check(f"reading the twin of {log_url}"), progress=progress)
+        yield Access(log=log, reader=reader, publisher=publisher, deadline=deadline)
+    finally:
+        log.close()
+
+
+@contextmanager
+def opened(
+    log_url: str, *, timeout_ms: int, publisher: str = READER, cluster: str | None = None, watched: Watched = nobody_watches
+) -> Iterator[Access]:
+    """The channel read to its end, on from its twin if it has one; `watched` is told how much of that has been read.
+
+    Raises what `open_log`, `channel.snapshots.restore.restored` and `channel.log.blocking_view.read_on` raise.
+    """
+    begin = partial(restored, cluster=cluster)
+    with _opened(log_url, timeout_ms=timeout_ms, publisher=publisher, begin=begin, watched=watched) as access:
+        read_on(access.log, access.reader, deadline=access.deadline)
+        yield access
+
+
+def folded_to_end(access: Access) -> Iterator[Folded]:
+    """What is on the log and not yet read, folded record by record; the view then stands just after each.
+
+    A log that was closed ends with the record that closed it. Raises what else `channel.log.blocking_view.read_on` raises.
+    """
+    for entry in entries_to_end(access.log, access.reader.position, deadline=access.deadline):
+        try:
+            folded = access.reader.feed(entry)
+        except LogClosed as closed:
+            # It ends a history in good order: only who would go on must stop with an error.
+            yield Folded(offset=closed.offset, record=decode(entry.data), verdict=Verdict())
+            return
+        yield folded
+
+
+def submit(access: Access, make_record: Callable[[View, Author], AnyRecord], *, outcomes: Outcomes | None = None) -> Folded:
+    """Propose a record, and return it once it is accepted; one that loses a race is made again (`may_run_again`).
+
+    `outcomes` gets all records that are folded on the way.
+
+    Raises `Rejected` with the reason, and what `channel.log.blocking_view.propose` raises (`OutcomeUnknown` among them).
+    """
+    if access.view.genesis is None:
+        problem = "no broker has ever started on this log; start one first"
+        raise Rejected(key="genesis", reason=Reason.NO_GENESIS, problem=problem, offset=None)
+
+    def heard(folded: Folded) -> None:
+        if outcomes is not None:
+            outcomes.folded(folded)
+
+    race = 1
+    while True:
+        folded = propose(access.log, access.reader, make_record, publisher=access.publisher, deadline=access.deadline, heard=heard)
+        reason = folded.verdict.reason
+        if reason is None:
+            return folded
+        if not may_run_again(reason, race):
+            raise rejection(folded, access.view)
+        race += 1
+
+
+def follow(
+    access: Access, *, outage: Callable[[LogUnavailable], None] | None = None, jumped: Callable[[Jump], None] | None = None
+) -> Iterator[Folded | None]:
+    """What is folded from now on, for ever; None each time that nothing came for `WAIT_MS`, so that the caller can give up.
+
+    While the log is unavailable nothing comes, and `outage` is called once. Where truncation took what was to be read next,
+    `jumped` is called, and the view goes on from the channel's twin. Raises what else `Log.read` and `restored` raise.
+    """
+    is_out = False
+    while True:
+        try:
+            entries = _news(access, jumped)
+            is_out = False
+        except LogUnavailable as error:
+            if outage is not None and not is_out:
+                outage(error)
+            is_out, entries = True, ()
+            time.sleep(RETRY_MS / 1_000)
+        for entry in entries:
+            yield access.reader.feed(entry)
+        if not entries:
+            yield None
+
+
+def _news(access: Access, jumped: Callable[[Jump], None] | None) -> Sequence[Entry]:
+    try:
+        has_news = access.log.wait(access.reader.position, timeout_ms=WAIT_MS)
+        return access.log.read(access.reader.position, limit=READ_ENTRIES_MAX) if has_news else ()
+    except LogTruncated:
+        what = jump(access)
+    if jumped is not None:
+        jumped(what)
+    return ()
+
+
+def jump(access: Access) -> Jump:
+    """Go on after what was truncated. An outage in the midst of it raises `LogUnavailable`."""
+    reader = access.reader
+    again = restored(access.log, cluster=reader.cluster)
+    what = jump_between(reader.view, again.view)
+    reader.view, reader.position = again.view, again.position
+    return what
+
+
+def until(access: Access, condition: Callable[[View, Folded | None], Seen | None], *, what: str) -> Seen:
+    """What `condition` returns, once that is not None. It is asked at once, and after each record, so that it misses no state.
+
+    Raises `DeadlineExceeded` naming `what`, and what `follow` raises.
+    """
+    seen = condition(access.view, None)
+    news = follow(access)
+    while seen is None:
+        access.deadline.check(what)
+        folded = next(news)
+        if folded is not None:
+            seen = condition(access.view, folded)
+    return seen

@@ -1,0 +1,125 @@
+"""What a broker proposes for somebody, followed on the channel until it has ended one way or another.
+
+May live here: the proposal of an intent, and the wait for its end. What has ended how, and in which words that is told, is
+decided in `brokers.agent.requested_moves`; who wants what is the business of those who ask.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Final, TypeVar
+
+from equipoise.brokers.agent.intents import Intent, subject_of
+from equipoise.brokers.agent.requested_moves import begun_by, made_by, refuse_in_vain, rejection
+from equipoise.brokers.errors import Rejected
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.entries import BundleChanged, BundleEntry
+from equipoise.channel.core.errors import DeadlineExceeded, OutcomeUnknown, Overloaded
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import Unreadable
+from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
+
+MOVES_MAX: Final = 1_024
+"""Moves that are waited for at a time: each looks at every change of the view, 15 ms for all of them."""
+
+T = TypeVar("T")
+_News = deque[Folded | Jump]
+
+
+class Following:
+    """What one worker is asked for. Each step takes the deadline of its request.
+
+    All raise `Rejected` if the channel refuses, `DeadlineExceeded` if it had not ended in time (it may still), `Overloaded` if
+    too many wait, and what `Worker.request` raises.
+    """
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._waiting = 0
+
+    async def move(self, intent: Intent, deadline: Deadline, what: str) -> tuple[BundleEntry, ...]:
+        """Request a transfer, an unload or a split, and follow it to its end; what it made, as `requested_moves.made_by` says.
+
+        Raises `CalledOff` if it was accepted and nothing came of it, and `OutcomeUnknown` if nobody can tell.
+        """
+        with self._followed(intent) as news:
+            offset = await self._request(intent, deadline, news)
+            move = begun_by(await self._accepted(news, offset, deadline, what))
+            while True:
+                told = await self._next(news, deadline, what)
+                if not isinstance(told, Folded):
+                    raise self._unknown(told, move.bundle)
+                made = made_by(move, told, self._worker.view)
+                if made is not None:
+                    return made
+
+    async def settle(self, intent: Intent, deadline: Deadline) -> Folded:
+        """Request what is done with one record; the record that was accepted."""
+        with self._followed(intent) as news:
+            offset = await self._request(intent, deadline, news)
+            return await self._accepted(news, offset, deadline, f"the change of {subject_of(intent)}")
+
+    async def until(self, condition: Callable[[View], T | None], deadline: Deadline, what: str) -> T:
+        """What `condition` returns of the worker's view, once that is not None."""
+        try:
+            return await self._worker.until(condition, timeout_ms=deadline.remaining_ms(), what=what)
+        except DeadlineExceeded:
+            deadline.check(what)  # In milliseconds of the whole request, not of what was left of it.
+            raise
+
+    async def _accepted(self, news: _News, offset: int, deadline: Deadline, what: str) -> Folded:
+        """The record that was accepted at `offset`, once it has been read here."""
+        while True:
+            told = await self._next(news, deadline, what)
+            if isinstance(told, Folded) and told.offset == offset:
+                return told
+
+    def _unknown(self, jump: Jump, bundle: str) -> OutcomeUnknown:
+        problem = f"it was, and what came of it between offsets {jump.before} and {jump.offset} was truncated before it was read"
+        return OutcomeUnknown(log=self._worker.config.log_url, subject=bundle, problem=problem)
+
+    async def _request(self, intent: Intent, deadline: Deadline, news: _News) -> int:
+        """The offset of the record that was accepted; a refusal is told in the words of its story."""
+        refuse_in_vain(self._worker.view, intent)
+        try:
+            return await self._worker.request(intent, timeout_ms=deadline.remaining_ms())
+        except Rejected as error:
+            refused = next((told for told in news if isinstance(told, Folded) and told.offset == error.offset), None)
+            raise (error if refused is None else rejection(refused, self._worker.view)) from None
+
+    @contextmanager
+    def _followed(self, intent: Intent) -> Iterator[_News]:
+        """All records about what `intent` wants to change, from before it is requested on, so that none is missed unheard.
+
+        They are few: those of others that were rejected are left out, and what is about one bundle has to wait for it.
+
+        Raises `Overloaded` if too many moves are waited for.
+        """
+        if self._waiting >= MOVES_MAX:
+            raise Overloaded(what=f"the row of moves at broker {self._worker.broker_id}", limit=MOVES_MAX)
+        news: _News = deque()
+        subject, broker = subject_of(intent), self._worker.broker_id
+
+        def note(folded: Folded) -> None:
+            is_ours = not isinstance(folded.record, Unreadable) and folded.record.key == subject and folded.record.publisher == broker
+            if is_ours or any(isinstance(change, BundleChanged) and change.name == subject for change in folded.verdict.changes):
+                news.append(folded)
+
+        def jumped(jump: Jump) -> None:
+            if any(isinstance(change, BundleChanged) and change.name == subject for change in jump.changes):
+                news.append(jump)
+
+        end = self._worker.listen(note, jumped=jumped)
+        self._waiting += 1
+        try:
+            yield news
+        finally:
+            self._waiting -= 1
+            end()
+
+    async def _next(self, news: _News, deadline: Deadline, what: str) -> Folded | Jump:
+        return await self.until(lambda _: news.popleft() if news else None, deadline, what)

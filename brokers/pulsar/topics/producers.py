@@ -1,0 +1,72 @@
+"""The producers of one topic: who is in, who may come in beside them, and who takes the place of whom.
+
+May live here: their table, and the modes of access. What becomes of what they sent is the topic's business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from types import MappingProxyType
+
+from equipoise.brokers.pulsar.topics.dispatch import Refusal
+from equipoise.brokers.pulsar.topics.outcomes import Producer
+from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.requests import AccessMode
+
+
+class Producers:
+    """Those of one topic, by name."""
+
+    __slots__ = ("_by_name", "_count_max", "_topic")
+
+    def __init__(self, topic: str, *, count_max: int) -> None:
+        """Nobody yet; at most `count_max` of the topic of this name."""
+        self._topic = topic
+        self._count_max = count_max
+        self._by_name: dict[str, Producer] = {}
+
+    @property
+    def by_name(self) -> Mapping[str, Producer]:
+        """Who is in."""
+        return MappingProxyType(self._by_name)
+
+    def __bool__(self) -> bool:
+        return bool(self._by_name)
+
+    def add(self, producer: Producer) -> Refusal | Producer | None:
+        """Let a producer in, perhaps in the place of one whose client came again before its end was noticed: that one is returned."""
+        former = self._by_name.get(producer.name)
+        if former is not None:
+            if former.link is producer.link and former.producer_id == producer.producer_id and former.epoch < producer.epoch:
+                self._by_name[producer.name] = producer
+                return former
+            message = f"Producer with name {producer.name!r} is already connected to topic {self._topic}"
+            return Refusal(error=ServerError.PRODUCER_BUSY, message=message, holder=former)
+        refusal = self._access_refused(producer)
+        if refusal is not None:
+            return refusal
+        if len(self._by_name) >= self._count_max:
+            return Refusal(error=ServerError.PRODUCER_BUSY, message=f"Topic {self._topic} reached max producers limit")
+        self._by_name[producer.name] = producer
+        return None
+
+    def remove(self, producers: Collection[Producer]) -> Collection[Producer]:
+        """Let producers go; those that were in."""
+        gone = dict.fromkeys(producer for producer in producers if self._by_name.get(producer.name) is producer)
+        for producer in gone:
+            del self._by_name[producer.name]
+        return gone.keys()
+
+    def _access_refused(self, producer: Producer) -> Refusal | None:
+        """Why a producer cannot have the access that it asks for, beside who is here; None if it can."""
+        if producer.access_mode not in {AccessMode.SHARED, AccessMode.EXCLUSIVE}:
+            return Refusal(
+                error=ServerError.NOT_ALLOWED, message="Of the exclusive access modes only Exclusive is served; choose it or Shared"
+            )
+        owner = next(iter(self._by_name.values()), None)
+        if owner is not None and owner.access_mode is AccessMode.EXCLUSIVE:  # It is alone, or would not have been let in.
+            error = ServerError.PRODUCER_BUSY if producer.access_mode is AccessMode.SHARED else ServerError.PRODUCER_FENCED
+            return Refusal(error=error, message=f"Topic has an existing exclusive producer: {owner.name}", holder=owner)
+        if producer.access_mode is AccessMode.EXCLUSIVE and owner is not None:
+            return Refusal(error=ServerError.PRODUCER_FENCED, message="Topic has existing shared producers")
+        return None

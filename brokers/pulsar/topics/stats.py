@@ -1,0 +1,197 @@
+"""The stats of a topic, as Pulsar prints them for `GET /admin/v2/non-persistent/{tenant}/{namespace}/{topic}/stats`.
+
+May live here: pure functions from a topic to what becomes JSON. The names are those of Pulsar's NonPersistentTopicStatsImpl,
+PublisherStatsImpl, SubscriptionStatsImpl and ConsumerStatsImpl. Of the fields that only storage, replication or
+acknowledgement can fill, those stand here, with what they are for a non-persistent topic, that tools read; rates are those of
+the last closed window.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeAlias, TypeGuard
+
+from equipoise.brokers.pulsar.topics.dispatch import Consumer
+from equipoise.brokers.pulsar.topics.outcomes import Producer
+from equipoise.brokers.pulsar.topics.subscription import Subscription
+from equipoise.brokers.pulsar.topics.topic import Topic
+from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
+
+Value: TypeAlias = "float | str | bool | Stats | Sequence[Stats] | None"
+Stats: TypeAlias = Mapping[str, Value]
+
+_KINDS: Final = {
+    SubscriptionKind.EXCLUSIVE: "Exclusive",
+    SubscriptionKind.SHARED: "Shared",
+    SubscriptionKind.FAILOVER: "Failover",
+    SubscriptionKind.KEY_SHARED: "Key_Shared",
+}
+_ACCESS_MODES: Final = ("Shared", "Exclusive", "WaitForExclusive", "ExclusiveWithFencing")
+
+
+def kind_name(kind: SubscriptionKind | None) -> str:
+    """A subscription's kind as Pulsar names it; empty for one that is gone."""
+    return "" if kind is None else _KINDS[kind]
+
+
+def topic_stats(topic: Topic, *, owner_broker: str) -> Stats:
+    """The stats of one topic; `owner_broker` is the id of this broker. Sums over subscriptions count a message for each."""
+    subscriptions = [topic.subscriptions[name] for name in sorted(topic.subscriptions)]
+    published = topic.published
+    waiting = [subscription.arrivals for subscription in subscriptions if subscription.arrivals is not None]
+    return {
+        "msgRateIn": published.message_rate,
+        "msgThroughputIn": published.byte_rate,
+        "msgRateOut": topic.delivered.message_rate,
+        "msgThroughputOut": topic.delivered.byte_rate,
+        "bytesInCounter": published.bytes,
+        "msgInCounter": published.messages,
+        "bytesOutCounter": topic.delivered.bytes,
+        "msgOutCounter": topic.delivered.messages,
+        "averageMsgSize": _quotient(published.byte_rate, published.message_rate),
+        "msgDropRate": 0.0,
+        "msgChunkPublished": False,
+        "storageSize": 0,
+        "backlogSize": sum(arrivals.bytes for arrivals in waiting),
+        "publishers": [_producer_stats(topic.producers[name]) for name in sorted(topic.producers)],
+        "waitingPublishers": 0,
+        "subscriptions": {subscription.name: _subscription_stats(subscription) for subscription in subscriptions},
+        "replication": {},
+        "ownerBroker": owner_broker,
+    }
+
+
+def partitioned_stats(partitions_: Mapping[str, Stats], *, partitions: int, is_each_wanted: bool) -> Stats:
+    """The stats of a partitioned topic, from those of its partitions that are in use, by name; as PartitionedTopicStatsImpl.
+
+    Numbers are sums, publishers and consumers of one name are one, and an average is that of the sums.
+    """
+    total: dict[str, Value] = {}
+    for name in sorted(partitions_):
+        _add(total, partitions_[name])
+    _average_anew(total)
+    total["metadata"] = {"partitions": partitions, "deleted": False, "properties": {}}
+    total["partitions"] = dict(partitions_) if is_each_wanted else {}
+    return total
+
+
+# Numbers of which a sum would mean nothing.
+_IDENTITIES: Final = frozenset({"producerId"})
+
+# What tells the rows of a list apart.
+_ROW_NAMES: Final = ("producerName", "consumerName")
+
+
+def _add(total: dict[str, Value], more: Stats) -> None:
+    """Add the stats of one more partition to a total; of what is not a number the first one counts."""
+    for name, value in more.items():
+        before = total.get(name)
+        if isinstance(value, Mapping):
+            inner: dict[str, Value] = dict(before) if isinstance(before, Mapping) else {}
+            _add(inner, value)
+            total[name] = inner
+        elif isinstance(value, Sequence) and not isinstance(value, str):
+            rows = before if isinstance(before, Sequence) and not isinstance(before, str) else ()
+            total[name] = _added_rows(rows, value)
+        elif name in _IDENTITIES or not _is_number(value) or not _is_number(before):
+            total[name] = value if before is None else before
+        else:
+            total[name] = before + value
+
+
+def _is_number(value: Value) -> TypeGuard[float]:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _added_rows(rows: Sequence[Stats], more: Sequence[Stats]) -> list[Stats]:
+    """The rows of a list, and those of another partition: the same producer or consumer is one row."""
+    by_name: dict[tuple[Value, ...], dict[str, Value]] = {}
+    for row in (*rows, *more):
+        key = tuple(row.get(name) for name in _ROW_NAMES)
+        if key in by_name:
+            _add(by_name[key], row)
+            _average_anew(by_name[key])
+        else:
+            by_name[key] = dict(row)
+    return list(by_name.values())
+
+
+def _average_anew(stats: dict[str, Value]) -> None:
+    byte_rate, message_rate = stats.get("msgThroughputIn"), stats.get("msgRateIn")
+    if "averageMsgSize" in stats and _is_number(byte_rate) and _is_number(message_rate):
+        stats["averageMsgSize"] = _quotient(byte_rate, message_rate)
+
+
+def _producer_stats(producer: Producer) -> Stats:
+    published = producer.published
+    return {
+        "accessMode": _ACCESS_MODES[producer.access_mode],
+        "msgRateIn": published.message_rate,
+        "msgThroughputIn": published.byte_rate,
+        "averageMsgSize": _quotient(published.byte_rate, published.message_rate),
+        "msgDropRate": 0.0,
+        "chunkedMessageRate": 0.0,
+        "producerId": producer.producer_id,
+        "producerName": producer.name,
+        "address": producer.address,
+        "connectedSince": producer.connected_since,
+        "clientVersion": producer.client_version,
+        "metadata": dict(producer.properties),
+    }
+
+
+def _subscription_stats(subscription: Subscription) -> Stats:
+    delivered = subscription.delivered
+    arrivals = subscription.arrivals
+    active = subscription.active
+    return {
+        "msgRateOut": delivered.message_rate,
+        "msgThroughputOut": delivered.byte_rate,
+        "bytesOutCounter": delivered.bytes,
+        "msgOutCounter": delivered.messages,
+        "msgRateRedeliver": 0.0,
+        "messageAckRate": 0.0,
+        "msgBacklog": arrivals.messages if arrivals is not None else 0,
+        "backlogSize": arrivals.bytes if arrivals is not None else 0,
+        "msgDropRate": subscription.dropped.message_rate,
+        "blockedSubscriptionOnUnackedMsgs": False,
+        "unackedMessages": 0,
+        "msgRateExpired": 0.0,
+        "type": _KINDS[subscription.kind],
+        "activeConsumerName": active.name if active is not None else None,
+        "consumers": [_consumer_stats(consumer) for consumer in subscription.consumers],
+        "isDurable": subscription.is_durable,
+        "isReplicated": False,
+        "allowOutOfOrderDelivery": False,
+        "keySharedMode": _key_shared_mode(subscription),
+    }
+
+
+def _key_shared_mode(subscription: Subscription) -> str | None:
+    if subscription.kind is not SubscriptionKind.KEY_SHARED:
+        return None
+    return "STICKY" if subscription.is_sticky else "AUTO_SPLIT"
+
+
+def _consumer_stats(consumer: Consumer) -> Stats:
+    delivered = consumer.delivered
+    return {
+        "msgRateOut": delivered.message_rate,
+        "msgThroughputOut": delivered.byte_rate,
+        "bytesOutCounter": delivered.bytes,
+        "msgOutCounter": delivered.messages,
+        "msgRateRedeliver": 0.0,
+        "messageAckRate": 0.0,
+        "consumerName": consumer.name,
+        "availablePermits": consumer.permits,
+        "unackedMessages": 0,
+        "blockedConsumerOnUnackedMsgs": False,
+        "address": consumer.address,
+        "connectedSince": consumer.connected_since,
+        "clientVersion": consumer.client_version,
+        "metadata": dict(consumer.properties),
+    }
+
+
+def _quotient(total: float, count: float) -> float:
+    return total / count if count else 0.0

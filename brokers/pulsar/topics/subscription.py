@@ -1,0 +1,244 @@
+"""One subscription: its consumers, what goes to whom, and what waits for those who are coming back after a move.
+
+May live here: the state of one subscription, and the steps that deliver, hold or drop. Times and receipts are the topic's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry, name_to_expect
+from equipoise.brokers.pulsar.topics.dispatch import ActiveChange, Consumer, Dispatcher, KeySharing, Refusal, dispatcher, wants_stripes
+from equipoise.brokers.pulsar.topics.lanes import Lanes, Slots
+from equipoise.brokers.pulsar.topics.rates import Meter
+from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
+
+Delivery = tuple[Consumer, Entry]
+
+
+class Subscription:
+    """The consumers of one name on one topic. Its kind is that of the consumers connected; without any, it may change.
+
+    What a step delivers is appended to the `deliveries` that it is given, in the order in which it must be written.
+    """
+
+    __slots__ = (
+        "_dispatcher",
+        "_lanes",
+        "_partition",
+        "_slots",
+        "_topic_delivered",
+        "arrivals",
+        "consumers",
+        "delivered",
+        "dropped",
+        "is_durable",
+        "is_keyed",
+        "is_sticky",
+        "kind",
+        "name",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        kind: SubscriptionKind,
+        *,
+        is_sticky: bool,
+        is_durable: bool,
+        partition: int,
+        topic_delivered: Meter,
+        slots: Slots,
+        now_ms: int,
+    ) -> None:
+        """`partition` is the topic's index or -1; `topic_delivered` and `slots` are those of all subscriptions of the topic."""
+        self.name = name
+        self.kind = kind
+        self.is_keyed = kind is SubscriptionKind.KEY_SHARED
+        self.is_sticky = is_sticky
+        self.is_durable = is_durable
+        self.consumers: dict[Consumer, None] = {}  # In the order in which they came.
+        self.arrivals: Arrivals | None = None
+        self.delivered = Meter(now_ms=now_ms)
+        self.dropped = Meter(now_ms=now_ms)
+        self._topic_delivered = topic_delivered
+        self._partition = partition
+        self._slots = slots
+        # What waits for each consumer, of a Key_Shared subscription; None until it is handed out, and when who is here has changed.
+        self._lanes: Lanes | None = None
+        self._dispatcher: Dispatcher = dispatcher(kind, is_sticky=is_sticky, partition=partition)
+
+    @property
+    def active(self) -> Consumer | None:
+        """The consumer that alone gets everything, of an Exclusive or Failover subscription."""
+        return self._dispatcher.active
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody is here, and nobody is waited for: a non-persistent subscription ends with its last consumer."""
+        return not self.consumers and self.arrivals is None
+
+    def expect(self, arrivals: Arrivals) -> None:
+        """Begin to wait for those who were here before a move. Of an Exclusive subscription nobody else can be here beside one."""
+        self.arrivals = arrivals
+        arrivals.needs_one = self.kind is SubscriptionKind.EXCLUSIVE
+
+    def settle_for_one(self) -> None:
+        """From now on nobody is waited for as long as anybody is here: the others may never come back.
+
+        STICKY consumers are waited for all the same: what lies in the slots of one that is missing goes to no other.
+        """
+        if self.arrivals is not None and not self.is_sticky:
+            self.arrivals.needs_one = True
+
+    def add(self, consumer: Consumer, kind: SubscriptionKind, *, is_durable: bool) -> Refusal | list[ActiveChange]:
+        """Let a consumer in; see `Dispatcher.add`. Who is only expected holds no place: it may have died on the way."""
+        is_sticky = wants_stripes(consumer, kind)
+        if kind is not self.kind or is_sticky is not self.is_sticky:
+            if self.consumers:
+                message = f"Subscription is of different type: {self.name} is {_spelled(self.kind, is_sticky=self.is_sticky)}"
+                return Refusal(error=ServerError.CONSUMER_BUSY, message=message)
+            self.kind, self.is_sticky, self.is_durable = kind, is_sticky, is_durable
+            self.is_keyed = kind is SubscriptionKind.KEY_SHARED
+            self._dispatcher = dispatcher(kind, is_sticky=is_sticky, partition=self._partition)
+            if self.arrivals is not None:
+                self.arrivals.needs_one = True  # Those of the other kind cannot come in beside this one.
+        changes = self._dispatcher.add(consumer)
+        if isinstance(changes, Refusal):
+            return changes
+        self.consumers[consumer] = self._lanes = None
+        if self.arrivals is not None:
+            self.arrivals.subscribed(consumer)
+        return changes
+
+    def remove(self, consumers: Collection[Consumer]) -> list[ActiveChange]:
+        """Let consumers go that are in; see `Dispatcher.remove`."""
+        self._lanes = None
+        for consumer in consumers:
+            del self.consumers[consumer]
+            if self.arrivals is not None:
+                self.arrivals.left(consumer)
+        return self._dispatcher.remove(consumers)
+
+    def take(self, entry: Entry, slot: int, deliveries: list[Delivery]) -> int:
+        """Deliver a new entry, hold it, or drop it; returns the messages dropped. `slot` is its own if this is `is_keyed`."""
+        if self.arrivals is not None and not self._has_free_way(slot):
+            return self._hold(self.arrivals, entry, slot)
+        consumer = self._dispatcher.choose(slot)
+        if consumer is None:
+            return self._drop(entry)
+        self._deliver(consumer, entry, deliveries)
+        return 0
+
+    def release(self, deliveries: list[Delivery]) -> int:
+        """Once nobody need be waited for: hand out what waited, as long as its consumers are ready; returns the messages dropped.
+
+        In order: what comes behind an entry whose consumer is not ready waits with it, but for what another consumer of a
+        Key_Shared subscription gets. Dropped is only what nobody would get anyway: an entry whose hash no STICKY consumer
+        takes. When nothing is left, waiting is over.
+        """
+        arrivals = self.arrivals
+        if arrivals is None or not arrivals.is_complete:
+            return 0
+        if isinstance(self._dispatcher, KeySharing):
+            return self._release_lanes(arrivals, self._dispatcher, deliveries)
+        while (entry := arrivals.first) is not None:
+            consumer = self._dispatcher.choose(0)
+            if consumer is None:
+                return 0
+            self._deliver(consumer, arrivals.take(entry.entry_id), deliveries)
+        self.arrivals = None
+        return 0
+
+    def _release_lanes(self, arrivals: Arrivals, sharing: KeySharing, deliveries: list[Delivery]) -> int:
+        """As `release`, of a Key_Shared subscription."""
+        dropped = 0
+        if not self.consumers:
+            self.arrivals = arrivals if len(arrivals) else None
+            return 0
+        if self._lanes is None:
+            self._lanes = Lanes()
+            for entry in arrivals.entries:
+                consumer = sharing.consumer_of(self._slots.of(entry))
+                if consumer is None:
+                    dropped += self._drop(arrivals.take(entry.entry_id))
+                else:
+                    self._lanes.add(consumer, entry)
+        began = len(deliveries)
+        for consumer, entry in self._lanes.ready():
+            self._deliver(consumer, arrivals.take(entry.entry_id), deliveries)
+        deliveries[began:] = sorted(deliveries[began:], key=_entry_id_of)
+        if not self._lanes:
+            self.arrivals = self._lanes = None
+        return dropped
+
+    def _has_free_way(self, slot: int) -> bool:
+        """Whether a new entry of a slot goes by what waits, since nothing of that is for its consumer."""
+        if self._lanes is None or not isinstance(self._dispatcher, KeySharing):
+            return False
+        consumer = self._dispatcher.consumer_of(slot)
+        return consumer is None or consumer not in self._lanes
+
+    def _hold(self, arrivals: Arrivals, entry: Entry, slot: int) -> int:
+        """Let a new entry wait behind what waits; returns the messages dropped."""
+        if not arrivals.hold(entry):
+            return self._drop(entry)
+        if self._lanes is not None and isinstance(self._dispatcher, KeySharing):
+            consumer = self._dispatcher.consumer_of(slot)
+            assert consumer is not None, "only what waits behind something has no free way"
+            self._lanes.add(consumer, entry)
+        return 0
+
+    def give_up_waiting(self, deliveries: list[Delivery]) -> int:
+        """The time is up: what waited goes to whoever is here and ready, or is dropped; returns the messages dropped."""
+        arrivals, self.arrivals, self._lanes = self.arrivals, None, None
+        if arrivals is None:
+            return 0
+        return sum(self.take(entry, self._slots.of(entry) if self.is_keyed else 0, deliveries) for entry in arrivals.entries)
+
+    def forget(self, entry_ids: Collection[int]) -> None:
+        """Let entries wait for nobody any more, as if they had never come."""
+        if self.arrivals is not None:
+            self.arrivals.forget(entry_ids)
+            self._lanes = None
+
+    def names_to_expect(self) -> Sequence[str]:
+        """Whom the next owner should wait for, after one more move: a name for each, sorted.
+
+        That is who is here and has ever taken messages, and who is still waited for here. Who never granted a permit may
+        never do so, and would keep the others waiting.
+        """
+        arrivals = self.arrivals
+        here = [name_to_expect(each) for each in self.consumers if each.has_flowed or (arrivals is not None and arrivals.is_awaited(each))]
+        return sorted([*here, *(arrivals.missing if arrivals is not None else ())])
+
+    def _deliver(self, consumer: Consumer, entry: Entry, deliveries: list[Delivery]) -> None:
+        _, block, messages = entry
+        size = len(block)
+        consumer.permits -= messages
+        for meter in (consumer.delivered, self.delivered, self._topic_delivered):
+            meter.messages += messages
+            meter.bytes += size
+        deliveries.append((consumer, entry))
+
+    def take_back(self, consumer: Consumer, entry: Entry) -> None:
+        """What was delivered to a consumer was not written to it: it is dropped."""
+        consumer.permits += entry.messages
+        for meter in (consumer.delivered, self.delivered, self._topic_delivered):
+            meter.messages -= entry.messages
+            meter.bytes -= len(entry.block)
+        self._drop(entry)
+
+    def _drop(self, entry: Entry) -> int:
+        self.dropped.messages += entry.messages
+        self.dropped.bytes += len(entry.block)
+        return entry.messages
+
+
+def _entry_id_of(delivery: Delivery) -> int:
+    return delivery[1].entry_id
+
+
+def _spelled(kind: SubscriptionKind, *, is_sticky: bool) -> str:
+    return f"{kind.name.lower()}{' (sticky)' if is_sticky else ''}"

@@ -1,0 +1,489 @@
+"""One topic: its producers and subscriptions, what a publish comes to, and how it comes and goes with its bundle.
+
+May live here: the state of a topic, and the steps that change it. Pure: times come in as milliseconds of any
+clock that does not go back, what must be written comes out as an `Outcome`, and connections are opaque links.
+
+The life of a topic that moves: the source calls `fence`, writes the receipts that come of it, takes `state`, and forgets the
+topic. The destination makes a new one with that state as `expected`. Each subscription of it waits for the consumers that
+were there, and holds what is published meanwhile behind what the source had not delivered. After `absent_wait_ms` nobody is
+waited for where anybody is back, and after `reconnect_wait_ms` nobody at all.
+
+Until all are back, but for at most `receipt_wait_ms`, the topic is *holding*: receipts wait, too, because a producer that is not
+told "received" sends again if this broker dies, or if the bundle moves on. So that nobody gets twice what is then sent again,
+nothing at all is delivered meanwhile: a message has its receipt by the time that anybody has it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from equipoise.brokers.pulsar.topics.arrivals import Arrivals, Entry
+from equipoise.brokers.pulsar.topics.dispatch import PERMITS_MAX, ActiveChange, Consumer, Refusal, wants_stripes
+from equipoise.brokers.pulsar.topics.keys import slot_of
+from equipoise.brokers.pulsar.topics.lanes import Slots
+from equipoise.brokers.pulsar.topics.outcomes import Outcome, Producer, Receipt, Replaced, Subscribed
+from equipoise.brokers.pulsar.topics.producers import Producers
+from equipoise.brokers.pulsar.topics.rates import Meter
+from equipoise.brokers.pulsar.topics.subscription import Subscription
+from equipoise.brokers.pulsar.topics.topic_limits import TopicLimits
+from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.requests import SubscriptionKind
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubscriptionState:
+    """A subscription as the next owner needs it: whom to wait for (sorted names), and the ids of the entries not delivered."""
+
+    name: str
+    kind: SubscriptionKind
+    is_sticky: bool = False
+    is_durable: bool = True
+    expected: tuple[str, ...] = ()
+    waiting: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicState:
+    """A topic as the next owner needs it. `entries` are those that any subscription has not delivered, by rising id."""
+
+    last_entry_id: int = 0
+    subscriptions: tuple[SubscriptionState, ...] = ()
+    entries: tuple[Entry, ...] = ()
+
+
+class Topic:
+    """One non-persistent topic. Every call may come at any time; after `fence` none delivers or gives receipts."""
+
+    __slots__ = (
+        "_absent_deadline_ms",
+        "_held",
+        "_holding",
+        "_homes",
+        "_limits",
+        "_noted",
+        "_producers",
+        "_receipt_deadline_ms",
+        "_reconnect_deadline_ms",
+        "_slots",
+        "_subscriptions",
+        "delivered",
+        "is_fenced",
+        "last_entry_id",
+        "name",
+        "partition",
+        "published",
+    )
+
+    def __init__(self, name: str, *, partition: int, limits: TopicLimits, now_ms: int, expected: TopicState | None = None) -> None:
+        """`partition` is the index that `name` ends with, or -1; `expected` is what the former owner's `state` said.
+
+        Entry ids go on from those of the former owner, because Go's client takes an id that it has just seen for a duplicate.
+        """
+        self.name = name
+        self.partition = partition
+        self.published = Meter(now_ms=now_ms)
+        self.delivered = Meter(now_ms=now_ms)
+        self.is_fenced = False
+        self.last_entry_id = 0
+        self._limits = limits
+        self._producers = Producers(name, count_max=limits.producers_max)
+        self._subscriptions: dict[str, Subscription] = {}
+        self._homes: dict[Consumer, Subscription] = {}
+        self._slots = Slots()
+        # Those to be released with the next `tick`, in order.
+        self._noted: dict[Subscription, None] = {}
+        self._held: list[Receipt] = []
+        self._holding = False
+        self._receipt_deadline_ms = now_ms + limits.receipt_wait_ms
+        # None: those who are back wait for nobody.
+        self._absent_deadline_ms: int | None = None
+        # None: nobody is waited for, and that is for ever.
+        self._reconnect_deadline_ms: int | None = None
+        if expected is not None:
+            self._expect(expected, now_ms)
+
+    @property
+    def producers(self) -> Mapping[str, Producer]:
+        """By name."""
+        return self._producers.by_name
+
+    @property
+    def subscriptions(self) -> Mapping[str, Subscription]:
+        """By name; some may have nobody but those who are expected."""
+        return MappingProxyType(self._subscriptions)
+
+    @property
+    def consumers(self) -> tuple[Consumer, ...]:
+        """The consumers of all subscriptions."""
+        return tuple(self._homes)
+
+    @property
+    def consumer_count(self) -> int:
+        """How many consumers all subscriptions have."""
+        return len(self._homes)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nobody is here or expected: such a topic need not be kept."""
+        return not self._producers and not self._subscriptions
+
+    @property
+    def wake_at_ms(self) -> int | None:
+        """When `tick` has something to do; None: never, as it stands."""
+        if self._holding:
+            return self._receipt_deadline_ms
+        if self._noted:
+            return 0
+        deadlines = (self._absent_deadline_ms, self._reconnect_deadline_ms)
+        return min((deadline_ms for deadline_ms in deadlines if deadline_ms is not None), default=None)
+
+    def add_producer(self, producer: Producer) -> Refusal | Replaced | None:
+        """Let a producer in. Refused with a `holder`: probe the link of that one, remove it if it is dead, and ask again."""
+        if self.is_fenced:
+            return self._moving()
+        answer = self._producers.add(producer)
+        if isinstance(answer, Producer):
+            return Replaced(former=answer, forgotten=self._forget_held({answer}))
+        return answer
+
+    def remove_producer(self, producer: Producer) -> Sequence[int]:
+        """As `remove_producers`, of one."""
+        return self.remove_producers((producer,))
+
+    def remove_producers(self, producers: Collection[Producer]) -> Sequence[int]:
+        """Forget producers, in one step, and their entries whose receipts are held: their ids. One that is not here is nobody's loss.
+
+        They send those entries again when they come back, and must not find that they were delivered, or handed on.
+        """
+        return self._forget_held(self._producers.remove(producers))
+
+    def _forget_held(self, gone: Collection[Producer]) -> Sequence[int]:
+        forgotten = tuple(receipt.entry_id for receipt in self._held if receipt.producer in gone)
+        if forgotten:
+            self._held = [receipt for receipt in self._held if receipt.producer not in gone]
+            self.forget(frozenset(forgotten))
+        return forgotten
+
+    def forget(self, entry_ids: Collection[int]) -> None:
+        """Let entries that get no receipt wait for nobody any more: they are sent again."""
+        if entry_ids:
+            for subscription in self._subscriptions.values():
+                subscription.forget(entry_ids)
+
+    def subscribe(
+        self, consumer: Consumer, subscription: str, kind: SubscriptionKind, *, is_durable: bool, now_ms: int
+    ) -> Refusal | Subscribed:
+        """Let a consumer in, which gets nothing before its first `flow`. A `holder` in a refusal: as with `add_producer`."""
+        if self.is_fenced:
+            return self._moving()
+        if len(self._homes) >= self._limits.consumers_max:
+            return Refusal(error=ServerError.CONSUMER_BUSY, message=f"Topic {self.name} reached max consumers limit")
+        home = self._subscriptions.get(subscription)
+        if home is not None and len(home.consumers) >= self._limits.subscription_consumers_max:
+            return Refusal(error=ServerError.CONSUMER_BUSY, message=f"Subscription {subscription} reached max consumers limit")
+        if home is None:
+            if len(self._subscriptions) >= self._limits.subscriptions_max:
+                return Refusal(
+                    error=ServerError.NOT_ALLOWED, message=f"Exceed the maximum number of subscriptions of the topic {self.name}"
+                )
+            is_sticky = wants_stripes(consumer, kind)
+            home = self._subscription(subscription, kind, is_sticky=is_sticky, is_durable=is_durable, now_ms=now_ms)
+            if self._holding:
+                home.expect(self._arrivals(()))
+        changes = home.add(consumer, kind, is_durable=is_durable)
+        if isinstance(changes, Refusal):
+            return changes
+        self._subscriptions[subscription] = home
+        self._homes[consumer] = home
+        return Subscribed(changes=changes)
+
+    def remove_consumer(self, consumer: Consumer) -> list[ActiveChange]:
+        """As `remove_consumers`, of one."""
+        return self.remove_consumers((consumer,))
+
+    def remove_consumers(self, consumers: Iterable[Consumer]) -> list[ActiveChange]:
+        """Forget consumers, in one step, and subscriptions of which they were the last; one that is not here is nobody's loss.
+
+        Of a fenced topic nobody is told of changes: its consumers have gone on, and their ids may mean others by now.
+        """
+        going: defaultdict[Subscription, list[Consumer]] = defaultdict(list)
+        for consumer in consumers:
+            home = self._homes.pop(consumer, None)
+            if home is not None:
+                going[home].append(consumer)
+        changes = []
+        for home, of_home in going.items():
+            changes += home.remove(of_home)
+            if home.is_over:
+                del self._subscriptions[home.name]
+        return [] if self.is_fenced else changes
+
+    def kind_of(self, consumer: Consumer) -> SubscriptionKind | None:
+        """The kind of a consumer's subscription; None if the consumer is not here."""
+        home = self._homes.get(consumer)
+        return None if home is None else home.kind
+
+    def unsubscribe(self, consumer: Consumer, *, is_forced: bool) -> Refusal | Sequence[Consumer]:
+        """End a consumer's subscription, with all that waits in it; the others that were in it, who are to be disconnected.
+
+        Refused if the consumer is unknown, and, unless it `is_forced`, if others are connected.
+        """
+        home = self._homes.get(consumer)
+        if home is None or (len(home.consumers) > 1 and not is_forced):
+            return Refusal(error=ServerError.METADATA_ERROR, message="Unconnected or shared consumer attempting to unsubscribe")
+        for each in home.consumers:
+            del self._homes[each]
+        del self._subscriptions[home.name]
+        return [each for each in home.consumers if each is not consumer]
+
+    def publish(
+        self, producer: Producer, *, sequence_id: int, highest_sequence_id: int, messages: int, block: bytes, now_ms: int
+    ) -> Outcome:
+        """Take one entry of a producer: its receipt is in the outcome, or comes later; on a fenced topic it is ignored."""
+        outcome = Outcome()
+        if self.is_fenced:
+            return outcome
+        if self._reconnect_deadline_ms is not None:
+            self._pass_deadlines(now_ms, outcome)
+        self.last_entry_id = entry_id = self.last_entry_id + 1
+        size = len(block)
+        # Spelled out twice: a loop over the two meters would cost each publish a twentieth more.
+        meter = producer.published
+        meter.messages += messages
+        meter.bytes += size
+        meter = self.published
+        meter.messages += messages
+        meter.bytes += size
+        entry = Entry(entry_id, block, messages)
+        deliveries = outcome.deliveries
+        slot: int | None = None
+        for subscription in self._subscriptions.values():
+            if slot is None and subscription.is_keyed:
+                slot = slot_of(block)
+            outcome.dropped += subscription.take(entry, slot or 0, deliveries)
+        receipts = self._held if self._holding else outcome.receipts
+        receipts.append(Receipt(producer, sequence_id, highest_sequence_id, entry_id))
+        if self._holding and len(self._held) > self._limits.waiting_entries_max:
+            self._let_go(outcome)
+        return outcome
+
+    def flow(self, consumer: Consumer, permits: int, now_ms: int) -> Outcome:
+        """A consumer takes so many messages more; what waited for it may come of that."""
+        return self._released(self._granted(consumer, permits), now_ms)
+
+    def writable(self, consumer: Consumer, is_writable: bool, now_ms: int) -> Outcome:  # noqa: FBT001 - it is the news
+        """A consumer's connection has room again, and what waited for it may come of that; or none any more, and nothing does."""
+        consumer.is_writable = is_writable
+        return self._released(self._homes.get(consumer), now_ms) if is_writable else Outcome()
+
+    def note_flow(self, consumer: Consumer, permits: int) -> None:
+        """As `flow`, at a moment at which nothing may be delivered: what comes of it comes with a `tick`."""
+        self._note(self._granted(consumer, permits))
+
+    def note_writable(self, consumer: Consumer) -> None:
+        """As `note_flow`, of a connection that has room again."""
+        consumer.is_writable = True
+        self._note(self._homes.get(consumer))
+
+    def _note(self, home: Subscription | None) -> None:
+        if home is not None and home.arrivals is not None:
+            self._noted[home] = None
+
+    def take_back(self, consumer: Consumer, entry: Entry) -> None:
+        """An entry of an outcome could not be written to a consumer after all: it is dropped, and its permits are as they were."""
+        home = self._homes.get(consumer)
+        if home is not None:
+            home.take_back(consumer, entry)
+
+    def release_receipts(self) -> Outcome:
+        """Hold no longer, ahead of time: an answer that must come behind the receipts cannot wait."""
+        outcome = Outcome()
+        if self._holding:
+            self._let_go(outcome)
+        return outcome
+
+    def tick(self, now_ms: int) -> Outcome:
+        """Do what time has come for, see `wake_at_ms`, and what was only noted. Early or late calls are in order."""
+        outcome = Outcome()
+        if not self.is_fenced:
+            self._pass_deadlines(now_ms, outcome)
+            if not self._holding:
+                self._release_noted(outcome)
+            elif self._noted:
+                self._noted.clear()
+                self._let_go_if_complete(outcome)
+        return outcome
+
+    def fence(self) -> Outcome:
+        """Stop for good, since the bundle moves away; the outcome has the receipts of what is handed over undelivered."""
+        outcome = Outcome()
+        if not self.is_fenced:
+            outcome.receipts, self._held = self._held, []
+            self._holding = False
+            self.is_fenced = True
+        return outcome
+
+    def state(self) -> TopicState:
+        """What the next owner needs to know; to be taken after `fence`, and before anybody is removed."""
+        entries: dict[int, Entry] = {}
+        subscriptions = []
+        for subscription in self._subscriptions.values():
+            waiting = subscription.arrivals.entries if subscription.arrivals is not None else ()
+            entries.update((entry.entry_id, entry) for entry in waiting)
+            subscriptions.append(
+                SubscriptionState(
+                    name=subscription.name,
+                    kind=subscription.kind,
+                    is_sticky=subscription.is_sticky,
+                    is_durable=subscription.is_durable,
+                    expected=tuple(subscription.names_to_expect()),
+                    waiting=tuple(entry.entry_id for entry in waiting),
+                )
+            )
+        return TopicState(
+            last_entry_id=self.last_entry_id,
+            subscriptions=tuple(subscriptions),
+            entries=tuple(entries[entry_id] for entry_id in sorted(entries)),
+        )
+
+    def roll(self, now_ms: int) -> None:
+        """Close a window of rates, of the topic and of all that is in it; the service does so every period."""
+        for meter in (self.published, self.delivered):
+            meter.roll(now_ms)
+        for producer in self._producers.by_name.values():
+            producer.published.roll(now_ms)
+        for subscription in self._subscriptions.values():
+            for meter in (subscription.delivered, subscription.dropped, *(each.delivered for each in subscription.consumers)):
+                meter.roll(now_ms)
+
+    def _expect(self, expected: TopicState, now_ms: int) -> None:
+        self.last_entry_id = expected.last_entry_id
+        by_id = {entry.entry_id: entry for entry in expected.entries}
+        for each in expected.subscriptions[: self._limits.subscriptions_max]:
+            if not each.expected and not each.waiting:
+                continue
+            home = self._subscription(each.name, each.kind, is_sticky=each.is_sticky, is_durable=each.is_durable, now_ms=now_ms)
+            home.expect(self._arrivals(each.expected))
+            for entry_id in each.waiting:
+                if entry_id in by_id:
+                    home.take(by_id[entry_id], 0, [])
+            self._subscriptions[each.name] = home
+            self._absent_deadline_ms = now_ms + self._limits.absent_wait_ms
+            self._reconnect_deadline_ms = now_ms + self._limits.reconnect_wait_ms
+            self._holding = True
+
+    def _arrivals(self, names: Sequence[str]) -> Arrivals:
+        return Arrivals(names, entries_max=self._limits.waiting_entries_max, bytes_max=self._limits.waiting_bytes_max)
+
+    def _subscription(self, name: str, kind: SubscriptionKind, *, is_sticky: bool, is_durable: bool, now_ms: int) -> Subscription:
+        return Subscription(
+            name,
+            kind,
+            is_sticky=is_sticky,
+            is_durable=is_durable,
+            partition=self.partition,
+            topic_delivered=self.delivered,
+            slots=self._slots,
+            now_ms=now_ms,
+        )
+
+    def _moving(self) -> Refusal:
+        return Refusal(
+            error=ServerError.SERVICE_NOT_READY, message=f"Topic {self.name} is temporarily unavailable: it is moving to another broker"
+        )
+
+    def _granted(self, consumer: Consumer, permits: int) -> Subscription | None:
+        """Add to the permits of a consumer; its subscription."""
+        consumer.permits = min(consumer.permits + permits, PERMITS_MAX)
+        consumer.has_flowed = consumer.has_flowed or permits > 0
+        home = self._homes.get(consumer)
+        if home is not None and home.arrivals is not None and consumer.permits > 0:
+            home.arrivals.flowed(consumer)
+        return home
+
+    def _released(self, home: Subscription | None, now_ms: int) -> Outcome:
+        """What comes of a consumer of `home` being readier than before."""
+        outcome = Outcome()
+        if home is not None and self._reconnect_deadline_ms is not None and not self.is_fenced:
+            self._pass_deadlines(now_ms, outcome)
+            self._release(home, outcome)
+        return outcome
+
+    def _release(self, home: Subscription, outcome: Outcome) -> None:
+        if not self._holding:
+            outcome.dropped += home.release(outcome.deliveries)
+            self._settle()
+        else:
+            self._let_go_if_complete(outcome)
+
+    def _let_go_if_complete(self, outcome: Outcome) -> None:
+        if all(each.arrivals is None or each.arrivals.is_complete for each in self._subscriptions.values()):
+            self._let_go(outcome)
+
+    def _release_noted(self, outcome: Outcome) -> None:
+        """Release those that were noted, as many as one step may: a thousand subscriptions may hold ten thousand entries each."""
+        entries = 0
+        while self._noted:
+            home = next(iter(self._noted))
+            waiting = 0 if home.arrivals is None else len(home.arrivals)
+            if entries and entries + waiting > self._limits.step_entries_max:
+                break
+            entries += waiting
+            del self._noted[home]
+            if self._subscriptions.get(home.name) is home:
+                outcome.dropped += home.release(outcome.deliveries)
+                if home.is_over:
+                    del self._subscriptions[home.name]
+        self._settle()
+
+    def _pass_deadlines(self, now_ms: int, outcome: Outcome) -> None:
+        """Hold no longer than receipts may wait, and wait no more for who was waited for long enough."""
+        if self._holding and now_ms >= self._receipt_deadline_ms:
+            self._let_go(outcome)
+        if self._absent_deadline_ms is not None and now_ms >= self._absent_deadline_ms and not self._holding:
+            self._absent_deadline_ms = None
+            self._settle_for_one(tuple(SubscriptionKind), outcome)
+        if self._reconnect_deadline_ms is not None and now_ms >= self._reconnect_deadline_ms:
+            self._give_up_waiting(outcome)
+
+    def _give_up_waiting(self, outcome: Outcome) -> None:
+        """Wait no more for anybody: in steps, of which whoever comes next takes one, since a thousand subscriptions may be waiting."""
+        entries = 0
+        for subscription in [*self._subscriptions.values()]:
+            if subscription.arrivals is None:
+                continue
+            waiting = len(subscription.arrivals)
+            if entries and entries + waiting > self._limits.step_entries_max:
+                return
+            entries += waiting
+            outcome.dropped += subscription.give_up_waiting(outcome.deliveries)
+            if subscription.is_over:
+                del self._subscriptions[subscription.name]
+        self._settle()
+
+    def _let_go(self, outcome: Outcome) -> None:
+        """Hold no more: those who are back get what waited for them, the first of them in this step, and every receipt goes out.
+
+        What a Shared subscription holds is for any of its consumers.
+        """
+        self._holding = False
+        self._settle_for_one((SubscriptionKind.SHARED,), outcome)
+        outcome.receipts += self._held
+        self._held = []
+
+    def _settle_for_one(self, kinds: Collection[SubscriptionKind], outcome: Outcome) -> None:
+        """Subscriptions of these kinds wait no more for those who are missing where anybody is back; all go on as far as they can."""
+        for subscription in self._subscriptions.values():
+            if subscription.kind in kinds:
+                subscription.settle_for_one()
+            self._note(subscription)
+        self._release_noted(outcome)
+
+    def _settle(self) -> None:
+        """Once no subscription waits any more the topic is like any other."""
+        if all(subscription.arrivals is None for subscription in self._subscriptions.values()):
+            self._absent_deadline_ms = self._reconnect_deadline_ms = None
+            self._slots.clear()

@@ -1,0 +1,496 @@
+"""One connection of a Pulsar client, as a state machine without IO: bytes in, requests and bytes out.
+
+May live here: what a connection decides by itself, and what it must remember for that. It knows ids, not topics: the service
+answers its requests, and attaches an object to each id, which later requests carry in the id's place.
+
+1. The edge gives every chunk that it reads to `receive`, and calls `tick` a few times per keep-alive interval.
+2. The service handles the requests that come back, in order, and answers each that wants it, at once or later.
+3. The edge writes what `take_outgoing` gives. After `Ended`, or at the end of the stream and `end`, nothing more comes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import ClassVar, Final
+
+from equipoise.brokers.pulsar.topics.schemas import version_of
+from equipoise.brokers.pulsar.wire import commands, errors, replies
+from equipoise.brokers.pulsar.wire.attachments import Attached, Attachments, Creation, Elsewhere, Kept
+from equipoise.brokers.pulsar.wire.errors import MalformedFrame, NotServed, PulsarProtocolError, ServerError, UnexpectedCommand
+from equipoise.brokers.pulsar.wire.frames import Frame, FrameReader, checksum_is_good
+from equipoise.brokers.pulsar.wire.keep_alive import KeepAlive
+from equipoise.brokers.pulsar.wire.limits import Limits
+from equipoise.brokers.pulsar.wire.outgoing import Outgoing
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import BaseCommand
+from equipoise.brokers.pulsar.wire.requests import (
+    Acked,
+    AnyAsked,
+    Connected,
+    ConsumerClosed,
+    ConsumerStatsAsked,
+    CreationCancelled,
+    Damaged,
+    Ended,
+    Flowed,
+    Kind,
+    ProducerClosed,
+    Published,
+    Request,
+    Schema,
+    Sought,
+    TurnedAway,
+    Unsubscribed,
+)
+from equipoise.brokers.pulsar.wire.waiting import Asked, Waiting
+
+# From here on they understand that another consumer became the active one.
+_ACTIVE_CHANGE_VERSION: Final = 12
+
+
+class Connection:
+    """The state of one connection. Times are milliseconds of any clock that does not go back.
+
+    Answers to requests raise `NothingAsked` if there is no such request; after the end they do nothing.
+    """
+
+    __slots__ = (
+        "_consumers",
+        "_is_connected",
+        "_is_ended",
+        "_keep_alive",
+        "_limits",
+        "_now_ms",
+        "_outgoing",
+        "_producers",
+        "_protocol_version",
+        "_requests",
+        "_unsubscribing",
+        "_waiting",
+        "reader",
+    )
+
+    def __init__(self, *, limits: Limits, now_ms: int) -> None:
+        """A connection that was just accepted."""
+        self._limits = limits
+        # Who has not even said CONNECT has nothing to say that is as large as an entry.
+        self.reader = FrameReader(frame_bytes_max=limits.command_bytes_max, command_bytes_max=limits.command_bytes_max)
+        kept = Kept(bytes_max=limits.kept_bytes_max)
+        self._producers = Attachments(kind=Kind.PRODUCER, asked=Asked.PRODUCER, limits=limits, count_max=limits.producers_max, kept=kept)
+        self._consumers = Attachments(kind=Kind.CONSUMER, asked=Asked.CONSUMER, limits=limits, count_max=limits.consumers_max, kept=kept)
+        self._waiting = Waiting(limits=limits)
+        self._unsubscribing: dict[int, int] = {}
+        self._requests: list[Request] = []
+        self._outgoing = Outgoing()
+        self._keep_alive = KeepAlive(limits=limits, now_ms=now_ms)
+        self._now_ms = now_ms
+        self._protocol_version = 0
+        self._is_connected = False
+        self._is_ended = False
+
+    @property
+    def is_ended(self) -> bool:
+        """Whether nothing will come of this connection any more."""
+        return self._is_ended
+
+    @property
+    def pongs(self) -> int:
+        """How many PINGs have been answered; see `probe`."""
+        return self._keep_alive.pongs
+
+    @property
+    def outgoing_bytes(self) -> int:
+        """How much `take_outgoing` would give."""
+        return self._outgoing.waiting_bytes
+
+    def receive(self, data: bytes, now_ms: int) -> list[Request]:
+        """What the client asks with these bytes, in its order. Raises nothing: what breaks the protocol is answered by `Ended`.
+
+        Of very much it is only the beginning: while `reader.has_more`, this is to be called again, with or without more bytes.
+        """
+        if self._is_ended:
+            return []
+        self._now_ms = now_ms
+        self._keep_alive.heard(now_ms)
+        try:
+            if not self._is_connected:
+                # Only the first frame, because it decides how large the next may be.
+                for frame in self.reader.feed(data, cost_max=1):
+                    self._take(frame)
+                data = b""
+            if self._is_connected:
+                for frame in self.reader.feed(data, cost_max=self._limits.turn_cost_max):
+                    self._take(frame)
+            if self.reader.problem is not None:
+                self._end(self.reader.problem)
+        except PulsarProtocolError as problem:
+            self._end(problem)
+        return self._take_requests()
+
+    def tick(self, now_ms: int) -> list[Request]:
+        """What the passing of time brings: a PING that goes out, or the end of a silent connection."""
+        if self._is_ended:
+            return []
+        self._now_ms = now_ms
+        try:
+            if not self._is_connected:
+                self._keep_alive.check_handshake(now_ms)
+            elif self._keep_alive.check_silence(now_ms):
+                self.probe()
+        except PulsarProtocolError as problem:
+            self._end(problem)
+        return self._take_requests()
+
+    def probe(self) -> int:
+        """Say PING, behind all that was said. Once `pongs` is what this returns, the client lives and has taken all of that."""
+        self._outgoing.say(replies.PING)
+        return self._keep_alive.asked()
+
+    def end(self) -> None:
+        """The stream is over, or the edge closes it: late answers go nowhere, and nothing is attached any more."""
+        self._is_ended = True
+        self.reader.clear()
+        self._outgoing.close()
+        self._producers.clear()
+        self._consumers.clear()
+        self._waiting.clear()
+        self._unsubscribing.clear()
+
+    def take_outgoing(self) -> bytes:
+        """What is to be written now, whole frames: signs of life before all that may be long."""
+        return self._outgoing.take()
+
+    def partitions(self, request_id: int, count: int) -> None:
+        """`PartitionsAsked`: how many partitions there are, 0 if the topic has none."""
+        self._answer(Asked.PARTITIONS, request_id, replies.partitions(request_id, count))
+
+    def partitions_failed(self, request_id: int, error: ServerError, message: str) -> None:
+        """`PartitionsAsked`: refused."""
+        self._answer(Asked.PARTITIONS, request_id, replies.partitions_failed(request_id, error, message))
+
+    def located(self, request_id: int, url: str) -> None:
+        """`LookupAsked`: the owner's address, `pulsar://host:port`, in the one spelling that the owner advertises everywhere."""
+        self._answer(Asked.LOOKUP, request_id, replies.located(request_id, url))
+
+    def lookup_failed(self, request_id: int, error: ServerError, message: str) -> None:
+        """`LookupAsked`: refused. `SERVICE_NOT_READY` would make clients close the whole connection; say `METADATA_ERROR` for "not now"."""
+        self._answer(Asked.LOOKUP, request_id, replies.lookup_failed(request_id, error, message))
+
+    def topics(self, request_id: int, told: bytes) -> None:
+        """`TopicsAsked`: the full names of the topics, as `replies.topics_told` spells them."""
+        self._answer(Asked.TOPICS, request_id, replies.topics(request_id, told))
+
+    def topics_failed(self, request_id: int, error: ServerError, message: str) -> None:
+        """`TopicsAsked`: refused."""
+        self._answer(Asked.TOPICS, request_id, replies.error(request_id, error, message))
+
+    def schema_found(self, request_id: int, schema: Schema, version: bytes) -> None:
+        """`SchemaAsked`: the schema, and its version as the client is to send it."""
+        self._answer(Asked.SCHEMA, request_id, replies.schema_found(request_id, schema, version))
+
+    def schema_missing(self, request_id: int, error: ServerError, message: str) -> None:
+        """`SchemaAsked`: refused; `TOPIC_NOT_FOUND` if there is no schema."""
+        self._answer(Asked.SCHEMA, request_id, replies.schema_missing(request_id, error, message))
+
+    def schema_accepted(self, request_id: int, version: bytes) -> None:
+        """`SchemaOffered`: the version under which it is known."""
+        self._answer(Asked.NEW_SCHEMA, request_id, replies.schema_accepted(request_id, version))
+
+    def schema_refused(self, request_id: int, error: ServerError, message: str) -> None:
+        """`SchemaOffered`: refused."""
+        self._answer(Asked.NEW_SCHEMA, request_id, replies.schema_refused(request_id, error, message))
+
+    def consumer_stats(self, request_id: int, stats: replies.ConsumerStats) -> None:
+        """`ConsumerStatsAsked`: how the consumer fares."""
+        self._answer(Asked.STATS, request_id, replies.consumer_stats(request_id, stats))
+
+    def succeed(self, request_id: int) -> None:
+        """`ProducerClosed`, `ConsumerClosed`, `Unsubscribed`: done."""
+        self._answer(Asked.CHANGE, request_id, replies.success(request_id))
+        consumer_id = self._unsubscribing.pop(request_id, None)
+        if consumer_id is not None:
+            self._consumers.detach(consumer_id)
+
+    def fail(self, request_id: int, error: ServerError, message: str) -> None:
+        """`Unsubscribed`: refused."""
+        self._answer(Asked.CHANGE, request_id, replies.error(request_id, error, message))
+        self._unsubscribing.pop(request_id, None)
+
+    def producer_opened(self, producer_id: int, request_id: int, name: str, producer: object, *, schema_version: bytes = b"") -> bool:
+        """`ProducerAsked`: attach `producer`, which may be `Elsewhere`. Return False if nobody waits for it any more; then undo it."""
+        creation = self._settle(self._producers, producer_id, request_id)
+        if creation is None:
+            return False
+        self._producers.attach(producer_id, producer, creation, name=name)
+        self._outgoing.say(replies.producer_success(request_id, name, schema_version))
+        return True
+
+    def producer_refused(self, producer_id: int, request_id: int, error: ServerError, message: str) -> None:
+        """`ProducerAsked`: refused."""
+        if self._settle(self._producers, producer_id, request_id) is not None:
+            self._outgoing.say(replies.error(request_id, error, message))
+
+    def consumer_opened(self, consumer_id: int, request_id: int, consumer: object) -> bool:
+        """`SubscribeAsked`: as `producer_opened`."""
+        creation = self._settle(self._consumers, consumer_id, request_id)
+        if creation is None:
+            return False
+        self._consumers.attach(consumer_id, consumer, creation)
+        self._outgoing.say(replies.success(request_id))
+        return True
+
+    def consumer_refused(self, consumer_id: int, request_id: int, error: ServerError, message: str) -> None:
+        """`SubscribeAsked`: refused. If another broker serves the consumer, attach `Elsewhere` instead."""
+        if self._settle(self._consumers, consumer_id, request_id) is not None:
+            self._outgoing.say(replies.consumer_refused(consumer_id, request_id, error, message))
+
+    def receipt(self, producer_id: int, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> None:
+        """`Published`: taken, with the entry's id; (-1, -1) says that it was dropped. Also sent for a producer closed meanwhile."""
+        self._outgoing.say(replies.receipt(producer_id, sequence_id, highest_sequence_id, ledger_id, entry_id))
+
+    def send_error(self, producer_id: int, sequence_id: int, error: ServerError, message: str) -> None:
+        """`Damaged`: refused. With any other code than `CHECKSUM_ERROR` some clients connect anew and send it again, for ever."""
+        self._outgoing.say(replies.send_error(producer_id, sequence_id, error, message))
+
+    def message(self, consumer_id: int, entry_id: int, partition: int, block: bytes) -> None:
+        """An entry for a consumer; `partition` is -1 for a topic without any, `block` what `Published` brought."""
+        self._outgoing.say(replies.message_head(consumer_id, entry_id, partition, len(block)), block)
+
+    def close_producer(self, producer_id: int, url: str | None = None) -> None:
+        """Send a producer elsewhere, or, without a `url`, to ask anew; what it has under way is ignored. No-op if it is not live."""
+        if self._producers.close(producer_id, self._now_ms):
+            self._outgoing.say(replies.close_producer(producer_id, url))
+
+    def close_consumer(self, consumer_id: int, url: str | None = None) -> None:
+        """As `close_producer`, of a consumer."""
+        if self._consumers.close(consumer_id, self._now_ms):
+            self._outgoing.say(replies.close_consumer(consumer_id, url))
+
+    def active(self, consumer_id: int, *, is_active: bool) -> None:
+        """Tell a consumer of a Failover subscription whether messages go to it; may come before `consumer_opened`."""
+        if self._protocol_version >= _ACTIVE_CHANGE_VERSION:
+            self._outgoing.say(replies.active_consumer_change(consumer_id, is_active=is_active))
+
+    def _take(self, frame: Frame) -> None:
+        """Act on one frame; raises `PulsarProtocolError`."""
+        command = commands.parse(frame.command)
+        handler = self._HANDLERS.get(command.type)
+        if handler is None:
+            raise UnexpectedCommand(problem=f"{commands.name_of(command)}, which only brokers send")
+        if self._is_connected == (command.type == BaseCommand.CONNECT):
+            raise UnexpectedCommand(problem=f"{commands.name_of(command)} {'after' if self._is_connected else 'before'} the handshake")
+        if frame.block is not None and command.type != BaseCommand.SEND:
+            raise MalformedFrame(problem=f"{len(frame.block)} bytes behind a {commands.name_of(command)}")
+        try:
+            handler(self, command, frame)
+        except NotServed as refusal:
+            self._refuse(command, refusal)
+
+    def _on_connect(self, command: BaseCommand, _frame: Frame) -> None:
+        """The handshake. Whatever a client says of who it is, is accepted: nothing here asks for it yet."""
+        try:
+            version = commands.agreed_version(command.connect)
+        except errors.UnsupportedVersion as refusal:
+            self._outgoing.say(replies.error(replies.MINUS_ONE, ServerError.UNSUPPORTED_VERSION, refusal.problem))
+            raise
+        client_version = commands.client_version(command.connect, self._limits)
+        self._is_connected = True
+        self.reader.frame_bytes_max = self._limits.frame_bytes_max
+        self._protocol_version = version
+        # Before all else: clients take nothing but this for an answer to CONNECT, not even a PONG.
+        self._outgoing.say_first(replies.connected(version, self._limits.message_bytes_max))
+        self._requests.append(Connected(client_version=client_version))
+
+    def _on_ping(self, _command: BaseCommand, _frame: Frame) -> None:
+        self._outgoing.say_first(replies.PONG)
+
+    def _on_pong(self, _command: BaseCommand, _frame: Frame) -> None:
+        self._keep_alive.answered()
+
+    def _on_nothing_to_do(self, _command: BaseCommand, _frame: Frame) -> None:
+        """Nothing is redelivered, and nobody asked for a proof of identity."""
+
+    def _on_send(self, command: BaseCommand, frame: Frame) -> None:
+        send = command.send
+        attached = self._producers.live.get(send.producer_id)
+        if attached is None:
+            self._check_stray(send.producer_id)
+            return
+        if isinstance(attached.thing, Elsewhere):
+            self.close_producer(send.producer_id, attached.thing.url)
+            return
+        block = frame.block
+        if block is None:
+            raise MalformedFrame(problem="a SEND without an entry")
+        if not checksum_is_good(block):
+            self._requests.append(Damaged(producer=attached.thing, sequence_id=send.sequence_id))
+            return
+        messages = commands.messages_in(send, block, self._limits)
+        self._requests.append(
+            Published(
+                producer=attached.thing,
+                sequence_id=send.sequence_id,
+                highest_sequence_id=send.highest_sequence_id,
+                messages=messages,
+                block=block,
+            )
+        )
+
+    def _check_stray(self, producer_id: int) -> None:
+        """A message for no live producer: of one that this side closed, it was under way; of one not yet open, it is too early."""
+        if producer_id not in self._producers.creations and not self._producers.was_closed(producer_id, self._now_ms):
+            raise errors.UnknownProducer(problem=f"a message for producer {producer_id}, which this connection does not have")
+
+    def _on_flow(self, command: BaseCommand, _frame: Frame) -> None:
+        consumer_id = command.flow.consumer_id
+        consumer = self._consumers.live.get(consumer_id)
+        if consumer is None:
+            return  # It may have crossed a CLOSE_CONSUMER of ours.
+        if isinstance(consumer.thing, Elsewhere):
+            self.close_consumer(consumer_id, consumer.thing.url)
+        else:
+            self._requests.append(Flowed(consumer=consumer.thing, permits=command.flow.messagePermits))
+
+    def _on_ack(self, command: BaseCommand, _frame: Frame) -> None:
+        ack = command.ack
+        consumer = self._consumers.live.get(ack.consumer_id)
+        if consumer is not None:
+            self._requests.append(Acked(consumer=consumer.thing))
+        if ack.HasField("request_id"):
+            self._outgoing.say(replies.ack_response(ack.consumer_id, ack.request_id))
+
+    def _on_question(self, command: BaseCommand, frame: Frame) -> None:
+        """What only the service knows, and the connection need not remember."""
+        kind, request = commands.question(command, self._limits)
+        self._ask(kind, request, frame)
+
+    def _on_producer(self, command: BaseCommand, frame: Frame) -> None:
+        asked = commands.producer_asked(command.producer, self._limits)
+        place, kept_bytes = (asked.topic,), commands.kept_bytes(asked)
+        live = self._producers.check_creation(asked.producer_id, place, kept_bytes)
+        if live is not None:
+            self._outgoing.say(replies.producer_success(asked.request_id, live.name, version_of(asked.schema)))
+            return
+        self._ask(Asked.PRODUCER, asked, frame)
+        self._producers.ask(asked.producer_id, Creation(request_id=asked.request_id, place=place, kept_bytes=kept_bytes))
+
+    def _on_subscribe(self, command: BaseCommand, frame: Frame) -> None:
+        asked = commands.subscribe_asked(command.subscribe, self._limits)
+        place, kept_bytes = (asked.topic, asked.subscription), commands.kept_bytes(asked)
+        live = self._consumers.check_creation(asked.consumer_id, place, kept_bytes)
+        if live is not None:
+            self._outgoing.say(replies.success(asked.request_id))
+            return
+        self._ask(Asked.CONSUMER, asked, frame)
+        self._consumers.ask(asked.consumer_id, Creation(request_id=asked.request_id, place=place, kept_bytes=kept_bytes))
+
+    def _on_close_producer(self, command: BaseCommand, frame: Frame) -> None:
+        asked = command.close_producer
+        live = self._check_close(self._producers, asked.producer_id, asked.request_id)
+        if live is not None:
+            self._ask(Asked.CHANGE, ProducerClosed(producer=live.thing, request_id=asked.request_id), frame)
+            self._producers.detach(asked.producer_id)
+
+    def _on_close_consumer(self, command: BaseCommand, frame: Frame) -> None:
+        asked = command.close_consumer
+        live = self._check_close(self._consumers, asked.consumer_id, asked.request_id)
+        if live is not None:
+            self._ask(Asked.CHANGE, ConsumerClosed(consumer=live.thing, request_id=asked.request_id), frame)
+            self._consumers.detach(asked.consumer_id)
+
+    def _on_unsubscribe(self, command: BaseCommand, frame: Frame) -> None:
+        asked = command.unsubscribe
+        thing = self._consumer(asked.consumer_id, ServerError.METADATA_ERROR)
+        self._ask(Asked.CHANGE, Unsubscribed(consumer=thing, request_id=asked.request_id, is_forced=asked.force), frame)
+        self._unsubscribing[asked.request_id] = asked.consumer_id
+
+    def _on_consumer_stats(self, command: BaseCommand, frame: Frame) -> None:
+        asked = command.consumer_stats
+        thing = self._consumer(asked.consumer_id, ServerError.CONSUMER_NOT_FOUND)
+        self._ask(Asked.STATS, ConsumerStatsAsked(consumer=thing, request_id=asked.request_id), frame)
+
+    def _on_seek(self, command: BaseCommand, _frame: Frame) -> None:
+        """There is nothing to go back to, and a consumer is where it wants to be: at the messages to come."""
+        thing = self._consumer(command.seek.consumer_id, ServerError.METADATA_ERROR)
+        self._outgoing.say(replies.success(command.seek.request_id))
+        self._requests.append(Sought(consumer=thing))
+
+    def _on_last_message_id(self, command: BaseCommand, _frame: Frame) -> None:
+        self._consumer(command.get_last_message_id.consumer_id, ServerError.METADATA_ERROR)
+        self._outgoing.say(replies.no_last_message(command.get_last_message_id.request_id))
+
+    def _on_not_served(self, command: BaseCommand, _frame: Frame) -> None:
+        raise NotServed(error=ServerError.NOT_ALLOWED, problem=f"{commands.name_of(command)} is not served by this broker")
+
+    def _ask(self, kind: Asked, request: AnyAsked, frame: Frame) -> None:
+        self._waiting.ask(kind, request.request_id, len(frame.command))
+        self._requests.append(request)
+
+    def _answer(self, kind: Asked, request_id: int, reply: bytes) -> None:
+        if not self._is_ended:
+            self._waiting.answer(kind, request_id)
+            self._outgoing.say(reply)
+
+    def _settle(self, table: Attachments, id_: int, request_id: int) -> Creation | None:
+        creation = table.settle(id_, request_id)
+        if creation is not None:
+            self._waiting.answer(table.asked, request_id)
+        return creation
+
+    def _check_close(self, table: Attachments, id_: int, request_id: int) -> Attached | None:
+        """Return what is live under an id and is served here. Otherwise answer the client; at most a creation has to be cancelled."""
+        live = table.live.get(id_)
+        if live is not None and not isinstance(live.thing, Elsewhere):
+            return live
+        table.detach(id_)
+        creation = table.creations.get(id_)
+        if creation is not None:
+            self._settle(table, id_, creation.request_id)
+            self._requests.append(CreationCancelled(kind=table.kind, id=id_, request_id=creation.request_id))
+        self._outgoing.say(replies.success(request_id))
+        return None
+
+    def _consumer(self, consumer_id: int, error: ServerError) -> object:
+        """What the service attached to a consumer; raises `NotServed` with `error` if there is no such consumer."""
+        live = self._consumers.live.get(consumer_id)
+        if live is None or isinstance(live.thing, Elsewhere):
+            raise NotServed(error=error, problem=f"this connection has no consumer {consumer_id}; subscribe again")
+        return live.thing
+
+    def _refuse(self, command: BaseCommand, refusal: NotServed) -> None:
+        """Answer a request that the service never hears of, and let it count that."""
+        self._outgoing.say(replies.refusal(command, commands.request_id_of(command), refusal.error, refusal.problem))
+        self._requests.append(TurnedAway(what=commands.name_of(command)))
+
+    def _end(self, problem: PulsarProtocolError) -> None:
+        self.end()
+        self._requests.append(Ended(problem=problem.problem, counted_as=problem.violation))
+
+    def _take_requests(self) -> list[Request]:
+        requests, self._requests = self._requests, []
+        return requests
+
+    # A type that is not here is one that only brokers send.
+    _HANDLERS: ClassVar[dict[int, Callable[[Connection, BaseCommand, Frame], None]]] = {
+        BaseCommand.CONNECT: _on_connect,
+        BaseCommand.PING: _on_ping,
+        BaseCommand.PONG: _on_pong,
+        BaseCommand.AUTH_RESPONSE: _on_nothing_to_do,
+        BaseCommand.REDELIVER_UNACKNOWLEDGED_MESSAGES: _on_nothing_to_do,
+        BaseCommand.PARTITIONED_METADATA: _on_question,
+        BaseCommand.LOOKUP: _on_question,
+        BaseCommand.GET_TOPICS_OF_NAMESPACE: _on_question,
+        BaseCommand.GET_SCHEMA: _on_question,
+        BaseCommand.GET_OR_CREATE_SCHEMA: _on_question,
+        BaseCommand.PRODUCER: _on_producer,
+        BaseCommand.SEND: _on_send,
+        BaseCommand.CLOSE_PRODUCER: _on_close_producer,
+        BaseCommand.SUBSCRIBE: _on_subscribe,
+        BaseCommand.FLOW: _on_flow,
+        BaseCommand.ACK: _on_ack,
+        BaseCommand.UNSUBSCRIBE: _on_unsubscribe,
+        BaseCommand.CLOSE_CONSUMER: _on_close_consumer,
+        BaseCommand.CONSUMER_STATS: _on_consumer_stats,
+        BaseCommand.SEEK: _on_seek,
+        BaseCommand.GET_LAST_MESSAGE_ID: _on_last_message_id,
+        **dict.fromkeys(commands.NOT_SERVED, _on_not_served),
+    }

@@ -1,0 +1,321 @@
+"""What clients are told: each reply as the bytes of its frame.
+
+May live here: writing. Every field that some client reads without asking whether it is there is set, and none by whose mere
+presence a client tells success from failure. The two replies that go out for each message are made by hand, byte by byte, and
+so is the one that many are told alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final, cast
+
+from equipoise.brokers.pulsar.wire.errors import ServerError
+from equipoise.brokers.pulsar.wire.frames import frame, frame_head
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import (
+    BaseCommand,
+    CommandAckResponse,
+    CommandActiveConsumerChange,
+    CommandCloseConsumer,
+    CommandCloseProducer,
+    CommandConnected,
+    CommandConsumerStatsResponse,
+    CommandError,
+    CommandGetLastMessageIdResponse,
+    CommandGetOrCreateSchemaResponse,
+    CommandGetSchemaResponse,
+    CommandGetTopicsOfNamespaceResponse,
+    CommandLookupTopicResponse,
+    CommandPartitionedTopicMetadataResponse,
+    CommandPing,
+    CommandPong,
+    CommandProducerSuccess,
+    CommandSendError,
+    CommandSuccess,
+    KeyValue,
+    MessageIdData,
+)
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import Schema as WireSchema
+from equipoise.brokers.pulsar.wire.pulsar_api_pb2 import ServerError as WireError
+from equipoise.brokers.pulsar.wire.requests import Schema
+
+SERVER_VERSION: Final = "Equipoise"
+# How an unsigned field of 64 bits spells -1: no request, or no message.
+MINUS_ONE: Final = 2**64 - 1
+
+# Told to a new consumer, these make some clients wait for ever for a retry that they never start, unless a CLOSE_CONSUMER follows.
+_RETRIED: Final = frozenset(
+    {
+        ServerError.UNKNOWN_ERROR,
+        ServerError.METADATA_ERROR,
+        ServerError.PERSISTENCE_ERROR,
+        ServerError.SERVICE_NOT_READY,
+        ServerError.UNSUPPORTED_VERSION,
+        ServerError.SUBSCRIPTION_NOT_FOUND,
+        ServerError.CONSUMER_NOT_FOUND,
+        ServerError.INVALID_TOPIC_NAME,
+    }
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerStats:
+    """How a consumer fares: rates in messages and bytes per second; `connected_since` as ISO 8601, `kind` as Pulsar names it."""
+
+    name: str
+    kind: str
+    address: str
+    connected_since: str
+    permits: int
+    message_rate: float
+    byte_rate: float
+
+
+def _framed(command: BaseCommand) -> bytes:
+    return frame(command.SerializeToString())
+
+
+def _wire(error: ServerError) -> WireError:
+    """The same number, for which protobuf's types have a name of their own."""
+    return cast("WireError", int(error))
+
+
+PING: Final = _framed(BaseCommand(type=BaseCommand.PING, ping=CommandPing()))
+PONG: Final = _framed(BaseCommand(type=BaseCommand.PONG, pong=CommandPong()))
+
+
+def connected(protocol_version: int, message_bytes_max: int) -> bytes:
+    """CONNECTED. No feature flag is set, because none of those features is served."""
+    body = CommandConnected(server_version=SERVER_VERSION, protocol_version=protocol_version, max_message_size=message_bytes_max)
+    return _framed(BaseCommand(type=BaseCommand.CONNECTED, connected=body))
+
+
+def success(request_id: int) -> bytes:
+    """SUCCESS."""
+    return _framed(BaseCommand(type=BaseCommand.SUCCESS, success=CommandSuccess(request_id=request_id)))
+
+
+def error(request_id: int, code: ServerError, message: str) -> bytes:
+    """ERROR."""
+    body = CommandError(request_id=request_id, error=_wire(code), message=message)
+    return _framed(BaseCommand(type=BaseCommand.ERROR, error=body))
+
+
+def partitions(request_id: int, count: int) -> bytes:
+    """PARTITIONED_METADATA_RESPONSE: the number of partitions, 0 for a topic without any."""
+    body = CommandPartitionedTopicMetadataResponse(
+        request_id=request_id, partitions=count, response=CommandPartitionedTopicMetadataResponse.Success
+    )
+    return _framed(BaseCommand(type=BaseCommand.PARTITIONED_METADATA_RESPONSE, partitioned_metadata_response=body))
+
+
+def partitions_failed(request_id: int, code: ServerError, message: str) -> bytes:
+    """PARTITIONED_METADATA_RESPONSE: a failure."""
+    body = CommandPartitionedTopicMetadataResponse(
+        request_id=request_id, response=CommandPartitionedTopicMetadataResponse.Failed, error=_wire(code), message=message
+    )
+    return _framed(BaseCommand(type=BaseCommand.PARTITIONED_METADATA_RESPONSE, partitioned_metadata_response=body))
+
+
+def located(request_id: int, url: str) -> bytes:
+    """LOOKUP_RESPONSE: connect there. It is final: every broker reads the owner from the same log."""
+    body = CommandLookupTopicResponse(
+        request_id=request_id,
+        brokerServiceUrl=url,
+        response=CommandLookupTopicResponse.Connect,
+        authoritative=True,
+        proxy_through_service_url=False,
+    )
+    return _framed(BaseCommand(type=BaseCommand.LOOKUP_RESPONSE, lookup_response=body))
+
+
+def lookup_failed(request_id: int, code: ServerError, message: str) -> bytes:
+    """LOOKUP_RESPONSE: a failure."""
+    body = CommandLookupTopicResponse(request_id=request_id, response=CommandLookupTopicResponse.Failed, error=_wire(code), message=message)
+    return _framed(BaseCommand(type=BaseCommand.LOOKUP_RESPONSE, lookup_response=body))
+
+
+def producer_success(request_id: int, name: str, schema_version: bytes) -> bytes:
+    """PRODUCER_SUCCESS. Nothing is stored, so the last sequence is -1; the version of no schema is empty, but there."""
+    body = CommandProducerSuccess(
+        request_id=request_id, producer_name=name, last_sequence_id=-1, schema_version=schema_version, producer_ready=True
+    )
+    return _framed(BaseCommand(type=BaseCommand.PRODUCER_SUCCESS, producer_success=body))
+
+
+def send_error(producer_id: int, sequence_id: int, code: ServerError, message: str) -> bytes:
+    """SEND_ERROR."""
+    body = CommandSendError(producer_id=producer_id, sequence_id=sequence_id, error=_wire(code), message=message)
+    return _framed(BaseCommand(type=BaseCommand.SEND_ERROR, send_error=body))
+
+
+def close_producer(producer_id: int, url: str | None) -> bytes:
+    """CLOSE_PRODUCER from this side, to which no reply comes; with the address to go to, if that is known."""
+    body = CommandCloseProducer(producer_id=producer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=url)
+    return _framed(BaseCommand(type=BaseCommand.CLOSE_PRODUCER, close_producer=body))
+
+
+def close_consumer(consumer_id: int, url: str | None) -> bytes:
+    """CLOSE_CONSUMER from this side, as `close_producer`."""
+    body = CommandCloseConsumer(consumer_id=consumer_id, request_id=MINUS_ONE, assignedBrokerServiceUrl=url)
+    return _framed(BaseCommand(type=BaseCommand.CLOSE_CONSUMER, close_consumer=body))
+
+
+def consumer_refused(consumer_id: int, request_id: int, code: ServerError, message: str) -> bytes:
+    """ERROR to a SUBSCRIBE; where the client is to try again, with the CLOSE_CONSUMER that makes it do so."""
+    refusal = error(request_id, code, message)
+    return refusal + close_consumer(consumer_id, None) if code in _RETRIED else refusal
+
+
+def active_consumer_change(consumer_id: int, *, is_active: bool) -> bytes:
+    """ACTIVE_CONSUMER_CHANGE."""
+    body = CommandActiveConsumerChange(consumer_id=consumer_id, is_active=is_active)
+    return _framed(BaseCommand(type=BaseCommand.ACTIVE_CONSUMER_CHANGE, active_consumer_change=body))
+
+
+def ack_response(consumer_id: int, request_id: int) -> bytes:
+    """ACK_RESPONSE: done; an error field would mean failure by its presence."""
+    body = CommandAckResponse(consumer_id=consumer_id, request_id=request_id)
+    return _framed(BaseCommand(type=BaseCommand.ACK_RESPONSE, ack_response=body))
+
+
+def no_last_message(request_id: int) -> bytes:
+    """GET_LAST_MESSAGE_ID_RESPONSE of a topic that stores nothing."""
+    nothing = MessageIdData(ledgerId=MINUS_ONE, entryId=MINUS_ONE)
+    body = CommandGetLastMessageIdResponse(request_id=request_id, last_message_id=nothing, consumer_mark_delete_position=nothing)
+    return _framed(BaseCommand(type=BaseCommand.GET_LAST_MESSAGE_ID_RESPONSE, get_last_message_id_response=body))
+
+
+def consumer_stats(request_id: int, stats: ConsumerStats) -> bytes:
+    """CONSUMER_STATS_RESPONSE. What there is no point in counting, or never is any, of a topic that stores nothing, is 0."""
+    body = CommandConsumerStatsResponse(
+        request_id=request_id,
+        msgRateOut=stats.message_rate,
+        msgThroughputOut=stats.byte_rate,
+        msgRateRedeliver=0.0,
+        consumerName=stats.name,
+        availablePermits=max(stats.permits, 0),
+        unackedMessages=0,
+        blockedConsumerOnUnackedMsgs=False,
+        address=stats.address,
+        connectedSince=stats.connected_since,
+        type=stats.kind,
+        msgRateExpired=0.0,
+        msgBacklog=0,
+        messageAckRate=0.0,
+    )
+    return _framed(BaseCommand(type=BaseCommand.CONSUMER_STATS_RESPONSE, consumer_stats_response=body))
+
+
+def consumer_stats_failed(request_id: int, code: ServerError, message: str) -> bytes:
+    """CONSUMER_STATS_RESPONSE: a failure."""
+    body = CommandConsumerStatsResponse(request_id=request_id, error_code=_wire(code), error_message=message)
+    return _framed(BaseCommand(type=BaseCommand.CONSUMER_STATS_RESPONSE, consumer_stats_response=body))
+
+
+def schema_found(request_id: int, schema: Schema, version: bytes) -> bytes:
+    """GET_SCHEMA_RESPONSE: a schema and its version."""
+    found = WireSchema(
+        name=schema.name,
+        schema_data=schema.definition,
+        type=schema.kind,
+        properties=[KeyValue(key=key, value=value) for key, value in schema.properties],
+    )
+    body = CommandGetSchemaResponse(request_id=request_id, schema=found, schema_version=version)
+    return _framed(BaseCommand(type=BaseCommand.GET_SCHEMA_RESPONSE, get_schema_response=body))
+
+
+def schema_missing(request_id: int, code: ServerError, message: str) -> bytes:
+    """GET_SCHEMA_RESPONSE: a failure."""
+    body = CommandGetSchemaResponse(request_id=request_id, error_code=_wire(code), error_message=message)
+    return _framed(BaseCommand(type=BaseCommand.GET_SCHEMA_RESPONSE, get_schema_response=body))
+
+
+def schema_accepted(request_id: int, version: bytes) -> bytes:
+    """GET_OR_CREATE_SCHEMA_RESPONSE: the version under which the schema is known."""
+    body = CommandGetOrCreateSchemaResponse(request_id=request_id, schema_version=version)
+    return _framed(BaseCommand(type=BaseCommand.GET_OR_CREATE_SCHEMA_RESPONSE, get_or_create_schema_response=body))
+
+
+def schema_refused(request_id: int, code: ServerError, message: str) -> bytes:
+    """GET_OR_CREATE_SCHEMA_RESPONSE: a failure."""
+    body = CommandGetOrCreateSchemaResponse(request_id=request_id, error_code=_wire(code), error_message=message)
+    return _framed(BaseCommand(type=BaseCommand.GET_OR_CREATE_SCHEMA_RESPONSE, get_or_create_schema_response=body))
+
+
+_OWN_REFUSALS: Final[dict[int, Callable[[int, ServerError, str], bytes]]] = {
+    BaseCommand.PARTITIONED_METADATA: partitions_failed,
+    BaseCommand.LOOKUP: lookup_failed,
+    BaseCommand.CONSUMER_STATS: consumer_stats_failed,
+    BaseCommand.GET_SCHEMA: schema_missing,
+    BaseCommand.GET_OR_CREATE_SCHEMA: schema_refused,
+}
+
+
+def refusal(command: BaseCommand, request_id: int, code: ServerError, message: str) -> bytes:
+    """The refusal of a request in the form that its client waits for: the response to its type if that can fail, else ERROR."""
+    if command.type == BaseCommand.SUBSCRIBE:
+        return consumer_refused(command.subscribe.consumer_id, request_id, code, message)
+    return _OWN_REFUSALS.get(command.type, error)(request_id, code, message)
+
+
+# A varint has seven bits of a number in each byte, the lowest first; the highest bit says that more follow.
+_SEVEN_BITS: Final = 0x7F
+_MORE: Final = 0x80
+
+
+def _spell(number: int) -> bytes:
+    spelled = bytearray()
+    while number > _SEVEN_BITS:
+        spelled.append(number & _SEVEN_BITS | _MORE)
+        number >>= 7
+    spelled.append(number)
+    return bytes(spelled)
+
+
+# Those of two bytes: the ids, sizes and partitions of nearly all messages.
+_SHORT: Final = tuple(_spell(number) for number in range(1 << 14))
+
+
+def _varint(number: int) -> bytes:
+    return _SHORT[number] if number < len(_SHORT) else _spell(number)
+
+
+def topics_told(names: Sequence[str]) -> bytes:
+    """What all who ask for the same topics are told: full names, which clients filter by themselves."""
+    return CommandGetTopicsOfNamespaceResponse(topics=names, filtered=False, changed=True).SerializePartialToString()
+
+
+def topics(request_id: int, told: bytes) -> bytes:
+    """GET_TOPICS_OF_NAMESPACE_RESPONSE, with what `topics_told` gave: that may be megabytes, and is encoded once for many."""
+    body = b"".join((b"\x08", _varint(request_id), told))
+    return frame(b"".join((b"\x08\x21\x8a\x02", _varint(len(body)), body)))
+
+
+def receipt(producer_id: int, sequence_id: int, highest_sequence_id: int, ledger_id: int, entry_id: int) -> bytes:
+    """SEND_RECEIPT. The id (-1, -1), by which clients know a dropped message, is passed as those numbers."""
+    message_id = b"\x08" + _varint(ledger_id & MINUS_ONE) + b"\x10" + _varint(entry_id & MINUS_ONE)
+    body = b"".join(
+        (
+            b"\x08",
+            _varint(producer_id),
+            b"\x10",
+            _varint(sequence_id),
+            b"\x1a",
+            _varint(len(message_id)),
+            message_id,
+            b"\x20",
+            _varint(highest_sequence_id),
+        )
+    )
+    return frame(b"\x08\x07\x3a" + _varint(len(body)) + body)
+
+
+def message_head(consumer_id: int, entry_id: int, partition: int, block_bytes: int) -> bytes:
+    """MESSAGE, but for the block of `block_bytes` that must follow. The ledger is 0; `partition` is -1 for a topic without any."""
+    message_id = b"\x08\x00\x10" + _varint(entry_id)
+    if partition >= 0:
+        message_id += b"\x18" + _varint(partition)
+    body = b"\x08" + _varint(consumer_id) + b"\x12" + _varint(len(message_id)) + message_id
+    return frame_head(b"\x08\x09\x4a" + _varint(len(body)) + body, block_bytes)

@@ -1,0 +1,1 @@
+"""A running broker: the worker, its service, its clocks and its data directory."""

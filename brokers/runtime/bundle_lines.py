@@ -1,0 +1,99 @@
+"""What a broker writes to its log of its own bundles: one line for each opening, each closing, and each move's end.
+
+May live here: these lines and what they remember from a beginning to its end. `docs/operations.md` lists them. A line is made
+where a bundle is opened or closed, and at both ends of a move, so that a thousand moves are two thousand lines in the whole
+cluster, beside those of the openings and closings that they consist of.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from equipoise.brokers.agent.effects import Abandon, Close, Effect, Open
+from equipoise.brokers.agent.events import Closed, Event, Opened
+from equipoise.brokers.balancing.moves import Move, Moves
+from equipoise.channel.core.view import View
+
+_logger: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Beginning:
+    """An opening or a closing that is under way: all that its line will say, but for how long it took."""
+
+    fields: dict[str, object]
+    at_ns: int
+
+
+class BundleLines:
+    """The lines of one broker."""
+
+    def __init__(self, moves: Moves, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """`moves` are those under way, which somebody else keeps up to date; `now_ns` is a clock that only rises."""
+        self._moves = moves
+        self._broker = broker
+        self._now_ns = now_ns
+        # At most one entry a bundle that is on its way to this broker, or from it.
+        self._begun: dict[str, _Beginning] = {}
+        self._reasons_of_arrivals: dict[str, str | None] = {}
+
+    def begun(self, effect: Effect, view: View) -> None:
+        """The agent wants something done."""
+        if isinstance(effect, Open):
+            bundle, token = effect.handle.bundle, effect.handle.token
+            reason = self._reasons_of_arrivals.pop(bundle, None)
+            self._begin(bundle, token, view, source=None if effect.source is None else effect.source.broker, reason=reason)
+        elif isinstance(effect, Close):
+            bundle, token = effect.handle.bundle, effect.handle.token
+            destination = None if effect.moved_to is None else effect.moved_to.broker
+            self._begin(bundle, token, view, destination=destination, reason=self._moves.reason(bundle))
+        elif isinstance(effect, Abandon):
+            self._begun.pop(effect.bundle, None)
+
+    def _begin(self, bundle: str, token: int, view: View, **why: str | None) -> None:
+        entry = view.bundles.get(bundle)
+        fields: dict[str, object] = {"bundle": bundle, "token": token, "offset": None if entry is None else entry.last, **why}
+        self._begun[bundle] = _Beginning(fields=fields, at_ns=self._now_ns())
+
+    def ended(self, event: Event) -> None:
+        """Something is done; that it failed is for the runner of services to tell, which knows the error."""
+        if isinstance(event, Opened | Closed):
+            begun = self._begun.pop(event.bundle, None)
+            if begun is not None and not (isinstance(event, Opened) and event.problem is not None):
+                self._write("opened" if isinstance(event, Opened) else "closed", begun.fields, self._now_ns() - begun.at_ns)
+
+    def moved(self, move: Move, view: View) -> None:
+        """A move has ended, somewhere in the cluster."""
+        source, destination = _broker(view, move.source), _broker(view, move.destination)
+        if self._broker not in (source, destination):
+            return
+        if destination == self._broker != source:
+            self._reasons_of_arrivals[move.bundle] = move.reason  # It is opened next.
+        fields: dict[str, object] = {
+            "bundle": move.bundle,
+            "token": move.token,
+            "offset": move.offset,
+            "source": source,
+            "destination": destination,
+            "reason": move.reason,
+            "kind": move.kind.value,
+            "result": move.result.value,
+        }
+        self._write("moved", fields, move.duration_ns)
+
+    def _write(self, event: str, fields: dict[str, object], took_ns: int) -> None:
+        _logger.info(event, extra={"broker": self._broker, **fields, "took_ms": round(took_ns / 1e6, 1)})
+
+
+def _broker(view: View, incarnation: int | None) -> str | None:
+    """The id of the broker that an incarnation is, or was."""
+    if incarnation is None:
+        return None
+    live = view.live.get(incarnation)
+    if live is not None:
+        return live.broker
+    return next((entry.broker for entry in view.brokers.values() if entry.incarnation == incarnation), f"incarnation {incarnation}")

@@ -1,0 +1,1 @@
+"""The data directory of a broker, and the snapshots in it."""

@@ -1,0 +1,1 @@
+"""Repeated failures, and how often a log reports them."""

@@ -1,0 +1,125 @@
+"""The one who asks the services of a broker what their bundles cost.
+
+May live here: the latest sample, and the check of what services say. A service may count from one call of `load` to the next,
+so that a second asker would take from the first what it counted: all who want to know look at the same sample.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from equipoise.brokers.runtime.clock import Clock
+from equipoise.brokers.runtime.service import Service
+from equipoise.shedder.bundle_load import BundleLoad, Messaging
+
+_logger: Final = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sample:
+    """What the services said at `at_ms` of boot time, by name of bundle; what they said nothing of is not there."""
+
+    at_ms: int
+    loads: Mapping[str, BundleLoad] = field(default_factory=dict)
+
+
+class LoadSampler:
+    """Samples the services of one broker, at most once in `fresh_ms`."""
+
+    def __init__(self, services: Sequence[Service], *, broker: str, clock: Clock, fresh_ms: int) -> None:
+        """`fresh_ms` is how long a sample is good for all who ask."""
+        self._services = services
+        self._broker = broker
+        self._clock = clock
+        self._fresh_ms = fresh_ms
+        self._sample: Sample | None = None
+        self._told: Mapping[int, str] = {}
+
+    def latest(self) -> Sample:
+        """A sample that is fresh: the last one, or else a new one. What a service gets wrong is told, and counts as nothing."""
+        now_ms = self._clock.now().boot_ms
+        if self._sample is None or now_ms - self._sample.at_ms >= self._fresh_ms:
+            self._sample = Sample(at_ms=now_ms, loads=self._take())
+        return self._sample
+
+    def _take(self) -> Mapping[str, BundleLoad]:
+        loads: dict[str, BundleLoad] = {}
+        problems: dict[int, str] = {}
+        for number, service in enumerate(self._services):
+            try:
+                said: object = service.load()
+            except Exception as error:  # noqa: BLE001 - whatever it is, the service cannot tell
+                problems[number] = f"it raises {type(error).__name__}: {error}"
+                continue
+            if not isinstance(said, Mapping):
+                problems[number] = f"it returns {type(said).__name__}, not a mapping from names of bundles to loads"
+                continue
+            for name, load in said.items():
+                # As nearly all are: a broker may have thousands, and looks at them every few seconds.
+                checked = load if type(load) is BundleLoad and type(name) is str and _is_plain(load) else _checked(name, load)
+                if isinstance(checked, BundleLoad):
+                    loads[name] = checked
+                else:
+                    problems[number] = checked
+        self._tell(problems)
+        return loads
+
+    def _tell(self, problems: Mapping[int, str]) -> None:
+        """Tell each problem when it comes up, and not again at every sample."""
+        for number, problem in problems.items():
+            if self._told.get(number) != problem:
+                service = type(self._services[number]).__name__
+                _logger.error("a service cannot tell its load: %s", problem, extra={"broker": self._broker, "service": service})
+        self._told = problems
+
+
+def _checked(name: object, load: object) -> BundleLoad | str:
+    """A load in plain numbers, which any report can express; or what is wrong with it."""
+    if not isinstance(name, str) or not isinstance(load, BundleLoad):
+        return f"it says {load!r:.100} of {name!r:.100}, which is not a BundleLoad of a bundle"
+    try:
+        return BundleLoad(
+            calls_per_second=float(load.calls_per_second),
+            bytes_per_second=float(load.bytes_per_second),
+            sessions=int(load.sessions),
+            messaging=_plain_messaging(load.messaging) if isinstance(load.messaging, Messaging) else None,
+        )
+    except Exception as error:  # noqa: BLE001 - a number of a kind of its own may raise anything
+        return f"what it says of {name} is no number: {type(error).__name__}: {error}"
+
+
+def _is_plain(load: BundleLoad) -> bool:
+    messaging = load.messaging
+    return (
+        type(load.calls_per_second) is float
+        and type(load.bytes_per_second) is float
+        and type(load.sessions) is int
+        and (
+            messaging is None
+            or (
+                type(messaging) is Messaging
+                and type(messaging.messages_in_per_second) is float
+                and type(messaging.bytes_in_per_second) is float
+                and type(messaging.messages_out_per_second) is float
+                and type(messaging.bytes_out_per_second) is float
+                and type(messaging.producers) is int
+                and type(messaging.consumers) is int
+                and type(messaging.topics) is int
+            )
+        )
+    )
+
+
+def _plain_messaging(messaging: Messaging) -> Messaging:
+    return Messaging(
+        messages_in_per_second=float(messaging.messages_in_per_second),
+        bytes_in_per_second=float(messaging.bytes_in_per_second),
+        messages_out_per_second=float(messaging.messages_out_per_second),
+        bytes_out_per_second=float(messaging.bytes_out_per_second),
+        producers=int(messaging.producers),
+        consumers=int(messaging.consumers),
+        topics=int(messaging.topics),
+    )

@@ -1,0 +1,114 @@
+"""Lookups that may have to wait: which broker serves a point of the hash space, asked over whatever protocol.
+
+May live here: the row of those who wait, and its bounds. How an answer is spelled is the business of each protocol.
+
+A lookup that cannot be answered yet is held, because to Pulsar's C++ and Python clients any error over HTTP is final, and
+because every client that is refused backs off for longer than a failover takes. Those that wait for one bundle share one
+wait in the worker: each change of the view is then looked at once per bundle, not once per client, and a herd that comes
+after a death costs little.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from typing import Final
+
+from equipoise.brokers.runtime.metrics.metrics import LookupOutcome
+from equipoise.brokers.runtime.whereabouts import Located, explained
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.errors import DeadlineExceeded, Overloaded
+from equipoise.channel.system.deadline import Deadline
+
+HELD_MAX: Final = 10_000
+"""Lookups that are held at a time, over all protocols: each is a socket and some 10 KiB, so 100 MB in all."""
+
+
+class Lookups:
+    """The lookups of one worker."""
+
+    def __init__(self, worker: Worker) -> None:
+        """`worker` answers what can be answered now, and tells when that changes."""
+        self._worker = worker
+        self._held = 0
+        self._waits: dict[str, asyncio.Task[object]] = {}
+
+    @property
+    def held(self) -> int:
+        """How many wait."""
+        return self._held
+
+    async def locate(self, namespace: str, point: int, *, started_ns: int) -> Located:
+        """The bundle at `point` and who serves it; held while nobody does, for `lookup_ms` at most. It is counted how it ended.
+
+        While this broker has lost the channel only lookups of namespaces that serve on are answered, and say so.
+
+        `started_ns` is when it was asked, by the monotonic clock. Raises `UnknownNamespace`, `DeadlineExceeded` (`ChannelLost`
+        if that is why), and `Overloaded` if too many wait.
+        """
+        outcome = LookupOutcome.REFUSED
+        try:
+            located = await self._at_once(namespace, point)
+            if located is None:
+                located = await self._hold(namespace, point)
+                outcome = LookupOutcome.HELD
+            else:
+                outcome = LookupOutcome.ANSWERED
+        except DeadlineExceeded as error:
+            outcome = LookupOutcome.TIMED_OUT
+            raise explained(error, self._worker.agent, self._worker.clock.now()) from None
+        finally:
+            self._worker.metrics.lookup(outcome, started_ns=started_ns)
+        return located
+
+    async def _at_once(self, namespace: str, point: int) -> Located | None:
+        """The answer if it can be given now, without a task or a timer; None if it has to be waited for."""
+        try:
+            return await self._worker.locate(namespace, point, timeout_ms=0)
+        except DeadlineExceeded:
+            return None
+
+    async def _hold(self, namespace: str, point: int) -> Located:
+        if self._held >= HELD_MAX:
+            raise Overloaded(what=f"the row of lookups held at broker {self._worker.broker_id}", limit=HELD_MAX)
+        deadline = Deadline.after(timeout_ms=self._worker.config.lookup_ms)
+        self._held += 1
+        try:
+            while True:
+                if self._worker.agent.is_ready:
+                    with suppress(DeadlineExceeded):
+                        return await self._worker.locate(namespace, point, timeout_ms=0)
+                wait = self._wait(namespace, point)
+                # The shared wait may have begun earlier, and end before this one's deadline.
+                with suppress(DeadlineExceeded):
+                    await deadline.wait(asyncio.shield(wait), what=wait.get_name())
+                deadline.check(wait.get_name())
+        finally:
+            self._held -= 1
+
+    def _wait(self, namespace: str, point: int) -> asyncio.Task[object]:
+        """Return the one wait for the bundle at `point`, or for this broker to be ready. The name of the task says which.
+
+        A broker that has lost the channel may not know the namespace: then all who ask for it share one wait.
+        The bundle may be split meanwhile, so that each who waited looks again for itself.
+        """
+        worker, timeout_ms = self._worker, self._worker.config.lookup_ms
+        if not worker.agent.is_ready:
+            return self._shared(f"broker {worker.broker_id} becoming ready", lambda: worker.ready(timeout_ms=timeout_ms))
+        bundle = worker.view.bundle_at(namespace, point)
+        what = namespace if bundle is None else bundle.name
+        return self._shared(f"an owner for {what}", lambda: worker.locate(namespace, point, timeout_ms=timeout_ms))
+
+    def _shared(self, what: str, begin: Callable[[], Coroutine[None, None, object]]) -> asyncio.Task[object]:
+        wait = self._waits.get(what)
+        if wait is None or wait.done():
+            wait = self._waits[what] = asyncio.get_running_loop().create_task(begin(), name=what)
+            wait.add_done_callback(self._ended)
+        return wait
+
+    def _ended(self, wait: asyncio.Task[object]) -> None:
+        if self._waits.get(wait.get_name()) is wait:
+            del self._waits[wait.get_name()]
+        if not wait.cancelled():
+            wait.exception()  # Whoever still waits gets it; nobody has to.

@@ -1,0 +1,177 @@
+"""The witness of one broker: from when until when it serves each bundle, for an audit that does not trust the fold alone.
+
+May live here: what is remembered of each stretch of serving, from its beginning to its end. It decides nothing, and its broker
+asks it nothing.
+
+A stretch begins when the service has opened a bundle under a lease that is good, and ends when the handle closes, of whatever
+cause, or when the lease has run out. Then it ends where the lease did, however late that is noticed: a process that was stopped
+in between served nothing. The one exception is work that passed its second check later than that, which is what an audit is to find.
+What is answered after a stretch was told to be over is told as a later end of it: no handle passes then, so that it shows a defect.
+A namespace that serves on past a lease is served to the end of its handle, and that is marked, since there only the token guards.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from equipoise.brokers.agent.effects import Abandon, Close, Effect, Reshaped
+from equipoise.brokers.agent.events import Event, Opened
+from equipoise.brokers.agent.handle import Handle, Lease
+from equipoise.brokers.runtime.clock import Clock
+from equipoise.brokers.runtime.observations.observed import Ended, Served
+
+_NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
+
+# Of so many stretches that ended last it is looked so often whether something was answered after their end.
+_OVER_MAX: Final = 256
+_LOOK_MS: Final = 1_000
+
+
+class Standing(Protocol):
+    """What is looked at between steps: see `brokers.agent.agent.Agent`."""
+
+    @property
+    def lease(self) -> Lease:
+        """The lease of the present incarnation."""
+        ...
+
+    def handle(self, bundle: str) -> Handle | None:
+        """The handle of one bundle, if it is open or being opened."""
+        ...
+
+
+@dataclass(slots=True, kw_only=True)
+class _Stretch:
+    """What is served under one handle; `started_ns` is None while the lease has run out."""
+
+    handle: Handle
+    started_ns: int | None
+
+
+@dataclass(slots=True, kw_only=True)
+class _Over:
+    """A stretch that was told to be over, and until when."""
+
+    handle: Handle
+    started_ns: int
+    answered_ns: int
+    ended: Ended
+
+
+class Witness:
+    """What one broker serves. At most one stretch for each bundle that is open here."""
+
+    def __init__(self, *, log: str, broker: str, boot: str, clock: Clock, tell: Callable[[Served], None]) -> None:
+        """`log` is the identity of the log, `boot` that of this run of the machine; `tell` takes each beginning and each end."""
+        self._log = log
+        self._broker = broker
+        self._boot = boot
+        self._clock = clock
+        self._tell = tell
+        self._stretches: dict[str, _Stretch] = {}
+        self._has_lease = False
+        self._over: deque[_Over] = deque(maxlen=_OVER_MAX)
+        self._look_at_ms = 0
+
+    def begun(self, effect: Effect) -> None:
+        """The agent has closed handles, and wants its host to know."""
+        if isinstance(effect, Close):
+            self._end(effect.handle.bundle, "closed")
+        elif isinstance(effect, Abandon):
+            self._end(effect.bundle, "abandoned")
+        elif isinstance(effect, Reshaped):
+            for parent in effect.gone:
+                self._end(parent.bundle, "reshaped")
+            for heir in effect.heirs:
+                self._begin(heir)
+
+    def stepped(self, event: Event, agent: Standing) -> None:
+        """The agent has taken an event: something may be open now, or the lease may be over, or good again."""
+        now = self._clock.now()
+        if now.boot_ms >= self._look_at_ms:
+            self._look_at_ms = now.boot_ms + _LOOK_MS
+            self._look_back()
+        has_lease = agent.lease.good(now)
+        if has_lease is not self._has_lease:
+            self._has_lease = has_lease
+            self._lease_changed()
+        if isinstance(event, Opened) and event.problem is None:
+            handle = agent.handle(event.bundle)
+            if handle is not None and handle.is_open:
+                self._begin(handle)
+
+    def stopped(self) -> None:
+        """The broker is over, and with it all that it served."""
+        for bundle in list(self._stretches):
+            self._end(bundle, "stopped")
+        self._look_back()
+
+    def _lease_changed(self) -> None:
+        """Stretches of the incarnation whose lease it is end with it, and begin anew with it; one that is lost closes its handles."""
+        if self._has_lease:  # What is answered from here on belongs to the stretches that begin now.
+            over = [one for one in self._over if one.ended != "lease_over" or one.handle.lease.lost]
+            self._over = deque(over, maxlen=_OVER_MAX)
+        for stretch in self._stretches.values():
+            handle = stretch.handle
+            if handle.lease.lost:
+                continue
+            if self._has_lease and stretch.started_ns is None:
+                self._start(stretch)
+            elif not self._has_lease and stretch.started_ns is not None and not handle.serves_on:
+                self._say_end(stretch, "lease_over")
+                stretch.started_ns = None
+
+    def _begin(self, handle: Handle) -> None:
+        stretch = self._stretches[handle.bundle] = _Stretch(handle=handle, started_ns=None)
+        if handle.passes(self._clock.now()):
+            self._start(stretch)
+
+    def _start(self, stretch: _Stretch) -> None:
+        stretch.started_ns = self._clock.boot_ns()
+        self._say(stretch.handle, stretch.started_ns, answered_ns=None, ended=None)
+
+    def _end(self, bundle: str, ended: Ended) -> None:
+        stretch = self._stretches.pop(bundle, None)
+        if stretch is not None and stretch.started_ns is not None:
+            self._say_end(stretch, ended)
+
+    def _say_end(self, stretch: _Stretch, ended: Ended) -> None:
+        handle, now_ns = stretch.handle, self._clock.boot_ns()
+        until_ns = now_ns if handle.serves_on else min(now_ns, _lease_ns(handle))
+        assert stretch.started_ns is not None, "what has not begun does not end"
+        over = _Over(handle=handle, started_ns=stretch.started_ns, answered_ns=max(until_ns, handle.answered_ns), ended=ended)
+        self._say(handle, over.started_ns, answered_ns=over.answered_ns, ended=ended)
+        self._over.append(over)
+
+    def _look_back(self) -> None:
+        for over in self._over:
+            if over.handle.answered_ns > over.answered_ns:
+                over.answered_ns = over.handle.answered_ns
+                self._say(over.handle, over.started_ns, answered_ns=over.answered_ns, ended=over.ended)
+
+    def _say(self, handle: Handle, started_ns: int, *, answered_ns: int | None, ended: Ended | None) -> None:
+        is_past_lease = answered_ns is not None and handle.serves_on and answered_ns > _lease_ns(handle)
+        self._tell(
+            Served(
+                log=self._log,
+                broker=self._broker,
+                incarnation=handle.lease.incarnation,
+                bundle=handle.bundle,
+                token=handle.token,
+                boot=self._boot,
+                started_ns=started_ns,
+                answered_ns=answered_ns,
+                lease_deadline_ns=_lease_ns(handle),
+                ended=ended,
+                by_token=handle.answered_by_token or is_past_lease,
+                at_ms=self._clock.now().wall_ms,
+                at_ns=self._clock.boot_ns(),
+            )
+        )
+
+
+def _lease_ns(handle: Handle) -> int:
+    return handle.lease.until_ms * _NANOSECONDS_PER_MILLISECOND

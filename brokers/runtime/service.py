@@ -1,0 +1,324 @@
+"""The `Service` port: what is balanced, and what users implement; and `Ownership`, their right to do work.
+
+May live here: the port, the values that pass through it, and the check of ownership. No IO of its own.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import TYPE_CHECKING, Final, Protocol, Self
+
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.balancing.splitting.split_points import SplitQuestion, split_points
+from equipoise.brokers.runtime.clock import Clock
+from equipoise.channel.core.errors import CallerError, PeerError
+from equipoise.channel.core.ranges import bundle_contains, key_hash
+from equipoise.channel.system.deadline import Deadline
+from equipoise.shedder.bundle_load import BundleLoad
+
+if TYPE_CHECKING:
+    from aiohttp.web import RouteDef
+
+
+_NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bundle:
+    """A hash range of a namespace; `high` is exclusive, but for the last bundle of the hash space."""
+
+    name: str
+    namespace: str
+    low: int
+    high: int
+
+    def contains(self, point: int) -> bool:
+        """Whether this hash point lies in the bundle."""
+        return bundle_contains(self.low, self.high, point)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Peer:
+    """A broker, as services and clients see it. `addresses` maps a protocol (`http`) to where clients find it."""
+
+    broker: str
+    addresses: Mapping[str, str] = field(default_factory=dict)
+
+
+PEER: Final = "peer"
+"""The protocol under which a broker inside a program advertises its own HTTP, where the program serves clients at another address."""
+
+
+def own_http(addresses: Mapping[str, str]) -> str | None:
+    """Return the address of a broker's own HTTP, for administration and other brokers, by the `addresses` that it advertises."""
+    return addresses.get(PEER, addresses.get("http"))
+
+
+class OwnershipLost(PeerError):
+    """Work may not start, or not be answered, here: the bundle has moved, or the lease has run out."""
+
+    def __init__(self, *, bundle: str, token: int, problem: str, is_closed: bool = False) -> None:
+        """`token` is the fencing token under which `bundle` was held; `problem` says why it no longer is.
+
+        `is_closed`: the bundle is not open here any more, and the service's `close` has been called, or is about to be.
+        """
+        self.bundle = bundle
+        self.is_closed = is_closed
+        self.token = token
+        self.problem = problem
+        super().__init__(f"work on {bundle} under token {token} may not go on: {problem}; ask again who owns it")
+
+
+class WorkerEnded(PeerError):
+    """The worker that was asked has ended, and does not come back. `__cause__` is the error that ended it, if one did."""
+
+    def __init__(self, *, broker: str, problem: str) -> None:
+        """`broker` is the id of the worker's broker, `problem` says why it ended."""
+        self.broker = broker
+        self.problem = problem
+        super().__init__(f"broker {broker} has ended: {problem}; call another broker, and start this program again")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evidence:
+    """One piece of work that passed both checks, for an independent judge. Times are nanoseconds of boot time.
+
+    `message` names what was taken, where a key stands for many things: `PRODUCER:SEQUENCE` of a message for a topic. `by_token`
+    says that it was begun or answered past the end of the lease, because its namespace serves on: only its token guards it.
+    """
+
+    bundle: str
+    key: str
+    token: int
+    started_ns: int
+    answered_ns: int
+    lease_deadline_ns: int
+    message: str | None = None
+    by_token: bool = False
+
+
+class WrongBundle(CallerError):
+    """Work was to be begun on a key under the ownership of a bundle that does not hold it."""
+
+    def __init__(self, *, key: str, bundle: str) -> None:
+        """`key` was asked for under the ownership of `bundle`."""
+        self.key = key
+        self.bundle = bundle
+        super().__init__(f"{key!r} does not lie in {bundle}, and its token would not fence it; route the key, and use what that returns")
+
+
+class Ownership:
+    """The right to work on one bundle, for one tenure. Ask it when work starts, and again before the work is answered.
+
+    Give `token` to every store that you write to, and have the store refuse a smaller one than it has seen: a process can
+    stall between the second check and the store, and only the store can tell.
+    """
+
+    __slots__ = ("_clock", "_handle", "_witness", "bundle", "fetch", "handover_problem")
+
+    def __init__(
+        self,
+        handle: Handle,
+        *,
+        clock: Clock,
+        witness: Callable[[Evidence], None] | None = None,
+        fetch: Callable[[], Awaitable[bytes | None]] | None = None,
+    ) -> None:
+        """Made by the worker only. `fetch` asks the former owner's service for state that its `close` did not return.
+
+        `handover_problem` says why `open` got no handover although the former owner has closed the bundle and meant to leave one.
+        It is None if the handover came, if there was none to leave, if the former owner died or did not close in time, and if the
+        log was truncated before this broker read the handover.
+        """
+        self._handle = handle
+        self._clock = clock
+        self._witness = witness
+        self.fetch = fetch
+        self.handover_problem: str | None = None
+        self.bundle = Bundle(name=handle.bundle, namespace=handle.namespace, low=handle.low, high=handle.high)
+
+    @property
+    def token(self) -> int:
+        """The fencing token of this tenure; over any key tokens only rise."""
+        return self._handle.token
+
+    @property
+    def is_good(self) -> bool:
+        """Whether work may start at this moment."""
+        return self._handle.passes(self._clock.now())
+
+    def begin(self, key: str) -> Work:
+        """Start work on `key`; raises `OwnershipLost` if it may not start, `WrongBundle` if the key is not of this bundle."""
+        return Work(self._handle, key, self._clock, self._witness)
+
+
+class Work:
+    """One piece of work under an ownership. `finish` before you answer; or use it as a context, which does so at its end."""
+
+    __slots__ = ("_by_token", "_clock", "_handle", "_point", "_started_ns", "_witness", "key", "token")
+
+    def __init__(self, handle: Handle, key: str, clock: Clock, witness: Callable[[Evidence], None] | None) -> None:
+        self._handle = handle
+        self._clock = clock
+        self._witness = witness
+        self.key = key
+        self.token = handle.token
+        self._point = key_hash(key)
+        if not bundle_contains(handle.low, handle.high, self._point):
+            raise WrongBundle(key=key, bundle=handle.bundle)
+        now = clock.now()
+        if not handle.passes(now):
+            raise self._lost(handle, now)
+        self._by_token = handle.serves_on and not handle.lease.good(now)
+        # Read inside the two checks, so that the evidence never claims more time than was checked.
+        self._started_ns = clock.boot_ns()
+
+    @property
+    def is_witnessed(self) -> bool:
+        """Whether evidence is taken, so that it is worth while to spell a `message` for it."""
+        return self._witness is not None
+
+    def finish(self, *, message: str | None = None) -> None:
+        """Check again; raises `OwnershipLost` if the result must not be answered. It may have been written all the same.
+
+        `message` says in the evidence what the work was about, where its key does not.
+        """
+        handle = self._heir()
+        answered_ns = self._clock.boot_ns()
+        now = self._clock.now()
+        if not handle.passes(now) or handle.token != self.token:
+            raise self._lost(handle, now)
+        by_token = self._by_token or (handle.serves_on and not handle.lease.good(now))
+        handle.answered_ns = answered_ns
+        handle.answered_by_token = handle.answered_by_token or by_token
+        if self._witness is not None:
+            self._witness(
+                Evidence(
+                    bundle=handle.bundle,
+                    key=self.key,
+                    token=self.token,
+                    started_ns=self._started_ns,
+                    answered_ns=answered_ns,
+                    lease_deadline_ns=handle.lease.deadline_ms * _NANOSECONDS_PER_MILLISECOND,
+                    message=message,
+                    by_token=by_token,
+                )
+            )
+
+    def _heir(self) -> Handle:
+        """The handle that now stands for this key: a split or a merge does not interrupt work."""
+        handle = self._handle
+        point = self._point
+        while not handle.is_open and handle.heirs:
+            heir = next((heir for heir in handle.heirs if bundle_contains(heir.low, heir.high, point)), None)
+            if heir is None:
+                break
+            handle = heir
+        return handle
+
+    def _lost(self, handle: Handle, now: Instant) -> OwnershipLost:
+        if not handle.is_open:
+            problem = "the bundle has been closed here"
+        elif not handle.lease.good(now):
+            problem = "the lease of this broker has run out"
+        else:
+            problem = "the bundle was merged under another token"
+        return OwnershipLost(bundle=handle.bundle, token=self.token, problem=problem, is_closed=not handle.is_open)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if kind is None:
+            self.finish()
+
+
+class ServiceHost(Protocol):
+    """What a service may ask of the worker that runs it: who serves a key. See `brokers.runtime.worker.Worker`."""
+
+    @property
+    def broker_id(self) -> str:
+        """The id of the broker that this worker is."""
+        ...
+
+    async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
+        """This broker's ownership of `key`, or the other broker that serves it; waits while nobody does.
+
+        Raises `UnknownNamespace`, `DeadlineExceeded` if nobody serves it within `timeout_ms`, `Overloaded` if too many wait, and
+        `WorkerEnded`.
+        """
+        ...
+
+
+class Service(ABC):
+    """What is balanced. One instance serves all bundles that its broker owns; every method runs on the worker's event loop.
+
+    A method that blocks stalls the broker, renewals included, until it fences itself: use threads for what blocks. An
+    exception from `prepare` or `open` refuses the bundle, with its text as the reason. Each call has a deadline; what
+    overruns it is cancelled.
+
+    A bundle has one operation at a time: `prepare`, `open`, `close` or `discard`. The next one is called when the one before
+    has ended, even if that was cancelled. `fetch`, `split_points` and `load` are questions, and may be asked beside any operation.
+
+    `host` is the worker; it sets this before it calls anything else.
+    """
+
+    host: ServiceHost
+
+    async def prepare(self, bundle: Bundle, source: Peer | None) -> None:  # noqa: B027 - a default, not a gap
+        """Warm up for `bundle`, which `source` still serves (None: nobody does). Nothing may be served yet."""
+
+    @abstractmethod
+    async def open(self, ownership: Ownership, handover: bytes | None) -> None:
+        """Begin to serve. `handover` is what the former owner's `close` returned, if it was there to say it.
+
+        None means that nothing came: `ownership.handover_problem` says why, if the former owner had something to leave.
+        """
+
+    @abstractmethod
+    async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
+        """Stop serving: settle what was accepted, tell clients `moved_to`, and return the state for the next owner.
+
+        Up to 16 KiB go on the channel. What is larger is kept here, and the next owner's broker fetches it: up to 64 MiB for all
+        bundles together, for 30 s. If this broker serves no peers, it is lost, and the next owner is told so.
+
+        The ownership is already void: nothing new starts, and work in progress will not pass its second check. Nobody serves
+        the bundle until this returns, and past `deadline` it is cancelled, without a handover: give up yourself before that,
+        as in `await deadline.wait(flush(), what="the flush")` or by `deadline.remaining_ms()`.
+
+        It is called for every bundle that is open when the broker ends, whatever it ends of; then `moved_to` is None, and
+        nobody waits for a handover.
+        """
+
+    async def discard(self, bundle: Bundle) -> None:  # noqa: B027 - as above
+        """Throw away what `prepare` warmed up: that transfer was cancelled. Another `prepare` may follow when this has returned."""
+
+    async def fetch(self, bundle: Bundle, token: int) -> bytes | None:  # noqa: ARG002 - a default needs neither
+        """State of a bundle that was closed here, for its next owner, if `close` does not return all of it. `token` was ours."""
+        return None
+
+    def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:  # noqa: B027 - as above
+        """`parent` has become `children`, all owned here, under the same token. Sessions go on."""
+
+    def merge(self, left: Bundle, right: Bundle, union: Ownership) -> None:  # noqa: B027 - as above
+        """`left` and `right` have become one bundle, owned here. Sessions go on."""
+
+    async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
+        """Where to cut `bundle`, as hash points strictly inside it.
+
+        The default knows no topics, without which only the halves and given positions can be found: see
+        `brokers.balancing.splitting.split_points`.
+        """
+        return split_points(algorithm, SplitQuestion(low=bundle.low, high=bundle.high, positions=positions, force=True))
+
+    def routes(self) -> Sequence[RouteDef]:
+        """HTTP routes (aiohttp) to be served on the broker's port."""
+        return ()
+
+    def load(self) -> Mapping[str, BundleLoad]:
+        """What each open bundle costs now, by name of bundle."""
+        return {}

@@ -1,0 +1,462 @@
+"""Runs the operations of services for an agent: one effect in, one event out, nothing left running past its deadline.
+
+The service has one operation of a bundle under way at a time, whatever the agent does: the next one begins when the code of the
+one before has ended, an abandoned one included.
+
+When the broker ends they are all brought to an end, too: what is open is closed, and what goes on all the same is told aloud.
+
+May live here: the way from `Prepare`, `Open`, `Close`, `FindCuts` and their like to the methods of `Service` and back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import os
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from fnmatch import fnmatchcase
+from functools import partial
+from typing import Final
+from weakref import WeakValueDictionary
+
+from equipoise.brokers.agent.effects import Abandon, Close, Discard, FindCuts, Open, Prepare, Reshaped
+from equipoise.brokers.agent.events import Closed, CutsFound, Discarded, Event, Opened, Prepared
+from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.errors import InvalidService
+from equipoise.brokers.runtime.clock import Clock
+from equipoise.brokers.runtime.handover import fetch_from
+from equipoise.brokers.runtime.service import Bundle, Ownership, Peer, Service
+from equipoise.brokers.runtime.spilled import KEPT_BYTES_MAX, Note, Spilled, digest_of, is_like_a_note, note_in
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.errors import EquipoiseError, OperatorError
+from equipoise.channel.core.ranges import parse_bundle
+from equipoise.channel.core.records import HANDOVER_BYTES_MAX
+from equipoise.channel.system.deadline import Deadline
+
+_logger: Final = logging.getLogger(__name__)
+
+# How long a cancelled operation may take to end before the process does: code that swallows its cancellation could
+# otherwise still be serving a bundle whose handle is dead.
+_ABANDON_MS: Final = 2_000
+
+# How long a service may take over what no deadline of the agent bounds: where to cut, handing over its state.
+_QUESTION_MS: Final = 10_000
+
+# Bundles parted with whose state a next owner may still ask for, within seconds of the close. A drain parts with all: a namespace of
+# the largest size, in 200 bytes each.
+_PARTED_MAX: Final = 65_536
+
+_ASYNC_METHODS: Final = ("prepare", "open", "close", "discard", "fetch", "split_points")
+_PLAIN_METHODS: Final = ("split", "merge", "routes", "load")
+
+# Letters of a namespace, and what fnmatch gives a meaning to; a bracket that nothing closes would stand for itself.
+_match_pattern: Final = re.compile(r"(?:[-=:.\w/*?]|\[!?[-=:.\w]+\])+", re.ASCII).fullmatch
+
+# Why a service with `fetch` does not start.
+_NO_PEERS: Final = (
+    "it hands over state by fetch(), and its broker has no address where the next owner could ask for it; give the worker a port "
+    "(http_port=0 for any), or in a test give the Cluster serves_peers=True, or keep that state in a store"
+)
+
+# How long a broker that ends waits for next owners to fetch what it keeps for them.
+_LAST_FETCHES_MS: Final = 2_000
+
+FetchSpilled = Callable[[Peer, str, str], Awaitable[bytes | None]]
+OwnershipMaker = Callable[[Handle, BrokerEntry | None], Ownership]
+ServiceEffect = Prepare | Open | Close | Discard | Abandon | FindCuts | Reshaped
+
+
+class ServiceRunner:
+    """The services of one worker, by pattern of namespace, and what they are doing.
+
+    `ownerships` holds what is open here, by name of bundle: the table that requests are routed by.
+    """
+
+    def __init__(
+        self,
+        services: Mapping[str, Service],
+        *,
+        clock: Clock,
+        make_ownership: OwnershipMaker,
+        step: Callable[[Event], None],
+        end_process: Callable[[str], None],
+        serves_peers: bool = True,
+        fetch_spilled: FetchSpilled = fetch_from,
+    ) -> None:
+        """`services` maps a pattern of namespaces (`*`, `acme/*`) to a service; the first that matches serves it.
+
+        `end_process` is the last resort against code that cannot be stopped. `serves_peers`: whether other brokers can ask this
+        one for state. `fetch_spilled` asks one for a handover, by bundle and digest. Raises `InvalidService`, also for a service
+        with `fetch` if nobody can ask for that.
+        """
+        for pattern, service in services.items():
+            check_pattern(pattern)
+            _check(service)
+            if not serves_peers and type(service).fetch is not Service.fetch:
+                raise InvalidService(service=type(service).__name__, problem=_NO_PEERS)
+        self._services = dict(services)
+        self._clock = clock
+        self._make_ownership = make_ownership
+        self._step = step
+        self._end_process = end_process
+        self._running: dict[str, asyncio.Task[None]] = {}
+        # One for each bundle with an operation under way, abandoned ones included: its task holds it, and keeps it alive.
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        self._closings: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[None]] = set()
+        self._parted: dict[str, int] = {}
+        self._serves_peers = serves_peers
+        self._fetch_spilled = fetch_spilled
+        self._spilled = Spilled()
+        self._last_deadline: Deadline | None = None
+        self.ownerships: dict[str, Ownership] = {}
+
+    def service_of(self, namespace: str) -> Service | None:
+        """The service of a namespace; None if no pattern matches."""
+        return next((service for pattern, service in self._services.items() if fnmatchcase(namespace, pattern)), None)
+
+    @property
+    def services(self) -> Sequence[Service]:
+        """Every service once."""
+        return list({id(service): service for service in self._services.values()}.values())
+
+    def carry_out(self, effect: ServiceEffect) -> None:
+        """Begin what the agent wants done."""
+        if isinstance(effect, Prepare):
+            self._begin(effect.bundle.name, partial(self._prepare, effect))
+        elif isinstance(effect, Open):
+            self._begin(effect.handle.bundle, partial(self._open, effect))
+        elif isinstance(effect, Close):
+            self.ownerships.pop(effect.handle.bundle, None)
+            left_ms = effect.deadline_ms - self._clock.now().boot_ms
+            deadline = Deadline.after(timeout_ms=max(left_ms, 0))
+            self._begin_closing(_bundle_named(effect.handle.bundle), effect.handle.token, _peer(effect.moved_to), deadline)
+        elif isinstance(effect, FindCuts):
+            self._in_background(self._find_cuts(effect.bundle), f"finding where to cut {effect.bundle.name}")
+        elif isinstance(effect, Reshaped):
+            self._reshape(effect)
+        elif isinstance(effect, Abandon):
+            self._abandon(effect)
+        else:
+            self._begin(effect.bundle, partial(self._discard, _bundle_named(effect.bundle)))
+
+    async def fetch_parted(self, bundle: str, digest: str | None = None) -> bytes | None:
+        """What its service still holds of a bundle that was closed here; None if nothing, or if it is not known here.
+
+        With `digest`, return the handover that is kept here under that digest.
+
+        Raises `DeadlineExceeded` if the service takes too long over it, and whatever it raises.
+        """
+        if digest is not None:
+            return self._spilled.get(digest)
+        token = self._parted.get(bundle)
+        if token is None:
+            return None
+        parted = _bundle_named(bundle)
+        fetching = self._service(parted.namespace).fetch(parted, token)
+        return await Deadline.after(timeout_ms=_QUESTION_MS).wait(fetching, what=f"the service giving the state of {bundle}")
+
+    async def all_fetched(self) -> None:
+        """Wait until next owners have fetched the handovers that are kept here; that is bounded."""
+        await self._spilled.all_fetched(timeout_ms=_LAST_FETCHES_MS)
+
+    async def close_all(self, *, timeout_ms: int) -> None:
+        """Close all that is open, side by side, and let closings under way come to their end; no longer than `timeout_ms`.
+
+        Whatever else is under way is of no use any more, and is cancelled; an opening that ends well all the same is closed
+        in its turn. To be followed by `stop`.
+        """
+        deadline = self._last_deadline = Deadline.after(timeout_ms=timeout_ms)
+        self._cancel([task for task in self._running.values() if task not in self._closings])
+        for ownership in list(self.ownerships.values()):
+            self._begin_closing(ownership.bundle, ownership.token, None, deadline)
+        self.ownerships.clear()
+        await self._ended(lambda: (*self._running.values(), *self._closings), deadline)
+
+    async def stop(self) -> None:
+        """Cancel whatever is still running. What does not end is told; one that works on a bundle ends the process."""
+        self._cancel([*self._running.values(), *self._background])
+        await self._ended(lambda: (*self._running.values(), *self._background), Deadline.after(timeout_ms=_ABANDON_MS))
+        for task in (*self._running.values(), *self._background):
+            if not task.done():
+                _logger.error("a service could not be stopped", extra={"doing": task.get_name()})
+        unstoppable = [task.get_name() for task in self._running.values() if not task.done()]
+        if unstoppable:
+            self._end_process(f"the service could not be stopped: {', '.join(unstoppable)}")
+
+    @staticmethod
+    async def _ended(under_way: Callable[[], Sequence[asyncio.Task[None]]], deadline: Deadline) -> None:
+        """Wait until nothing is under way any more, what the end of one may have begun included; or for the deadline.
+
+        Even if that has come, what was just begun gets a turn of the loop, so that a service hears of its closing.
+        """
+        is_over = False
+        while (tasks := under_way()) and not is_over:
+            left_ms = deadline.remaining_ms()
+            await asyncio.wait(tasks, timeout=left_ms / 1_000)
+            is_over = not left_ms
+
+    @staticmethod
+    def _cancel(tasks: Sequence[asyncio.Task[None]]) -> None:
+        for task in tasks:
+            task.cancel()
+
+    # --- operations ---
+
+    async def _prepare(self, effect: Prepare) -> None:
+        bundle = bundle_of(effect.bundle)
+        problem = None
+        try:
+            await self._service(bundle.namespace).prepare(bundle, _peer(effect.source))
+        except Exception as error:  # noqa: BLE001 - whatever a service raises is its refusal
+            _tell("a service refuses a bundle", error, {"bundle": bundle.name})
+            problem = _told(error)
+        if self._is_current(bundle.name):
+            self._step(Prepared(bundle=bundle.name, problem=problem))
+
+    async def _open(self, effect: Open) -> None:
+        handle = effect.handle
+        ownership = self._make_ownership(handle, effect.source)
+        problem = None
+        try:
+            await self._service(handle.namespace).open(ownership, await self._arrived(effect, ownership))
+        except Exception as error:  # noqa: BLE001 - as above
+            _tell("a service failed to open a bundle", error, {"bundle": handle.bundle, "token": handle.token})
+            problem = _told(error)
+        if not self._is_current(handle.bundle):
+            return
+        if problem is None and self._last_deadline is not None:
+            self._begin_closing(ownership.bundle, ownership.token, None, self._last_deadline)
+            return
+        if problem is None:
+            self._parted.pop(handle.bundle, None)
+            self.ownerships[handle.bundle] = ownership
+        self._step(Opened(bundle=handle.bundle, problem=problem))
+
+    async def _arrived(self, effect: Open, ownership: Ownership) -> bytes | None:
+        """Return the handover for an opening, fetched if the record has only a note. If there is none, tell the ownership why."""
+        note = note_in(effect.handover)
+        if note is None:
+            return effect.handover
+        problem = note.problem or "its former owner is gone, or keeps it no more"
+        if note.digest is not None:
+            try:
+                handover = await self._fetched(effect, note.digest)
+                if handover is not None and digest_of(handover) == note.digest:
+                    return handover
+            except (EquipoiseError, TimeoutError) as error:
+                problem = _told(error)
+        _logger.warning("the handover of %s did not come: %s", effect.handle.bundle, problem, extra={"bundle": effect.handle.bundle})
+        ownership.handover_problem = problem
+        return None
+
+    async def _fetched(self, effect: Open, digest: str) -> bytes | None:
+        kept = self._spilled.get(digest)  # It comes back, because its destination died.
+        if kept is not None or effect.source is None:
+            return kept
+        left_ms = max(effect.deadline_ms - self._clock.now().boot_ms, 0)
+        async with asyncio.timeout(left_ms / 2 / 1_000):  # The service has the rest of it.
+            return await self._fetch_spilled(peer_of(effect.source), effect.handle.bundle, digest)
+
+    async def _close(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline) -> None:
+        try:
+            handover = await self._service(bundle.namespace).close(bundle, moved_to, deadline)
+        except Exception as error:
+            _logger.exception("close failed", extra={"bundle": bundle.name})
+            recorded: bytes | None = Note(problem=f"its close failed: {_told(error)}").encode()
+        else:
+            recorded = self._for_record(bundle.name, handover, is_moving=moved_to is not None)
+        if not self._is_current(bundle.name):
+            return
+        self._parted.pop(bundle.name, None)
+        if len(self._parted) >= _PARTED_MAX:
+            del self._parted[next(iter(self._parted))]
+        self._parted[bundle.name] = token
+        self._step(Closed(bundle=bundle.name, handover=recorded))
+
+    def _for_record(self, bundle: str, handover: object, *, is_moving: bool) -> bytes | None:
+        """Return what the record carries: the handover if it fits, else a note that says how to fetch it or why it is lost."""
+        if handover is None:
+            return None
+        if not isinstance(handover, bytes):
+            problem = f"close returned {type(handover).__name__}, not bytes"
+        elif len(handover) <= HANDOVER_BYTES_MAX and not is_like_a_note(handover):
+            return handover
+        elif not is_moving:
+            return None  # Nobody is waiting for it.
+        elif not self._serves_peers:
+            too_large = f"it has {len(handover)} bytes, a record takes {HANDOVER_BYTES_MAX}"
+            problem = f"{too_large}, and its broker has no address to fetch it from; give the worker http_port"
+        elif (digest := self._spilled.keep(handover)) is None:
+            problem = f"it has {len(handover)} bytes, and a broker keeps at most {KEPT_BYTES_MAX} for all next owners together"
+        else:
+            _logger.info("the handover of %s is kept for its next owner: %d bytes", bundle, len(handover), extra={"bundle": bundle})
+            return Note(digest=digest).encode()
+        _logger.error("the handover of %s is lost: %s", bundle, problem, extra={"bundle": bundle})
+        return Note(problem=problem).encode()
+
+    async def _discard(self, bundle: Bundle) -> None:
+        try:
+            await self._service(bundle.namespace).discard(bundle)
+        except Exception:
+            _logger.exception("discard failed", extra={"bundle": bundle.name})
+        if self._is_current(bundle.name):
+            self._step(Discarded(bundle=bundle.name))
+
+    async def _find_cuts(self, entry: BundleEntry) -> None:
+        cuts: tuple[int, ...] = ()
+        problem = None
+        try:
+            async with asyncio.timeout(_QUESTION_MS / 1_000):
+                service = self._service(entry.namespace)
+                cuts = tuple(int(cut) for cut in await service.split_points(bundle_of(entry), entry.algorithm or "", entry.positions))
+        except Exception as error:  # noqa: BLE001 - as above
+            _tell("a service cannot tell where to cut a bundle", error, {"bundle": entry.name})
+            problem = _told(error)
+        self._step(CutsFound(bundle=entry.name, asked_at=entry.last, cuts=cuts, problem=problem))
+
+    def _reshape(self, effect: Reshaped) -> None:
+        gone = [_bundle_named(handle.bundle) for handle in effect.gone]
+        heirs = [self._make_ownership(handle, None) for handle in effect.heirs]
+        for bundle in gone:
+            self.ownerships.pop(bundle.name, None)
+        for heir in heirs:
+            self.ownerships[heir.bundle.name] = heir
+        try:
+            service = self._service(gone[0].namespace)
+            if len(gone) == 1:
+                service.split(gone[0], heirs)
+            else:
+                service.merge(gone[0], gone[1], heirs[0])
+        except Exception:
+            _logger.exception("a service failed to follow a split or merge", extra={"bundle": gone[0].name})
+
+    def _service(self, namespace: str) -> Service:
+        service = self.service_of(namespace)
+        if service is None:
+            raise NotServedHere(namespace=namespace)
+        return service
+
+    # --- tasks ---
+
+    def _is_current(self, bundle: str) -> bool:
+        """Whether the task that asks is still the one of its bundle: one that was abandoned must not answer for its successor."""
+        return self._running.get(bundle) is asyncio.current_task()
+
+    def _begin_closing(self, bundle: Bundle, token: int, moved_to: Peer | None, deadline: Deadline) -> None:
+        task = self._begin(bundle.name, partial(self._close, bundle, token, moved_to, deadline))
+        self._closings.add(task)
+        task.add_done_callback(self._closings.discard)
+
+    def _begin(self, bundle: str, operation: Callable[[], Coroutine[None, None, None]]) -> asyncio.Task[None]:
+        turn = self._turns.setdefault(bundle, asyncio.Lock())
+
+        async def in_turn() -> None:
+            async with turn:
+                await operation()
+
+        task = asyncio.get_running_loop().create_task(in_turn(), name=f"service of {bundle}")
+        self._running[bundle] = task
+        task.add_done_callback(lambda done: self._running.pop(bundle) if self._running.get(bundle) is done else None)
+        return task
+
+    def _in_background(self, operation: Coroutine[None, None, None], doing: str) -> None:
+        task = asyncio.get_running_loop().create_task(operation, name=doing)
+        self._background.add(task)
+        task.add_done_callback(lambda done: self._finished_in_background(done, doing))
+
+    def _finished_in_background(self, task: asyncio.Task[None], doing: str) -> None:
+        self._background.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            _logger.error("%s failed", doing, exc_info=task.exception())
+
+    def _abandon(self, effect: Abandon) -> None:
+        """Stop an operation that overran its deadline; the agent has already gone on without it."""
+        self.ownerships.pop(effect.bundle, None)
+        task = self._running.pop(effect.bundle, None)
+        if task is None or task.done():
+            return
+        task.cancel()
+        _logger.error("a service overran its deadline", extra={"bundle": effect.bundle, "doing": effect.doing})
+
+        def end_if_still_running() -> None:
+            if not task.done():
+                self._end_process(f"the service could not be stopped while {effect.doing} {effect.bundle}")
+
+        asyncio.get_running_loop().call_later(_ABANDON_MS / 1_000, end_if_still_running)
+
+
+def end_process(problem: str) -> None:
+    """End this process at once."""
+    _logger.critical("the process ends: %s", problem)
+    os._exit(70)  # EX_SOFTWARE; nothing may run on, not even what would run at exit.
+
+
+def bundle_of(entry: BundleEntry) -> Bundle:
+    """A bundle as services see it."""
+    return Bundle(name=entry.name, namespace=entry.namespace, low=entry.low, high=entry.high)
+
+
+def _bundle_named(name: str) -> Bundle:
+    namespace, low, high = parse_bundle(name)
+    return Bundle(name=name, namespace=namespace, low=low, high=high)
+
+
+def _peer(broker: BrokerEntry | None) -> Peer | None:
+    return None if broker is None else peer_of(broker)
+
+
+def peer_of(broker: BrokerEntry) -> Peer:
+    """A broker as services and clients see it."""
+    return Peer(broker=broker.broker, addresses=broker.joined.addresses)
+
+
+class NotServedHere(OperatorError):
+    """A bundle came of a namespace for which this broker has no service; others of its cluster may have one."""
+
+    def __init__(self, *, namespace: str) -> None:
+        """`namespace` matches no pattern of this broker's services."""
+        self.namespace = namespace
+        super().__init__(f"no service of this broker serves namespace {namespace}; give it one, or have another broker take the bundle")
+
+
+def _told(error: Exception) -> str:
+    """What goes on record: our own errors say all by themselves."""
+    return str(error) if isinstance(error, EquipoiseError) else f"{type(error).__name__}: {error}"
+
+
+def _tell(what: str, error: Exception, fields: Mapping[str, object]) -> None:
+    """Log what a service raised: where it came from is of use only if it was not meant."""
+    if isinstance(error, EquipoiseError):
+        _logger.warning("%s: %s", what, error, extra=fields)
+    else:
+        _logger.error(what, exc_info=error, extra=fields)
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise `InvalidService` for a pattern that no namespace can match: whoever wrote it meant another."""
+    if not _match_pattern(pattern):
+        problem = f"no namespace is like {pattern!r}; a pattern is TENANT/NAMESPACE, in which * stands for any characters, or * alone"
+        raise InvalidService(service=pattern, problem=problem)
+
+
+def _check(service: object) -> None:
+    """Raise `InvalidService` for what would only fail when its first bundle comes.
+
+    That is a class, an `open` that is not async, and a `close` that does not take what it will be given.
+    """
+    if not isinstance(service, Service):
+        raise InvalidService(service=repr(service), problem="it is no instance of a subclass of equipoise.Service")
+    for name in (*_ASYNC_METHODS, *_PLAIN_METHODS):
+        method = getattr(service, name)
+        if inspect.iscoroutinefunction(method) != (name in _ASYNC_METHODS):
+            wanted = "`async def`" if name in _ASYNC_METHODS else "a plain `def`"
+            raise InvalidService(service=type(service).__name__, problem=f"its method {name} must be {wanted}")
+        parameters = list(inspect.signature(getattr(Service, name)).parameters)[1:]
+        try:
+            inspect.signature(method).bind(*parameters)
+        except TypeError as error:
+            problem = f"its method {name} cannot be called with ({', '.join(parameters)}): {error}"
+            raise InvalidService(service=type(service).__name__, problem=problem) from error

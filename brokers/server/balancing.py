@@ -1,0 +1,256 @@
+"""Balancing: the leader's rounds, and by what every broker places.
+
+May live here: the loop that carries load reports to shedder and placement, and moves from the shedder to the channel. What is
+moved is the shedder's decision; that it is safe, the fold's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+from equipoise.brokers.agent.intents import Intent, MoveAway, Transfer
+from equipoise.brokers.balancing.decisions import Decision, Kind, decision_of
+from equipoise.brokers.balancing.moves import moved_in
+from equipoise.brokers.balancing.placement import Placement
+from equipoise.brokers.balancing.planning import fresh, plan_round, scene_of, stale_moves
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, placement_of, shedder_of
+from equipoise.brokers.operations.following import Following
+from equipoise.brokers.runtime.failures.told_failures import ToldFailures, told_error
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import Record
+from equipoise.channel.core.view import View
+from equipoise.channel.system.deadline import Deadline
+from equipoise.shedder.load_reports import LoadBus, Summary, fault_of_summary
+from equipoise.shedder.memory import Memory
+from equipoise.shedder.plan import Idle, Move, Plan, Shedder
+from equipoise.shedder.scheduler import Ends, Scheduler
+
+_logger: Final = logging.getLogger(__name__)
+
+# How often it is looked whether a round is due, and whether there is room for the next of its moves: settings change at run time.
+_LOOK_MS: Final = 500
+
+
+class Balancing:
+    """The balancer of one worker. `run` goes on until it is cancelled; whatever fails in a round is told, and tried anew."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        bus: LoadBus,
+        *,
+        settings: Callable[[], BalancingSettings],
+        decided: Callable[[Decision], None],
+        choose: Callable[[BalancingSettings], Shedder] = shedder_of,
+    ) -> None:
+        """`settings` gives those of the moment, `choose` the shedder that they name; `decided` is told of every round."""
+        self._worker = worker
+        self._bus = bus
+        self._settings = settings
+        self._decided = decided
+        self._metrics = worker.metrics.balancing
+        self._choose = choose
+        self._following = Following(worker)
+        self._scheduler = Scheduler()
+        self._moves: set[asyncio.Task[None]] = set()
+        self._told: Mapping[str, str] = {}
+        self._refused: Mapping[str, str] = {}
+        self._memory = Memory()
+        self._placement: Placement | None = None
+        self._looked_ms = worker.clock.now().boot_ms
+        self._failures = ToldFailures(
+            _logger, broker=worker.broker_id, failed="a round of balancing failed", over="balancing succeeds again"
+        )
+
+    async def run(self) -> None:
+        """Place by what is reported; when this broker leads, shed. Its end is that of all that it waits for, too."""
+        end = self._worker.listen(self._note_folded, jumped=self._note_jump)
+        try:
+            while True:
+                await asyncio.sleep(min(_LOOK_MS, self._settings().balancing.shed_interval_ms / 2) / 1_000)
+                await self._turn()
+        finally:
+            end()
+            self._scheduler.dropped()
+            moves = list(self._moves)
+            for move in moves:
+                move.cancel()
+            await asyncio.gather(*moves, return_exceptions=True)
+
+    async def _turn(self) -> None:
+        settings, now = self._settings(), self._worker.clock.now()
+        interval_ms = settings.balancing.shed_interval_ms
+        if not self._sheds(settings):
+            self._drop()
+        self._begin_moves()
+        is_due = self._scheduler.due(now.boot_ms, interval_ms=interval_ms)
+        # Moves under way hold up rounds, maybe for minutes; what is placed meanwhile goes by the load of now all the same.
+        if not is_due and now.boot_ms - self._looked_ms < interval_ms:
+            return
+        self._looked_ms = now.boot_ms
+        self._scheduler.forget(now.boot_ms, rest_ms=settings.balancing.rest_ms)
+        try:
+            await self._look(settings, plans=is_due)
+        except Exception as error:  # noqa: BLE001 - what a shedder gets wrong must not end balancing unheard.
+            self._failures.failed(error, self._worker.clock.now().boot_ms)
+            if is_due and self._sheds(settings):
+                self._decide(Plan(moves=(), stays=(), idle=_failure(error), memory=self._memory), settings.balancing.shedder)
+        else:
+            self._failures.succeeded()
+
+    def _drop(self) -> None:
+        """Somebody switched balancing off, or another broker leads: what has not begun is not begun any more, and hits begin anew."""
+        self._memory = self._memory.without_hits()
+        for move in self._scheduler.dropped():
+            _logger.info("a move is not begun any more", extra={"bundle": move.bundle, "destination": move.destination})
+
+    def _sheds(self, settings: BalancingSettings) -> bool:
+        return self._worker.agent.leads and settings.balancing.enabled and settings.balancing.shedding
+
+    async def _look(self, settings: BalancingSettings, *, plans: bool) -> None:
+        summaries = await asyncio.to_thread(self._bus.latest)
+        own = next((summary.load for summary in summaries if summary.broker == self._worker.broker_id), None)
+        if own is not None:
+            self._metrics.load(own.resources, averaged=own.averages.weighted_max)
+        placement = await self._place(settings, summaries)
+        if plans and self._sheds(settings):
+            self._note_refused(summaries)
+            self._round(settings, summaries, placement)
+
+    # --- placing ---
+
+    async def _place(self, settings: BalancingSettings, summaries: Sequence[Summary]) -> Placement:
+        """Have the agent place by the strategy of the settings, with the load as it is reported now."""
+        known = fresh(summaries, settings, now_ms=self._worker.clock.now().wall_ms)
+        # In a thread: what a thousand brokers report is put together in tens of milliseconds.
+        placement = await asyncio.to_thread(placement_of, settings, known, before=self._placement)
+        if placement != self._placement:
+            self._placement = placement
+            self._worker.place_by(placement)
+        return placement
+
+    # --- rounds ---
+
+    def _round(self, settings: BalancingSettings, summaries: Sequence[Summary], placement: Placement) -> None:
+        """Plan, tell, and begin."""
+        view, now = self._worker.view, self._worker.clock.now()
+        resting = self._scheduler.resting(now.boot_ms, rest_ms=settings.balancing.rest_ms)
+        scene = scene_of(view, summaries, settings, now_ms=now.wall_ms, resting=resting, memory=self._memory)
+        planned = plan_round(scene, settings, placement, resting=resting, choose=self._choose)
+        self._memory = planned.plan.memory
+        self._tell(planned.plan)
+        self._decide(planned.plan, planned.strategy, kind=planned.kind)
+        self._scheduler.planned(planned.plan.moves)
+        self._begin_moves()
+
+    def _decide(self, plan: Plan, strategy: str, *, kind: Kind = "shed") -> None:
+        at_ms = self._worker.clock.now().wall_ms
+        self._decided(decision_of(plan, at_ms=at_ms, broker=self._worker.broker_id, kind=kind, strategy=strategy))
+
+    def _note_refused(self, summaries: Sequence[Summary]) -> None:
+        """Count and name each report of a live broker that cannot be true, when it comes up."""
+        live = _live_in(self._worker.view)
+        reports = [summary for summary in summaries if summary.broker in live]
+        refused = {summary.broker: fault for summary in reports if (fault := fault_of_summary(summary)) is not None}
+        for broker, problem in refused.items():
+            if self._refused.get(broker) != problem:
+                _logger.warning("a load report cannot be true, and is left out: %s", problem, extra={"broker": broker})
+                self._metrics.refused(broker)
+        self._refused = refused
+
+    def _tell(self, plan: Plan) -> None:
+        """Log why nothing moves, of each that stays and of the whole round, when it is another reason than before."""
+        told = {stay.subject: stay.reason for stay in plan.stays}
+        if plan.idle is not None:
+            told["the round"] = plan.idle.reason
+        for subject, reason in told.items():
+            if self._told.get(subject) != reason:
+                _logger.debug("stays", extra={"subject": subject, "reason": reason})
+        self._told = told
+
+    # --- moves ---
+
+    def _note_folded(self, folded: Folded) -> None:
+        """Each broker notes all moves, whoever makes them: who takes the lead must not move at once what has just been moved."""
+        moved = moved_in(folded.verdict.changes)
+        if moved:
+            assert isinstance(folded.record, Record), "what changes something can be read"
+            now = self._worker.clock.now()
+            # By the time that it bears, since a broker that has just started reads what is long past; but none is yet to come.
+            self._note_moved(moved, now.boot_ms - max(0, now.wall_ms - folded.record.timestamp_ms))
+
+    def _note_jump(self, jump: Jump) -> None:
+        """When what was left out has happened nothing tells: the latest is now."""
+        self._note_moved(moved_in(jump.changes), self._worker.clock.now().boot_ms)
+
+    def _note_moved(self, bundles: Sequence[str], at_ms: int) -> None:
+        for bundle in bundles:
+            self._scheduler.moved(bundle, at_ms)
+
+    def _begin_moves(self) -> None:
+        """Begin the planned moves for which there is room, and which are still right."""
+        settings, view = self._settings(), self._worker.view
+        rounds = settings.balancing
+        begun = self._scheduler.begin(moving_in(view), moves_max=rounds.moves_max, broker_moves_max=rounds.broker_moves_max)
+        stale = stale_moves(view, begun, settings.placement) if begun else {}
+        for move in begun:
+            if move.bundle in stale:
+                fields = {"bundle": move.bundle, "source": move.source, "destination": move.destination}
+                _logger.info("a move was not made: %s", stale[move.bundle], extra=fields)
+                self._scheduler.ended(move.bundle, self._worker.clock.now().boot_ms)
+                continue
+            task = asyncio.get_running_loop().create_task(self._move(move, rounds.move_timeout_ms), name=f"move of {move.bundle}")
+            self._moves.add(task)
+            task.add_done_callback(self._has_ended)
+            self._metrics.under_way(len(self._moves))
+
+    def _has_ended(self, task: asyncio.Task[None]) -> None:
+        self._moves.discard(task)
+        self._metrics.under_way(len(self._moves))
+
+    async def _move(self, move: Move, timeout_ms: int) -> None:
+        """Ask for one move and wait for its end, whatever it is: owned there, called off, or the deadline."""
+        intent: Intent = (
+            MoveAway(bundle=move.bundle, reason=move.reason, or_stay=True)
+            if move.destination is None
+            else Transfer(bundle=move.bundle, destination=move.destination, reason=move.reason)
+        )
+        try:
+            made = await self._following.move(intent, Deadline.after(timeout_ms=timeout_ms), f"the move of {move.bundle}")
+            view, now_ms = self._worker.view, self._worker.clock.now().wall_ms
+            owner = _id_of(view, made[0].owner) if made else None
+            self._memory = self._memory.after_move(move.source, owner, now_ms=now_ms, live=_live_in(view))
+        except EquipoiseError as error:
+            _logger.info("a move was not made: %s", error, extra={"bundle": move.bundle, "destination": move.destination})
+        finally:
+            self._scheduler.ended(move.bundle, self._worker.clock.now().boot_ms)
+            self._begin_moves()
+
+
+def _failure(error: Exception) -> Idle:
+    """What a round that failed comes to."""
+    return Idle(result="Failure", cause="Unknown", reason=f"the round failed: {told_error(error)}")
+
+
+def moving_in(view: View) -> dict[str, Ends]:
+    """The bundles on the move, whoever moves them, with both ends. What nobody serves is placed, not moved."""
+    moving: dict[str, Ends] = {}
+    for bundle in view.unsettled():
+        if bundle.source is not None:
+            moving[bundle.name] = (_id_of(view, bundle.source), _id_of(view, bundle.owner))
+    return moving
+
+
+def _live_in(view: View) -> frozenset[str]:
+    return frozenset(broker.broker for broker in view.live.values())
+
+
+def _id_of(view: View, incarnation: int | None) -> str | None:
+    broker = None if incarnation is None else view.live.get(incarnation)
+    return None if broker is None else broker.broker

@@ -1,0 +1,131 @@
+"""Compacting: the leader has the channel's log compacted, by how much has come to stand on it and by the time since.
+
+May live here: when a broker begins a compaction, and what it tells of it. How one is run is `brokers.server.compacting_once`'s business,
+and what it does, `compaction.compactor`'s.
+
+Nobody is told of a compaction on the channel, and none needs to be: each begins with what the twin says, so that a new leader
+goes on where the old one stopped. Until it has compacted for the first time it counts from its own start; at worst that is one
+compaction more than was due, which finds little to do. For the same reason it does no harm if two who both take themselves for
+the leader compact at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Final
+
+from equipoise.brokers.errors import CompactionFailed
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.server.compacting_once import NOT_BEGUN, Compaction, CompactOnce, compact_once_of
+from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.reader import Folded
+from equipoise.compaction.holds import holds_in
+
+_logger: Final = logging.getLogger(__name__)
+
+_LOOK_S: Final = 1.0
+"""How often it is looked whether a compaction is due: a comparison of three numbers."""
+
+RETRY_MS: Final = 60_000
+"""The pause after a compaction that failed. What it met is an outage, or waits for somebody to act: neither is over at once."""
+
+# Another compactor was at it: by hand, or a leader that has just been replaced. That one does the work.
+_OVERTAKEN: Final = "TwinFenced"
+
+
+class Compacting:
+    """The compactor of one worker. `run` goes on until it is cancelled; whatever fails is told, and tried anew."""
+
+    def __init__(self, worker: Worker, *, compact_once: CompactOnce | None = None) -> None:
+        """`compact_once` is how a compaction is run; by the kind of log, if it is not given."""
+        config = worker.config
+        self._worker = worker
+        self._compact_once = compact_once or compact_once_of(config.log_url)
+        self._compaction = Compaction(log_url=config.log_url, cluster=config.cluster, retain=config.retain)
+        self._records = 0
+        self._since_ms = worker.clock.now().boot_ms
+        self._not_before_ms = self._since_ms
+        self._told: str | None = None
+        self._lapsed: tuple[str, ...] = ()
+
+    async def run(self) -> None:
+        """Look every second whether a compaction is due, and have it run if so; where `compact_records` is 0, never."""
+        if not self._worker.config.compact_records:
+            return
+        end = self._worker.listen(self._folded, jumped=self._jumped)
+        try:
+            while True:
+                await asyncio.sleep(_LOOK_S)
+                if self._is_due():
+                    await self._compact()
+        finally:
+            end()
+
+    def _folded(self, _folded: Folded) -> None:
+        self._records += 1
+        self._worker.metrics.compaction.uncompacted(self._records)
+
+    def _jumped(self, _jump: Jump) -> None:
+        """Somebody has compacted, and this broker goes on from there."""
+        self._records = 0
+        self._since_ms = self._worker.clock.now().boot_ms
+
+    def _is_due(self) -> bool:
+        agent, config, now = self._worker.agent, self._worker.config, self._worker.clock.now()
+        if not (agent.leads and agent.lease.good(now)) or now.boot_ms < self._not_before_ms or not self._records:
+            return False
+        return self._records >= config.compact_records or now.boot_ms - self._since_ms >= config.compact_age_ms
+
+    async def _compact(self) -> None:
+        """One compaction, from its beginning to its end, whatever that is."""
+        clock, metrics = self._worker.clock, self._worker.metrics.compaction
+        began_ms, began_records = clock.now().boot_ms, self._records
+        try:
+            horizon, ahead = await self._compact_once(self._compaction)
+        except CompactionFailed as error:
+            self._not_before_ms = clock.now().boot_ms + RETRY_MS
+            self._failed(error)
+            return
+        took_ms = clock.now().boot_ms - began_ms
+        self._since_ms, self._told = began_ms, None
+        # What was folded meanwhile may be in the twin already, or not: to count it again is the safe mistake.
+        self._records = max(self._records - began_records, 0)
+        if horizon != NOT_BEGUN:
+            metrics.succeeded(horizon=horizon, took_ms=took_ms)
+            metrics.uncompacted(self._records)
+            fields = {"broker": self._worker.broker_id, "horizon": horizon, "records": began_records, "took_ms": took_ms}
+            _logger.info("compacted the channel", extra=fields)
+            self._tell_holds()
+            self._tell_clock(ahead)
+
+    def _tell_clock(self, ahead: int | None) -> None:
+        """Report a record whose time is ahead of this machine's clock."""
+        self._worker.metrics.compaction.clock_ahead(ahead)
+        if ahead is not None:
+            self._worker.metrics.alarm("log_clock")
+            text = "a record has a time ahead of this machine's clock: set the clock of the machine that stores the log, or of this one"
+            _logger.warning(text, extra={"broker": self._worker.broker_id, "alarm": "log_clock", "offset": ahead})
+
+    def _tell_holds(self) -> None:
+        """Which archives keep the log long, and which have stood still for so long that their holds no longer count."""
+        held = holds_in(self._worker.agent.view.policies, now_ms=self._worker.clock.now().wall_ms)
+        self._worker.metrics.compaction.holds(archived_to=held.archived_to, lapsed=len(held.lapsed))
+        if held.lapsed and held.lapsed != self._lapsed:
+            fields = {"broker": self._worker.broker_id, "alarm": "archive_hold", "archives": ", ".join(held.lapsed)}
+            self._worker.metrics.alarm("archive_hold")
+            text = "nothing is kept any longer for archives that have not moved: start them again, or lift their holds"
+            _logger.warning(text, extra=fields)
+        self._lapsed = held.lapsed
+
+    def _failed(self, error: CompactionFailed) -> None:
+        """What was told already is not told again: a log that cannot be compacted refuses it every minute."""
+        broker = self._worker.broker_id
+        if error.error == _OVERTAKEN:
+            _logger.info("%s", error, extra={"broker": broker})
+            return
+        self._worker.metrics.compaction.failed()
+        if self._told != error.error:
+            self._told = error.error
+            self._worker.metrics.alarm("compaction")
+            _logger.warning("%s", error, extra={"broker": broker, "alarm": "compaction", "error": error.error})

@@ -1,0 +1,214 @@
+"""A broker inside a user's program: beside whatever else runs on its event loop, or in a thread if it has none.
+
+May live here: `Worker` and `WorkerInThread`, which wrap `brokers.server.main.Broker` with the defaults that suit a program rather
+than a service manager. No signal is handled here: they are the program's.
+"""
+
+from __future__ import annotations
+
+import socket
+import uuid
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import Final, Literal, Self
+
+from equipoise.brokers.agent.intents import CreateNamespace
+from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS
+from equipoise.brokers.balancing.namespace_size import check_new_bundles
+from equipoise.brokers.errors import InvalidConfig, Rejected
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.loop_thread import CROSSING_MS, InThread, NotRunning
+from equipoise.brokers.runtime.service import Ownership, Peer, Service
+from equipoise.brokers.runtime.worker import Worker as Host
+from equipoise.brokers.server.main import Broker
+from equipoise.channel.core.ranges import check_namespace, even_boundaries
+from equipoise.channel.log.open_log import log_path
+
+OnLoss = Literal["fence", "serve"]
+
+READY_MS_MAX: Final = 60_000
+ROUTE_MS: Final = 10_000
+CREATE_MS: Final = 10_000
+
+
+class Worker:
+    """One broker of the cluster whose log is at `log_url`, for as long as the context `async with Worker(...)` lasts.
+
+    Entering waits until it is a member; leaving moves its bundles to others first. Everything runs on the loop that enters.
+
+    A broker may end before the context does: its log was replaced, or its disk failed. It does not come back. Then
+    * every call raises `WorkerEnded`, with the reason; so does `check()`, for the program's health check;
+    * `finished()`, for who waits for it, raises the error that ended the broker;
+    * the end of the context raises that error too, unless another one leaves it. Nothing in the context is cancelled.
+    """
+
+    def __init__(
+        self,
+        log_url: str,
+        service: Service | Mapping[str, Service],
+        *,
+        broker_id: str | None = None,
+        data_dir: Path | str | None = None,
+        http_port: int | None = None,
+        advertised_addresses: Mapping[str, str] | None = None,
+        **settings: object,
+    ) -> None:
+        """`service` serves all namespaces, or a mapping says which serves those of a pattern such as `shop/*`.
+
+        * `broker_id`: a broker that is to come back as itself has a name; without one it is new each time.
+        * `data_dir`: by default beside the log, if that is a file; a broker without a name has a temporary one.
+        * `http_port`: where this broker serves lookups, administration and the services' routes, and other brokers fetch state
+          (0: any free port). Without it nothing listens, and a service with `fetch` is refused.
+        * `advertised_addresses`: where the program itself serves clients, such as `{"http": "http://host:8000"}`.
+        * `settings`: any other of `brokers.runtime.config.WorkerConfig`, by name.
+
+        Raises `InvalidConfig` and `InvalidTiming`; `InvalidService` is raised at the start.
+        """
+        self._services = service if isinstance(service, Mapping) else {"*": service}
+        self._listens = http_port is not None
+        self._advertised_addresses = dict(advertised_addresses or {})
+        is_nameless = broker_id is None and not http_port  # Who listens at a given port is named after its address.
+        if data_dir is None and not is_nameless:
+            data_dir = _directory_beside(log_url, broker_id or f"{settings.get('host', '127.0.0.1')}:{http_port}")
+        self._data_dir = data_dir
+        given: dict[str, object] = {
+            "log_url": log_url,
+            "data_dir": "." if data_dir is None else data_dir,
+            "broker_id": broker_id,
+            **settings,
+        }
+        if http_port is not None:
+            given["http_port"] = http_port
+        elif is_nameless:
+            given["broker_id"] = f"{socket.gethostname()}-{uuid.uuid4().hex[:12]}"
+        self._config = WorkerConfig.model_validate(given)
+        self._parts = AsyncExitStack()
+        self._host: Host | None = None
+
+    def in_thread(self) -> WorkerInThread:
+        """The same in a thread of its own, as a plain context, for a program that has no event loop."""
+        start_ms = self._config.log_wait_ms + READY_MS_MAX + CROSSING_MS
+        return WorkerInThread(self, start_ms=start_ms, stop_ms=self._config.stop_ms + CROSSING_MS)
+
+    async def __aenter__(self) -> Self:
+        """Start, and wait until the broker is a member. Raises what makes that impossible, and `DeadlineExceeded`."""
+        async with AsyncExitStack() as parts:
+            config = self._config
+            if self._data_dir is None:
+                folder = parts.enter_context(TemporaryDirectory(prefix="equipoise-", ignore_cleanup_errors=True))
+                config = config.model_copy(update={"data_dir": Path(folder)})
+            broker = Broker(config, self._services, listens=self._listens, advertised_addresses=self._advertised_addresses)
+            self._host = await parts.enter_async_context(broker)
+            await self._host.ready(timeout_ms=READY_MS_MAX)
+            self._parts = parts.pop_all()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        host, self._host = self._host, None
+        await self._parts.__aexit__(kind, error, trace)
+        if host is not None and error is None:
+            await host.finished()
+
+    @property
+    def broker_id(self) -> str:
+        """The id of this broker."""
+        return self._started.broker_id
+
+    def check(self) -> None:
+        """Raise `WorkerEnded` if the broker has ended, and `NotRunning` outside the context."""
+        self._started.check()
+
+    def ownership(self, namespace: str, key: str) -> Ownership | None:
+        """The right to work on `key`, if this broker has it at this moment. Raises `WorkerEnded`."""
+        return self._running.ownership(namespace, key)
+
+    async def route(self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS) -> Ownership | Peer:
+        """Who serves `key`: this broker's ownership, or another broker; waits while nobody does.
+
+        Raises `UnknownNamespace`, `DeadlineExceeded` if nobody serves it in time, and `WorkerEnded`.
+        """
+        return await self._running.route(namespace, key, timeout_ms=timeout_ms)
+
+    async def create_namespace(
+        self, namespace: str, *, bundles: int = 4, on_channel_loss: OnLoss = "fence", timeout_ms: int = CREATE_MS
+    ) -> None:
+        """Create a namespace of 1 to 4,096 bundles, unless it is there; an older one keeps the bundles and the policies that it has.
+
+        Its bundles are free on return: whoever asks for a key of one, or the leader, has it placed. With `serve` their owners serve
+        on while they have lost the channel, and only fencing tokens, checked by your store, keep two of them apart.
+
+        Raises `InvalidName`, `InvalidBoundaries`, `Rejected`, `OutcomeUnknown`, `NotProposed`, `WorkerEnded`, and what the log
+        says where it takes no records, such as `LogUnavailable`.
+        """
+        host = self._running
+        check_namespace(namespace)
+        boundaries = even_boundaries(check_new_bundles(namespace, bundles))
+        if namespace in host.view.namespaces:
+            return
+        try:
+            policies = {ON_CHANNEL_LOSS: on_channel_loss}
+            await host.request(CreateNamespace(name=namespace, boundaries=boundaries, policies=policies), timeout_ms=timeout_ms)
+        except Rejected:
+            if namespace not in host.view.namespaces:  # Otherwise somebody else was first.
+                raise
+
+    async def finished(self) -> None:
+        """Wait until the broker has ended. Raises the error that ended it; returns if the context was left."""
+        await self._started.finished()
+
+    @property
+    def _started(self) -> Host:
+        if self._host is None:
+            raise NotRunning(what="the worker", problem="it has not been started, or has ended")
+        return self._host
+
+    @property
+    def _running(self) -> Host:
+        self.check()
+        return self._started
+
+
+def _directory_beside(log_url: str, broker: str) -> str | None:
+    """Where a named broker keeps its data if nobody says; None beside a log in memory, which dies with its process.
+
+    Raises `InvalidConfig` for a log that lies on other machines.
+    """
+    path = log_path(log_url)
+    if log_url.startswith("kafka:"):
+        problem = f"data_dir: say where broker {broker} keeps its data, by which it comes back as itself; its log lies elsewhere"
+        raise InvalidConfig(problems=(problem,))
+    return None if path is None else f"{path}.brokers/broker-{broker}"
+
+
+class WorkerInThread(InThread):
+    """A worker with a thread and an event loop of its own, where its services run too: `with Worker(...).in_thread() as worker`.
+
+    Entering and its calls raise what `Worker` raises, and `NotRunning` outside the context.
+    """
+
+    def __init__(self, worker: Worker, *, start_ms: int, stop_ms: int) -> None:
+        """Made by `Worker.in_thread`."""
+        super().__init__(worker, what="the worker", start_ms=start_ms, stop_ms=stop_ms)
+        self._worker = worker
+
+    @property
+    def broker_id(self) -> str:
+        """The id of this broker."""
+        return self._worker.broker_id
+
+    def check(self) -> None:
+        """See `Worker.check`."""
+        self._worker.check()
+
+    def route(self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS) -> Ownership | Peer:
+        """See `Worker.route`. An ownership may be used in any thread."""
+        route = self._worker.route(namespace, key, timeout_ms=timeout_ms)
+        return self.run(route, timeout_ms=timeout_ms + CROSSING_MS, what=f"an owner for {namespace}/{key}")
+
+    def create_namespace(self, namespace: str, *, bundles: int = 4, on_channel_loss: OnLoss = "fence", timeout_ms: int = CREATE_MS) -> None:
+        """See `Worker.create_namespace`."""
+        create = self._worker.create_namespace(namespace, bundles=bundles, on_channel_loss=on_channel_loss, timeout_ms=timeout_ms)
+        self.run(create, timeout_ms=timeout_ms + CROSSING_MS, what=f"the creation of {namespace}")

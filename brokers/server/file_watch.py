@@ -1,0 +1,74 @@
+"""A process that is about to run out of files: its broker says so, and gives its bundles away while it still can.
+
+May live here: when a broker is short of files, and what follows. How many there are is read in `channel.system.open_files`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.channel.system.open_files import files_left, reserve
+
+_logger: Final = logging.getLogger(__name__)
+
+PROBLEM: Final = "files"
+"""The key of what this says among the worker's `client_problems`."""
+
+_LOOK_S: Final = 1.0
+
+# Connections never take what is in reserve: with three quarters of it gone something else leaves files open.
+_SHORT_DIVISOR: Final = 4
+
+
+class FileWatch:
+    """Looks after one broker, which would go on to renew its lease although nobody could connect to it."""
+
+    def __init__(self, worker: Worker, *, left: Callable[[], tuple[int, int]] = files_left) -> None:
+        """`left` says how many files may be opened yet, and how many may be open in all."""
+        self._worker = worker
+        self._left = left
+        self._short_since_ms: int | None = None
+        self._has_drained = False
+
+    async def run(self) -> None:
+        """Look, for ever."""
+        while True:
+            self.look()
+            await asyncio.sleep(_LOOK_S)
+
+    def look(self) -> None:
+        """Say whether files are short; drain once they have been for a lease, if there is another broker to take the bundles.
+
+        Not before that, because a drain is not taken back. Not without another broker, because then nobody would serve.
+        """
+        worker, (left, limit) = self._worker, self._left()
+        if left >= reserve(limit) // _SHORT_DIVISOR:
+            self._short_since_ms = None
+            worker.client_problems.pop(PROBLEM, None)
+            return
+        now_ms = worker.clock.now().boot_ms
+        self._short_since_ms = now_ms if self._short_since_ms is None else self._short_since_ms
+        problem = f"its process may open only {left} more files of {limit}: raise that limit (ulimit -n), or find what leaves files open"
+        worker.client_problems[PROBLEM] = problem
+        drains_after_ms = self._drains_after_ms()
+        if not self._has_drained and drains_after_ms is not None and now_ms - self._short_since_ms >= drains_after_ms:
+            self._has_drained = True
+            _logger.error("the broker drains, restart it: %s", problem, extra={"broker": worker.broker_id})
+            worker.drain()
+
+    def _drains_after_ms(self) -> int | None:
+        """Return how long files must be short before this broker drains; None if no other broker takes bundles.
+
+        A machine may be short of files for all its brokers at once. So the youngest drains first. Each older one waits until it has
+        read of the drain before its own, and the oldest finds no other broker.
+        """
+        me, config, others = self._worker.agent.entry, self._worker.config, self._worker.view.live_brokers()
+        if me is None or not any(broker.status == "up" for broker in others if broker is not me):
+            return None
+        younger = sum(broker.incarnation > me.incarnation for broker in others)
+        # Two brokers see the same shortage up to one look apart, and each drains up to one look late.
+        return config.lease_ms + younger * (config.renew_ms + 2 * round(_LOOK_S * 1_000))

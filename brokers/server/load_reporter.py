@@ -1,0 +1,128 @@
+"""A broker's load reports: it looks at itself every so often, and gives a sample to the load bus when one is due.
+
+May live here: the loop that carries figures from services and the system to the bus. What they come to is said by
+`brokers.balancing.sampling` and `brokers.balancing.resource_use`, when they are due by `brokers.balancing.report_due`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.balancing.report_due import Reported, report_due
+from equipoise.brokers.balancing.sampling import BundleAverages, Carried, carried_bytes, sampled
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.load.bus.spelling import light
+from equipoise.brokers.load.process_use import ProcessUse
+from equipoise.brokers.runtime.failures.told_failures import ToldFailures
+from equipoise.brokers.runtime.load_sampler import Sample as ServiceSample
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.server.intervals import interval_passed
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.shedder.load_reports import LoadBus, Sample
+from equipoise.shedder.loads import BundleTraffic
+
+_logger: Final = logging.getLogger(__name__)
+
+
+class LoadReporter:
+    """The reports of one worker. `run` goes on until it is cancelled; whatever fails in a turn is told, and tried anew."""
+
+    def __init__(self, worker: Worker, bus: LoadBus, settings: Callable[[], BalancingSettings]) -> None:
+        """`settings` are asked at each turn, because they change while brokers run. The handle `bus` is this reporter's own."""
+        self._worker = worker
+        self._settings = settings
+        self._bus = _Gate(bus)
+        self._use = ProcessUse(broker=worker.broker_id, cpu_cores=worker.config.cpu_cores)
+        self._averages = BundleAverages()
+        self._services_at_ms = worker.clock.now().boot_ms
+        self._carried = Carried()
+        self._reported: Reported | None = None
+        self._failures = ToldFailures(_logger, broker=worker.broker_id, failed="load was not reported", over="load is reported again")
+
+    def bundles(self) -> Sequence[BundleTraffic]:
+        """What each open bundle carries, on average, by name, as it was at the last look; none before the first.
+
+        Call it in a thread: to tell of thousands takes tens of milliseconds.
+        """
+        return self._carried.bundles()
+
+    async def run(self) -> None:
+        """Look and report until cancelled; then take back what was reported, since nobody must weigh a broker that has left."""
+        try:
+            while True:
+                await self._turn()
+                await interval_passed(lambda: self._settings().reports.sample_interval_ms, self._worker.clock)
+        finally:
+            await self._withdraw()
+
+    async def _turn(self) -> None:
+        try:
+            now, settings = self._worker.clock.now(), self._settings()
+            services, open_bundles = self._worker.loads.latest(), tuple(self._worker.open_bundles)
+            # In a thread: it takes milliseconds, in which the loop has better things to do.
+            carried, sample = await asyncio.to_thread(self._look, services, open_bundles, now, settings)
+            self._carried = carried
+            if sample is not None:
+                await self._report(Reported(sample=sample, at_ms=now.boot_ms, open_bundles=carried.settled), settings)
+        except Exception as error:  # noqa: BLE001 - what a system cannot tell must not end the reports unheard.
+            self._failures.failed(error, self._worker.clock.now().boot_ms)
+        else:
+            self._failures.succeeded()
+
+    def _look(
+        self, services: ServiceSample, open_bundles: tuple[str, ...], now: Instant, settings: BalancingSettings
+    ) -> tuple[Carried, Sample | None]:
+        """What the bundles carry, and the sample that would be reported; the latter None at the first look, which has none before it."""
+        elapsed_ms, self._services_at_ms = services.at_ms - self._services_at_ms, services.at_ms
+        carried = self._averages.update(open_bundles, services.loads, elapsed_ms=elapsed_ms)
+        bytes_in, bytes_out = carried_bytes(services.loads)
+        resources = self._use.look(at_ms=now.boot_ms, told_in=bytes_in, told_out=bytes_out, nic_speed_gbps=settings.reports.nic_speed_gbps)
+        if resources is None:
+            return carried, None
+        sample = sampled(
+            carried,
+            broker=self._worker.broker_id,
+            at_ms=now.wall_ms,
+            resources=resources,
+            settings=settings,
+        )
+        return carried, light(sample)
+
+    async def _report(self, due: Reported, settings: BalancingSettings) -> None:
+        if report_due(self._reported, due, settings.reports):
+            await asyncio.to_thread(self._bus.publish, due.sample)
+            self._reported = due
+
+    async def _withdraw(self) -> None:
+        try:
+            await asyncio.to_thread(self._bus.withdraw, self._worker.broker_id)
+        except EquipoiseError as error:
+            _logger.info("the load report stays behind until it is too old: %s", error, extra={"broker": self._worker.broker_id})
+
+
+class _Gate:
+    """The way to the bus, for one thread at a time, and closed by the withdrawal.
+
+    Whoever is cancelled while a thread of its own publishes does not wait for that thread: what it publishes must not come
+    after the withdrawal, nor at the same time on the same handle.
+    """
+
+    def __init__(self, bus: LoadBus) -> None:
+        self._bus = bus
+        self._lock = threading.Lock()
+        self._is_closed = False
+
+    def publish(self, sample: Sample) -> None:
+        with self._lock:
+            if not self._is_closed:
+                self._bus.publish(sample)
+
+    def withdraw(self, broker: str) -> None:
+        with self._lock:
+            self._is_closed = True
+            self._bus.withdraw(broker)

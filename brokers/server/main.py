@@ -1,0 +1,269 @@
+"""The composition root: one broker process, from its configuration to its end.
+
+May live here: the joining of worker, HTTP and services, and what a process owes its operating system (sockets, signals).
+Nothing is decided here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, closing
+from types import TracebackType
+from typing import TYPE_CHECKING, Final
+
+from aiohttp import web
+
+from equipoise.brokers.decision_log import open_decision_log
+from equipoise.brokers.errors import AddressInUse, InvalidConfig, InvalidService
+from equipoise.brokers.http.app import BACKLOG, make_app, served
+from equipoise.brokers.http.errors import typed, unmatched
+from equipoise.brokers.http.readiness import denying
+from equipoise.brokers.load.bus import open_load_bus
+from equipoise.brokers.runtime.config import WorkerConfig
+from equipoise.brokers.runtime.lookups import Lookups
+from equipoise.brokers.runtime.service import PEER, Service
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.server.balancing import Balancing
+from equipoise.brokers.server.compacting import Compacting
+from equipoise.brokers.server.decision_writer import DecisionWriter
+from equipoise.brokers.server.dividing import Dividing
+from equipoise.brokers.server.file_watch import FileWatch
+from equipoise.brokers.server.load_reporter import LoadReporter
+from equipoise.brokers.server.settings_in_force import SettingsInForce
+from equipoise.brokers.server.starting import Starting
+from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, LogUnavailable
+from equipoise.channel.system.open_files import RESERVED, Shares, room_for_files, shared_out
+from equipoise.channel.system.stop_signals import stop_event
+
+if TYPE_CHECKING:
+    from equipoise.brokers.pulsar.admin import Topics
+
+_logger: Final = logging.getLogger(__name__)
+
+# A broker that is not ready says so this often, for as long as it is not.
+_READY_MS: Final = 60_000
+
+
+class Broker:
+    """One broker on the running loop, as a context: its worker, its HTTP, its balancer. Leaving the context stops it gracefully.
+
+    The port listens before the broker joins, so that what it advertises is true; HTTP answers 503 until it is ready, and while
+    the log is waited for.
+    """
+
+    def __init__(
+        self,
+        config: WorkerConfig,
+        services: Mapping[str, Service],
+        *,
+        listens: bool = True,
+        advertised_addresses: Mapping[str, str] | None = None,
+        stopping: asyncio.Event | None = None,
+    ) -> None:
+        """`services` maps patterns of namespaces to services. Once `stopping` is set a start does not wait for its log any more.
+
+        `listens`: whether its ports are served. `advertised_addresses`: where the program itself serves clients.
+        """
+        self._config = config
+        self._services = services
+        self._listens = listens
+        self._advertised_addresses = dict(advertised_addresses or {})
+        self._stopping = stopping or asyncio.Event()
+        self._parts = AsyncExitStack()
+
+    async def __aenter__(self) -> Worker:
+        """Bind, serve and start; the worker is not `ready` yet. Raises what makes a start impossible."""
+        async with AsyncExitStack() as parts:
+            worker = await self._start(parts)
+            self._parts = parts.pop_all()
+        return worker
+
+    async def _start(self, parts: AsyncExitStack) -> Worker:
+        listening: dict[str, socket.socket] = {}
+        config, addresses = self._config, self._advertised_addresses
+        if self._listens:
+            config = _with_room(config)
+            for name in ("http_port", "pulsar_port"):
+                port = getattr(config, name)
+                if port is not None:
+                    listening[name] = parts.enter_context(closing(bind(config.host, port, setting=name)))
+                    config = config.model_copy(update={name: listening[name].getsockname()[1]})
+            if "http" in addresses:  # Clients go to the program, but other brokers come here.
+                addresses = {PEER: config.http_url} | addresses
+            addresses = {"http": config.http_url} | ({"pulsar": config.pulsar_url} if "pulsar_port" in listening else {}) | addresses
+        worker = Worker(config, self._services, addresses=addresses, serves_peers=self._listens)
+        lookups = Lookups(worker)
+        try:
+            await Starting(worker, listening=listening.get("http_port"), stopping=self._stopping).start()
+            topics: Topics | None = None
+            if "pulsar_port" in listening:
+                topics = await parts.enter_async_context(_serving_pulsar(worker, lookups, listening["pulsar_port"]))
+            if "http_port" in listening:
+                await parts.enter_async_context(_serving(worker, lookups, topics, listening["http_port"]))
+                parts.push_async_callback(worker.all_fetched)
+                if topics is not None:
+                    parts.push_async_callback(topics.all_fetched)
+        except BaseException:
+            await worker.abort()
+            raise
+        parts.push_async_callback(worker.stop)
+        watching = (FileWatch(worker).run(),) if listening else ()
+        for loop in (*_balancing(worker), Compacting(worker).run(), *watching):
+            parts.push_async_callback(_cancelled, asyncio.ensure_future(loop))
+        return worker
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._parts.__aexit__(kind, error, trace)
+
+
+async def run_broker(config: WorkerConfig, services: Mapping[str, Service]) -> None:
+    """Run one broker until SIGTERM, SIGINT, or an error that it cannot go on with, which is raised."""
+    stopping = stop_event()
+    async with AsyncExitStack() as parts:
+        try:
+            worker = await parts.enter_async_context(Broker(config, services, stopping=stopping))
+        except LogUnavailable:
+            if not stopping.is_set():
+                raise
+            _logger.info("stopping", extra={"broker": config.id})
+            return
+        asked = asyncio.ensure_future(stopping.wait())
+        ended = asyncio.ensure_future(worker.finished())
+        announced = asyncio.ensure_future(_announce(worker))
+        await asyncio.wait([asked, ended], return_when=asyncio.FIRST_COMPLETED)
+        for task in (asked, announced):
+            task.cancel()
+        _logger.info("stopping", extra={"broker": worker.broker_id})
+    await ended
+
+
+async def _announce(worker: Worker) -> None:
+    """Tell when the worker is ready, however late, and meanwhile that it is not. One that ends tells so itself."""
+    while True:
+        try:
+            await worker.ready(timeout_ms=_READY_MS)
+            break
+        except DeadlineExceeded as error:
+            _logger.warning("not ready yet: %s", error, extra={"broker": worker.broker_id})
+        except EquipoiseError:
+            return
+    _logger.info(
+        "ready",
+        extra={"broker": worker.broker_id, "incarnation": worker.agent.incarnation, "address": worker.config.http_url},
+    )
+
+
+async def _cancelled(task: asyncio.Future[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])
+
+
+def _balancing(worker: Worker) -> Sequence[Coroutine[None, None, None]]:
+    """What a broker does by itself about load: it reports, it places and sheds, it splits and merges, and it puts down why.
+
+    The settings say what of it is done; they change at run time, so that all of it runs always.
+    """
+    log_url, settings = worker.config.log_url, SettingsInForce(worker)
+    metrics = worker.metrics.balancing
+    writer = DecisionWriter(open_decision_log(log_url), broker=worker.broker_id, clock=worker.clock, counted=metrics.decided)
+    # A handle each, since each is used in threads of its own.
+    reporter = LoadReporter(worker, open_load_bus(log_url, keep=worker.config.observations), settings)
+    balancing = Balancing(worker, open_load_bus(log_url), settings=settings, decided=writer.decided)
+    dividing = Dividing(worker, reporter.bundles, settings, writer.decided)
+    return (writer.run(), reporter.run(), balancing.run(), dividing.run())
+
+
+@asynccontextmanager
+async def _serving(worker: Worker, lookups: Lookups, topics: Topics | None, listening: socket.socket) -> AsyncIterator[None]:
+    """HTTP for one worker on a bound socket, with Pulsar's topics if it has any; what is under way at its end may still be answered."""
+    app = make_app(worker, lookups, is_pulsars=None if topics is None else topics.is_pulsars)
+    if topics is not None:
+        app.add_routes([typed(denying(worker, route)) for route in topics.routes()])
+    for service in worker.services:
+        _add_routes(app, service)
+    app.add_routes([unmatched()])
+    async with served(app, listening, worker):
+        yield
+
+
+@asynccontextmanager
+async def _serving_pulsar(worker: Worker, lookups: Lookups, listening: socket.socket) -> AsyncIterator[Topics]:
+    """Pulsar's protocol for the service of a worker that speaks it; gives its topics as they are to be served over HTTP."""
+    # Here, because what speaks it is an extra of the package, and not needed by those who serve something else.
+    from equipoise.brokers.pulsar.admin import Topics  # noqa: PLC0415
+    from equipoise.brokers.pulsar.server import Server  # noqa: PLC0415
+    from equipoise.brokers.pulsar.service import PulsarService  # noqa: PLC0415
+
+    speaking = [service for service in worker.services if isinstance(service, PulsarService)]
+    if not speaking:
+        raise InvalidConfig(problems=("pulsar_port: no service of this broker speaks Pulsar's protocol; name `pulsar` as one of them",))
+    if len(speaking) > 1:
+        problem = f"pulsar_port: {len(speaking)} services of this broker speak Pulsar's protocol, and clients would reach only one of them"
+        raise InvalidConfig(problems=(f"{problem}; give the same one to all patterns of namespaces",))
+    (service,) = speaking
+    server = Server(service, worker, lookups)
+    async with server.serving(listening):
+        yield Topics(worker, server, lookups)
+
+
+def _with_room(config: WorkerConfig) -> WorkerConfig:
+    """The settings of a broker that listens, with as many connections as its process may have open; says so if that is fewer."""
+    pulsar = 0 if config.pulsar_port is None else config.pulsar_connections_max
+    wanted = Shares(http=config.http_connections_max, pulsar=pulsar)
+    files = wanted.http + wanted.pulsar + RESERVED
+    room = room_for_files(files)
+    shares = wanted if room >= files else shared_out(room, wanted)
+    if shares == wanted:
+        return config
+    _logger.warning(
+        "this process may have only %d files open: it takes %d connections over HTTP in place of %d (http_connections_max), and %d of "
+        "Pulsar's clients in place of %d (pulsar_connections_max); raise that limit (ulimit -n) to %d, or set less",
+        *(room, shares.http, wanted.http, shares.pulsar, wanted.pulsar, files),
+        extra={"broker": config.id},
+    )
+    limits = {"http_connections_max": shares.http} | ({"pulsar_connections_max": shares.pulsar} if pulsar else {})
+    return config.model_copy(update=limits)
+
+
+def _add_routes(app: web.Application, service: Service) -> None:
+    """Serve what a service wants served; raises `InvalidService` with what is wrong with it."""
+    name = type(service).__name__
+    try:
+        routes: Sequence[object] = list(service.routes())
+    except Exception as error:  # It is a user's code.
+        raise InvalidService(service=name, problem=f"its routes() fails with {type(error).__name__}: {error}") from error
+    for route in routes:
+        if not isinstance(route, web.RouteDef):
+            raise InvalidService(service=name, problem=f"its routes() has {route!r}; each must be what web.get, web.post and the like make")
+        if _is_taken(app, route):
+            problem = f"its route {route.method} {route.path} clashes with one of the broker or of another service, which would hide it"
+            raise InvalidService(service=name, problem=problem)
+        try:
+            app.add_routes([typed(route)])
+        except Exception as error:  # A path, or a handler, that aiohttp does not take.
+            problem = f"its route {route.method} {route.path} cannot be served: {type(error).__name__}: {error}"
+            raise InvalidService(service=name, problem=problem) from error
+
+
+def _is_taken(app: web.Application, route: web.RouteDef) -> bool:
+    """Whether the application has a route of this method and path, which aiohttp would match first, and say nothing."""
+    routes = app.router.routes()
+    return any(known.resource is not None and (known.method, known.resource.canonical) == (route.method, route.path) for known in routes)
+
+
+def bind(host: str, port: int, *, setting: str = "http_port") -> socket.socket:
+    """A listening TCP socket; raises `AddressInUse`, which names the `setting` of the port, if that is not possible."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.socket(family, socket.SOCK_STREAM)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((host, port))
+        listening.listen(BACKLOG)
+    except OSError as error:
+        listening.close()
+        raise AddressInUse(address=f"{host}:{port}", problem=error.strerror or str(error), setting=setting) from error
+    listening.setblocking(False)  # noqa: FBT003 - the standard library takes it by position only
+    return listening

@@ -1,0 +1,135 @@
+"""Services as a command line names them: `[PATTERN=]MODULE:CLASS`, or by the short name of one that comes with the package.
+
+May live here: from that text to the class and an instance of it, with an error that says what is wrong wherever it goes wrong.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
+from inspect import isabstract
+from pathlib import Path
+from types import ModuleType
+from typing import Final
+
+from equipoise.brokers.errors import InvalidService
+from equipoise.brokers.runtime.service import Service
+from equipoise.brokers.runtime.service_runner import check_pattern
+
+ALL_NAMESPACES: Final = "*"
+
+PULSAR: Final = "pulsar"
+COUNTER: Final = "counter"
+
+# What comes with the package has a short name.
+_NAMED: Final = {COUNTER: "equipoise.examples.counter:Counter", PULSAR: "equipoise.brokers.pulsar.service:PulsarService"}
+
+# What Pulsar's protocol needs beside the package: its extra `pulsar`.
+_NEEDED_BY_PULSAR: Final = ("google.protobuf", "google_crc32c")
+
+# A module's name has neither `=` nor `:`, a pattern may have both, as namespaces do.
+_match_service: Final = re.compile(r"(?:(?P<pattern>.+)=)?(?P<module>\w+(?:\.\w+)*):(?P<name>\w+)").fullmatch
+
+
+def default_service() -> str:
+    """What serves all namespaces if nobody says otherwise: Pulsar's clients if the extra for them is installed, else the example."""
+    return PULSAR if _can_speak_pulsar() else COUNTER
+
+
+def _can_speak_pulsar() -> bool:
+    """Whether the extra is installed without which Pulsar's protocol cannot be served."""
+    try:
+        return all(find_spec(module) for module in _NEEDED_BY_PULSAR)
+    except ModuleNotFoundError:  # The package above a module is not there either.
+        return False
+
+
+def speaks_pulsar(kinds: Iterable[type[Service]]) -> bool:
+    """Whether one of these services takes Pulsar's clients, and so needs a port for them."""
+    module, _, name = _NAMED[PULSAR].partition(":")
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and any(issubclass(each, kind) for each in kinds)
+
+
+def load_services(named: Iterable[str]) -> Mapping[str, Service]:
+    """Services by the pattern of the namespaces that they serve; a class that is named for several serves them as one instance.
+
+    Raises `InvalidService`, as `service_classes` does.
+    """
+    # Two instances of one class would want the same HTTP routes.
+    instances: dict[type[Service], Service] = {}
+    services: dict[str, Service] = {}
+    for pattern, kind in service_classes(named).items():
+        if kind not in instances:
+            instances[kind] = _instance(kind)
+        services[pattern] = instances[kind]
+    return services
+
+
+def service_classes(named: Iterable[str]) -> Mapping[str, type[Service]]:
+    """The classes of services by pattern, of which no instance is made.
+
+    Modules are looked for where Python looks for them, and then in the working folder. Raises `InvalidService`.
+    """
+    classes: dict[str, type[Service]] = {}
+    for service in named:
+        match = _match_service(_spelled_out(service))
+        if match is None:
+            raise InvalidService(service=service, problem="its form is not [PATTERN=]MODULE:CLASS")
+        pattern = match["pattern"] or ALL_NAMESPACES
+        check_pattern(pattern)
+        if pattern in classes:
+            raise InvalidService(service=service, problem=f"namespaces of the form {pattern!r} have a service already")
+        kind = classes[pattern] = _class(service, module=match["module"], name=match["name"])
+        # Its class can be had without the extra, and would only fail when the broker begins to listen.
+        if speaks_pulsar([kind]) and not _can_speak_pulsar():
+            raise InvalidService(service=service, problem="it needs the extra `pulsar`: pip install 'equipoise[pulsar]'")
+    return classes
+
+
+def _spelled_out(service: str) -> str:
+    """The same with a short name replaced by what it stands for."""
+    pattern, equals, name = service.rpartition("=")
+    return f"{pattern}{equals}{_NAMED.get(name, name)}"
+
+
+def _class(service: str, *, module: str, name: str) -> type[Service]:
+    kind = getattr(_imported(service, module), name, None)
+    if kind is None:
+        raise InvalidService(service=service, problem=f"the module {module} has no {name}")
+    if not (isinstance(kind, type) and issubclass(kind, Service)):
+        raise InvalidService(service=service, problem=f"{name} is no class that descends from equipoise.Service")
+    if isabstract(kind):
+        missing = ", ".join(sorted(kind.__abstractmethods__))
+        raise InvalidService(service=service, problem=f"{name} leaves out {missing}")
+    return kind
+
+
+def _instance(kind: type[Service]) -> Service:
+    try:
+        return kind()
+    except Exception as error:  # The class is the user's: whatever it raises is what is wrong with it.
+        service = f"{kind.__module__}:{kind.__qualname__}"
+        raise InvalidService(service=service, problem=f"making one failed with {_told(error)}") from error
+
+
+def _imported(service: str, module: str) -> ModuleType:
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        missing = error.name or module
+        is_itself = module == missing or module.startswith(f"{missing}.")
+        problem = f"there is no module {missing}" if is_itself else f"the module {module} imports {missing}, which is not there"
+        raise InvalidService(service=service, problem=problem) from error
+    except (Exception, SystemExit) as error:  # As above.
+        raise InvalidService(service=service, problem=f"importing {module} failed with {_told(error)}") from error
+
+
+def _told(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -1,0 +1,38 @@
+"""The settings of balancing that are in force at one broker, read anew when the channel changes them.
+
+May live here: `SettingsInForce`, which all that a broker does by itself asks before it does it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Final
+
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
+from equipoise.brokers.balancing.settings.settings_records import KEY, problems_in, settings_in
+from equipoise.brokers.runtime.worker import Worker
+
+_logger: Final = logging.getLogger(__name__)
+
+
+class SettingsInForce:
+    """Called, it gives the settings of this moment: what the channel says, and the broker's own where it says nothing."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._base = worker.config.base_settings
+        self._settings = self._base
+        self._last: int | None = None
+
+    def __call__(self) -> BalancingSettings:
+        """Read them only when they have changed. What of them cannot be read is told, and our own holds in its place."""
+        view = self._worker.view
+        entry = view.policies.get(KEY)
+        last = None if entry is None else entry.last
+        if last != self._last:
+            self._last = last
+            self._settings = settings_in(view, self._base)
+            for problem in problems_in(view, self._base):
+                _logger.error("a setting of balancing is passed over: %s", problem, extra={"broker": self._worker.broker_id})
+            _logger.info("the settings of balancing have changed", extra={"broker": self._worker.broker_id, "offset": last})
+        return self._settings

@@ -1,0 +1,1 @@
+"""Many brokers in one process, in virtual time: the simulation and the cluster for users' tests."""

@@ -1,0 +1,110 @@
+"""Callers: they look for whoever believes to own a point, and have work done there that takes a while.
+
+May live here: the demand on a simulated cluster. Each piece of work is checked when it starts and again before it is
+answered, as the product's services do it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from equipoise.brokers.agent.events import Wanted
+from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.testing.simulation.checkers.ownership import Work, heir_of
+from equipoise.brokers.testing.simulation.checkers.panel import Panel
+from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
+from equipoise.brokers.testing.simulation.faulty_log import FaultyLog
+from equipoise.brokers.testing.simulation.host import Host, Process
+from equipoise.brokers.testing.simulation.stage import Stage
+from equipoise.channel.core.ranges import HASH_MAX
+
+# Callers meet on few points, so that work of two brokers on one point would show.
+_POINTS: Final = 64
+
+# A process that was paused in the midst of a piece of work answers it this soon after it goes on.
+_RETRY_US: Final = 20 * MICROSECONDS_PER_MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Begun:
+    """When a piece of work began, and whether past the end of its broker's lease, so that only its token guards it."""
+
+    at_us: int
+    by_token: bool
+
+
+class Callers:
+    """All callers of a run."""
+
+    def __init__(self, stage: Stage, log: FaultyLog, hosts: list[Host], panel: Panel) -> None:
+        self._stage = stage
+        self._log = log
+        self._hosts = hosts
+        self._panel = panel
+        self._points = [stage.chance.within((0, HASH_MAX)) for _ in range(_POINTS)]
+        self.answered = 0
+        self.answered_by_token = 0
+        self.refused = 0
+
+    def begin(self) -> None:
+        """Call, and go on calling."""
+        self._call()
+        stage = self._stage
+        stage.schedule.after(stage.chance.about(stage.scenario.call_every_ms) * MICROSECONDS_PER_MS, self.begin)
+
+    def _call(self) -> None:
+        """Ask for a point at the broker that the log names, and at another one, which may still believe to own it."""
+        chance, view = self._stage.chance, self._log.view
+        namespaces = list(view.namespaces)
+        if not namespaces:
+            return
+        namespace, point = chance.one_of(namespaces), chance.one_of(self._points)
+        bundle = view.bundle_at(namespace, point)
+        server = None if bundle is None or bundle.server is None else self._panel.membership.process_of(bundle.server)
+        stubborn = chance.one_of(self._hosts).process
+        for process in (server, stubborn if stubborn is not server else None):
+            if process is not None and process.alive and not process.host.paused:
+                self._start(process, namespace, point)
+
+    def _start(self, process: Process, namespace: str, point: int) -> None:
+        bundle = process.agent.view.bundle_at(namespace, point)
+        if bundle is None:
+            return
+        handle = process.agent.handle(bundle.name)
+        if handle is None or not handle.passes(process.host.now()):
+            if bundle.phase == "free":
+                process.host.deliver(process, Wanted(bundle=bundle.name))
+            return
+        schedule, chance = self._stage.schedule, self._stage.chance
+        took_us = chance.microseconds(self._stage.scenario.call_ms)
+        begun = Begun(at_us=schedule.now_us, by_token=not handle.lease.good(process.host.now()))
+        schedule.after(took_us, partial(self._answer, process, handle, namespace, point, begun))
+
+    def _answer(self, process: Process, handle: Handle, namespace: str, point: int, begun: Begun) -> None:
+        if not process.alive:
+            return
+        schedule = self._stage.schedule
+        if process.host.paused:
+            schedule.after(_RETRY_US, partial(self._answer, process, handle, namespace, point, begun))
+            return
+        heir = heir_of(handle, point)
+        now = process.host.now()
+        if not heir.passes(now):
+            self.refused += 1
+            return
+        self.answered += 1
+        by_token = begun.by_token or not heir.lease.good(now)
+        self.answered_by_token += by_token
+        self._panel.ownership.answered(
+            Work(
+                process=process,
+                namespace=namespace,
+                point=point,
+                token=heir.token,
+                began_us=begun.at_us,
+                ended_us=schedule.now_us,
+                by_token=by_token,
+            )
+        )

@@ -1,0 +1,122 @@
+"""Invariant 7 and section 4: nobody is declared dead while its lease is good, and the dead hold nothing.
+
+May live here: what is asked of records about brokers, against the truth of who runs where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from equipoise.brokers.agent.effects import Append, Effect
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.agent.handle import Handle
+from equipoise.brokers.errors import BrokerIdTaken
+from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
+from equipoise.brokers.testing.simulation.host import Process
+from equipoise.channel.core.entries import BrokerChanged, BundleChanged
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import BrokerRecord, BundleTransition, Joined
+from equipoise.channel.core.view import View
+
+# How the status of an accusation is spelled on the log; no other text of a broker's records holds quotation marks unescaped.
+_DOWN: Final = b'"status":"down"'
+
+
+class Membership:
+    """Knows which process made which incarnation, by the nonce of its `joined` record.
+
+    `passing` gives a handle of a process that passes its check at this instant, if there is one.
+    """
+
+    def __init__(self, made_nonces: Mapping[str, Process], *, passing: Callable[[Process], Handle | None], nobody_dies: bool) -> None:
+        self._made_nonces = made_nonces
+        self._passing = passing
+        self._nobody_dies = nobody_dies
+        self._processes: dict[int, Process] = {}
+        self._parted: dict[int, None] = {}
+
+    def process_of(self, incarnation: int) -> Process | None:
+        """The process that runs, or ran, in an incarnation."""
+        return self._processes.get(incarnation)
+
+    def folded(self, folded: Folded, view: View) -> None:
+        """Check what a record says of brokers, and what it gives them."""
+        record = folded.record
+        if isinstance(record, Joined) and folded.verdict.accepted and record.nonce in self._made_nonces:
+            self._processes[folded.offset] = self._made_nonces[record.nonce]
+        for change in folded.verdict.changes:
+            if isinstance(change, BrokerChanged) and change.dead is not None:
+                self._check_death(folded, change.dead, view)
+            elif isinstance(change, BundleChanged):
+                self._check_holders(folded, change, view)
+
+    def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
+        """Check that a process lives in no incarnation but its own, and accuses others only while its lease is good."""
+        incarnation, lease = process.agent.incarnation, process.agent.lease
+        # A broker that leaves gives its lease up at the end of a step, in which it may have accused another before.
+        parts = lease.lost and lease.incarnation == incarnation and incarnation not in self._parted
+        if parts and incarnation is not None:
+            self._parted[incarnation] = None
+        for effect in effects:
+            if type(effect) is Append and _DOWN in effect.data and not parts and not lease.good(now):
+                raise InvariantViolated(
+                    invariant="section 4: an accuser has a lease",
+                    what=f"{process.host.name} accuses another while its own lease has run out: {effect.data.decode()}",
+                )
+        if incarnation is not None and self._processes.get(incarnation) is not process:
+            raise InvariantViolated(
+                invariant="section 4: an incarnation is one process's",
+                what=f"{process.host.name} lives in #{incarnation}, which another process began",
+            )
+
+    def stopped(self, process: Process, error: EquipoiseError | None) -> None:
+        """Check that a broker which gives up has a reason: here that can only be a second process under its id."""
+        host = process.host
+        rivals = (other.host for other in self._made_nonces.values() if other.host.broker == host.broker and other.host is not host)
+        if error is not None and (not isinstance(error, BrokerIdTaken) or next(rivals, None) is None):
+            raise InvariantViolated(invariant="section 4: nobody gives up without need", what=f"{host.name} stops: {error}")
+
+    def _check_death(self, folded: Folded, dead: int, view: View) -> None:
+        process, record = self._processes.get(dead), folded.record
+        has_left = isinstance(record, BrokerRecord) and record.status == "left"
+        if process is not None and process.alive:
+            passing = self._passing(process)
+            lease = process.agent.lease
+            if passing is not None:
+                raise _dead(f"at offset {folded.offset} #{dead} ends, and {process.host.name} still serves {passing.bundle} in it")
+            if lease.incarnation == dead and lease.good(process.host.now()):
+                raise _dead(f"at offset {folded.offset} #{dead} ends, and the lease of {process.host.name} is good")
+            if self._nobody_dies and not has_left:
+                raise InvariantViolated(
+                    invariant="7 an outage costs nobody a bundle",
+                    what=f"{record.publisher} ends #{dead} at offset {folded.offset}, and {process.host.name} lives",
+                )
+        for bundle in view.bundles.values():
+            if dead in (bundle.owner, bundle.source):
+                raise InvariantViolated(
+                    invariant="section 3: a death is one record",
+                    what=f"#{dead} ends at offset {folded.offset}, and {bundle.name} is still {bundle.state} with it",
+                )
+
+    def _check_holders(self, folded: Folded, change: BundleChanged, view: View) -> None:
+        after, record = change.after, folded.record
+        if after is None:
+            return
+        for holder in (after.owner, after.source):
+            if holder is not None and holder not in view.live:
+                raise InvariantViolated(
+                    invariant="section 3: the dead hold nothing",
+                    what=f"at offset {folded.offset} {after.name} is given to #{holder}, which is dead",
+                )
+        receives = isinstance(record, BundleTransition) and record.state == "assigning" and after.owner is not None
+        if receives and view.live[after.owner or 0].status != "up":
+            raise InvariantViolated(
+                invariant="section 4: a draining broker gets nothing new",
+                what=f"at offset {folded.offset} {after.name} is given to #{after.owner}, which drains",
+            )
+
+
+def _dead(what: str) -> InvariantViolated:
+    return InvariantViolated(invariant="section 4: nobody is declared dead while its lease is good", what=what)

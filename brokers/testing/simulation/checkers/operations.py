@@ -1,0 +1,30 @@
+"""Section 9: a service has one operation of a bundle under way at a time.
+
+Questions (where to cut, what is left to fetch) are no operations.
+"""
+
+from __future__ import annotations
+
+from equipoise.brokers.agent.effects import Close, Discard, Effect, Open, Prepare
+from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
+from equipoise.brokers.testing.simulation.host import Process
+
+
+def one_at_a_time(process: Process, effects: list[Effect]) -> None:
+    """Check that no operation that a step began runs beside another of its bundle."""
+    for effect in effects:
+        match effect:
+            case Prepare():
+                bundle = effect.bundle.name
+            case Open() | Close():
+                bundle = effect.handle.bundle
+            case Discard():
+                bundle = effect.bundle
+            case _:
+                continue
+        under_way = process.service.under_way.get(bundle, [])
+        if len(under_way) > 1:
+            raise InvariantViolated(
+                invariant="section 9: one operation of a bundle at a time",
+                what=f"the service of {process.host.name} at once {' and '.join(operation.doing for operation in under_way)} {bundle}",
+            )

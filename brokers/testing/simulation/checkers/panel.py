@@ -1,0 +1,95 @@
+"""All checkers together: who is asked what, and when.
+
+May live here: the calls from a run to its checkers, and the counts that its outcome tells. No check of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from equipoise.brokers.agent.effects import Effect
+from equipoise.brokers.agent.events import Instant
+from equipoise.brokers.testing.simulation.checkers.agreement import Agreement, Beginnings, Settlement
+from equipoise.brokers.testing.simulation.checkers.answers import Answers
+from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
+from equipoise.brokers.testing.simulation.checkers.handover import Handovers
+from equipoise.brokers.testing.simulation.checkers.leadership import Leadership
+from equipoise.brokers.testing.simulation.checkers.membership import Membership
+from equipoise.brokers.testing.simulation.checkers.operations import one_at_a_time
+from equipoise.brokers.testing.simulation.checkers.ownership import Ownership
+from equipoise.brokers.testing.simulation.checkers.transfers import Transfers
+from equipoise.brokers.testing.simulation.host import Process
+from equipoise.channel.core.entries import BundleChanged
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import Reason
+from equipoise.channel.core.view import View
+
+
+class Panel:
+    """Raises `InvariantViolated` out of the step, or the record, that breaks an invariant."""
+
+    def __init__(self, made_nonces: Mapping[str, Process], *, nobody_dies: bool) -> None:
+        self.ownership = Ownership()
+        self.membership = Membership(made_nonces, passing=self.ownership.passing, nobody_dies=nobody_dies)
+        self.accepted = 0
+        self.ownership_changes = 0
+        self.rejected: dict[Reason, int] = {}
+        self._coverage = Coverage()
+        self._tokens = Tokens()
+        self._agreement = Agreement()
+        self._beginnings = Beginnings()
+        self._answers = Answers()
+        self._handovers = Handovers()
+        self._settlement = Settlement()
+        self._leadership = Leadership()
+        self._transfers = Transfers()
+
+    def folded(self, folded: Folded, view: View) -> None:
+        """A record has come to stand on the log."""
+        self._count(folded)
+        self._agreement.folded(folded, view)
+        self._beginnings.folded(folded, view)
+        self._settlement.folded(folded, view)
+        self._answers.folded(folded)
+        self._leadership.folded(folded, view)
+        if folded.verdict.changes:
+            self._coverage.folded(folded, view)
+            self._tokens.folded(folded)
+            self._handovers.folded(folded)
+            self._transfers.folded(folded)
+            self.membership.folded(folded, view)
+
+    def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
+        """A broker has taken a step, at this reading of its clocks."""
+        self._agreement.read(process.host.name, process.agent.view)
+        one_at_a_time(process, effects)
+        self._handovers.stepped(process, effects)
+        self._leadership.stepped(process)
+        self._answers.stepped(process)
+        self._transfers.stepped(process, effects)
+        self.ownership.stepped(process, effects, now)
+        self.membership.stepped(process, effects, now)
+
+    def disowned(self, incarnation: int, attempt: int) -> None:
+        """A broker has answered with an error the request that an attempt of this incarnation served."""
+        self._answers.disowned(incarnation, attempt)
+
+    def stopped(self, process: Process, error: EquipoiseError | None) -> None:
+        """A broker's process ends because its agent wants it to."""
+        self.membership.stopped(process, error)
+
+    def ended(self, process: Process) -> None:
+        """A broker's process has ended."""
+        self.ownership.ended(process)
+
+    def _count(self, folded: Folded) -> None:
+        reason = folded.verdict.reason
+        if reason is not None:
+            self.rejected[reason] = self.rejected.get(reason, 0) + 1
+            return
+        self.accepted += 1
+        for change in folded.verdict.changes:
+            if isinstance(change, BundleChanged) and change.before is not None and change.after is not None:
+                # A token that rises marks the beginning of another broker's tenure.
+                self.ownership_changes += change.after.token != change.before.token

@@ -1,0 +1,73 @@
+"""Invariant 5: once faults stop, every bundle is owned by a live broker within a bound.
+
+May live here: the bound, with its arithmetic, and the question whether a cluster has recovered. Every request is answered within
+it, too (section 8: every waiter has an end), and who drains has given away all that others take.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from equipoise.brokers.agent.timing import Timing
+from equipoise.brokers.testing.simulation.host import Process
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.view import View
+
+
+def recovery_bound_ms(timing: Timing, *, brokers: int, late_ms: int) -> int:
+    """Within how many milliseconds of true time after the last fault every bundle is served.
+
+    The longest way: records that are still under way arrive (`late_ms`); a process whose id still looks alive waits for the
+    silence of the dead one, and joins; it accuses another, after as many margins as there are brokers before it; what that
+    frees is placed, refused until its deadlines, called off by patience, and placed anew.
+    """
+    timing = timing.for_members(brokers + 1)
+    silence_ms = timing.lease_ms + timing.margin_ms * (1 + brokers)
+    service_ms = timing.prepare_ms + timing.open_ms + timing.close_ms
+    bound_ms = late_ms + 2 * (silence_ms + timing.lease_ms) + 2 * (service_ms + timing.patience_ms) + 10 * timing.attempt_ms
+    return bound_ms + bound_ms * 2 * timing.clock_rate_error_ppm // 1_000_000
+
+
+def not_recovered(view: View, processes: Iterable[Process], process_of: Callable[[int], Process | None]) -> str | None:
+    """The first bundle that is not where it should be, or request that is not answered; None if the cluster has recovered."""
+    processes = list(processes)
+    for namespace in view.namespaces.values():
+        if namespace.status == "created" and not _is_excused(namespace.name, processes):
+            for bundle in view.bundles_of(namespace.name):
+                problem = _not_served(bundle, process_of) or _not_moved(bundle, process_of)
+                if problem is not None:
+                    return f"{bundle.name} (offset {bundle.last}) {problem}"
+    for process in processes:
+        if process.asked:
+            return f"{process.host.name} has not answered {len(process.asked)} requests"
+    return None
+
+
+def _is_excused(namespace: str, processes: Iterable[Process]) -> bool:
+    """Whether all who take the bundles of a namespace drain: what is free then stays so, and what they have stays theirs."""
+    takers = [process for process in processes if process.service.takes(namespace)]
+    return bool(takers) and all(_is_draining(process) for process in takers)
+
+
+def _not_served(bundle: BundleEntry, process_of: Callable[[int], Process | None]) -> str | None:
+    if bundle.phase != "owned" or bundle.owner is None:
+        return f"is {bundle.phase}"
+    process = process_of(bundle.owner)
+    if process is None or not process.alive:
+        return f"is owned by #{bundle.owner}, whose process has ended"
+    handle = process.agent.handle(bundle.name)
+    if handle is None or handle.token != bundle.token or not handle.passes(process.host.now()):
+        return f"is owned by #{bundle.owner} at {process.host.name}, which does not serve it"
+    return None
+
+
+def _not_moved(bundle: BundleEntry, process_of: Callable[[int], Process | None]) -> str | None:
+    process = None if bundle.owner is None else process_of(bundle.owner)
+    if process is not None and _is_draining(process):
+        return f"is still owned by #{bundle.owner} at {process.host.name}, which drains"
+    return None
+
+
+def _is_draining(process: Process) -> bool:
+    entry = process.agent.entry
+    return entry is not None and entry.status == "draining"

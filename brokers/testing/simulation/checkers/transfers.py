@@ -1,0 +1,79 @@
+"""Section 3: an opening names the broker that released the bundle, and a destination answers for the transfer that it was asked about.
+
+Checks preparations, openings and the records of destinations against the transfers on the log.
+"""
+
+from __future__ import annotations
+
+from equipoise.brokers.agent.effects import Effect, Open, Prepare
+from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
+from equipoise.brokers.testing.simulation.host import Process
+from equipoise.channel.core.entries import BundleChanged, BundleEntry
+from equipoise.channel.core.propose import is_refusal
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import BundleTransition
+
+_ON_ITS_WAY = ("assigning", "transferring")
+
+
+class Transfers:
+    """Knows when each transfer or assignment began, which broker released each bundle, and what each service was asked."""
+
+    def __init__(self) -> None:
+        # By bundle and offset of the entry: the offset of the record that began the transfer, and its destination.
+        self._began: dict[tuple[str, int], int] = {}
+        # By bundle and token: the incarnation that released the bundle to the owner under this token.
+        self._released: dict[tuple[str, int], int] = {}
+        # By incarnation, bundle and beginning of the transfer.
+        self._prepared: dict[tuple[int, str, int], None] = {}
+
+    def folded(self, folded: Folded) -> None:
+        """Note what an accepted record begins or ends, and check that a destination speaks for a service that was asked."""
+        record = folded.record
+        for change in folded.verdict.changes:
+            if not isinstance(change, BundleChanged) or change.after is None or change.before is None:
+                continue
+            before, after = change.before, change.after
+            if after.phase in _ON_ITS_WAY:
+                # Where the source dies the transfer goes on as an assignment; everything else begins anew.
+                goes_on = before.phase == "transferring" and after.owner == before.owner
+                self._began[after.name, after.last] = self._began[before.name, before.last] if goes_on else after.last
+            if isinstance(record, BundleTransition):
+                if before.phase == "handing_over" and after.phase == "owned" and before.source is not None:
+                    self._released[after.name, after.token] = before.source
+                if before.phase in _ON_ITS_WAY and _is_answer(record, before):
+                    self._check_answer(folded, before)
+
+    def stepped(self, process: Process, effects: list[Effect]) -> None:
+        """Note what a service is asked to prepare, and check the source that it is given for an opening."""
+        incarnation = process.agent.incarnation
+        for effect in effects:
+            if type(effect) is Prepare and incarnation is not None:
+                began = self._began[effect.bundle.name, effect.bundle.last]
+                self._prepared[incarnation, effect.bundle.name, began] = None
+            elif type(effect) is Open and effect.source is not None:
+                released = self._released.get((effect.handle.bundle, effect.handle.token))
+                if effect.source.incarnation != released:
+                    raise InvariantViolated(
+                        invariant="section 9: an opening's source released the bundle",
+                        what=f"{process.host.name} opens {effect.handle.bundle} under token {effect.handle.token} with source "
+                        f"#{effect.source.incarnation}, and #{released} released it",
+                    )
+
+    def _check_answer(self, folded: Folded, before: BundleEntry) -> None:
+        assert before.owner is not None, "what is on its way has a destination"
+        began = self._began[before.name, before.last]
+        if (before.owner, before.name, began) not in self._prepared:
+            raise InvariantViolated(
+                invariant="section 3: a destination answers for one transfer",
+                what=f"at offset {folded.offset} #{before.owner} answers for the transfer of {before.name} that began at {began}, "
+                "and its service was never asked about that one",
+            )
+
+
+def _is_answer(record: BundleTransition, before: BundleEntry) -> bool:
+    """Whether a record says whether the destination's service takes the bundle. It may also cancel a transfer for an operator."""
+    if record.incarnation is None or record.incarnation != before.owner:
+        return False
+    is_cancel = before.phase == "transferring" and record.state == "owned"
+    return is_refusal(record, before) if is_cancel else record.state in ("releasing", "owned", "free")

@@ -1,0 +1,73 @@
+"""Compaction of the simulated log: a twin at some horizon, and a log whose beginning is cut off under its readers.
+
+May live here: what a compactor does to the log, at random moments and with no regard for who has read how far. Rows, marker
+and the view that comes of them are the product's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
+from equipoise.brokers.testing.simulation.faulty_log import FaultyLog
+from equipoise.brokers.testing.simulation.stage import Stage
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.twin import TwinImage
+from equipoise.channel.core.view import View
+from equipoise.channel.snapshots.twin_rows import encode_marker, keys_of, marker_of, rows_of
+
+_LOG: Final = "simulated"
+
+# Of the compactions so many cut off all that the twin covers, so that whoever lags but a moment has to jump; the others leave some.
+_ALL_PERMILLE: Final = 300
+
+
+class Compactor:
+    """Folds the log with a reader of its own, which lags as it likes, and compacts it now and then until `stop`."""
+
+    def __init__(self, stage: Stage, log: FaultyLog, *, cluster: str) -> None:
+        self._stage = stage
+        self._log = log
+        self._reader = Reader(log=_LOG, cluster=cluster)
+        self._read = 0
+        self._since = -1
+        self._rows: Mapping[str, bytes] = {}
+        self._stopped = False
+
+    def begin(self) -> None:
+        """Compact, and go on compacting, if the scenario wants it."""
+        every_ms = self._stage.scenario.compact_every_ms
+        if every_ms and not self._stopped:
+            self._stage.schedule.after(self._stage.chance.about(every_ms) * MICROSECONDS_PER_MS, self._compact)
+
+    def stop(self) -> None:
+        """Cut nobody off any more."""
+        self._stopped = True
+
+    def _compact(self) -> None:
+        """One compaction: fold on to a random horizon, write the twin, and only then truncate."""
+        log, chance = self._log, self._stage.chance
+        horizon = chance.within((self._read, len(log.entries)))
+        for entry in log.entries[self._read : horizon]:
+            self._reader.feed(entry)
+        self._read = horizon
+        view = self._reader.view
+        if view.genesis is not None and view.offset > self._since:
+            log.keep_twin(self._image(view), horizon)
+            cut = horizon if chance.happens(_ALL_PERMILLE) else chance.within((log.first, horizon))
+            log.truncate(cut)
+            self._stage.story.say("compactor", "compacts up to offset {}, and leaves {} entries", view.offset, len(log.entries) - log.first)
+        if not self._stopped:
+            self.begin()
+
+    def _image(self, view: View) -> TwinImage:
+        """The twin, as the rows that changed since the last time make it of the one before."""
+        rows = dict(self._rows)
+        for row in rows_of(view, self._since, sorted(rows.keys() - keys_of(view))):
+            if row.data is None:
+                del rows[row.key]
+            else:
+                rows[row.key] = row.data
+        self._rows, self._since = rows, view.offset
+        return TwinImage(marker=encode_marker(marker_of(view, log=_LOG)), rows=rows)

@@ -1,0 +1,80 @@
+"""The way of a record to the log: late, twice, or not at all.
+
+May live here: the faults of appending. What stands on the log, stands there for everybody: reading has its own faults, in
+`brokers.testing.simulation.host`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Final
+
+from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
+from equipoise.brokers.testing.simulation.faulty_log import FaultyLog
+from equipoise.brokers.testing.simulation.stage import Stage
+from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
+
+# After this long a log client gives up an append that gets no answer, and says so.
+_GIVE_UP_US: Final = 400 * MICROSECONDS_PER_MS
+_NO_ANSWER: Final = LogUnavailable(log="simulated", problem="it gave no answer")
+
+# What the author of a record is told: why the log did not take it, or why nobody knows whether it did.
+Failure = LogStorageFull | LogUnavailable
+Failed = Callable[[Failure], None]
+
+
+class Link:
+    """One author's connection to the log: it is cut until `up_at_us`, and what it carries in order stays in order."""
+
+    def __init__(self) -> None:
+        self.up_at_us = 0
+        self.last_arrival_us = 0
+
+    def cut_until(self, up_at_us: int) -> None:
+        """Cut it, or leave it cut for longer."""
+        self.up_at_us = max(self.up_at_us, up_at_us)
+
+
+class Courier:
+    """Carries records of all authors to the log."""
+
+    def __init__(self, stage: Stage, log: FaultyLog) -> None:
+        self._stage = stage
+        self._log = log
+
+    def send(self, data: bytes, link: Link, failed: Failed | None) -> None:
+        """Send one record; `failed`, if anybody cares, is called when its author learns of a failure, certain or in doubt."""
+        stage, faults = self._stage, self._stage.faults
+        chance, schedule = stage.chance, stage.schedule
+        if chance.happens(faults.lost_permille):
+            return
+        if chance.happens(faults.refused_permille):
+            self._fail(chance.microseconds(faults.append_ms), failed, LogStorageFull(log="simulated"))
+            return
+        if chance.happens(faults.doubtful_permille):
+            self._fail(_GIVE_UP_US, failed, _NO_ANSWER)
+        if chance.happens(faults.twice_permille):
+            schedule.after(chance.long_within(faults.late_ms) * MICROSECONDS_PER_MS, lambda: self._arrive(data, link, None))
+        if chance.happens(faults.late_permille):
+            arrival_us = schedule.now_us + chance.long_within(faults.late_ms) * MICROSECONDS_PER_MS
+        else:
+            arrival_us = max(link.last_arrival_us, schedule.now_us + chance.microseconds(faults.append_ms))
+            link.last_arrival_us = arrival_us
+        schedule.at(arrival_us, lambda: self._arrive(data, link, failed))
+
+    def _arrive(self, data: bytes, link: Link, failed: Failed | None) -> None:
+        """The record reaches the log; on a cut link it fails, is kept until the link is back, or is gone without a word."""
+        schedule = self._stage.schedule
+        if schedule.now_us >= link.up_at_us:
+            self._log.append(data)
+            return
+        fate = self._stage.chance.one_of(("fails", "fails", "is kept", "is gone"))
+        if fate == "fails":
+            self._fail(_GIVE_UP_US, failed, _NO_ANSWER)  # Its author cannot tell, and a second copy may be under way.
+        elif fate == "is kept":
+            schedule.at(link.up_at_us, lambda: self._arrive(data, link, failed))
+
+    def _fail(self, after_us: int, failed: Failed | None, error: Failure) -> None:
+        if failed is not None:
+            self._stage.schedule.after(after_us, partial(failed, error))

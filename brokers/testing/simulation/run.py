@@ -1,0 +1,99 @@
+"""One run: `simulate(scenario, seed) -> Outcome`.
+
+May live here: the course of a run, and what is told of it in the end. This is the way in for tests, for the laboratory and
+for users.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from equipoise.brokers.testing.simulation.checkers.recovery import not_recovered, recovery_bound_ms
+from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
+from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS, MICROSECONDS_PER_SECOND
+from equipoise.brokers.testing.simulation.scenario import Scenario
+from equipoise.brokers.testing.simulation.world import World
+from equipoise.channel.core.records import Reason
+
+# How often a cluster in the calm is asked whether it has recovered.
+_ASK_US: Final = 100 * MICROSECONDS_PER_MS
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a run came to. `violation` is None if every invariant held; `tail` are the last lines of the story.
+
+    `recovered_ms` is how long after the last fault every bundle was served, of the `recovery_bound_ms` that it might take.
+    `broker_seconds` is simulated seconds times brokers. `ownership_changes` counts tenures that began, `calls_by_token` those of
+    the answered calls that were begun or answered past the end of their broker's lease.
+    """
+
+    scenario: Scenario
+    seed: int
+    violation: InvariantViolated | None
+    tail: tuple[str, ...]
+    broker_seconds: float
+    records: int
+    accepted: int
+    rejected: Mapping[Reason, int]
+    ownership_changes: int
+    calls_answered: int
+    calls_by_token: int
+    calls_refused: int
+    recovered_ms: int | None
+    recovery_bound_ms: int
+
+
+def simulate(scenario: Scenario, seed: int, *, tell: Callable[[str], None] | None = None) -> Outcome:
+    """Play `scenario` under `seed` until faults stop and the cluster has recovered, or an invariant is broken.
+
+    The same scenario and seed tell the same story, line by line, in every process. `tell` gets each line as it happens.
+    What an agent raises that is no `InvariantViolated` is a bug of the agent, and passes through.
+    """
+    world = World(scenario, seed, tell=tell)
+    bound_ms = recovery_bound_ms(scenario.timing, brokers=len(world.hosts), late_ms=scenario.faults.late_ms[1])
+    violation, recovered_ms = None, None
+    try:
+        world.begin()
+        world.stage.schedule.run_until(scenario.seconds * MICROSECONDS_PER_SECOND)
+        world.calm_down()
+        recovered_ms = _recover(world, bound_ms)
+    except InvariantViolated as broken:
+        violation = broken
+        world.stage.story.say("checker", "VIOLATION of {}", broken)
+    panel, schedule = world.panel, world.stage.schedule
+    return Outcome(
+        scenario=scenario,
+        seed=seed,
+        violation=violation,
+        tail=world.stage.story.tail(),
+        broker_seconds=schedule.now_us * len(world.hosts) / MICROSECONDS_PER_SECOND,
+        records=len(world.log.entries),
+        accepted=panel.accepted,
+        rejected=panel.rejected,
+        ownership_changes=panel.ownership_changes,
+        calls_answered=world.callers.answered,
+        calls_by_token=world.callers.answered_by_token,
+        calls_refused=world.callers.refused,
+        recovered_ms=recovered_ms,
+        recovery_bound_ms=bound_ms,
+    )
+
+
+def _recover(world: World, bound_ms: int) -> int:
+    """Wait until everything is served; how long that took. Raises `InvariantViolated` past the bound."""
+    schedule = world.stage.schedule
+    calm_us = schedule.now_us
+    while True:
+        schedule.run_until(schedule.now_us + _ASK_US)
+        waited_ms = (schedule.now_us - calm_us) // MICROSECONDS_PER_MS
+        processes = [host.process for host in world.hosts if host.process is not None]
+        missing = not_recovered(world.log.view, processes, world.panel.membership.process_of)
+        if missing is None:
+            world.stage.story.say("world", "every bundle is served {} ms after the last fault", waited_ms)
+            return waited_ms
+        if waited_ms > bound_ms:
+            what = f"{bound_ms} ms after the last fault {missing}"
+            raise InvariantViolated(invariant="5 everything is served again", what=what)

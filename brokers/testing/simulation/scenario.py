@@ -1,0 +1,312 @@
+"""Scenarios: what is simulated, as data, and the catalogue of those that the tests, the soak and the laboratory share.
+
+May live here: frozen scenarios. How a scenario is played is `brokers.testing.simulation.run`'s business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from equipoise.brokers.agent.leading import Batches
+from equipoise.brokers.agent.timing import Timing
+from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnChannelLoss
+from equipoise.brokers.testing.simulation.faults import NEVER, Crash, Faults, Scheduled, Span
+from equipoise.channel.core.records import Document
+
+# The leases of the embedded log. The service's deadlines, the leader's patience and the day after which a broker is forgotten
+# are shorter than a real cluster's, so that a run of a minute sees each of them pass many times.
+SIMULATED_TIMING: Final = Timing(prepare_ms=1_500, open_ms=1_500, close_ms=1_000, patience_ms=4_000, remove_after_ms=6_000)
+
+# Clocks that run wrong by up to 3 %, and the margin that this takes: 2 x 3 % x 3,000 ms, and 420 ms for a stall.
+WILD_CLOCKS_TIMING: Final = replace(SIMULATED_TIMING, margin_ms=600, clock_rate_error_ppm=30_000)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Operations:
+    """What operators and the balancer do: one thing every `every_ms` on average, drawn by weight; and the hostile rest.
+
+    `rash` buries the living without proof, `forged` is a record that the tables do not allow its author, `junk` is bytes
+    that are no record.
+    """
+
+    every_ms: int = 150
+    transfer: int = 60
+    cancel: int = NEVER
+    unload: int = 10
+    split: int = 8
+    merge: int = 8
+    namespace: int = 2
+    policy: int = 1
+    drain: int = 1
+    bury: int = 3
+    rash: int = 1
+    forged: int = 3
+    junk: int = 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scenario:
+    """One cluster and what befalls it for `seconds` of true time, after which faults stop and it must recover.
+
+    `twins` is how many brokers have a second process with the same id, on another machine and with a directory of its own.
+    `bundles` is how many bundles each namespace starts with. One caller calls every `call_every_ms` on average, and works
+    for `call_ms`. `nobody_dies` says that nothing in it can excuse a broker's being declared dead while it lives.
+    The first `serving_on` of the namespaces say `on_channel_loss: serve` when they are made; operators change that now and then.
+    Every `compact_every_ms` on average the log is compacted to a random horizon and cut off, whoever has not read it yet.
+    The first `picky` of the namespaces are taken by the services of broker-0 alone, in the calm, too: all others refuse them.
+    """
+
+    name: str
+    brokers: int = 8
+    twins: int = 0
+    seconds: int = 40
+    timing: Timing = SIMULATED_TIMING
+    batches: Batches = field(default_factory=Batches)
+    serving_on: int = 0
+    picky: int = 0
+    bundles: tuple[int, ...] = (32, 8)
+    operations: Operations = field(default_factory=Operations)
+    faults: Faults = field(default_factory=Faults)
+    call_every_ms: int = 25
+    call_ms: Span = (0, 600)
+    snapshot_every_ms: int = 10_000
+    compact_every_ms: int = NEVER
+    nobody_dies: bool = False
+
+    @property
+    def namespaces(self) -> tuple[str, ...]:
+        """The names of the namespaces that are there from the beginning."""
+        return tuple(f"tenant/namespace-{index}" for index in range(len(self.bundles)))
+
+    def policies(self, namespace: str) -> Document:
+        """What a namespace is made with."""
+        serves_on = namespace in self.namespaces[: self.serving_on]
+        return {ON_CHANNEL_LOSS: OnChannelLoss.SERVE.value} if serves_on else {}
+
+    def takes(self, broker: str, namespace: str) -> bool:
+        """Whether the service of a broker takes the bundles of a namespace, if nothing goes wrong."""
+        return broker == "broker-0" or namespace not in self.namespaces[: self.picky]
+
+
+_ORDINARY: Final = Faults(
+    lost_permille=5,
+    refused_permille=5,
+    doubtful_permille=3,
+    twice_permille=5,
+    late_permille=3,
+    lag_permille=3,
+    trouble_every_ms=40_000,
+    outage_every_ms=60_000,
+    refuses_permille=10,
+    hangs_permille=5,
+)
+
+_HEAVY: Final = Faults(
+    append_ms=(0, 40),
+    read_ms=(0, 40),
+    lost_permille=30,
+    refused_permille=20,
+    doubtful_permille=20,
+    twice_permille=30,
+    late_permille=30,
+    lag_permille=20,
+    leap_permille=1,
+    trouble_every_ms=12_000,
+    outage_every_ms=30_000,
+    refuses_permille=20,
+    hangs_permille=10,
+    dies_permille=2,
+)
+
+_QUIET_OPERATIONS: Final = Operations(drain=NEVER, bury=NEVER, rash=NEVER, forged=NEVER, junk=NEVER)
+
+_CATALOGUE: Final = (
+    Scenario(name="ordinary", compact_every_ms=5_000, faults=_ORDINARY),
+    Scenario(name="heavy", faults=_HEAVY),
+    Scenario(name="calm", operations=Operations(every_ms=40)),
+    Scenario(
+        name="moves",
+        brokers=4,
+        bundles=(32,),
+        operations=replace(_QUIET_OPERATIONS, every_ms=6, split=2, merge=2),
+        faults=Faults(lost_permille=5, late_permille=5, twice_permille=5, lag_permille=5, lag_ms=(20, 500), trouble_every_ms=15_000),
+        call_every_ms=50,
+    ),
+    Scenario(
+        # The second process of a broker's id is out of touch with the log in the same outage, and must not bury the first.
+        name="outages",
+        twins=2,
+        seconds=60,
+        operations=_QUIET_OPERATIONS,
+        faults=Faults(outage_every_ms=12_000),
+        nobody_dies=True,
+    ),
+    Scenario(
+        name="long-outages",
+        brokers=4,
+        seconds=400,
+        operations=_QUIET_OPERATIONS,
+        faults=Faults(outage_every_ms=120_000, outage_ms=(1_500, 300_000)),
+        nobody_dies=True,
+    ),
+    Scenario(
+        # Outages of the log, and brokers that are cut off by themselves while others take their bundles: they cannot tell which.
+        name="serving-on",
+        brokers=4,
+        bundles=(12, 12),
+        serving_on=1,
+        operations=Operations(every_ms=150, policy=8, namespace=NEVER, rash=NEVER, forged=NEVER, junk=NEVER),
+        faults=Faults(
+            late_permille=5,
+            trouble_every_ms=8_000,
+            crash_weight=1,
+            lose_directory_weight=NEVER,
+            cut_off_weight=8,
+            cut_off_ms=(1_000, 12_000),
+            outage_every_ms=20_000,
+        ),
+        call_every_ms=10,
+    ),
+    Scenario(
+        name="hostile",
+        brokers=4,
+        bundles=(8,),
+        operations=Operations(every_ms=60, rash=10, forged=40, junk=40),
+        faults=replace(
+            _HEAVY,
+            twice_permille=100,
+            late_ms=(100, 3_000),
+            lag_permille=60,
+            leap_permille=4,
+            cut_off_weight=8,
+            cut_off_ms=(50, 3_000),
+        ),
+    ),
+    Scenario(
+        # The log is cut off under its readers' feet, far sooner than any retention allows: whoever is paused, cut off or lags
+        # has to jump, some with a good lease and moves under way.
+        name="compaction",
+        brokers=5,
+        bundles=(16, 4),
+        compact_every_ms=700,
+        operations=Operations(every_ms=60, split=16, merge=16),
+        faults=replace(_HEAVY, lag_permille=30, lag_ms=(50, 1_500), trouble_every_ms=8_000, pause_weight=6, cut_off_weight=6),
+    ),
+    Scenario(name="three-brokers", brokers=3, bundles=(12, 4), faults=_HEAVY),
+    # More than 25, so that leases grow with each that joins.
+    Scenario(name="many-brokers", brokers=28, bundles=(64, 16), faults=_ORDINARY, seconds=20, operations=Operations(every_ms=60)),
+    Scenario(
+        name="lost-directories",
+        brokers=5,
+        twins=2,
+        bundles=(16, 4),
+        faults=Faults(
+            lost_permille=10,
+            late_permille=20,
+            twice_permille=10,
+            trouble_every_ms=10_000,
+            crash_weight=2,
+            lose_directory_weight=4,
+            pause_weight=3,
+            cut_off_weight=3,
+        ),
+    ),
+    Scenario(
+        # Often nobody else is there to bury a broker that lost its directory: it has to wait for its own silence.
+        name="two-brokers",
+        brokers=2,
+        twins=1,
+        bundles=(8,),
+        seconds=60,
+        faults=replace(_ORDINARY, trouble_every_ms=6_000, lose_directory_weight=6, back_after_ms=(100, 6_000)),
+    ),
+    Scenario(
+        name="service-trouble",
+        brokers=4,
+        bundles=(16,),
+        operations=Operations(every_ms=60),
+        faults=Faults(refuses_permille=250, hangs_permille=80, dies_permille=2, service_ms=(1, 400)),
+    ),
+    Scenario(
+        # Operators change their minds: they cancel most transfers while the destination still prepares. At the end one broker
+        # dies. The other one has refused nothing, so it takes all bundles.
+        name="cancels",
+        brokers=2,
+        bundles=(4,),
+        operations=replace(_QUIET_OPERATIONS, every_ms=50, cancel=60, unload=1, split=NEVER, merge=NEVER, namespace=NEVER),
+        faults=Faults(
+            service_ms=(50, 700),
+            hangs_permille=10,
+            scheduled=(Scheduled(at_ms=39_900, trouble=Crash(host="broker-1", back_after_ms=None)),),
+        ),
+    ),
+    Scenario(
+        # Brokers that lag or are cut off resync past the end of one transfer and the beginning of the next, and past the deaths of
+        # destinations, which come back at once. Preparing and closing take long enough for that.
+        name="resyncs",
+        brokers=4,
+        bundles=(24,),
+        compact_every_ms=150,
+        operations=replace(_QUIET_OPERATIONS, every_ms=25, cancel=30, unload=1, split=NEVER, merge=NEVER, namespace=NEVER),
+        faults=Faults(
+            lag_permille=20,
+            lag_ms=(50, 1_000),
+            trouble_every_ms=2_500,
+            crash_weight=3,
+            lose_directory_weight=NEVER,
+            back_after_ms=(20, 300),
+            pause_weight=NEVER,
+            hidden_pause_weight=NEVER,
+            cut_off_weight=6,
+            cut_off_ms=(100, 1_500),
+            service_ms=(50, 700),
+        ),
+    ),
+    Scenario(
+        # More than one batch of bundles is never to be placed, or moved away, and stands before those that are: their names
+        # come first. Nobody looks up much, because a lookup places past all batches.
+        name="narrow",
+        brokers=4,
+        batches=Batches(placements_max=2, transfers_max=2),
+        picky=1,
+        bundles=(6, 24),
+        operations=replace(_QUIET_OPERATIONS, every_ms=100, unload=20, namespace=15, drain=8, bury=3),
+        faults=Faults(lost_permille=10, late_permille=10, trouble_every_ms=15_000, back_after_ms=(100, 2_000)),
+        call_every_ms=2_000,
+    ),
+    Scenario(
+        name="drains",
+        brokers=6,
+        bundles=(24, 6),
+        operations=Operations(every_ms=100, drain=12),
+        faults=Faults(lost_permille=10, late_permille=10, trouble_every_ms=30_000, back_after_ms=(100, 2_000)),
+    ),
+    Scenario(
+        name="reshaping",
+        brokers=5,
+        bundles=(16,),
+        operations=Operations(every_ms=40, split=40, merge=40, namespace=6),
+        faults=Faults(lost_permille=10, late_permille=10, twice_permille=20, trouble_every_ms=30_000),
+    ),
+    Scenario(
+        name="wild-clocks",
+        brokers=5,
+        bundles=(16,),
+        timing=WILD_CLOCKS_TIMING,
+        faults=Faults(
+            clock_rate_error_ppm=30_000,
+            trouble_every_ms=8_000,
+            crash_weight=1,
+            lose_directory_weight=NEVER,
+            pause_weight=4,
+            hidden_pause_weight=4,
+            cut_off_weight=4,
+            # Back a wall clock must not go here: it would hide a sleep that the boot clock has not seen either.
+            wall_jump_ms=(0, 3_000),
+        ),
+    ),
+)
+
+SCENARIOS: Final[Mapping[str, Scenario]] = {scenario.name: scenario for scenario in _CATALOGUE}

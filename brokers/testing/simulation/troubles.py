@@ -1,0 +1,122 @@
+"""Troubles: what befalls machines, processes and the log, drawn at random or at a set time.
+
+May live here: the drawing of troubles from the fault model, and how each befalls its host.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
+from equipoise.brokers.testing.simulation.courier import Link
+from equipoise.brokers.testing.simulation.faults import Crash, CutOff, Faults, Outage, Pause, Trouble, WallJump
+from equipoise.brokers.testing.simulation.host import Host
+from equipoise.brokers.testing.simulation.stage import Stage
+
+
+class Troubles:
+    """Until `stop`: troubles come, and what has ended is started again."""
+
+    def __init__(self, stage: Stage, hosts: list[Host], links: list[Link]) -> None:
+        """`links` are the links to the log of those that are no hosts; an outage cuts them, too."""
+        self._stage = stage
+        self._hosts = {host.name: host for host in hosts}
+        self._links = links
+        self._stopped = False
+
+    def begin(self) -> None:
+        """Let troubles come."""
+        stage = self._stage
+        for scheduled in stage.faults.scheduled:
+            stage.schedule.at(scheduled.at_ms * MICROSECONDS_PER_MS, partial(self._befall, scheduled.trouble))
+        for host in self._hosts.values():
+            host.supervisor = self._restart
+            self._await_trouble(host)
+        self._await_outage()
+
+    def stop(self) -> None:
+        """Let nothing more befall anybody, and end what lasts: the calm begins."""
+        self._stopped = True
+        for link in self._links:
+            link.up_at_us = min(link.up_at_us, self._stage.schedule.now_us)
+        for host in self._hosts.values():
+            host.resume()
+            host.reconnect()
+
+    def _restart(self, host: Host) -> None:
+        """Start again what has ended by itself."""
+        stage = self._stage
+        back_after_ms = stage.chance.long_within(stage.faults.back_after_ms)
+        stage.schedule.after(back_after_ms * MICROSECONDS_PER_MS, host.start)
+
+    def _await_trouble(self, host: Host) -> None:
+        stage, every_ms = self._stage, self._stage.faults.trouble_every_ms
+        if every_ms and not self._stopped:
+            stage.schedule.after(stage.chance.about(every_ms) * MICROSECONDS_PER_MS, partial(self._trouble, host))
+
+    def _trouble(self, host: Host) -> None:
+        if not self._stopped:
+            self._befall(self._draw(host.name, self._stage.faults))
+            self._await_trouble(host)
+
+    def _await_outage(self) -> None:
+        stage, every_ms = self._stage, self._stage.faults.outage_every_ms
+        if every_ms and not self._stopped:
+            stage.schedule.after(stage.chance.about(every_ms) * MICROSECONDS_PER_MS, self._outage)
+
+    def _outage(self) -> None:
+        if not self._stopped:
+            self._befall(Outage(for_ms=self._stage.chance.long_within(self._stage.faults.outage_ms)))
+            self._await_outage()
+
+    def _draw(self, host: str, faults: Faults) -> Trouble:
+        chance = self._stage.chance
+        kinds = (
+            ("crash", faults.crash_weight),
+            ("lose directory", faults.lose_directory_weight),
+            ("pause", faults.pause_weight),
+            ("hidden pause", faults.hidden_pause_weight),
+            ("cut off", faults.cut_off_weight),
+            ("wall jump", faults.wall_jump_weight),
+        )
+        match chance.by_weight(kinds):
+            case "crash":
+                return Crash(host=host, back_after_ms=chance.long_within(faults.back_after_ms))
+            case "lose directory":
+                return Crash(host=host, back_after_ms=chance.long_within(faults.back_after_ms), loses_directory=True)
+            case "pause":
+                return Pause(host=host, for_ms=chance.long_within(faults.pause_ms))
+            case "hidden pause":
+                return Pause(host=host, for_ms=chance.long_within(faults.pause_ms), hidden=True)
+            case "cut off":
+                return CutOff(host=host, for_ms=chance.long_within(faults.cut_off_ms), reconnect_ms=chance.within(faults.reconnect_ms))
+            case _:
+                return WallJump(host=host, by_ms=chance.within(faults.wall_jump_ms))
+
+    def _befall(self, trouble: Trouble) -> None:
+        stage = self._stage
+        schedule, story = stage.schedule, stage.story
+        match trouble:
+            case Crash():
+                self._crash(trouble)
+            case Pause():
+                self._hosts[trouble.host].pause(trouble.for_ms * MICROSECONDS_PER_MS, hidden=trouble.hidden)
+            case CutOff():
+                story.say(trouble.host, "is cut off from the log for {} ms", trouble.for_ms)
+                self._hosts[trouble.host].cut_until(schedule.now_us + (trouble.for_ms + trouble.reconnect_ms) * MICROSECONDS_PER_MS)
+            case Outage():
+                story.say("log", "OUTAGE for {} ms", trouble.for_ms)
+                end_us = schedule.now_us + trouble.for_ms * MICROSECONDS_PER_MS
+                for link in (*self._links, *(host.link for host in self._hosts.values())):
+                    link.cut_until(end_us + stage.chance.microseconds(stage.faults.reconnect_ms))
+            case WallJump():
+                story.say(trouble.host, "has its wall clock set by {} ms", trouble.by_ms)
+                self._hosts[trouble.host].clock.set_wall(trouble.by_ms * MICROSECONDS_PER_MS)
+
+    def _crash(self, trouble: Crash) -> None:
+        host = self._hosts[trouble.host]
+        host.crash("killed")
+        if trouble.loses_directory:
+            host.lose_directory()
+        if trouble.back_after_ms is not None:
+            self._stage.schedule.after(trouble.back_after_ms * MICROSECONDS_PER_MS, host.start)

@@ -1,0 +1,118 @@
+"""The world of one run: everything that is simulated, put together.
+
+May live here: the making of all parts, and the few things that happen to all of them at set times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from equipoise.brokers.testing.simulation.callers import Callers
+from equipoise.brokers.testing.simulation.chance import Chance
+from equipoise.brokers.testing.simulation.checkers.panel import Panel
+from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS, MICROSECONDS_PER_SECOND, Clock, Schedule
+from equipoise.brokers.testing.simulation.compaction import Compactor
+from equipoise.brokers.testing.simulation.courier import Courier
+from equipoise.brokers.testing.simulation.faults import Faults
+from equipoise.brokers.testing.simulation.faulty_log import FaultyLog
+from equipoise.brokers.testing.simulation.host import CLUSTER, Host, Process
+from equipoise.brokers.testing.simulation.operators import Operators
+from equipoise.brokers.testing.simulation.scenario import Scenario
+from equipoise.brokers.testing.simulation.stage import Stage
+from equipoise.brokers.testing.simulation.story import Story
+from equipoise.brokers.testing.simulation.troubles import Troubles
+
+# Machines have been up for an hour to a week, and their wall clocks are wrong by up to a minute.
+_BOOT_START_US: Final = (3_600 * MICROSECONDS_PER_SECOND, 604_800 * MICROSECONDS_PER_SECOND)
+_WALL_START_US: Final = 1_700_000_000 * MICROSECONDS_PER_SECOND
+_WALL_ERROR_US: Final = (-60 * MICROSECONDS_PER_SECOND, 60 * MICROSECONDS_PER_SECOND)
+
+# Brokers are started one after the other, within this time.
+_START_US: Final = (0, MICROSECONDS_PER_SECOND)
+
+# Of what is down when the calm begins, so much is never started again: the others have to notice.
+_GONE_PERMILLE: Final = 300
+
+
+class World:
+    """One cluster and all that happens to it, as `scenario` and `seed` decide; `tell` gets each line of the story."""
+
+    def __init__(self, scenario: Scenario, seed: int, *, tell: Callable[[str], None] | None) -> None:
+        schedule = Schedule()
+        story = Story(schedule, tell)
+        stage = Stage(scenario=scenario, schedule=schedule, chance=Chance(seed), story=story, faults=scenario.faults)
+        made_nonces: dict[str, Process] = {}
+        self.stage = stage
+        self.panel = Panel(made_nonces, nobody_dies=scenario.nobody_dies)
+        self.log = FaultyLog(stage, cluster=CLUSTER, witness=self.panel)
+        courier = Courier(stage, self.log)
+        names = [(f"broker-{index}", f"broker-{index}") for index in range(scenario.brokers)]
+        names += [(f"broker-{index}-twin", f"broker-{index}") for index in range(scenario.twins)]
+        self.hosts = [
+            Host(
+                stage,
+                name=name,
+                broker=broker,
+                clock=_some_clock(stage),
+                log=self.log,
+                courier=courier,
+                watcher=self.panel,
+                made_nonces=made_nonces,
+            )
+            for name, broker in names
+        ]
+        self.callers = Callers(stage, self.log, self.hosts, self.panel)
+        self.operators = Operators(stage, self.log, self.hosts, courier)
+        self.compactor = Compactor(stage, self.log, cluster=CLUSTER)
+        self.troubles = Troubles(stage, self.hosts, [self.operators.link])
+
+    def begin(self) -> None:
+        """Start everything."""
+        stage = self.stage
+        for host in self.hosts:
+            stage.schedule.after(stage.chance.within(_START_US), host.start)
+            self._snapshot_now_and_then(host)
+        self.troubles.begin()
+        self.operators.begin()
+        self.callers.begin()
+        self.compactor.begin()
+        self._look_every_second()
+
+    def calm_down(self) -> None:
+        """Let nothing go wrong any more. Most of what is down is started; twins, and some others, are never seen again."""
+        stage = self.stage
+        stage.story.say("world", "the calm begins: from here on nothing goes wrong")
+        stage.faults = Faults(clock_rate_error_ppm=stage.faults.clock_rate_error_ppm)
+        self.operators.stop()
+        self.compactor.stop()
+        self.troubles.stop()
+        first, *others = self.hosts[: stage.scenario.brokers]
+        for twin in self.hosts[stage.scenario.brokers :]:
+            twin.retire("the calm needs no twins")
+        for host in others:
+            if host.process is None and stage.chance.happens(_GONE_PERMILLE):
+                host.retire("never seen again")
+            host.start()
+        first.start()
+
+    def _snapshot_now_and_then(self, host: Host) -> None:
+        def again() -> None:
+            host.take_snapshot()
+            self._snapshot_now_and_then(host)
+
+        stage = self.stage
+        stage.schedule.after(stage.chance.about(stage.scenario.snapshot_every_ms) * MICROSECONDS_PER_MS, again)
+
+    def _look_every_second(self) -> None:
+        self.panel.ownership.look_at_all()
+        self.stage.schedule.after(MICROSECONDS_PER_SECOND, self._look_every_second)
+
+
+def _some_clock(stage: Stage) -> Clock:
+    error_ppm = stage.faults.clock_rate_error_ppm
+    return Clock(
+        boot_start_us=stage.chance.within(_BOOT_START_US),
+        wall_start_us=_WALL_START_US + stage.chance.within(_WALL_ERROR_US),
+        rate_error_ppm=stage.chance.within((-error_ppm, error_ppm)),
+    )

@@ -1,0 +1,449 @@
+"""A cluster in one process and in virtual time: what users test their services with.
+
+May live here: `Cluster`. Agents, fold and services are the product's own and the user's; the log is in memory and answers at
+once, and the clock moves only when a test says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from types import TracebackType
+from typing import Final, Generic, Self, TypeVar
+
+from equipoise.brokers.agent.intents import CreateNamespace, Intent, MergeBundles, SplitBundle, Transfer, Unload
+from equipoise.brokers.balancing.namespace_size import check_new_bundles
+from equipoise.brokers.balancing.placement import FewestBundles
+from equipoise.brokers.balancing.splitting.split_points import ALGORITHMS, RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
+from equipoise.brokers.errors import InvalidRequest, Rejected, UnknownNamespace
+from equipoise.brokers.runtime.loop_thread import NotRunning
+from equipoise.brokers.runtime.service import Ownership, Service, ServiceHost
+from equipoise.brokers.testing.virtual_member import Member, VirtualClock, World
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.errors import CallerError, DeadlineExceeded, LogUnavailable, PeerError
+from equipoise.channel.core.ranges import check_broker_id, check_namespace, even_boundaries, key_hash
+from equipoise.channel.core.reader import Folded
+from equipoise.channel.core.records import BundleTransition
+from equipoise.channel.core.view import View
+from equipoise.channel.log.memory_log import MemoryLog
+
+T = TypeVar("T")
+S = TypeVar("S", bound=Service)
+
+# A cluster comes to rest within some ten exchanges of records for each bundle; one that has not after so many never will.
+_EXCHANGES_MAX: Final = 10_000
+
+# A namespace may have thousands of bundles, and a message is read by people.
+_NAMES_SHOWN_MAX: Final = 20
+
+# How often it is looked whether a task that has not ended waits for the cluster now, and not for the real world.
+_LOOK_SECONDS: Final = 0.002
+
+
+class NotServed(PeerError):
+    """A bundle is not where the test wants it."""
+
+    def __init__(self, *, bundle: str, broker: str | None, problem: str) -> None:
+        """`bundle` was to be served by `broker` (None: by anybody); `problem` says how it is instead."""
+        self.bundle = bundle
+        self.broker = broker
+        self.problem = problem
+        super().__init__(f"{bundle} is not served by {broker or 'any broker'}: {problem}")
+
+
+class NoRest(CallerError):
+    """Without any time passing, records follow each other for ever."""
+
+    def __init__(self, *, last_reason: str) -> None:
+        """`last_reason` is the reason of the newest record that gave one."""
+        self.last_reason = last_reason
+        super().__init__(
+            f"the cluster does not come to rest, the last reason on record is {last_reason!r}; does the service fail each time it opens?"
+        )
+
+
+class NotInCluster(CallerError):
+    """A test names a broker or a bundle that its cluster does not have."""
+
+    def __init__(self, *, what: str, name: str, known: Sequence[str]) -> None:
+        """`what` is the kind of thing, `name` the one asked for; `known` are those that there are."""
+        self.what = what
+        self.name = name
+        self.known = tuple(known)
+        shown = ", ".join(self.known[:_NAMES_SHOWN_MAX]) or "none"
+        rest = len(self.known) - _NAMES_SHOWN_MAX
+        super().__init__(f"the cluster has no {what} {name!r}; it has {shown}{f' and {rest} more' if rest > 0 else ''}")
+
+
+class AlreadyRuns(CallerError):
+    """The test starts a broker that runs."""
+
+    def __init__(self, *, broker: str) -> None:
+        """`broker` is its id."""
+        self.broker = broker
+        super().__init__(f"the broker {broker!r} runs already; kill it first, or start another one")
+
+
+class NotSplit(PeerError):
+    """A split that was accepted came to nothing: the bundle is as it was."""
+
+    def __init__(self, *, bundle: str, problem: str) -> None:
+        """`bundle` was to be cut; `problem` says how it is instead."""
+        self.bundle = bundle
+        self.problem = problem
+        super().__init__(f"{bundle} was not split: {problem}")
+
+
+class NobodyRuns(CallerError):
+    """The test has killed every broker."""
+
+    def __init__(self) -> None:
+        super().__init__("no broker of the cluster runs; start one")
+
+
+class LoopIsRunning(CallerError):
+    """A cluster cannot run inside another event loop."""
+
+    def __init__(self) -> None:
+        super().__init__("a Cluster has an event loop of its own; use it from a plain test function, not from a coroutine")
+
+
+class Cluster(Generic[S]):
+    """Brokers of one cluster, each with a service of its own, for tests of that service.
+
+    Use it as a context, from a plain function: it has an event loop of its own. Every call returns once all has happened
+    that happens without time passing; only `advance` (and `call`, as far as it may) lets time pass: leases, deadlines and
+    the bounds of `host.route` are counted on that clock. What a service awaits of the real world (a thread, a socket) is
+    waited for, at most `patience_ms` of real time; what takes longer counts as hanging, and is not waited for again.
+
+    A bundle that is free is placed by the leader, as in production, unless the test has taken it.
+    """
+
+    def __init__(
+        self, service: Callable[[], S], *, brokers: int | Sequence[str] = 3, patience_ms: int = 1_000, serves_peers: bool = False
+    ) -> None:
+        """`service` makes the service of one broker, such as its class.
+
+        `serves_peers`: brokers fetch state from one another, as from a `Worker` with `http_port` or from `equipoise broker`. Without
+        it a service with `fetch` is refused, as by a `Worker` without `http_port`: starting a broker raises `InvalidService`.
+
+        `brokers` are ids, or so many of `broker-1`, `broker-2`, ...; with 0 none runs until the test starts one. Raises
+        `InvalidName` for what is no id, and `InvalidRequest` for a number below 0 or a name that is given twice.
+        """
+        self._names = _names_of(brokers)
+        self._make_service = service
+        self._patience_s = patience_ms / 1_000
+        self._clock = VirtualClock()
+        self._placement = _PlacementByHand()
+        self._log = MemoryLog(name=f"memory:virtual-{uuid.uuid4().hex}")
+        self._world = World(clock=self._clock, log=self._log, placement=self._placement, heard=self._heard, serves_peers=serves_peers)
+        self._services: dict[str, S] = {}
+        self._runner = asyncio.Runner()
+        self._is_open: bool | None = None
+        self._stuck: set[asyncio.Task[object]] = set()
+        self._reasons: dict[str, str] = {}
+        self._last_reason = "none"
+
+    def __enter__(self) -> Self:
+        """Start the brokers; each is a member when this returns. Raises `LoopIsRunning`, and `NotRunning` the second time."""
+        with suppress(RuntimeError):
+            asyncio.get_running_loop()
+            raise LoopIsRunning
+        if self._is_open is not None:
+            raise NotRunning(what="the cluster", problem="it was started before")
+        self._is_open = True
+        self._runner.__enter__()
+        try:
+            for name in self._names:
+                self.start(name)
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._is_open = False
+        self._world.members.clear()
+        self._runner.__exit__(kind, error, trace)  # Cancels whatever still runs.
+        self._log.close()
+
+    # --- brokers and namespaces ---
+
+    @property
+    def brokers(self) -> Sequence[str]:
+        """The brokers that run, by id."""
+        return sorted(self._world.members)
+
+    def service(self, broker: str) -> S:
+        """The service of a broker; of one that was killed, what it left. Raises `NotInCluster` for one that never ran."""
+        service = self._services.get(broker)
+        if service is None:
+            raise NotInCluster(what="broker", name=broker, known=sorted(self._services))
+        return service
+
+    def host(self, broker: str) -> ServiceHost:
+        """What the service of a broker that runs calls `self.host`. Raises `NotInCluster` for another."""
+        return self._member(broker)
+
+    def start(self, broker: str) -> None:
+        """Start a broker, a new one or one that was killed, with a new service; it is a member when this returns.
+
+        Raises `AlreadyRuns`, and `InvalidName` for what is no id.
+        """
+        if check_broker_id(broker) in self._world.members:
+            raise AlreadyRuns(broker=broker)
+
+        async def start() -> None:
+            self._services[broker] = service = self._make_service()
+            self._world.members[broker] = member = Member(broker, service, self._world)
+            member.start()
+            await self._settle()
+
+        self._run(start())
+
+    def kill(self, broker: str) -> None:
+        """End a broker without any farewell. The others notice when its lease has run out: see `advance`. Raises `NotInCluster`."""
+        member = self._member(broker)
+        del self._world.members[broker]
+        self._run(member.runner.stop())
+        self._run(self._settle())
+
+    def create(self, namespace: str, *, bundles: int = 4) -> Sequence[str]:
+        """Create a namespace; its bundles, by name, in order of the hash space.
+
+        Each is served when this returns, unless its service has refused or hangs, or the broker that leads (the one that runs
+        longest) was killed: then the next one places them once that lease has run out, see `advance`. Raises `InvalidName`,
+        `InvalidBoundaries`, `Rejected`.
+        """
+        boundaries = even_boundaries(check_new_bundles(check_namespace(namespace), bundles))
+        self._request(CreateNamespace(name=namespace, boundaries=boundaries), about=namespace)
+        return self.bundles(namespace)
+
+    # --- bundles ---
+
+    def bundles(self, namespace: str) -> Sequence[str]:
+        """The bundles of a namespace in order of the hash space, by name. Raises `UnknownNamespace`."""
+        if namespace not in self._view.namespaces:
+            raise UnknownNamespace(namespace=namespace)
+        return [bundle.name for bundle in self._view.bundles_of(namespace)]
+
+    def bundle(self, namespace: str, key: str) -> str:
+        """The bundle that holds a key, by name. Raises `UnknownNamespace`."""
+        return self._entry(namespace, key).name
+
+    def owner(self, bundle: str) -> str | None:
+        """The broker that serves a bundle as far as the log says; None while nobody does. Raises `NotInCluster` for no bundle."""
+        server = self._bundle(bundle).server
+        entry = None if server is None else self._view.live.get(server)
+        return None if entry is None else entry.broker
+
+    def ownership(self, namespace: str, key: str) -> Ownership:
+        """The right to work on a key, at the broker that has it now. Raises `NotServed` while none has, `UnknownNamespace`."""
+        bundle = self._entry(namespace, key)
+        for member in self._world.members.values():
+            found = member.whereabouts.ownership(namespace, key)
+            if found is not None:
+                return found
+        raise NotServed(bundle=bundle.name, broker=None, problem=self._told(bundle.name))
+
+    def give(self, bundle: str, broker: str) -> None:
+        """Have a bundle served by a broker: transferred to it, or placed there if it was free.
+
+        Raises `NotServed` if that did not come about: the service refused it, or needs time for it; `NotInCluster`, `Rejected`.
+        """
+        phase = self._bundle(bundle).phase
+        self.service(broker)
+        self._placement.taken.discard(bundle)
+        self._placement.wishes[bundle] = broker
+        if phase == "free":
+            self._run(self._want(bundle))
+        elif self.owner(bundle) != broker:
+            self._request(Transfer(bundle=bundle, destination=broker, reason="given by the test"), about=bundle)
+        if self.owner(bundle) != broker or self._bundle(bundle).phase != "owned":
+            raise NotServed(bundle=bundle, broker=broker, problem=self._told(bundle))
+
+    def take(self, bundle: str) -> None:
+        """Take a bundle from its owner; nobody serves it until it is given. Raises `Rejected` if nobody owns it, `NotInCluster`."""
+        self._bundle(bundle)
+        self._placement.wishes.pop(bundle, None)
+        self._placement.taken.add(bundle)
+        self._request(Unload(bundle=bundle, reason="taken by the test"), about=bundle)
+
+    def split(self, bundle: str, *, algorithm: str = RANGE_EQUALLY_DIVIDE, positions: tuple[int, ...] | None = None) -> None:
+        """Have its owner cut a bundle.
+
+        Raises `NotInCluster`, `Rejected`, `InvalidRequest` for positions that this algorithm does not take, and `NotSplit` if
+        the owner did not cut it: its service knows no such algorithm, or takes longer.
+        """
+        self._bundle(bundle)
+        if algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE and positions is not None:
+            raise InvalidRequest(what="positions", problem=f"{algorithm} finds its cuts itself; they are for {SPECIFIED_POSITIONS_DIVIDE}")
+        self._request(SplitBundle(bundle=bundle, algorithm=algorithm, positions=positions, reason="split by the test"), about=bundle)
+        if bundle in self._view.bundles:
+            raise NotSplit(bundle=bundle, problem=self._told(bundle))
+
+    def merge(self, left: str) -> None:
+        """Make one bundle of `left` and its right neighbour, which must have the same owner. Raises `NotInCluster`, `Rejected`."""
+        self._bundle(left)
+        self._request(MergeBundles(left=left, reason="merged by the test"), about=left)
+
+    # --- time, and calls ---
+
+    @property
+    def now_ms(self) -> int:
+        """What the cluster's clock shows."""
+        return self._clock.boot_ms
+
+    def advance(self, ms: int) -> None:
+        """Let time pass. A killed broker's bundles have new owners after 4 seconds: its lease of 3, the margin, and a step."""
+        self._run(self._advance(self._clock.boot_ms + ms, until=lambda: False))
+
+    def call(self, coroutine: Coroutine[None, None, T], *, within_ms: int = 0) -> T:
+        """Run a coroutine of the test's on the services' loop, and return what it returns.
+
+        As long as it is not done, time passes, but at most `within_ms`; then it is cancelled, and `DeadlineExceeded` raised.
+        """
+
+        async def run() -> T:
+            self._stuck.clear()  # What hung may go on by what the test does here.
+            task = asyncio.get_running_loop().create_task(coroutine)
+            await self._settle()
+            await self._advance(self._clock.boot_ms + within_ms, until=task.done)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait([task], timeout=self._patience_s)
+                raise DeadlineExceeded(what=f"the end of {getattr(coroutine, '__qualname__', 'a call')}", waited_ms=within_ms)
+            return task.result()
+
+        return self._run(run())
+
+    # --- how it is done ---
+
+    def _run(self, coroutine: Coroutine[None, None, T]) -> T:
+        """The result of a coroutine on the cluster's loop. Raises what it raises, and `NotRunning` outside the context."""
+        if not self._is_open:
+            coroutine.close()  # Nobody will ever await it.
+            raise NotRunning(what="the cluster", problem="it has not been started" if self._is_open is None else "it has ended")
+        return self._runner.run(coroutine)
+
+    def _member(self, broker: str) -> Member:
+        member = self._world.members.get(broker)
+        if member is None:
+            raise NotInCluster(what="running broker", name=broker, known=self.brokers)
+        return member
+
+    def _bundle(self, bundle: str) -> BundleEntry:
+        view = self._view
+        if bundle not in view.bundles:
+            raise NotInCluster(
+                what="bundle", name=bundle, known=[entry.name for name in sorted(view.namespaces) for entry in view.bundles_of(name)]
+            )
+        return view.bundles[bundle]
+
+    @property
+    def _leader(self) -> Member:
+        """The member that has run longest."""
+        for member in self._world.members.values():
+            return member
+        raise NobodyRuns
+
+    @property
+    def _view(self) -> View:
+        return self._leader.agent.view
+
+    def _entry(self, namespace: str, key: str) -> BundleEntry:
+        bundle = self._view.bundle_at(namespace, key_hash(key))
+        if bundle is None:
+            raise UnknownNamespace(namespace=namespace)
+        return bundle
+
+    def _told(self, bundle: str) -> str:
+        """How a bundle is, for an error's message."""
+        entry = self._view.bundles[bundle]
+        reason = self._reasons.get(bundle)
+        return f"it is {entry.state}, served by {self.owner(bundle) or 'nobody'}{f' ({reason})' if reason else ''}"
+
+    def _heard(self, folded: Folded) -> None:
+        record = folded.record
+        if isinstance(record, BundleTransition) and folded.verdict.accepted and record.reason is not None:
+            self._reasons[record.key] = self._last_reason = record.reason
+
+    def _request(self, intent: Intent, *, about: str) -> None:
+        async def request() -> None:
+            ticket = self._leader.ask(intent)
+            await self._settle()
+            answered = self._leader.answer(ticket)
+            if answered is None:
+                raise LogUnavailable(log=self._log.name, problem="nothing came of the request", in_doubt=False)
+            if answered.error is not None:
+                raise answered.error
+            verdict = answered.verdict
+            if verdict is not None and verdict.reason is not None:
+                raise Rejected(key=about, reason=verdict.reason, problem=verdict.problem, offset=answered.offset)
+
+        self._run(request())
+
+    async def _want(self, bundle: str) -> None:
+        self._leader.want(bundle)
+        await self._settle()
+
+    async def _advance(self, end_ms: int, *, until: Callable[[], bool]) -> None:
+        """Go from one moment at which something is due to the next."""
+        while self._clock.boot_ms < end_ms and not until():
+            members = list(self._world.members.values())
+            wake_ms = min((member.agent.wake_at_ms for member in members), default=end_ms)
+            self._clock.boot_ms = min(max(wake_ms, self._clock.boot_ms + 1), end_ms)
+            for member in members:
+                member.tick()
+            self._world.changed()
+            await self._settle()
+
+    async def _settle(self) -> None:
+        """Let everything happen that happens without time passing."""
+        patience_s = self._patience_s
+        exchanges = 0
+        while exchanges < _EXCHANGES_MAX:
+            await asyncio.sleep(0)  # Whoever has been woken takes a step.
+            if any(member.read() for member in list(self._world.members.values())):
+                exchanges += 1
+                continue
+            others = asyncio.all_tasks() - {asyncio.current_task()}
+            busy = others - self._stuck - self._world.idle()
+            if not busy:
+                return
+            done, pending = await asyncio.wait(busy, timeout=_LOOK_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+            exchanges += len(done)
+            patience_s = self._patience_s if done else patience_s - _LOOK_SECONDS
+            if patience_s <= 0:
+                self._stuck = others & (self._stuck | pending)
+        raise NoRest(last_reason=self._last_reason)
+
+
+def _names_of(brokers: int | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(brokers, int):
+        if brokers < 0:
+            raise InvalidRequest(what="the number of brokers", problem=f"there are not {brokers} of them")
+        return tuple(f"broker-{number + 1}" for number in range(brokers))
+    names = tuple(check_broker_id(name) for name in brokers)
+    if len(set(names)) < len(names):
+        raise InvalidRequest(what="the list of brokers", problem=f"a name stands twice in {', '.join(names)}")
+    return names
+
+
+class _PlacementByHand:
+    """Places as production does, but for the bundles on which the test has an opinion: a broker of its choice, or none."""
+
+    def __init__(self) -> None:
+        self.wishes: dict[str, str] = {}
+        self.taken: set[str] = set()
+        self._others = FewestBundles()
+
+    def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
+        """See `brokers.balancing.placement.Placement`. A wish for a broker that is away does not hold."""
+        up = {broker.broker: broker.incarnation for broker in view.live_brokers() if broker.status == "up"}
+        wished = {bundle.name: up[wish] for bundle in bundles if (wish := self.wishes.get(bundle.name)) in up}
+        others = [bundle for bundle in bundles if bundle.name not in wished and bundle.name not in self.taken]
+        granted = [(name, owner) for name, owner in wished.items() if owner not in avoid.get(name, frozenset())][:at_most]
+        return dict(granted) | self._others.place(view, others, avoid=avoid, at_most=at_most - len(granted))

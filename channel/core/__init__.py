@@ -1,0 +1,1 @@
+"""Records, their codec, the bundle lifecycle, the fold, and the port of a log. Pure."""

@@ -1,0 +1,441 @@
+"""Bytes to records and back: total, exact, and by hand.
+
+May live here: the spelling of records as flat JSON objects, and the checks of form (types, ranges, bounds) that need no view.
+A check that can change a verdict is written out here, so that no library's version can change a verdict; `channel.core.schema`
+publishes the same rules as pydantic models, and a property test holds the two together.
+
+`decode` never raises: what is no record becomes an `Unreadable` that says why. Unknown fields are ignored, and `null` is
+the same as absent. Integers lie from 0 to 2**63 - 1, and `true` is no integer.
+"""
+
+from __future__ import annotations
+
+from base64 import b64encode
+from collections.abc import Callable, Mapping
+from operator import itemgetter
+from typing import Final, TypedDict, cast
+
+import orjson
+
+from equipoise.channel.core.fields import (
+    MalformedError,
+    Raw,
+    boolean,
+    choice,
+    document,
+    fail,
+    handover,
+    integer,
+    integers,
+    optional_integer,
+    optional_text,
+    shown,
+    text,
+    texts,
+)
+from equipoise.channel.core.frozen import blank
+from equipoise.channel.core.lifecycle import PHASE_OF_SHAPE
+from equipoise.channel.core.ranges import ADMIN_PREFIX
+from equipoise.channel.core.records import (
+    BOUNDARIES_MAX,
+    CUTS_MAX,
+    INTEGER_MAX,
+    KEY_CHARACTERS_MAX,
+    TEXT_CHARACTERS_MAX,
+    AnyRecord,
+    BrokerChange,
+    BrokerRecord,
+    BundleTransition,
+    Genesis,
+    Joined,
+    LevelRecord,
+    Merge,
+    NamespaceRecord,
+    NamespaceStatus,
+    PolicyChange,
+    PolicyRecord,
+    Renewed,
+    Split,
+    State,
+    Unreadable,
+)
+
+_INTEGER_BITS: Final = INTEGER_MAX.bit_length()
+_init_transition: Final = BundleTransition.__init__
+_init_renewed: Final = Renewed.__init__
+_hot_fields: Final = itemgetter("key", "based_on", "publisher", "incarnation", "sequence", "timestamp_ms")
+_ADMIN_PREFIX_LENGTH: Final = len(ADMIN_PREFIX)
+
+_KEY_OF: Final = {"genesis": "genesis", "level": "level"}
+_BROKER_CHANGES: Final = frozenset({"draining", "left", "down", "removed"})
+_NAMESPACE_STATUSES: Final = frozenset({"created", "policies", "deleting", "deleted"})
+_POLICY_CHANGES: Final = frozenset({"set", "removed"})
+
+
+def decode(data: bytes) -> AnyRecord | Unreadable:
+    """The record that these bytes spell, or an `Unreadable` with the first problem found; never raises."""
+    try:
+        raw = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        return Unreadable(problem=f"not JSON: {error}")
+    if type(raw) is not dict:
+        return Unreadable(problem=f"a record is a JSON object, not {type(raw).__name__}")
+    kind = raw.get("kind")
+    decoder = _DECODERS.get(kind) if type(kind) is str else None
+    try:
+        if decoder is None:
+            fail(f"there is no kind {shown(kind)}")
+        return decoder(raw)
+    except MalformedError as problem:
+        return _unreadable(raw, str(problem))
+
+
+def encode(record: AnyRecord) -> bytes:
+    """The bytes of a record; `decode` gives the same record back."""
+    raw = _own_fields(record)
+    raw["key"] = record.key
+    raw["based_on"] = record.based_on
+    raw["publisher"] = record.publisher
+    raw["incarnation"] = record.incarnation
+    raw["sequence"] = record.sequence
+    raw["as_of"] = record.as_of
+    raw["level"] = record.level if record.level != 1 else None
+    raw["timestamp_ms"] = record.timestamp_ms or None
+    return orjson.dumps({name: value for name, value in raw.items() if value is not None})
+
+
+# --- the envelope ---------------------------------------------------------------------------------------------------------
+
+Envelope = tuple[str, int, str, int | None, int | None, int | None, int, int]
+
+
+class _EnvelopeFields(TypedDict):
+    """The fields that every record has, ready to be passed on by name."""
+
+    key: str
+    based_on: int
+    publisher: str
+    incarnation: int | None
+    sequence: int | None
+    as_of: int | None
+    level: int
+    timestamp_ms: int
+
+
+def _hot_envelope(raw: Raw) -> Envelope:
+    """The envelope as a tuple, in the order of `_EnvelopeFields`: for transitions and renewals, nine tenths of a channel.
+
+    The one test is the whole check for what brokers write; what it does not take is read field by field.
+    """
+    try:
+        key, based_on, publisher, incarnation, sequence, timestamp_ms = _hot_fields(raw)
+    except KeyError:
+        return cast("Envelope", tuple(_envelope(raw).values()))
+    if (
+        type(key) is str
+        and type(publisher) is str
+        and type(based_on) is int
+        and type(incarnation) is int
+        and type(sequence) is int
+        and type(timestamp_ms) is int
+        # One test for four ranges: a negative number, or one of 64 bits, leaves something above bit 62 of the union.
+        and not (based_on | incarnation | sequence | timestamp_ms) >> _INTEGER_BITS
+        and 0 < len(key) <= KEY_CHARACTERS_MAX
+        and 0 < len(publisher) <= KEY_CHARACTERS_MAX
+        and publisher[:_ADMIN_PREFIX_LENGTH] != ADMIN_PREFIX
+        and "as_of" not in raw
+        and "level" not in raw
+    ):
+        return key, based_on, publisher, incarnation, sequence, None, 1, timestamp_ms
+    return cast("Envelope", tuple(_envelope(raw).values()))
+
+
+def _envelope(raw: Raw) -> _EnvelopeFields:
+    """The envelope of a broker's or an admin's record."""
+    key, based_on = _key(raw), integer(raw, "based_on")
+    publisher, incarnation, sequence, as_of = _publisher(raw)
+    return {
+        "key": key,
+        "based_on": based_on,
+        "publisher": publisher,
+        "incarnation": incarnation,
+        "sequence": sequence,
+        "as_of": as_of,
+        "level": _level(raw),
+        "timestamp_ms": _timestamp_ms(raw),
+    }
+
+
+def _publisher(raw: Raw) -> tuple[str, int | None, int | None, int | None]:
+    publisher = text(raw, "publisher", KEY_CHARACTERS_MAX)
+    if not publisher.startswith(ADMIN_PREFIX):
+        return publisher, integer(raw, "incarnation"), integer(raw, "sequence"), optional_integer(raw, "as_of")
+    if raw.get("incarnation") is not None or raw.get("sequence") is not None:
+        fail("an admin has neither incarnation nor sequence")
+    return publisher, None, None, integer(raw, "as_of")
+
+
+def _first_of_its_kind(raw: Raw) -> _EnvelopeFields:
+    """The envelope of `genesis` and `joined`, which come before there is an incarnation."""
+    for name in ("incarnation", "sequence", "as_of"):
+        if raw.get(name) is not None:
+            fail(f"genesis and joined come before there is an incarnation: they have no {name}")
+    return {
+        "key": _key(raw),
+        "based_on": integer(raw, "based_on"),
+        "publisher": text(raw, "publisher", KEY_CHARACTERS_MAX),
+        "incarnation": None,
+        "sequence": None,
+        "as_of": None,
+        "level": _level(raw),
+        "timestamp_ms": _timestamp_ms(raw),
+    }
+
+
+def _key(raw: Raw) -> str:
+    key = text(raw, "key", KEY_CHARACTERS_MAX)
+    expected = _KEY_OF.get(cast("str", raw["kind"]), key)
+    if key != expected:
+        fail(f"the key of a {raw['kind']} record is {expected!r}")
+    return key
+
+
+def _level(raw: Raw, name: str = "level") -> int:
+    level = optional_integer(raw, name, 1)
+    if not level:
+        fail(f"{name} starts at 1")
+    return level
+
+
+def _timestamp_ms(raw: Raw) -> int:
+    return optional_integer(raw, "timestamp_ms", 0) or 0
+
+
+def _unreadable(raw: Raw, problem: str) -> Unreadable:
+    """Keep of a broken record what settles its publisher's attempt, if so much of the envelope of a broker can be read."""
+    try:
+        level = _level(raw)
+    except MalformedError:
+        level = 1
+    try:
+        publisher = text(raw, "publisher", KEY_CHARACTERS_MAX)
+        incarnation, sequence = integer(raw, "incarnation"), integer(raw, "sequence")
+    except MalformedError:
+        return Unreadable(problem=problem, level=level)
+    if publisher.startswith(ADMIN_PREFIX):
+        return Unreadable(problem=problem, level=level)
+    return Unreadable(problem=problem, publisher=publisher, incarnation=incarnation, sequence=sequence, level=level)
+
+
+def _remark(raw: Raw, name: str) -> str | None:
+    """A text that came to level 1 later. Versions that do not know it ignore it, so none of its forms may make a record malformed."""
+    value = raw.get(name)
+    return value if type(value) is str and 0 < len(value) <= TEXT_CHARACTERS_MAX else None
+
+
+# --- kinds ----------------------------------------------------------------------------------------------------------------
+
+
+def _decode_bundle(raw: Raw) -> BundleTransition:
+    key, based_on, publisher, incarnation, sequence, as_of, level, timestamp_ms = _hot_envelope(raw)
+    get = raw.get
+    state, owner, source = get("state"), get("owner"), get("source")
+    # As in `_hot_envelope`: what is in order is taken at a look, and only what is not is read by the one that tells why.
+    if owner is not None and (type(owner) is not int or owner >> _INTEGER_BITS):
+        owner = integer(raw, "owner")
+    if source is not None and (type(source) is not int or source >> _INTEGER_BITS):
+        source = integer(raw, "source")
+    if type(state) is not str:
+        fail("state must be a text")
+    if (state, owner is not None, source is not None) not in PHASE_OF_SHAPE:
+        fail(f"state {shown(state)} does not go with owner {owner} and source {source}")
+    record = blank(BundleTransition)
+    _init_transition(
+        record,
+        key=key,
+        based_on=based_on,
+        publisher=publisher,
+        incarnation=incarnation,
+        sequence=sequence,
+        timestamp_ms=timestamp_ms,
+        state=cast("State", state),
+        owner=owner,
+        source=source,
+        # Most transitions have none of these: asking first is cheaper than calling.
+        reason=None if get("reason") is None else text(raw, "reason"),
+        algorithm=None if get("algorithm") is None else text(raw, "algorithm"),
+        positions=None if get("positions") is None else integers(raw, "positions", CUTS_MAX),
+        handover=None if get("handover") is None else handover(raw),
+    )
+    if as_of is not None or level != 1:
+        # Not among the arguments above: CPython 3.11 takes four times as long over sixteen keywords as over fifteen.
+        object.__setattr__(record, "as_of", as_of)
+        object.__setattr__(record, "level", level)
+    return record
+
+
+def _decode_split(raw: Raw) -> Split:
+    return Split(
+        **_envelope(raw),
+        positions=integers(raw, "positions", CUTS_MAX),
+        reason=optional_text(raw, "reason"),
+    )
+
+
+def _decode_merge(raw: Raw) -> Merge:
+    return Merge(
+        **_envelope(raw),
+        right=text(raw, "right", KEY_CHARACTERS_MAX),
+        based_on_right=integer(raw, "based_on_right"),
+        reason=optional_text(raw, "reason"),
+    )
+
+
+def _decode_namespace(raw: Raw) -> NamespaceRecord:
+    return NamespaceRecord(
+        **_envelope(raw),
+        status=cast("NamespaceStatus", choice(raw, "status", _NAMESPACE_STATUSES)),
+        boundaries=None if raw.get("boundaries") is None else integers(raw, "boundaries", BOUNDARIES_MAX),
+        policies=None if raw.get("policies") is None else document(raw, "policies"),
+    )
+
+
+def _decode_broker(raw: Raw) -> Joined | Renewed | BrokerRecord:
+    status = raw.get("status")
+    if status == "renewed":
+        key, based_on, publisher, incarnation, sequence, as_of, level, timestamp_ms = _hot_envelope(raw)
+        record = blank(Renewed)
+        _init_renewed(
+            record,
+            key=key,
+            based_on=based_on,
+            publisher=publisher,
+            incarnation=incarnation,
+            sequence=sequence,
+            as_of=as_of,
+            level=level,
+            timestamp_ms=timestamp_ms,
+            digest=integer(raw, "digest"),
+        )
+        return record
+    if status == "joined":
+        return _decode_joined(raw)
+    return BrokerRecord(
+        **_envelope(raw),
+        status=cast("BrokerChange", choice(raw, "status", _BROKER_CHANGES)),
+        nonce=optional_text(raw, "nonce"),
+        reason=optional_text(raw, "reason"),
+    )
+
+
+def _decode_joined(raw: Raw) -> Joined:
+    envelope = _first_of_its_kind(raw)
+    if envelope["publisher"] != envelope["key"] or envelope["key"].startswith(ADMIN_PREFIX):
+        fail("a broker joins by itself: publisher must be its key")
+    lease_ms, margin_ms, renew_ms = integer(raw, "lease_ms"), integer(raw, "margin_ms"), integer(raw, "renew_ms")
+    if not lease_ms or not margin_ms or not renew_ms:
+        fail("lease_ms, margin_ms and renew_ms must be above 0")
+    capacity = optional_integer(raw, "capacity", 100)
+    if not capacity:
+        fail("capacity must be above 0")
+    return Joined(
+        **envelope,
+        nonce=text(raw, "nonce"),
+        lease_ms=lease_ms,
+        margin_ms=margin_ms,
+        renew_ms=renew_ms,
+        addresses=texts(raw, "addresses"),
+        capacity=capacity,
+        failure_domain=optional_text(raw, "failure_domain"),
+        labels=texts(raw, "labels"),
+        version=optional_text(raw, "version") or "",
+        supported_level=_level(raw, "supported_level"),
+        replaces=optional_text(raw, "replaces"),
+        after_silence=boolean(raw, "after_silence"),
+    )
+
+
+def _decode_genesis(raw: Raw) -> Genesis:
+    envelope = _first_of_its_kind(raw)
+    # Of form, not of the fold: a reader must know that the first genesis is accepted before it counts offsets from its base.
+    if envelope["based_on"]:
+        fail("genesis is based on 0")
+    return Genesis(
+        **envelope,
+        cluster=text(raw, "cluster"),
+        base=optional_integer(raw, "base", 0) or 0,
+    )
+
+
+def _decode_policy(raw: Raw) -> PolicyRecord:
+    return PolicyRecord(
+        **_envelope(raw),
+        status=cast("PolicyChange", choice(raw, "status", _POLICY_CHANGES)),
+        document=None if raw.get("document") is None else document(raw, "document"),
+    )
+
+
+def _decode_level(raw: Raw) -> LevelRecord:
+    return LevelRecord(
+        **_envelope(raw),
+        raises_to=integer(raw, "raises_to"),
+        copied_to=_remark(raw, "copied_to"),
+        copied_to_identity=_remark(raw, "copied_to_identity"),
+    )
+
+
+_DECODERS: Final[Mapping[str, Callable[[Raw], AnyRecord]]] = {
+    "genesis": _decode_genesis,
+    "bundle": _decode_bundle,
+    "split": _decode_split,
+    "merge": _decode_merge,
+    "namespace": _decode_namespace,
+    "broker": _decode_broker,
+    "policy": _decode_policy,
+    "level": _decode_level,
+}
+
+
+# --- writing --------------------------------------------------------------------------------------------------------------
+
+# type -> (kind, status if the type fixes it, its own fields in the order in which they are written)
+_OWN_FIELDS: Final[Mapping[type[AnyRecord], tuple[str, str | None, tuple[str, ...]]]] = {
+    Genesis: ("genesis", None, ("cluster", "base")),
+    BundleTransition: ("bundle", None, ("state", "owner", "source", "reason", "algorithm", "positions", "handover")),
+    Split: ("split", None, ("positions", "reason")),
+    Merge: ("merge", None, ("right", "based_on_right", "reason")),
+    NamespaceRecord: ("namespace", None, ("status", "boundaries", "policies")),
+    Joined: (
+        "broker",
+        "joined",
+        (
+            "nonce",
+            "lease_ms",
+            "margin_ms",
+            "renew_ms",
+            "addresses",
+            "capacity",
+            "failure_domain",
+            "labels",
+            "version",
+            "supported_level",
+            "replaces",
+            "after_silence",
+        ),
+    ),
+    Renewed: ("broker", "renewed", ("digest",)),
+    BrokerRecord: ("broker", None, ("status", "nonce", "reason")),
+    PolicyRecord: ("policy", None, ("status", "document")),
+    LevelRecord: ("level", None, ("raises_to", "copied_to", "copied_to_identity")),
+}
+
+
+def _own_fields(record: AnyRecord) -> Raw:
+    kind, status, names = _OWN_FIELDS[type(record)]
+    raw: Raw = {"kind": kind}
+    if status is not None:
+        raw["status"] = status
+    for name in names:
+        value: object = getattr(record, name)
+        raw[name] = b64encode(value).decode() if isinstance(value, bytes) else value if value != "" else None
+    return raw

@@ -1,0 +1,274 @@
+"""What a view holds, as values: the entries, the changes that a record makes to them, and the verdict on a record.
+
+May live here: value types, how they are made, and what can be told from one of them alone.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from equipoise.channel.core.digest import broker_part, bundle_part, last_weight, sequence_weight, weight
+from equipoise.channel.core.frozen import blank, hot_frozen
+from equipoise.channel.core.lifecycle import STATE_OF_PHASE, Phase
+from equipoise.channel.core.ranges import bundle_contains, bundle_name
+from equipoise.channel.core.records import Document, Joined, Reason, State
+
+BrokerStatus = Literal["up", "draining", "left", "down"]
+
+# Who serves a bundle in each phase, so that a reader needs not know the table by heart.
+_SERVED_BY_OWNER: Final = frozenset({"owned", "splitting"})
+_SERVED_BY_SOURCE: Final = frozenset({"transferring", "handing_over", "unloading"})
+
+
+@hot_frozen
+class BundleEntry:
+    """One bundle. `owner` and `source` are incarnations; `last` is the offset of the record that changed it last.
+
+    `token` is the fencing token: the offset at which the present owner's tenure began. `algorithm` and `positions` are
+    set while it is `splitting`: how its owner is to cut it. `weight` and `part` are its place in the digest.
+    """
+
+    name: str
+    namespace: str
+    low: int
+    high: int
+    phase: Phase
+    owner: int | None
+    source: int | None
+    last: int
+    token: int
+    weight: int
+    part: int
+    algorithm: str | None = None
+    positions: tuple[int, ...] | None = None
+
+    @property
+    def state(self) -> State:
+        """The state as records spell it."""
+        return STATE_OF_PHASE[self.phase]
+
+    @property
+    def server(self) -> int | None:
+        """The incarnation that serves it now, as far as the log says; None while it must be waited for."""
+        if self.phase in _SERVED_BY_OWNER:
+            return self.owner
+        return self.source if self.phase in _SERVED_BY_SOURCE else None
+
+    def contains(self, point: int) -> bool:
+        """Whether this hash point lies in the bundle."""
+        return bundle_contains(self.low, self.high, point)
+
+
+_init_entry: Final = BundleEntry.__init__
+
+
+def bundle_entry(
+    namespace: str,
+    low: int,
+    high: int,
+    phase: Phase,
+    *,
+    owner: int | None,
+    source: int | None,
+    last: int,
+    token: int,
+    algorithm: str | None = None,
+    positions: tuple[int, ...] | None = None,
+) -> BundleEntry:
+    """A bundle whose range is new to the view: its name is spelled, and its weight hashed, this once."""
+    name = bundle_name(namespace, low, high)
+    key_weight = weight("bundle", name)
+    return BundleEntry(
+        name=name,
+        namespace=namespace,
+        low=low,
+        high=high,
+        phase=phase,
+        owner=owner,
+        source=source,
+        last=last,
+        token=token,
+        weight=key_weight,
+        part=bundle_part(key_weight, phase, owner, source, last, token),
+        algorithm=algorithm,
+        positions=positions,
+    )
+
+
+def next_entry(
+    before: BundleEntry,
+    phase: Phase,
+    *,
+    owner: int | None,
+    source: int | None,
+    last: int,
+    token: int,
+    algorithm: str | None = None,
+    positions: tuple[int, ...] | None = None,
+) -> BundleEntry:
+    """The same bundle, in its next phase."""
+    after = blank(BundleEntry)
+    _init_entry(
+        after,
+        name=before.name,
+        namespace=before.namespace,
+        low=before.low,
+        high=before.high,
+        phase=phase,
+        owner=owner,
+        source=source,
+        last=last,
+        token=token,
+        weight=before.weight,
+        part=bundle_part(before.weight, phase, owner, source, last, token),
+        algorithm=algorithm,
+        positions=positions,
+    )
+    return after
+
+
+@dataclass(slots=True, kw_only=True)
+class BrokerEntry:
+    """One broker id and its newest incarnation; `joined` is the record that made it, with addresses, capacity and promises.
+
+    The one entry that is changed in place, by `channel.core.view` alone: `last` moves with every renewal and `sequence` with
+    every record of its own, nine tenths of a channel, and a new entry for each would cost more than the rest of the fold.
+    `digest_after` is the view's digest just after its last accepted record: what its next renewal must say.
+    """
+
+    broker: str
+    incarnation: int
+    status: BrokerStatus
+    last: int
+    sequence: int
+    joined: Joined
+    digest_after: int
+    last_weight: int
+    sequence_weight: int
+    part: int
+
+    @property
+    def live(self) -> bool:
+        """Whether the log counts it as alive: up or draining."""
+        return self.status in ("up", "draining")
+
+
+def broker_entry(joined: Joined, *, incarnation: int, status: BrokerStatus, last: int, sequence: int, digest_after: int = 0) -> BrokerEntry:
+    """A broker in a new incarnation or status; its weights are hashed, this once."""
+    key_weight = weight("broker", joined.key, joined.nonce, str(joined.supported_level))
+    return BrokerEntry(
+        broker=joined.key,
+        incarnation=incarnation,
+        status=status,
+        last=last,
+        sequence=sequence,
+        joined=joined,
+        digest_after=digest_after,
+        last_weight=last_weight(key_weight),
+        sequence_weight=sequence_weight(key_weight),
+        part=broker_part(key_weight, status, incarnation),
+    )
+
+
+@hot_frozen
+class NamespaceEntry:
+    """One namespace; its bundles are entries of their own."""
+
+    name: str
+    status: Literal["created", "deleting"]
+    last: int
+    created: int
+    policies: Document
+
+
+@hot_frozen
+class PolicyEntry:
+    """One cluster-wide document."""
+
+    name: str
+    last: int
+    document: Document
+
+
+@hot_frozen
+class BundleChanged:
+    """A bundle before and after; None means that it was not there, or no longer is."""
+
+    name: str
+    before: BundleEntry | None
+    after: BundleEntry | None
+
+
+@hot_frozen
+class BrokerChanged:
+    """A broker's status or incarnation changed. A renewal changes neither, and is told by its record alone.
+
+    `dead` is the incarnation that this record ended, if it ended one.
+    """
+
+    name: str
+    before: BrokerStatus | None
+    after: BrokerEntry | None
+    dead: int | None = None
+
+
+@hot_frozen
+class NamespaceChanged:
+    """A namespace before and after."""
+
+    name: str
+    before: NamespaceEntry | None
+    after: NamespaceEntry | None
+
+
+@hot_frozen
+class PolicyChanged:
+    """A policy before and after."""
+
+    name: str
+    before: PolicyEntry | None
+    after: PolicyEntry | None
+
+
+@hot_frozen
+class LevelChanged:
+    """The level of rules before and after; before the genesis it is 0."""
+
+    before: int
+    after: int
+
+
+Change = BundleChanged | BrokerChanged | NamespaceChanged | PolicyChanged | LevelChanged
+
+
+@hot_frozen
+class Verdict:
+    """What the fold says of a record: accepted (`reason` is None) with its changes, or rejected with the reason.
+
+    `problem` says more to people where the reason alone does not. `diverged` is set on an accepted renewal whose digest is
+    not this view's: two readers of one log no longer hold the same.
+    """
+
+    reason: Reason | None = None
+    changes: tuple[Change, ...] = ()
+    problem: str | None = None
+    diverged: bool = False
+
+    @property
+    def accepted(self) -> bool:
+        """Whether the record changed the view."""
+        return self.reason is None
+
+
+_init_verdict: Final = Verdict.__init__
+_init_bundle_changed: Final = BundleChanged.__init__
+
+
+def bundle_moved(before: BundleEntry, after: BundleEntry) -> Verdict:
+    """An accepted record that changed this one bundle, and nothing else."""
+    change = blank(BundleChanged)
+    _init_bundle_changed(change, name=after.name, before=before, after=after)
+    verdict = blank(Verdict)
+    _init_verdict(verdict, changes=(change,))
+    return verdict

@@ -1,0 +1,214 @@
+"""The records of the channel: what a proposal says, as values.
+
+May live here: record classes, reasons, and the bounds of what a record may hold. No rule about when a record is accepted
+(that is `channel.core.view`) and no spelling in bytes (that is `channel.core.codec`).
+
+Offsets, incarnations and tokens are logical offsets of the log: integers from 0 to `INTEGER_MAX`. An incarnation is the
+offset of the `joined` record that made it; `owner` and `source` are incarnations. `None` means absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Final, Literal
+
+from equipoise.channel.core.frozen import hot_frozen
+
+INTEGER_MAX: Final = 2**63 - 1
+
+# The level of the rules in this version of the code, and so the highest that its readers follow.
+LEVEL_SUPPORTED: Final = 1
+
+# The level that no version will ever support: a log is raised to it when its channel was copied to another log, and is so
+# closed for good, for versions too that never heard of copies.
+LEVEL_CLOSED: Final = INTEGER_MAX
+
+# How far behind an admin's view may be when its record arrives (`as_of`): a constant of level 1, never a setting.
+ADMIN_WINDOW_OFFSETS: Final = 10_000
+
+# A namespace may be cut into 65,536 bundles at its creation: so many boundaries, and one.
+BOUNDARIES_MAX: Final = 65_537
+
+# One split makes at most 64 children: enough for any algorithm, and a record that stays in one page of the log.
+CUTS_MAX: Final = 63
+
+HANDOVER_BYTES_MAX: Final = 16 * 1024
+TEXT_CHARACTERS_MAX: Final = 1_024
+KEY_CHARACTERS_MAX: Final = 600  # tenant + namespace + range: 255 + 255 + 23, and room
+DOCUMENT_ENTRIES_MAX: Final = 256
+
+State = Literal["free", "assigning", "owned", "releasing", "splitting"]
+NamespaceStatus = Literal["created", "policies", "deleting", "deleted"]
+BrokerChange = Literal["draining", "left", "down", "removed"]
+PolicyChange = Literal["set", "removed"]
+Scalar = str | int | bool
+Document = Mapping[str, Scalar]
+
+
+class Reason(StrEnum):
+    """Why a record was rejected. `STALE` and `LATE` are races lost, quiet and normal; all others are shown to the operator."""
+
+    MALFORMED = "malformed"
+    STALE = "stale"
+    LATE = "late"
+    ILLEGAL_TRANSITION = "illegal_transition"
+    NOT_THE_ACTOR = "not_the_actor"
+    DEAD_PUBLISHER = "dead_publisher"
+    DEAD_TARGET = "dead_target"
+    DRAINING_TARGET = "draining_target"
+    UNKNOWN_BUNDLE = "unknown_bundle"
+    UNKNOWN_BROKER = "unknown_broker"
+    UNKNOWN_NAMESPACE = "unknown_namespace"
+    UNKNOWN_POLICY = "unknown_policy"
+    NAMESPACE_DELETING = "namespace_deleting"
+    BUNDLES_IN_USE = "bundles_in_use"
+    NOT_ADJACENT = "not_adjacent"
+    BAD_BOUNDARY = "bad_boundary"
+    STILL_ALIVE = "still_alive"
+    LEVEL = "level"
+    NO_GENESIS = "no_genesis"
+    FOREIGN_GENESIS = "foreign_genesis"
+
+
+QUIET_REASONS: Final = frozenset({Reason.STALE, Reason.LATE})
+
+
+@hot_frozen
+class Record:
+    """What every record says about itself.
+
+    `key` is what it wants to change and `based_on` the last accepted offset of that key that it was made against.
+    `publisher` is a broker id, or `admin:NAME`. A broker's record carries its `incarnation` and the rising number of the
+    attempt, `sequence`; an admin's carries the offset of its view, `as_of`. `level` is the level of rules that it needs.
+    `timestamp_ms` (Unix time) is for people and audits; the fold never reads it.
+    """
+
+    key: str
+    based_on: int
+    publisher: str
+    incarnation: int | None = None
+    sequence: int | None = None
+    as_of: int | None = None
+    level: int = 1
+    timestamp_ms: int = 0
+
+
+@hot_frozen
+class Genesis(Record):
+    """The first record of a log: whose it is, and what its physical offsets are counted from."""
+
+    cluster: str
+    base: int = 0
+
+
+@hot_frozen
+class BundleTransition(Record):
+    """One transition of one bundle. `handover` is the source's parting state for the next owner, at most 16 KiB."""
+
+    state: State
+    owner: int | None = None
+    source: int | None = None
+    reason: str | None = None
+    algorithm: str | None = None
+    positions: tuple[int, ...] | None = None
+    handover: bytes | None = None
+
+
+@hot_frozen
+class Split(Record):
+    """The owner of `key` cut it at `positions` (hash points strictly inside it); the children stay with the owner."""
+
+    positions: tuple[int, ...]
+    reason: str | None = None
+
+
+@hot_frozen
+class Merge(Record):
+    """`key` and its right neighbour `right`, both owned by one broker, become one bundle."""
+
+    right: str
+    based_on_right: int
+    reason: str | None = None
+
+
+@hot_frozen
+class NamespaceRecord(Record):
+    """A namespace is created (with all its boundaries, 0 and `HASH_MAX` included), changed, set to deleting, or deleted."""
+
+    status: NamespaceStatus
+    boundaries: tuple[int, ...] | None = None
+    policies: Document | None = None
+
+
+@hot_frozen
+class Joined(Record):
+    """A broker process begins a new incarnation, and promises how long its leases and margins are.
+
+    `addresses` maps a protocol to the address that clients use. `capacity` is a weight: a broker of 200 is to carry twice
+    the load of one of 100. `replaces` is the nonce of the live incarnation, found in the locked data directory;
+    `after_silence` says that the process itself has heard nothing of that incarnation for its lease and margin.
+    """
+
+    nonce: str
+    lease_ms: int
+    margin_ms: int
+    renew_ms: int
+    addresses: Mapping[str, str]
+    capacity: int = 100
+    failure_domain: str | None = None
+    labels: Mapping[str, str]
+    version: str = ""
+    supported_level: int = 1
+    replaces: str | None = None
+    after_silence: bool = False
+
+
+@hot_frozen
+class Renewed(Record):
+    """A broker asks for its lease anew, and says the digest of its view just after the last accepted record of its key."""
+
+    digest: int
+
+
+@hot_frozen
+class BrokerRecord(Record):
+    """A broker drains or has left (by itself), is down (by a live broker, or an admin with its `nonce`), or is removed."""
+
+    status: BrokerChange
+    nonce: str | None = None
+    reason: str | None = None
+
+
+@hot_frozen
+class PolicyRecord(Record):
+    """A cluster-wide document (isolation policies, anti-affinity groups, settings) is set or removed."""
+
+    status: PolicyChange
+    document: Document | None = None
+
+
+@hot_frozen
+class LevelRecord(Record):
+    """Raises the level of the rules, once every live broker has said that it supports it.
+
+    One that closes a log says where its channel goes on: the URL of that log as it was given, for people, and its identity.
+    """
+
+    raises_to: int
+    copied_to: str | None = None
+    copied_to_identity: str | None = None
+
+
+@hot_frozen
+class Unreadable:
+    """Bytes that are no record. What could be read of the envelope still counts: it settles its publisher's attempt."""
+
+    problem: str
+    publisher: str | None = None
+    incarnation: int | None = None
+    sequence: int | None = None
+    level: int = 1
+
+
+AnyRecord = Genesis | BundleTransition | Split | Merge | NamespaceRecord | Joined | Renewed | BrokerRecord | PolicyRecord | LevelRecord

@@ -1,0 +1,1 @@
+"""Verifying a log, and explaining why a bundle moved. Pure."""

@@ -1,0 +1,475 @@
+"""The audit of a channel: folds all of it again, and says which record is not what it should be.
+
+May live here: what can be checked of a log and of the views that it gives, without knowing what its writers meant. The fold
+itself is not checked against another one; that is the business of the tests.
+
+What is found, and how
+1. The storage: what `Log.read` raises as damage; and what `check_storage` says, where the log has such a thing.
+2. The form: bytes that are no record, and records that do not belong to this log (before the genesis, a second cluster).
+3. The ties: a proposal is based on the last record that its author's view ACCEPTED for the key. So a record that is based
+   on one which is rejected here, or is not there, shows that one of the two is not what its writer wrote.
+4. The digests: a renewal says what its author's view came to just after its last renewal. Where that is not what this view
+   came to, some record between the last agreement and there is not what that author read.
+5. The invariants of the view: the bundles of a namespace cover the hash space once, tokens rise, holders are alive.
+6. The twin and the floor: their rows against their checksums and the marker's digest, and the marker against what the log folds to
+   at that offset. Where the beginning of the log is gone, the fold begins with the floor, or else the twin; then the digests of
+   step 4 judge that too.
+7. The times: a record whose time is far ahead of this machine's clock.
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_left, insort
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, Protocol, runtime_checkable
+
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.entries import BrokerChanged, BundleChanged, BundleEntry, Change, NamespaceChanged
+from equipoise.channel.core.errors import ForeignLog, LevelTooNew, LogClosed, LogDamaged, LogWentBack
+from equipoise.channel.core.log import CLOCK_AHEAD_MS_MAX, FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
+from equipoise.channel.core.ranges import HASH_MAX
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import QUIET_REASONS, Genesis, Joined, Reason, Record, Renewed, Unreadable
+from equipoise.channel.core.twin import Check, Progress, unchecked, unwatched
+from equipoise.channel.core.view import View
+from equipoise.channel.inspect.findings import Finding, Findings, Kind
+from equipoise.channel.inspect.twin_audit import Promise, TwinFacts, facts_of_floor, facts_of_twin
+from equipoise.channel.snapshots.whole import is_whole
+
+FINDINGS_MAX: Final = 100
+"""Findings that are kept; further ones are counted. One damaged record may make nonsense of all that follows."""
+
+SUSPECTS_MAX: Final = 20
+"""Odd records that are kept as suspects, the newest ones."""
+
+AGREEMENTS_MAX: Final = 1_000
+"""Agreements of digests that are remembered, the newest ones: brokers confirm one another's views within a lease or two."""
+
+
+@runtime_checkable
+class SelfChecking(Protocol):
+    """A log whose storage has a structure of its own that may be damaged where reading does not notice."""
+
+    def check_storage(self) -> None:
+        """Raise `LogDamaged` if the storage contradicts itself."""
+        ...
+
+
+def verify(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Findings:
+    """Audit a log, to the end that it has now, its twin and its floor; damage is found, not raised.
+
+    `check` is called before each read, and may end the audit by raising; `progress` counts offsets. Raises `LogTruncated` if
+    the log is compacted meanwhile, and `LogUnavailable`, `LogReplaced`.
+    """
+    audit = Audit(Reader(log=log.name, cluster=cluster))
+    damage = _damaged_storage(log)
+    # The floor first: one that a compactor leaves behind meanwhile lies below the log, as reading tells; the twin would be missed above.
+    floor = facts_of_floor(log, check=check)
+    _begin(audit, log, facts_of_twin(log, check=check), floor)
+    end = log.end()
+    limit = READ_ENTRIES_MAX
+    while audit.goes_on and audit.position <= end:
+        check()
+        progress(audit.position, end + 1)
+        try:
+            entries = log.read(audit.position, limit=limit)
+        except LogDamaged as error:
+            if limit == 1:
+                audit.damaged(error, end=end)
+                return audit.findings()
+            limit = 1  # What lies before the damage is read one by one, so that it is known where the damage begins.
+            continue
+        if not entries:
+            break
+        for entry in entries:
+            audit.feed(entry)
+    if damage is not None and audit.goes_on:
+        audit.damaged_beside(damage, end=end)
+    _check_times(audit, log)
+    return audit.findings()
+
+
+def _check_times(audit: Audit, log: Log) -> None:
+    try:
+        ahead = log.ahead(log.start())
+    except LogDamaged:
+        return  # Reading has met it, or the check of the storage.
+    if ahead is not None:
+        audit.ahead(ahead)
+
+
+def _begin(audit: Audit, log: Log, twin: TwinFacts, floor: TwinFacts) -> None:
+    """Begin with the log's first record, or, if that is gone, with its floor, or its twin."""
+    try:
+        whole = is_whole(log)
+    except LogDamaged:
+        whole = True  # Its beginning is there, and the audit will meet the damage.
+    facts = {Kind.FLOOR: floor, Kind.TWIN: twin}
+    if twin.marker is not None and floor.marker is not None and log.start() <= twin.marker.position < floor.marker.position:
+        facts = {Kind.TWIN: twin, Kind.FLOOR: floor}  # A compactor died after it had moved the floor.
+    audit.knows(facts, whole=whole)
+    if not whole and twin.view is None and floor.view is None:
+        audit.incomplete(log.start(), twin)
+
+
+def _damaged_storage(log: Log) -> LogDamaged | None:
+    try:
+        if isinstance(log, SelfChecking):
+            log.check_storage()
+    except LogDamaged as error:
+        return error
+    return None
+
+
+class Audit:
+    """Audits a log entry by entry; `verify` is how it is used. `position` is the physical offset that it wants next.
+
+    `goes_on` is false once it met something after which what follows means nothing.
+    """
+
+    def __init__(self, reader: Reader) -> None:
+        """Audit what `reader` folds, which has folded nothing yet."""
+        self.goes_on = True
+        self._reader = reader
+        self._records = 0
+        self._accepted = array("q")  # The offsets of accepted records, which rise: 8 bytes each.
+        self._brokers: dict[int, str] = {}
+        self._rejected: Counter[Reason] = Counter()
+        self._gaps: list[tuple[int, int]] = []
+        self._digests = _Digests()
+        self._findings: list[Finding] = []
+        self._findings_count = 0
+        self._images: Mapping[Kind, TwinFacts] = {}
+        self._begun_from: Kind | None = None
+        self._promises: list[Promise] = []
+
+    def knows(self, images: Mapping[Kind, TwinFacts], *, whole: bool) -> None:
+        """Take in what was found of the log's twin and floor; fold on from the first that can be used, unless the log is `whole`."""
+        self._images = images
+        for kind, facts in images.items():
+            if facts.problem is not None:
+                self._of(kind, facts, facts.problem)
+            if facts.marker is not None and facts.view is not None:
+                if whole or self._begun_from is not None:
+                    self._promises.append(Promise(kind=kind, marker=facts.marker))
+                else:
+                    self._begin_from(kind, facts.view)
+        self._keep_promises()  # The twin may be what the floor is.
+
+    def _begin_from(self, kind: Kind, view: View) -> None:
+        self._begun_from = kind
+        try:
+            self._reader = Reader(log=self._reader.log, cluster=self._reader.cluster, view=view)
+        except (ForeignLog, LevelTooNew, LogClosed) as error:
+            self.goes_on = False
+            self._add(Finding(kind=Kind.FOREIGN, first=view.offset, last=view.offset, text=str(error)))
+
+    def incomplete(self, start: int, twin: TwinFacts) -> None:
+        """The log begins at physical offset `start`, and nothing says what was before."""
+        why = "it has no twin that stands for them" if twin.problem is None else "its twin cannot be used"
+        self._stop(Kind.INCOMPLETE, FIRST_OFFSET, f"these records are gone, and {why}; what follows was not folded", last=max(start - 1, 1))
+
+    def _of(self, kind: Kind, facts: TwinFacts | Promise, text: str) -> None:
+        horizon = 0 if facts.marker is None else facts.marker.horizon
+        self._add(Finding(kind=kind, first=horizon, last=horizon, text=f"the {kind} up to there: {text}"))
+
+    def _keep_promises(self) -> None:
+        """What the log folds to at a horizon, or where that should be, must be what the marker there says."""
+        view = self._reader.view
+        for promise in [promise for promise in self._promises if promise.is_due(view)]:
+            self._promises.remove(promise)
+            problem = promise.broken_by(view)
+            if problem is not None:
+                self._of(promise.kind, promise, problem)
+
+    @property
+    def position(self) -> int:
+        """The physical offset that is wanted next."""
+        return self._reader.position
+
+    def feed(self, entry: Entry) -> None:
+        """Fold and check one entry. After `goes_on` has become false it does nothing."""
+        if not self.goes_on:
+            return
+        position = self._reader.position
+        try:
+            folded = self._reader.feed(entry)
+        except LogClosed as closed:  # It ends a channel that was copied to another log, in good order.
+            self.goes_on = False
+            self._records += 1
+            self._accepted.append(closed.offset)
+            return
+        except (ForeignLog, LevelTooNew) as error:
+            self._stop(Kind.FOREIGN, entry.offset, str(error))
+            return
+        except LogWentBack:
+            self._stop(Kind.DAMAGED, entry.offset, f"the log gives it after offset {position - 1}: the entries are out of order")
+            return
+        if entry.offset > position:
+            self._gaps.append((position, entry.offset - 1))
+        self._records += 1
+        self._check_form(folded, entry)
+        self._check_ties(folded)
+        self._check_digest(folded)
+        if self._promises:
+            self._keep_promises()
+        if folded.verdict.reason is not None:
+            self._rejected[folded.verdict.reason] += 1
+            return
+        self._accepted.append(folded.offset)
+        if isinstance(folded.record, Joined):
+            self._brokers[folded.offset] = folded.record.key
+        for kind, text in problems_of(folded.verdict.changes, self._reader.view):
+            self._found(kind, folded.offset, text)
+
+    def damaged(self, error: LogDamaged, *, end: int) -> None:
+        """The log could not give the entry at `position`, or, if the error names none, nothing from there to `end`."""
+        first = self.position if error.offset is None else error.offset
+        last = end if error.offset is None else error.offset
+        self._stop(Kind.DAMAGED, first, f"{error.problem}; what follows was not folded", last=max(first, last))
+
+    def damaged_beside(self, error: LogDamaged, *, end: int) -> None:
+        """The storage is damaged, and yet all that it gave is whole: what it did not give lies in the gaps, if there are any."""
+        gaps = [*self._gaps, (self.position, end)] if self.position <= end else self._gaps
+        first, last = (gaps[0][0], gaps[-1][1]) if gaps else (FIRST_OFFSET, max(end, FIRST_OFFSET))
+        missing = "where nothing could be read" if gaps else "though each record that was read is whole"
+        self._stop(Kind.DAMAGED, first, f"{error.problem}; {missing}", last=last)
+
+    def ahead(self, position: int) -> None:
+        """The entry at `position` is the first with a time ahead of this machine's clock."""
+        offset = position + self._reader.view.base
+        text = (
+            f"its time is more than {CLOCK_AHEAD_MS_MAX // 60_000} minutes ahead of this machine's clock: one of the two clocks was wrong. "
+            "Set the clock of the machine that stores the log, or of this one. Retention goes on by the times of later records"
+        )
+        self._found(Kind.CLOCK, offset, text)
+
+    def findings(self) -> Findings:
+        """What has been found so far, with what can only be said at the end."""
+        view = self._reader.view
+        for promise in self._promises if self.goes_on else ():
+            self._of(promise.kind, promise, f"the log ends before it, at offset {view.offset}")
+        self._promises.clear()
+        at_the_end = [Finding(kind=kind, first=view.offset, last=view.offset, text=text) for kind, text in problems_of_view(view)]
+        parted = self._digests.finding()
+        found = [*self._findings, *at_the_end[:FINDINGS_MAX], *([] if parted is None else [parted])]
+        # What the storage lost or damaged explains what else is found; then the record comes first that may explain those after it.
+        found.sort(key=lambda finding: (finding.kind not in _EXPLAINING, min(finding.first, *finding.suspects, finding.last)))
+        return Findings(
+            twin_to=self._horizon_of(Kind.TWIN),
+            from_twin=self._begun_from is Kind.TWIN,
+            floor_to=self._horizon_of(Kind.FLOOR),
+            from_floor=self._begun_from is Kind.FLOOR,
+            folded_to=view.offset,
+            records=self._records,
+            accepted=len(self._accepted),
+            rejected=dict(self._rejected),
+            agreements=self._digests.agreements,
+            findings_count=self._findings_count + len(at_the_end) + (parted is not None),
+            findings=tuple(found[:FINDINGS_MAX]),
+        )
+
+    def _horizon_of(self, kind: Kind) -> int | None:
+        marker = self._images.get(kind, TwinFacts()).marker
+        return None if marker is None else marker.horizon
+
+    def _check_form(self, folded: Folded, entry: Entry) -> None:
+        reason = folded.verdict.reason
+        if reason in _NOT_OF_THIS_LOG:
+            self._found(Kind.FOREIGN, folded.offset, f"it was rejected as {reason}")
+        if isinstance(folded.record, Unreadable):
+            self._found(Kind.MALFORMED, folded.offset, folded.record.problem)
+        elif reason is Reason.MALFORMED:
+            self._found(Kind.MALFORMED, folded.offset, str(folded.verdict.problem))
+        unusual = reason is not None and reason not in QUIET_REASONS
+        if unusual or isinstance(folded.record, Unreadable) or encode(folded.record) != entry.data:
+            self._digests.suspect(folded.offset)
+
+    def _check_ties(self, folded: Folded) -> None:
+        """What a record refers to must have been accepted: its author, who has read the same log, has seen that it was."""
+        record = folded.record
+        first = self._accepted[0] if self._accepted else folded.offset
+        if isinstance(record, Unreadable | Genesis):
+            return
+        for offset in ties(record):
+            # Offset 0, and what lies before the beginning of a log that goes on above another one, cannot be looked up.
+            if offset >= first and not self._was_accepted(offset):
+                text = f"it refers to offset {offset}, where nothing was accepted: one of the two is not what was written"
+                self._found(Kind.BASELESS, folded.offset, text, suspects=(offset,) if offset < folded.offset else ())
+                return
+        incarnation = record.incarnation
+        if incarnation is not None and self._brokers.get(incarnation, record.publisher) != record.publisher:
+            text = f"it is signed by {record.publisher} as incarnation {incarnation}, which is one of {self._brokers[incarnation]}"
+            self._found(Kind.BASELESS, folded.offset, text, suspects=(incarnation,))
+
+    def _was_accepted(self, offset: int) -> bool:
+        place = bisect_left(self._accepted, offset)
+        return place < len(self._accepted) and self._accepted[place] == offset
+
+    def _check_digest(self, folded: Folded) -> None:
+        if isinstance(folded.record, Renewed) and folded.verdict.accepted:
+            self._add(self._digests.compare(folded.offset, folded.record, agrees=not folded.verdict.diverged))
+
+    def _stop(self, kind: Kind, physical: int, text: str, *, last: int | None = None) -> None:
+        base = self._reader.view.base
+        self.goes_on = False
+        self._add(Finding(kind=kind, first=physical + base, last=(physical if last is None else last) + base, text=text))
+
+    def _found(self, kind: Kind, offset: int, text: str, suspects: tuple[int, ...] = ()) -> None:
+        self._add(Finding(kind=kind, first=offset, last=offset, text=text, suspects=suspects))
+
+    def _add(self, finding: Finding | None) -> None:
+        if finding is not None:
+            self._findings_count += 1
+            if len(self._findings) < FINDINGS_MAX:
+                self._findings.append(finding)
+
+
+class _Digests:
+    """Where the digests of renewals agree with this view, and where they parted from it."""
+
+    def __init__(self) -> None:
+        self.agreements = 0
+        self._agreed_at: list[int] = []  # The greatest offsets at which the digest is known to agree, in order.
+        self._parted_by: int | None = None  # The first renewal whose digest is another, and
+        self._parted_at = 0  # the lowest offset at which the digest is known to be another.
+        self._suspects: deque[int] = deque(maxlen=SUSPECTS_MAX)
+
+    def suspect(self, offset: int) -> None:
+        """The record at `offset` is odd."""
+        self._suspects.append(offset)
+
+    def compare(self, offset: int, record: Renewed, *, agrees: bool) -> Finding | None:
+        """Take in the renewal at `offset`, whose digest is that of its author just after `based_on`.
+
+        A finding, if the digests agree both before and after a disagreement: it was one record's, and has been overwritten.
+        """
+        at = record.based_on
+        if agrees:
+            self.agreements += 1
+            insort(self._agreed_at, at)
+            del self._agreed_at[:-AGREEMENTS_MAX]
+            if self._parted_by is not None and at >= self._parted_at:
+                parted_by, self._parted_by = self._parted_by, None
+                return self._finding(parted_by, self._parted_at, "agree again later")
+        elif self._agreed_at and at <= self._agreed_at[-1]:
+            return self._finding(offset, at, "agree again later")
+        elif self._parted_by is None:
+            self._parted_by, self._parted_at = offset, at
+        else:
+            self._parted_at = min(self._parted_at, at)
+        return None
+
+    def finding(self) -> Finding | None:
+        """Where this view and those of the brokers have parted for good, if they have."""
+        return None if self._parted_by is None else self._finding(self._parted_by, self._parted_at, "never agree again")
+
+    def _finding(self, renewal: int, at: int, later: str) -> Finding:
+        place = bisect_left(self._agreed_at, at)
+        first = self._agreed_at[place - 1] + 1 if place else FIRST_OFFSET
+        if place < len(self._agreed_at) and self._agreed_at[place] == at:
+            text = f"its digest is not that of the view at {at}, which others confirm"
+            return Finding(kind=Kind.DIVERGED, first=renewal, last=renewal, text=text)
+        suspects = (*(offset for offset in self._suspects if first <= offset <= at), renewal)
+        text = (
+            f"the renewal at {renewal} has another digest than the view had at {at}, digests agree before {first} and {later}: "
+            "one of these records, or that renewal itself, is not what others have read"
+        )
+        return Finding(kind=Kind.DIVERGED, first=first, last=at, text=text, suspects=suspects)
+
+
+_EXPLAINING: Final = frozenset({Kind.DAMAGED, Kind.INCOMPLETE, Kind.TWIN, Kind.FLOOR})
+_NOT_OF_THIS_LOG: Final = frozenset({Reason.NO_GENESIS, Reason.FOREIGN_GENESIS})
+
+
+def ties(record: Record) -> tuple[int, ...]:
+    """The offsets of the records, all of them accepted, that a record refers to."""
+    named = (
+        record.based_on,
+        record.incarnation,
+        getattr(record, "owner", None),
+        getattr(record, "source", None),
+        getattr(record, "based_on_right", None),
+    )
+    return tuple(offset for offset in named if offset)
+
+
+# --- the invariants -------------------------------------------------------------------------------------------------------
+
+
+def problems_of(changes: Sequence[Change], view: View) -> Iterator[tuple[Kind, str]]:
+    """Which invariants the accepted changes of one record break; `view` is as it stands after them."""
+    bundles = [change for change in changes if isinstance(change, BundleChanged)]
+    yield from _tokens_that_fell(bundles)
+    yield from _holes(changes, bundles)
+    for bundle in bundles:
+        if bundle.after is not None:
+            yield from _dead_holders(bundle.after, view)
+    for change in changes:
+        if isinstance(change, BrokerChanged) and change.dead is not None and view.held_count(change.dead):
+            yield (
+                Kind.DEAD_HOLDER,
+                f"{change.name} died as incarnation {change.dead}, and {view.held_by(change.dead)[0].name} still names it",
+            )
+
+
+def problems_of_view(view: View) -> Iterator[tuple[Kind, str]]:
+    """Which invariants a view breaks, whatever brought it there."""
+    for namespace in view.namespaces:
+        ranges = [(bundle.low, bundle.high) for bundle in view.bundles_of(namespace)]
+        if not _covers(ranges, [(0, HASH_MAX)]):
+            yield Kind.NOT_COVERED, f"the bundles of {namespace} do not cover the hash space once"
+    for bundle in view.bundles.values():
+        yield from _dead_holders(bundle, view)
+
+
+def _tokens_that_fell(bundles: Sequence[BundleChanged]) -> Iterator[tuple[Kind, str]]:
+    """Over any point tokens only rise, and who did not serve it before serves it with a higher one."""
+    gone = [change.before for change in bundles if change.after is None and change.before is not None]
+    for change in bundles:
+        after = change.after
+        if after is None:
+            continue
+        befores = [change.before] if change.before is not None else [old for old in gone if _overlap(old, after)]
+        for before in befores:
+            is_new_tenure = after.phase == "owned" and after.owner != before.server
+            if after.token < before.token + is_new_tenure:
+                yield Kind.TOKEN_FELL, f"the token of {after.name} went from {before.token} to {after.token}"
+
+
+def _holes(changes: Sequence[Change], bundles: Sequence[BundleChanged]) -> Iterator[tuple[Kind, str]]:
+    """The ranges that a record takes away, it puts back, unless the namespace came or went with it."""
+    created = [change for change in changes if isinstance(change, NamespaceChanged) and change.before is None]
+    deleted = [change for change in changes if isinstance(change, NamespaceChanged) and change.after is None]
+    gone = [(0, HASH_MAX)] if created else [(b.before.low, b.before.high) for b in bundles if b.before is not None and b.after is None]
+    come = [(0, HASH_MAX)] if deleted else [(b.after.low, b.after.high) for b in bundles if b.after is not None and b.before is None]
+    if not _covers(come, gone):
+        yield Kind.NOT_COVERED, f"the bundles that it makes ({len(come)}) do not cover those that it takes away ({len(gone)}) once"
+
+
+def _dead_holders(bundle: BundleEntry, view: View) -> Iterator[tuple[Kind, str]]:
+    for holder in (bundle.owner, bundle.source):
+        if holder is not None and holder not in view.live:
+            yield Kind.DEAD_HOLDER, f"{bundle.name} names incarnation {holder}, which is not alive"
+
+
+def _overlap(one: BundleEntry, other: BundleEntry) -> bool:
+    return one.namespace == other.namespace and max(one.low, other.low) < min(one.high, other.high)
+
+
+def _covers(some: Sequence[tuple[int, int]], others: Sequence[tuple[int, int]]) -> bool:
+    """Whether two sets of ranges cover the same points, each once."""
+    return _joined(some) == _joined(others)
+
+
+def _joined(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The ranges in order, those that touch made one; ranges that overlap are left apart, and so equal nothing."""
+    joined: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if joined and joined[-1][1] == low:
+            joined[-1] = (joined[-1][0], high)
+        else:
+            joined.append((low, high))
+    return joined

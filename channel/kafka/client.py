@@ -1,0 +1,479 @@
+"""The door to confluent-kafka: the only module that imports it, on which the Kafka log, its topic and its twin stand.
+
+May live here: how each kind of client is made, what is asked of it in the library's words, and the translation of its
+errors into `KafkaFailed`. What they mean for a log is said above.
+
+* Each client belongs to one thread at a time: since 2.16 the library itself refuses a consumer that two threads use.
+* Never fork where a client is: its threads do not survive that, and its locks may be held.
+* What the library has to say goes to Python's logging, and not to the standard error.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from functools import partial
+from types import TracebackType
+from typing import Final, Self, TypeVar
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicCollection, TopicPartition
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType, TopicDescription
+
+from equipoise.channel.core.errors import InvalidKafkaSetting
+from equipoise.channel.kafka.answers import Bounds, Complaints, KafkaFailed, Sent, TopicFacts, Trouble
+from equipoise.channel.kafka.lines import LIBRARY_LOGGER, NotAgain
+from equipoise.channel.kafka.settings import without_secrets
+
+__all__ = ["Administrator", "Clients", "Message", "PartitionConsumer", "PartitionProducer", "TransactionalProducer"]
+
+PARTITION: Final = 0
+"""The topic of a log, and of its twin and its floor, has one partition: that is what makes its order total."""
+
+BY_KEY: Final = -1
+"""In place of a partition: the library takes the one that belongs to the key, for topics that have several."""
+
+REQUEST_BYTES_MAX: Final = 2 << 20
+"""The largest message: a record of 1 MiB, its key and Kafka's framing, with room. The topics are made to take as much."""
+
+QUEUED_KIB_MAX: Final = 8 * 1_024
+"""What the library fetches ahead of one reader, in KiB: 30,000 records of 270 bytes, a third of a second of folding."""
+
+FETCH_WAIT_MS: Final = 500
+"""How long Kafka holds a fetch for which there is nothing: two requests a second from an idle reader. A record ends it at once."""
+
+LOADING_WAIT_MS: Final = 10
+"""The same for one who reads up to the end of a transaction, which is no message: only an empty answer tells that it was reached."""
+
+RECONNECT_MS_MIN: Final = 50
+RECONNECT_MS_MAX: Final = 1_000
+"""The pause between two attempts to reach a broker: one that comes back is found within a second, far below a lease."""
+
+ANSWER_MS_MAX: Final = 10_000
+"""How long a request may stay unanswered before its connection is given up: a host that vanished answers with silence."""
+
+UNDER_WAY_MS_MAX: Final = 10_000
+"""How long the library may try to deliver a record that was sent once. Whoever appended it was told long before that it is in
+doubt; trying on keeps the producer's numbers in step, and a record that comes so late is judged as if it had been on the way."""
+
+NUMBER_MS_MAX: Final = 2_000
+"""How long the first record of a producer may wait longer than others: a producer first gets a number from Kafka, by which its
+repetitions are known, and the library asks for one only half a second after it was made."""
+
+_POLL_S: Final = 0.05  # Of a wait for an answer that also lets callbacks run.
+
+_library_logger: Final = logging.getLogger(LIBRARY_LOGGER)
+_library_logger.addFilter(NotAgain())
+
+Answer = TypeVar("Answer")
+
+
+_TROUBLES: Final[Mapping[int, Trouble]] = {
+    **dict.fromkeys(
+        (
+            KafkaError._AUTHENTICATION,  # noqa: SLF001 - the library's own errors are named so, and are public.
+            KafkaError._SSL,  # noqa: SLF001
+            KafkaError.SASL_AUTHENTICATION_FAILED,
+            KafkaError.UNSUPPORTED_SASL_MECHANISM,
+            KafkaError.ILLEGAL_SASL_STATE,
+            KafkaError.TOPIC_AUTHORIZATION_FAILED,
+            KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+            KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+        ),
+        Trouble.DENIED,
+    ),
+    **dict.fromkeys(
+        (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID, KafkaError.INCONSISTENT_TOPIC_ID),
+        Trouble.NO_TOPIC,
+    ),
+    **dict.fromkeys((KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION), Trouble.NO_TOPIC),  # noqa: SLF001
+    **dict.fromkeys(
+        (KafkaError._AUTO_OFFSET_RESET, KafkaError._LOG_TRUNCATION, KafkaError.OFFSET_OUT_OF_RANGE),  # noqa: SLF001
+        Trouble.OUT_OF_RANGE,
+    ),
+    **dict.fromkeys(
+        (
+            KafkaError.MSG_SIZE_TOO_LARGE,
+            KafkaError.INVALID_RECORD,
+            KafkaError.RECORD_LIST_TOO_LARGE,
+            KafkaError.POLICY_VIOLATION,
+        ),
+        Trouble.REFUSED,
+    ),
+    **dict.fromkeys(
+        (KafkaError._FENCED, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_PRODUCER_EPOCH),  # noqa: SLF001
+        Trouble.FENCED,
+    ),
+    **dict.fromkeys((KafkaError._BAD_MSG, KafkaError._BAD_COMPRESSION, KafkaError.INVALID_MSG), Trouble.DAMAGED),  # noqa: SLF001
+    KafkaError._FATAL: Trouble.BROKEN,  # noqa: SLF001
+    KafkaError._MAX_POLL_EXCEEDED: Trouble.BROKEN,  # noqa: SLF001
+}
+
+
+_PRODUCING: Final[Mapping[str, object]] = {
+    "acks": "all",
+    "enable.idempotence": True,
+    "linger.ms": 0,
+    "message.max.bytes": REQUEST_BYTES_MAX,
+    "message.timeout.ms": UNDER_WAY_MS_MAX,
+}
+
+
+class Clients:
+    """Makes the clients of one handle, and remembers what they last complained of."""
+
+    def __init__(self, *, servers: str, settings: Mapping[str, str]) -> None:
+        """`settings` are the user's, checked."""
+        self._settings = settings
+        self.complaints = Complaints()
+        self._options: dict[str, object] = {
+            "client.id": "equipoise",
+            "reconnect.backoff.ms": RECONNECT_MS_MIN,
+            "reconnect.backoff.max.ms": RECONNECT_MS_MAX,
+            "retry.backoff.ms": RECONNECT_MS_MIN,
+            "retry.backoff.max.ms": RECONNECT_MS_MAX,
+            "socket.keepalive.enable": True,
+            "socket.nagle.disable": True,
+            "socket.timeout.ms": ANSWER_MS_MAX,
+            "log.connection.close": False,
+            "log_level": 4,
+            **settings,
+            "bootstrap.servers": servers,
+            "error_cb": self._complain,
+        }
+
+    def _complain(self, error: KafkaError) -> None:
+        """What the library says when nobody asked. That all brokers are away says less than why, or why nobody is let in."""
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:  # noqa: SLF001
+            self.complaints.take(self.failed(error), now_ns=time.monotonic_ns())
+
+    def failed(self, error: KafkaError) -> KafkaFailed:
+        """Our error for one of the library."""
+        trouble = _TROUBLES.get(error.code(), Trouble.BROKEN if error.fatal() else Trouble.AWAY)
+        return KafkaFailed(trouble=trouble, problem=without_secrets(error.str(), self._settings))
+
+    def silence(self, problem: str) -> KafkaFailed:
+        """Our error where nothing was heard, with the last complaint if there is one."""
+        return self.explained(KafkaException(KafkaError(KafkaError._TIMED_OUT, problem)))  # noqa: SLF001
+
+    def explained(self, error: KafkaException) -> KafkaFailed:
+        """As `failed`, for an error that was raised; one of silence is explained by the last complaint."""
+        (cause, *_) = error.args
+        return self.complaints.explained(self.failed(cause), now_ns=time.monotonic_ns())
+
+    def administrator(self) -> Administrator:
+        """A client for topics. Raises `InvalidKafkaSetting`."""
+        return Administrator(self, self._made(AdminClient, {}))
+
+    def consumer(self, topic: str, *, committed: bool = False) -> PartitionConsumer:
+        """A consumer that is not at any position yet; with `committed` it sees no transaction that is open or was aborted.
+
+        Raises `InvalidKafkaSetting`.
+        """
+        options = {
+            "group.id": "equipoise",  # The library asks for one. No group is joined, and no offset is committed.
+            "allow.auto.create.topics": False,
+            "auto.offset.reset": "error",  # Whoever is cut off must know it.
+            "check.crcs": True,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "fetch.error.backoff.ms": 100,
+            "fetch.queue.backoff.ms": 10,
+            "fetch.wait.max.ms": LOADING_WAIT_MS if committed else FETCH_WAIT_MS,
+            "isolation.level": "read_committed" if committed else "read_uncommitted",
+            "queued.max.messages.kbytes": QUEUED_KIB_MAX,
+        }
+        return PartitionConsumer(self, self._made(Consumer, options), topic)
+
+    def producer(self, topic: str, *, partition: int = PARTITION) -> PartitionProducer:
+        """A producer of a topic's partition, or `BY_KEY`. Raises `InvalidKafkaSetting`."""
+        return PartitionProducer(self, self._made(Producer, _PRODUCING), topic, partition=partition)
+
+    def transactions(self, topic: str, *, transactional_id: str) -> TransactionalProducer:
+        """A producer of a topic that writes in transactions, one at a time for all who bear the id. Raises `InvalidKafkaSetting`."""
+        options = {**_PRODUCING, "linger.ms": 5, "transactional.id": transactional_id}  # Thousands of rows make few requests so.
+        return TransactionalProducer(self, self._made(Producer, options), topic)
+
+    def _made(self, kind: Callable[..., Answer], options: Mapping[str, object]) -> Answer:
+        try:
+            return kind({**self._options, **options}, logger=_library_logger)
+        except KafkaException as error:
+            (cause, *_) = error.args
+            problem = without_secrets(cause.str(), self._settings)
+            raise InvalidKafkaSetting(setting=_named(problem, self._settings), problem=problem) from error
+
+
+def _named(problem: str, settings: Mapping[str, str]) -> str:
+    """The setting that the library complains of, which it quotes."""
+    return next((setting for setting in settings if f'"{setting}"' in problem), "of the client")
+
+
+class Administrator:
+    """A client for what concerns topics: made for a moment, and let go of at the end of the context."""
+
+    def __init__(self, clients: Clients, client: AdminClient) -> None:
+        """Made by `Clients.administrator`."""
+        self._clients = clients
+        self._client = client
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._client.__exit__(kind, error, trace)
+
+    def describe(self, topic: str, *, timeout_ms: int) -> TopicFacts | None:
+        """What Kafka says of a topic; None if there is none. Raises `KafkaFailed`."""
+        try:
+            description = self._description(topic, timeout_ms)
+            resource = ConfigResource(ResourceType.TOPIC, topic)
+            entries = self._answer(self._client.describe_configs([resource], request_timeout=timeout_ms / 1_000)[resource], timeout_ms)
+        except KafkaFailed as failed:
+            if failed.trouble is Trouble.NO_TOPIC:
+                return None
+            raise
+        return TopicFacts(
+            id=str(description.topic_id),
+            partitions=len(description.partitions),
+            replication=min((len(partition.replicas) for partition in description.partitions), default=0),
+            settings={name: entry.value for name, entry in entries.items()},
+        )
+
+    def identity(self, topic: str, *, timeout_ms: int) -> str | None:
+        """The id of a topic, which one made anew does not have; None if there is none. Raises `KafkaFailed`."""
+        try:
+            return str(self._description(topic, timeout_ms).topic_id)
+        except KafkaFailed as failed:
+            if failed.trouble is Trouble.NO_TOPIC:
+                return None
+            raise
+
+    def _description(self, topic: str, timeout_ms: int) -> TopicDescription:
+        asked = self._client.describe_topics(TopicCollection([topic]), request_timeout=timeout_ms / 1_000)
+        future: Future[TopicDescription] = asked[topic]
+        return self._answer(future, timeout_ms)
+
+    def brokers(self, *, timeout_ms: int) -> int:
+        """How many brokers the Kafka cluster has now. Raises `KafkaFailed`."""
+        return len(self._answer(self._client.describe_cluster(request_timeout=timeout_ms / 1_000), timeout_ms).nodes)
+
+    def create(self, topic: str, *, replication: int, settings: Mapping[str, str], timeout_ms: int, partitions: int = 1) -> None:
+        """Make a topic; one that is there already stays as it is. Raises `KafkaFailed`."""
+        wanted = NewTopic(topic, num_partitions=partitions, replication_factor=replication, config=dict(settings))
+        seconds = timeout_ms / 1_000
+        future = self._client.create_topics([wanted], operation_timeout=seconds, request_timeout=seconds)[topic]
+        try:
+            self._answer(future, timeout_ms)
+        except KafkaFailed as failed:
+            cause = failed.__cause__
+            if not isinstance(cause, KafkaException) or cause.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                raise
+
+    def delete_below(self, topic: str, below: int, *, timeout_ms: int) -> None:
+        """Remove all messages with an offset below `below`. Raises `KafkaFailed`."""
+        place = TopicPartition(topic, PARTITION, below)
+        seconds = timeout_ms / 1_000
+        future = self._client.delete_records([place], request_timeout=seconds, operation_timeout=seconds)[place]
+        self._answer(future, timeout_ms)
+
+    def _answer(self, future: Future[Answer], timeout_ms: int) -> Answer:
+        """What was asked for. Meanwhile callbacks run, which tell why nobody answers."""
+        give_up_ns = time.monotonic_ns() + timeout_ms * 1_000_000
+        while True:
+            self._client.poll(0)
+            self._clients.complaints.check(now_ns=time.monotonic_ns())
+            try:
+                return future.result(_POLL_S)
+            except FutureTimeoutError:
+                if time.monotonic_ns() >= give_up_ns:
+                    raise self._clients.silence(f"no answer within {timeout_ms} ms") from None
+            except KafkaException as error:
+                self._client.poll(0)
+                raise self._clients.explained(error) from error
+
+
+class PartitionConsumer:
+    """A consumer of the one partition of a topic. One thread at a time."""
+
+    def __init__(self, clients: Clients, consumer: Consumer, topic: str) -> None:
+        """Made by `Clients.consumer`."""
+        self._clients = clients
+        self._consumer = consumer
+        self._topic = topic
+        self._is_started = False
+
+    def start_at(self, offset: int) -> None:
+        """Begin to fetch from `offset` on."""
+        self._is_started = True
+        self._consumer.assign([TopicPartition(self._topic, PARTITION, offset)])
+
+    def take(self, limit: int, *, timeout_ms: int) -> Sequence[Message]:
+        """Wait for a message, and take what else is there already, at most `limit`; nothing after `timeout_ms`."""
+        first = self._consumer.poll(timeout_ms / 1_000)
+        if first is None:
+            return ()
+        return [first, *self._consumer.consume(limit - 1, 0)]
+
+    def failed(self, error: KafkaError) -> KafkaFailed | None:
+        """What a message that is an error says; None if it only says that nothing more is there yet."""
+        return None if error.code() == KafkaError._PARTITION_EOF else self._clients.failed(error)  # noqa: SLF001
+
+    def bounds(self, *, timeout_ms: int) -> Bounds:
+        """The partition's bounds, asked of its leader now. Raises `KafkaFailed`."""
+        place = TopicPartition(self._topic, PARTITION)
+        if not self._is_started:
+            self._consumer.poll(0)  # Lets callbacks run, and takes no message.
+        try:
+            low, high = self._consumer.get_watermark_offsets(place, timeout=timeout_ms / 1_000)
+        except KafkaException as error:
+            raise self._clients.explained(error) from error
+        return Bounds(low=low, high=high)
+
+    def offset_at(self, time_ms: int, *, timeout_ms: int) -> int | None:
+        """The first offset whose message was appended at or after a Unix time; None if there is none. Raises `KafkaFailed`."""
+        place = TopicPartition(self._topic, PARTITION, time_ms)
+        try:
+            (found,) = self._consumer.offsets_for_times([place], timeout=timeout_ms / 1_000)
+        except KafkaException as error:
+            raise self._clients.explained(error) from error
+        if found.error is not None:
+            raise self._clients.failed(found.error)
+        return found.offset if found.offset >= 0 else None
+
+    def close(self) -> None:
+        """Let go of it, with its threads and connections."""
+        self._consumer.close()
+
+
+class PartitionProducer:
+    """An idempotent producer to one partition of a topic, or to each key's. One thread at a time."""
+
+    def __init__(self, clients: Clients, producer: Producer, topic: str, *, partition: int) -> None:
+        """Made by `Clients.producer`."""
+        self._clients = clients
+        self._producer = producer
+        self._topic = topic
+        self._partition = partition
+        self._has_number_by_ns = time.monotonic_ns() + NUMBER_MS_MAX * 1_000_000
+
+    def send(self, values: Sequence[bytes | None], *, timeout_ms: int, key: bytes | None = None) -> Sent:
+        """Deliver records in their order, and wait until all are. A value of None is a tombstone.
+
+        What was not sent after `timeout_ms` never will be; what was sent and not acknowledged is in doubt.
+        """
+        outcomes: list[int | KafkaError | None] = [None] * len(values)
+        open_count = 0
+
+        def settle(place: int, error: KafkaError | None, message: Message) -> None:
+            nonlocal open_count
+            outcomes[place] = message.offset() if error is None else error
+            open_count -= 1
+
+        give_up_ns = max(time.monotonic_ns() + timeout_ms * 1_000_000, self._has_number_by_ns)
+        for place, value in enumerate(values):
+            try:
+                self._producer.produce(self._topic, value, key, self._partition, on_delivery=partial(settle, place))
+            except KafkaException as error:
+                outcomes[place] = error.args[0]
+                break
+            except BufferError:
+                outcomes[place] = KafkaError(KafkaError._QUEUE_FULL)  # noqa: SLF001
+                break
+            open_count += 1
+        queued = open_count
+        while open_count and (remaining_ns := give_up_ns - time.monotonic_ns()) > 0:
+            self._producer.poll(remaining_ns / 1e9)
+        if open_count:
+            self._producer.purge(in_queue=True, in_flight=False)
+            self._producer.poll(0)
+        told = [self._clients.failed(outcome) if isinstance(outcome, KafkaError) else outcome for outcome in outcomes]
+        sent = Sent.of(told, queued=queued, silence=partial(self._clients.silence, "no acknowledgement in time"))
+        if sent.failure is None:
+            self._has_number_by_ns = 0
+        return sent
+
+    def drain(self) -> None:
+        """Let callbacks run."""
+        self._producer.poll(0)
+
+    def close(self) -> None:
+        """Let go of it; what was not sent yet never will be."""
+        self._producer.purge(blocking=False)
+        with suppress(KafkaException):  # One that is broken says so once more.
+            self._producer.close()
+
+
+class TransactionalProducer:
+    """A producer that writes in transactions, and fences whoever bore its id before. One thread at a time."""
+
+    def __init__(self, clients: Clients, producer: Producer, topic: str) -> None:
+        """Made by `Clients.transactions`."""
+        self._clients = clients
+        self._producer = producer
+        self._topic = topic
+        self._is_open = False
+        self._last_offset = -1
+
+    def claim(self, *, timeout_ms: int) -> None:
+        """Fence all others, and end what they left open. Raises `KafkaFailed`."""
+        self._call(self._producer.init_transactions, timeout_ms)
+
+    def write(self, messages: Iterable[tuple[bytes, bytes | None]], *, timeout_ms: int) -> int:
+        """Write messages of a key and a value, of which there are some, in one transaction, whole or not at all; the offset of the last.
+
+        Those who read what was committed see it once their end is above that: Kafka ends a transaction where it was decided on
+        before it ends it on the partition.
+
+        Raises `KafkaFailed`, after which nobody may know whether they are there; and what `messages` raises, and then they are not.
+        Either way this producer has ended.
+        """
+        self._is_open = True
+        try:
+            self._producer.begin_transaction()
+            for key, value in messages:
+                self._produce(key, value, timeout_ms)
+        except KafkaException as error:
+            raise self._clients.explained(error) from error
+        except Exception:
+            # Otherwise it would stay open until another claim, or for a minute.
+            with suppress(KafkaException):
+                self._producer.abort_transaction(timeout_ms / 1_000)
+                self._is_open = False
+            raise
+        self._call(self._producer.commit_transaction, timeout_ms)
+        self._is_open = False
+        return self._last_offset
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is None:
+            self._last_offset = message.offset() or 0
+
+    def _produce(self, key: bytes, value: bytes | None, timeout_ms: int) -> None:
+        give_up_ns = time.monotonic_ns() + timeout_ms * 1_000_000
+        while True:
+            try:
+                self._producer.produce(self._topic, value, key, PARTITION, on_delivery=self._delivered)
+            except BufferError:  # As many are under way as the library takes.
+                if time.monotonic_ns() >= give_up_ns:
+                    raise self._clients.silence(f"no row was acknowledged within {timeout_ms} ms") from None
+                self._producer.poll(_POLL_S)
+            else:
+                return
+
+    def _call(self, call: Callable[[float], None], timeout_ms: int) -> None:
+        try:
+            call(timeout_ms / 1_000)
+        except KafkaException as error:
+            self._producer.poll(0)
+            raise self._clients.explained(error) from error
+
+    def close(self) -> None:
+        """Let go of it; what was not sent yet never will be."""
+        if self._is_open:
+            self._producer.purge(blocking=False)  # The library's `close` would wait for the end of what cannot be ended.
+        else:
+            self._producer.close()

@@ -1,0 +1,380 @@
+"""The `Log` on a Kafka topic: one partition, shared by all who reach that Kafka.
+
+May live here: `KafkaLog`, and what Kafka needs to be a log. How the topic must be is told in `kafka_topic`, how a reader is
+woken in `kafka_tail`, what the library is asked for in `kafka_client`.
+
+Theory of operation:
+
+* The log's offsets are Kafka's. Offset 0 is the topic's header, which is no entry, as every message that bears its key.
+* Appends: acks=all, and idempotent, so that what the library repeats is on the log once. What has not been sent when the
+  time is up never will be; what was sent is in doubt, and only reading tells.
+* Reads that find something ask nobody. One that finds nothing asks the partition's leader for the end, so that "nothing is
+  there" holds for all that any process appended before. Kafka tells the end only when it holds for the next leader, too.
+* One consumer for each position at which somebody reads; see `Tail`. None ever moves elsewhere: a consumer that is told to
+  goes on waiting first for what it had asked for. One that does not bring what is known to be there is given up for a new one:
+  the library's sometimes fetch no more once their broker was restarted (librdkafka issue 5153), and never recover.
+* A topic that was deleted and made anew has another id: it is looked up where something is odd, and now and then.
+* A reader may still be given entries that it had read ahead when another process truncated the log. They are what they are.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import closing, suppress
+from typing import Final, NoReturn
+
+from equipoise.channel.core.errors import EquipoiseError, LogNotBegun, LogReplaced, LogUnavailable
+from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, check_batch, check_position
+from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.channel.core.twin import Twin
+from equipoise.channel.kafka.answers import KafkaFailed, Trouble
+from equipoise.channel.kafka.client import Administrator, Clients, PartitionProducer
+from equipoise.channel.kafka.settings import KafkaAddress
+from equipoise.channel.kafka.tail import Tail
+from equipoise.channel.kafka.topic import fitting_topic, mark, needed_of_log
+from equipoise.channel.kafka.twin import KafkaTwin
+from equipoise.channel.system.deadline import Deadline
+from equipoise.channel.system.log_time import latest_ms, position_by
+
+OPEN_MS_MAX: Final = 10_000
+"""How long opening waits for Kafka: as long as an election of the partition's leader takes, and a slow name server."""
+
+READ_MS_MAX: Final = 1_000
+"""How long a read waits for Kafka's answer: a hundred times as long as it takes, and short against a lease."""
+
+FIRST_ANSWER_MS_MAX: Final = 3_000
+"""The same for the first that a new client is answered: it connects first, to more than one broker, and agrees on keys if there is TLS."""
+
+MISSED_MAX: Final = 3
+"""How often in a row a tail may not bring in time what is known to be there. With the first answer to its successor that takes
+some 6 s, less than half a lease."""
+
+LOOK_MS: Final = 60_000
+"""How often it is looked up whether the topic is still the one that was opened. One that is deleted is noticed at once; this is
+for one that was made anew and has grown past all readers, meanwhile: so rare that a look-up nobody answers keeps nobody from reading."""
+
+MISSING_MS: Final = 5_000
+"""How long nobody may know of the topic before it is believed to be gone: a node that has just started may learn of it last."""
+
+TAILS_MAX: Final = 4
+"""Positions at which one handle reads at a time before the longest unused one is given up: who catches up, and who has."""
+
+TAIL_IDLE_S: Final = 10.0
+"""How long a tail that nobody reads from is kept: its reader is at the end now, or gone."""
+
+_ENDS_A_PRODUCER: Final = frozenset({Trouble.BROKEN, Trouble.DENIED, Trouble.FENCED})
+
+
+class KafkaLog:
+    """A handle on the log in a Kafka topic. See `Log` for the contract."""
+
+    def __init__(self, address: KafkaAddress, *, name: str, settings: Mapping[str, str], create: bool = True) -> None:
+        """Open the log, and make its topic if it is not there and `create` says so; `name` is its URL, for messages.
+
+        Raises `InvalidKafkaSetting`, `LogNotBegun`, `LogAccessDenied`, `UnfitTopic`, `LogDamaged`, `LogUnavailable`.
+        """
+        self.name = name
+        self._address = address
+        self._clients = Clients(servers=address.servers, settings=settings)
+        self._twin = KafkaTwin(self._clients, address, topic=address.twin_topic, log=name)
+        self._floor = KafkaTwin(self._clients, address, topic=address.floor_topic, log=name)
+        self._changed = threading.Condition()
+        self._woken = False
+        self._tails: dict[Tail, float] = {}  # And when each was last read from.
+        self._leaving: list[Tail] = []
+        self._start = FIRST_OFFSET
+        self._end = FIRST_OFFSET - 1  # The highest offset that the log is known to have reached.
+        self._look_s = time.monotonic() + LOOK_MS / 1_000
+        self._may_be_another = False  # Whether something was odd: no more is read before the topic has been looked up.
+        self._missing_since_s: float | None = None  # When somebody first did not know of the topic, if nobody has since.
+        self._asker = self._clients.consumer(address.topic)
+        # Made early, since it is of use only half a second later.
+        self._producer: PartitionProducer | None = self._clients.producer(address.topic) if create else None
+        try:
+            self.identity = self._open(create=create)
+            self._clients.complaints.let_in()
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, KafkaFailed):
+                raise
+            if error.trouble is Trouble.AWAY:
+                problem = f"no Kafka answered as it should at {address.servers}: {error.problem}; check the address"
+                raise LogUnavailable(log=name, problem=problem, in_doubt=False) from error
+            raise error.as_error(log=name, in_doubt=False) from error
+
+    def _open(self, *, create: bool) -> str:
+        """See to the topic, and that it is ours; its id."""
+        deadline = Deadline.after(timeout_ms=OPEN_MS_MAX)
+        topic = self._address.topic
+        with self._clients.administrator() as administrator:
+            replication = self._address.replication
+            facts = fitting_topic(
+                administrator, topic, needed_of_log, log=self.name, replication=replication, create=create, deadline=deadline
+            )
+        if facts is None:
+            raise LogNotBegun(log=self.name, problem=f"there is no topic {topic}")
+        with closing(self._clients.consumer(topic)) as reader:
+            mark(self._asker, reader, self._producer, log=self.name, topic=topic, deadline=deadline)
+        return facts.id
+
+    def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:
+        """See `Log.append`."""
+        check_batch(self.name, batch)
+        if not batch:
+            return ()
+        if self._producer is None:
+            self._producer = self._clients.producer(self._address.topic)
+        sent = self._producer.send(batch, timeout_ms=timeout_ms)
+        if sent.failure is not None:
+            self._may_be_another = True
+            if sent.failure.trouble in _ENDS_A_PRODUCER:
+                self._producer.close()
+                self._producer = self._clients.producer(self._address.topic)
+            raise self._error(sent.failure, in_doubt=sent.is_in_doubt) from sent.failure
+        if sent.offsets[0] <= self._end:  # Offsets never fall: it was another topic that took it.
+            raise LogReplaced(log=self.name, path=f"the topic {self._address.topic}")
+        self._end = sent.offsets[-1]
+        return sent.offsets
+
+    def read(self, position: int, *, limit: int) -> Sequence[Entry]:
+        """See `Log.read`."""
+        assert limit > 0, "a read of no entries cannot tell the end from a limit"
+        limit = min(limit, READ_ENTRIES_MAX)
+        tail = self._tail_at(position)
+        if not self._comes(tail, limit=limit):
+            return ()
+        with self._changed:
+            return tail.take(limit)
+
+    def wait(self, position: int, *, timeout_ms: int) -> bool:
+        """See `Log.wait`."""
+        tail = self._tail_at(position)
+        with self._changed:
+            self._changed.wait_for(lambda: self._woken or len(tail) or tail.failure is not None, timeout_ms / 1_000)
+            woken, self._woken = self._woken, False
+            if len(tail):
+                return True
+        # Nothing came; whether nothing is there, only Kafka knows.
+        return not woken and self._comes(tail, limit=1)
+
+    def wake(self) -> None:
+        """See `Log.wake`."""
+        with self._changed:
+            self._woken = True
+            self._changed.notify_all()
+
+    def start(self) -> int:
+        """See `Log.start`."""
+        self._ask_bounds()
+        return self._start
+
+    def end(self) -> int:
+        """See `Log.end`."""
+        self._ask_bounds()
+        return self._end
+
+    def position_at(self, time_ms: int) -> int:
+        """See `Log.position_at`.
+
+        Kafka gives the first message with such a time or a later one, however far ahead that is. It gives none where it looks in a
+        segment of which all such messages were truncated; then the newest message shows that there are some.
+        """
+        found, ahead = self._offset_at(time_ms), self._offset_at(latest_ms() + 1)
+        self._ask_bounds()
+        end = self._end + 1
+        if found is None and self._first_timed(max(self._end, self._start), end, time_ms, INTEGER_MAX) is None:
+            return end
+        if found is not None and (ahead is None or found < ahead):
+            return max(found, self._start)
+        return position_by(self._first_timed, time_ms, low=max(found or 0, self._start), high=end)
+
+    def ahead(self, position: int) -> int | None:
+        """See `Log.ahead`."""
+        earliest_ms = latest_ms() + 1
+        found = self._offset_at(earliest_ms)
+        if found is None or found >= position:
+            return found
+        self._ask_bounds()
+        timed = self._first_timed(position, self._end + 1, earliest_ms, INTEGER_MAX)
+        return None if timed is None else timed[0]
+
+    def _offset_at(self, time_ms: int) -> int | None:
+        try:
+            return self._asker.offset_at(max(0, min(time_ms, INTEGER_MAX)), timeout_ms=READ_MS_MAX)
+        except KafkaFailed as failed:
+            raise self._error(failed) from failed
+
+    def _first_timed(self, position: int, below: int, from_ms: int, to_ms: int) -> tuple[int, int] | None:
+        """See `FirstTimed`. Messages are read one after the other: this is for where a clock was wrong."""
+        if position >= below:
+            return None
+        deadline = Deadline.after(timeout_ms=FIRST_ANSWER_MS_MAX)
+        with closing(self._clients.consumer(self._address.topic)) as reader:
+            reader.start_at(position)
+            while remaining_ms := deadline.remaining_ms():
+                for message in reader.take(READ_ENTRIES_MAX, timeout_ms=remaining_ms):
+                    error = message.error()
+                    if error is not None:
+                        failed = reader.failed(error)
+                        if failed is not None:
+                            raise self._error(failed)
+                        return None
+                    offset, (_, at_ms) = message.offset(), message.timestamp()
+                    if offset is None or offset >= below:
+                        return None
+                    if from_ms <= at_ms <= to_ms:
+                        return offset, at_ms
+                    deadline = Deadline.after(timeout_ms=READ_MS_MAX)
+        problem = f"what stands at offset {position} did not come within {deadline.timeout_ms} ms"
+        raise LogUnavailable(log=self.name, problem=problem, in_doubt=False)
+
+    def twin(self) -> Twin:
+        """See `Log.twin`."""
+        return self._twin
+
+    def floor(self) -> Twin:
+        """See `Log.floor`."""
+        return self._floor
+
+    def truncate(self, below: int, *, timeout_ms: int) -> None:
+        """See `Log.truncate`."""
+        self._ask_bounds()
+        if below <= self._start:
+            return
+        check_position(self.name, below, start=self._start, end=self._end)
+        try:
+            with self._clients.administrator() as administrator:
+                self._check_topic(administrator)  # Kafka cuts whatever bears the name now.
+                administrator.delete_below(self._address.topic, below, timeout_ms=timeout_ms)
+        except KafkaFailed as failed:
+            raise self._error(failed, in_doubt=True) from failed
+        self._start = below
+
+    def close(self) -> None:
+        """See `Log.close`."""
+        self._twin.close()
+        self._floor.close()
+        tails, self._tails, self._leaving = [*self._tails, *self._leaving], {}, []
+        for tail in tails:
+            tail.stop()
+        for tail in tails:
+            tail.join()
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
+        self._asker.close()
+
+    def _tail_at(self, position: int) -> Tail:
+        """The tail that reads on from `position`: one that has come there, or a new one."""
+        if position < self._start:
+            check_position(self.name, position, start=self._start, end=self._end)
+        with self._changed:
+            tail = next((tail for tail in self._tails if tail.head == position), None)
+            tail = tail or next((tail for tail in self._tails if tail.head < position <= tail.reached), None)
+            if tail is not None:
+                tail.skip_to(position)
+        if tail is None:
+            tail = self._new_tail(position)
+        now_s = time.monotonic()
+        self._tails[tail] = now_s
+        if len(self._tails) > 1:
+            for other in [other for other, read_s in self._tails.items() if read_s < now_s - TAIL_IDLE_S]:
+                self._give_up(other)
+        return tail
+
+    def _new_tail(self, position: int) -> Tail:
+        self._ask_bounds()
+        check_position(self.name, position, start=self._start, end=self._end)
+        if len(self._tails) == TAILS_MAX:
+            self._give_up(min(self._tails, key=self._tails.__getitem__))
+        return Tail(self._clients.consumer(self._address.topic), position, name=self.name, changed=self._changed)
+
+    def _give_up(self, tail: Tail) -> None:
+        """Let go of a tail, and do not wait for it: whoever reads elsewhere has other things to do."""
+        del self._tails[tail]
+        tail.stop()
+        self._leaving = [leaving for leaving in (*self._leaving, tail) if not leaving.is_gone]
+
+    def _comes(self, tail: Tail, *, limit: int) -> bool:
+        """Whether an entry stands at the head of `tail` or above; as many as `limit` are waited for, if they are known to be there."""
+        if self._is_dry(tail):
+            self._ask_bounds()
+            check_position(self.name, tail.head, start=self._start, end=self._end)
+        with self._changed:
+            if self._is_dry(tail):
+                return False
+            answer_ms = READ_MS_MAX if tail.has_begun else FIRST_ANSWER_MS_MAX
+            has_come = self._changed.wait_for(
+                lambda: tail.failure is not None or tail.reached > self._end or tail.holds_enough(limit),
+                answer_ms / 1_000,
+            )
+            if len(tail):
+                return True
+        if tail.failure is not None:
+            self._give_up(tail)
+            self._explain(tail.failure, tail.head)
+        if not has_come:
+            tail.missed += 1
+            if tail.missed == MISSED_MAX:
+                self._give_up(tail)
+            problem = f"what stands at offset {tail.head} did not come within {answer_ms} ms"
+            raise LogUnavailable(log=self.name, problem=problem, in_doubt=False)
+        return False
+
+    def _is_dry(self, tail: Tail) -> bool:
+        """Whether a tail that goes on has brought all that is known to be there, of which the last may be no entry, and nothing is left."""
+        return not len(tail) and tail.failure is None and self._end < tail.reached
+
+    def _explain(self, failure: KafkaFailed, position: int) -> NoReturn:
+        """Raise what it means that a reader at `position` cannot read on."""
+        self._may_be_another = True
+        self._ask_bounds()
+        check_position(self.name, position, start=self._start, end=self._end)
+        raise self._error(failure) from failure
+
+    def _error(self, failed: KafkaFailed, *, in_doubt: bool = False) -> EquipoiseError:
+        """What `failed` says of a log that was opened. A right that it had then is missing for a time, as whoever has been away."""
+        if in_doubt or failed.trouble is Trouble.DENIED:
+            return LogUnavailable(log=self.name, problem=failed.problem, in_doubt=in_doubt)
+        return failed.as_error(log=self.name, in_doubt=False)
+
+    def _ask_bounds(self) -> None:
+        """Ask the partition's leader where the log starts and ends; now and then, and when something was odd, for its topic, too."""
+        try:
+            if self._may_be_another:
+                self._look_up_topic()
+            if self._producer is not None:
+                self._producer.drain()
+            bounds = self._asker.bounds(timeout_ms=READ_MS_MAX)
+            if bounds.high <= self._end:
+                self._look_up_topic()
+        except KafkaFailed as failed:
+            self._may_be_another = True  # After an outage it may be.
+            raise self._error(failed) from failed
+        if time.monotonic() >= self._look_s:
+            with suppress(KafkaFailed):
+                self._look_up_topic()
+        self._start = max(bounds.low, FIRST_OFFSET)
+        self._end = bounds.high - 1
+
+    def _look_up_topic(self) -> None:
+        """Raise `LogReplaced` unless the topic is still the one that was opened."""
+        self._look_s = time.monotonic() + LOOK_MS / 1_000
+        with self._clients.administrator() as administrator:
+            self._check_topic(administrator)
+
+    def _check_topic(self, administrator: Administrator) -> None:
+        """As `_look_up_topic`. Raises `KafkaFailed`, also as long as the topic may only be unknown to the one who was asked."""
+        topic = self._address.topic
+        found = administrator.identity(topic, timeout_ms=FIRST_ANSWER_MS_MAX)
+        if found is None:
+            self._may_be_another = True
+            now_s = time.monotonic()
+            self._missing_since_s = now_s if self._missing_since_s is None else self._missing_since_s
+            if now_s - self._missing_since_s < MISSING_MS / 1_000:
+                raise KafkaFailed(trouble=Trouble.NO_TOPIC, problem=f"there is no topic {topic}")
+        if found != self.identity:
+            raise LogReplaced(log=self.name, path=f"the topic {topic}")
+        self._may_be_another, self._missing_since_s = False, None

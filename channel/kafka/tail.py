@@ -1,0 +1,168 @@
+"""One reader's way through a topic: a consumer, the thread that pumps it, and what it has read ahead.
+
+May live here: `Tail` with its bounds. The thread waits within the library, where no other thread could wake it, and hands
+over what comes under a condition, on which the handle waits: so nobody asks again and again, and `Log.wake` is heard at once.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Sequence
+from typing import Final
+
+from equipoise.channel.core.log import READ_BYTES_MAX, READ_ENTRIES_MAX, RECORD_BYTES_MAX, Entry
+from equipoise.channel.kafka.answers import KafkaFailed, Trouble
+from equipoise.channel.kafka.client import Message, PartitionConsumer
+
+HEADER_KEY: Final = b"equipoise"
+"""The key of a message that says whose topic it is. It is no entry of the log."""
+
+AHEAD_ENTRIES_MAX: Final = 2 * READ_ENTRIES_MAX
+AHEAD_BYTES_MAX: Final = READ_BYTES_MAX + RECORD_BYTES_MAX
+"""What a tail reads ahead: one full answer, and half of the next while that one is folded."""
+
+PUMPED_MAX: Final = 1_024
+"""Messages taken from the library in one turn: a millisecond in which this thread keeps the interpreter's lock."""
+
+PUMP_MS_MAX: Final = 100
+"""How long the thread waits in the library at once, and so how long closing takes: ten looks a second, of some ten
+microseconds each. What comes ends the wait."""
+
+CLOSE_MS_MAX: Final = 2_000
+"""How long `join` waits for the thread. One that hangs in the library, as in asking for a name, ends when that lets it go."""
+
+_logger: Final = logging.getLogger(__name__)
+
+
+class Tail:
+    """Reads on from one position. Its entries are taken from the front, so that it serves one reader at a time.
+
+    `stop` and `join` are called without `changed`, all else of the handle's side while it is held.
+    """
+
+    def __init__(self, consumer: PartitionConsumer, position: int, *, name: str, changed: threading.Condition) -> None:
+        """`consumer` is new, and from here on the tail's; `name` is the log's, for the thread; `changed` tells of all that comes."""
+        self.head = position
+        """The position from which on nothing was given away yet."""
+        self.reached = position
+        """All that stands below was read: it is here, or was given away, or there is nothing."""
+        self.has_begun = False
+        """Whether Kafka has answered once."""
+        self.missed = 0
+        """How often in a row it was waited for in vain. The handle counts, and what comes ends the row."""
+        self.failure: KafkaFailed | None = None
+        """Why no more will come. What is here can still be taken."""
+        self._entries: deque[Entry] = deque()
+        self._bytes = 0
+        self._changed = changed
+        self._is_stopping = False
+        self._consumer = consumer
+        # A daemon, so that a name server which never answers does not keep the process from ending.
+        self._thread = threading.Thread(target=self._run, name=f"kafka {name}", daemon=True)
+        self._thread.start()
+
+    def __len__(self) -> int:
+        """How many entries are here."""
+        return len(self._entries)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def holds_enough(self, limit: int) -> bool:
+        """Whether no more is worth waiting for, if there is more: an answer of `limit` entries is here, or nothing fits in."""
+        return len(self._entries) >= limit or self._bytes > READ_BYTES_MAX or self._is_full()
+
+    def skip_to(self, position: int) -> None:
+        """Give away what stands below `position`, which lies between `head` and `reached`."""
+        while self._entries and self._entries[0].offset < position:
+            self._drop_first()
+        self.head = position
+
+    def take(self, limit: int) -> Sequence[Entry]:
+        """Give away the first entries: at most `limit`, and no further one after `READ_BYTES_MAX`."""
+        taken: list[Entry] = []
+        taken_bytes = 0
+        while self._entries and len(taken) < limit and taken_bytes <= READ_BYTES_MAX:
+            entry = self._drop_first()
+            taken_bytes += len(entry.data)
+            taken.append(entry)
+        if taken:
+            self.head = taken[-1].offset + 1
+            self._changed.notify_all()  # There is room.
+        return taken
+
+    def _drop_first(self) -> Entry:
+        entry = self._entries.popleft()
+        self._bytes -= len(entry.data)
+        return entry
+
+    def _is_full(self) -> bool:
+        return len(self._entries) >= AHEAD_ENTRIES_MAX or self._bytes >= AHEAD_BYTES_MAX
+
+    def stop(self) -> None:
+        """Read no further, and let go of the consumer; soon."""
+        with self._changed:
+            self._is_stopping = True
+            self._changed.notify_all()
+
+    def join(self) -> None:
+        """Wait until the consumer is gone, but not for ever."""
+        self._thread.join(CLOSE_MS_MAX / 1_000)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the consumer is gone."""
+        return not self._thread.is_alive()
+
+    # --- in the thread ---
+
+    def _run(self) -> None:
+        try:
+            self._consumer.start_at(self.reached)
+            while self._wants_more():
+                messages = self._consumer.take(PUMPED_MAX, timeout_ms=PUMP_MS_MAX)
+                if messages:
+                    self._hand_over(messages)
+        except Exception as error:  # a thread that dies silently is a reader that hangs
+            _logger.exception("reading ahead failed")
+            self._fail(KafkaFailed(trouble=Trouble.BROKEN, problem=f"{type(error).__name__}: {error}"))
+        finally:
+            self._consumer.close()
+
+    def _wants_more(self) -> bool:
+        """Whether to go on, once there is room."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._is_stopping or not self._is_full())
+            return not self._is_stopping and self.failure is None
+
+    def _hand_over(self, messages: Sequence[Message]) -> None:
+        entries: list[Entry] = []
+        failure: KafkaFailed | None = None
+        reached = -1
+        for message in messages:
+            error = message.error()
+            offset = message.offset()
+            if error is None:
+                assert offset is not None, "a message that is none has an error"
+                reached = offset + 1
+                if message.key() != HEADER_KEY:
+                    entries.append(Entry(offset, message.value() or b""))  # Of a tombstone no more is left than that it is no record.
+            elif (failed := self._consumer.failed(error)) is None:
+                reached = max(reached, -1 if offset is None else offset)  # The end, at this offset.
+            elif failed.trouble is not Trouble.AWAY:  # That passes, and the library tries again by itself.
+                failure = failed
+        with self._changed:
+            self._entries.extend(entries)
+            self._bytes += sum(len(entry.data) for entry in entries)
+            self.reached = max(self.reached, reached)
+            self.has_begun = True
+            self.missed = 0
+            self.failure = self.failure or failure
+            self._changed.notify_all()
+
+    def _fail(self, failure: KafkaFailed) -> None:
+        with self._changed:
+            self.failure = failure
+            self._changed.notify_all()

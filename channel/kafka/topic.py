@@ -1,0 +1,202 @@
+"""The topic of a log: made as it must be, or checked to be so, and marked as ours.
+
+May live here: which settings a topic and those of its twin and its floor must have and why, and what is done to a topic when a
+log on it is opened.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import orjson
+
+from equipoise.channel.core.errors import LogDamaged, LogNotBegun, UnfitTopic
+from equipoise.channel.kafka.answers import Bounds, KafkaFailed, TopicFacts, Trouble
+from equipoise.channel.kafka.client import REQUEST_BYTES_MAX, Administrator, PartitionConsumer, PartitionProducer
+from equipoise.channel.kafka.tail import HEADER_KEY
+from equipoise.channel.system.deadline import Deadline
+
+FORMAT: Final = 1
+
+HEADER: Final = orjson.dumps({"log": "equipoise", "format": FORMAT})
+"""The message at offset 0, which is no entry: a log's first offset is 1. Two who open a new topic at once may both write one."""
+
+LAG_MS_MIN: Final = 3_600_000
+"""How long the twin's rows and tombstones stay readable after newer ones: longer than anybody takes to load them."""
+
+REPLICATION: Final = 3
+"""Copies of a topic that is made, if nobody says how many and there are as many brokers: one may fail, and another be upgraded."""
+
+_MADE_LOOK_S: Final = 0.02  # A new topic is known to all of Kafka within some milliseconds.
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Needed:
+    """One setting: what a topic that is made gets, what one that is found must have, and that in words."""
+
+    name: str
+    made: str
+    words: str
+    fits: Callable[[str], bool]
+
+
+def _exactly(name: str, value: str) -> Needed:
+    return Needed(name=name, made=value, words=value, fits=lambda found: found == value)
+
+
+def _at_least(name: str, value: int) -> Needed:
+    return Needed(
+        name=name, made=str(value), words=f"at least {value}", fits=lambda found: found.lstrip("-").isdigit() and int(found) >= value
+    )
+
+
+def _made_with(name: str, value: str) -> Needed:
+    """Whoever makes a topic otherwise knows why."""
+    return Needed(name=name, made=value, words="anything", fits=lambda _: True)
+
+
+def _insync(replication: int) -> Needed:
+    """How many copies an acknowledged record is on: with two, one may be lost for ever and nothing is."""
+    least = 2 if replication >= REPLICATION else 1
+    return Needed(
+        name="min.insync.replicas",
+        made=str(least),
+        words=f"{least} to {replication}, of {replication} copies",
+        fits=lambda found: found.isdigit() and least <= int(found) <= replication,
+    )
+
+
+def needed_of_log(replication: int) -> Sequence[Needed]:
+    """What the topic of a log must have. Nothing in it may go but by truncation, and nothing acknowledged may be taken back."""
+    return (
+        _exactly("cleanup.policy", "delete"),  # Compaction by Kafka keeps a rejected record and drops the accepted one.
+        _exactly("retention.ms", "-1"),
+        _exactly("retention.bytes", "-1"),
+        _insync(replication),
+        _exactly("unclean.leader.election.enable", "false"),
+        _exactly("message.timestamp.type", "LogAppendTime"),
+        _at_least("max.message.bytes", REQUEST_BYTES_MAX),
+    )
+
+
+def needed_of_twin(replication: int) -> Sequence[Needed]:
+    """What the topics of a twin and a floor must have: Kafka keeps the last row of each key, and lets nobody down who is just reading."""
+    return (
+        _exactly("cleanup.policy", "compact"),
+        _at_least("min.compaction.lag.ms", LAG_MS_MIN),
+        _at_least("delete.retention.ms", LAG_MS_MIN),
+        _made_with("segment.ms", str(LAG_MS_MIN)),  # The cleaner leaves the newest segment alone, for a week by default.
+        _insync(replication),
+        _exactly("unclean.leader.election.enable", "false"),
+        _at_least("max.message.bytes", REQUEST_BYTES_MAX),
+    )
+
+
+def fitting_topic(
+    administrator: Administrator,
+    topic: str,
+    needed: Callable[[int], Sequence[Needed]],
+    *,
+    log: str,
+    replication: int | None,
+    create: bool,
+    deadline: Deadline,
+) -> TopicFacts | None:
+    """The topic, which is made if it is not there and `create` says so; None if it is not there otherwise.
+
+    `replication` is how many copies it must have, if that was said. Raises `UnfitTopic`, `KafkaFailed`.
+    """
+    facts = administrator.describe(topic, timeout_ms=deadline.remaining_ms())
+    if facts is None and create:
+        copies = replication or min(REPLICATION, administrator.brokers(timeout_ms=deadline.remaining_ms()))
+        settings = {each.name: each.made for each in needed(copies)}
+        administrator.create(topic, replication=copies, settings=settings, timeout_ms=deadline.remaining_ms())
+        facts = described_when_made(administrator, topic, deadline)
+    if facts is not None:
+        check_topic(facts, needed(facts.replication), log=log, topic=topic, replication=replication)
+    return facts
+
+
+def described_when_made(administrator: Administrator, topic: str, deadline: Deadline) -> TopicFacts:
+    """Not every broker knows at once of a topic that one has made."""
+    while True:
+        facts = administrator.describe(topic, timeout_ms=deadline.remaining_ms())
+        if facts is not None:
+            return facts
+        if not deadline.remaining_ms():
+            raise KafkaFailed(trouble=Trouble.AWAY, problem=f"the topic {topic} was made, and is not there after {deadline.timeout_ms} ms")
+        time.sleep(_MADE_LOOK_S)
+
+
+def check_topic(facts: TopicFacts, needed: Sequence[Needed], *, log: str, topic: str, replication: int | None) -> None:
+    """Raise `UnfitTopic` with the first thing in which a topic is not as it must be."""
+    if facts.partitions != 1:
+        raise UnfitTopic(log=log, topic=topic, setting="the number of partitions", found=str(facts.partitions), needed="1")
+    if replication is not None and facts.replication != replication:
+        found, wanted = str(facts.replication), f"{replication}, as the URL says"
+        raise UnfitTopic(log=log, topic=topic, setting="the number of copies", found=found, needed=wanted)
+    for each in needed:
+        found = facts.settings.get(each.name, "unknown")
+        if not each.fits(found):
+            raise UnfitTopic(log=log, topic=topic, setting=each.name, found=found, needed=each.words)
+
+
+def mark(
+    asker: PartitionConsumer,
+    reader: PartitionConsumer,
+    producer: PartitionProducer | None,
+    *,
+    log: str,
+    topic: str,
+    deadline: Deadline,
+) -> None:
+    """Write the header to a topic that is empty; see that there is one on a topic that has its first message still.
+
+    `reader` is of no other use afterwards; without `producer` an empty topic stays empty.
+    Raises `LogNotBegun`, `LogDamaged` for a topic of another program, `KafkaFailed`.
+    """
+    bounds = _bounds_when_led(asker, deadline)
+    if bounds.low > 0:  # Truncated: what was at offset 0 cannot be told any more, and only a log of ours is truncated so.
+        return
+    if bounds.high == 0:
+        if producer is None:
+            raise LogNotBegun(log=log, problem=f"the topic {topic} is empty")
+        sent = producer.send([HEADER], key=HEADER_KEY, timeout_ms=deadline.remaining_ms())
+        if sent.failure is not None:
+            raise sent.failure
+        if sent.offsets[0] == 0:
+            return
+    reader.start_at(0)
+    while deadline.remaining_ms():
+        for message in reader.take(1, timeout_ms=deadline.remaining_ms()):
+            error = message.error()
+            failed = None if error is None else reader.failed(error)
+            if failed is not None and failed.trouble is not Trouble.AWAY:
+                raise failed
+            if error is None:
+                _check_header(message.offset(), message.key(), message.value(), log=log, topic=topic)
+                return
+    raise KafkaFailed(trouble=Trouble.AWAY, problem=f"the first message of the topic {topic} did not come within {deadline.timeout_ms} ms")
+
+
+def _bounds_when_led(asker: PartitionConsumer, deadline: Deadline) -> Bounds:
+    """The bounds of a topic that is there. Who leads it is known somewhat later, if it is new or Kafka has just started."""
+    while True:
+        try:
+            return asker.bounds(timeout_ms=deadline.remaining_ms())
+        except KafkaFailed as failed:
+            if failed.trouble not in (Trouble.AWAY, Trouble.NO_TOPIC) or not deadline.remaining_ms():
+                raise
+        time.sleep(_MADE_LOOK_S)
+
+
+def _check_header(offset: int | None, key: bytes | None, value: bytes | None, *, log: str, topic: str) -> None:
+    if offset != 0 or key != HEADER_KEY:
+        problem = f"the topic {topic} holds messages of another program: its first one is not the header of a log"
+        raise LogDamaged(log=log, problem=problem)
+    if value != HEADER:
+        problem = f"the header of the topic {topic} says {value!r:.100}, and this version reads {HEADER.decode()}"
+        raise LogDamaged(log=log, problem=problem)

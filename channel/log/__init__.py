@@ -1,0 +1,1 @@
+"""Opening a log, following it in a thread, and the views that follow it."""

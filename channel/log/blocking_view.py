@@ -1,0 +1,128 @@
+"""A channel read to its end, and proposals to it, in the thread that calls: for command lines and scripts.
+
+May live here: functions over a `Log` handle and a `Reader`, each bounded by one `Deadline`. Who has a loop uses `table_view`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Final
+
+from equipoise.channel.core.codec import encode
+from equipoise.channel.core.errors import LogTruncated, LogUnavailable, OutcomeUnknown
+from equipoise.channel.core.log import READ_ENTRIES_MAX, Entry, Log
+from equipoise.channel.core.propose import Author
+from equipoise.channel.core.reader import Folded, Reader
+from equipoise.channel.core.records import AnyRecord
+from equipoise.channel.core.view import View
+from equipoise.channel.snapshots.restore import restored
+from equipoise.channel.system.deadline import Deadline
+
+RETRY_MS: Final = 50
+"""The pause after a read that failed while a verdict is waited for."""
+
+
+Heard = Callable[[Folded], None]
+"""Gets each record that is folded while somebody reads on."""
+
+
+def _unheard(_folded: Folded) -> None:
+    """Nobody wants the records, only the view."""
+
+
+def read_view(log: Log, *, cluster: str | None = None, deadline: Deadline) -> Reader:
+    """A reader that has folded the log to the end that it has now, on from its twin if it has one.
+
+    Raises `DeadlineExceeded`, and what `restored` and `Reader.feed` raise (`ForeignLog` if `cluster` is given and the log
+    belongs to another).
+    """
+    reader = restored(log, cluster=cluster, check=lambda: deadline.check(f"reading the twin of {log.name}"))
+    read_on(log, reader, deadline=deadline)
+    return reader
+
+
+def read_on(log: Log, reader: Reader, *, deadline: Deadline, heard: Heard = _unheard) -> int:
+    """Fold what is new up to the end that the log has now, and return the logical offset of that end. Give `heard` each record.
+
+    Nothing may stand at that very offset; the view is complete up to it all the same. Raises as `read_view` does.
+    """
+    end = log.end()
+    for entry in _entries(log, reader.position, end=end, deadline=deadline):
+        heard(reader.feed(entry))
+    return max(reader.view.offset, end + reader.view.base)
+
+
+def entries_to_end(log: Log, position: int, *, deadline: Deadline) -> Iterator[Entry]:
+    """The entries from `position` to the end that the log has when the first of them is asked for. Raises what `Log.read` raises."""
+    yield from _entries(log, position, end=log.end(), deadline=deadline)
+
+
+def _entries(log: Log, position: int, *, end: int, deadline: Deadline) -> Iterator[Entry]:
+    """As `entries_to_end`, for a known end. One read is made even beyond it, since that tells whether the log went back."""
+    while True:
+        deadline.check(f"reading {log.name} to its end")
+        entries = log.read(position, limit=READ_ENTRIES_MAX)
+        for entry in entries:
+            if entry.offset > end:
+                return
+            yield entry
+        if not entries:  # Where the end is a gap, nothing stands at it.
+            return
+        position = entries[-1].offset + 1
+
+
+def propose(
+    log: Log,
+    reader: Reader,
+    make_record: Callable[[View, Author], AnyRecord],
+    *,
+    publisher: str,
+    deadline: Deadline,
+    heard: Heard = _unheard,
+) -> Folded:
+    """Read on to the end, let `make_record` make a record against the view, append it, and read its verdict back.
+
+    `publisher` is `admin:NAME`. A rejection is a result, not an error; after `Reason.STALE` the caller may propose again
+    with the same reader, against the view as it now is. What `make_record` raises is passed on, and nothing was appended.
+    `heard` gets every record that is folded on the way.
+
+    Raises `OutcomeUnknown` if the verdict is not known by the deadline; `LogUnavailable` if nothing was appended; and what
+    `read_view` and `Log.append` raise.
+    """
+    as_of = read_on(log, reader, deadline=deadline, heard=heard)
+    record = make_record(reader.view, Author(publisher=publisher, as_of=as_of, timestamp_ms=time.time_ns() // 1_000_000))
+    data = encode(record)
+    offset: int | None = None
+    try:
+        [offset] = log.append([data], timeout_ms=deadline.remaining_ms())
+    except LogUnavailable as error:
+        if not error.in_doubt:
+            raise
+
+    # An append in doubt is known by its bytes: the same ones are the same proposal, of the same name against the same view.
+    def is_own(entry: Entry) -> bool:
+        return entry.data == data if offset is None else entry.offset == offset
+
+    return _verdict(log, reader, is_own, record.key, deadline=deadline, heard=heard)
+
+
+def _verdict(log: Log, reader: Reader, is_own: Callable[[Entry], bool], key: str, *, deadline: Deadline, heard: Heard) -> Folded:
+    """Fold on until our own record is read back. An outage is waited out: what was appended has a verdict."""
+    problem = f"it was not read back within {deadline.timeout_ms} ms"
+    while remaining_ms := deadline.remaining_ms():
+        try:
+            entries = log.read(reader.position, limit=READ_ENTRIES_MAX) if log.wait(reader.position, timeout_ms=remaining_ms) else ()
+        except LogUnavailable as error:
+            problem = str(error)
+            time.sleep(min(RETRY_MS, remaining_ms) / 1_000)
+            continue
+        except LogTruncated as error:
+            # It stands in what was compacted meanwhile, most likely; and with it all that would tell.
+            raise OutcomeUnknown(log=log.name, subject=key, problem=str(error)) from error
+        for entry in entries:
+            folded = reader.feed(entry)
+            heard(folded)
+            if is_own(entry):
+                return folded
+    raise OutcomeUnknown(log=log.name, subject=key, problem=problem)

@@ -1,0 +1,155 @@
+"""The `Log` in memory, shared by name between the threads of one process: for tests and for clusters within a process.
+
+May live here: `MemoryLog` and what handles of one name share; their twin and floor are in `memory_twin`. Nothing survives the process; a
+log lives as long as a handle on it is open, so that two tests which use one name after the other do not meet.
+"""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from collections.abc import Sequence
+from itertools import islice
+from weakref import WeakValueDictionary
+
+from equipoise.channel.core.log import FIRST_OFFSET, READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
+from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.channel.snapshots.memory_twin import MemoryTwin, TwinStorage
+from equipoise.channel.system.log_time import latest_ms, next_ms, position_by
+
+
+class _Storage:
+    """What all handles of one name share. Every field is touched only while `changed` is held."""
+
+    def __init__(self) -> None:
+        self.identity = uuid.uuid4().hex
+        self.changed = threading.Condition()
+        self.start = FIRST_OFFSET
+        self.records: list[bytes] = []  # The record at offset `start + i` stands at index i: this log has no gaps.
+        self.appended_ms: list[int] = []  # When each of them was appended.
+        self.twin = TwinStorage()
+        self.floor = TwinStorage()
+
+    @property
+    def end(self) -> int:
+        """The offset of the last record, whether it is still held or not."""
+        return self.start + len(self.records) - 1
+
+
+_storages: WeakValueDictionary[str, _Storage] = WeakValueDictionary()
+_storages_lock = threading.Lock()
+
+
+class MemoryLog:
+    """A handle on the log in memory that bears `name`; the first handle makes it. See `Log` for the contract."""
+
+    def __init__(self, *, name: str) -> None:
+        """`name` is the URL, such as `memory:test`."""
+        self.name = name
+        self._woken = False
+        with _storages_lock:
+            self._storage = _storages.setdefault(name, _Storage())
+        self.identity = self._storage.identity
+        self._twin = MemoryTwin(self._storage.twin, name=name)
+        self._floor = MemoryTwin(self._storage.floor, name=name)
+
+    def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:  # noqa: ARG002 - nobody holds this log for long
+        """See `Log.append`."""
+        check_batch(self.name, batch)
+        storage = self._storage
+        with storage.changed:
+            first = storage.end + 1
+            now_ms = next_ms(storage.appended_ms[-1] if storage.appended_ms else 0)
+            storage.records.extend(map(bytes, batch))
+            storage.appended_ms.extend([now_ms] * len(batch))
+            storage.changed.notify_all()
+        return range(first, first + len(batch))
+
+    def read(self, position: int, *, limit: int) -> Sequence[Entry]:
+        """See `Log.read`."""
+        assert limit > 0, "a read of no entries cannot tell the end from a limit"
+        storage = self._storage
+        with storage.changed:
+            check_position(self.name, position, start=storage.start, end=storage.end)
+            first = position - storage.start
+            records = storage.records[first : first + min(limit, READ_ENTRIES_MAX)]
+        entries: list[Entry] = []
+        entries_bytes = 0
+        for offset, data in enumerate(records, position):
+            if entries_bytes > READ_BYTES_MAX:
+                break
+            entries_bytes += len(data)
+            entries.append(Entry(offset, data))
+        return entries
+
+    def wait(self, position: int, *, timeout_ms: int) -> bool:
+        """See `Log.wait`."""
+        storage = self._storage
+        with storage.changed:
+            storage.changed.wait_for(lambda: self._woken or self._is_there(position), timeout_ms / 1_000)
+            self._woken = False
+            return self._is_there(position)
+
+    def _is_there(self, position: int) -> bool:
+        """Whether an entry stands at `position` or above; `changed` is held."""
+        check_position(self.name, position, start=self._storage.start, end=self._storage.end)
+        return position <= self._storage.end
+
+    def wake(self) -> None:
+        """See `Log.wake`."""
+        storage = self._storage
+        with storage.changed:
+            self._woken = True
+            storage.changed.notify_all()
+
+    def start(self) -> int:
+        """See `Log.start`."""
+        with self._storage.changed:
+            return self._storage.start
+
+    def end(self) -> int:
+        """See `Log.end`."""
+        with self._storage.changed:
+            return self._storage.end
+
+    def position_at(self, time_ms: int) -> int:
+        """See `Log.position_at`."""
+        storage = self._storage
+        with storage.changed:
+            return position_by(self._first_timed, time_ms, low=storage.start, high=storage.end + 1)
+
+    def ahead(self, position: int) -> int | None:
+        """See `Log.ahead`."""
+        storage = self._storage
+        with storage.changed:
+            timed = self._first_timed(max(position, storage.start), storage.end + 1, latest_ms() + 1, INTEGER_MAX)
+            return None if timed is None else timed[0]
+
+    def _first_timed(self, position: int, below: int, from_ms: int, to_ms: int) -> tuple[int, int] | None:
+        """See `FirstTimed`; `changed` is held."""
+        start = self._storage.start
+        times_ms = enumerate(islice(self._storage.appended_ms, position - start, below - start), position)
+        return next(((offset, at_ms) for offset, at_ms in times_ms if from_ms <= at_ms <= to_ms), None)
+
+    def twin(self) -> MemoryTwin:
+        """See `Log.twin`."""
+        return self._twin
+
+    def floor(self) -> MemoryTwin:
+        """See `Log.floor`."""
+        return self._floor
+
+    def truncate(self, below: int, *, timeout_ms: int) -> None:  # noqa: ARG002 - nobody holds this log for long
+        """See `Log.truncate`."""
+        storage = self._storage
+        with storage.changed:
+            if below <= storage.start:
+                return
+            check_position(self.name, below, start=storage.start, end=storage.end)
+            del storage.records[: below - storage.start]
+            del storage.appended_ms[: below - storage.start]
+            storage.start = below
+
+    def close(self) -> None:
+        """See `Log.close`: the handle moves to storage of its own, so that the shared one can go with the last handle."""
+        self._storage = _Storage()

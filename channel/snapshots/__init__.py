@@ -1,0 +1,1 @@
+"""Compacted snapshots beside a log: rows, restoring, and the oldest retained snapshot."""

@@ -1,0 +1,239 @@
+"""The `Log` in one SQLite file, shared by all processes of one machine.
+
+May live here: `SqliteLog`, on the file that `sqlite_storage` opens. How a reader is woken is told in `sqlite_bell`, and the
+log's twin and its floor in `sqlite_twin`.
+
+Theory of operation:
+
+* WAL mode. Readers never block writers nor the reverse. One write transaction per append, taken by BEGIN IMMEDIATE;
+  a read transaction per read, ended at once, since an open one keeps the WAL from starting over.
+* Waiting for the write lock is done by our own short random sleeps: behind SQLite's own busy handler, which sleeps longer
+  each time, four writers starve one another for seconds.
+* Offsets are chosen by the writer from the table `log`, in the transaction that inserts the entries, so they follow the
+  order of commits. A row id given by SQLite would be used again after truncation.
+* The WAL is moved into the database by the writer that made it `WAL_PAGES` long, after its commit. Readers and writers
+  may go on meanwhile. Only if it grew to `WAL_BYTES_MAX` nevertheless (writers that never pause) are they held
+  until it starts over. While a process is stopped within a read, the WAL cannot start over and grows with what is
+  appended.
+* On the first open after the machine started, offsets skip ahead: with `Synchronous.NORMAL` a power cut may take back
+  appends whose offsets were seen, and a fencing token must never be issued twice.
+* Never open the database file by other means than SQLite in a process that has the log open: closing such a descriptor
+  drops the locks that SQLite holds on it (POSIX locks belong to the process).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Final
+from zlib import crc32
+
+from equipoise.channel.core.errors import InvalidLogUrl, LogDamaged
+from equipoise.channel.core.log import READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
+from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.channel.sqlite.bell import Bell
+from equipoise.channel.sqlite.file import BOOT_ID, this_boot, usable_path
+from equipoise.channel.sqlite.format import FLOOR
+from equipoise.channel.sqlite.storage import READ_MS_MAX, SqliteStorage, Synchronous
+from equipoise.channel.sqlite.twin import SqliteTwin
+from equipoise.channel.system.file_system import MOUNT_TABLE, refuse_network_file_system
+from equipoise.channel.system.log_time import latest_ms, next_ms, position_by
+
+RECHECK_MS: Final = 250
+"""How long a waiting reader trusts the bell before it looks for itself: what a writer costs that is killed between its
+commit and its ring. Four looks a second of about 40 microseconds each are no load."""
+
+TRUNCATE_STEP_ENTRIES: Final = 200
+"""Entries removed per transaction: about 12 pages, and at most a millisecond of the write lock, which is free as long before the next."""
+
+
+class SqliteLog:
+    """A handle on the log in one SQLite file. See `Log` for the contract."""
+
+    def __init__(
+        self,
+        path: str,
+        *,
+        name: str,
+        synchronous: Synchronous = Synchronous.FULL,
+        create: bool = True,
+        boot_id: Path = BOOT_ID,
+        mount_table: Path = MOUNT_TABLE,
+        use_inotify: bool = sys.platform == "linux",
+    ) -> None:
+        """Open the log at `path`, and make it if it is not there and `create` says so; `name` is its URL, for messages.
+
+        `boot_id` and `mount_table` are files of Linux that tell about the machine, see `sqlite_file` and `file_system`.
+
+        Raises `InvalidLogUrl`, `LogNotBegun`, `LogHardLinked`, `NetworkFileSystem`, `LogDamaged`, `LogUnavailable`, `LogStorageFull`.
+        """
+        self.name = name
+        real_path = usable_path(path, url=name, create=create)
+        refuse_network_file_system(real_path, mount_table=mount_table)
+        boot = this_boot(boot_id)
+        if synchronous is Synchronous.NORMAL and not boot:
+            raise InvalidLogUrl(url=name, problem="synchronous=normal needs a system that tells when it was started, as Linux does")
+        self._storage = SqliteStorage(real_path, name=name, synchronous=synchronous, boot=boot, create=create)
+        self.identity = self._storage.identity
+        self._bell = Bell(f"{real_path}-bell", use_inotify=use_inotify)
+        self._twin = SqliteTwin(self._storage)
+        self._floor = SqliteTwin(self._storage, table=FLOOR)
+
+    def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:
+        """See `Log.append`. The batch is appended whole or not at all, and stands together, which is more than is promised."""
+        check_batch(self.name, batch)
+        if not batch:
+            return ()
+        with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms) as bounds:
+            first = bounds.end + 1
+            now_ms = next_ms(bounds.appended_ms)
+            rows = [(offset, data, checksum_of(offset, data), now_ms) for offset, data in enumerate(batch, first)]
+            execute = self._storage.connection.executemany
+            execute("INSERT INTO entries (offset, data, checksum, appended_ms) VALUES (?, ?, ?, ?)", rows)
+            self._storage.connection.execute("UPDATE log SET end_offset = ?, appended_ms = ?", (bounds.end + len(rows), now_ms))
+        self._bell.ring()
+        self._storage.bound_wal()
+        return range(first, first + len(rows))
+
+    def read(self, position: int, *, limit: int) -> Sequence[Entry]:
+        """See `Log.read`."""
+        assert limit > 0, "a read of no entries cannot tell the end from a limit"
+        entries: list[Entry] = []
+        entries_bytes = 0
+        with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
+            check_position(self.name, position, start=bounds.start, end=bounds.end)
+            query = "SELECT offset, data, checksum FROM entries WHERE offset >= ? ORDER BY offset LIMIT ?"
+            with contextlib.closing(self._storage.connection.execute(query, (position, min(limit, READ_ENTRIES_MAX)))) as rows:
+                for offset, data, checksum in rows:
+                    if type(data) is not bytes or checksum_of(offset, data) != checksum:
+                        raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} does not match its checksum", offset=offset)
+                    if offset < position:  # A damaged page leads astray; a reader that followed would go round for ever.
+                        raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} stands out of order", offset=offset)
+                    position = offset + 1
+                    entries.append(Entry(offset, data))
+                    entries_bytes += len(data)
+                    if entries_bytes > READ_BYTES_MAX:
+                        break
+        return entries
+
+    def wait(self, position: int, *, timeout_ms: int) -> bool:
+        """See `Log.wait`."""
+        give_up_ns = time.monotonic_ns() + timeout_ms * 1_000_000
+        while True:
+            woken = self._bell.listen()  # Before the look, so that a commit after the look rings into the sleep.
+            if self._is_there(position):
+                return True
+            remaining_ms = -((time.monotonic_ns() - give_up_ns) // 1_000_000)
+            if woken or remaining_ms <= 0:
+                return False
+            self._bell.sleep(min(remaining_ms, RECHECK_MS))
+
+    def _is_there(self, position: int) -> bool:
+        """Whether an entry stands at `position` or above. The end does not tell: after a restart it lies above a gap."""
+        # One statement, a transaction by itself: every reader asks twice for each append, and each one hands the GIL around.
+        bounds = self._storage.retry(self._storage.bounds, timeout_ms=READ_MS_MAX)
+        self._storage.check_files()
+        check_position(self.name, position, start=bounds.start, end=bounds.end)
+        return bounds.newest is not None and bounds.newest >= position
+
+    def wake(self) -> None:
+        """See `Log.wake`."""
+        self._bell.wake()
+
+    def start(self) -> int:
+        """See `Log.start`."""
+        with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
+            return bounds.start
+
+    def end(self) -> int:
+        """See `Log.end`."""
+        with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
+            return bounds.end
+
+    def position_at(self, time_ms: int) -> int:
+        """See `Log.position_at`.
+
+        Entries that a process of format 1 appends have no time while it still has the file open, and count as those whose clock was wrong.
+        """
+        with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
+            low = position_by(self._first_timed, time_ms, low=bounds.start, high=bounds.end + 1)
+            [(offset,)] = self._storage.connection.execute("SELECT min(offset) FROM entries WHERE offset >= ?", (low,)).fetchall()
+            return bounds.end + 1 if offset is None else int(offset)
+
+    def ahead(self, position: int) -> int | None:
+        """See `Log.ahead`."""
+        with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
+            timed = self._first_timed(max(position, bounds.start), bounds.end + 1, latest_ms() + 1, INTEGER_MAX)
+            return None if timed is None else timed[0]
+
+    def _first_timed(self, position: int, below: int, from_ms: int, to_ms: int) -> tuple[int, int] | None:
+        """See `FirstTimed`. A time that is no number is found, too, since that is damage."""
+        query = (
+            "SELECT offset, appended_ms FROM entries WHERE offset >= ? AND offset < ? "
+            "AND (appended_ms BETWEEN ? AND ? OR typeof(appended_ms) != 'integer') ORDER BY offset LIMIT 1"
+        )
+        match self._storage.connection.execute(query, (position, below, from_ms, to_ms)).fetchall():
+            case []:
+                return None
+            case [(int(offset), int(appended_ms))] if offset >= position:
+                return offset, appended_ms
+        raise LogDamaged(
+            log=self.name, problem=f"the entry at or after offset {position} bears no time, or stands out of order", offset=position
+        )
+
+    def twin(self) -> SqliteTwin:
+        """See `Log.twin`."""
+        return self._twin
+
+    def floor(self) -> SqliteTwin:
+        """See `Log.floor`."""
+        return self._floor
+
+    def truncate(self, below: int, *, timeout_ms: int) -> None:
+        """See `Log.truncate`. `start` is raised first, durably, and entries removed in steps, so that appends pass in between.
+
+        A power cut may bring back entries that were removed: nobody reads what stands below `start`, and the next truncation
+        removes it.
+        """
+        with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms) as bounds:
+            start = max(below, bounds.start)
+            check_position(self.name, start, start=bounds.start, end=bounds.end)
+            self._storage.connection.execute("UPDATE log SET start_offset = ?", (start,))
+        with self._storage.lazily():
+            while self._storage.step(partial(self._remove_some, start), timeout_ms=timeout_ms) == TRUNCATE_STEP_ENTRIES:
+                pass
+
+    def _remove_some(self, below: int) -> int:
+        """Remove the first entries with an offset below `below`; how many there were, but at most `TRUNCATE_STEP_ENTRIES`."""
+        first = "SELECT offset FROM entries WHERE offset < ? ORDER BY offset LIMIT ?"
+        query = f"DELETE FROM entries WHERE offset IN ({first})"  # noqa: S608 - no input in it
+        return self._storage.connection.execute(query, (below, TRUNCATE_STEP_ENTRIES)).rowcount
+
+    def skip(self, below: int, *, timeout_ms: int) -> None:
+        """See `Skipping.skip`."""
+        with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms) as bounds:
+            self._storage.connection.execute("UPDATE log SET end_offset = ?", (max(bounds.end, below - 1),))
+
+    def check_storage(self) -> None:
+        """Have SQLite look at all its pages: where one is damaged, a read may leave out entries and notice nothing.
+
+        Raises `LogDamaged` with the first problem, and what `read` raises.
+        """
+        with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX):
+            [(problem,)] = self._storage.connection.execute("PRAGMA quick_check(1)").fetchall()
+        if problem != b"ok":
+            raise LogDamaged(log=self.name, problem=" ".join(problem.decode("utf-8", "replace").split()))
+
+    def close(self) -> None:
+        """See `Log.close`."""
+        self._bell.close()
+        self._storage.close()
+
+
+def checksum_of(offset: int, data: bytes) -> int:
+    """Of an entry's place and its bytes: the database itself would not notice a byte that changed on the disk."""
+    return crc32(data, offset & 0xFFFFFFFF)

@@ -1,0 +1,1 @@
+"""What the operating system gives: clocks, deadlines, signals, files and file systems."""

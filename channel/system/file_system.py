@@ -1,0 +1,88 @@
+"""Which file system a path lies on, and the refusal of those that two kernels may share.
+
+May live here: reading the mount table, and the names of the file systems on which locks and shared memory are not what
+they seem. SQLite's WAL and exclusive locks both stand on them: two machines that share such a file both believe that
+they hold the lock.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Final
+
+from equipoise.channel.core.errors import NetworkFileSystem
+
+MOUNT_TABLE: Final = Path("/proc/self/mountinfo")
+
+# Network file systems, and those through which a virtual machine shares its host's files: there too a second kernel may
+# open the same file.
+SHARED_FILE_SYSTEMS: Final = frozenset(
+    {
+        "9p",
+        "afs",
+        "beegfs",
+        "ceph",
+        "cifs",
+        "coda",
+        "davfs",
+        "fuse",
+        "gfs2",
+        "glusterfs",
+        "gpfs",
+        "lustre",
+        "nfs",
+        "nfs4",
+        "ocfs2",
+        "orangefs",
+        "prl_fs",
+        "smb3",
+        "smbfs",
+        "vboxsf",
+        "virtiofs",
+        "vmhgfs",
+    }
+)
+# FUSE is mostly sshfs, s3fs and their like, so it is refused, but for those that are known to lie on this machine's disks.
+LOCAL_FUSE_FILE_SYSTEMS: Final = frozenset({"fuse.fuse-overlayfs", "fuse.gocryptfs", "fuse.lxcfs", "fuse.mergerfs"})
+
+
+def refuse_network_file_system(path: Path, *, mount_table: Path = MOUNT_TABLE) -> None:
+    """Raise `NetworkFileSystem` if `path` lies on a file system that another machine may share.
+
+    `path` need not exist, its folder must. Where there is no mount table (any system but Linux) nothing is refused.
+    """
+    try:
+        mounts = mount_table.read_bytes().decode(errors="surrogateescape")
+    except OSError:
+        return
+    file_system = file_system_type(os.path.realpath(path), mounts=mounts)
+    family = file_system.partition(".")[0]
+    if file_system not in LOCAL_FUSE_FILE_SYSTEMS and family in SHARED_FILE_SYSTEMS:
+        raise NetworkFileSystem(path=str(path), file_system=file_system)
+
+
+def file_system_type(path: str, *, mounts: str) -> str:
+    """The type of the file system that the real path `path` lies on, by the mount table `mounts`; "" if none covers it.
+
+    `mounts` is the text of `/proc/self/mountinfo`, see proc_pid_mountinfo(5). The longest mount point wins, and among
+    equal ones the last, which hides those below it.
+    """
+    longest = ""
+    found = ""
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        fields = before.split(" ")
+        if len(fields) <= _MOUNT_POINT or not after:
+            continue
+        mount_point = _OCTAL_ESCAPE.sub(lambda match: chr(int(match[1], 8)), fields[_MOUNT_POINT])
+        covers = path == mount_point or path.startswith(mount_point.rstrip("/") + "/")
+        if covers and len(mount_point) >= len(longest):
+            longest = mount_point
+            found = after.split(" ")[0]
+    return found
+
+
+_MOUNT_POINT: Final = 4  # The fifth field of a line.
+_OCTAL_ESCAPE: Final = re.compile(r"\\([0-7]{3})")  # Space, tab, newline and backslash are written so.

@@ -1,0 +1,50 @@
+"""The times of a log's entries: which one an append gives, and which position a time leads to though clocks were wrong.
+
+May live here: what the adapters of `Log` do alike about time. What holds of it is said in `channel.core.log`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from equipoise.channel.core.log import CLOCK_AHEAD_MS_MAX
+from equipoise.channel.core.records import INTEGER_MAX
+
+FirstTimed = Callable[[int, int, int, int], tuple[int, int] | None]
+"""Return offset and time of the first entry from a position on (1), below another (2), whose time lies between two (3 and 4, included)."""
+
+
+def next_ms(before_ms: int) -> int:
+    """Return the time of an entry that is appended now, where the newest has the time `before_ms`.
+
+    The time does not fall where a clock is set back a little. One that is far ahead was wrong, and does not bind those that follow.
+    """
+    now_ms = time.time_ns() // 1_000_000
+    return now_ms if before_ms - now_ms > CLOCK_AHEAD_MS_MAX else max(before_ms, now_ms)
+
+
+def latest_ms() -> int:
+    """Return the latest time that an entry may bear now."""
+    return time.time_ns() // 1_000_000 + CLOCK_AHEAD_MS_MAX
+
+
+def position_by(first_timed: FirstTimed, time_ms: int, *, low: int, high: int) -> int:
+    """Return what `Log.position_at` does of the entries from `low` on below `high`; `high` if there is none.
+
+    Times rise with offsets, so a few looks find it, and no append pays for an index. Where they do not, since clocks were wrong,
+    a later `time_ms` still never leads to a lower position.
+    """
+    latest = latest_ms()
+    oldest = first_timed(low, high, 1, latest)
+    if oldest is None:  # The clock of this machine is behind all that the log has, and refutes nothing.
+        latest = INTEGER_MAX
+    oldest_ms = 1 if oldest is None else oldest[1]
+    while low < high:
+        middle = (low + high) // 2
+        timed = first_timed(middle, high, oldest_ms, latest)
+        if timed is None or timed[1] >= time_ms:
+            high = middle
+        else:
+            low = timed[0] + 1
+    return low

@@ -1,0 +1,67 @@
+"""Load: what a service says that a bundle costs its broker.
+
+May live here: the values of that, and the check that they are numbers. What becomes of them is said by `brokers.balancing.sampling`;
+what brokers tell each other, by `shedder.load_reports`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from equipoise.brokers.errors import InvalidLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Messaging:
+    """What the topics of a bundle carry: rates per second over the last sample, and what there is.
+
+    Raises `InvalidLoad` for a number that is negative or not finite.
+    """
+
+    messages_in_per_second: float = 0.0
+    bytes_in_per_second: float = 0.0
+    messages_out_per_second: float = 0.0
+    bytes_out_per_second: float = 0.0
+    producers: int = 0
+    consumers: int = 0
+    topics: int = 0
+
+    def __post_init__(self) -> None:
+        # Spelled out, because a broker makes thousands of these at each sample; what is not a number fails each of them.
+        if not (
+            0 <= self.messages_in_per_second < math.inf
+            and 0 <= self.bytes_in_per_second < math.inf
+            and 0 <= self.messages_out_per_second < math.inf
+            and 0 <= self.bytes_out_per_second < math.inf
+            and 0 <= self.producers < math.inf
+            and 0 <= self.consumers < math.inf
+            and 0 <= self.topics < math.inf
+        ):
+            raise _refusal_of(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BundleLoad:
+    """What a bundle costs its broker: rates per second over the last sample, and what is open.
+
+    `bytes_per_second` counts both ways. `messaging` says more of a bundle of topics. Raises `InvalidLoad` for a number that
+    is negative or not finite.
+    """
+
+    calls_per_second: float = 0.0
+    bytes_per_second: float = 0.0
+    sessions: int = 0
+    messaging: Messaging | None = None
+
+    def __post_init__(self) -> None:
+        # As in `Messaging`.
+        if not (0 <= self.calls_per_second < math.inf and 0 <= self.bytes_per_second < math.inf and 0 <= self.sessions < math.inf):
+            raise _refusal_of(self)
+
+
+def _refusal_of(load: BundleLoad | Messaging) -> InvalidLoad:
+    """The refusal of the first figure that cannot be."""
+    figures = ((each.name, getattr(load, each.name)) for each in fields(load) if each.name != "messaging")
+    name, value = next((name, value) for name, value in figures if not 0 <= value < math.inf)
+    return InvalidLoad(subject="bundle", field=name, value=value)

@@ -1,0 +1,1 @@
+"""The archive: keep the history of a channel as tables."""

@@ -1,0 +1,142 @@
+"""The archive as a job: what the channel says, and will forget, kept in tables, each row exactly once.
+
+May live here: the job, from its options to its summary. One operator folds the log and makes the rows
+(`spark_jobs.streams.sequential_operator`), the driver writes them (`spark_jobs.archive.tables.sink`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import orjson
+import pyarrow as pa
+
+from equipoise.channel.log.open_log import open_log
+from equipoise.spark_jobs.archive.holding import Hold, release_hold
+from equipoise.spark_jobs.archive.tables.manifest import Store
+from equipoise.spark_jobs.archive.tables.parquet import ParquetStore
+from equipoise.spark_jobs.archive.tables.reading import Archive
+from equipoise.spark_jobs.archive.tables.resuming import resumed
+from equipoise.spark_jobs.archive.tables.schema import ARCHIVED, SCHEMAS
+from equipoise.spark_jobs.archive.tables.sink import Keeper, Sink, open_sink
+from equipoise.spark_jobs.archive.tables.tidying import tidy_beside
+from equipoise.spark_jobs.sequence.arrivals import Source
+from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_at, kept_beginning
+from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
+from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
+from equipoise.spark_jobs.streams.progress import LookedAt, Watch, watching
+from equipoise.spark_jobs.streams.sequential_operator import sequence_operator
+from equipoise.spark_jobs.streams.session import spark_session
+from equipoise.spark_jobs.streams.silence import look
+from equipoise.spark_jobs.streams.streams import Stream, check_version, run_stream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+JOB: Final = "archive"
+
+STATE_VERSION: Final = 2
+"""The form of what the operator keeps. Whoever changes it so that what is kept cannot be gone on from raises this."""
+
+_SOURCES: Final = frozenset({Source.CHANNEL, *(SCHEMAS[table].source for table in ARCHIVED)})
+"""What its tables are made of: evidence of who served what is for the audit alone."""
+
+
+def run_archive(options: ArchiveOptions, screen: Screen) -> int:
+    """Archive a log until it ends (`to_end`) or somebody interrupts; 0, because an archive judges nothing.
+
+    Raises what `channel.log.open_log` and `channel.snapshots.restore.earliest` raise for a log that cannot be read, what `open_sink`
+    raises for an archive that cannot be written, what `resumed` raises for one that cannot be gone on from, `CheckpointOfAnotherVersion`,
+    `MetricsPortTaken`, `SourceLost`, `WorkersLost`, `StreamFailed`, and what `release_hold` raises for a hold that cannot be lifted.
+    One that cannot be kept is told, and ends nothing, but for `InvalidName`.
+    """
+    if options.release is not None:
+        screen.result(_told_release(*release_hold(options.log_url, options.release), as_json=options.as_json))
+        return 0
+    with closing(open_log(options.log_url, create=False)) as log:
+        name, identity = log.name, log.identity
+    spark = spark_session("equipoise archive", master=options.master, kafka=is_on_kafka(options.log_url), telling=screen.note)
+    store: Store = "delta" if options.delta else "parquet"
+    keeper = _delta(options.archive) if options.delta else ParquetStore(options.archive)
+    with (
+        open_sink(options.archive, writer=JOB, log=identity, url=options.log_url, store=store, keeper=keeper) as sink,
+        watching(JOB, screen, log=LookedAt(name, partial(look, options.log_url)), metrics_port=options.metrics_port) as watch,
+    ):
+        check_version(JOB, sink.checkpoint, STATE_VERSION)
+        watch.note(_told_start(name, sink))
+        beginning = kept_beginning(sink.checkpoint, lambda: _beginning(sink, options.log_url))
+        hold = None if options.hold is None else Hold(options.log_url, options.hold, tell=watch.remark)
+        stream = Stream(
+            job=JOB,
+            checkpoint=sink.checkpoint,
+            to_end=options.to_end,
+            frame=lambda: _frame(spark, options, beginning),
+            take=taker(sink, hold),
+        )
+        try:
+            run_stream(spark, stream, watch)
+            if hold is not None:
+                hold.archived(sink.manifest, at_once=True)
+        finally:
+            if hold is not None:
+                hold.close()
+            watch.show()
+            watch.note(_summary(watch, sink))
+    return 0
+
+
+def taker(sink: Sink, hold: Hold | None) -> Callable[[int, pa.Table], None]:
+    """What is done with the rows of each batch: written, and now and then joined with those of others, and told to the channel."""
+
+    def take(number: int, rows: pa.Table) -> None:
+        sink.write(number, rows)
+        tidy_beside(Archive(sink.archive), JOB, number)
+        if hold is not None:
+            hold.archived(sink.manifest)
+
+    return take
+
+
+def _frame(spark: SparkSession, options: ArchiveOptions, beginning: Beginning) -> DataFrame:
+    entries = channel_frame(
+        spark, options.log_url, streaming=True, sources=_SOURCES, start=beginning.positions, per_trigger=options.per_trigger
+    )
+    return sequence_operator(entries, wants=ARCHIVED, begin=beginning.snapshot, run_id=str(uuid4()), log_url=options.log_url)
+
+
+def _beginning(sink: Sink, log_url: str) -> Beginning:
+    return resumed(Archive(sink.archive), sink.manifest) or beginning_at(log_url)
+
+
+def _delta(archive: Path) -> Keeper:
+    from equipoise.spark_jobs.archive.tables.delta import DeltaStore  # noqa: PLC0415 - comes with an extra that few have
+
+    return DeltaStore(archive)
+
+
+def _told_release(key: str, offset: int, *, as_json: bool) -> str:
+    if as_json:
+        return orjson.dumps({"offset": offset, "policy": key}).decode()
+    return f"accepted at offset {offset}: the hold {key} is lifted, and compaction no longer waits for that archive"
+
+
+def _told_start(log: str, sink: Sink) -> str:
+    what = f"archiving {log} in {sink.archive}"
+    position = sink.manifest.positions.get(Source.CHANNEL)
+    if position is None:
+        return f"{what}, from where the log begins"
+    if not sink.is_new:
+        return f"{what}, on from where it was left"
+    return f"{what}: its checkpoint is gone, so it goes on at offset {position}, where the archive itself ends"
+
+
+def _summary(watch: Watch, sink: Sink) -> str:
+    position = sink.manifest.positions.get(Source.CHANNEL)
+    reached = "nothing of the channel yet" if position is None else f"all of the channel up to position {position - 1}"
+    return f"took {watch.rows:,} entries and wrote {sink.rows_written:,} rows; the archive holds {reached}"

@@ -1,0 +1,68 @@
+"""Where a new generation of the archive goes on: the view of all that it holds, from its newest snapshot and the records after it.
+
+May live here: that view, and the beginning that is made of it.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from equipoise.channel.core.errors import LevelTooNew, LogClosed, LogWentBack, SnapshotDamaged
+from equipoise.channel.core.log import FIRST_OFFSET, Entry
+from equipoise.channel.core.reader import Reader
+from equipoise.channel.core.snapshot import to_bytes
+from equipoise.channel.core.view import View
+from equipoise.spark_jobs.archive.tables.manifest import Manifest
+from equipoise.spark_jobs.archive.tables.reading import NOT_IN_ORDER, Archive, read_again
+from equipoise.spark_jobs.sequence.arrivals import Source
+from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.sequence import NOT_FOLDED
+from equipoise.spark_jobs.sequence.snapshots import unpacked
+from equipoise.spark_jobs.sources.beginnings import Beginning
+from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveOutOfOrder
+
+
+def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:
+    """Where the archive goes on by its own account; None if it holds nothing of the channel yet.
+
+    Raises `ArchiveOutOfOrder`, and `ArchiveDamaged` where its snapshot and its records do not fit together, or a file of them cannot
+    be read.
+    """
+    if Source.CHANNEL not in manifest.positions:
+        return None
+    try:
+        view, last = read_again(lambda: _read(archive))
+    except LogWentBack as error:
+        raise ArchiveOutOfOrder(archive=str(archive.path), problem=f"in the folder {Table.RECORDS}, {NOT_IN_ORDER}") from error
+    if last + 1 != manifest.positions[Source.CHANNEL]:
+        problem = f"its records lead to position {last}, and it says that it goes on at {manifest.positions[Source.CHANNEL]}"
+        raise ArchiveDamaged(archive=str(archive.path), problem=problem)
+    return Beginning(positions=dict(manifest.positions), snapshot=to_bytes(view) if view.offset >= FIRST_OFFSET else None)
+
+
+def _read(archive: Archive) -> tuple[View, int]:
+    """That view, and the position of the last entry that is archived: what no reader may fold is kept, and read over."""
+    view = _newest_snapshot(archive)
+    last = view.offset - view.base
+    reader: Reader | None = None
+    for batch in archive.batches(Table.RECORDS, columns=("position", "bytes", "verdict"), first=view.offset + 1):
+        for position, data, verdict in zip(*(batch[name].to_pylist() for name in ("position", "bytes", "verdict")), strict=True):
+            last = position
+            if verdict == NOT_FOLDED:
+                continue
+            with suppress(LevelTooNew, LogClosed):  # The record that raises the level is the last that can be folded.
+                reader = reader or Reader(log=str(archive.path), view=view)
+                reader.feed(Entry(position, data or b""))
+    return view, last
+
+
+def _newest_snapshot(archive: Archive) -> View:
+    for path in reversed(archive.files(Table.SNAPSHOTS)):
+        rows = [row for batch in archive.file_batches(path, Table.SNAPSHOTS, columns=("bytes",)) for row in batch["bytes"].to_pylist()]
+        if rows:
+            try:
+                return unpacked(rows[-1] or b"")
+            except SnapshotDamaged as error:
+                problem = f"the newest snapshot in its file {path}: {error.problem}"
+                raise ArchiveDamaged(archive=str(archive.path), problem=problem) from error
+    return View()

@@ -1,0 +1,1 @@
+"""The audit: check a channel against the rules while it grows."""

@@ -1,0 +1,129 @@
+"""Where findings go beside the archive: a table of a file beside the log's, or a topic beside the channel's.
+
+May live here: both places, and the choice between them. What a finding says is `spark_jobs.rules.findings`; the archive is its own.
+
+A batch that is done again tells its findings again. The table keeps each once, by the identity that it also has in the archive
+(`offset`, `ordinal`). In the topic it appears again, with the same key and the same bytes: whoever reads it leaves out what it has seen.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Protocol
+
+from equipoise.brokers.runtime.observations import FILE_SUFFIX
+from equipoise.channel.core.errors import EquipoiseError, InvalidLogUrl, MissingExtra, PeerError
+from equipoise.channel.kafka.settings import address_of
+from equipoise.channel.log.open_log import kafka_settings, log_path
+from equipoise.channel.sqlite.file import connect
+from equipoise.channel.system.file_system import refuse_network_file_system
+from equipoise.spark_jobs.rules.findings import Finding
+
+TOPIC_SUFFIX: Final = "-findings"
+
+KEPT_MS: Final = 30 * 86_400_000
+"""How long a finding stays in the topic: nobody looks at it twice after a month, and the archive keeps it for ever."""
+
+ROWS_MAX: Final = 100_000
+"""The oldest rows of the table beyond these go: some 100 MB."""
+
+_LOCK_MS_MAX: Final = 5_000  # How long a write waits for the brokers that write to the same file, each for some milliseconds.
+_SETTINGS: Final = (f"PRAGMA busy_timeout = {_LOCK_MS_MAX}", "PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL")
+_MAKE: Final = (
+    "CREATE TABLE IF NOT EXISTS findings (id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, offset INTEGER NOT NULL, "
+    "ordinal INTEGER NOT NULL, rule TEXT NOT NULL, subject TEXT NOT NULL, document TEXT NOT NULL, UNIQUE (offset, ordinal))"
+)
+_INSERT: Final = "INSERT OR IGNORE INTO findings (at_ms, offset, ordinal, rule, subject, document) VALUES (?, ?, ?, ?, ?, ?)"
+_TIDY: Final = "DELETE FROM findings WHERE id <= (SELECT max(id) FROM findings) - ?"
+
+
+class FindingsNotKept(PeerError):
+    """What the audit found could not be put where others look for it."""
+
+    def __init__(self, *, place: str, problem: str) -> None:
+        """`place` is a table or a topic, `problem` what it says."""
+        self.place = place
+        self.problem = problem
+        super().__init__(
+            f"findings cannot be put {place}: {problem}; bring that back, and let this user write there; the archive has them meanwhile"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Numbered:
+    """A finding as the archive keeps it, where (`finding.offsets[-1]`, `ordinal`) is its identity."""
+
+    ordinal: int
+    finding: Finding
+
+
+class FindingsOut(Protocol):
+    """Somewhere that findings go. One thread at a time."""
+
+    @property
+    def place(self) -> str:
+        """Where that is, as it is told to people."""
+        ...
+
+    def put(self, findings: Sequence[Numbered]) -> None:
+        """Put the findings of one batch there, in order. Raises `FindingsNotKept`: none, some or all of them may be there then."""
+        ...
+
+
+class FindingsTable:
+    """The table `findings` in a file of observations, which is made with the first one. See `FindingsOut`."""
+
+    def __init__(self, path: Path, *, rows_max: int = ROWS_MAX) -> None:
+        self.place = f"in the table findings of {path}"
+        self._path = path
+        self._rows_max = rows_max
+
+    def put(self, findings: Sequence[Numbered]) -> None:
+        """See `FindingsOut.put`: all of them, or none."""
+        if not findings:
+            return
+        rows = [
+            (each.finding.at_ms, each.finding.offsets[-1], each.ordinal, each.finding.rule, each.finding.subject, _text(each.finding))
+            for each in findings
+        ]
+        try:
+            refuse_network_file_system(self._path)
+            with closing(connect(self._path, create=True)) as connection:
+                for setting in _SETTINGS:
+                    connection.execute(setting).fetchall()
+                connection.execute("BEGIN IMMEDIATE")
+                connection.execute(_MAKE)
+                connection.executemany(_INSERT, rows)
+                connection.execute(_TIDY, (self._rows_max,))
+                connection.execute("COMMIT")
+        except (EquipoiseError, sqlite3.Error) as error:
+            raise FindingsNotKept(place=self.place, problem=str(error)) from error
+
+
+def _text(finding: Finding) -> str:
+    return finding.to_bytes().decode()
+
+
+def findings_out(log_url: str) -> FindingsOut:
+    """Where findings about the log at `log_url` go: a table beside a file, the topic `TOPIC-findings` beside a topic.
+
+    Raises `InvalidLogUrl` for a log of another kind; for a topic `MissingExtra` and `InvalidKafkaSetting`.
+    """
+    path = log_path(log_url)
+    if path is not None:
+        return FindingsTable(Path(f"{path}{FILE_SUFFIX}"))
+    if not log_url.startswith("kafka:"):
+        raise InvalidLogUrl(url=log_url, problem="a log of this kind lives in one process, and Spark is another")
+    address = address_of(log_url)
+    try:
+        from equipoise.channel.kafka.client import Clients  # noqa: PLC0415 - its client comes with an extra
+        from equipoise.spark_jobs.audit.findings_topic import FindingsTopic  # noqa: PLC0415 - as above
+    except ModuleNotFoundError as error:
+        if error.name != "confluent_kafka":
+            raise
+        raise MissingExtra(what=f"the findings beside {log_url}", extra="kafka") from error
+    return FindingsTopic(Clients(servers=address.servers, settings=kafka_settings()), f"{address.topic}{TOPIC_SUFFIX}", kept_ms=KEPT_MS)

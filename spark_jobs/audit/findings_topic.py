@@ -1,0 +1,48 @@
+"""Findings on a topic of Kafka beside the channel's.
+
+May live here: `FindingsTopic`. What Kafka is asked for is in `channel.kafka.client`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from itertools import groupby
+from typing import Final
+
+from equipoise.channel.core.errors import InvalidKafkaSetting
+from equipoise.channel.kafka.answers import KafkaFailed, Trouble
+from equipoise.channel.kafka.client import Clients
+from equipoise.channel.kafka.kept_topic import KeptTopic
+from equipoise.spark_jobs.audit.findings_out import FindingsNotKept, Numbered
+
+_logger: Final = logging.getLogger(__name__)
+
+
+class FindingsTopic:
+    """A handle on the topic, which is made with the first finding. Messages are keyed by subject. See `FindingsOut`.
+
+    One who may read the channel need not be allowed to write beside it: where Kafka denies that, it is told once, and findings are
+    only on the screen and in the archive.
+    """
+
+    def __init__(self, clients: Clients, topic: str, *, kept_ms: int) -> None:
+        self.place = f"to the topic {topic}"
+        settings = {"cleanup.policy": "delete", "retention.ms": str(kept_ms), "message.timestamp.type": "LogAppendTime"}
+        self._topic = KeptTopic(clients, topic, settings=settings)
+        self._is_denied = False
+
+    def put(self, findings: Sequence[Numbered]) -> None:
+        """See `FindingsOut.put`."""
+        if self._is_denied:
+            return
+        try:
+            for subject, group in groupby(findings, key=lambda each: each.finding.subject):
+                self._topic.write([each.finding.to_bytes() for each in group], key=subject.encode())
+        except KafkaFailed as error:
+            if error.trouble is not Trouble.DENIED:
+                raise FindingsNotKept(place=self.place, problem=str(error)) from error
+            self._is_denied = True
+            _logger.warning("findings are not put %s, which is denied: %s; they are in the archive", self.place, error)
+        except InvalidKafkaSetting as error:
+            raise FindingsNotKept(place=self.place, problem=str(error)) from error

@@ -1,0 +1,181 @@
+"""The streaming audit: proves from the channel, and from evidence beside it, that the balancer kept its promises.
+
+May live here: the job, from its options to its summary. What is wrong with a record is decided in `spark_jobs.rules`.
+
+The log's order is one, so one operator folds it and makes facts (`spark_jobs.streams.sequential_operator`). All that is asked of one
+bundle, broker or namespace is asked by operators keyed by these (`spark_jobs.audit.keyed_operator`), on all cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Final
+from uuid import uuid4
+
+import pyarrow as pa
+
+from equipoise.channel.log.open_log import open_log
+from equipoise.spark_jobs.archive.tables.reading import FINDING, Archive
+from equipoise.spark_jobs.archive.tables.sink import Sink, open_sink
+from equipoise.spark_jobs.archive.tables.tidying import tidy_beside
+from equipoise.spark_jobs.audit.findings_out import FindingsOut, Numbered, findings_out
+from equipoise.spark_jobs.audit.keyed_operator import findings_of
+from equipoise.spark_jobs.rules.catalogue import BY_NAME
+from equipoise.spark_jobs.rules.checkers import CHECKERS
+from equipoise.spark_jobs.rules.findings import Finding, command_on, parse_finding
+from equipoise.spark_jobs.sequence.arrivals import Source
+from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_at, kept_beginning
+from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
+from equipoise.spark_jobs.streams.archive_errors import WITHOUT_CHECKPOINT, ArchiveDamaged
+from equipoise.spark_jobs.streams.options import AuditOptions, Screen
+from equipoise.spark_jobs.streams.progress import LookedAt, Watch, watching
+from equipoise.spark_jobs.streams.sequential_operator import sequence_operator
+from equipoise.spark_jobs.streams.session import spark_session
+from equipoise.spark_jobs.streams.silence import look
+from equipoise.spark_jobs.streams.streams import Stream, check_version, run_stream
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from pyspark.sql import DataFrame, SparkSession
+
+JOB: Final = "audit"
+
+STATE_VERSION: Final = 2
+"""The form of what the audit's operators keep. Whoever changes it so that what is kept cannot be gone on from raises this."""
+
+TOLD_MAX: Final = 50
+"""Findings of one batch that are printed for people; a log full of garbage must not hide the first ones. A program gets all."""
+
+_WANTS: Final = frozenset({Table.FACTS})
+
+
+def run_audit(options: AuditOptions, screen: Screen) -> int:
+    """Audit a log until it ends (`to_end`) or somebody interrupts; how many findings this run made, however many there were before.
+
+    Raises what `channel.log.open_log` and `channel.snapshots.restore.earliest` raise for a log that cannot be read, what `open_sink`
+    raises for an archive that cannot be written, `CheckpointOfAnotherVersion`, `MetricsPortTaken`, `SourceLost`, `PlaceLost`,
+    `WorkersLost` and `StreamFailed`.
+    """
+    with closing(open_log(options.log_url, create=False)) as log:
+        name, identity = log.name, log.identity
+    out = findings_out(options.log_url)
+    spark = spark_session("equipoise audit", master=options.master, kafka=is_on_kafka(options.log_url), telling=screen.note)
+    with (
+        open_sink(options.archive, writer=JOB, log=identity, url=options.log_url) as sink,
+        watching(JOB, screen, log=LookedAt(name, partial(look, options.log_url)), metrics_port=options.metrics_port, finds=True) as watch,
+    ):
+        check_version(JOB, sink.checkpoint, STATE_VERSION)
+        beginning = kept_beginning(sink.checkpoint, lambda: beginning_at(options.log_url))
+        watch.note(_told_start(name, sink, beginning))
+        watch.note(f"findings go here, to {options.archive / Table.FINDINGS}, and {out.place}")
+        older = kept_findings(options.archive, watch.note)
+        stream = Stream(
+            job=JOB,
+            checkpoint=sink.checkpoint,
+            to_end=options.to_end,
+            frame=lambda: _frame(spark, options, beginning, identity),
+            take=taker(sink, out, watch, log=name, as_json=options.as_json),
+        )
+        try:
+            run_stream(spark, stream, watch)
+        finally:
+            watch.show()
+            watch.note(_summary(watch, older))
+    return watch.findings.total()
+
+
+def _frame(spark: SparkSession, options: AuditOptions, beginning: Beginning, identity: str) -> DataFrame:
+    """From entries to findings, as rows of `EMITTED_DDL`."""
+    entries = channel_frame(spark, options.log_url, streaming=True, start=beginning.positions, per_trigger=options.per_trigger)
+    facts = sequence_operator(
+        entries,
+        wants=_WANTS,
+        begin=beginning.snapshot,
+        run_id=str(uuid4()),
+        log_url=options.log_url,
+        in_flight_max_ms=1_000 * options.in_flight_max_s,
+        log=identity,
+    )
+    return findings_of(facts, CHECKERS)
+
+
+def taker(sink: Sink, out: FindingsOut, watch: Watch, *, log: str, as_json: bool) -> Callable[[int, pa.Table], None]:
+    """What is done with the findings of each batch: kept, told, put where others look, and now and then their files joined.
+
+    Told before they are put: where that place cannot be written, whoever looks on shall know what was found. A batch that is done
+    again by this process is told once.
+    """
+    told_last = -1
+
+    def take(number: int, rows: pa.Table) -> None:
+        nonlocal told_last
+        rows = rows.sort_by([("offset", "ascending"), ("ordinal", "ascending")])
+        bodies, ordinals = rows["body"].to_pylist(), rows["ordinal"].to_pylist()
+        found = [Numbered(ordinal=ordinal, finding=parse_finding(body)) for ordinal, body in zip(ordinals, bodies, strict=True)]
+        sink.write(number, rows)
+        if number > told_last:
+            told_last = number
+            _tell(found, sink, watch, log=log, as_json=as_json)
+        out.put(found)
+        tidy_beside(Archive(sink.archive), JOB, number)
+
+    return take
+
+
+def _tell(found: Sequence[Numbered], sink: Sink, watch: Watch, *, log: str, as_json: bool) -> None:
+    for each in found:
+        watch.found(each.finding.rule, 1)
+    if as_json:
+        for each in found:
+            watch.say(_text(each.finding, log=log))
+        return
+    for each in found[:TOLD_MAX]:
+        for line in told(each.finding, log=log):
+            watch.say(line)
+    if len(found) > TOLD_MAX:
+        watch.say(f"and {len(found) - TOLD_MAX:,} more at once, in {sink.archive / Table.FINDINGS}")
+
+
+def told(finding: Finding, *, log: str) -> Iterator[str]:
+    """A finding for people: where, of what, what, and the command that shows it."""
+    kind, _, name = finding.subject.partition(":")
+    of = f"{kind} {name}" if name else f"the {kind}"
+    yield f"{BY_NAME[finding.rule].severity} {finding.rule} at {finding.offsets[-1]}, {of}: {finding.text}"
+    yield f"  {command_on(log, finding.command)}"
+
+
+def _text(finding: Finding, *, log: str) -> str:
+    return replace(finding, command=command_on(log, finding.command)).to_bytes().decode()
+
+
+def _told_start(log: str, sink: Sink, beginning: Beginning) -> str:
+    if not sink.is_new:
+        return f"auditing {log}, on from where it was left"
+    position = beginning.positions[Source.CHANNEL]
+    where = "from its first record" if beginning.snapshot is None else f"from {position}, the first that its twin leads on to"
+    lost = f"; its checkpoint is gone: {WITHOUT_CHECKPOINT[JOB]}" if sink.manifest.generation > 1 else ""
+    return f"auditing {log} {where}{lost}"
+
+
+def kept_findings(archive: Path, tell: Callable[[str], None]) -> int:
+    """How many findings are in the archive; none where one of their files is damaged, which keeps no audit from finding more."""
+    try:
+        kept: int = Archive(archive).table(Table.FINDINGS, columns=FINDING).num_rows
+    except ArchiveDamaged as error:
+        tell(f"older findings cannot be counted: {error}")
+        return 0
+    return kept
+
+
+def _summary(watch: Watch, older: int) -> str:
+    findings: Mapping[str, int] = watch.findings
+    rules = ", ".join(f"{rule} {count:,}" for rule, count in sorted(findings.items()))
+    total = watch.findings.total()
+    found = f"{total:,} finding{'' if total == 1 else 's'} ({rules})" if findings else "no findings"
+    before = f"; the archive holds {older:,} older" if older else ""
+    return f"audited {watch.rows:,} entries: {found}{before}"

@@ -1,0 +1,1 @@
+"""The independent view of who is a member and who holds what."""

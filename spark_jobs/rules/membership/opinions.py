@@ -1,0 +1,160 @@
+"""The second opinion on a record: each rule that needs no bundle's state, read from the protocol a second time.
+
+May live here: pure functions over a record and what is known of the whole. They change nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+from equipoise.spark_jobs.rules import forms
+from equipoise.spark_jobs.rules.facts import Raw
+from equipoise.spark_jobs.rules.membership.members import FIRST_LEVEL, LIVE, Known, Member
+from equipoise.spark_jobs.rules.ranges import is_broker_id, is_namespace, whole_space
+
+ADMIN_WINDOW_OFFSETS: Final = 10_000
+"""How far an admin's view may be behind its record."""
+
+_ACCEPTED: Final = "accepted"
+
+
+def envelope_of(raw: Raw | None) -> tuple[str, int, int] | None:
+    """Publisher, incarnation and sequence of a broker's record, as far as they can be read whatever else is wrong with it."""
+    if raw is None:
+        return None
+    publisher, incarnation, sequence = raw.get("publisher"), raw.get("incarnation"), raw.get("sequence")
+    if not forms.is_key(publisher) or not forms.is_integer(incarnation) or not forms.is_integer(sequence):
+        return None
+    return None if publisher.startswith(forms.ADMIN) else (publisher, incarnation, sequence)
+
+
+def settled_verdict(known: Known, offset: int, raw: Raw | None, *, is_well_formed: bool) -> str | None:
+    """The verdict that is reached before the content is looked at: who publishes, which attempt it is, which level it needs."""
+    form = forms.form_of(raw) if raw is not None and is_well_formed else None
+    if form == "genesis":
+        return None
+    if known.whole.genesis is None:
+        return "no_genesis"
+    if form == "broker joined":
+        return None
+    envelope = envelope_of(raw)
+    if envelope is not None:
+        publisher, incarnation, sequence = envelope
+        if known.live.get(incarnation) != publisher:
+            return "dead_publisher"
+        if sequence <= known.brokers[publisher].sequence:
+            return "late"
+    elif raw is not None and is_well_formed:
+        if offset - raw["as_of"] > ADMIN_WINDOW_OFFSETS:
+            return "late"
+        if raw["as_of"] >= offset:
+            return "malformed"
+    level = (raw or {}).get("level")
+    if forms.is_integer(level) and level > known.whole.level:
+        return "level"
+    return None if is_well_formed else "malformed"
+
+
+def opinion(known: Known, raw: Raw) -> str | None:
+    """The verdict on a well-formed record that is not settled; None where only the state of bundles can tell."""
+    return _OPINIONS[raw["kind"]](known, raw)
+
+
+def _opinion_on_bundle(_known: Known, _raw: Raw) -> None:
+    """Only the bundle's own state can tell."""
+
+
+def _opinion_on_genesis(known: Known, raw: Raw) -> str:
+    whole = known.whole
+    if whole.genesis is None:
+        return _ACCEPTED
+    if raw["cluster"] != whole.cluster:
+        return "foreign_genesis"
+    # Only the first record of a copy is a second genesis: it goes on above the end of the log before, at the same level.
+    is_of_copy = whole.genesis <= whole.base == (raw.get("base") or 0) and (raw.get("level") or FIRST_LEVEL) == whole.level
+    return _ACCEPTED if is_of_copy else "stale"
+
+
+def _opinion_on_level(known: Known, raw: Raw) -> str:
+    whole, raises_to = known.whole, raw["raises_to"]
+    if raw["based_on"] != whole.level_last:
+        return "stale"
+    if raises_to <= whole.level:
+        return "illegal_transition"
+    ready = all(known.brokers[name].supported_level >= raises_to for name in known.live.values())
+    return _ACCEPTED if ready else "level"
+
+
+def _opinion_on_policy(known: Known, raw: Raw) -> str:
+    last = known.policies.get(raw["key"])
+    if raw["based_on"] != (known.whole.removed_at if last is None else last):
+        return "stale"
+    return "unknown_policy" if last is None and raw["status"] == "removed" else _ACCEPTED
+
+
+def _opinion_on_namespace(known: Known, raw: Raw) -> str | None:
+    entry, status = known.namespaces.get(raw["key"]), raw["status"]
+    if raw["based_on"] != (known.whole.removed_at if entry is None else entry[1]):
+        return "stale"
+    if status == "created":
+        if entry is not None:
+            return "illegal_transition"
+        if not is_namespace(raw["key"]):
+            return "malformed"
+        return _ACCEPTED if whole_space(raw.get("boundaries") or ()) else "bad_boundary"
+    if entry is None:
+        return "unknown_namespace"
+    is_deleting = entry[0] == "deleting"
+    if status == "deleted":
+        return None if is_deleting else "illegal_transition"  # Whether its bundles are free their own states tell.
+    return "illegal_transition" if is_deleting else _ACCEPTED
+
+
+def _opinion_on_broker(known: Known, raw: Raw) -> str:
+    member, status = known.brokers.get(raw["key"]), raw["status"]
+    if status == "joined":
+        return _opinion_on_joining(known, raw, member)
+    if raw["based_on"] != (known.whole.removed_at if member is None else member.last):
+        return "stale"
+    if member is None:
+        return "unknown_broker"
+    is_live, is_own = member.status in LIVE, raw["publisher"] == raw["key"]
+    is_admin = raw.get("incarnation") is None
+    if status == "renewed":
+        return _ACCEPTED if is_own else "not_the_actor"
+    if status == "down":
+        if not is_live:
+            return "illegal_transition"
+        if is_admin:
+            return _ACCEPTED if raw.get("nonce") == member.nonce else "still_alive"
+        return "not_the_actor" if is_own else _ACCEPTED
+    if status == "removed":
+        return "not_the_actor" if is_admin else "still_alive" if is_live else _ACCEPTED
+    if not is_own:
+        return "not_the_actor"
+    return "illegal_transition" if status == member.status else _ACCEPTED
+
+
+def _opinion_on_joining(known: Known, raw: Raw, member: Member | None) -> str:
+    level = known.whole.level
+    if (raw.get("level") or FIRST_LEVEL) > level or (raw.get("supported_level") or FIRST_LEVEL) < level:
+        return "level"
+    is_live = member is not None and member.status in LIVE
+    if is_live and raw.get("after_silence") is not True and raw.get("replaces") != (member and member.nonce):
+        return "still_alive"
+    if raw["based_on"] != (known.whole.removed_at if member is None else member.last):
+        return "stale"
+    return _ACCEPTED if is_broker_id(raw["key"]) else "malformed"
+
+
+_OPINIONS: Final[Mapping[str, Callable[[Known, Raw], str | None]]] = {
+    "genesis": _opinion_on_genesis,
+    "bundle": _opinion_on_bundle,
+    "split": _opinion_on_bundle,
+    "merge": _opinion_on_bundle,
+    "namespace": _opinion_on_namespace,
+    "broker": _opinion_on_broker,
+    "policy": _opinion_on_policy,
+    "level": _opinion_on_level,
+}

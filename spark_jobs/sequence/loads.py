@@ -1,0 +1,88 @@
+"""Load reports as rows: the documents of `Source.LOADS`, which are the load bus's summaries, as columns of two tables.
+
+May live here: the way from one document to the rows. How a summary is spelled is said in `brokers.load.bus.spelling`; what the
+columns mean, in `spark_jobs.archive.tables.schema`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import isfinite
+from typing import NamedTuple
+
+from equipoise.brokers.errors import UnreadableLoad
+from equipoise.brokers.load.bus.spelling import parse_summary
+from equipoise.shedder.load_reports import SampledBundle, Summary, sampled_in
+from equipoise.shedder.loads import Traffic, Use
+
+Row = Mapping[str, str | int | float | None]
+
+
+class LoadRows(NamedTuple):
+    """The rows of one document: one of `broker_load`, and one of `bundle_load` for each bundle that it names."""
+
+    brokers: tuple[Row, ...]
+    bundles: tuple[Row, ...]
+
+
+def load_rows(document: bytes) -> LoadRows | None:
+    """The rows of a load report; None for what is none.
+
+    A figure that is not a number, or not finite, is null.
+    """
+    try:
+        summary = parse_summary(document)
+    except UnreadableLoad:
+        return None
+    return LoadRows(brokers=(_of_broker(summary),), bundles=tuple(_of_bundle(summary.broker, each) for each in sampled_in(summary)))
+
+
+def _of_broker(summary: Summary) -> Row:
+    load, resources = summary.load, summary.load.resources
+    return {
+        "broker": summary.broker,
+        "reported_at": load.taken_ms,
+        "cpu": _share(resources.cpu),
+        "memory": _share(resources.memory),
+        "direct_memory": _share(resources.direct_memory),
+        "bandwidth_in": _share(resources.bandwidth_in),
+        "bandwidth_out": _share(resources.bandwidth_out),
+        **_rates(load.traffic),
+        "weighted_max": _figure(load.averages.weighted_max),
+        "bundles": load.bundle_count,
+        "topics": load.topics,
+        "cost": _figure(summary.cost),
+    }
+
+
+def _of_bundle(broker: str, bundle: SampledBundle) -> Row:
+    each = bundle.traffic
+    return {
+        "broker": broker,
+        "bundle": each.bundle,
+        **_rates(each.traffic),
+        "topics": each.topics,
+        "consumers": each.consumers,
+        "producers": each.producers,
+        "cache_bytes": each.cache_bytes,
+        "cost": _figure(bundle.cost),
+    }
+
+
+def _rates(traffic: Traffic) -> Row:
+    """Bytes and messages per second."""
+    return {
+        "bytes_in": _figure(traffic.bytes_in_per_second),
+        "bytes_out": _figure(traffic.bytes_out_per_second),
+        "messages_in": _figure(traffic.messages_in_per_second),
+        "messages_out": _figure(traffic.messages_out_per_second),
+    }
+
+
+def _share(use: Use) -> float | None:
+    """The use of a resource as a fraction; None where there is no limit."""
+    return _figure(use.used / use.limit) if use.limit > 0 else None
+
+
+def _figure(value: float) -> float | None:
+    return value if isfinite(value) else None

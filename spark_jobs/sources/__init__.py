@@ -1,0 +1,1 @@
+"""Sources of a channel for Spark: Kafka topics and SQLite files."""

@@ -1,0 +1,62 @@
+"""Where a stream begins that has no batch yet: noted beside its checkpoint, so that each attempt at the first batch begins alike.
+
+May live here: `Beginning`, how it is kept, and where a log begins. Once a batch was committed the checkpoint alone says where it goes on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import orjson
+
+from equipoise.channel.core.log import Log
+from equipoise.channel.core.snapshot import to_bytes
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.snapshots.restore import earliest
+from equipoise.compaction.compressed import shortened, whole_again
+from equipoise.spark_jobs.sequence.arrivals import Source
+from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX
+from equipoise.spark_jobs.sources.whole_files import replacing
+
+FILE: Final = "beginning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """`positions` by source (`spark_jobs.sequence.arrivals.Source`; one that is not named begins with its first entry), and the view there.
+
+    `snapshot` is that of `channel.core.snapshot`; None: the log begins with its first record.
+    """
+
+    positions: Mapping[str, int] = field(default_factory=dict)
+    snapshot: bytes | None = None
+
+
+def beginning_of(log: Log) -> Beginning:
+    """Where all that is left of a log can be told from. Raises what `channel.snapshots.restore.earliest` raises."""
+    reader = earliest(log)
+    snapshot = None if reader.view.offset < 0 else to_bytes(reader.view)
+    return Beginning(positions={Source.CHANNEL.value: reader.position}, snapshot=snapshot)
+
+
+def beginning_at(log_url: str) -> Beginning:
+    """As `beginning_of`, of the log at a URL. Raises what `channel.log.open_log` raises, too."""
+    with closing(open_log(log_url, create=False)) as log:
+        return beginning_of(log)
+
+
+def kept_beginning(checkpoint: Path, make: Callable[[], Beginning]) -> Beginning:
+    """The beginning that is noted beside `checkpoint`; `make` makes the one that is noted there first. Raises `OSError`."""
+    path = checkpoint / FILE
+    if path.exists():
+        head, _, packed = path.read_bytes().partition(b"\n")
+        return Beginning(positions=orjson.loads(head), snapshot=whole_again(packed, size_max=SNAPSHOT_BYTES_MAX) if packed else None)
+    made = make()
+    checkpoint.mkdir(parents=True, exist_ok=True)
+    with replacing(path, part=checkpoint / f".{FILE}.part") as file:
+        file.write(orjson.dumps(dict(made.positions)) + b"\n" + (b"" if made.snapshot is None else shortened(made.snapshot)))
+    return made

@@ -1,0 +1,92 @@
+"""The channel as a frame of Spark, whatever keeps it: the one way in which every job reads a log.
+
+May live here: the choice of the source by the log's URL. What each source does is `spark_jobs.sources.sqlite_source` and
+`spark_jobs.sources.kafka_source`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from equipoise.channel.core.errors import InvalidLogUrl
+from equipoise.channel.kafka.settings import address_of, checked
+from equipoise.channel.log.open_log import is_in_memory, kafka_settings, log_path
+from equipoise.spark_jobs.sequence.arrivals import ALL_SOURCES, Source
+from equipoise.spark_jobs.streams.options import PER_TRIGGER
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+
+def is_on_kafka(url: str) -> bool:
+    """Whether the log at `url` is a topic, for which a session needs Spark's connector."""
+    return url.startswith("kafka:")
+
+
+def channel_frame(
+    spark: SparkSession,
+    url: str,
+    *,
+    streaming: bool,
+    sources: frozenset[Source] = ALL_SOURCES,
+    start: Mapping[str, int] | None = None,
+    end: Mapping[str, int] | None = None,
+    per_trigger: int = PER_TRIGGER,
+    kafka: Mapping[str, str] | None = None,
+) -> DataFrame:
+    """The entries of the log at `url`, and of what stands beside it, with the columns of `spark_jobs.sequence.arrivals.FRAME_DDL`.
+
+    Of `sources` alone, of which the channel must be one; who wants less reads less.
+
+    A stream brings at most `per_trigger` entries in a batch (on SQLite: of each source, and so many bytes of each; load reports have a
+    lower bound of their own), and those of one source in their order once they are sorted by offset; a batch brings what is there
+    when it is planned. `start` and `end` are positions by source (`spark_jobs.sequence.arrivals.Source`): the first offset that is wanted,
+    and for a batch the first that is not; a source that is not named is read from its beginning to its end. `kafka` are settings of Kafka's
+    client, by default those of this process.
+
+    Raises `InvalidLogUrl`, `InvalidKafkaSetting`, and for positions on Kafka `MissingExtra`, `LogUnavailable`. A file need not be there.
+    """
+    if is_in_memory(url):
+        raise InvalidLogUrl(url=url, problem="a log in memory is known only to the process that made it, and Spark works in others")
+    if is_on_kafka(url):
+        from equipoise.spark_jobs.sources.kafka_source import kafka_frame  # noqa: PLC0415 - imports pyspark, which who only asks for the URL does not need
+
+        settings = kafka_settings() if kafka is None else checked(kafka)
+        return kafka_frame(
+            spark,
+            address_of(url),
+            url=url,
+            settings=settings,
+            streaming=streaming,
+            sources=sources,
+            start=start or {},
+            end=end or {},
+            per_trigger=per_trigger,
+        )
+    path = log_path(url)
+    if not path:
+        raise InvalidLogUrl(url=url, problem="it names no file and no topic")
+    options = {
+        "url": f"sqlite:{os.path.abspath(path)}",  # noqa: PTH100 - links are followed when it is opened
+        "sources": json.dumps(sorted(sources)),
+        "start": json.dumps(dict(start or {})),
+        "end": json.dumps(dict(end or {})),
+        "per_trigger": str(per_trigger),
+    }
+    return _sqlite_frame(spark, options, streaming=streaming)
+
+
+def _sqlite_frame(spark: SparkSession, options: dict[str, str], *, streaming: bool) -> DataFrame:
+    if not (spark.sparkContext.master or "").startswith("local"):
+        raise InvalidLogUrl(
+            url=options["url"], problem="it lies on this machine alone, so only Spark on this machine can read it: leave out --master"
+        )
+    from equipoise.spark_jobs.sources.sqlite_source import NAME, SqliteChannel  # noqa: PLC0415 - as above
+
+    spark.dataSource.register(SqliteChannel)
+    if streaming:
+        return spark.readStream.format(NAME).options(**options).load()
+    return spark.read.format(NAME).options(**options).load()

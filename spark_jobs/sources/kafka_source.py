@@ -1,0 +1,157 @@
+"""The channel on Kafka as a source of Spark: one connector, which reads the log's topic and those beside it together.
+
+May live here: which topics those are, where reading begins, and the options of the connector. A topic that is made later is found by
+its name, and read from its beginning.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from pyspark.sql import functions
+
+from equipoise.brokers.load.bus.topics import LoadTopics
+from equipoise.channel.core.errors import LogUnavailable, MissingExtra
+from equipoise.channel.kafka.answers import KafkaFailed
+from equipoise.channel.kafka.settings import KafkaAddress, checked, without_secrets
+from equipoise.spark_jobs.sequence.arrivals import Positions, Source
+from equipoise.spark_jobs.sources.kafka_options import connector_options
+
+if TYPE_CHECKING:
+    from pyspark.sql import Column, DataFrame, SparkSession
+
+_EARLIEST: Final = -2
+_LATEST: Final = -1
+_PARTITION: Final = 0
+"""Each of the topics is made with one partition, since each is read in its order. In others of one that was made otherwise no position
+is kept: what they bring is read from its beginning, by each generation of a checkpoint."""
+
+# How long Spark asks again while Kafka does not answer, before a batch fails: 10 minutes, as a file is waited for.
+_OFFSET_RETRIES: Final = 600
+_OFFSET_RETRY_MS: Final = 1_000
+_POLL_MS: Final = 60_000
+_ASK_MS: Final = 10_000
+
+_TASK_RECORDS_MAX: Final = 50_000
+"""Records that one task reads: a topic of one partition would otherwise be read by one core. Small batches stay whole."""
+
+LOADS_PER_TRIGGER: Final = 4_000
+"""Load reports in a batch at most. Each becomes a row for every bundle that it names, twenty by default: 84,000 rows, all at once in the
+JVM, which has 1 GiB (`spark_jobs.streams.session.DRIVER_MEMORY`)."""
+
+HEADER_OFFSET: Final = 0
+"""What stands first on a log's topic is no record: see `channel.kafka.topic`."""
+
+
+def topics_of(address: KafkaAddress) -> dict[str, str]:
+    """The topic of each source, by the source's name."""
+    return {
+        Source.CHANNEL.value: address.topic,
+        Source.DECISIONS.value: f"{address.topic}-decisions",
+        Source.SERVING.value: f"{address.topic}-serving",
+        Source.LOADS.value: LoadTopics(log=address.topic).summaries.name,
+    }
+
+
+def kafka_frame(
+    spark: SparkSession,
+    address: KafkaAddress,
+    *,
+    url: str,
+    settings: Mapping[str, str],
+    streaming: bool,
+    sources: frozenset[Source],
+    start: Positions,
+    end: Positions,
+    per_trigger: int,
+) -> DataFrame:
+    """The frame of `spark_jobs.sources.frames.channel_frame`, from the topics of these sources of a log at `address`.
+
+    Raises `InvalidKafkaSetting`, and, if positions are given, `MissingExtra` and `LogUnavailable`.
+    """
+    topics = {source: topic for source, topic in topics_of(address).items() if source in sources}
+    options = {
+        "kafka.bootstrap.servers": address.servers,
+        # What is gone is noticed by whoever folds, as a gap, and is no reason for the connector to end the query.
+        "failOnDataLoss": "false",
+        "fetchOffset.numRetries": str(_OFFSET_RETRIES),
+        "fetchOffset.retryIntervalMs": str(_OFFSET_RETRY_MS),
+        "kafkaConsumer.pollTimeoutMs": str(_POLL_MS),
+        "maxRecordsPerPartition": str(_TASK_RECORDS_MAX),
+        **connector_options(checked(settings), read=lambda path: Path(path).read_text(encoding="utf-8")),
+    }
+    there = _existing(address, topics, url=url, settings=settings) if start or end else {}
+
+    def among(read: Mapping[str, str]) -> dict[str, str]:
+        starting = offsets_option(read, start, there=there, otherwise=_EARLIEST) if start else "earliest"
+        return {**options, "subscribePattern": pattern_of(read.values()), "startingOffsets": starting}
+
+    if not streaming:
+        ending = offsets_option(topics, end, there=there, otherwise=_LATEST) if end else "latest"
+        return as_frame(spark.read.format("kafka").options(**among(topics), endingOffsets=ending).load(), topics)
+    # The connector has one bound for all topics of a reader, so that load reports, of which a batch takes fewer, have one of their own.
+    loads = {source: topic for source, topic in topics.items() if source == Source.LOADS}
+    others = {source: topic for source, topic in topics.items() if source != Source.LOADS}
+
+    def streamed(read: Mapping[str, str], bound: int) -> DataFrame:
+        return as_frame(spark.readStream.format("kafka").options(**among(read), maxOffsetsPerTrigger=str(bound)).load(), topics)
+
+    frame = streamed(others, per_trigger)
+    return frame.unionAll(streamed(loads, min(per_trigger, LOADS_PER_TRIGGER))) if loads else frame
+
+
+def pattern_of(topics: Iterable[str]) -> str:
+    """Finds these topics and no other. The connector asks whether it is found *in* a name: that of a log is in all beside it."""
+    return f"^(?:{'|'.join(re.escape(topic) for topic in topics)})$"
+
+
+def as_frame(rows: DataFrame, topics: Mapping[str, str]) -> DataFrame:
+    """Rows of the connector in the columns of `FRAME_DDL`, without the header of the log's topic."""
+    column = functions.col
+    is_header = (column("topic") == topics[Source.CHANNEL]) & (column("offset") <= HEADER_OFFSET)
+    return rows.where(~is_header).select(
+        _source_of(topics).alias("source"),
+        column("offset"),
+        column("timestamp"),
+        column("key"),
+        column("value"),
+        functions.to_date(column("timestamp")).alias("day"),
+    )
+
+
+def _source_of(topics: Mapping[str, str]) -> Column:
+    named = functions.lit(None).cast("string")
+    for source, topic in topics.items():
+        named = functions.when(functions.col("topic") == topic, functions.lit(source)).otherwise(named)
+    return named
+
+
+def offsets_option(topics: Mapping[str, str], positions: Positions, *, there: Mapping[str, int], otherwise: int) -> str:
+    """Positions as the connector wants them: of each topic that is there, with all the partitions that it has, and of no other."""
+    return json.dumps(
+        {
+            topic: {str(each): positions.get(source, otherwise) if each == _PARTITION else otherwise for each in range(there[topic])}
+            for source, topic in sorted(topics.items())
+            if topic in there
+        }
+    )
+
+
+def _existing(address: KafkaAddress, topics: Mapping[str, str], *, url: str, settings: Mapping[str, str]) -> dict[str, int]:
+    """Which of the topics are there, with how many partitions. The connector takes positions only of those, and asks for all of them."""
+    try:
+        from equipoise.channel.kafka.client import Clients  # noqa: PLC0415 - its client comes with an extra
+    except ModuleNotFoundError as error:
+        if error.name != "confluent_kafka":
+            raise
+        raise MissingExtra(what=f"to read {url} from given positions", extra="kafka") from error
+    try:
+        with Clients(servers=address.servers, settings=settings).administrator() as administrator:
+            found = {topic: administrator.describe(topic, timeout_ms=_ASK_MS) for topic in topics.values()}
+            return {topic: facts.partitions for topic, facts in found.items() if facts is not None}
+    except KafkaFailed as error:
+        raise LogUnavailable(log=url, problem=without_secrets(error.problem, settings), in_doubt=False) from error

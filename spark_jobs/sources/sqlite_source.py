@@ -1,0 +1,304 @@
+"""The embedded channel as a data source of Spark, streaming and batch: what Spark asks, answered by `spark_jobs.sources.sqlite_reading`.
+
+May live here: the classes that Spark pickles and calls, in processes of its own, and how long they wait for a file that is away.
+
+A position is a place in all sources together: `{"log": identity, "channel": 7, "decisions": 1, "serving": 1, "loads": 1}`, the next
+offset of each, and which log it is of. A streaming query never fails because the file is away: it has nothing new then, and whoever
+watches it tells that (`spark_jobs.streams.silence`). Rows that a batch has planned must come, and are waited for within `AWAY_S_MAX`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sqlite3
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, TypeVar
+
+import pyarrow as pa
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
+from pyspark.sql.types import StructType
+
+from equipoise.channel.core.errors import InvalidLogUrl, LogNotBegun, LogReplaced, LogStorageFull, LogUnavailable
+from equipoise.channel.core.log import Log
+from equipoise.channel.log.open_log import log_path, open_log
+from equipoise.spark_jobs.sequence.arrivals import FRAME_DDL, Arrival, Positions, Source
+from equipoise.spark_jobs.sources.sqlite_reading import BEGINNING, ROWS_AT_ONCE, ChannelFiles
+from equipoise.spark_jobs.streams.errors import OtherLog, SourceAway
+from equipoise.spark_jobs.streams.options import PER_TRIGGER
+
+NAME: Final = "equipoise_sqlite"
+
+AWAY_S_MAX: Final = 600
+"""How long a task waits for a file of which rows are planned: a restored copy, a mount that comes back, somebody who looks."""
+
+_RETRY_S: Final = 0.25
+_TOLD_EVERY_S: Final = 30.0
+
+IDLE_MS: Final = 200
+"""How long a question for what is new waits for an answer before it is "nothing": Spark asks a hundred times a second otherwise."""
+
+PARTITION_ENTRIES: Final = 250_000
+"""Entries of one task of a batch: 2 s of reading, so that two cores end at about the same time."""
+
+_PARTITIONS_MAX: Final = 10_000
+
+_DAY_MS: Final = 86_400_000
+_LOG: Final = "log"
+_AWAY: Final = (LogNotBegun, LogUnavailable, LogReplaced, LogStorageFull, InvalidLogUrl, sqlite3.Error)
+
+SCHEMA: Final = pa.schema(
+    [
+        ("source", pa.string()),
+        ("offset", pa.int64()),
+        ("timestamp", pa.timestamp("us", tz="UTC")),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+        ("day", pa.date32()),
+    ]
+)
+"""`FRAME_DDL`, as Arrow has it."""
+
+_Answer = TypeVar("_Answer")
+
+
+class Piece(InputPartition):
+    """The entries of one source from `begin` up to `end`, which is left out; `identity` is of their log, "" for any."""
+
+    def __init__(self, source: str, begin: int, end: int, identity: str) -> None:
+        """Pickled as it is."""
+        super().__init__((source, begin, end, identity))
+        self.source = source
+        self.begin = begin
+        self.end = end
+        self.identity = identity
+
+
+class SqliteChannel(DataSource):
+    """The source `equipoise_sqlite`. Options: `url`, `sources` (JSON, names), `start` and `end` (JSON, by source), `per_trigger`."""
+
+    @classmethod
+    def name(cls) -> str:
+        """As `spark.read.format` names it."""
+        return NAME
+
+    def schema(self) -> str:
+        """The frame of every source."""
+        return FRAME_DDL
+
+    def reader(self, schema: StructType) -> SqliteBatchReader:  # noqa: ARG002 - its columns are fixed
+        """For a batch."""
+        start, end = _positions(self.options, "start"), _positions(self.options, "end")
+        return SqliteBatchReader(self.options["url"], sources=_sources(self.options), start=start, end=end)
+
+    def streamReader(self, schema: StructType) -> SqliteStreamReader:  # noqa: ARG002, N802 - as above; the name is Spark's
+        """For a stream."""
+        per_trigger = int(self.options.get("per_trigger", PER_TRIGGER))
+        start = _positions(self.options, "start")
+        return SqliteStreamReader(self.options["url"], sources=_sources(self.options), start=start, per_trigger=per_trigger)
+
+
+class SqliteBatchReader(DataSourceReader):
+    """All entries that are there when the query is planned, in pieces that are read side by side."""
+
+    def __init__(self, url: str, *, sources: Sequence[Source], start: Positions, end: Positions) -> None:
+        """Of `sources`, from `start` up to `end`, which is left out; one that is not named there is read from and to its ends."""
+        self._url = url
+        self._sources = sources
+        self._start = start
+        self._end = end
+
+    def partitions(self) -> Sequence[InputPartition]:
+        """See `DataSourceReader.partitions`."""
+
+        def plan(files: ChannelFiles) -> list[InputPartition]:
+            begins, ends = files.begins(), files.ends()
+            planned: list[InputPartition] = []
+            for source in self._sources:
+                begin = max(begins[source], self._start.get(source, 0))
+                end = min(ends[source], self._end.get(source, ends[source]))
+                planned += pieces(source.value, begin, end, identity=files.identity)
+            return planned
+
+        return insisted(self._url, plan, sources=self._sources)
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """See `DataSourceReader.read`."""
+        assert isinstance(partition, Piece), "Spark hands back what `partitions` gave it"
+        return read_piece(self._url, partition)
+
+
+class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """New entries, at most `per_trigger` of each source in one batch."""
+
+    def __init__(self, url: str, *, sources: Sequence[Source] = tuple(Source), start: Positions, per_trigger: int) -> None:
+        """Of `sources`, from `start`, or the beginning of what is not named in it."""
+        self._url = url
+        self._sources = sources
+        self._start = start
+        self._per_trigger = per_trigger
+        self._until: dict[str, int] | None = None
+        self._files: ChannelFiles | None = None
+        self._log: Log | None = None
+
+    def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - as all below: the names are Spark's
+        """See `DataSourceStreamReader.initialOffset`."""
+        return {**BEGINNING, **self._start, _LOG: ""}
+
+    def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
+        """See `DataSourceStreamReader.getDefaultReadLimit`."""
+        return ReadMaxRows(self._per_trigger)
+
+    def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
+        """See `SupportsTriggerAvailableNow`: what comes from now on is not read."""
+        self._until = insisted(self._url, ChannelFiles.ends, sources=self._sources)
+
+    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+        """See `DataSourceStreamReader.latestOffset`. `start` itself while the file is away."""
+        entries = (
+            sys.maxsize if isinstance(limit, ReadAllAvailable) else min(self._per_trigger, getattr(limit, "max_rows", self._per_trigger))
+        )
+        try:
+            files = self._opened(start.get(_LOG) or None)
+            found = files.batch_end(start, limit=min(entries, _ALL), until=self._until)
+            if self._until is None and found == {source: start[source] for source in found}:
+                self._wait(start[Source.CHANNEL])
+                found = files.batch_end(start, limit=min(entries, _ALL))
+        except _AWAY:
+            self._let_go()
+            time.sleep(IDLE_MS / 1_000)
+            return start
+        if found == {source: start[source] for source in found}:
+            return start
+        return {**found, _LOG: files.identity}
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """See `DataSourceStreamReader.partitions`. One for each source: who folds the channel wants it in its order."""
+        return [Piece(source.value, start[source], end[source], end[_LOG]) for source in self._sources if start[source] < end[source]]
+
+    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+        """See `DataSourceStreamReader.read`."""
+        assert isinstance(partition, Piece), "Spark hands back what `partitions` gave it"
+        return read_piece(self._url, partition)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+        """See `DataSourceStreamReader.reportLatestOffset`: by it a query knows how far it is behind."""
+        try:
+            files = self._opened(None)
+            return {**files.ends(), _LOG: files.identity}
+        except _AWAY:
+            self._let_go()
+            return None
+
+    def stop(self) -> None:
+        """See `DataSourceStreamReader.stop`."""
+        self._let_go()
+
+    def _opened(self, identity: str | None) -> ChannelFiles:
+        if self._files is None:
+            self._files = ChannelFiles(_path(self._url), name=self._url, identity=identity, sources=self._sources)
+        if identity not in {None, self._files.identity}:
+            raise OtherLog(log=self._url, expected=str(identity), found=self._files.identity)
+        return self._files
+
+    def _wait(self, position: int) -> None:
+        """Wait a little for the channel to have an entry at `position` or above."""
+        if self._log is None:
+            self._log = open_log(self._url, create=False)
+        self._log.wait(max(position, self._log.start()), timeout_ms=IDLE_MS)
+
+    def _let_go(self) -> None:
+        for opened in (self._files, self._log):
+            if opened is not None:
+                with contextlib.suppress(sqlite3.Error, OSError):
+                    opened.close()
+        self._files = self._log = None
+
+
+_ALL: Final = 1 << 40
+"""More entries than a file can hold, and small enough to be added to an offset."""
+
+
+def pieces(source: str, begin: int, end: int, *, identity: str) -> list[InputPartition]:
+    """The entries from `begin` up to `end` in pieces of about the same size, each of which one task reads."""
+    if begin >= end:
+        return []
+    size = max(PARTITION_ENTRIES, -(-(end - begin) // _PARTITIONS_MAX))
+    return [Piece(source, first, min(first + size, end), identity) for first in range(begin, end, size)]
+
+
+def read_piece(url: str, piece: Piece) -> Iterator[pa.RecordBatch]:
+    """The entries of a piece as Arrow has them, in their order. Raises `SourceAway`, `OtherLog`, `LogDamaged`."""
+    begin = piece.begin
+    while begin < piece.end:
+        at = begin
+
+        def some(files: ChannelFiles, at: int = at) -> list[Arrival]:
+            found: list[Arrival] = []
+            for arrival in files.rows(piece.source, at, piece.end):
+                found.append(arrival)
+                if len(found) == ROWS_AT_ONCE:
+                    break
+            return found
+
+        arrivals = insisted(url, some, identity=piece.identity or None)
+        if not arrivals:
+            return
+        yield record_batch(arrivals)
+        begin = arrivals[-1].offset + 1
+
+
+def record_batch(arrivals: Sequence[Arrival]) -> pa.RecordBatch:
+    """Entries as columns of `SCHEMA`."""
+    times_ms = [arrival.at_ms for arrival in arrivals]
+    columns = [
+        pa.array([arrival.source for arrival in arrivals], pa.string()),
+        pa.array([arrival.offset for arrival in arrivals], pa.int64()),
+        pa.array([time_ms * 1_000 for time_ms in times_ms], pa.int64()).cast(pa.timestamp("us", tz="UTC")),
+        pa.array([arrival.key for arrival in arrivals], pa.binary()),
+        pa.array([arrival.value for arrival in arrivals], pa.binary()),
+        pa.array([time_ms // _DAY_MS for time_ms in times_ms], pa.int32()).cast(pa.date32()),
+    ]
+    return pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
+
+
+def insisted(
+    url: str, ask: Callable[[ChannelFiles], _Answer], *, identity: str | None = None, sources: Sequence[Source] = tuple(Source)
+) -> _Answer:
+    """What `ask` says of the files, which are opened for it; a file that is away is waited for. Raises `SourceAway`, and what it raises."""
+    began_s = time.monotonic()
+    told_s = began_s
+    while True:
+        try:
+            with contextlib.closing(ChannelFiles(_path(url), name=url, identity=identity, sources=sources)) as files:
+                return ask(files)
+        except _AWAY as error:
+            now_s = time.monotonic()
+            if now_s - began_s >= AWAY_S_MAX:
+                raise SourceAway(source=url, problem=str(error), waited_s=AWAY_S_MAX) from error
+            if now_s - told_s >= _TOLD_EVERY_S:
+                told_s = now_s
+                problem = getattr(error, "problem", error)
+                sys.stderr.write(f"{url} is away: {problem}; a task waits for it, for {AWAY_S_MAX} s at most\n")
+                sys.stderr.flush()
+        time.sleep(_RETRY_S)
+
+
+def _path(url: str) -> str:
+    path = log_path(url)
+    if path is None:
+        raise InvalidLogUrl(url=url, problem="it is no file")
+    return path
+
+
+def _positions(options: Mapping[str, str], name: str) -> Positions:
+    return {source: int(offset) for source, offset in json.loads(options.get(name) or "{}").items()}
+
+
+def _sources(options: Mapping[str, str]) -> tuple[Source, ...]:
+    """Those that are asked for, in the order in which a batch reads them."""
+    names = json.loads(options["sources"])
+    return tuple(source for source in Source if source in names)

@@ -1,0 +1,1 @@
+"""Spark sessions and streaming queries: starting, progress and errors."""

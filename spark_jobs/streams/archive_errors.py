@@ -1,0 +1,148 @@
+"""What can go wrong with an archive, and who must act.
+
+May live here: exception classes with typed attributes, as in `channel.core.errors`.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from equipoise.channel.core.errors import CallerError, OperatorError
+
+
+class NoArchive(CallerError):
+    """There is no archive where somebody wants to read one."""
+
+    def __init__(self, *, archive: str) -> None:
+        """`archive` is the folder as given."""
+        self.archive = archive
+        super().__init__(f"there is no archive at {archive}; write one with `equipoise spark archive`, or name another with --archive")
+
+
+class ArchiveOfAnotherLog(OperatorError):
+    """The archive holds what another log said: to mix two would make both worthless."""
+
+    def __init__(self, *, archive: str, expected: str, found: str) -> None:
+        """`expected` is the identity of the log that is read, `found` that of the archive's."""
+        self.archive = archive
+        self.expected = expected
+        self.found = found
+        super().__init__(f"the archive {archive} is of the log {found}, not of {expected}; name another folder with --archive")
+
+
+class ArchiveTooNew(OperatorError):
+    """A newer version has written this archive."""
+
+    def __init__(self, *, archive: str, what: str, found: int, supported: int) -> None:
+        """`what` has the version `found`; this version reads up to `supported`."""
+        self.archive = archive
+        self.what = what
+        self.found = found
+        self.supported = supported
+        super().__init__(f"{what} of the archive {archive} is of version {found}, this version reads up to {supported}; upgrade it")
+
+
+class ArchiveDamaged(OperatorError):
+    """The archive's own description or a file of it cannot be read, or is gone from beside its tables."""
+
+    def __init__(self, *, archive: str, problem: str) -> None:
+        """`problem` says what was found."""
+        self.archive = archive
+        self.problem = problem
+        super().__init__(f"the archive {archive} cannot be used: {problem}; restore it from a copy, or name another folder with --archive")
+
+
+class ArchiveFileGone(ArchiveDamaged):
+    """A file is not there any more: whoever reads beside a job that tidies looks again, and finds the one that it was joined into."""
+
+    def __init__(self, *, archive: str, file: str) -> None:
+        """`file` is the one that is gone."""
+        self.file = file
+        super().__init__(archive=archive, problem=f"its file {file} is not there any more")
+
+
+class ArchiveOutOfOrder(OperatorError):
+    """Records of the archive are there, and not in the order in which they are folded."""
+
+    def __init__(self, *, archive: str, problem: str) -> None:
+        """`problem` says of what, and what mends it."""
+        self.archive = archive
+        self.problem = problem
+        super().__init__(f"the archive {archive} cannot be gone on from: {problem}; then start again")
+
+
+class ArchiveInUse(OperatorError):
+    """Another process writes the same tables of the archive, or tidies it."""
+
+    def __init__(self, *, archive: str, who: str) -> None:
+        """`who` is what holds the lock: `archive`, `audit` or `tidy`."""
+        self.archive = archive
+        self.who = who
+        super().__init__(f"another process ({who}) works on the archive {archive}; stop it first, or wait until it has ended")
+
+
+class ArchiveFull(OperatorError):
+    """The archive's disk is full: the batch in hand was not finished, and is done again after a restart."""
+
+    def __init__(self, *, archive: str, file: str) -> None:
+        """`file` is the one that could not be written."""
+        self.archive = archive
+        self.file = file
+        super().__init__(f"the disk of the archive {archive} is full, {file} could not be written; free space on it, and start again")
+
+
+class ArchiveUnwritable(OperatorError):
+    """The archive cannot be written: rights, or a disk that fails."""
+
+    def __init__(self, *, archive: str, problem: str) -> None:
+        """`problem` is what the operating system says."""
+        self.archive = archive
+        self.problem = problem
+        super().__init__(f"the archive {archive} cannot be written: {problem}; mend that, and start again")
+
+
+WITHOUT_CHECKPOINT: Final = {
+    "archive": "it goes on where the archive ends",
+    "audit": "it reads the log from where the log begins, and our readers take what it finds again once",
+}
+"""What each writer does that finds no checkpoint beside its tables."""
+
+
+class CheckpointBehind(OperatorError):
+    """Spark's checkpoint is older than the archive: its next batch would not be the one that the archive expects."""
+
+    def __init__(self, *, archive: str, writer: str, checkpoint: str, batch: int, finished: int) -> None:
+        """`batch` came where `finished` is the last that the archive holds from this writer, `archive` or `audit`."""
+        self.archive = archive
+        self.writer = writer
+        self.checkpoint = checkpoint
+        self.batch = batch
+        self.finished = finished
+        super().__init__(
+            f"Spark's checkpoint {checkpoint} goes on with batch {batch}, and the archive {archive} holds all up to batch {finished}: the "
+            "checkpoint lost its newest batches, as in a power cut, or is an older copy; the archive is whole, and nothing was written; "
+            f"remove that folder and start the job again: {WITHOUT_CHECKPOINT[writer]}"
+        )
+
+
+class OtherStore(OperatorError):
+    """The archive is kept in the other of the two forms."""
+
+    def __init__(self, *, archive: str, found: str, asked: str) -> None:
+        """`found` and `asked` are `parquet` or `delta`."""
+        self.archive = archive
+        self.found = found
+        self.asked = asked
+        way = "add --delta" if found == "delta" else "leave out --delta"
+        super().__init__(f"the archive {archive} is kept as {found}, not as {asked}; {way}, or name another folder with --archive")
+
+
+class NoHold(CallerError):
+    """There is no hold of this name on the channel."""
+
+    def __init__(self, *, key: str) -> None:
+        """`key` is that of its record."""
+        self.key = key
+        super().__init__(
+            f"there is no hold {key} on the channel; the holds that compaction counts are named by `equipoise channel compact`"
+        )

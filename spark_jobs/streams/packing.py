@@ -1,0 +1,69 @@
+"""Arrivals on their way to the one operator that takes all of them: packed into few rows, each a batch of Arrow.
+
+May live here: packing and unpacking. Rows one by one cost Spark more on that way, where it writes, sorts, groups and rebuilds each of
+them, than folding them does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import repeat
+from typing import TYPE_CHECKING, Final
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+
+from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+PACK_BYTES_MAX: Final = 8 << 20
+"""Bytes of one pack, unless a single row is larger: Spark keeps a row in one piece, and some of them at a time."""
+
+_PACKS: Final = pa.schema([("log", pa.string()), ("pack", pa.binary())])
+_PACKS_DDL: Final = "log STRING, pack BINARY"
+
+
+def packed(frame: DataFrame) -> DataFrame:
+    """A frame of arrivals (`FRAME_DDL`) as rows of (`log`, `pack`), all with the same `log` to be grouped by."""
+    # Times as numbers, because a timestamp is turned into the session's time zone on its way to Python.
+    numbered = frame.select("source", "offset", F.coalesce(F.unix_millis("timestamp"), F.lit(0)).alias("at_ms"), "value")
+    return numbered.mapInArrow(pack, _PACKS_DDL)
+
+
+def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Each batch with the columns of an arrival as one pack, or as several where it is large."""
+    for batch in batches:
+        for part in _parts(batch):
+            stream = pa.BufferOutputStream()
+            with pa.ipc.new_stream(stream, part.schema) as writer:
+                writer.write_batch(part)
+            yield pa.record_batch([[""], [stream.getvalue().to_pybytes()]], schema=_PACKS)
+
+
+def unpacked(packs: Iterable[bytes]) -> Iterator[Arrival]:
+    """The arrivals of one batch, whatever order its packs are in: those of the channel first, and each source by its offsets."""
+    table = _sorted(pa.concat_tables(pa.ipc.open_stream(each).read_all() for each in packs))
+    source, offset, at_ms, value = (table[name].to_pylist() for name in ("source", "offset", "at_ms", "value"))
+    return map(Arrival, source, offset, at_ms, repeat(None), value)
+
+
+def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    rows = batch.num_rows
+    if rows < 2 or batch.nbytes <= PACK_BYTES_MAX:  # noqa: PLR2004 - one row is not cut
+        if rows:
+            yield batch
+        return
+    yield from _parts(batch.slice(0, rows // 2))
+    yield from _parts(batch.slice(rows // 2))
+
+
+def _sorted(table: pa.Table) -> pa.Table:
+    beside = pc.not_equal(table["source"], Source.CHANNEL.value)
+    offsets = table["offset"]
+    if not pc.any(beside).as_py() and pc.all(pc.greater(offsets[1:], offsets[:-1])).as_py() is not False:
+        return table
+    order = table.append_column("beside", beside)
+    return order.sort_by([("beside", "ascending"), ("source", "ascending"), ("offset", "ascending")])

@@ -1,0 +1,228 @@
+"""The first operator of each streaming job: one `Sequence` over the whole channel, as Spark's `transformWithState` runs it.
+
+May live here: the rim around `spark_jobs.sequence`. It turns frames into arrivals and rows into frames, keeps the state where Spark
+commits it with the batch, and asks the log itself what became of a gap.
+
+How the state is kept
+1. It is a list of rows (key, data), to which each batch appends those that it changed; of several of one key the last counts. It is
+   written anew once it is more than twice as long as it need be. A list costs one call a batch, where a map costs one for each key.
+2. A worker keeps the sequence that it has fed, under the number of the batch that comes next. It is taken up again only if the
+   state says the same number: not after an attempt that failed, nor where another worker was faster, nor after a restart.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import pandas as pd
+import pyarrow as pa
+from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
+
+from equipoise.channel.core.snapshot import to_bytes
+from equipoise.channel.log.open_log import open_log
+from equipoise.channel.snapshots.restore import beginning
+from equipoise.compaction.compressed import shortened, whole_again
+from equipoise.spark_jobs.rules.membership.view import IN_FLIGHT_MAX_MS, Membership
+from equipoise.spark_jobs.sequence.emitted import EMITTED_DDL, Emitted, Table
+from equipoise.spark_jobs.sequence.histories import Histories
+from equipoise.spark_jobs.sequence.loads import load_rows
+from equipoise.spark_jobs.sequence.parts import SNAPSHOT_RECORDS, Plugs, StateRow
+from equipoise.spark_jobs.sequence.sequence import Sequence
+from equipoise.spark_jobs.sequence.snapshots import SNAPSHOT_BYTES_MAX
+from equipoise.spark_jobs.streams.packing import packed, unpacked
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+    from pyspark.sql.streaming.stateful_processor import TimerValues
+
+CHUNK_ROWS_MAX: Final = 20_000
+"""Rows in one frame that goes back to Spark, so that a batch does not stand in memory twice."""
+
+CHUNK_BYTES_MAX: Final = 32 << 20
+"""Bytes of bodies after which a frame is full: records may be a MiB each."""
+
+STATE_ROWS_AT_ONCE: Final = 5_000
+"""Rows of state in one call to Spark: 1.5 MB of them at 300 bytes."""
+
+STATE_ROWS_SPARE: Final = 1_000
+"""Rows of state that are not worth writing anew, however few there need be."""
+
+CACHED_MAX: Final = 2
+"""Sequences that one worker keeps: of a query that ended, what it left goes when the next two come."""
+
+# Times as numbers, because a timestamp is turned into the session's time zone on its way from Python.
+_ROWS_DDL: Final = EMITTED_DDL.replace("at TIMESTAMP", "at_ms BIGINT")
+_TYPES: Final = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32(), "BINARY": pa.binary()}
+_COLUMNS: Final = {name: _TYPES[kind] for name, kind in (column.split() for column in _ROWS_DDL.split(", "))}
+
+
+def sequence_operator(
+    frame: DataFrame,
+    *,
+    wants: frozenset[Table],
+    begin: bytes | None,
+    run_id: str,
+    log_url: str,
+    snapshot_records: int = SNAPSHOT_RECORDS,
+    in_flight_max_ms: int = IN_FLIGHT_MAX_MS,
+    log: str | None = None,
+) -> DataFrame:
+    """The rows (`EMITTED_DDL`) of a streaming frame of arrivals (`FRAME_DDL`).
+
+    `begin` is the snapshot that a new checkpoint begins with (`channel.core.snapshot`), None for a log that is read from its first
+    record; one that exists goes on from its own state. `run_id` is another one at each start of the query. `in_flight_max_ms` is how
+    long a bundle may be on its way before the second opinion says that it is overdue. `log` is the log's identity, by which evidence of
+    another one that bore its name can be told.
+    """
+    processor = SequentialProcessor(
+        wants=wants,
+        begin=begin,
+        run_id=run_id,
+        log_url=log_url,
+        snapshot_records=snapshot_records,
+        in_flight_max_ms=in_flight_max_ms,
+        log=log,
+    )
+    rows = packed(frame).groupBy("log").transformWithStateInPandas(processor, _ROWS_DDL, "Append", "None")
+    return rows.select(
+        "table", "subject", "offset", "ordinal", F.timestamp_millis("at_ms").alias("at"), "kind", "publisher", "verdict", "body"
+    )
+
+
+@dataclass(slots=True, kw_only=True)
+class Kept:
+    """A sequence as of the beginning of batch `version`, all rows of its state, and of how many the list is made."""
+
+    version: int
+    sequence: Sequence
+    rows: dict[str, bytes]
+    listed: int
+
+
+_kept: dict[str, Kept] = {}
+
+
+class SequentialProcessor(StatefulProcessor):
+    """One `Sequence` as a processor of Spark; all rows have one key."""
+
+    def __init__(
+        self,
+        *,
+        wants: frozenset[Table],
+        begin: bytes | None,
+        run_id: str,
+        log_url: str,
+        snapshot_records: int = SNAPSHOT_RECORDS,
+        in_flight_max_ms: int = IN_FLIGHT_MAX_MS,
+        log: str | None = None,
+    ) -> None:
+        self._wants = wants
+        self._begin = None if begin is None else shortened(begin)  # It goes to a worker with each batch.
+        self._run_id = run_id
+        self._log_url = log_url
+        self._snapshot_records = snapshot_records
+        self._in_flight_max_ms = in_flight_max_ms
+        self._log = log
+
+    def init(self, handle: StatefulProcessorHandle) -> None:
+        """Open the state."""
+        self._version = handle.getValueState("version", "version BIGINT")
+        self._rows = handle.getListState("rows", "key STRING, data BINARY")
+
+    def handleInputRows(self, key: object, rows: Iterator[pd.DataFrame], timerValues: TimerValues) -> Iterator[pd.DataFrame]:  # noqa: ARG002, N802, N803 - Spark's names
+        """Feed one batch, and keep the state."""
+        kept = self._take()
+        gc.disable()  # A batch makes a million values and no cycle among them: looking for some costs a fifth of it.
+        try:
+            yield from _frames(kept.sequence.feed(unpacked(pack for frame in rows for pack in frame["pack"])))
+        finally:
+            gc.enable()
+        self._keep(kept)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def _plugs(self) -> Plugs:
+        return Plugs(
+            opinion=Membership(in_flight_max_ms=self._in_flight_max_ms),
+            histories=Histories(),
+            lost=partial(lost, self._log_url),
+            load_rows=load_rows,
+            snapshot_records=self._snapshot_records,
+            log=self._log,
+        )
+
+    def _take(self) -> Kept:
+        """The sequence as of the last batch that was committed."""
+        kept = _kept.pop(self._run_id, None)  # Taken out: should this attempt fail, nobody must find what it has made of it.
+        committed = self._version.get() if self._version.exists() else None
+        if committed is None:
+            begin = None if self._begin is None else whole_again(self._begin, size_max=SNAPSHOT_BYTES_MAX)
+            return Kept(version=0, sequence=Sequence(self._wants, begin, plugs=self._plugs()), rows={}, listed=0)
+        version: int = committed[0]
+        if kept is not None and kept.version == version:
+            return kept
+        listed = [(key, data) for key, data in self._rows.get()]
+        rows: dict[str, bytes] = {}
+        _put(rows, listed)
+        return Kept(version=version, sequence=Sequence.restored(rows, self._wants, plugs=self._plugs()), rows=rows, listed=len(listed))
+
+    def _keep(self, kept: Kept) -> None:
+        """Write what this batch changed, so that Spark commits it with the batch, and keep the sequence for the next."""
+        changed = kept.sequence.changed_rows()
+        _put(kept.rows, changed)
+        if kept.listed + len(changed) > 2 * len(kept.rows) + STATE_ROWS_SPARE:
+            changed, kept.listed = list(kept.rows.items()), 0
+            self._rows.clear()
+        for first in range(0, len(changed), STATE_ROWS_AT_ONCE):
+            self._rows.appendList(changed[first : first + STATE_ROWS_AT_ONCE])
+        kept.listed += len(changed)
+        kept.version += 1
+        self._version.update((kept.version,))
+        for run_id in list(_kept)[: max(len(_kept) - CACHED_MAX + 1, 0)]:
+            del _kept[run_id]
+        _kept[self._run_id] = kept
+
+
+def _put(rows: dict[str, bytes], changed: Iterable[StateRow]) -> None:
+    for key, data in changed:
+        if data is None:
+            rows.pop(key, None)
+        else:
+            rows[key] = data
+
+
+def _frames(rows: Iterable[Emitted]) -> Iterator[pd.DataFrame]:
+    """The rows as frames of bounded size."""
+    chunk: list[Emitted] = []
+    chunk_bytes = 0
+    for row in rows:
+        chunk.append(row)
+        chunk_bytes += len(row.body or b"")
+        if len(chunk) >= CHUNK_ROWS_MAX or chunk_bytes >= CHUNK_BYTES_MAX:
+            yield _frame(chunk)
+            chunk, chunk_bytes = [], 0
+    if chunk:
+        yield _frame(chunk)
+
+
+def _frame(chunk: list[Emitted]) -> pd.DataFrame:
+    """As columns of Arrow, which Spark takes as they are: those of pandas are lists of objects, made for nothing."""
+    columns = zip(_COLUMNS.items(), zip(*chunk, strict=True), strict=True)
+    return pd.DataFrame({name: pd.array(pa.array(values, kind), pd.ArrowDtype(kind)) for (name, kind), values in columns})
+
+
+def lost(log_url: str, first: int, below: int) -> bytes | None:  # noqa: ARG001 - as `spark_jobs.sequence.parts.Lost`
+    """What `Plugs.lost` asks, of the log at this URL.
+
+    Numbers are left out only where a writer failed, so the log is opened anew for each gap. It is asked after the batch was read, and
+    its beginning only rises: below it nothing is missed, and above it nothing was lost.
+    """
+    with closing(open_log(log_url, create=False)) as log:
+        return None if log.start() <= first else to_bytes(beginning(log).reader.view)

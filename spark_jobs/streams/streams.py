@@ -1,0 +1,212 @@
+"""A stream from its start to its end: checkpoint, batches, failures that pass, Ctrl-C.
+
+May live here: what all streaming jobs do alike. What one reads and makes of it is its own; what is printed is
+`spark_jobs.streams.progress`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from equipoise.channel.core.errors import EquipoiseError, PeerError
+from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
+from equipoise.spark_jobs.streams.progress import Follower, Watch
+from equipoise.spark_jobs.streams.session import MEMORY_VARIABLE, driver_memory
+from equipoise.spark_jobs.streams.stream_errors import (
+    Cause,
+    CheckpointOfAnotherVersion,
+    PlaceLost,
+    SparkDied,
+    StreamFailed,
+    WorkersLost,
+    cause_of,
+    cause_of_error,
+)
+
+ATTEMPTS_MAX: Final = 3
+"""How often a stream is started, without a batch done in between, for a failure that does not look as if it mended itself."""
+
+AWAY_MAX_S: Final = 900
+"""How long a stream waits, without a batch done, for what it reads or writes: longer than a Kafka takes to be restarted or moved."""
+
+WORKERS_MAX_S: Final = 180
+"""The same for Spark's Python workers: a machine is that busy for minutes, and an interpreter that cannot run them is so for ever."""
+
+_PAUSES_S: Final = (1, 2, 4, 8, 15)
+"""Before each next start; the last one again and again. A start takes some seconds more."""
+
+_GONE: Final = (Py4JError, ConnectionError)
+"""What a call into Spark's Java process raises once that is gone."""
+
+_POLL_S: Final = 0.25  # How often the terminal is looked after: not too seldom for an eye.
+
+_POLLING_DELAY: Final = "100ms"
+"""How soon Spark asks a source again that had nothing: ten times a second, not a hundred, as it would by itself."""
+
+_STOP_MAX: Final = "30s"
+"""How long a stream that is stopped may take over the batch in hand; by itself Spark would wait for ever."""
+
+_BATCHES_RETAINED: Final = "20"
+"""How many batches Spark keeps in a checkpoint; its default is 100. Nobody goes back further than one."""
+
+_VERSION: Final = "state-version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stream:
+    """One streaming query.
+
+    `frame` makes its frame anew for each start. `take` gets the number and the rows of each batch; it may be called again with the
+    same batch after a failure, with the same rows, and must then do the same. With `to_end` the stream ends once it has taken
+    what its sources held when it began.
+    """
+
+    job: str
+    checkpoint: Path
+    to_end: bool
+    frame: Callable[[], DataFrame]
+    take: Callable[[int, pa.Table], None]
+
+
+def check_version(job: str, checkpoint: Path, version: int) -> None:
+    """Note in a checkpoint that is new that the state of `job` is of this version; raise `CheckpointOfAnotherVersion` if it is not."""
+    file = checkpoint / _VERSION
+    if not (checkpoint / "offsets").exists():  # No batch has begun, so there is no state yet.
+        checkpoint.mkdir(parents=True, exist_ok=True)
+        file.write_text(str(version), encoding="ascii")
+        return
+    found = file.read_text(encoding="ascii", errors="replace") if file.exists() else "unknown"
+    if found != str(version):
+        raise CheckpointOfAnotherVersion(folder=str(checkpoint), job=job, found=found, expected=str(version))
+
+
+def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
+    """Run `stream` to its end; without `to_end`, until somebody interrupts it, which raises `KeyboardInterrupt`.
+
+    A failure is told, and the stream started again from its checkpoint. Raises `SourceLost` if nothing came for `AWAY_MAX_S`,
+    `PlaceLost` if `Stream.take` raised a `PeerError` for as long, and anything else that it raises; `WorkersLost` if Spark's workers did
+    not start for `WORKERS_MAX_S`; `StreamFailed` if the stream fails `ATTEMPTS_MAX` times at one batch.
+    """
+    with delayed_interrupts() as check:
+        spark.conf.set("spark.sql.streaming.pollingDelay", _POLLING_DELAY)
+        spark.conf.set("spark.sql.streaming.minBatchesToRetain", _BATCHES_RETAINED)
+        spark.conf.set("spark.sql.streaming.stopTimeout", _STOP_MAX)
+        _until_it_ends(stream, watch, check)
+
+
+def _until_it_ends(stream: Stream, watch: Watch, check: Callable[[], None]) -> None:
+    failures, batches, since_s = 0, -1, time.monotonic()
+    while True:
+        run = _Run(stream, watch)
+        cause = run.to_its_end(check)
+        if cause is None:
+            return
+        if run.batches > batches or run.has_waited:
+            failures, batches = 0, run.batches
+        if not failures:
+            since_s = time.monotonic()
+        failures += 1
+        waited_s = int(time.monotonic() - since_s)
+        if cause.passes and waited_s > (WORKERS_MAX_S if cause.lost is WorkersLost else AWAY_MAX_S):
+            raise cause.lost(job=stream.job, problem=cause.text, waited_s=waited_s)
+        if not cause.passes and failures >= ATTEMPTS_MAX:
+            raise StreamFailed(job=stream.job, problem=cause.text, details=str(_details(stream)))
+        pause_s = _PAUSES_S[min(failures, len(_PAUSES_S)) - 1]
+        watch.note(f"the stream failed, and is started again in {pause_s} s: {cause.text}")
+        watch.restarted()
+        _sleep(pause_s, check)
+
+
+def _sleep(seconds: float, check: Callable[[], None]) -> None:
+    for _ in range(round(seconds / _POLL_S)):
+        time.sleep(_POLL_S)
+        check()
+
+
+def _details(stream: Stream) -> Path:
+    return stream.checkpoint.with_name(f"{stream.job}-failure.txt")
+
+
+class _Run:
+    """One start of a stream. `batches` is how many batches its checkpoint counts as done, whoever did them.
+
+    `has_waited` says that its sources were there, and had nothing new: a log on which nothing happens is not away.
+    """
+
+    def __init__(self, stream: Stream, watch: Watch) -> None:
+        self._stream = stream
+        self._watch = watch
+        self._raised: Exception | None = None
+        self.has_waited = False
+
+    @property
+    def batches(self) -> int:
+        """The number of the last batch that was done, -1 before the first."""
+        with suppress(OSError):
+            return max((int(file.name) for file in (self._stream.checkpoint / "commits").iterdir() if file.name.isdigit()), default=-1)
+        return -1
+
+    def to_its_end(self, check: Callable[[], None]) -> Cause | None:
+        """Start it and wait; why it failed, None if it came to its end. Raises what cannot pass, and what `check` raises."""
+        query: StreamingQuery | None = None
+        try:
+            query = self._started()
+            follower = Follower(query, self._watch)
+            while query.isActive:
+                _sleep(_POLL_S, check)
+                follower.follow()
+                self.has_waited = follower.has_waited
+                self._watch.show()
+            follower.follow()
+            query.awaitTermination()
+        except EquipoiseError as error:
+            if not isinstance(error, PeerError):
+                raise
+            return cause_of_error(error)
+        except (PySparkException, Py4JJavaError) as error:
+            return self._cause(error)
+        except _GONE as error:
+            problem = cause_of_error(error).text
+            raise SparkDied(job=self._stream.job, problem=problem, memory=driver_memory(), variable=MEMORY_VARIABLE) from error
+        finally:
+            # First of all, whatever comes of the rest: a batch that is under way when the interpreter ends makes it abort.
+            if query is not None:
+                with suppress(PySparkException, *_GONE):  # It is stopped for good all the same when this process ends.
+                    query.stop()
+            self._watch.show()
+        return None
+
+    def _started(self) -> StreamingQuery:
+        writer = self._stream.frame().writeStream.foreachBatch(self._take).queryName(self._stream.job)
+        writer = writer.option("checkpointLocation", str(self._stream.checkpoint.absolute())).outputMode("append")
+        trigger = writer.trigger(availableNow=True) if self._stream.to_end else writer.trigger(processingTime="0 seconds")
+        return trigger.start()
+
+    def _take(self, frame: DataFrame, number: int) -> None:
+        try:
+            self._stream.take(number, frame.toArrow())
+        except Exception as error:
+            # What Spark makes of it further down is a text; what it was says who must act.
+            self._raised = error
+            raise
+
+    def _cause(self, error: Exception) -> Cause:
+        with suppress(OSError):  # A full disk may be what it is all about; that it is full, and where, is told below.
+            _details(self._stream).write_text(str(error), encoding="utf-8")
+        raised = self._raised
+        if not isinstance(raised, EquipoiseError):
+            return cause_of(str(error))
+        if not isinstance(raised, PeerError):
+            raise raised
+        return cause_of_error(raised, lost=PlaceLost)

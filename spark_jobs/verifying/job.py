@@ -1,0 +1,267 @@
+"""`equipoise spark verify`: folds an archive again, all its segments side by side.
+
+May live here: reading the archive for it, spreading the segments over Spark's cores, and telling how far it has come. What a segment
+is, and what is compared, stands in `spark_jobs.verifying`.
+
+Each segment is one task, which reads its own rows, a batch at a time, and sends back a few numbers: so memory is bounded whatever the
+length of the archive, and by the view, which every reader of the channel must hold.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import orjson
+import pyarrow as pa
+
+from equipoise.channel.core.errors import SnapshotDamaged
+from equipoise.channel.core.view import View
+from equipoise.spark_jobs.archive.tables.manifest import Manifest
+from equipoise.spark_jobs.archive.tables.reading import (
+    LOOKS_MAX,
+    NOT_IN_ORDER,
+    Archive,
+    check_order,
+    file_batches,
+    file_offsets,
+    telling_damage,
+)
+from equipoise.spark_jobs.sequence.arrivals import Source
+from equipoise.spark_jobs.sequence.emitted import Table
+from equipoise.spark_jobs.sequence.snapshots import unpacked
+from equipoise.spark_jobs.streams.errors import SparkFailed
+from equipoise.spark_jobs.streams.interrupts import interruptible
+from equipoise.spark_jobs.streams.options import Screen, VerifyOptions
+from equipoise.spark_jobs.streams.session import spark_session
+from equipoise.spark_jobs.streams.stream_errors import cause_of
+from equipoise.spark_jobs.verifying.folding import Checked, Difference, Folding, Rows, check_opening
+from equipoise.spark_jobs.verifying.result import Verification, lines, verification
+from equipoise.spark_jobs.verifying.segments import Mark, RecordFile, Segment, placed_anew, plan, with_unreadable
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+
+TASKS_MAX: Final = 5_000
+"""Tasks of one verification: where there are more segments, a task folds several. A hundred million records are 1,000 segments."""
+
+NOTE_EVERY_S: Final = 10.0
+
+_RECORD_COLUMNS: Final = ("offset", "bytes", "verdict")
+_MARK_COLUMNS: Final = ("offset", "at", "digest")
+
+
+def run_verify(options: VerifyOptions, screen: Screen) -> int:
+    """Fold an archive again; how many differences were found. Raises `NoArchive`, and what `spark_session` raises."""
+    archive = Archive(options.archive)
+    marks, files, unreadable = look(archive)
+    segments = judged(plan(marks, files, from_ms=options.from_ms, to_ms=options.to_ms), unreadable)
+    spark = spark_session("equipoise-verify", master=options.master, telling=screen.note)
+    began = time.monotonic()
+    checked = check_all(spark.sparkContext, segments, screen)
+    for _ in range(LOOKS_MAX):
+        again = looked_again(archive, segments, checked)
+        if not again:
+            break
+        mended = {each.number: each for each in check_all(spark.sparkContext, again, screen)}
+        checked = [mended.get(each.number, each) for each in checked]
+    result = verification(segments, checked, unreadable=unreadable, seconds=time.monotonic() - began)
+    _tell(result, archive, options, screen)
+    return result.differences_count
+
+
+def _tell(result: Verification, archive: Archive, options: VerifyOptions, screen: Screen) -> None:
+    if options.as_json:
+        screen.result(orjson.dumps(result.document).decode())
+        return
+    manifest = archive.manifest()
+    for line in lines(result, url="URL" if manifest is None else manifest.url):
+        screen.result(line)
+
+
+# --- reading the archive ---------------------------------------------------------------------------------------------------
+
+
+def look(archive: Archive) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
+    """The snapshots of an archive, without their bytes; its files of records, by their own statistics; and what cannot be read."""
+    for _ in range(LOOKS_MAX):
+        with suppress(FileNotFoundError):  # Joined into another file since its folder was read.
+            return _look(archive)
+    return _look(archive, also_gone=True)
+
+
+def judged(segments: Sequence[Segment], unreadable: Sequence[Difference]) -> tuple[Segment, ...]:
+    """The segments without those of files that lost their order: folded so, their rows would say of the log what is true of the file."""
+    disordered = {each.file for each in unreadable if NOT_IN_ORDER in each.text}
+    return tuple(each for each in segments if disordered.isdisjoint(each.files))
+
+
+def looked_again(archive: Archive, segments: Sequence[Segment], checked: Sequence[Checked]) -> tuple[Segment, ...]:
+    """The segments of which a file was gone when it was to be read, with the files that hold their records now."""
+    gone = {each.number for each in checked if any(difference.kind == "gone" for difference in each.differences)}
+    if not gone:
+        return ()
+    marks, files, _ = look(archive)
+    return placed_anew([segment for segment in segments if segment.number in gone], marks, files)
+
+
+def _look(archive: Archive, *, also_gone: bool = False) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
+    marks: list[Mark] = []
+    files: list[RecordFile | str] = []
+    unreadable: list[Difference] = []
+    manifest = archive.manifest()  # Before the files are looked for: what is finished meanwhile is there too.
+    for table, read in ((Table.SNAPSHOTS, _marks), (Table.RECORDS, _record_file)):
+        last = -1
+        for path in archive.files(table):
+            try:
+                if manifest is not None and manifest.store == "delta":
+                    last = check_order(path, table, after=last)
+                found = read(path)
+            except (OSError, pa.ArrowException) as error:
+                if isinstance(error, FileNotFoundError) and not also_gone:
+                    raise
+                unreadable.append(_damaged(path, error))
+                if table is Table.RECORDS:
+                    files.append(str(path))
+            else:
+                marks += [each for each in found if isinstance(each, Mark)]
+                files += [each for each in found if isinstance(each, RecordFile)]
+    promised = _promised(manifest)
+    placed = with_unreadable(files, last=promised)
+    return marks, placed, [*unreadable, *_cut_short(promised, placed)]
+
+
+def _damaged(path: Path, error: Exception) -> Difference:
+    return Difference(kind="damaged", file=str(path), text=f"the file {path} cannot be read: {error}")
+
+
+def _promised(manifest: Manifest | None) -> int:
+    """The last offset that an archive says it holds; -1 for none."""
+    position = None if manifest is None else manifest.positions.get(Source.CHANNEL)
+    return -1 if manifest is None or position is None else position - 1 + manifest.base
+
+
+def _cut_short(promised: int, files: Sequence[RecordFile]) -> Iterator[Difference]:
+    """Whether records are gone from the end of an archive, where no snapshot and no later record would miss them."""
+    last = max((file.last for file in files), default=-1)
+    if last < promised:
+        text = f"the archive says that it holds records up to offset {promised}, and its last is at {last}"
+        yield Difference(kind="missing", first=last + 1, last=promised, text=text)
+
+
+def _marks(path: Path) -> Sequence[Mark | RecordFile]:
+    with telling_damage():
+        return [
+            Mark(offset=offset, at_ms=_milliseconds(at), digest=digest, file=str(path))
+            for batch in file_batches(path, Table.SNAPSHOTS, columns=_MARK_COLUMNS)
+            for offset, at, digest in zip(*(batch.column(name).to_pylist() for name in _MARK_COLUMNS), strict=True)
+        ]
+
+
+def _record_file(path: Path) -> Sequence[Mark | RecordFile]:
+    first, last, rows = file_offsets(path)
+    return [RecordFile(path=str(path), first=first, last=last, rows=rows)]
+
+
+def _milliseconds(at: Any) -> int:  # noqa: ANN401 - a timestamp as pyarrow gives it
+    return int(at.timestamp() * 1_000)
+
+
+# --- one segment, wherever it is folded --------------------------------------------------------------------------------------
+
+
+def check_segment(segment: Segment) -> Checked:
+    """Read and fold one segment. What cannot be read is a difference, and never raises."""
+    folding = Folding(segment, None)
+    reading = "" if segment.opening is None else segment.opening.file
+    try:
+        folding = Folding(segment, None if segment.opening is None else _opening(segment.opening))
+        with _few_collections():
+            for reading in segment.files:
+                for rows in _rows(Path(reading), segment):
+                    folding.feed(rows)
+                    if not folding.goes_on:
+                        return folding.checked()
+    except FileNotFoundError as error:
+        gone = error.filename or reading
+        folding.unreadable("gone", file=gone, text=f"the file {gone} is not there any more")
+    except (SnapshotDamaged, OSError, pa.ArrowException) as error:
+        folding.unreadable("damaged", file=reading, text=f"the file {reading} cannot be read: {error}")
+    return folding.checked()
+
+
+def _opening(mark: Mark) -> View:
+    for batch in file_batches(Path(mark.file), Table.SNAPSHOTS, columns=("offset", "bytes"), first=mark.offset, last=mark.offset):
+        view = unpacked(batch.column("bytes")[0].as_py() or b"")
+        check_opening(mark, view)
+        return view
+    raise SnapshotDamaged(problem=f"its row, of offset {mark.offset}, is gone from {mark.file}")
+
+
+def _rows(path: Path, segment: Segment) -> Iterator[Rows]:
+    # A column at a time: a Python object for each cell of pyarrow would cost as much as the fold.
+    for batch in file_batches(path, Table.RECORDS, columns=_RECORD_COLUMNS, first=segment.first, last=segment.last):
+        yield Rows(*(batch.column(name).to_pylist() for name in _RECORD_COLUMNS))
+
+
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """Let the collector of cycles look less often: what a fold makes has no cycles, and looking through a view takes its time."""
+    thresholds = gc.get_threshold()
+    gc.set_threshold(100_000, 50, 1_000)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+
+
+# --- all segments, side by side ------------------------------------------------------------------------------------------------
+
+
+def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen) -> list[Checked]:
+    """What each segment comes to, in their order; tells meanwhile how far they are."""
+    if not segments:
+        return []
+    done = context.accumulator(0)
+
+    def check(some: Iterable[Segment]) -> Iterator[Checked]:
+        for segment in some:
+            yield check_segment(segment)
+            done.add(segment.rows)
+
+    def spread() -> list[Checked]:
+        return context.parallelize(segments, min(len(segments), TASKS_MAX)).mapPartitions(check).collect()
+
+    with _watch(screen, sum(segment.rows for segment in segments)) as told:
+        job = interruptible(spread, cancel=context.cancelAllJobs, meanwhile=lambda: told(done.value))
+    failure = job.exception()
+    if isinstance(failure, Exception):
+        raise SparkFailed(job="verify", problem=cause_of(str(failure)).text) from failure
+    return job.result()
+
+
+@contextmanager
+def _watch(screen: Screen, total: int) -> Iterator[Callable[[int], None]]:
+    """A bar for somebody who looks on, a line now and then for a file; what is yielded takes the records that are done."""
+    if not screen.is_live:
+        due_s = time.monotonic() + NOTE_EVERY_S
+
+        def told(done: int) -> None:
+            nonlocal due_s
+            if time.monotonic() >= due_s:
+                due_s += NOTE_EVERY_S
+                screen.note(f"verified about {done} of {total} records")
+
+        yield told
+        return
+    from rich.console import Console  # noqa: PLC0415 - only where a terminal is
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn  # noqa: PLC0415 - the same
+
+    columns = (TextColumn("verifying  "), BarColumn(), TextColumn("{task.completed:,} records"), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bars:
+        task = bars.add_task("verifying", total=total)
+        yield lambda done: bars.update(task, completed=done)
