@@ -164,7 +164,7 @@ def test_a_refusal_is_told_and_the_source_keeps_its_token(tmp_path: Path, log_ur
                 what="the call-off",
             )
             assert ("owned", a.agent.incarnation, moved.token) == (back.phase, back.owner, back.token)
-            assert "RuntimeError: no room" in reasons
+            assert "could not prepare it: RuntimeError: no room" in reasons
             assert guests.diaries[0].open_now[moved.name].is_good
             await b.reached(a.view.offset, timeout_ms=PATIENCE_MS)
             assert a.agent.incarnation == b.view.bundles[moved.name].owner
