@@ -215,7 +215,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     if mount.returncode != 0:
         pytest.skip(f"needs the right to mount a small file system: {mount.stderr.strip()}")
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    subprocess.run(["umount", "--lazy", folder], check=True)  # A process that was killed may still hold a file there for a moment.
 
 
 def fill_up(file: Path) -> None:
