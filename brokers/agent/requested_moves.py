@@ -1,7 +1,7 @@
 """What somebody requested of bundles and namespaces: what is refused, what follows next, and when and how it has ended.
 
 May live here: the decisions that every driver of a request takes alike, whether it works straight on the channel
-(`brokers.admin`) or in a broker (`brokers.http`), and the words in which both tell a refusal. Pure: records come in, and the
+(`brokers.operations`) or in a broker (`brokers.http`), and the words in which both tell a refusal. Pure: records come in, and the
 waiting is the drivers' business. How moves are told apart for statistics, whoever began them, is in `brokers.balancing.moves`.
 """
 

@@ -1,7 +1,7 @@
 """Moves as an operator asks a broker for them: proposed by it, and waited for until they have ended one way or another.
 
 May live here: the steps of moves, splits, merges, creations, deletions and changes of policies on a worker; each is followed to
-its end by `brokers.operations.following`. The same for the command line, straight on the channel, is in `brokers.admin`.
+its end by `brokers.operations.following`. The same for the command line, straight on the channel, is in `brokers.operations`.
 """
 
 from __future__ import annotations

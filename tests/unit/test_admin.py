@@ -1,6 +1,6 @@
 """An admin straight on the channel: races are run again, outages are waited out, and nobody is buried twice.
 
-May live here: `brokers.admin` where it meets somebody else at work on the same log. What it is asked for is tested with the
+May live here: `brokers.operations` where it meets somebody else at work on the same log. What it is asked for is tested with the
 command line, in tests/unit/cli.
 """
 
