@@ -7,9 +7,9 @@ Only neighbours of one owner are merged: nothing is moved for a merge, since the
 
 Why it does not oscillate. Two bundles are merged only if together they use less than `cold_ratio` of every limit, so the union
 is not split unless its load grows beyond that; and the parts of a bundle that was split exceed a limit together, so they are
-not merged unless their load shrinks. While the load stays as it is, no range is ever both made and cut. A load that swings is
-held up by the rows: it must stay so low for more rounds in a row than the threshold says. A pair is new when one of the two came
-here or was cut, and begins its row then.
+not merged unless their load shrinks. While the load stays as it is, no range is ever both made and cut. So none comes back once
+it is gone, and splits and merges end. A load that swings is held up by the rows: it must stay so low for more rounds in a row
+than the threshold says. A pair is new when one of the two came here or was cut, and begins its row then.
 """
 
 from __future__ import annotations
