@@ -7,13 +7,14 @@ is `local_cluster`'s business, which also guards it against threads.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import IO, Final
@@ -27,6 +28,9 @@ from equipoise.channel.system import private_files
 
 HOST: Final = "127.0.0.1"
 
+# Below the ports that Linux gives to connections that go out: one of those could take a broker's port while the broker is down.
+_PORTS: Final = range(10_000, 32_000)
+_TRIES_MAX: Final = 1_000
 _LAST_WORDS_BYTES: Final = 16_384  # A traceback in a JSON line takes some kilobytes.
 _ERRORS: Final = ("error", "critical")
 
@@ -190,10 +194,22 @@ def ports_of(http_port: int, pulsar_port: int | None, count: int) -> Sequence[tu
 
 
 def _free_ports(count: int, *, besides: Sequence[int]) -> Sequence[int]:
-    """Ports that are free now and not among others; all are held until the last is found, so that none is found twice."""
-    with ExitStack() as holding:
-        held = [holding.enter_context(socket.create_server((HOST, 0))) for _ in range(count + len(besides) if count else 0)]
-        return [port for one in held if (port := one.getsockname()[1]) not in besides][:count]
+    """Ports that are free now and not among others. Raises `AddressInUse`."""
+    found: list[int] = []
+    for port in random.sample(_PORTS, _TRIES_MAX):
+        if len(found) < count and port not in besides and _is_free(port):
+            found.append(port)
+    if len(found) < count:
+        raise AddressInUse(address=HOST, problem=f"none of {_TRIES_MAX} ports that were tried is free")
+    return found
+
+
+def _is_free(port: int) -> bool:
+    try:
+        socket.create_server((HOST, port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def ending_of(code: int) -> str:
