@@ -31,6 +31,7 @@ from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.sources.beginnings import Beginning, beginning_at, kept_beginning
 from equipoise.spark_jobs.sources.frames import channel_frame, is_on_kafka
 from equipoise.spark_jobs.streams.archive_errors import WITHOUT_CHECKPOINT, ArchiveDamaged
+from equipoise.spark_jobs.streams.interrupts import delayed_interrupts
 from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.streams.progress import LookedAt, Watch, watching
 from equipoise.spark_jobs.streams.sequential_operator import sequence_operator
@@ -71,16 +72,18 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     ):
         check_version(JOB, sink.checkpoint, STATE_VERSION)
         beginning = kept_beginning(sink.checkpoint, lambda: beginning_at(options.log_url))
-        watch.note(_told_start(name, sink, beginning))
-        watch.note(f"findings go here, to {options.archive / Table.FINDINGS}, and {out.place}")
-        older = kept_findings(options.archive, watch.note)
-        stream = Stream(
-            job=JOB,
-            checkpoint=sink.checkpoint,
-            to_end=options.to_end,
-            frame=lambda: _frame(spark, options, beginning, identity),
-            take=taker(sink, out, watch, log=name, as_json=options.as_json),
-        )
+        # py4j lets go of objects of Java at any time, and loses a Ctrl-C that comes just then.
+        with delayed_interrupts():
+            watch.note(_told_start(name, sink, beginning))
+            watch.note(f"findings go here, to {options.archive / Table.FINDINGS}, and {out.place}")
+            older = kept_findings(options.archive, watch.note)
+            stream = Stream(
+                job=JOB,
+                checkpoint=sink.checkpoint,
+                to_end=options.to_end,
+                frame=lambda: _frame(spark, options, beginning, identity),
+                take=taker(sink, out, watch, log=name, as_json=options.as_json),
+            )
         try:
             run_stream(spark, stream, watch)
         finally:
