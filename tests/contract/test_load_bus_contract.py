@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -37,16 +38,15 @@ def open_bus(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callabl
     url = request.param.url_in(tmp_path, request)
     held = open_load_bus(url)
     with request.param.summarizing(url):
+        started_ms.cache_clear()
         yield lambda: open_load_bus(url)
     held.latest()
 
 
-def now_ms() -> int:
-    """Unix time: a bus may leave out what is hours old."""
+@cache
+def started_ms() -> int:
+    """Unix time at the first sample of a test: a bus may leave out what is minutes old."""
     return time.time_ns() // 1_000_000
-
-
-STARTED_MS = now_ms()
 
 
 def sample(broker: str, /, at_ms: int = 0, used: float = 0.5, **rates: float) -> Sample:
@@ -58,7 +58,7 @@ def sample(broker: str, /, at_ms: int = 0, used: float = 0.5, **rates: float) ->
     return light(
         Sample(
             broker=broker,
-            at_ms=STARTED_MS + at_ms,
+            at_ms=started_ms() + at_ms,
             resources=Resources(cpu=Use(used=100 * used, limit=100)),
             used=used,
             traffic=Traffic(bytes_in_per_second=sum(rates.values())),

@@ -44,8 +44,9 @@ PATIENCE_MS = 120_000
 FENCING, SERVING = "shop/fencing", "shop/serving"
 KEYS = [f"key-{number}" for number in range(16)]
 
-# Short leases, so that outages outlast them; the one Kafka of these tests has no other node to fail over to.
-SHORT = {"lease_ms": 4_000, "renew_ms": 500, "margin_ms": 1_500, "round_trip_ms": 1_000, "reconnect_ms": 3_000, "failover_ms": 0}
+# Short leases, so that outages outlast them, but longer than the pauses of a busy machine. The one Kafka of these tests has no other node
+# to fail over to.
+SHORT = {"lease_ms": 8_000, "renew_ms": 500, "margin_ms": 1_500, "round_trip_ms": 1_000, "reconnect_ms": 3_000, "failover_ms": 0}
 
 
 class Idle(Service):
@@ -266,6 +267,7 @@ def test_kafka_goes_away_and_comes_back(tmp_path: Path, own_kafka: OwnKafka, fal
     play(story())
 
 
+@pytest.mark.slow
 def test_kafka_is_slow(tmp_path: Path, own_kafka: OwnKafka) -> None:
     """Where every append takes longer than it is waited for, renewals come back all the same, and nobody is fenced."""
     topic = own_kafka.topic("slow")
@@ -434,11 +436,13 @@ def test_processes_come_through_an_outage_without_anything_for_the_judge(
             before = _held(table.view, namespace)
             await asyncio.to_thread(own_kafka.cluster.node(1).kill)
             await until_all_say(http, cluster, has_lost=True)
-            answered = await _answered_within(callers, seconds=3.0)
-            assert (choice is OnChannelLoss.SERVE) == (answered > 0)
+            if choice is OnChannelLoss.SERVE:
+                await _answers_come(callers)
+            else:
+                assert 0 == await _answered_within(callers, seconds=3.0)
             await asyncio.to_thread(own_kafka.cluster.node(1).start)
             await until_all_say(http, cluster, has_lost=False)
-            assert await _answered_within(callers, seconds=3.0) > 0
+            await _answers_come(callers)
             assert before == _held(table.view, namespace)
             await callers.stop()
         evidence = sorted(path for folder in cluster.directories for path in folder.glob("accepts-*.jsonl"))
@@ -464,13 +468,24 @@ async def until_all_say(http: aiohttp.ClientSession, cluster: LocalCluster, *, h
             await asyncio.sleep(0.05)
 
 
+async def _answers_come(callers: CallerProcess) -> None:
+    """Wait for an answer to a call that is made from now on."""
+    before = await _acknowledged(callers)
+    await until(lambda: callers.tally.acknowledged > before, "an answer to a caller")
+
+
 async def _answered_within(callers: CallerProcess, *, seconds: float) -> int:
     """How many calls are answered in a span of time that begins with the next that callers tell."""
-    told = callers.tally
-    await until(lambda: callers.tally is not told, "what callers tell")
-    before = callers.tally.acknowledged
+    before = await _acknowledged(callers)
     await asyncio.sleep(seconds)
     return callers.tally.acknowledged - before
+
+
+async def _acknowledged(callers: CallerProcess) -> int:
+    """How many calls were answered by the next time that callers tell."""
+    told = callers.tally
+    await until(lambda: callers.tally is not told, "what callers tell")
+    return callers.tally.acknowledged
 
 
 def _held(view: View, namespace: str) -> dict[str, tuple[int | None, int]]:
