@@ -7,14 +7,17 @@ BIN := .venv/bin
 STAMP := .venv/.set-up
 # Everything but what two targets alone need, and fetch for themselves: a compiler of protobuf, and a fuzzer.
 SETTLED := --all-extras --all-groups --no-group proto --no-group fuzz
-# What needs no process, socket or file of its own: cheap enough to run under a second hash seed.
-PURE_TESTS := $(wildcard tests/unit tests/property tests/scenarios)
-# What starts no real process gains from a process for each core. A file stays in one, so that what its tests share is made once.
-ON_ALL_CORES := -m "not integration" -n auto --dist loadfile
+# tests/spread.py puts tests into groups, and the groups in order.
+SPREAD := --dist loadscope --no-loadscope-reorder
+# These tests compute: one worker for each core.
+COMPUTING := -m "not integration" -n auto $(SPREAD)
+# These tests wait for processes most of the time: one after another they leave two cores 70 % idle.
+WAITING := -m integration -n 4 $(SPREAD)
+FAST := EQUIPOISE_TEST_FAST=1 $(BIN)/python -m pytest --quiet -rfE -m "not integration and not slow" -n auto $(SPREAD)
 TEST_LOG := $(if $(LOG),EQUIPOISE_TEST_LOG="$(LOG)")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run kafka kafka-stop test check fmt bench simulate mutants soak stress stress-pulsar vectors proto fuzz clean
+.PHONY: help setup run kafka kafka-stop test test-fast check fmt bench simulate mutants soak stress stress-pulsar vectors proto fuzz clean
 
 help: ## Say what each target does
 	@echo "Equipoise: make TARGET, where TARGET is one of"
@@ -52,14 +55,15 @@ kafka-stop: setup ## Stop what `make kafka` started
 	@$(BIN)/python -m compose.local_kafka stop
 
 test: check ## Run every check and every test, with branch coverage: make test [LOG=kafka]
-	@echo "== test: all tests but integration tests, on all cores"
-	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest --quiet $(ON_ALL_CORES) --cov --cov-report= --cov-fail-under=0
-	@echo "== test: integration tests, one after another, with the coverage of branches by all tests"
-	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest -m integration --durations 20 --cov --cov-append --cov-report=term
-ifneq ($(PURE_TESTS),)
-	@echo "== test: the pure tests again under another PYTHONHASHSEED, since no order of a set may leak into a decision"
-	@PYTHONHASHSEED=2 $(BIN)/python -m pytest --quiet $(ON_ALL_CORES) $(PURE_TESTS)
-endif
+	@echo "== test: all tests but integration tests"
+	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest --quiet $(COMPUTING) --cov --cov-report= --cov-fail-under=0
+	@echo "== test: integration tests, with the coverage of branches by all tests"
+	@$(TEST_LOG) PYTHONHASHSEED=1 $(BIN)/python -m pytest --quiet $(WAITING) --durations 20 --cov --cov-append --cov-report=term
+	@echo "== test: the fast tests again under another PYTHONHASHSEED, since no order of a set may leak into a decision"
+	@PYTHONHASHSEED=2 $(FAST)
+
+test-fast: setup ## Run the tests that start no process, with few examples of each property
+	@$(FAST)
 
 check: setup ## Check format, lint, types and the arrows between packages
 	@echo "== check: ruff (format)"
@@ -98,6 +102,8 @@ soak: setup ## Simulate one seed after another for an hour: make soak [HOURS=1]
 stress: setup ## Move, kill, stop and cut off real brokers under load, and have the judge judge: make stress [SEED=0] [LOG=kafka]
 	@echo "== stress: some five minutes of faults in real processes"
 	@$(BIN)/python -m tests.stress --seed "$(or $(SEED),0)" --log "$(or $(LOG),sqlite)"
+	@echo "== stress: tests that kill compactors, copies and Spark jobs, many times each"
+	@EQUIPOISE_TEST_MANY=1 $(BIN)/python -m pytest --quiet -m repeats -n auto $(SPREAD)
 
 stress-pulsar: setup ## Move, cut, join and kill real brokers under real Pulsar clients, and have the judge judge: make stress-pulsar [SEED=0] [LOG=kafka]
 	@echo "== stress-pulsar: some two minutes of Python, Java and Go clients, with moves and deaths"

@@ -5,6 +5,7 @@ May live here, too: what holds of all tests, such as how long one may take, and 
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import Final
@@ -15,6 +16,7 @@ from hypothesis import settings
 
 from tests.kafka.fixtures import kafka, own_kafka, own_kafka_of_module, three_kafkas, three_kafkas_of_module
 from tests.log_fixtures import leave_out_all_but_some_on_kafka, log_kind, log_place, log_url, run_on_kinds
+from tests.spread import GroupScheduling, hurry, start_slow_ones_first
 
 __all__ = [
     "kafka",
@@ -31,6 +33,10 @@ __all__ = [
 # How long an example takes says nothing where others use the machine, too; pytest's timeout guards against one that hangs.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
+
+# Each JVM of Spark lives for minutes at most: it saves two fifths of the time to start if it optimises little, and has no threads for
+# its garbage.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 UNTRACED: Final = ("tests/property/", "tests/test_house_rules.py")
 """Tests that take two to three times as long when they are traced, and reach nothing that others do not reach, but for `ALONE`."""
@@ -52,11 +58,18 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """See `leave_out_all_but_some_on_kafka` and `UNTRACED`."""
+    """See `leave_out_all_but_some_on_kafka`, `hurry`, `start_slow_ones_first` and `UNTRACED`."""
     leave_out_all_but_some_on_kafka(config, items)
+    hurry(items)
+    start_slow_ones_first(items)
     for item in items:
         if item.nodeid.startswith(UNTRACED) and not item.nodeid.startswith(ALONE):
             item.add_marker("no_cover")
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> GroupScheduling | None:
+    """See `GroupScheduling`, which takes the place of xdist's own way to keep a scope together."""
+    return GroupScheduling(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.hookimpl(tryfirst=True)

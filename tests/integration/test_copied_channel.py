@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import random
-import socket
 import subprocess
 import sys
 from collections.abc import Callable
@@ -22,6 +21,8 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.view import View
 from equipoise.compaction.importing import AHEAD
 from tests.kafka.fixtures import Kafka
+from tests.ports import free_row_of_ports
+from tests.repeats import times
 from tests.unit.cli.fabricated import owned_channel, run, write
 
 pytestmark = pytest.mark.integration
@@ -29,24 +30,9 @@ pytestmark = pytest.mark.integration
 PATIENCE_MS = 90_000
 NAMESPACE = "shop/orders"
 BUNDLES = 8
-KILLS = 8
+KILLS = times(2, many=8)
 KILLED_AFTER_SECONDS = 3.0
 """At most; of these a process takes half a second to two for its start, and some hundredths for the copy."""
-
-
-def free_ports(count: int) -> int:
-    """The first of so many ports in a row that nobody uses now."""
-    while True:
-        with socket.socket() as first:
-            first.bind(("127.0.0.1", 0))
-            port: int = first.getsockname()[1]
-        try:
-            for number in range(count):
-                with socket.socket() as other:
-                    other.bind(("127.0.0.1", port + number))
-        except OSError:
-            continue
-        return port
 
 
 def view_once(log: str, condition: Callable[[View], bool], what: str) -> View:
@@ -91,6 +77,7 @@ def worked_on(directory: Path, log: str, port: int) -> dict[str, int]:
         return tokens(view_once(log, all_owned, "an owner for each bundle, after a move"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["sqlite", "kafka"])
 def test_brokers_go_on_from_a_copy_and_back(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     """To another log and back, brokers find the bundles that there were, and every token is above all that came before."""
@@ -98,7 +85,7 @@ def test_brokers_go_on_from_a_copy_and_back(kind: str, tmp_path: Path, request: 
     if kind == "kafka":
         kafka: Kafka = request.getfixturevalue("kafka")
         logs[1] = f"kafka://{kafka.address}/{kafka.topic('copied channel')}"
-    port = free_ports(2)
+    port = free_row_of_ports(2)
     before = worked_on(tmp_path, logs[0], port)
     for old, new in ((logs[0], logs[1]), (logs[1], logs[2])):
         base = copied(old, new)
@@ -110,6 +97,7 @@ def test_brokers_go_on_from_a_copy_and_back(kind: str, tmp_path: Path, request: 
         before = after
 
 
+@pytest.mark.repeats
 def test_a_copy_that_is_killed_is_finished(tmp_path: Path) -> None:
     """Whenever its process is killed, the same command, made again, ends with one whole copy of a log that is closed."""
     channel = owned_channel()
@@ -139,7 +127,7 @@ def test_a_copy_that_is_killed_is_finished(tmp_path: Path) -> None:
 def test_a_backup_is_restored_to_kafka(tmp_path: Path, kafka: Kafka) -> None:
     """An export of a log that is lost makes a topic on which brokers go on, far above what the backup has."""
     lost, restored = f"sqlite:{tmp_path}/lost.db", f"kafka://{kafka.address}/{kafka.topic('restored channel')}"
-    port = free_ports(2)
+    port = free_row_of_ports(2)
     before = worked_on(tmp_path, lost, port)
     assert 0 == run("channel", "export", str(tmp_path / "backup.zst"), log=lost).exit_code
     result = run("channel", "import", str(tmp_path / "backup.zst"), restored, "--json")

@@ -17,6 +17,7 @@ from tests.kafka.fixtures import OwnKafka
 pytestmark = pytest.mark.integration
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_a_clean_verdict(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Every act is played once on counters and topics, the channel is in order, and the judges find nothing."""
     ending = asyncio.run(play(Options(directory=tmp_path, seconds=0.0, seed=1), PlainScreen()))
@@ -53,6 +54,7 @@ def test_without_pulsar_clients_the_demo_goes_on(
     assert (["calls"], True) == (list(ending.verdicts), ending.is_clean)
 
 
+@pytest.mark.slow
 def test_the_demo_survives_an_outage_of_kafka(tmp_path: Path, own_kafka: OwnKafka, capsys: pytest.CaptureFixture[str]) -> None:
     """Kafka is killed and away for longer than a lease: all stand still, all come back by themselves, and nobody is taken for dead."""
     url = f"kafka://{own_kafka.address}/{own_kafka.topic('demo')}"

@@ -20,7 +20,7 @@ import pytest
 
 from equipoise.spark_jobs.streams.errors import MissingJava
 from equipoise.spark_jobs.streams.java import check_java
-from tests.integration.test_up import free_row_of_ports
+from tests.ports import free_row_of_ports
 from tests.pulsar.programs import is_required
 from tests.unit.cli.fabricated import owned_channel, write
 
@@ -79,6 +79,7 @@ def ignoring(words: Sequence[str], folder: Path) -> Iterator[subprocess.Popen[st
         process.communicate()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_what_runs_until_it_is_stopped_hears_an_interrupt(name: str, tmp_path: Path) -> None:
     """A command in the background of a script ends in its own way when somebody sends it a SIGINT."""

@@ -332,6 +332,7 @@ def until_entries(log: Log) -> list[Entry]:
     return found
 
 
+@pytest.mark.slow
 def test_a_handle_outlives_its_kafka(own_kafka: OwnKafka) -> None:
     """While Kafka is dead each call says so in time; afterwards the same handle goes on, and all that was acknowledged is there."""
     topic = own_kafka.topic("outage")

@@ -156,6 +156,7 @@ def test_a_kafka_ends_with_whoever_started_it_for_tests(tmp_path: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 def test_three_nodes_lose_nothing_with_their_leader(three_kafkas: OwnKafka) -> None:
     """When a partition's leader is killed another node leads it, with all that was acknowledged, and the first one comes back."""
     topic = three_kafkas.topic("leader dies")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests import pulsar_speech
-from tests.integration.test_up import free_row_of_ports
+from tests.ports import free_row_of_ports
 
 pytestmark = pytest.mark.integration
 

@@ -144,6 +144,7 @@ async def flowing(folder: Path, crew: Crew) -> AsyncIterator[Fleet]:
         await asyncio.to_thread(fleet.kill)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "language", [pytest.param(Language.PYTHON, marks=pytest.mark.on_every_log), *(each for each in EVERYDAY if each is not Language.PYTHON)]
 )
@@ -259,6 +260,7 @@ async def begin_at_a_wrong_broker(on: Stage, fleet: Fleet, of_consumer: LookupPr
     await asyncio.to_thread(fleet.wait_flowing, time.monotonic_ns())
 
 
+@pytest.mark.slow
 def test_every_kind_of_consumer_goes_through_transfers(tmp_path: Path, log_url: str) -> None:
     """Through transfers a partitioned topic, a pattern, Failover and Key_Shared work on as they should, and nothing is lost."""
     required(Language.JAVA, Language.GO)

@@ -130,12 +130,13 @@ def required(language: Language) -> Language:
     return language
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("language", Language)
 @pytest.mark.parametrize("task", [PRODUCING, CONSUMING], ids=["produce", "consume"])
 def test_a_program_ends_with_its_input(language: Language, task: Producing | Consuming, tmp_path: Path) -> None:
     """Each client ends when its standard input does, although it waits for a broker that is not there."""
     client = Client(required(language), task, tmp_path).start()
-    with pytest.raises(ClientFailedError, match=r"ended with 1; .*told to end before it was ready"):
+    with pytest.raises(ClientFailedError, match=r"(?s)ended with 1; .*told to end before it was ready"):
         client.stop()
 
 

@@ -18,6 +18,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_200)]
 SMALL = Size(transfers=20, splits=2, merges=2, kills=1, stops=0, outages=0, brokers=3, seconds_max=400.0)
 
 
+@pytest.mark.slow
 def test_all_clients_at_once_lose_nothing_in_moves(tmp_path: Path, log_place: LogPlace) -> None:
     """After transfers, splits, merges and a kill -9 under clients of all languages the judge and the audit of the channel find nothing."""
     for problem in filter(None, map(lacking, EVERYDAY)):

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import cast
 
@@ -23,6 +23,7 @@ from equipoise.brokers.cli.options import LOG_VARIABLE
 from equipoise.brokers.operations.access import opened, until
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
+from tests.ports import free_row_of_ports
 from tests.unit.cli.fabricated import run
 
 pytestmark = pytest.mark.integration
@@ -32,19 +33,6 @@ PATIENCE_MS = 30_000
 NAMESPACE = "shop/orders"
 RANGE = "0x00000000_0x40000000"
 BUNDLE = f"{NAMESPACE}/{RANGE}"
-
-
-def free_row_of_ports(count: int) -> int:
-    """The first of `count` ports in a row that are free now."""
-    for first in range(20_000 + os.getpid() % 5_000, 60_000, count):
-        with ExitStack() as held:
-            try:
-                for port in range(first, first + count):
-                    held.enter_context(socket.create_server(("127.0.0.1", port)))
-            except OSError:
-                continue
-            return first
-    raise AssertionError("no row of ports is free")
 
 
 class Up:
@@ -135,6 +123,7 @@ def owners(view: View) -> list[str]:
     return [view.live[bundle.owner].broker if bundle.phase == "owned" and bundle.owner else "" for bundle in view.bundles_of(NAMESPACE)]
 
 
+@pytest.mark.slow
 @pytest.mark.on_every_log
 def test_a_day_in_the_life_of_a_cluster(tmp_path: Path, log_url: str) -> None:
     """A cluster is made, moved about, loses a broker, refuses it bundles with the reason, and leaves a channel in order."""

@@ -24,6 +24,8 @@ KINDS_MIN = 30
 MUTANTS_MIN = 10
 PLACES = 2
 SECONDS = 8
+pytestmark = pytest.mark.slow
+
 SEEDS = (101, 102)
 
 

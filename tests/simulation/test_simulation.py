@@ -18,6 +18,8 @@ from equipoise.brokers.testing.simulation.run import simulate
 from equipoise.brokers.testing.simulation.scenario import SCENARIOS, Operations, Scenario
 from tests.simulation.playing import CASES, SEEDS, Case, Played, play
 
+pytestmark = pytest.mark.slow
+
 OWNERSHIP_CHANGES_MIN = 20_000
 
 # A line of a story: seconds with six places, who, what.

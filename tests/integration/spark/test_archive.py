@@ -28,6 +28,7 @@ from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.options import ArchiveOptions, Screen
 from tests.archived import archived, arrivals_of
+from tests.repeats import times
 from tests.walk import Walk
 
 if TYPE_CHECKING:
@@ -129,9 +130,10 @@ def started(words: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=out, stderr=out, start_new_session=True)
 
 
+@pytest.mark.repeats
 @pytest.mark.usefixtures("spark")  # Where there is no Java it is skipped with the others.
 def test_a_killed_driver_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    """A driver that is killed twice in the midst of its work leaves, once a third has ended, the tables of one that never was."""
+    """A driver that is killed in the middle of its work leaves, once another has ended, the tables of one that nobody killed."""
     url, walk, folder = f"sqlite:{tmp_path}/channel.db", Walk(9), tmp_path / "archive"
     append(url, walk, 400)
     words = ["archive", "--log", url, "--archive", str(folder)]
@@ -142,12 +144,12 @@ def test_a_killed_driver_loses_and_doubles_nothing(tmp_path: Path) -> None:
     def files() -> int:
         return len(list(folder.glob("records/day=*/g*.parquet")))
 
-    for round_ in range(2):
+    for round_ in range(times(1, many=6)):
         before = files()
         with started(words, tmp_path) as driver:
             until(has_files(before + 1), driver, what="a batch")
             append(url, walk, 150)
-            if round_:
+            if round_ % 2:
                 until(has_files(before + 2), driver, what="another batch")
             driver.send_signal(signal.SIGKILL)
     with started([*words, "--to-end"], tmp_path) as driver:

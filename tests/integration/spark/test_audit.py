@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import socket
 import sqlite3
 from contextlib import closing
 from dataclasses import dataclass, field
@@ -22,6 +21,8 @@ from equipoise.spark_jobs.streams.options import AuditOptions, Screen
 from equipoise.spark_jobs.streams.stream_errors import CheckpointOfAnotherVersion
 from tests.kafka.fixtures import Kafka
 from tests.kafka.topics import read_all
+from tests.ports import free_row_of_ports
+from tests.repeats import times
 from tests.spark_kills import audit, findings, run_with_kills, write_log
 from tests.spark_logs import WrittenStream
 
@@ -51,7 +52,7 @@ class Said:
 
 def test_an_audit_finds_tells_keeps_and_goes_on(spark: SparkSession, tmp_path: Path) -> None:
     """What is no record is found: on the screen, in the archive, in the table beside the log; the next tells only what came since."""
-    url, archive, port = f"sqlite:{tmp_path}/log", tmp_path / "archive", free_port()
+    url, archive, port = f"sqlite:{tmp_path}/log", tmp_path / "archive", free_row_of_ports(1)
     options = AuditOptions(log_url=url, archive=archive, to_end=True, metrics_port=port)
     with closing(open_log(url)) as log:
         stream = WrittenStream(log)
@@ -77,14 +78,6 @@ def test_an_audit_finds_tells_keeps_and_goes_on(spark: SparkSession, tmp_path: P
     assert [first, second] == [row["offset"] for row in findings(archive)]
 
 
-def free_port() -> int:
-    """A port at which nobody listens now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
-
-
 def kept(path: Path) -> list[str]:
     """What stands in the table beside the log."""
     with closing(sqlite3.connect(path)) as connection:
@@ -107,12 +100,14 @@ def test_an_audit_of_a_topic_tells_its_findings_on_another(spark_on_kafka: Spark
     assert [planted] == [row["offset"] for row in findings(tmp_path / "archive")]
 
 
+@pytest.mark.repeats
 def test_findings_after_kills_are_those_of_an_undisturbed_audit(spark: SparkSession, tmp_path: Path) -> None:
-    """A driver killed in the middle of a batch, twice, loses no finding and doubles none."""
+    """A driver killed in the middle of a batch loses no finding and doubles none."""
+    kills = times(1, many=10)
     url = f"sqlite:{tmp_path}/log"
-    planted = write_log(url, records=1_700)
+    planted = write_log(url, records=times(1_000, many=15_000))
     assert planted == audit(url, tmp_path / "whole")
-    assert 2 == run_with_kills("audit", url, tmp_path / "cut", kills=2, chance=random.Random(1))
+    assert kills == run_with_kills("audit", url, tmp_path / "cut", kills=kills, chance=random.Random(1))
     assert findings(tmp_path / "whole") == findings(tmp_path / "cut")
     assert planted == len(kept(tmp_path / "log.observations"))
 
