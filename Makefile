@@ -5,8 +5,8 @@ PYTHON ?= python3
 UV_VERSION := 0.13.9
 BIN := .venv/bin
 STAMP := .venv/.set-up
-# Everything but what two targets alone need, and fetch for themselves: a compiler of protobuf, and a fuzzer.
-SETTLED := --all-extras --all-groups --no-group proto --no-group fuzz
+# Everything but what three targets alone need, and fetch for themselves: a site builder, a compiler of protobuf, and a fuzzer.
+SETTLED := --all-extras --all-groups --no-group docs --no-group proto --no-group fuzz
 # tests/spread.py puts tests into groups, and the groups in order.
 SPREAD := --dist loadscope --no-loadscope-reorder
 # These tests compute: one worker for each core.
@@ -17,7 +17,7 @@ FAST := EQUIPOISE_TEST_FAST=1 $(BIN)/python -m pytest --quiet -rfE -m "not integ
 TEST_LOG := $(if $(LOG),EQUIPOISE_TEST_LOG="$(LOG)")
 
 .DEFAULT_GOAL := help
-.PHONY: help setup run kafka kafka-stop test test-fast check fmt bench simulate mutants soak stress stress-pulsar vectors proto fuzz clean
+.PHONY: help setup run kafka kafka-stop test test-fast check fmt bench simulate mutants soak stress stress-pulsar vectors docs proto fuzz clean
 
 help: ## Say what each target does
 	@echo "Equipoise: make TARGET, where TARGET is one of"
@@ -113,6 +113,11 @@ vectors: setup ## Ask our own rules what Pulsar's classes were asked, and count 
 	@echo "== vectors: $(or $(VECTORS),tests/vectors)"
 	@$(BIN)/python -m tests.vectors $(if $(VECTORS),"$(VECTORS)")
 
+docs: setup ## Build the documentation as a site, site/index.html
+	@echo "== docs: mkdocs, as the group docs in pyproject.toml names it"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m uv run --quiet --isolated --frozen --only-group docs --python $(BIN)/python \
+	  python -m mkdocs --quiet build --strict --clean
+
 proto: setup ## Make the code of Pulsar's commands anew from equipoise/brokers/pulsar/wire/pulsar_api.proto
 	@echo "== proto: protoc, as the group proto in pyproject.toml names it"
 	@$(BIN)/python -m uv run --quiet --isolated --frozen --only-group proto --python $(BIN)/python \
@@ -126,5 +131,5 @@ fuzz: setup ## Fuzz what strangers send to the Pulsar service: make fuzz [SECOND
 clean: ## Remove .venv, the local Kafka, and all that builds, checks and tests leave behind
 	@echo "== clean: removing .venv, the local Kafka and caches"
 	@if test -d .kafka; then $(PYTHON) -m compose.local_kafka stop --kill; fi
-	@rm -rf .kafka .venv build dist htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
+	@rm -rf .kafka .venv build dist site htmlcov .coverage .coverage.* .hypothesis .import_linter_cache .mypy_cache .pytest_cache .ruff_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
