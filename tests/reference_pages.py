@@ -9,22 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Final, cast
+from typing import TYPE_CHECKING, Final, cast
 
 import orjson
 
 from equipoise.brokers.balancing.settings.pulsar_keys import TAKEN
 from equipoise.brokers.balancing.settings.setting_meanings import GROUPS
 from equipoise.brokers.balancing.settings.setting_values import SETTINGS, spelled
+from equipoise.brokers.cli.main import GROUPS as GROUPS_OF_COMMANDS
+from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core.entries import bundle_entry
 from equipoise.channel.core.lifecycle import DEATHS, PHASE_OF_SHAPE, STATE_OF_PHASE, TRANSITIONS, Holder, Phase
+from equipoise.channel.core.records import INTEGER_MAX
 from equipoise.channel.core.schema import json_schema
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES
 from equipoise.spark_jobs.rules.catalogue import RULES
+from tests.openapi import document
+from tests.unit.cli.command_lines import tree
+
+if TYPE_CHECKING:
+    from typer._click import Parameter
 
 FOLDER: Final = Path(__file__).resolve().parent.parent / "docs" / "reference"
 WRITTEN_BY: Final = "<!-- Written by `python -m tests.reference_pages`; do not edit. -->"
 TABLES_WRITTEN_BY: Final = "<!-- What follows is written by `python -m tests.reference_pages`; do not edit. -->"
+
+COMMON: Final = {"--log", "--kafka-config", "--kafka-config-file", "--json", "--timeout", "--as", "--help"}
+"""The options that docs/reference/cli.md describes once for all commands."""
 
 OWNER, SOURCE = 1, 2
 
@@ -215,7 +226,7 @@ def settings_page() -> str:
             "`PATCH /admin/v2/balancing`. Where the channel says nothing a broker goes by what it was started with (`--set`, then "
             "`--broker-conf`, then what follows from `balance` and `balance_interval_ms`), and else by the default. What cannot be is "
             "refused, and the old setting stays. `none` stands for no limit. See [Balancing on and off, and its settings]"
-            "(../operations.md#balancing-on-and-off-and-its-settings)."
+            "(../how-to/tune-balancing.md)."
         ),
     ]
     for group, about in GROUPS.items():
@@ -261,14 +272,104 @@ def archive_page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+# --- the command line ---
+
+
+def option_row(parameter: Parameter) -> tuple[str, str, str]:
+    """Return the row of one option: how it is written, what it does, and its default."""
+    is_flag = getattr(parameter, "is_flag", False)
+    value = "" if is_flag else f" {parameter.metavar or 'VALUE'}"
+    shown = ", ".join(f"`{name}{value if name.startswith('--') else ''}`" for name in (*parameter.opts, *parameter.secondary_opts))
+    text, _, named = cell(getattr(parameter, "help", None) or "").partition("[default: ")
+    default = named.removesuffix("]")
+    if not default and parameter.default not in (None, False, ()) and not callable(parameter.default):
+        default = f"{parameter.default}"
+    return shown, text.strip(), "required" if parameter.required else default
+
+
+def cell(text: str) -> str:
+    """Return a text as one cell of a table."""
+    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+
+
+def commands_page() -> str:
+    """Return docs/reference/commands.md."""
+    parts = [
+        "# Commands and options",
+        WRITTEN_BY,
+        "This is what `--help` shows. [The command line](cli.md) describes the common options, exit codes and signals.",
+    ]
+    group = ""
+    for name, command in tree():
+        is_group = " " in name
+        if is_group and name.split()[0] != group:
+            group = name.split()[0]
+            parts += [f"## `equipoise {group}`", GROUPS_OF_COMMANDS[group][1]]
+        own = [parameter for parameter in command.params if parameter.opts[0] not in COMMON and not getattr(parameter, "hidden", False)]
+        arguments = "".join(f" {parameter.metavar or parameter.name}" for parameter in own if not parameter.opts[0].startswith("-"))
+        common = sorted(parameter.opts[0] for parameter in command.params if parameter.opts[0] in COMMON - {"--help"})
+        parts += [
+            f"{'###' if is_group else '##'} `equipoise {name}{arguments}`",
+            *(cell(text) for text in (command.help or "").split("\n\n")),
+        ]
+        rows = [option_row(parameter) for parameter in own if parameter.opts[0].startswith("-")]
+        parts += [table(("option", "what it does", "default"), rows)] if rows else []
+        parts += [f"Common options: {', '.join(f'`{option}`' for option in common)}."] if common else []
+    return "\n\n".join(parts) + "\n"
+
+
+# --- settings of a broker ---
+
+
+def broker_settings_page() -> str:
+    """Return docs/reference/broker-settings.md."""
+    schema = WorkerConfig.model_json_schema()
+    fields = cast("Mapping[str, Schema]", schema["properties"])
+    rows = [
+        (
+            f"`{name}`",
+            f"`{orjson.dumps(field['default']).decode()}`" if field.get("default") not in (None, {}, []) else "",
+            limits(field),
+            cell(str(field.get("description", ""))),
+        )
+        for name, field in fields.items()
+        if "$ref" not in field
+    ]
+    parts = (
+        "# Settings of a broker",
+        WRITTEN_BY,
+        (
+            "Give them to `equipoise broker` and `equipoise up` as `--set NAME=VALUE`; some have an option of their own. A program gives "
+            "them to `Worker` as keywords. Durations are in milliseconds. The defaults of the durations are those of a log in a file; "
+            "[on Kafka they are longer](../how-to/size-leases.md). [The settings of balancing](settings.md) can be given here, too."
+        ),
+        table(("setting", "default", "may be", "meaning"), rows),
+    )
+    return "\n\n".join(parts) + "\n"
+
+
+def limits(field: Schema) -> str:
+    """Return the type of a setting, with its bounds."""
+    options = cast("list[Schema]", field.get("anyOf", [field]))
+    kind = next((option for option in options if option.get("type") != "null"), field)
+    low, high = kind.get("minimum", kind.get("exclusiveMinimum")), kind.get("maximum")
+    is_bounded = isinstance(high, int | float) and high < INTEGER_MAX
+    bounds = "" if low is None else f", {low:,} to {high:,}" if is_bounded else f", at least {low}"
+    names = {"boolean": "true or false", "object": "names with values", "array": "a list", "string": "text"}
+    return names.get(str(kind.get("type")), str(kind.get("type", "text"))) + bounds
+
+
 def pages() -> dict[str, bytes]:
     """Every page that is drawn from the code, by its name in docs/reference."""
     return {
+        "broker-settings.md": broker_settings_page().encode(),
+        "commands.md": commands_page().encode(),
         "findings.md": findings_page().encode(),
         "archive.md": archive_page().encode(),
         "lifecycle.md": lifecycle_page().encode(),
         "records.md": records_page().encode(),
         "settings.md": settings_page().encode(),
+        "openapi.json": orjson.dumps(document(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE),
         "records.schema.json": orjson.dumps(json_schema(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE),
     }
 
