@@ -58,14 +58,23 @@ _PROBLEM: Final[Json] = {
         "error": {"type": "string", "description": "The class of the error, or the reason of a rejection, for programs."},
     },
 }
+_PATH_PARTS: Final[Mapping[str, str]] = {
+    "bundle": "The range of the bundle, such as 0x40000000_0x80000000.",
+    "cluster": "The id of this cluster.",
+    "domain": "persistent or non-persistent.",
+    "key": "A key of Pulsar's broker.conf.",
+    "name": "The name of the policy.",
+    "topic": "The last part of the topic's name, percent-encoded.",
+    "value": "Its value.",
+}
 _PARAMETERS: Final[Mapping[Callable[..., object], Json]] = {
     parameter_of: {"type": "string"},
     integer_of: {"type": "integer", "minimum": 0},
     flag_of: {"type": "boolean", "default": False},
 }
 _ANSWERS: Final[Mapping[Callable[..., object], tuple[str, Json]]] = {
-    answers.json_answer: ("200", {"description": "The answer.", "content": {"application/json": {}}}),
-    answers.text_answer: ("200", {"description": "The answer.", "content": {"text/plain": {}}}),
+    answers.json_answer: ("200", {"description": "The answer, as JSON."}),
+    answers.text_answer: ("200", {"description": "The answer, as text."}),
     answers.done: ("204", {"description": "Done."}),
 }
 _REDIRECT: Final = ("307", {"description": "Another broker answers: the header Location names it."})
@@ -81,13 +90,25 @@ def document() -> Json:
     return {
         "openapi": "3.0.3",
         "info": {
-            "title": "Equipoise",
+            "title": "HTTP as OpenAPI",
             "version": "v2",
-            "description": "The HTTP interface of a broker. Every broker answers for the whole cluster.",
+            "description": (
+                "The HTTP interface of a broker. Every broker answers for the whole cluster. The document [openapi.json](openapi.json) "
+                "is derived from the handlers of a broker: use it to generate a client. The page [HTTP](http.md) compares each path "
+                "with Pulsar's, and has all rules."
+            ),
         },
         "tags": [{"name": tag} for tag in GROUPS],
         "paths": paths,
-        "components": {"schemas": {"Problem": _PROBLEM} | _models()},
+        "components": {
+            "schemas": {"Problem": _PROBLEM} | _models(),
+            "responses": {
+                "Problem": {
+                    "description": "The request was refused, or not done.",
+                    "content": {"application/json": {"schema": {"$ref": _REF.format(model="Problem")}}},
+                }
+            },
+        },
     }
 
 
@@ -101,19 +122,22 @@ def _operation(tag: str, group: type, path: str, route: web.RouteDef) -> Json:
     handler = getattr(group, route.handler.__name__)
     summary, _, description = str(inspect.getdoc(handler)).partition("\n\n")
     used = [(value, text) for value, text in _used(group, handler) if callable(value) or isinstance(value, TypeAdapter)]
-    parameters = [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in re.findall(r"\{(\w+)\}", path)]
+    parameters: list[Json] = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        | ({"description": _PATH_PARTS[name]} if name in _PATH_PARTS else {})
+        for name in re.findall(r"\{(\w+)\}", path)
+    ]
     queried = {name: _PARAMETERS[value] for value, name in used if value in _PARAMETERS and name}
     parameters += [{"name": name, "in": "query", "schema": schema} for name, schema in queried.items()]
     responses: Json = {status: {"description": "The answer."} for value, status in used if value is web.Response and status}
     responses |= dict(_ANSWERS[value] for value, _ in used if value in _ANSWERS)
     responses |= dict([_REDIRECT]) if any(value is web.HTTPTemporaryRedirect for value, _ in used) else {}
-    problem = {"description": "Refused, or not done.", "content": {"application/json": {"schema": {"$ref": _REF.format(model="Problem")}}}}
     body = next((value for value, _ in used if isinstance(value, TypeAdapter)), None)
     operation: Json = {"tags": [tag], "operationId": f"{group.__name__}.{handler.__name__}", "summary": " ".join(summary.split())}
     operation |= {"description": " ".join(description.split())} if description else {}
     operation |= {"parameters": parameters} if parameters else {}
     operation |= {"requestBody": {"content": {"application/json": {"schema": _body(body)}}}} if body is not None else {}
-    return operation | {"responses": dict(sorted(responses.items())) | {"default": problem}}
+    return operation | {"responses": dict(sorted(responses.items())) | {"default": {"$ref": "#/components/responses/Problem"}}}
 
 
 def _body(adapter: TypeAdapter[Any]) -> Json:
