@@ -1,6 +1,4 @@
-"""The pages of docs/examples show files as they are: `python -m tests.example_pages` writes them in again.
-
-May live here: finding the places, and filling them. tests/test_example_pages.py holds the pages in step with the files.
+"""Write the files that pages of the documentation show into them again: `python -m tests.example_pages`.
 
 A place is a comment that names a file below the project's root, and the fenced block after it:
 
@@ -17,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 ROOT: Final = Path(__file__).resolve().parent.parent
-FOLDER: Final = ROOT / "docs" / "examples"
+FOLDER: Final = ROOT / "docs"
 _PLACE: Final = re.compile(r"(<!-- file: (?P<path>\S+) -->\n```\w+\n).*?(^```$)", re.DOTALL | re.MULTILINE)
 
 
@@ -32,5 +30,5 @@ def filled(page: str) -> str:
 
 
 if __name__ == "__main__":
-    for path in sorted(FOLDER.glob("*.md")):
+    for path in sorted(FOLDER.rglob("*.md")):
         path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,7 +1,4 @@
-"""The pages of docs/examples show what is there.
-
-May live here: the comparison of pages with files. How a page is filled is tests/example_pages.py's business.
-"""
+"""Pages of the documentation show files as they are."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ import pytest
 
 from tests.example_pages import FOLDER, ROOT, filled, shown
 
-PAGES = sorted(FOLDER.glob("*.md"))
+PAGES = [page for page in sorted(FOLDER.rglob("*.md")) if shown(page.read_text(encoding="utf-8"))]
 EXAMPLE_LINES_MAX = 80
 
 

@@ -5,7 +5,7 @@ program that hosts a worker has its own logging, which this never touches.
 
 An event is a message with fields: `logger.warning("append failed", extra={"bundle": name, "offset": offset})`. Fields that
 recur are spelled alike everywhere: `broker`, `bundle`, `namespace`, `key`, `offset`, `token`, `source`, `destination`, `reason`,
-`alarm`, `took_ms`. `docs/operations.md` lists the events.
+`alarm`, `took_ms`. `docs/reference/log-lines.md` lists the events.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What a broker writes to its log of its own bundles: one line for each opening, each closing, and each move's end.
 
-May live here: these lines and what they remember from a beginning to its end. `docs/operations.md` lists them. A line is made
+May live here: these lines and what they remember from a beginning to its end. `docs/reference/log-lines.md` lists them. A line is made
 where a bundle is opened or closed, and at both ends of a move, so that a thousand moves are two thousand lines in the whole
 cluster, beside those of the openings and closings that they consist of.
 """

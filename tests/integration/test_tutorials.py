@@ -1,0 +1,132 @@
+"""The tutorials work: a reader who types what they say gets what they say."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+from tests.code_blocks import Block, blocks
+from tests.house_rules import ROOT
+from tests.integration.test_up import free_row_of_ports
+from tests.pulsar.programs import is_required
+
+pytestmark = pytest.mark.integration
+
+TUTORIALS: Final = ROOT / "docs" / "tutorial"
+PATIENCE_S: Final = 60
+# The reader has done these already.
+SET_UP: Final = ("make setup", ". .venv/bin/activate")
+# What runs until it is stopped, and what its output shows when the reader may go on.
+RUNNING: Final = {"equipoise up": "ready", "python orders.py": "order 9"}
+
+
+class Reader:
+    """Somebody who follows a page, in a folder, at ports that are free."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.answers: list[str] = []
+        self._http = free_row_of_ports(6)
+        self._pulsar = self._http + 3
+        self._environment = os.environ | {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "PYTHONUNBUFFERED": "1"}
+        self._running: list[tuple[str, subprocess.Popen[str], Path]] = []
+
+    def follow(self, block: Block) -> None:
+        """Save the code of a block, or type its commands."""
+        if block.save:
+            (self.folder / block.save).write_text(self._at_free_ports(block.text), encoding="utf-8")
+        elif block.language == "console":
+            for command in block.commands():
+                self._type(self._at_free_ports(command))
+
+    def output_of(self, command: str) -> str:
+        """Return what a running command has printed so far."""
+        return next(path.read_text(encoding="utf-8") for running, _, path in self._running if running.startswith(command))
+
+    def stop(self) -> None:
+        """Press Ctrl-C, in the terminal that was opened last first."""
+        while self._running:
+            _, process, _ = self._running.pop()
+            process.send_signal(signal.SIGINT)
+            try:
+                process.wait(PATIENCE_S)
+            finally:
+                process.kill()
+
+    def _at_free_ports(self, text: str) -> str:
+        text = re.sub(r"\b808(\d)\b", lambda match: str(self._http + int(match[1])), text)
+        text = re.sub(r"(127\.0\.0\.1:)665(\d)\b", lambda match: f"{match[1]}{self._pulsar + int(match[2])}", text)
+        serves_pulsar = text.startswith("equipoise up") and "--service" not in text
+        return f"{text} --pulsar-port {self._pulsar}" if serves_pulsar else text
+
+    def _type(self, command: str) -> None:
+        name, _, value = command.removeprefix("export ").partition("=")
+        if command in SET_UP:
+            return
+        if command.startswith("export "):
+            self._environment[name] = value
+            return
+        shown = next((text for start, text in RUNNING.items() if command.startswith(start)), None)
+        if shown is not None:
+            self._start(command, shown)
+            return
+        words = ("sh", "-c", command)
+        run = subprocess.run(words, cwd=self.folder, env=self._environment, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+        assert run.returncode == 0, f"{command}\n{run.stdout}\n{run.stderr}"
+        self.answers.append(run.stdout)
+
+    def _start(self, command: str, shown: str) -> None:
+        path = self.folder / f"terminal-{len(self._running)}"
+        with path.open("w") as output:
+            words = ("sh", "-c", f"exec {command}")
+            process = subprocess.Popen(words, cwd=self.folder, env=self._environment, stdout=output, stderr=subprocess.STDOUT, text=True)
+        self._running.append((command, process, path))
+        give_up = time.monotonic() + PATIENCE_S
+        while shown not in path.read_text(encoding="utf-8"):
+            assert process.poll() is None, f"{command}\n{path.read_text(encoding='utf-8')}"
+            assert time.monotonic() < give_up, f"{command} did not print {shown!r}"
+            time.sleep(0.05)
+
+
+@contextmanager
+def reader(folder: Path) -> Iterator[Reader]:
+    """A reader, who stops everything in the end."""
+    following = Reader(folder)
+    try:
+        yield following
+    finally:
+        following.stop()
+
+
+def test_the_first_cluster(tmp_path: Path) -> None:
+    """The client of the first tutorial misses no message, whatever its reader does to the cluster meanwhile."""
+    with reader(tmp_path) as following:
+        for block in blocks(TUTORIALS / "first-cluster.md"):
+            following.follow(block)
+        received = [int(number) for number in re.findall(r"^order (\d+)$", following.output_of("python orders.py"), re.MULTILINE)]
+    assert list(range(len(received))) == received
+    assert any("all is in order" in answer for answer in following.answers)
+
+
+def test_the_first_service(tmp_path: Path) -> None:
+    """The service of the second tutorial counts on at its next owner, and passes its test."""
+    if shutil.which("curl") is None:
+        (pytest.fail if is_required() else pytest.skip)("curl is not installed")
+    with reader(tmp_path) as following:
+        for block in blocks(TUTORIALS / "first-service.md"):
+            following.follow(block)
+    counted = [json.loads(answer) for answer in following.answers if answer.startswith("{")]
+    assert [1, 2, 3] == [answer["visits"] for answer in counted]
+    assert counted[0]["broker"] == counted[1]["broker"] != counted[2]["broker"]

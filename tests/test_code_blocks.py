@@ -1,0 +1,144 @@
+"""Every code block of the documentation works as it stands."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import json
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from configparser import ConfigParser
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from unittest.mock import AsyncMock, MagicMock
+
+import pandas as pd
+import pytest
+
+import equipoise
+from equipoise.examples.fastapi_app import Visits
+from tests.code_blocks import BLOCKS, PAGES, Block
+from tests.house_rules import ROOT
+from tests.unit.cli.command_lines import tree
+
+if TYPE_CHECKING:
+    from typer._click import Command
+
+LANGUAGES: Final = {"console", "ini", "json", "mermaid", "properties", "python", "sql", "text"}
+TARGETS: Final = frozenset(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+CONSOLE: Final = [block for block in BLOCKS if block.language == "console"]
+# The files that a block shows have tests of their own; what a tutorial has its reader save runs in tests/integration/test_tutorials.py.
+PYTHON: Final = [block for block in BLOCKS if block.language == "python" and not block.file and not block.save]
+
+
+def archive(folder: Path) -> Mapping[str, object]:
+    """Return `pandas`, and make the table that the page reads."""
+    table = folder / "channel.db.archive" / "ownership_intervals" / "day=2026-11-22"
+    table.mkdir(parents=True)
+    pd.DataFrame({"bundle": ["a", "b"], "how": ["died", "closed"]}).to_parquet(table / "g0001-b0000000012.parquet")
+    return {"pandas": pd, "spark": MagicMock()}
+
+
+def embedded(_: Path) -> Mapping[str, object]:
+    """Return a service, and the class that runs it, where the log has its namespace."""
+    with equipoise.Worker("sqlite:visits.db", Visits()).in_thread() as worker:
+        worker.create_namespace("web/pages")
+    return {"Worker": equipoise.Worker, "service": Visits()}
+
+
+# What the text around a block has introduced, by page.
+INTRODUCED: Final[Mapping[str, Callable[[Path], Mapping[str, object]]]] = {
+    "docs/explanation/ownership.md": lambda _: {"served": MagicMock(), "store": AsyncMock()},
+    "docs/how-to/embed-a-broker.md": embedded,
+    "docs/reference/archive.md": archive,
+}
+
+
+def commands() -> Mapping[str, Command]:
+    """Return every command of the program by its full name."""
+    return dict(tree())
+
+
+def arguments_of(command: str) -> list[str]:
+    """Return the words of a command line without the comment after it."""
+    return shlex.split(re.sub(r"\$\([^)]*\)", "substituted", command), comments=True)
+
+
+def problem_of(words: list[str]) -> str | None:
+    """Return what the program would refuse of a command line of its own, or None."""
+    known = commands()
+    name = next((" ".join(words[:length]) for length in (2, 1) if " ".join(words[:length]) in known), None)
+    if name is None:
+        return None if words in (["--help"], ["--version"]) else f"there is no command {' '.join(words[:2])!r}"
+    try:
+        known[name].make_context(name, words[len(name.split()) :])
+    except Exception as error:  # noqa: BLE001 - whatever the program says is the problem
+        return str(error) or repr(error)
+    return None
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=lambda block: block.place)
+def test_a_block_names_its_language(block: Block) -> None:
+    """Each block names a language whose blocks are tested here, and its text is of that language."""
+    assert block.language in LANGUAGES
+    if block.language == "json":
+        json.loads(block.text)
+    elif block.language == "ini":
+        ConfigParser(strict=False, interpolation=None).read_string(block.text if block.text.startswith("[") else f"[Service]\n{block.text}")
+    elif block.language == "properties":
+        assert all(re.fullmatch(r"[a-z.]+=.+", line) for line in block.text.splitlines())
+    elif block.language == "python":
+        compile(block.text, block.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+
+
+@pytest.mark.parametrize("block", CONSOLE, ids=lambda block: block.place)
+def test_a_command_line_is_understood(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program has each command with these options and arguments; make has each target."""
+    assert list(block.commands())
+    monkeypatch.setenv("EQUIPOISE_LOG", "sqlite:channel.db")
+    for command in block.commands():
+        if command.startswith("equipoise "):
+            assert (command, None) == (command, problem_of(arguments_of(command)[1:]))
+        elif command.startswith("make "):
+            assert arguments_of(command)[1] in TARGETS
+        elif command.startswith("python -m equipoise"):
+            assert find_spec(arguments_of(command)[2])
+
+
+def test_a_wrong_command_line_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An unknown command, an unknown option and a missing argument are problems."""
+    monkeypatch.setenv("EQUIPOISE_LOG", "sqlite:channel.db")
+    assert "no command" in str(problem_of(["bundles", "polish"]))
+    assert "--colour" in str(problem_of(["brokers", "list", "--colour"]))
+    assert "namespace" in str(problem_of(["namespaces", "create"]))
+    assert problem_of(["namespaces", "create", "acme/orders", "--bundles", "16"]) is None
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_list_is_a_list_on_the_site_too(page: Path) -> None:
+    """Python's Markdown takes a list for one only after an empty line, and a list within a list only four blanks further in."""
+    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
+    is_in_list, before, wrong = False, "", []
+    for line in text.splitlines():
+        item = re.match(r"( *)([*-]|\d+\.) ", line)
+        if item and (len(item[1]) % 4 or not (is_in_list or not before)):
+            wrong.append(line)
+        is_in_list = bool(item) or (is_in_list and (bool(before) or not line or line.startswith("    ")))
+        before = line.strip()
+    assert wrong == []
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("block", PYTHON, ids=lambda block: block.place)
+def test_a_python_block_runs(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The code runs, with the names that the text around it has introduced."""
+    monkeypatch.chdir(tmp_path)
+    introduce = INTRODUCED.get(block.page.relative_to(ROOT).as_posix())
+    names = {"__name__": "block", "print": lambda *_: None, **(introduce(tmp_path) if introduce else {})}
+    code = compile(block.text, block.place, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    waits = eval(code, names)  # noqa: S307 - it is our own documentation
+    if inspect.iscoroutine(waits):
+        asyncio.run(waits)
