@@ -1,12 +1,12 @@
-"""What `make docs` adds to mkdocs: state diagrams become pictures while the site is built, so that pages load no script for them."""
+"""Draw state diagrams while `make docs` builds the site, so that its pages load no script for them."""
 
 from __future__ import annotations
 
 import base64
 import html
-from typing import Any
 
 import mermaidx
+from mkdocs.config.defaults import MkDocsConfig
 
 
 def diagram(source: str, *_: object, **__: object) -> str:
@@ -15,7 +15,7 @@ def diagram(source: str, *_: object, **__: object) -> str:
     return f'<p class="diagram"><img alt="{html.escape(source)}" src="data:image/svg+xml;base64,{svg}"></p>'
 
 
-def on_config(config: Any) -> Any:
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Return the configuration, with `diagram` for each fenced block of the language mermaid."""
     config["mdx_configs"]["pymdownx.superfences"] = {"custom_fences": [{"name": "mermaid", "class": "diagram", "format": diagram}]}
     return config

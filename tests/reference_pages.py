@@ -1,9 +1,4 @@
-"""The pages of docs/reference that are drawn from the code: `python -m tests.reference_pages` writes them anew.
-
-May live here: how the tables of `channel.core.lifecycle`, `brokers.balancing.settings.setting_values` and `spark_jobs.rules.catalogue`,
-and the models of `channel.core.schema`, become Markdown, Mermaid and JSON schema. tests/test_reference_pages.py holds the pages in step
-with the code.
-"""
+"""The pages of docs/reference that are drawn from the code: `python -m tests.reference_pages` writes them anew."""
 
 from __future__ import annotations
 
@@ -20,7 +15,7 @@ from equipoise.brokers.cli.main import GROUPS as GROUPS_OF_COMMANDS
 from equipoise.brokers.runtime.config import WorkerConfig
 from equipoise.channel.core.entries import bundle_entry
 from equipoise.channel.core.lifecycle import DEATHS, PHASE_OF_SHAPE, STATE_OF_PHASE, TRANSITIONS, Holder, Phase
-from equipoise.channel.core.records import INTEGER_MAX
+from equipoise.channel.core.records import INTEGER_MAX, Reason
 from equipoise.channel.core.schema import json_schema
 from equipoise.spark_jobs.archive.tables.schema import SCHEMAS, SQL_TYPES
 from equipoise.spark_jobs.rules.catalogue import RULES
@@ -54,6 +49,28 @@ MODELS: Final = (
     ("PolicyModel", "`policy`"),
     ("LevelModel", "`level`"),
 )
+REASONS: Final = {
+    Reason.STALE: "Another record changed the key first: the expected offset is no longer the last one.",
+    Reason.LATE: "A newer record of the same incarnation was read already; or an admin's record is too old.",
+    Reason.MALFORMED: "The record cannot be read.",
+    Reason.ILLEGAL_TRANSITION: "The table of transitions has no such step from the present phase.",
+    Reason.NOT_THE_ACTOR: "The table of transitions names another actor for this step.",
+    Reason.DEAD_PUBLISHER: "The incarnation that wrote the record has ended.",
+    Reason.DEAD_TARGET: "The record gives a bundle to an incarnation that has ended.",
+    Reason.DRAINING_TARGET: "The record gives a bundle to a broker that drains.",
+    Reason.UNKNOWN_BUNDLE: "There is no such bundle.",
+    Reason.UNKNOWN_BROKER: "There is no such broker.",
+    Reason.UNKNOWN_NAMESPACE: "There is no such namespace.",
+    Reason.UNKNOWN_POLICY: "There is no such policy.",
+    Reason.NAMESPACE_DELETING: "The namespace is being deleted.",
+    Reason.BUNDLES_IN_USE: "The namespace still has bundles that are not free.",
+    Reason.NOT_ADJACENT: "The two bundles of a merge are not neighbours.",
+    Reason.BAD_BOUNDARY: "The boundaries do not cover the range exactly, or lie outside it.",
+    Reason.STILL_ALIVE: "The broker still looks alive, and the record has no proof that it is not.",
+    Reason.LEVEL: "The record needs a higher format version than the active one, or a live broker does not support the version.",
+    Reason.NO_GENESIS: "The log has no accepted `genesis` yet.",
+    Reason.FOREIGN_GENESIS: "This `genesis` belongs to another cluster or another copy of the log.",
+}
 FINDINGS_ABOUT: Final = {"bundle": "Bundles", "namespace": "Namespaces", "broker": "Brokers", "log": "The log"}
 
 ENVELOPE: Final = ("key", "based_on", "publisher", "incarnation", "sequence", "as_of", "level", "timestamp_ms")
@@ -122,7 +139,7 @@ def lifecycle_page() -> str:
     parts = (
         "# The life of a bundle",
         WRITTEN_BY,
-        "A *phase* is a bundle's state together with who is named in it. These are the phases, and how records spell them.",
+        "A *phase* is the state of a bundle and which brokers its record names. These are the phases, and their form in records.",
         table(("phase", "spelled", "who serves"), phases),
         "## Transitions",
         "The fold accepts a `bundle` record that is based on the last accepted one of its bundle, and satisfies its row.",
@@ -192,15 +209,15 @@ def records_page() -> str:
         "# Records of the channel",
         WRITTEN_BY,
         (
-            "A record is one flat JSON object in UTF-8. Unknown fields are ignored, and `null` in a field that is not required is the same "
-            "as its absence. `true` is no integer, and neither is `1.0`. The same rules as a JSON schema: [records.schema.json]"
-            "(records.schema.json); what ties several fields together stands there in words only, and here."
+            "A record is one flat JSON object in UTF-8. Readers ignore unknown fields. `null` in a field that is not required means that "
+            "the field is absent. `true` is not an integer, and neither is `1.0`. [records.schema.json](records.schema.json) has the same "
+            "rules as a JSON schema; rules that concern several fields are text in both places."
         ),
         "## The envelope",
         (
-            "Every record has these fields. A broker says `incarnation` and `sequence`; an admin, whose `publisher` begins with `admin:`, "
-            "says `as_of` and neither of the two; `genesis` and `joined` have none of the three. The key of a `joined` is its `publisher`, "
-            "and no admin's."
+            "Every record has these fields. A broker's record has `incarnation` and `sequence`. An admin's record has `as_of` instead; its "
+            "`publisher` begins with `admin:`. `genesis` and `joined` have none of the three. The key of a `joined` record is its "
+            "`publisher`, which is not an admin. `based_on` is the expected offset, `level` the format version, `nonce` the instance id."
         ),
         table(columns, field_rows(ENVELOPE, models["BundleModel"])),
     ]
@@ -209,6 +226,11 @@ def records_page() -> str:
         parts += [f"## {heading}", cast("str", models[name]["description"])]
         rows = field_rows(own, models[name])
         parts += [table(columns, rows)] if rows else []
+    parts += [
+        "## Reasons of a rejection",
+        "The fold rejects a record for one of these reasons. The first two are lost races, and normal.",
+        table(("reason", "meaning"), ((f"`{reason}`", REASONS[reason]) for reason in sorted(Reason, key=list(REASONS).index))),
+    ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -222,11 +244,11 @@ def settings_page() -> str:
         "# Settings of balancing",
         WRITTEN_BY,
         (
-            "They hold for all brokers, stand on the channel, and are changed at run time: `equipoise balancing set NAME=VALUE`, or "
-            "`PATCH /admin/v2/balancing`. Where the channel says nothing a broker goes by what it was started with (`--set`, then "
-            "`--broker-conf`, then what follows from `balance` and `balance_interval_ms`), and else by the default. What cannot be is "
-            "refused, and the old setting stays. `none` stands for no limit. See [Balancing on and off, and its settings]"
-            "(../how-to/tune-balancing.md)."
+            "These settings are on the channel and apply to all brokers. Change them at run time with `equipoise balancing set "
+            "NAME=VALUE`, or with `PATCH /admin/v2/balancing`. For a setting that is not on the channel, a broker uses the value "
+            "that it was started with (`--set`, then `--broker-conf`, then what follows from `balance` and `balance_interval_ms`), "
+            "or else the default. An impossible value is refused, and the old value stays. `none` means no limit. [Tune "
+            "balancing](../how-to/tune-balancing.md) shows how to preview a change."
         ),
     ]
     for group, about in GROUPS.items():
@@ -248,9 +270,9 @@ def findings_page() -> str:
         "# Findings of the audit",
         WRITTEN_BY,
         (
-            "`equipoise spark audit` folds the channel, reads its rules a second time, and tells where a promise was not kept. Each "
-            "finding names one of the rules below, what it is about, the offsets of the records, and the command that shows them. "
-            "`alarm`: a promise was broken, or somebody writes who must not. `warning`: look at it today. `notice`: good to know."
+            "`equipoise spark audit` checks the channel with an independent implementation of the rules, and reports where a promise was "
+            "not kept. Each finding names one of the rules below, its subject, the offsets of the records, and the command that shows "
+            "them. `alarm`: a promise was broken, or an unauthorised process writes. `warning`: look at it today. `notice`: good to know."
         ),
     ]
     for kind, about in FINDINGS_ABOUT.items():

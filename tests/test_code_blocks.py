@@ -126,7 +126,7 @@ def test_a_list_is_a_list_on_the_site_too(page: Path) -> None:
         item = re.match(r"( *)([*-]|\d+\.) ", line)
         if item and (len(item[1]) % 4 or not (is_in_list or not before)):
             wrong.append(line)
-        is_in_list = bool(item) or (is_in_list and (bool(before) or not line or line.startswith("    ")))
+        is_in_list = bool(item) or (is_in_list and (bool(before) or not line))  # A paragraph of its own ends the list.
         before = line.strip()
     assert wrong == []
 
