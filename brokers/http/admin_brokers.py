@@ -42,11 +42,11 @@ class Brokers:
         )
 
     async def active(self, _request: web.Request) -> web.Response:
-        """The ids of all live brokers, sorted; draining ones are alive."""
+        """List the ids of all live brokers, sorted. Draining brokers are alive."""
         return json_answer(_active(ready_view(self._worker)))
 
     async def active_of_cluster(self, request: web.Request) -> web.Response:
-        """The same, if the cluster is this one; else 404."""
+        """List the ids of all live brokers of this cluster; 404 for another cluster."""
         view = ready_view(self._worker)
         cluster = request.match_info["cluster"]
         if cluster != view.cluster:
@@ -54,13 +54,13 @@ class Brokers:
         return json_answer(_active(view))
 
     async def leader(self, _request: web.Request) -> web.Response:
-        """The oldest live broker."""
+        """Return the leader: the oldest live broker that does not drain."""
         leader = ready_view(self._worker).leader()
         assert leader is not None, "a broker that is ready is alive itself"
         return json_answer({"brokerId": leader.broker, "serviceUrl": leader.joined.addresses.get("http", "")})
 
     async def load_report(self, _request: web.Request) -> web.Response:
-        """What this broker serves, and what each bundle costs it now."""
+        """Return what this broker serves, and what each bundle costs it now."""
         worker, view = self._worker, ready_view(self._worker)
         loads = worker.loads.latest().loads
         entry, bundles = worker.agent.entry, list(worker.open_bundles)
@@ -80,7 +80,7 @@ class Brokers:
         )
 
     async def drain(self, _request: web.Request) -> web.Response:
-        """Have this broker take nothing new and move everything away; answered when the channel has its `draining`."""
+        """Drain this broker: it takes no new bundles and moves all bundles away. Answered once the channel shows that it drains."""
         ready_view(self._worker)
         self._worker.drain()
 
@@ -92,7 +92,7 @@ class Brokers:
         return done()
 
     async def entries(self, _request: web.Request) -> web.Response:
-        """All that the view holds of every broker, dead or alive, by id."""
+        """Return all that the view holds of every broker, dead or alive, by id."""
         view, worker = ready_view(self._worker), self._worker
         now, is_readable = worker.clock.now(), worker.log_is_available
 
@@ -103,12 +103,12 @@ class Brokers:
         return json_answer([broker_document(view, broker, suspect=is_suspect(broker)) for broker in brokers])
 
     async def bundle(self, request: web.Request) -> web.Response:
-        """All that the view holds of one bundle."""
+        """Return all that the view holds of one bundle."""
         view = ready_view(self._worker)
         return json_answer(bundle_document(view, bundle_named(view, bundle_of(request))))
 
     async def handover(self, request: web.Request) -> web.Response:
-        """For the next owner of a bundle that was closed here: what its service still holds of it; 204 if that is nothing.
+        """Return the state that the service still holds of a bundle that was closed here, for the next owner; 204 if there is none.
 
         With `digest`: the handover that was too large for its record.
         """

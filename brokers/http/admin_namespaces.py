@@ -89,11 +89,11 @@ class Namespaces:
     # --- tenants ---
 
     async def list_tenants(self, _request: web.Request) -> web.Response:
-        """Every tenant that has a namespace."""
+        """List the tenants that have a namespace."""
         return json_answer(sorted({name.partition("/")[0] for name in ready_view(self._worker).namespaces}))
 
     async def tenant(self, request: web.Request) -> web.Response:
-        """What Pulsar knows of a tenant, if it has a namespace; else 404."""
+        """Return a tenant in Pulsar's form; 404 if it has no namespace."""
         tenant = _tenant_of(request)
         view = ready_view(self._worker)
         if not _namespaces_of(view, tenant):
@@ -101,12 +101,12 @@ class Namespaces:
         return json_answer({"adminRoles": [], "allowedClusters": [view.cluster]})
 
     async def create_tenant(self, request: web.Request) -> web.Response:
-        """Nothing: a tenant exists by its namespaces. That it may be called so is all that is said."""
+        """Check the name of a tenant, and change nothing: a tenant exists through its namespaces."""
         _tenant_of(request)
         return done()
 
     async def delete_tenant(self, request: web.Request) -> web.Response:
-        """Nothing either, if it has no namespaces; else 409."""
+        """Change nothing; 409 if the tenant has namespaces."""
         tenant = _tenant_of(request)
         namespaces = _namespaces_of(ready_view(self._worker), tenant)
         if namespaces:
@@ -117,11 +117,11 @@ class Namespaces:
     # --- namespaces ---
 
     async def list_namespaces(self, request: web.Request) -> web.Response:
-        """The namespaces of a tenant, full names, sorted."""
+        """List the namespaces of a tenant by full name, sorted."""
         return json_answer(_namespaces_of(ready_view(self._worker), _tenant_of(request)))
 
     async def policies(self, request: web.Request) -> web.Response:
-        """What there is of Pulsar's policies."""
+        """Return the policies of a namespace in Pulsar's form."""
         view = ready_view(self._worker)
         namespace = namespace_named(view, namespace_of(request))
         bundles = _boundaries(view, namespace.name)
@@ -135,36 +135,36 @@ class Namespaces:
         return json_answer(document | ({} if group is None else {"antiAffinityGroup": group}))
 
     async def on_channel_loss(self, request: web.Request) -> web.Response:
-        """What becomes of the namespace's bundles while their owners have lost the channel."""
+        """Return what the owners of a namespace do while they have lost the channel: `fence` or `serve`."""
         return json_answer(on_channel_loss(namespace_named(ready_view(self._worker), namespace_of(request)).policies))
 
     async def set_on_channel_loss(self, request: web.Request) -> web.Response:
-        """Set that; what is open goes by it as soon as its owner has read it."""
+        """Set `fence` or `serve`. It applies to open bundles as soon as their owner has read it."""
         namespace = namespace_named(ready_view(self._worker), namespace_of(request))
         choice = await required_body_of(request, ON_CHANNEL_LOSS_BODY, f"one of these, as JSON: {', '.join(OnChannelLoss)}")
         await self._moving.set_policy(namespace.name, ON_CHANNEL_LOSS, choice.value, self._deadline())
         return done()
 
     async def anti_affinity(self, request: web.Request) -> web.Response:
-        """The group of namespaces from which this one keeps away, as it was spelled; 204 if it is in none."""
+        """Return the anti-affinity group of a namespace; 204 if it is in none."""
         group = namespace_named(ready_view(self._worker), namespace_of(request)).policies.get(ANTI_AFFINITY_GROUP)
         return done() if group is None else json_answer(group)
 
     async def set_anti_affinity(self, request: web.Request) -> web.Response:
-        """Put the namespace into a group; its bundles are spread as they are placed."""
+        """Put a namespace into an anti-affinity group. It applies as bundles are placed."""
         namespace = namespace_named(ready_view(self._worker), namespace_of(request))
         group = await required_body_of(request, GROUP_BODY, "the name of the group, as JSON")
         await self._moving.set_policy(namespace.name, ANTI_AFFINITY_GROUP, group, self._deadline())
         return done()
 
     async def delete_anti_affinity(self, request: web.Request) -> web.Response:
-        """Take the namespace out of its group."""
+        """Remove a namespace from its anti-affinity group."""
         namespace = namespace_named(ready_view(self._worker), namespace_of(request))
         await self._moving.set_policy(namespace.name, ANTI_AFFINITY_GROUP, None, self._deadline())
         return done()
 
     async def bundles(self, request: web.Request) -> web.Response:
-        """The boundaries of a namespace's bundles."""
+        """Return the boundaries of the bundles of a namespace."""
         view = ready_view(self._worker)
         return json_answer(_boundaries(view, namespace_named(view, namespace_of(request)).name))
 
@@ -185,7 +185,7 @@ class Namespaces:
         return done()
 
     async def unload_all(self, request: web.Request) -> web.Response:
-        """Take every bundle of a namespace from its owner."""
+        """Move every bundle of a namespace away from its owner."""
         view = ready_view(self._worker)
         namespace = namespace_named(view, namespace_of(request))
         outcomes = await self._moving.unload_all(view.bundles_of(namespace.name), self._deadline())
@@ -193,7 +193,7 @@ class Namespaces:
         return _unloaded({"moved": len(outcomes) - len(stuck), "not_moved": len(stuck), "for_example": stuck[:_EXAMPLES_MAX]})
 
     async def cancel_moves(self, request: web.Request) -> web.Response:
-        """Call off all moves of a namespace that have not happened."""
+        """Cancel all moves of a namespace that have not happened."""
         view = ready_view(self._worker)
         await self._moving.call_off_all(view.bundles_of(namespace_named(view, namespace_of(request)).name), self._deadline())
         return done()
@@ -201,12 +201,12 @@ class Namespaces:
     # --- bundles ---
 
     async def cancel(self, request: web.Request) -> web.Response:
-        """Call off a transfer or a split that has not happened."""
+        """Cancel a transfer or a split that has not happened."""
         await self._moving.call_off(self._bundle(request).name, self._deadline())
         return done()
 
     async def unload(self, request: web.Request) -> web.Response:
-        """Take a bundle from its owner; with `destinationBroker`, move it there, with `force` whatever policies say.
+        """Move a bundle away from its owner. `destinationBroker` chooses the next one; `force` overrides policies.
 
         204, as Pulsar answers; a header says what became of the bundle.
         """
@@ -220,7 +220,7 @@ class Namespaces:
         return _unloaded((await self._moving.unload(bundle.name, self._deadline())).document())
 
     async def split(self, request: web.Request) -> web.Response:
-        """Have a bundle cut by its owner; the body may hold positions, the parameter `splitAlgorithmName` the algorithm."""
+        """Split a bundle. The body may hold positions; `splitAlgorithmName` names the algorithm."""
         bundle = self._bundle(request)
         algorithm = parameter_of(request, "splitAlgorithmName") or RANGE_EQUALLY_DIVIDE
         if len(algorithm) > TEXT_CHARACTERS_MAX or not algorithm.isprintable():
@@ -234,7 +234,7 @@ class Namespaces:
         return done()
 
     async def merge(self, request: web.Request) -> web.Response:
-        """Make one bundle of this one and its right neighbour, which must have the same owner."""
+        """Merge a bundle with its right neighbour, which must have the same owner."""
         await self._moving.merge(self._bundle(request).name, self._deadline())
         return done()
 

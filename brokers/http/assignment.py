@@ -69,7 +69,7 @@ class Assignment:
         self._feed.close()
 
     async def assignment(self, request: web.Request) -> web.StreamResponse:
-        """The assignment of a namespace, in the form that was asked for."""
+        """Return who serves each bundle of a namespace, as a table, by long poll, or as a stream of changes."""
         namespace = namespace_named(ready_view(self._worker), namespace_of(request)).name
         if _EVENTS in request.headers.get("Accept", ""):
             return await self._stream(request, namespace)

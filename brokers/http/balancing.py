@@ -54,7 +54,7 @@ class Balancing:
         )
 
     async def settings(self, _request: web.Request) -> web.Response:
-        """Every setting with what it is here and where that comes from; who changed the channel's last; what cannot be read."""
+        """Return every setting with its value at this broker and its origin, the last change, and what cannot be read."""
         view, base = ready_view(self._worker), self._worker.config.base_settings
         document = document_of(view)
         entry = view.policies.get(KEY)
@@ -68,7 +68,7 @@ class Balancing:
         )
 
     async def change(self, request: web.Request) -> web.Response:
-        """Set settings on the channel, or take them away; answered with what each was and is there."""
+        """Set settings on the channel, or remove them. Returns each setting before and after."""
         body = await body_of(request, BALANCING_BODY)
         if body is None:
             raise InvalidRequest(what="the body", problem='it must name the changes, such as {"changes": {"balancing.enabled": false}}')
@@ -76,17 +76,17 @@ class Balancing:
         return json_answer(change.document)
 
     async def keys(self, _request: web.Request) -> web.Response:
-        """The keys of Pulsar that can be set."""
+        """List the keys of Pulsar that can be set."""
         return json_answer(DYNAMIC_KEYS)
 
     async def set_key(self, request: web.Request) -> web.Response:
-        """Set what one of Pulsar's keys is here, converted as from a `broker.conf`."""
+        """Set the settings that one of Pulsar's keys stands for, converted as from a `broker.conf`."""
         settings = settings_of_key(request.match_info["key"], request.match_info["value"])
         await self._change({name: spelled(value) for name, value in settings.items()}, None)
         return done()
 
     async def unset_key(self, request: web.Request) -> web.Response:
-        """Take away what one of Pulsar's keys is here."""
+        """Remove the settings that one of Pulsar's keys stands for."""
         await self._change(dict.fromkeys(names_of_key(request.match_info["key"])), None)
         return done()
 

@@ -48,40 +48,40 @@ class Policies:
         )
 
     async def isolations(self, request: web.Request) -> web.Response:
-        """All isolation policies by name."""
+        """Return all isolation policies by name."""
         view = self._view_of_cluster(request)
         return json_answer({name: _isolation(document) for name, document in _named(view, ISOLATION).items()})
 
     async def isolation(self, request: web.Request) -> web.Response:
-        """One of them."""
+        """Return one isolation policy."""
         return json_answer(_isolation(policy_named(self._view_of_cluster(request), _key(request, ISOLATION)).document))
 
     async def set_isolation(self, request: web.Request) -> web.Response:
-        """Set one. What it misplaces is moved by the leader, some bundles at a time."""
+        """Set one isolation policy. The leader moves bundles that violate it, some at a time."""
         self._view_of_cluster(request)
         body = await required_body_of(request, ISOLATION_BODY, "an object with namespaces and primary, lists of regular expressions")
         return await self._set(_key(request, ISOLATION), body.document)
 
     async def delete_isolation(self, request: web.Request) -> web.Response:
-        """Take one away."""
+        """Delete one isolation policy."""
         return await self._delete(self._view_of_cluster(request), _key(request, ISOLATION))
 
     async def pins(self, _request: web.Request) -> web.Response:
-        """All pins by name."""
+        """Return all pins by name."""
         return json_answer({name: _pin(document) for name, document in _named(ready_view(self._worker), PIN).items()})
 
     async def pin(self, request: web.Request) -> web.Response:
-        """One of them."""
+        """Return one pin."""
         return json_answer(_pin(policy_named(ready_view(self._worker), _key(request, PIN)).document))
 
     async def set_pin(self, request: web.Request) -> web.Response:
-        """Set one. What it misplaces is moved by the leader, some bundles at a time."""
+        """Set one pin. The leader moves bundles that violate it, some at a time."""
         ready_view(self._worker)
         body = await required_body_of(request, PIN_BODY, "an object with namespace and brokers, a list of ids")
         return await self._set(_key(request, PIN), body.document)
 
     async def delete_pin(self, request: web.Request) -> web.Response:
-        """Take one away."""
+        """Delete one pin."""
         return await self._delete(ready_view(self._worker), _key(request, PIN))
 
     async def _set(self, key: str, document: Document) -> web.Response:

@@ -32,7 +32,7 @@ class Decisions:
         return (web.get("/admin/v2/balancing/decisions", self.newest),)
 
     async def newest(self, request: web.Request) -> web.Response:
-        """The newest decisions, the oldest of them first."""
+        """Return the newest decisions, oldest first."""
         limit = integer_of(request, "limit", default=LIMIT, at_most=LIMIT_MAX)
         found = await asyncio.to_thread(lambda: open_decision_log(self._log_url).newest(limit))
         return json_answer([document_of(decision) for decision in found])

@@ -32,12 +32,12 @@ class Health:
         )
 
     async def health(self, _request: web.Request) -> web.Response:
-        """Whether the broker is alive. One that is cut off is: do not kill it for that. One that has ended needs a restart: 503."""
+        """Return whether the broker is alive. A broker that is cut off is alive: do not kill it. 503: it has ended, restart it."""
         self._worker.check()
         return json_answer({"status": "ok", "broker": self._worker.broker_id, "channel_loss": self._channel_loss()})
 
     async def ready(self, _request: web.Request) -> web.Response:
-        """Whether clients had better be sent here, and if not, why; or why not all of them."""
+        """Return whether clients may be sent here; 503, with the problems, if not."""
         problems, losses = self._problems(), self._losses()
         serves_on = bool(losses) and not problems and self._serves_on()
         is_ready = not problems and (serves_on or not losses)
@@ -50,14 +50,14 @@ class Health:
         return json_answer(body, status=HTTPStatus.OK if is_ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
     async def pulsar_health(self, _request: web.Request) -> web.Response:
-        """`ok`, as Pulsar says it; 503 otherwise."""
+        """Return `ok`, in Pulsar's form; 503 otherwise."""
         problems = self._problems() + ([] if self._serves_on() else self._losses())
         if problems:
             raise NotReady(broker=self._worker.broker_id, problem=", ".join(problems))
         return text_answer("ok")
 
     async def metrics(self, _request: web.Request) -> web.Response:
-        """All metrics, in Prometheus' text format."""
+        """Return all metrics, in Prometheus' text format."""
         worker = self._worker
         scrape = worker.metrics.scrape(
             worker.view,

@@ -72,7 +72,7 @@ class Lookup:
         return (web.get(f"{_PREFIX}{{path:(?s:.*)}}", self.lookup),)
 
     async def lookup(self, request: web.Request) -> web.Response:
-        """The addresses of the broker that serves a topic, held until there is one; or the range of its bundle, at once."""
+        """Return the addresses of the broker that serves a topic, once there is one; or, with `/bundle`, the range of its bundle."""
         started_ns = time.monotonic_ns()
         path = request.rel_url.raw_path
         answer = self._answers.get(path)

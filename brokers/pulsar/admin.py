@@ -85,11 +85,11 @@ class Topics:
     # --- lists ---
 
     async def of_namespace(self, request: web.Request) -> web.Response:
-        """The topics of a namespace, wherever they are served; `mode` chooses the domain, as in Pulsar."""
+        """List the topics of a namespace, whichever broker serves them; `mode` chooses the domain, as in Pulsar."""
         return json_answer(await self._topics_of(namespace_of(request), _mode_of(request)))
 
     async def of_domain(self, request: web.Request) -> web.Response:
-        """The topics of a namespace in one domain.
+        """List the topics of a namespace in one domain.
 
         With `local=true` only those served here, and the bundles that they are of, which is what brokers ask each other.
         """
@@ -100,7 +100,7 @@ class Topics:
         return json_answer(await self._topics_of(namespace, mode))
 
     async def of_bundle(self, request: web.Request) -> web.Response:
-        """The topics of one bundle."""
+        """List the topics of one bundle."""
         bundle = bundle_named(ready_view(self._worker), bundle_of(request))
         await self._here(request, bundle.namespace, bundle.low)
         hosted = self._hosting.bundles.get(bundle.name)
@@ -108,7 +108,7 @@ class Topics:
         return json_answer(sorted(hosted.topics) if hosted is not None and is_served else [])
 
     async def partitioned(self, request: web.Request) -> web.Response:
-        """The partitioned topics of a namespace in one domain."""
+        """List the partitioned topics of a namespace in one domain."""
         namespace = namespace_named(ready_view(self._worker), namespace_of(request))
         domain = f"{request.match_info['domain']}://"
         return json_answer(sorted(topic for topic in partitions_in(namespace.policies) if topic.startswith(domain)))
@@ -119,7 +119,7 @@ class Topics:
     # --- partitions ---
 
     async def partitions(self, request: web.Request) -> web.Response:
-        """How many partitions a topic has; 0 if it is not partitioned, whether or not anybody uses it.
+        """Return the number of partitions of a topic; 0 if it is not partitioned, in use or not.
 
         What clients are refused over their own protocol is refused here: a count would have them go on to a broker that refuses them.
         """
@@ -127,7 +127,7 @@ class Topics:
         return json_answer({"partitions": await self._server.partitions_of(topic), "deleted": False, "properties": {}})
 
     async def create_partitions(self, request: web.Request) -> web.Response:
-        """Make a topic a partitioned one."""
+        """Make a topic a partitioned topic."""
         topic = _partitionable(request)
         count = await _count_of(request)
         partitions = self._partitions(topic)
@@ -138,7 +138,7 @@ class Topics:
         return done()
 
     async def add_partitions(self, request: web.Request) -> web.Response:
-        """Give a partitioned topic more partitions; never fewer, for somebody may be using those."""
+        """Add partitions to a partitioned topic; never fewer, because clients may use them."""
         topic = _partitionable(request)
         count = await _count_of(request)
         before = self._partitions(topic)
@@ -150,7 +150,7 @@ class Topics:
         return done()
 
     async def delete_partitions(self, request: web.Request) -> web.Response:
-        """A partitioned topic is one no more. What its partitions hold goes when nobody uses them."""
+        """Make a partitioned topic a plain one. Partitions go when no client uses them."""
         topic = _partitionable(request)
         before = self._partitions(topic)
         if not before:
@@ -170,7 +170,7 @@ class Topics:
     # --- stats ---
 
     async def stats(self, request: web.Request) -> web.Response:
-        """The stats of one topic. A topic that nobody uses is not there: 404."""
+        """Return the stats of one topic; 404 if no client uses it."""
         topic = await self._served(request)
         served = self._hosting.find(topic.full)
         if served is None:
@@ -178,7 +178,7 @@ class Topics:
         return json_answer(topic_stats(served.topic, owner_broker=self._worker.broker_id))
 
     async def partitioned_stats(self, request: web.Request) -> web.Response:
-        """The stats of a partitioned topic: those of all its partitions together, and, unless `perPartition=false`, of each.
+        """Return the stats of a partitioned topic: of all partitions together, and of each unless `perPartition=false`.
 
         With `local=true` only those of each partition that is served here, by name, which is what brokers ask each other.
         """
@@ -200,7 +200,7 @@ class Topics:
         return {name: topic_stats(served.topic, owner_broker=self._worker.broker_id) for name, served in found.items()}
 
     async def subscriptions(self, request: web.Request) -> web.Response:
-        """The subscriptions of one topic, by name."""
+        """List the subscriptions of one topic by name."""
         topic = await self._served(request)
         served = self._hosting.find(topic.full)
         if served is None:
@@ -208,7 +208,7 @@ class Topics:
         return json_answer(sorted(served.topic.subscriptions))
 
     async def schema(self, request: web.Request) -> web.Response:
-        """A schema of a topic, of one version or the newest, wherever in the cluster it is known.
+        """Return a schema of a topic, of one version or the newest, as long as any broker knows it.
 
         With `local=true` what is known here, as brokers ask each other; 204 if nothing is.
         """
