@@ -88,7 +88,7 @@ def document() -> Json:
             for path in (_LOOKUP, f"{_LOOKUP}/bundle") if group is Lookup else (_plain(route.path),):
                 paths.setdefault(path, {})[route.method.lower()] = _operation(tag, group, path, route)
     return {
-        "openapi": "3.0.3",
+        "openapi": "3.1.0",
         "info": {
             "title": "HTTP as OpenAPI",
             "version": "v2",

@@ -12,6 +12,7 @@ import pytest
 
 from equipoise.brokers.runtime.metrics.metrics import Metrics
 from equipoise.channel.core.view import View
+from tests.openapi import document
 from tests.unit.http.cluster import cluster, run
 
 REFERENCE = Path(__file__).resolve().parents[3] / "docs" / "reference"
@@ -36,6 +37,13 @@ def test_every_path_is_documented(tmp_path: Path) -> None:
             assert 2 == len(lookups)
 
     run(story)
+
+
+def test_openapi_has_every_path() -> None:
+    """OpenAPI has the paths and methods of the page about HTTP, and no others."""
+    page = (REFERENCE / "http.md").read_text(encoding="utf-8")
+    described = {f"{method.upper()} {path}" for path, operations in document()["paths"].items() for method in operations}
+    assert described == set(re.findall(r"^\| `([A-Z]+ /[^`?]+)`", page, flags=re.MULTILINE))
 
 
 def test_every_metric_is_documented() -> None:
