@@ -20,7 +20,7 @@ import pytest
 
 import equipoise
 from equipoise.examples.fastapi_app import Visits
-from tests.code_blocks import BLOCKS, PAGES, Block
+from tests.code_blocks import BLOCKS, Block
 from tests.house_rules import ROOT
 from tests.unit.cli.command_lines import tree
 
@@ -115,20 +115,6 @@ def test_a_wrong_command_line_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "--colour" in str(problem_of(["brokers", "list", "--colour"]))
     assert "namespace" in str(problem_of(["namespaces", "create"]))
     assert problem_of(["namespaces", "create", "acme/orders", "--bundles", "16"]) is None
-
-
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_a_list_is_a_list_on_the_site_too(page: Path) -> None:
-    """Python's Markdown takes a list for one only after an empty line, and a list within a list only four blanks further in."""
-    text = re.sub(r"^ *```.*?^ *```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
-    is_in_list, before, wrong = False, "", []
-    for line in text.splitlines():
-        item = re.match(r"( *)([*-]|\d+\.) ", line)
-        if item and (len(item[1]) % 4 or not (is_in_list or not before)):
-            wrong.append(line)
-        is_in_list = bool(item) or (is_in_list and (bool(before) or not line))  # A paragraph of its own ends the list.
-        before = line.strip()
-    assert wrong == []
 
 
 @pytest.mark.integration
