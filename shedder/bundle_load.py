@@ -14,7 +14,7 @@ from equipoise.brokers.errors import InvalidLoad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Messaging:
-    """What the topics of a bundle carry: rates per second over the last sample, and what there is.
+    """The load of the topics of a bundle: rates per second over the last sample, and numbers of what is open.
 
     Raises `InvalidLoad` for a number that is negative or not finite.
     """
@@ -43,10 +43,10 @@ class Messaging:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleLoad:
-    """What a bundle costs its broker: rates per second over the last sample, and what is open.
+    """The cost of a bundle for its broker: rates per second over the last sample, and the number of open sessions.
 
-    `bytes_per_second` counts both ways. `messaging` says more of a bundle of topics. Raises `InvalidLoad` for a number that
-    is negative or not finite.
+    `bytes_per_second` counts both directions. `messaging` has more about a bundle of topics. Raises `InvalidLoad` for a number
+    that is negative or not finite.
     """
 
     calls_per_second: float = 0.0

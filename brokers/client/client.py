@@ -44,7 +44,7 @@ _ENDED: Final = "it has ended"
 
 
 class InvalidSource(CallerError):
-    """A client has one log to read, or any number of brokers to ask."""
+    """A client needs one log to read, or any number of brokers to ask."""
 
     def __init__(self, *, sources: tuple[str, ...]) -> None:
         """`sources` as given."""
@@ -53,10 +53,10 @@ class InvalidSource(CallerError):
 
 
 class Client:
-    """Tells who serves a key, as an async context; every call is made on the loop that entered it."""
+    """Find the broker that serves a key. Use it as an async context; make every call on the event loop that entered it."""
 
     def __init__(self, *sources: str) -> None:
-        """`sources` are the URL of the log, or base URLs of brokers, such as `http://127.0.0.1:8080`: any that answers will do.
+        """`sources` is the URL of the log, or base URLs of brokers, such as `http://127.0.0.1:8080`. Any broker that answers is enough.
 
         Raises `InvalidSource`.
         """
@@ -74,13 +74,13 @@ class Client:
         self._distrusted: dict[str, tuple[str, int, int]] = {}
 
     def in_thread(self) -> ClientInThread:
-        """The same with a thread of its own, as a plain context, for callers that have no event loop."""
+        """Return the same client with a thread of its own, as a plain context, for callers without an event loop."""
         return ClientInThread(self)
 
     async def __aenter__(self) -> Self:
-        """Start. Raises what makes that impossible: a log that is not there or cannot be read; `DeadlineExceeded`.
+        """Start. Raises the error that prevents this, such as a log that does not exist or cannot be read, or `DeadlineExceeded`.
 
-        And `NotRunning` the second time.
+        Raises `NotRunning` the second time.
         """
         if self._problem != _NOT_STARTED:
             raise NotRunning(what="the client", problem="it was started before")
@@ -95,7 +95,7 @@ class Client:
         await self._source.stop()
 
     async def owner(self, namespace: str, key: str, *, timeout_ms: int = OWNER_MS) -> Peer:
-        """The broker that serves `key`; waits while nobody does, and while the one that seems to was found to be wrong.
+        """Return the broker that serves `key`. Waits while no broker does, and while the only candidate was reported as wrong.
 
         Raises `DeadlineExceeded`, `UnknownNamespace`, `InvalidName`, `Overloaded`, and `NotRunning` outside the context.
         """
@@ -112,9 +112,9 @@ class Client:
                 self._source.refresh(namespace)
 
     def misrouted(self, namespace: str, key: str, seen: Peer) -> None:
-        """`seen`, which `owner` named, does not serve `key` (it refused, redirected, or cannot be reached): do not name it again.
+        """Report that `seen`, which `owner` returned, does not serve `key` (it refused, redirected, or cannot be reached).
 
-        That holds until something new is known of the bundle, at most `DISTRUST_MS`: it may have been a passing trouble.
+        `owner` does not return it again until the bundle changes, for at most `DISTRUST_MS`: the trouble may be temporary.
         Raises `UnknownNamespace`, `InvalidName`, and `NotRunning` outside the context.
         """
         assigned = self._find(namespace, key_hash(key))
@@ -162,11 +162,11 @@ class Client:
 class ClientInThread(InThread):
     """A client with a thread of its own: `with Client(...).in_thread() as client`. Any thread may call it.
 
-    Entering and its calls raise what `Client` raises, and `NotRunning` outside the context.
+    Entering and the calls raise the errors of `Client`, and `NotRunning` outside the context.
     """
 
     def __init__(self, client: Client) -> None:
-        """Made by `Client.in_thread`."""
+        """Only `Client.in_thread` makes one."""
         super().__init__(client, what="the client", start_ms=START_MS + CROSSING_MS, stop_ms=START_MS)
         self._client = client
 

@@ -29,7 +29,7 @@ _NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """A hash range of a namespace; `high` is exclusive, but for the last bundle of the hash space."""
+    """A hash range of a namespace. `high` is exclusive, except for the last bundle of the hash space."""
 
     name: str
     namespace: str
@@ -37,13 +37,13 @@ class Bundle:
     high: int
 
     def contains(self, point: int) -> bool:
-        """Whether this hash point lies in the bundle."""
+        """Return whether a hash point lies in the bundle."""
         return bundle_contains(self.low, self.high, point)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """A broker, as services and clients see it. `addresses` maps a protocol (`http`) to where clients find it."""
+    """Another broker. `addresses` maps a protocol (`http`) to the address for clients."""
 
     broker: str
     addresses: Mapping[str, str] = field(default_factory=dict)
@@ -62,9 +62,9 @@ class OwnershipLost(PeerError):
     """Work may not start, or not be answered, here: the bundle has moved, or the lease has run out."""
 
     def __init__(self, *, bundle: str, token: int, problem: str, is_closed: bool = False) -> None:
-        """`token` is the fencing token under which `bundle` was held; `problem` says why it no longer is.
+        """`token` is the fencing token under which this broker held `bundle`; `problem` gives the reason of the loss.
 
-        `is_closed`: the bundle is not open here any more, and the service's `close` has been called, or is about to be.
+        `is_closed`: the bundle is no longer open here, and the service's `close` was called or is about to be called.
         """
         self.bundle = bundle
         self.is_closed = is_closed
@@ -74,10 +74,10 @@ class OwnershipLost(PeerError):
 
 
 class WorkerEnded(PeerError):
-    """The worker that was asked has ended, and does not come back. `__cause__` is the error that ended it, if one did."""
+    """The broker of the worker has ended, and does not come back. `__cause__` is the error that ended it, if any."""
 
     def __init__(self, *, broker: str, problem: str) -> None:
-        """`broker` is the id of the worker's broker, `problem` says why it ended."""
+        """`broker` is the id of the worker's broker; `problem` gives the reason of its end."""
         self.broker = broker
         self.problem = problem
         super().__init__(f"broker {broker} has ended: {problem}; call another broker, and start this program again")
@@ -102,10 +102,10 @@ class Evidence:
 
 
 class WrongBundle(CallerError):
-    """Work was to be begun on a key under the ownership of a bundle that does not hold it."""
+    """A caller began work on a key under the ownership of a bundle that does not hold the key."""
 
     def __init__(self, *, key: str, bundle: str) -> None:
-        """`key` was asked for under the ownership of `bundle`."""
+        """`key` is not in `bundle`."""
         self.key = key
         self.bundle = bundle
         super().__init__(f"{key!r} does not lie in {bundle}, and its token would not fence it; route the key, and use what that returns")
@@ -128,11 +128,11 @@ class Ownership:
         witness: Callable[[Evidence], None] | None = None,
         fetch: Callable[[], Awaitable[bytes | None]] | None = None,
     ) -> None:
-        """Made by the worker only. `fetch` asks the former owner's service for state that its `close` did not return.
+        """Only the worker makes one. `fetch` asks the service of the former owner for state that its `close` did not return.
 
-        `handover_problem` says why `open` got no handover although the former owner has closed the bundle and meant to leave one.
-        It is None if the handover came, if there was none to leave, if the former owner died or did not close in time, and if the
-        log was truncated before this broker read the handover.
+        `handover_problem` gives the reason why `open` got no handover although the former owner closed the bundle and left one.
+        It is None in all other cases: the handover came; there was none; the former owner died or did not close in time; the log
+        was truncated before this broker read the handover.
         """
         self._handle = handle
         self._clock = clock
@@ -148,16 +148,16 @@ class Ownership:
 
     @property
     def is_good(self) -> bool:
-        """Whether work may start at this moment."""
+        """Return whether work may start now."""
         return self._handle.passes(self._clock.now())
 
     def begin(self, key: str) -> Work:
-        """Start work on `key`; raises `OwnershipLost` if it may not start, `WrongBundle` if the key is not of this bundle."""
+        """Start work on `key`. Raises `OwnershipLost` if it may not start, `WrongBundle` if the bundle does not hold the key."""
         return Work(self._handle, key, self._clock, self._witness)
 
 
 class Work:
-    """One piece of work under an ownership. `finish` before you answer; or use it as a context, which does so at its end."""
+    """One piece of work under an ownership. Call `finish` before you answer, or use it as a context, which calls `finish` at its end."""
 
     __slots__ = ("_by_token", "_clock", "_handle", "_point", "_started_ns", "_witness", "key", "token")
 
@@ -179,13 +179,13 @@ class Work:
 
     @property
     def is_witnessed(self) -> bool:
-        """Whether evidence is taken, so that it is worth while to spell a `message` for it."""
+        """Return whether evidence is recorded. If not, a `message` for `finish` is not needed."""
         return self._witness is not None
 
     def finish(self, *, message: str | None = None) -> None:
-        """Check again; raises `OwnershipLost` if the result must not be answered. It may have been written all the same.
+        """Check again. Raises `OwnershipLost` if the result must not be answered; the work may have been done.
 
-        `message` says in the evidence what the work was about, where its key does not.
+        `message` describes the work in the evidence, if its key does not.
         """
         handle = self._heir()
         answered_ns = self._clock.boot_ns()
@@ -238,87 +238,87 @@ class Work:
 
 
 class ServiceHost(Protocol):
-    """What a service may ask of the worker that runs it: who serves a key. See `brokers.runtime.worker.Worker`."""
+    """What a service may ask of the worker that runs it."""
 
     @property
     def broker_id(self) -> str:
-        """The id of the broker that this worker is."""
+        """Return the id of this broker."""
         ...
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
-        """This broker's ownership of `key`, or the other broker that serves it; waits while nobody does.
+        """Return this broker's ownership of `key`, or the other broker that serves it. Waits while no broker does.
 
-        Raises `UnknownNamespace`, `DeadlineExceeded` if nobody serves it within `timeout_ms`, `Overloaded` if too many wait, and
-        `WorkerEnded`.
+        Raises `UnknownNamespace`; `DeadlineExceeded` if no broker serves the key within `timeout_ms`; `Overloaded` if too many
+        callers wait; `WorkerEnded`.
         """
         ...
 
 
 class Service(ABC):
-    """What is balanced. One instance serves all bundles that its broker owns; every method runs on the worker's event loop.
+    """A service that Equipoise balances. One instance serves all bundles of its broker; every method runs on the worker's event loop.
 
-    A method that blocks stalls the broker, renewals included, until it fences itself: use threads for what blocks. An
-    exception from `prepare` or `open` refuses the bundle, with its text as the reason. Each call has a deadline; what
-    overruns it is cancelled.
+    A method that blocks stalls the broker and its renewals, until the broker fences itself: use threads for blocking work. An
+    exception from `prepare` or `open` refuses the bundle, with its text as the reason. Each call has a deadline, after which
+    it is cancelled.
 
-    A bundle has one operation at a time: `prepare`, `open`, `close` or `discard`. The next one is called when the one before
-    has ended, even if that was cancelled. `fetch`, `split_points` and `load` are questions, and may be asked beside any operation.
+    A bundle has one operation at a time: `prepare`, `open`, `close` or `discard`. The next one is called when the previous one
+    has ended, even if that was cancelled. `fetch`, `split_points` and `load` are questions, and may run beside any operation.
 
-    `host` is the worker; it sets this before it calls anything else.
+    `host` is the worker. The worker sets it before it calls any method.
     """
 
     host: ServiceHost
 
     async def prepare(self, bundle: Bundle, source: Peer | None) -> None:  # noqa: B027 - a default, not a gap
-        """Warm up for `bundle`, which `source` still serves (None: nobody does). Nothing may be served yet."""
+        """Warm up for `bundle`, which `source` still serves (None: no broker does). Serve nothing yet."""
 
     @abstractmethod
     async def open(self, ownership: Ownership, handover: bytes | None) -> None:
-        """Begin to serve. `handover` is what the former owner's `close` returned, if it was there to say it.
+        """Begin to serve. `handover` is the return value of the former owner's `close`.
 
-        None means that nothing came: `ownership.handover_problem` says why, if the former owner had something to leave.
+        None means that there is no handover. If the former owner left one, `ownership.handover_problem` gives the reason.
         """
 
     @abstractmethod
     async def close(self, bundle: Bundle, moved_to: Peer | None, deadline: Deadline) -> bytes | None:
-        """Stop serving: settle what was accepted, tell clients `moved_to`, and return the state for the next owner.
+        """Stop serving: settle what was accepted, redirect clients to `moved_to`, and return the state for the next owner.
 
-        Up to 16 KiB go on the channel. What is larger is kept here, and the next owner's broker fetches it: up to 64 MiB for all
-        bundles together, for 30 s. If this broker serves no peers, it is lost, and the next owner is told so.
+        Up to 16 KiB go on the channel. This broker keeps larger state for 30 s, up to 64 MiB for all bundles together, and the
+        next owner's broker fetches it. If this broker serves no peers, larger state is lost, and the next owner gets the reason.
 
-        The ownership is already void: nothing new starts, and work in progress will not pass its second check. Nobody serves
-        the bundle until this returns, and past `deadline` it is cancelled, without a handover: give up yourself before that,
-        as in `await deadline.wait(flush(), what="the flush")` or by `deadline.remaining_ms()`.
+        The ownership is already void: no new work starts, and work in progress fails its second check. No broker serves the bundle
+        until this method returns. Past `deadline` it is cancelled, without a handover. To end earlier yourself, use
+        `await deadline.wait(flush(), what="the flush")` or `deadline.remaining_ms()`.
 
-        It is called for every bundle that is open when the broker ends, whatever it ends of; then `moved_to` is None, and
-        nobody waits for a handover.
+        It is called for every bundle that is open when the broker ends, for any reason. Then `moved_to` is None, and the handover
+        is discarded.
         """
 
     async def discard(self, bundle: Bundle) -> None:  # noqa: B027 - as above
-        """Throw away what `prepare` warmed up: that transfer was cancelled. Another `prepare` may follow when this has returned."""
+        """Discard what `prepare` warmed up, because that transfer was cancelled. Another `prepare` may follow."""
 
     async def fetch(self, bundle: Bundle, token: int) -> bytes | None:  # noqa: ARG002 - a default needs neither
-        """State of a bundle that was closed here, for its next owner, if `close` does not return all of it. `token` was ours."""
+        """Return the state of a bundle that was closed here, for its next owner, beside the handover. `token` is that of this broker."""
         return None
 
     def split(self, parent: Bundle, children: Sequence[Ownership]) -> None:  # noqa: B027 - as above
-        """`parent` has become `children`, all owned here, under the same token. Sessions go on."""
+        """Take note that `parent` has become `children`, all owned here, under the same token. Sessions continue."""
 
     def merge(self, left: Bundle, right: Bundle, union: Ownership) -> None:  # noqa: B027 - as above
-        """`left` and `right` have become one bundle, owned here. Sessions go on."""
+        """Take note that `left` and `right` have become one bundle, owned here. Sessions continue."""
 
     async def split_points(self, bundle: Bundle, algorithm: str, positions: Sequence[int] | None) -> Sequence[int]:
-        """Where to cut `bundle`, as hash points strictly inside it.
+        """Return where to cut `bundle`, as hash points strictly inside it.
 
-        The default knows no topics, without which only the halves and given positions can be found: see
+        The default knows no topics, so it finds only the halves and the given positions: see
         `brokers.balancing.splitting.split_points`.
         """
         return split_points(algorithm, SplitQuestion(low=bundle.low, high=bundle.high, positions=positions, force=True))
 
     def routes(self) -> Sequence[RouteDef]:
-        """HTTP routes (aiohttp) to be served on the broker's port."""
+        """Return the HTTP routes (aiohttp) that the broker serves on its port."""
         return ()
 
     def load(self) -> Mapping[str, BundleLoad]:
-        """What each open bundle costs now, by name of bundle."""
+        """Return what each open bundle costs now, by name of bundle."""
         return {}

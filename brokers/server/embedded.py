@@ -35,14 +35,17 @@ CREATE_MS: Final = 10_000
 
 
 class Worker:
-    """One broker of the cluster whose log is at `log_url`, for as long as the context `async with Worker(...)` lasts.
+    """One broker of the cluster whose log is at `log_url`, while the context `async with Worker(...)` lasts.
 
-    Entering waits until it is a member; leaving moves its bundles to others first. Everything runs on the loop that enters.
+    Entering the context waits until the broker is a member. Leaving it moves the bundles of the broker to other brokers first.
+    Everything runs on the event loop that enters.
 
-    A broker may end before the context does: its log was replaced, or its disk failed. It does not come back. Then
-    * every call raises `WorkerEnded`, with the reason; so does `check()`, for the program's health check;
-    * `finished()`, for who waits for it, raises the error that ended the broker;
-    * the end of the context raises that error too, unless another one leaves it. Nothing in the context is cancelled.
+    A broker may end before the context does: its log was replaced, or its disk failed. It does not come back. Then:
+
+    * Every call raises `WorkerEnded` with the reason. `check()` raises it too: call it in the health check of the program.
+    * `finished()` raises the error that ended the broker.
+    * The end of the context raises that error too, unless the context ends with another error. Nothing in the context is
+      cancelled.
     """
 
     def __init__(
@@ -56,16 +59,16 @@ class Worker:
         advertised_addresses: Mapping[str, str] | None = None,
         **settings: object,
     ) -> None:
-        """`service` serves all namespaces, or a mapping says which serves those of a pattern such as `shop/*`.
+        """`service` serves all namespaces. Or it is a mapping from patterns such as `shop/*` to services.
 
-        * `broker_id`: a broker that is to come back as itself has a name; without one it is new each time.
-        * `data_dir`: by default beside the log, if that is a file; a broker without a name has a temporary one.
-        * `http_port`: where this broker serves lookups, administration and the services' routes, and other brokers fetch state
-          (0: any free port). Without it nothing listens, and a service with `fetch` is refused.
-        * `advertised_addresses`: where the program itself serves clients, such as `{"http": "http://host:8000"}`.
-        * `settings`: any other of `brokers.runtime.config.WorkerConfig`, by name.
+        * `broker_id`: the name of a broker that comes back as itself. Without it the broker is new at each start.
+        * `data_dir`: by default beside the log, if the log is a file. A broker without a name has a temporary directory.
+        * `http_port`: the port for lookups, administration, the routes of the services, and brokers that fetch state
+          (0: any free port). Without it the broker does not listen, and refuses a service with `fetch`.
+        * `advertised_addresses`: the addresses at which the program serves clients, such as `{"http": "http://host:8000"}`.
+        * `settings`: any other setting of a broker, by name.
 
-        Raises `InvalidConfig` and `InvalidTiming`; `InvalidService` is raised at the start.
+        Raises `InvalidConfig` and `InvalidTiming`. The start raises `InvalidService`.
         """
         self._services = service if isinstance(service, Mapping) else {"*": service}
         self._listens = http_port is not None
@@ -89,12 +92,12 @@ class Worker:
         self._host: Host | None = None
 
     def in_thread(self) -> WorkerInThread:
-        """The same in a thread of its own, as a plain context, for a program that has no event loop."""
+        """Return the same worker in a thread of its own, as a plain context, for a program without an event loop."""
         start_ms = self._config.log_wait_ms + READY_MS_MAX + CROSSING_MS
         return WorkerInThread(self, start_ms=start_ms, stop_ms=self._config.stop_ms + CROSSING_MS)
 
     async def __aenter__(self) -> Self:
-        """Start, and wait until the broker is a member. Raises what makes that impossible, and `DeadlineExceeded`."""
+        """Start, and wait until the broker is a member. Raises the error that prevents this, or `DeadlineExceeded`."""
         async with AsyncExitStack() as parts:
             config = self._config
             if self._data_dir is None:
@@ -114,7 +117,7 @@ class Worker:
 
     @property
     def broker_id(self) -> str:
-        """The id of this broker."""
+        """Return the id of this broker."""
         return self._started.broker_id
 
     def check(self) -> None:
@@ -122,26 +125,26 @@ class Worker:
         self._started.check()
 
     def ownership(self, namespace: str, key: str) -> Ownership | None:
-        """The right to work on `key`, if this broker has it at this moment. Raises `WorkerEnded`."""
+        """Return the right to work on `key`, or None if this broker does not have it now. Raises `WorkerEnded`."""
         return self._running.ownership(namespace, key)
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS) -> Ownership | Peer:
-        """Who serves `key`: this broker's ownership, or another broker; waits while nobody does.
+        """Return this broker's ownership of `key`, or the other broker that serves it. Waits while no broker does.
 
-        Raises `UnknownNamespace`, `DeadlineExceeded` if nobody serves it in time, and `WorkerEnded`.
+        Raises `UnknownNamespace`; `DeadlineExceeded` if no broker serves the key in time; `WorkerEnded`.
         """
         return await self._running.route(namespace, key, timeout_ms=timeout_ms)
 
     async def create_namespace(
         self, namespace: str, *, bundles: int = 4, on_channel_loss: OnLoss = "fence", timeout_ms: int = CREATE_MS
     ) -> None:
-        """Create a namespace of 1 to 4,096 bundles, unless it is there; an older one keeps the bundles and the policies that it has.
+        """Create a namespace of 1 to 4,096 bundles, unless it exists. An existing one keeps its bundles and policies.
 
-        Its bundles are free on return: whoever asks for a key of one, or the leader, has it placed. With `serve` their owners serve
-        on while they have lost the channel, and only fencing tokens, checked by your store, keep two of them apart.
+        Its bundles are free on return: the leader places them, or the first caller of a key has it placed. With `serve` the owners
+        serve on while they have lost the channel, and only fencing tokens, checked by your store, keep two owners apart.
 
-        Raises `InvalidName`, `InvalidBoundaries`, `Rejected`, `OutcomeUnknown`, `NotProposed`, `WorkerEnded`, and what the log
-        says where it takes no records, such as `LogUnavailable`.
+        Raises `InvalidName`, `InvalidBoundaries`, `Rejected`, `OutcomeUnknown`, `NotProposed`, `WorkerEnded`, and errors of a log
+        that takes no records, such as `LogUnavailable`.
         """
         host = self._running
         check_namespace(namespace)
@@ -184,19 +187,19 @@ def _directory_beside(log_url: str, broker: str) -> str | None:
 
 
 class WorkerInThread(InThread):
-    """A worker with a thread and an event loop of its own, where its services run too: `with Worker(...).in_thread() as worker`.
+    """A worker in a thread with an event loop of its own, where its services run too: `with Worker(...).in_thread() as worker`.
 
-    Entering and its calls raise what `Worker` raises, and `NotRunning` outside the context.
+    Entering and the calls raise the errors of `Worker`, and `NotRunning` outside the context.
     """
 
     def __init__(self, worker: Worker, *, start_ms: int, stop_ms: int) -> None:
-        """Made by `Worker.in_thread`."""
+        """Only `Worker.in_thread` makes one."""
         super().__init__(worker, what="the worker", start_ms=start_ms, stop_ms=stop_ms)
         self._worker = worker
 
     @property
     def broker_id(self) -> str:
-        """The id of this broker."""
+        """Return the id of this broker."""
         return self._worker.broker_id
 
     def check(self) -> None:
@@ -204,7 +207,7 @@ class WorkerInThread(InThread):
         self._worker.check()
 
     def route(self, namespace: str, key: str, *, timeout_ms: int = ROUTE_MS) -> Ownership | Peer:
-        """See `Worker.route`. An ownership may be used in any thread."""
+        """See `Worker.route`. You may use an ownership in any thread."""
         route = self._worker.route(namespace, key, timeout_ms=timeout_ms)
         return self.run(route, timeout_ms=timeout_ms + CROSSING_MS, what=f"an owner for {namespace}/{key}")
 

@@ -54,7 +54,7 @@ class NotServed(PeerError):
 
 
 class NoRest(CallerError):
-    """Without any time passing, records follow each other for ever."""
+    """Records follow each other without end while no time passes."""
 
     def __init__(self, *, last_reason: str) -> None:
         """`last_reason` is the reason of the newest record that gave one."""
@@ -78,7 +78,7 @@ class NotInCluster(CallerError):
 
 
 class AlreadyRuns(CallerError):
-    """The test starts a broker that runs."""
+    """A test starts a broker that runs already."""
 
     def __init__(self, *, broker: str) -> None:
         """`broker` is its id."""
@@ -87,7 +87,7 @@ class AlreadyRuns(CallerError):
 
 
 class NotSplit(PeerError):
-    """A split that was accepted came to nothing: the bundle is as it was."""
+    """A split was accepted and not made: the bundle is as before."""
 
     def __init__(self, *, bundle: str, problem: str) -> None:
         """`bundle` was to be cut; `problem` says how it is instead."""
@@ -111,26 +111,26 @@ class LoopIsRunning(CallerError):
 
 
 class Cluster(Generic[S]):
-    """Brokers of one cluster, each with a service of its own, for tests of that service.
+    """Brokers of one cluster, each with a service of its own, in virtual time, for tests of that service.
 
-    Use it as a context, from a plain function: it has an event loop of its own. Every call returns once all has happened
-    that happens without time passing; only `advance` (and `call`, as far as it may) lets time pass: leases, deadlines and
-    the bounds of `host.route` are counted on that clock. What a service awaits of the real world (a thread, a socket) is
-    waited for, at most `patience_ms` of real time; what takes longer counts as hanging, and is not waited for again.
+    Use it as a context, from a plain function: it has an event loop of its own. Every call returns after everything has
+    happened that can happen while no time passes. Only `advance`, and `call` within its bound, let time pass: leases, deadlines
+    and the bounds of `host.route` use that clock. If a service awaits something of the real world (a thread, a socket), the
+    cluster waits for it, at most `patience_ms` of real time. After that the call counts as hanging.
 
-    A bundle that is free is placed by the leader, as in production, unless the test has taken it.
+    The leader places a free bundle, as in production, unless the test has taken the bundle.
     """
 
     def __init__(
         self, service: Callable[[], S], *, brokers: int | Sequence[str] = 3, patience_ms: int = 1_000, serves_peers: bool = False
     ) -> None:
-        """`service` makes the service of one broker, such as its class.
+        """`service` makes the service of one broker; usually it is the class of the service.
 
-        `serves_peers`: brokers fetch state from one another, as from a `Worker` with `http_port` or from `equipoise broker`. Without
-        it a service with `fetch` is refused, as by a `Worker` without `http_port`: starting a broker raises `InvalidService`.
+        `serves_peers`: brokers fetch state from one another, as a `Worker` with `http_port` and `equipoise broker` do. Without it
+        the start of a broker refuses a service with `fetch`, with `InvalidService`.
 
-        `brokers` are ids, or so many of `broker-1`, `broker-2`, ...; with 0 none runs until the test starts one. Raises
-        `InvalidName` for what is no id, and `InvalidRequest` for a number below 0 or a name that is given twice.
+        `brokers` are ids, or the number of brokers `broker-1`, `broker-2`, ...; with 0 none runs until the test starts one. Raises
+        `InvalidName` for an impossible id, and `InvalidRequest` for a number below 0 or an id that is given twice.
         """
         self._names = _names_of(brokers)
         self._make_service = service
@@ -173,24 +173,24 @@ class Cluster(Generic[S]):
 
     @property
     def brokers(self) -> Sequence[str]:
-        """The brokers that run, by id."""
+        """Return the ids of the brokers that run."""
         return sorted(self._world.members)
 
     def service(self, broker: str) -> S:
-        """The service of a broker; of one that was killed, what it left. Raises `NotInCluster` for one that never ran."""
+        """Return the service of a broker, also of one that was killed. Raises `NotInCluster` if the broker never ran."""
         service = self._services.get(broker)
         if service is None:
             raise NotInCluster(what="broker", name=broker, known=sorted(self._services))
         return service
 
     def host(self, broker: str) -> ServiceHost:
-        """What the service of a broker that runs calls `self.host`. Raises `NotInCluster` for another."""
+        """Return the `self.host` of the service of a broker that runs. Raises `NotInCluster` for any other broker."""
         return self._member(broker)
 
     def start(self, broker: str) -> None:
-        """Start a broker, a new one or one that was killed, with a new service; it is a member when this returns.
+        """Start a broker with a new service. It is a member when this returns. The broker is new, or was killed.
 
-        Raises `AlreadyRuns`, and `InvalidName` for what is no id.
+        Raises `AlreadyRuns`, and `InvalidName` for an impossible id.
         """
         if check_broker_id(broker) in self._world.members:
             raise AlreadyRuns(broker=broker)
@@ -204,18 +204,18 @@ class Cluster(Generic[S]):
         self._run(start())
 
     def kill(self, broker: str) -> None:
-        """End a broker without any farewell. The others notice when its lease has run out: see `advance`. Raises `NotInCluster`."""
+        """End a broker without notice. The others notice when its lease has run out: see `advance`. Raises `NotInCluster`."""
         member = self._member(broker)
         del self._world.members[broker]
         self._run(member.runner.stop())
         self._run(self._settle())
 
     def create(self, namespace: str, *, bundles: int = 4) -> Sequence[str]:
-        """Create a namespace; its bundles, by name, in order of the hash space.
+        """Create a namespace, and return its bundles by name, in order of the hash space.
 
-        Each is served when this returns, unless its service has refused or hangs, or the broker that leads (the one that runs
-        longest) was killed: then the next one places them once that lease has run out, see `advance`. Raises `InvalidName`,
-        `InvalidBoundaries`, `Rejected`.
+        Each bundle is served when this returns, except in two cases: its service refuses or hangs; or the leader (the broker that
+        runs longest) was killed, and its lease has not run out, see `advance`. Raises `InvalidName`, `InvalidBoundaries`,
+        `Rejected`.
         """
         boundaries = even_boundaries(check_new_bundles(check_namespace(namespace), bundles))
         self._request(CreateNamespace(name=namespace, boundaries=boundaries), about=namespace)
@@ -224,23 +224,23 @@ class Cluster(Generic[S]):
     # --- bundles ---
 
     def bundles(self, namespace: str) -> Sequence[str]:
-        """The bundles of a namespace in order of the hash space, by name. Raises `UnknownNamespace`."""
+        """Return the bundles of a namespace by name, in order of the hash space. Raises `UnknownNamespace`."""
         if namespace not in self._view.namespaces:
             raise UnknownNamespace(namespace=namespace)
         return [bundle.name for bundle in self._view.bundles_of(namespace)]
 
     def bundle(self, namespace: str, key: str) -> str:
-        """The bundle that holds a key, by name. Raises `UnknownNamespace`."""
+        """Return the name of the bundle that holds a key. Raises `UnknownNamespace`."""
         return self._entry(namespace, key).name
 
     def owner(self, bundle: str) -> str | None:
-        """The broker that serves a bundle as far as the log says; None while nobody does. Raises `NotInCluster` for no bundle."""
+        """Return the broker that serves a bundle by the log; None if no broker does. Raises `NotInCluster` for an unknown bundle."""
         server = self._bundle(bundle).server
         entry = None if server is None else self._view.live.get(server)
         return None if entry is None else entry.broker
 
     def ownership(self, namespace: str, key: str) -> Ownership:
-        """The right to work on a key, at the broker that has it now. Raises `NotServed` while none has, `UnknownNamespace`."""
+        """Return the right to work on a key, of the broker that has it now. Raises `NotServed` if none has it, `UnknownNamespace`."""
         bundle = self._entry(namespace, key)
         for member in self._world.members.values():
             found = member.whereabouts.ownership(namespace, key)
@@ -249,9 +249,9 @@ class Cluster(Generic[S]):
         raise NotServed(bundle=bundle.name, broker=None, problem=self._told(bundle.name))
 
     def give(self, bundle: str, broker: str) -> None:
-        """Have a bundle served by a broker: transferred to it, or placed there if it was free.
+        """Transfer a bundle to a broker, or place it there if it is free.
 
-        Raises `NotServed` if that did not come about: the service refused it, or needs time for it; `NotInCluster`, `Rejected`.
+        Raises `NotServed` if the service refused the bundle or needs time; `NotInCluster`; `Rejected`.
         """
         phase = self._bundle(bundle).phase
         self.service(broker)
@@ -265,17 +265,17 @@ class Cluster(Generic[S]):
             raise NotServed(bundle=bundle, broker=broker, problem=self._told(bundle))
 
     def take(self, bundle: str) -> None:
-        """Take a bundle from its owner; nobody serves it until it is given. Raises `Rejected` if nobody owns it, `NotInCluster`."""
+        """Take a bundle from its owner. No broker serves it until it is given. Raises `Rejected` if it has no owner, `NotInCluster`."""
         self._bundle(bundle)
         self._placement.wishes.pop(bundle, None)
         self._placement.taken.add(bundle)
         self._request(Unload(bundle=bundle, reason="taken by the test"), about=bundle)
 
     def split(self, bundle: str, *, algorithm: str = RANGE_EQUALLY_DIVIDE, positions: tuple[int, ...] | None = None) -> None:
-        """Have its owner cut a bundle.
+        """Have the owner of a bundle split it.
 
-        Raises `NotInCluster`, `Rejected`, `InvalidRequest` for positions that this algorithm does not take, and `NotSplit` if
-        the owner did not cut it: its service knows no such algorithm, or takes longer.
+        Raises `NotInCluster`; `Rejected`; `InvalidRequest` for positions that the algorithm does not take; `NotSplit` if the owner
+        did not split the bundle, because its service does not know the algorithm or takes longer.
         """
         self._bundle(bundle)
         if algorithm in ALGORITHMS and algorithm != SPECIFIED_POSITIONS_DIVIDE and positions is not None:
@@ -285,7 +285,7 @@ class Cluster(Generic[S]):
             raise NotSplit(bundle=bundle, problem=self._told(bundle))
 
     def merge(self, left: str) -> None:
-        """Make one bundle of `left` and its right neighbour, which must have the same owner. Raises `NotInCluster`, `Rejected`."""
+        """Merge `left` with its right neighbour, which must have the same owner. Raises `NotInCluster`, `Rejected`."""
         self._bundle(left)
         self._request(MergeBundles(left=left, reason="merged by the test"), about=left)
 
@@ -293,17 +293,17 @@ class Cluster(Generic[S]):
 
     @property
     def now_ms(self) -> int:
-        """What the cluster's clock shows."""
+        """Return the time of the cluster's clock."""
         return self._clock.boot_ms
 
     def advance(self, ms: int) -> None:
-        """Let time pass. A killed broker's bundles have new owners after 4 seconds: its lease of 3, the margin, and a step."""
+        """Let time pass. After 4 seconds the bundles of a killed broker have new owners: its lease of 3 s, the grace period, and a step."""
         self._run(self._advance(self._clock.boot_ms + ms, until=lambda: False))
 
     def call(self, coroutine: Coroutine[None, None, T], *, within_ms: int = 0) -> T:
-        """Run a coroutine of the test's on the services' loop, and return what it returns.
+        """Run a coroutine of the test on the event loop of the services, and return its result.
 
-        As long as it is not done, time passes, but at most `within_ms`; then it is cancelled, and `DeadlineExceeded` raised.
+        Meanwhile time passes, at most `within_ms`. Then the coroutine is cancelled, and `DeadlineExceeded` is raised.
         """
 
         async def run() -> T:

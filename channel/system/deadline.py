@@ -18,33 +18,33 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deadline:
-    """`timeout_ms` milliseconds after `started_ns`, an instant of the monotonic clock."""
+    """A moment: `timeout_ms` milliseconds after `started_ns`, an instant of the monotonic clock."""
 
     started_ns: int
     timeout_ms: int
 
     @classmethod
     def after(cls, *, timeout_ms: int) -> Deadline:
-        """The deadline that comes `timeout_ms` from now."""
+        """Return the deadline that is `timeout_ms` from now."""
         return cls(started_ns=time.monotonic_ns(), timeout_ms=timeout_ms)
 
     def remaining_ms(self) -> int:
-        """What is left of it, rounded up, so that nobody spins through its last millisecond; 0 once it has come."""
+        """Return the time left, rounded up, so that no caller spins through the last millisecond; 0 once it is over."""
         return max(0, self.timeout_ms - (time.monotonic_ns() - self.started_ns) // 1_000_000)
 
     def exceeded(self, what: str) -> DeadlineExceeded:
-        """The error to raise when `what` did not happen in time."""
+        """Return the error to raise when `what` did not happen in time."""
         return DeadlineExceeded(what=what, waited_ms=self.timeout_ms)
 
     def check(self, what: str) -> None:
-        """Raise `DeadlineExceeded` if it has come before `what` happened."""
+        """Raise `DeadlineExceeded` if the deadline is over before `what` happened."""
         if not self.remaining_ms():
             raise self.exceeded(what)
 
     async def wait(self, awaited: Awaitable[Result], *, what: str) -> Result:
-        """The result of `awaited`, which is cancelled if the deadline comes first; then `what` is in the `DeadlineExceeded`.
+        """Return the result of `awaited`. Cancel it at the deadline, and raise `DeadlineExceeded` with `what`.
 
-        Raises what `awaited` raises, a `TimeoutError` of its own too: such as a socket's, which has nothing to do with this deadline.
+        Raises the errors of `awaited`, also its own `TimeoutError`, such as a socket's, which has nothing to do with this deadline.
         """
         limit = asyncio.timeout(self.remaining_ms() / 1_000)
         try:
