@@ -210,15 +210,15 @@ class UnknownBroker(CallerError):
         super().__init__(f"no broker {broker!r} has ever joined; see who has: equipoise brokers list --all")
 
 
-class CalledOff(PeerError):
+class Cancelled(PeerError):
     """A move that the channel accepted came to nothing: its bundle is not where it was to go."""
 
     def __init__(self, *, bundle: str, move: str, problem: str) -> None:
-        """`move` of `bundle` was called off because of `problem`."""
+        """`move` of `bundle` was cancelled because of `problem`."""
         self.bundle = bundle
         self.move = move
         self.problem = problem
-        super().__init__(f"the {move} of {bundle} was called off: {problem}; see equipoise channel why {bundle}")
+        super().__init__(f"the {move} of {bundle} was cancelled: {problem}; see equipoise channel why {bundle}")
 
 
 class BrokerUnreachable(PeerError):
@@ -352,7 +352,7 @@ class InvalidRequest(CallerError):
 
 
 class CompactionFailed(PeerError):
-    """A compaction of the log did not come to its end; the log and its twin still say the same as before."""
+    """A compaction of the log did not come to its end; the log and its snapshot still say the same as before."""
 
     def __init__(self, *, log: str, error: str, problem: str) -> None:
         """`log` is its URL; `error` names the class of what it met, and `problem` says it."""

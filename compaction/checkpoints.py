@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from equipoise.channel.snapshots.twin_rows import CHECKPOINTS_MAX
+from equipoise.channel.snapshots.snapshot_rows import CHECKPOINTS_MAX
 
 RECORDS_BETWEEN: Final = 8_000
 """Records from one checkpoint to the next, at most, and so how much more than was asked for may be kept: 2 MB."""

@@ -1,25 +1,25 @@
 """The compactor: makes a log short without changing what it comes to.
 
 May live here: `compact`, its steps in their order, and what it tells of itself. What is written is decided in
-`channel.snapshots.twin_rows`, how in `writing`, what may be cut in `retention` and `holds`, how that can still be told in `floor`, and
-whether the fold can be trusted in `agreement`.
+`channel.snapshots.snapshot_rows`, how in `writing`, what may be cut in `retention` and `holds`, how that can still be told in `history
+snapshot`, and whether the fold can be trusted in `agreement`.
 
 How a log is compacted
-1. The twin is claimed, so that no older compactor writes from here on.
-2. The view is restored from the twin; from the log's beginning, if there is none, or none that can be used.
+1. The snapshot is claimed, so that no older compactor writes from here on.
+2. The view is restored from the snapshot; from the log's beginning, if there is none, or none that can be used.
 3. The log is folded on to the end that it has now: the horizon.
 4. The digests that brokers wrote meanwhile are compared with the view's. A view that somebody parted from is not written.
 5. Where the log may be cut is told by the marker that is going to be written, by the retention, and by archives that hold it.
-6. The floor is moved there, and read back: the view from which what stays on the log can be told. Now, because it may be made of
-   what the twin holds until 8, and must be there before 10.
-7. The rows that changed since the twin's horizon are spelled, and tombstones for the keys that are gone.
+6. The history snapshot is moved there, and read back: the view from which what stays on the log can be told. Now, because it may be made of
+   what the snapshot holds until 8, and must be there before 10.
+7. The rows that changed since the snapshot's horizon are spelled, and tombstones for the keys that are gone.
 8. Rows and marker are written in one transaction.
-9. The twin is read back, and must be byte for byte what was meant. From here on the log's beginning is not needed.
+9. The snapshot is read back, and must be byte for byte what was meant. From here on the log's beginning is not needed.
 10. The cut is compared with the marker that was read back.
 11. The log is truncated, and must then begin there.
 
-It may die between any two of these, and within each: before 8 has happened nothing has but that the floor lies above where the log
-begins; after it the rest can be done by the next one, which finds nothing to write and goes on with 10.
+It may die between any two of these, and within each: before 8 has happened nothing has but that the history snapshot lies above where the
+log begins; after it the rest can be done by the next one, which finds nothing to write and goes on with 10.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from functools import partial
 from equipoise.channel.core.errors import CompactionRefused
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.records import Renewed
-from equipoise.channel.core.twin import Check, Progress, TwinImage, TwinRow, unchecked, unwatched
+from equipoise.channel.core.snapshot_store import Check, CompactedSnapshot, Progress, SnapshotRow, unchecked, unwatched
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.restore import Restoration, restoration
-from equipoise.channel.snapshots.twin_rows import Marker, encode_marker, keys_of, marker_of, rows_of
+from equipoise.channel.snapshots.snapshot_rows import Marker, encode_marker, keys_of, marker_of, rows_of
 from equipoise.compaction.agreement import Agreement
 from equipoise.compaction.checkpoints import RECORDS_BETWEEN, Checkpoint, kept
-from equipoise.compaction.floor import FloorMove
+from equipoise.compaction.history_snapshot import HistorySnapshotMove
 from equipoise.compaction.holds import holds_in
 from equipoise.compaction.retention import Retention, check_cut, cut_position, newest_ms
-from equipoise.compaction.writing import TWIN, Scribe, Step
+from equipoise.compaction.writing import SNAPSHOT, Scribe, Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compacted:
     """What a compaction came to, or, if it was a `dry_run`, would have come to.
 
-    Up to the logical offset `horizon` the twin now holds everything, as a view of `digest` in `keys` rows; both are None for
+    Up to the logical offset `horizon` the snapshot now holds everything, as a view of `digest` in `keys` rows; both are None for
     a log that no broker has begun. `records` were folded for it, `rows` written and `tombstones`; `start_before` and `start`
     are the positions at which the log began and begins, `end` that of its last record. `held_by` names the archive without whose hold
     more would have been removed, and `lapsed` are the archives whose holds are too old to count (`compaction.holds`).
@@ -82,14 +82,14 @@ def compact(
     progress: Progress = unwatched,
     now_ms: Callable[[], int] | None = None,
 ) -> Compacted:
-    """Compact `log`: fold it to its end, write what changed to its twin, and truncate it, less what `retain` keeps.
+    """Compact `log`: fold it to its end, write what changed to its snapshot, and truncate it, less what `retain` keeps.
 
     `timeout_ms` bounds each wait for other writers, `check` the whole; `progress` counts the records that are folded. A
-    `dry_run` only looks. Any number may run at once: all but one end with `TwinFenced`, or find nothing to do.
+    `dry_run` only looks. Any number may run at once: all but one end with `SnapshotFenced`, or find nothing to do.
 
     `now_ms` is the time by the clock that gave the entries theirs; by default it is reckoned (see `newest_ms`).
 
-    Raises `CompactionRefused`, `TwinFenced`, what `channel.snapshots.restore.restoration` raises (`ChannelIncomplete`, `ForeignLog`),
+    Raises `CompactionRefused`, `SnapshotFenced`, what `channel.snapshots.restore.restoration` raises (`ChannelIncomplete`, `ForeignLog`),
     what `Reader.feed` raises, and what `Log.append` raises where a log cannot be written.
     """
     return _Compaction(
@@ -123,7 +123,7 @@ class _Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """What the twin holds, and how much of it was written just now."""
+    """What the snapshot holds, and how much of it was written just now."""
 
     marker: Marker
     keys: int
@@ -147,7 +147,7 @@ class _Compaction:
         start_before = log.start()
         self.scribe.step(Step.BEGUN)
         if not self.dry_run:
-            log.twin().claim(timeout_ms=self.scribe.timeout_ms)
+            log.compacted_snapshot().claim(timeout_ms=self.scribe.timeout_ms)
             self.scribe.step(Step.CLAIMED)
         begun = restoration(log, cluster=self.cluster, check=self.scribe.check)
         self.scribe.step(Step.LOADED)
@@ -158,7 +158,7 @@ class _Compaction:
         ahead = log.ahead(first)
         ahead = None if ahead is None else ahead + folded.view.base
         marker = self._marker(begun, folded)
-        move = FloorMove(scribe=self.scribe, cluster=self.cluster, begun=begun, dry_run=self.dry_run)
+        move = HistorySnapshotMove(scribe=self.scribe, cluster=self.cluster, begun=begun, dry_run=self.dry_run)
         chosen = self._chosen_cut(marker, folded.view)
         cut = move.up_to(chosen.position, marker)
         written = self._write(begun, folded.view, marker)
@@ -193,7 +193,7 @@ class _Compaction:
         return _Fold(view=reader.view, records=records, bytes_below=bytes_below, checkpoints=tuple(checkpoints.items()))
 
     def _marker(self, begun: Restoration, folded: _Fold) -> Marker:
-        """The marker that the twin is going to have; the one that it has, if it is up to date."""
+        """The marker that the snapshot is going to have; the one that it has, if it is up to date."""
         view, before, log = folded.view, begun.marker, self.scribe.log
         if before is not None and before.horizon == view.offset:
             return before
@@ -212,22 +212,22 @@ class _Compaction:
         return _Cut(position=position, held_by=held.by if is_held else None, lapsed=held.lapsed)
 
     def _write(self, begun: Restoration, view: View, marker: Marker) -> _Written:
-        """Steps 7, 8 and 9; nothing, if the twin is up to date."""
+        """Steps 7, 8 and 9; nothing, if the snapshot is up to date."""
         before = begun.marker
         if before == marker:
             return _Written(marker=marker, keys=len(begun.rows))
         gone = sorted(begun.rows.keys() - keys_of(view))
         rows = list(rows_of(view, -1 if before is None else before.horizon, gone))
         self.scribe.step(Step.SPELLED)
-        meant = TwinImage(marker=encode_marker(marker), rows=_replaced(begun.rows, rows))
+        meant = CompactedSnapshot(marker=encode_marker(marker), rows=_replaced(begun.rows, rows))
         if not self.dry_run:
-            self.scribe.write(self.scribe.log.twin(), rows, meant, writing=TWIN)
+            self.scribe.write(self.scribe.log.compacted_snapshot(), rows, meant, writing=SNAPSHOT)
         return _Written(marker=marker, keys=len(meant.rows), rows=len(rows) - len(gone), tombstones=len(gone))
 
     def _cut(self, marker: Marker, cut: int) -> int:
         """Steps 10 and 11; the position at which the log then begins."""
         log = self.scribe.log
-        # Otherwise nothing is removed that is still there; another compactor may have cut further than our twin reaches.
+        # Otherwise nothing is removed that is still there; another compactor may have cut further than our snapshot reaches.
         if cut > log.start():
             check_cut(marker, cut, log=log.name)
         self.scribe.step(Step.CUT_CHECKED)
@@ -258,8 +258,8 @@ class _Compaction:
         )
 
 
-def _replaced(before: Mapping[str, bytes], rows: Iterable[TwinRow]) -> dict[str, bytes]:
-    """What a twin that held `before` holds once `rows` have been written."""
+def _replaced(before: Mapping[str, bytes], rows: Iterable[SnapshotRow]) -> dict[str, bytes]:
+    """What a snapshot that held `before` holds once `rows` have been written."""
     after = dict(before)
     for key, data in rows:
         if data is None:

@@ -3,7 +3,7 @@
 May live here: the copy of a live channel, and the beginning of a log that goes on above another one, which an import makes too.
 
 How a channel is copied
-1. The target's twin is claimed, and a target that holds anything is refused, so that a mistaken URL costs nothing. Only what
+1. The target's snapshot is claimed, and a target that holds anything is refused, so that a mistaken URL costs nothing. Only what
    a copy left that died after step 4 may be there, and is compared with the source when that has been read.
 2. The source is folded to its end.
 3. Brokers that look alive are listened for, for as long as the longest of their leases and margins. One that says anything
@@ -14,9 +14,9 @@ How a channel is copied
    accepted once nobody is alive, and is the last record that any reader folds, those of versions too that know nothing of
    copies. So no broker can go on with it, also one that was stopped in its sleep and wakes, and no token can be issued twice.
 5. The target gets its genesis, which must be its first entry. Its base is the offset at which the source was closed, so every
-   offset and token of the target lies above all of the source. Until its twin is there nobody can begin with such a log; and
-   a log that somebody else has begun meanwhile gets no twin, so that it cannot be taken for a copy.
-6. The view just before the source was closed is written to the target's twin, in one transaction. The target is restored as
+   offset and token of the target lies above all of the source. Until its snapshot is there nobody can begin with such a log; and
+   a log that somebody else has begun meanwhile gets no snapshot, so that it cannot be taken for a copy.
+6. The view just before the source was closed is written to the target's snapshot, in one transaction. The target is restored as
    a broker would restore it, and must come to the same digest.
 
 A copy that died after step 4 is made again with `again`, which reads the source up to where it was closed. Two copies would
@@ -35,16 +35,16 @@ from typing import Final
 from equipoise.brokers.errors import BrokersAlive, CopiedElsewhere, Rejected, TargetNotEmpty
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode, encode
-from equipoise.channel.core.errors import Bug, LogClosed, LogNotBegun, TwinDamaged
+from equipoise.channel.core.errors import Bug, CompactedSnapshotDamaged, LogClosed, LogNotBegun
 from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Log
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import AnyRecord, Genesis, LevelRecord
-from equipoise.channel.core.twin import Progress, Twin, TwinImage, unwatched
+from equipoise.channel.core.snapshot_store import CompactedSnapshot, Progress, SnapshotStore, unwatched
 from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import propose as propose_and_wait
 from equipoise.channel.snapshots.restore import restored
-from equipoise.channel.snapshots.twin_rows import decode_marker, encode_marker, marker_of, rows_of
+from equipoise.channel.snapshots.snapshot_rows import decode_marker, encode_marker, marker_of, rows_of
 from equipoise.channel.system.deadline import Deadline
 
 LOOK_MS: Final = 200
@@ -55,7 +55,7 @@ LOOK_MS: Final = 200
 class Copied:
     """What was copied: the view of `cluster`, to a log whose offsets go on above `base`, and which now has `digest`.
 
-    `buried` are the brokers that looked alive, said nothing for their lease and margin, and were declared down.
+    `declared_dead` are the brokers that looked alive, said nothing for their lease and margin, and were declared down.
     """
 
     cluster: str
@@ -64,7 +64,7 @@ class Copied:
     brokers: int
     namespaces: int
     bundles: int
-    buried: tuple[str, ...] = ()
+    declared_dead: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,8 +100,8 @@ def copy(
     `CopiedElsewhere` if that was to another log and `other_is_lost` is not set, `LogNotBegun` if there is nothing to copy,
     `Rejected` if the source would not be closed, `DeadlineExceeded`, and what `restored`, `propose` and the ports raise.
     """
-    twin = _claimed(target, deadline)  # 1.
-    found = _found(target, twin, deadline)
+    compacted_snapshot = _claimed(target, deadline)  # 1.
+    found = _found(target, compacted_snapshot, deadline)
     copier = _Copier(source, publisher=publisher, deadline=deadline)
     closing = copier.read_to_end(progress)  # 2.
     if closing is not None and not again:
@@ -112,19 +112,19 @@ def copy(
         raise _other_copy(target)
     if closing is not None and closing.identity not in (None, target.identity) and not other_is_lost:
         raise CopiedElsewhere(log=source.name, offset=copier.view.offset, copied_to=closing.copied_to, target=target.name)
-    buried = copier.bury_the_silent() if closing is None else ()  # 3.
+    declared_dead = copier.declare_silent_dead() if closing is None else ()  # 3.
     if name_target is not None:  # 4.
         target = name_target()
-        twin = _claimed(target, deadline)
+        compacted_snapshot = _claimed(target, deadline)
     if closing is None:
-        if _found(target, twin, deadline) != _NOTHING:
+        if _found(target, compacted_snapshot, deadline) != _NOTHING:
             raise _begun_meanwhile(target)
         closing = copier.close(target)
     view = copier.view
     view.go_on_above(view.offset, level=closing.level, level_last=closing.level_last)
     if not found.is_of(view):
         raise _other_copy(target)
-    _begin_above(target, twin, view, found, deadline)  # 5., 6.
+    _begin_above(target, compacted_snapshot, view, found, deadline)  # 5., 6.
     return Copied(
         cluster=view.cluster or "",
         base=view.base,
@@ -132,16 +132,16 @@ def copy(
         brokers=len(view.brokers),
         namespaces=len(view.namespaces),
         bundles=len(view.bundles),
-        buried=buried,
+        declared_dead=declared_dead,
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Found:
-    """What a target has: the entry with its genesis, and its twin. With either it is a copy, finished or not."""
+    """What a target has: the entry with its genesis, and its snapshot. With either it is a copy, finished or not."""
 
     first: Entry | None = None
-    image: TwinImage | None = None
+    image: CompactedSnapshot | None = None
 
     def is_of(self, view: View) -> bool:
         """Whether what is there belongs to the copy of `view`."""
@@ -163,36 +163,36 @@ def _begun_meanwhile(target: Log) -> TargetNotEmpty:
     return TargetNotEmpty(log=target.name, problem="somebody began it while the copy was made")
 
 
-def empty_target(target: Log, *, deadline: Deadline) -> Twin:
-    """The twin of `target`, claimed. Raises `TargetNotEmpty` if log or twin hold anything, and what the ports raise."""
-    twin = _claimed(target, deadline)
-    if _found(target, twin, deadline) != _NOTHING:
-        raise TargetNotEmpty(log=target.name, problem="it has records already, or the twin of a copy")
-    return twin
+def empty_target(target: Log, *, deadline: Deadline) -> SnapshotStore:
+    """The snapshot of `target`, claimed. Raises `TargetNotEmpty` if log or snapshot hold anything, and what the ports raise."""
+    compacted_snapshot = _claimed(target, deadline)
+    if _found(target, compacted_snapshot, deadline) != _NOTHING:
+        raise TargetNotEmpty(log=target.name, problem="it has records already, or the snapshot of a copy")
+    return compacted_snapshot
 
 
-def _claimed(target: Log, deadline: Deadline) -> Twin:
-    twin = target.twin()
-    twin.claim(timeout_ms=deadline.remaining_ms())
-    return twin
+def _claimed(target: Log, deadline: Deadline) -> SnapshotStore:
+    compacted_snapshot = target.compacted_snapshot()
+    compacted_snapshot.claim(timeout_ms=deadline.remaining_ms())
+    return compacted_snapshot
 
 
-def begin_above(target: Log, twin: Twin, view: View, *, deadline: Deadline) -> None:
+def begin_above(target: Log, compacted_snapshot: SnapshotStore, view: View, *, deadline: Deadline) -> None:
     """Begin the empty log `target` with `view`, whose offset is its base; it is then the view at the end of that log.
 
     Raises `TargetNotEmpty` if somebody else began it meanwhile, and what the ports raise.
     """
-    _begin_above(target, twin, view, _NOTHING, deadline)
+    _begin_above(target, compacted_snapshot, view, _NOTHING, deadline)
 
 
-def _begin_above(target: Log, twin: Twin, view: View, found: _Found, deadline: Deadline) -> None:
+def _begin_above(target: Log, compacted_snapshot: SnapshotStore, view: View, found: _Found, deadline: Deadline) -> None:
     """As `begin_above`, for a target on which some of it is done."""
     assert view.offset == view.base, "a log goes on above a view that was made for it"
     assert view.cluster is not None, "a view without a genesis is none of a channel"
     first = found.first or _with_genesis(target, view, view.cluster, deadline)
     if found.image is None:
         marker = encode_marker(marker_of(view, log=target.identity, copied=True))
-        twin.replace(rows_of(view, -1), marker, timeout_ms=deadline.remaining_ms())
+        compacted_snapshot.replace(rows_of(view, -1), marker, timeout_ms=deadline.remaining_ms())
     mine = Reader(log=target.name, view=view)
     mine.feed(first)
     theirs = restored(target, check=lambda: deadline.check(f"restoring {target.name}"))
@@ -212,7 +212,7 @@ def _with_genesis(target: Log, view: View, cluster: str, deadline: Deadline) -> 
     return first
 
 
-def _found(target: Log, twin: Twin, deadline: Deadline) -> _Found:
+def _found(target: Log, compacted_snapshot: SnapshotStore, deadline: Deadline) -> _Found:
     """What a target has. Raises `TargetNotEmpty` for one that cannot be a copy, or not one that was just made."""
     if target.start() != FIRST_OFFSET:
         raise TargetNotEmpty(log=target.name, problem="it has records already")
@@ -222,11 +222,11 @@ def _found(target: Log, twin: Twin, deadline: Deadline) -> _Found:
         if not isinstance(genesis, Genesis) or not genesis.base:
             raise TargetNotEmpty(log=target.name, problem="it has records already")
     try:
-        image = twin.load(check=lambda: deadline.check(f"reading the twin of {target.name}"))
+        image = compacted_snapshot.load(check=lambda: deadline.check(f"reading the snapshot of {target.name}"))
         if image is not None and not decode_marker(image.marker).copied:
-            raise TargetNotEmpty(log=target.name, problem="it has a twin already")
-    except TwinDamaged as error:
-        raise TargetNotEmpty(log=target.name, problem=f"it has a twin already, which cannot be used: {error.problem}") from error
+            raise TargetNotEmpty(log=target.name, problem="it has a snapshot already")
+    except CompactedSnapshotDamaged as error:
+        raise TargetNotEmpty(log=target.name, problem=f"it has a snapshot already, which cannot be used: {error.problem}") from error
     return _Found(first=first, image=image)
 
 
@@ -263,7 +263,7 @@ class _Copier:
             progress(self._reader.position - first, end + 1 - first)
         return None
 
-    def bury_the_silent(self) -> tuple[str, ...]:
+    def declare_silent_dead(self) -> tuple[str, ...]:
         """Declare down all brokers that look alive and say nothing. Raises `BrokersAlive` for those that do."""
         silent = self.view.live_brokers()
         self._listen(Deadline.after(timeout_ms=max((broker.joined.lease_ms + broker.joined.margin_ms for broker in silent), default=0)))

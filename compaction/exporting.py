@@ -5,8 +5,8 @@ May live here: the format, and how it is made of a log. It is read by `importing
 The lines
 1. A head: `{"equipoise": "channel", "format": 2, "log", "identity", "cluster", "base", "start", "end", "folded_from"}`; offsets
    are physical, and verdicts begin at `folded_from`.
-2. The rows of the log's twin, if it has one; of its floor, if the log is told from there: `{"twin": KEY, "row": {...}}`, the marker
-   first, under the key `marker`.
+2. The rows of the log's snapshot, if it has one; of its history snapshot, if the log is replayed from there:
+   `{"twin": KEY, "row": {...}}`, the marker first, under the key `marker`.
 3. An entry per line: its physical `position`, its logical `offset`, the `record`, and the verdict: `accepted`, `reason`,
    `problem`. Where `record`, spelled without blanks, is not byte for byte what stands on the log (it is no JSON, or spelled
    in another way), it is null and `data` has the bytes in base64. Entries from before its horizon, of which there is no
@@ -28,13 +28,13 @@ from typing import Final
 import orjson
 
 from equipoise.channel.core.entries import Verdict
-from equipoise.channel.core.errors import LogClosed, LogTruncated, TwinDamaged
+from equipoise.channel.core.errors import CompactedSnapshotDamaged, LogClosed, LogTruncated
 from equipoise.channel.core.log import READ_ENTRIES_MAX, Entry, Log
 from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.twin import Check, Progress, TwinImage, unchecked, unwatched
+from equipoise.channel.core.snapshot_store import Check, CompactedSnapshot, Progress, unchecked, unwatched
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.restore import beginning
-from equipoise.channel.snapshots.twin_rows import MARKER_KEY, decode_marker, encode_marker, view_of
+from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY, decode_marker, encode_marker, view_of
 
 FORMAT: Final = 2
 FORMAT_WITHOUT_CHECKSUM: Final = 1
@@ -46,7 +46,7 @@ Line = dict[str, object]
 def exported(log: Log, *, first: int = 0, check: Check = unchecked, progress: Progress = unwatched) -> Iterator[bytes]:
     """The lines of an export of all that is on the log now; with `first` only the entries from that logical offset on.
 
-    A part, made with `first`, has neither head nor twin nor tail, and cannot be imported. `progress` counts entries.
+    A part, made with `first`, has neither head nor snapshot nor tail, and cannot be imported. `progress` counts entries.
 
     Raises `LogTruncated` if the log is compacted meanwhile, what `beginning` and the ports raise, and what `check` raises.
     """
@@ -57,7 +57,7 @@ def exported(log: Log, *, first: int = 0, check: Check = unchecked, progress: Pr
     checksum = Checksum()
     if not first:
         yield checksum.of(_line(_head(log, reader, start, end)))
-        for row in _twin(image):
+        for row in _compacted_snapshot(image):
             yield checksum.of(row)
     count = 0
     for count, (entry, line) in enumerate(_entries(log, reader, start, end, check), start=1):
@@ -92,31 +92,31 @@ def spelled(digest: int) -> str:
     return f"0x{digest:016x}"
 
 
-def begins_with(image: TwinImage, folded_from: int) -> bool:
-    """Whether an export whose verdicts begin at the physical offset `folded_from` begins with the view of this twin.
+def begins_with(image: CompactedSnapshot, folded_from: int) -> bool:
+    """Whether an export whose verdicts begin at the physical offset `folded_from` begins with the view of this snapshot.
 
-    Where the log is whole they begin at its first record, also if it has a twin; of a copy that is the twin's position, too.
-    Raises `TwinDamaged`.
+    Where the log is whole they begin at its first record, also if it has a snapshot; of a copy that is the snapshot's position, too.
+    Raises `CompactedSnapshotDamaged`.
     """
     return decode_marker(image.marker).position == folded_from
 
 
-def _beginning(log: Log, check: Check) -> tuple[Reader, TwinImage | None]:
-    """Where the fold of an export begins, and the image that goes into it as the twin: what it begins with, unless the log is whole."""
+def _beginning(log: Log, check: Check) -> tuple[Reader, CompactedSnapshot | None]:
+    """Where the fold of an export begins, and the image that goes into it as the snapshot: what it begins with, unless the log is whole."""
     begun = beginning(log, check=check)
     if begun.marker is None:
-        return begun.reader, _twin_of(log, check)
-    return begun.reader, TwinImage(marker=encode_marker(begun.marker), rows=begun.rows)
+        return begun.reader, _snapshot_of(log, check)
+    return begun.reader, CompactedSnapshot(marker=encode_marker(begun.marker), rows=begun.rows)
 
 
-def _twin_of(log: Log, check: Check) -> TwinImage | None:
-    """The log's twin, unless it is of no use: one that is damaged, or that a former log of this name left behind."""
+def _snapshot_of(log: Log, check: Check) -> CompactedSnapshot | None:
+    """The log's snapshot, unless it is of no use: one that is damaged, or that a former log of this name left behind."""
     try:
-        image = log.twin().load(check=check)
+        image = log.compacted_snapshot().load(check=check)
         if image is None or decode_marker(image.marker).log != log.identity:
             return None
         view_of(image, check=check)
-    except TwinDamaged:
+    except CompactedSnapshotDamaged:
         return None
     return image
 
@@ -135,7 +135,7 @@ def _head(log: Log, reader: Reader, start: int, end: int) -> Line:
     }
 
 
-def _twin(image: TwinImage | None) -> Iterator[bytes]:
+def _compacted_snapshot(image: CompactedSnapshot | None) -> Iterator[bytes]:
     if image is not None:
         yield _line({"twin": MARKER_KEY, **_exact(image.marker, "row")})
         for key in sorted(image.rows):

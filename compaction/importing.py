@@ -3,8 +3,8 @@
 May live here: the check of an export, and the two ways in which a new log is made of one. The format is told in `exporting`.
 
 * Where the storage can leave out offsets (SQLite), the new log is the same one: each entry with its bytes at its physical
-  offset, and the twin. It is made aside and takes its name when it is whole, so a half of one never bears it.
-* Where it cannot (Kafka), the new log is a copy of the channel as it stood at the end of the export (`copying`): a twin, and
+  offset, and the snapshot. It is made aside and takes its name when it is whole, so a half of one never bears it.
+* Where it cannot (Kafka), the new log is a copy of the channel as it stood at the end of the export (`copying`): a snapshot, and
   a genesis whose base lies above that end. The records stay in the file.
 
 In both cases offsets then go on `ahead` of the end of the export: what the original log issued after it was made is not in
@@ -27,14 +27,14 @@ from typing import Final
 import orjson
 
 from equipoise.brokers.errors import ExportDamaged, TargetNotEmpty
-from equipoise.channel.core.errors import LogClosed, LogDamaged, LogNotBegun, LogUnavailable, TwinDamaged
+from equipoise.channel.core.errors import CompactedSnapshotDamaged, LogClosed, LogDamaged, LogNotBegun, LogUnavailable
 from equipoise.channel.core.log import BATCH_BYTES_MAX, BATCH_ENTRIES_MAX, RECORD_BYTES_MAX, Entry, Log, Skipping
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import INTEGER_MAX
-from equipoise.channel.core.twin import Progress, TwinImage, TwinRow, unwatched
+from equipoise.channel.core.snapshot_store import CompactedSnapshot, Progress, SnapshotRow, unwatched
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import log_path, open_log
-from equipoise.channel.snapshots.twin_rows import MARKER_KEY, decode_marker, encode_marker, view_of
+from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY, decode_marker, encode_marker, view_of
 from equipoise.channel.sqlite.file import sync_folder, usable_path
 from equipoise.channel.system.deadline import Deadline
 from equipoise.compaction.copying import begin_above, empty_target
@@ -92,7 +92,7 @@ class Export:
         self._last = b""
         self.head = self._read_head()
         self._next: Line = self._read()
-        self.image = self._read_twin()
+        self.image = self._read_snapshot()
         self._reader = Reader(log=file, view=self._first_view())
         self.count = 0
         self.offset = -1
@@ -153,25 +153,25 @@ class Export:
                 return Head(format=form, log=log, start=start, end=end, folded_from=folded_from)
         raise self._refusal("it does not say of which log it is, from where to where")
 
-    def _read_twin(self) -> TwinImage | None:
+    def _read_snapshot(self) -> CompactedSnapshot | None:
         rows: dict[str, bytes] = {}
         while "twin" in self._next:
             rows[str(self._next["twin"])] = self._data(self._next, "row")
             self._next = self._read()
         marker = rows.pop(MARKER_KEY, None)
         if marker is None and rows:
-            raise self._refusal("the twin has no marker")
-        return None if marker is None else TwinImage(marker=marker, rows=rows)
+            raise self._refusal("the snapshot has no marker")
+        return None if marker is None else CompactedSnapshot(marker=marker, rows=rows)
 
     def _first_view(self) -> View | None:
-        """The view of the twin, if the verdicts begin with it. A twin that nothing is folded from is proven all the same."""
+        """The view of the snapshot, if the verdicts begin with it. A snapshot that nothing is folded from is proven all the same."""
         if self.image is None:
             return None
         try:
             view = view_of(self.image)
             return view if begins_with(self.image, self.head.folded_from) else None
-        except TwinDamaged as error:
-            raise self._refusal(f"its twin cannot be used: {error.problem}") from error
+        except CompactedSnapshotDamaged as error:
+            raise self._refusal(f"its snapshot cannot be used: {error.problem}") from error
 
     def _entry(self, line: Line) -> Entry:
         position = line.get("position")
@@ -271,11 +271,11 @@ def _copied_view(export: Export, entries: Iterator[Entry], *, ahead: int) -> Vie
 
 def _make_same(target: Skipping, export: Export, entries: Iterator[Entry], *, deadline: Deadline, ahead: int) -> None:
     log, head = target, export.head
-    twin = empty_target(log, deadline=deadline)
+    compacted_snapshot = empty_target(log, deadline=deadline)
     if export.image is not None:
         marker = replace(decode_marker(export.image.marker), log=log.identity)
-        rows = [TwinRow(key, data) for key, data in export.image.rows.items()]
-        twin.replace(rows, encode_marker(marker), timeout_ms=deadline.remaining_ms())
+        rows = [SnapshotRow(key, data) for key, data in export.image.rows.items()]
+        compacted_snapshot.replace(rows, encode_marker(marker), timeout_ms=deadline.remaining_ms())
     log.skip(head.start, timeout_ms=deadline.remaining_ms())
     log.truncate(head.start, timeout_ms=deadline.remaining_ms())
     for batch in _batches(entries):

@@ -12,7 +12,7 @@ from typing import Final, Literal
 
 from equipoise.channel.core.errors import CompactionRefused, InvalidRetention
 from equipoise.channel.core.records import INTEGER_MAX
-from equipoise.channel.snapshots.twin_rows import Marker
+from equipoise.channel.snapshots.snapshot_rows import Marker
 
 Unit = Literal["ms", "bytes", "offsets"]
 
@@ -84,7 +84,7 @@ def newest_ms(position_at: Callable[[int], int], *, end: int, now_ms: int) -> in
 def cut_position(
     marker: Marker, *, start: int, retain: Retention, position_at: Callable[[int], int], now_ms: int, held: int | None = None
 ) -> int:
-    """The position below which a log may be truncated once its twin has `marker`; `start` is where it begins now.
+    """The position below which a log may be truncated once its snapshot has `marker`; `start` is where it begins now.
 
     Never above the marker's own position, nor into the newest ten minutes, nor above `held`, the lowest position that an archive
     still wants (`compaction.holds`). `position_at` is `Log.position_at`, and `now_ms` the time by the clock that it goes by
@@ -110,7 +110,7 @@ def _position_of_size(marker: Marker, size_bytes: int) -> int:
 
 
 def check_cut(marker: Marker, cut: int, *, log: str) -> None:
-    """Raise `CompactionRefused` if truncating below `cut` would remove what the twin that has `marker` does not hold."""
+    """Raise `CompactionRefused` if truncating below `cut` would remove what the snapshot that has `marker` does not hold."""
     if cut > marker.position:
-        problem = f"a cut below offset {cut} would remove records from {marker.position} on, which its twin does not hold"
+        problem = f"a cut below offset {cut} would remove records from {marker.position} on, which its snapshot does not hold"
         raise CompactionRefused(log=log, problem=problem, remedy="nothing was removed; please report this")

@@ -1,7 +1,7 @@
 """How a compaction writes: rows and marker in one transaction, read back before anything is removed that only they hold then.
 
-May live here: the steps that a compaction tells of, and what it does alike with a log's twin and with its floor. When is told in
-`compactor` and `floor`.
+May live here: the steps that a compaction tells of, and what it does alike with a log's snapshot and with its history snapshot. When is
+told in `compactor` and `history snapshot`.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, NamedTuple
 
-from equipoise.channel.core.errors import CompactionRefused, TwinFenced
+from equipoise.channel.core.errors import CompactionRefused, SnapshotFenced
 from equipoise.channel.core.log import Log
-from equipoise.channel.core.twin import LOADS_MAX, Check, Twin, TwinImage, TwinRow
-from equipoise.channel.snapshots.twin_rows import decode_marker, view_of
+from equipoise.channel.core.snapshot_store import LOADS_MAX, Check, CompactedSnapshot, SnapshotRow, SnapshotStore
+from equipoise.channel.snapshots.snapshot_rows import decode_marker, view_of
 
 
 class Step(StrEnum):
@@ -26,12 +26,12 @@ class Step(StrEnum):
     FOLDED = "folded"
     AGREED = "agreed"
     CUT_CHOSEN = "cut_chosen"
-    FLOOR_CLAIMED = "floor_claimed"
-    FLOOR_FOLDED = "floor_folded"
-    FLOOR_FIRST_ROW = "floor_first_row"
-    FLOOR_LAST_ROW = "floor_last_row"
-    FLOOR_REPLACED = "floor_replaced"
-    FLOOR_READ_BACK = "floor_read_back"
+    HISTORY_CLAIMED = "history_claimed"
+    HISTORY_FOLDED = "history_folded"
+    HISTORY_FIRST_ROW = "history_first_row"
+    HISTORY_LAST_ROW = "history_last_row"
+    HISTORY_REPLACED = "history_replaced"
+    HISTORY_READ_BACK = "history_read_back"
     SPELLED = "spelled"
     FIRST_ROW = "first_row"
     LAST_ROW = "last_row"
@@ -52,8 +52,8 @@ class Writing(NamedTuple):
     read_back: Step
 
 
-TWIN: Final = Writing("twin", Step.FIRST_ROW, Step.LAST_ROW, Step.REPLACED, Step.READ_BACK)
-FLOOR: Final = Writing("floor", Step.FLOOR_FIRST_ROW, Step.FLOOR_LAST_ROW, Step.FLOOR_REPLACED, Step.FLOOR_READ_BACK)
+SNAPSHOT: Final = Writing("snapshot", Step.FIRST_ROW, Step.LAST_ROW, Step.REPLACED, Step.READ_BACK)
+HISTORY: Final = Writing("history", Step.HISTORY_FIRST_ROW, Step.HISTORY_LAST_ROW, Step.HISTORY_REPLACED, Step.HISTORY_READ_BACK)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,17 +65,17 @@ class Scribe:
     step: Callable[[str], None]
     check: Check
 
-    def write(self, twin: Twin, rows: Iterable[TwinRow], meant: TwinImage, *, writing: Writing) -> None:
-        """Write these rows, and the marker of what the twin, which is claimed, is meant to hold then; and make sure that it does.
+    def write(self, compacted_snapshot: SnapshotStore, rows: Iterable[SnapshotRow], meant: CompactedSnapshot, *, writing: Writing) -> None:
+        """Write these rows, and the marker of what the snapshot, which is claimed, is meant to hold then; and make sure that it does.
 
-        Raises `TwinFenced`, also where another compactor has written more since; `CompactionRefused`; what `Twin` raises.
+        Raises `SnapshotFenced`, also where another compactor has written more since; `CompactionRefused`; what `SnapshotStore` raises.
         """
-        twin.replace(self._announced(rows, writing), meant.marker, timeout_ms=self.timeout_ms)
+        compacted_snapshot.replace(self._announced(rows, writing), meant.marker, timeout_ms=self.timeout_ms)
         self.step(writing.replaced)
-        self._read_back(twin, meant, writing)
+        self._read_back(compacted_snapshot, meant, writing)
 
-    def _announced(self, rows: Iterable[TwinRow], writing: Writing) -> Iterator[TwinRow]:
-        """The rows, with the steps that a twin takes while it asks for them."""
+    def _announced(self, rows: Iterable[SnapshotRow], writing: Writing) -> Iterator[SnapshotRow]:
+        """The rows, with the steps that a snapshot takes while it asks for them."""
         is_first = True
         for row in rows:
             yield row
@@ -84,16 +84,16 @@ class Scribe:
                 is_first = False
         self.step(writing.last_row)
 
-    def _read_back(self, twin: Twin, meant: TwinImage, writing: Writing) -> None:
-        found: TwinImage | None = None
+    def _read_back(self, compacted_snapshot: SnapshotStore, meant: CompactedSnapshot, writing: Writing) -> None:
+        found: CompactedSnapshot | None = None
         for _ in range(LOADS_MAX):
-            found = twin.load(check=self.check)
+            found = compacted_snapshot.load(check=self.check)
             if found == meant:
                 view_of(meant, check=self.check)  # As any reader will; so that no slip of the spelling is found when it is too late.
                 self.step(writing.read_back)
                 return
         if found is not None and decode_marker(found.marker).horizon > decode_marker(meant.marker).horizon:
-            raise TwinFenced(log=self.log.name)
+            raise SnapshotFenced(log=self.log.name)
         raise CompactionRefused(
             log=self.log.name,
             problem=f"what its {writing.what} holds is not what was written to it just now",

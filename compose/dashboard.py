@@ -100,7 +100,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
     "Moves": (
         Panel(
             title="Moves a minute",
-            about="By kind and result. Many called off or cut short: look at the brokers' logs.",
+            about="By kind and result. Many cancelled or cut short: look at the brokers' logs.",
             queries={"{{kind}} {{result}}": "max by (kind, result) (rate(equipoise_move_duration_seconds_count[1m])) * 60 > 0"},
         ),
         Panel(
@@ -214,11 +214,11 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             unit="s",
         ),
         Panel(
-            title="Failures and jumps in an hour",
+            title="Failures and resyncs in an hour",
             about="Compactions that failed; and readers that truncation overtook.",
             queries={
                 "failed, {{broker}}": "increase(equipoise_compaction_failures_total[1h])",
-                "jumped, {{broker}}": "increase(equipoise_reader_jumps_total[1h])",
+                "resynced, {{broker}}": "increase(equipoise_reader_jumps_total[1h])",
             },
         ),
     ),

@@ -1,7 +1,7 @@
 """What a balancer looks at: every broker with the bundles that the view gives it, weighed by the reports of the load bus.
 
 May live here: the snapshot's values, the cost of a load, and how view and reports are put together. A policy reads the part
-that it goes by: `Leveller` every bundle's cost, the strategies after Pulsar's what brokers say of themselves.
+that it goes by: `BalancedShedder` every bundle's cost, the strategies after Pulsar's what brokers say of themselves.
 
 The view says whose a bundle is, the reports what it weighs. So a bundle on its way weighs on its destination already, and
 a report that is older than a move misleads nobody: the weight goes with the bundle. A report names its busiest bundles only:
@@ -54,7 +54,7 @@ class WeighedBroker:
     barred: str | None = None
 
 
-class Weighing(Collection[WeighedBroker]):
+class WeighedBrokers(Collection[WeighedBroker]):
     """The brokers of a snapshot, by id, weighed when somebody looks at them first.
 
     Most strategies never look, and to weigh 100,000 bundles takes a quarter of a second, in which the leader does nothing else.
@@ -79,7 +79,7 @@ class Weighing(Collection[WeighedBroker]):
         return broker in self._weighed
 
     def __eq__(self, other: object) -> bool:
-        return self._weighed == (other._weighed if isinstance(other, Weighing) else other)
+        return self._weighed == (other._weighed if isinstance(other, WeighedBrokers) else other)
 
     def __hash__(self) -> int:
         return hash(self._weighed)
@@ -104,7 +104,7 @@ Rules = Callable[[str], Candidates]
 class Snapshot:
     """A cluster at one moment: its live brokers, by id, and what else is known of it.
 
-    * `brokers`: the live brokers with all their bundles, by id: a tuple, or a `Weighing`.
+    * `brokers`: the live brokers with all their bundles, by id: a tuple, or a `WeighedBrokers`.
     * `live`: the ids of the live brokers, in order. `apart`: those of them that neither give nor take now, and why.
     * `loads`: what brokers say of themselves, in the order in which the load bus gives it; of dead ones, too. Those of their
       bundles that are at rest have an owner in `owners`; what must not be moved now stands in `resting`, and why.
@@ -162,7 +162,7 @@ def take(
     loads = {name: summary.load for name, summary in told.items()}
     served = [view.bundles[each.bundle] for load in loads.values() for each in load.bundles or () if each.bundle in view.bundles]
     return Snapshot(
-        brokers=Weighing(partial(_weighed, view, told, recent, rest)),
+        brokers=WeighedBrokers(partial(_weighed, view, told, recent, rest)),
         now_ms=now_ms,
         live=tuple(broker.broker for broker in brokers),
         apart={broker.broker: _DRAINING for broker in brokers if broker.status == "draining"},

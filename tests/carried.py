@@ -1,4 +1,4 @@
-"""Logs for tests of what is carried from one to another: with a twin, cut off, closed.
+"""Logs for tests of what is carried from one to another: with a snapshot, cut off, closed.
 
 May live here: how such logs are made without a compactor, and what two of them are compared by.
 """
@@ -9,7 +9,7 @@ from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, Lo
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.view import View
 from equipoise.channel.snapshots.restore import restored
-from equipoise.channel.snapshots.twin_rows import encode_marker, marker_of, rows_of
+from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, rows_of
 from equipoise.channel.system.deadline import Deadline
 
 TIMEOUT_MS = 5_000
@@ -39,13 +39,13 @@ def view_of_log(log: Log) -> View:
 
 
 def cut_off(log: Log, *, horizon: int, below: int) -> View:
-    """Give a whole log a twin of its view at physical offset `horizon`, and truncate it below `below`; that view."""
+    """Give a whole log a snapshot of its view at physical offset `horizon`, and truncate it below `below`; that view."""
     reader = Reader(log=log.name)
     for entry in log.read(FIRST_OFFSET, limit=READ_ENTRIES_MAX):
         if entry.offset <= horizon:
             reader.feed(entry)
-    twin = log.twin()
-    twin.claim(timeout_ms=TIMEOUT_MS)
-    twin.replace(rows_of(reader.view, -1), encode_marker(marker_of(reader.view, log=log.identity)), timeout_ms=TIMEOUT_MS)
+    compacted_snapshot = log.compacted_snapshot()
+    compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.replace(rows_of(reader.view, -1), encode_marker(marker_of(reader.view, log=log.identity)), timeout_ms=TIMEOUT_MS)
     log.truncate(below, timeout_ms=TIMEOUT_MS)
     return reader.view

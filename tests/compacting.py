@@ -1,6 +1,6 @@
 """Channels that are compacted in tests: what they hold, folded from zero and restored, laid side by side.
 
-May live here: what the tests of the twin's rows, of restoring and of compacting share.
+May live here: what the tests of the snapshot's rows, of restoring and of compacting share.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.codec import decode, encode
 from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
 from equipoise.channel.core.propose import Author
-from equipoise.channel.core.twin import TwinImage
+from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View, apply
 from equipoise.channel.snapshots.restore import earliest, restored
-from equipoise.channel.snapshots.twin_rows import Marker, decode_marker, encode_marker, keys_of, marker_of, rows_of
+from equipoise.channel.snapshots.snapshot_rows import Marker, decode_marker, encode_marker, keys_of, marker_of, rows_of
 from equipoise.compaction.compactor import Compacted, compact
 from equipoise.compaction.retention import Retention
 from tests.folding import CLUSTER, Channel
@@ -82,35 +82,37 @@ def all_of(view: View) -> dict[str, object]:
     }
 
 
-def image_of(log: Log) -> TwinImage:
-    """What a log's twin holds, which was written."""
-    image = log.twin().load()
+def image_of(log: Log) -> CompactedSnapshot:
+    """What a log's snapshot holds, which was written."""
+    image = log.compacted_snapshot().load()
     assert image is not None
     return image
 
 
 def marker_in(log: Log) -> Marker:
-    """The marker of a log's twin."""
+    """The marker of a log's snapshot."""
     return decode_marker(image_of(log).marker)
 
 
 def all_rows(view: View) -> dict[str, bytes]:
-    """The rows of a twin that is written at once and whole."""
+    """The rows of a snapshot that is written at once and whole."""
     return {key: data for key, data in rows_of(view, -1) if data is not None}
 
 
-def write_twin(log: Log, view: View, *, copied: bool = False, clear: bool = False) -> None:
-    """Write the twin of a view at once and whole, whatever stands on the log; with `clear` in place of another one."""
-    log.twin().claim(timeout_ms=TIMEOUT_MS)
+def write_snapshot(log: Log, view: View, *, copied: bool = False, clear: bool = False) -> None:
+    """Write the snapshot of a view at once and whole, whatever stands on the log; with `clear` in place of another one."""
+    log.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
     gone = image_of(log).rows.keys() - keys_of(view) if clear else ()
-    log.twin().replace(rows_of(view, -1, gone), encode_marker(marker_of(view, log=log.identity, copied=copied)), timeout_ms=TIMEOUT_MS)
+    log.compacted_snapshot().replace(
+        rows_of(view, -1, gone), encode_marker(marker_of(view, log=log.identity, copied=copied)), timeout_ms=TIMEOUT_MS
+    )
 
 
 def begin_copy(log: Log, channel: Channel, *, base: int) -> Log:
     """Make a new log the copy of a channel, which goes on above `base`; the channel's view becomes the copy's."""
     view = channel.view
     view.go_on_above(base, level=view.level, level_last=view.level_last)
-    write_twin(log, view, copied=True)
+    write_snapshot(log, view, copied=True)
     log.append(
         [encode(propose.genesis(Author(publisher="admin:ops"), cluster=CLUSTER, base=base, level=view.level))], timeout_ms=TIMEOUT_MS
     )

@@ -16,8 +16,8 @@ from contextlib import suppress
 from dataclasses import replace
 
 from equipoise.channel.core import propose
-from equipoise.channel.core.errors import CompactionRefused, EquipoiseError, LogTruncated, TwinFenced
-from equipoise.channel.snapshots.floor import floor_of
+from equipoise.channel.core.errors import CompactionRefused, EquipoiseError, LogTruncated, SnapshotFenced
+from equipoise.channel.snapshots.history_snapshot import history_snapshot_of
 from equipoise.channel.snapshots.restore import earliest
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import Retention
@@ -50,25 +50,25 @@ def play(seed: int) -> None:
     rng, walk, log = random.Random(seed), Walk(seed), GapLog()
     other = GapLog(name=log.name)
     retain = Retention(unit="offsets", amount=rng.choice((0, 0, 5, RECORDS_MAX)))
-    if rng.random() < 1 / 2:  # As one that kept nothing leaves it: then nothing but the twin tells of what was.
+    if rng.random() < 1 / 2:  # As one that kept nothing leaves it: then nothing but the snapshot tells of what was.
         log.put(*(walk.step() for _ in range(rng.randrange(RECORDS_MAX))))
         compacted(log)
     for _ in range(rng.randrange(2, 7)):
         log.put(*(walk.step() for _ in range(rng.randrange(RECORDS_MAX))))
-        with suppress(DiedError, TwinFenced, LogTruncated):
+        with suppress(DiedError, SnapshotFenced, LogTruncated):
             compacted(log, retain=retain, step=_trouble(rng, walk, other, retain))
             require(not untold(log), "all that a compaction leaves on the log can be told")
         require(all_of(fold(walk.entries)) == all_of(restored_to_end(log)), "restore == fold from zero")
         require(told_by(log).items() <= digests_of(walk.entries).items(), "what can be told is what a fold from zero tells")
-        floor = floor_of(log).marker
+        history_snapshot = history_snapshot_of(log).marker
         # One that died may not have cut yet what it was to cut, which needs not be told.
-        between = not retain.amount or (floor is not None and floor.position == earliest(log).position)
+        between = not retain.amount or (history_snapshot is not None and history_snapshot.position == earliest(log).position)
         require(between or not untold(log), "what stays on the log can be told")
     done = compacted(log)
     view = fold(walk.entries)
     if view.genesis is not None:
-        require(all_rows(view) == image_of(log).rows, "a twin holds each key as it is now")
-        require((view.offset, view.digest()) == (done.horizon, done.digest), "a twin reaches the end")
+        require(all_rows(view) == image_of(log).rows, "a snapshot holds each key as it is now")
+        require((view.offset, view.digest()) == (done.horizon, done.digest), "a snapshot reaches the end")
     log.close()
     other.close()
 

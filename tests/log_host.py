@@ -55,7 +55,7 @@ class Host:
             position=self.position,
             deliver=self.deliver,
             caught_up=lambda end: self.tell(("caught up", end)),
-            jumped=self.jump,
+            resynced=self.resync,
             failed=self.tell,
         )
 
@@ -78,7 +78,7 @@ class Host:
         self.told += [entry.data for entry in entries]
         self.something.set()
 
-    def jump(self, reader: Reader) -> None:
+    def resync(self, reader: Reader) -> None:
         self.readers.append(reader)
         self.tell(("jumped", reader.position))
 

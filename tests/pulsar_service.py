@@ -59,7 +59,7 @@ class DumbService:
         return sum(isinstance(request, kind) for request in self.seen)
 
     def cancelled(self) -> set[int]:
-        """The ids of the requests for creations that were called off."""
+        """The ids of the requests for creations that were cancelled."""
         return {request.request_id for request in self.seen if isinstance(request, CreationCancelled)}
 
     def _grant(self, request: Request) -> None:

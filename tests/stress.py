@@ -22,7 +22,9 @@ from tests.load.stress import Result, Size, stress
 def main() -> int:
     """Run, print, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.stress")
-    parser.add_argument("--seed", type=int, default=0, help="the order of events; with an odd one nobody buries the dead (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the order of events; with an odd one nobody declares dead the dead (default: 0)"
+    )
     add_log_option(parser)
     parser.add_argument("--data", type=Path, help="a new directory, which is kept (default: a temporary one)")
     for field in dataclasses.fields(Size):
@@ -38,7 +40,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="equipoise-stress-") as temporary:
         directory = (arguments["data"] or Path(temporary)).absolute()
         directory.mkdir(parents=True, exist_ok=True)
-        logging.basicConfig(filename=directory / "stress.log")  # What a client of Kafka says of an outage would bury what is said here.
+        logging.basicConfig(
+            filename=directory / "stress.log"
+        )  # What a client of Kafka says of an outage would declare dead what is said here.
         with breakable_place(arguments["log"], directory) as log:
             result = asyncio.run(stress(size, directory, log, seed=arguments["seed"], say=say))
     print_result(result)

@@ -22,7 +22,9 @@ from tests.stress import in_words
 def main() -> int:
     """Run, print, and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.stress_pulsar")
-    parser.add_argument("--seed", type=int, default=0, help="the order of events; with an odd one nobody buries the dead (default: 0)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="the order of events; with an odd one nobody declares dead the dead (default: 0)"
+    )
     add_log_option(parser)
     parser.add_argument("--data", type=Path, help="a new directory, which is kept (default: a temporary one)")
     arguments = parser.parse_args()
@@ -37,7 +39,9 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="equipoise-stress-") as temporary:
         directory = (arguments.data or Path(temporary)).absolute()
         directory.mkdir(parents=True, exist_ok=True)
-        logging.basicConfig(filename=directory / "stress.log")  # What a client of Kafka says of an outage would bury what is said here.
+        logging.basicConfig(
+            filename=directory / "stress.log"
+        )  # What a client of Kafka says of an outage would declare dead what is said here.
         with breakable_place(arguments.log, directory) as log:
             result = asyncio.run(pulsar_stress(FULL, directory, log, seed=arguments.seed, languages=languages, say=say))
     print_result(result)

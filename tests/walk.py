@@ -247,14 +247,14 @@ class Walk:
             "transferring": [
                 lambda: propose.let_go(author, bundle),
                 lambda: propose.let_go(author, bundle),
-                lambda: propose.call_off(author, bundle, reason="too long"),
+                lambda: propose.cancel(author, bundle, reason="too long"),
             ],
             "handing_over": [lambda: propose.hand_over(author, bundle, handover=b"state")],
             "unloading": [lambda: propose.released(author, bundle)],
             "splitting": [
                 lambda: self._split(author, view, bundle),
                 lambda: self._split(author, view, bundle),
-                lambda: propose.call_off(author, bundle, reason="too long"),
+                lambda: propose.cancel(author, bundle, reason="too long"),
             ],
         }
         return by_phase[bundle.phase] if rng.random() < 0.9 else by_phase[rng.choice(sorted(by_phase))]

@@ -4,7 +4,7 @@ May live here: the agent, which joins its parts; each event's way through them. 
 
 Theory of operation. A step folds what was read (`Read`) through the one fold, lets each part take note, and then asks each
 part what is due at this moment. Nothing is decided from a record alone, only from the view that it led to, so that replay
-and tail are one, and so that a jump over what nobody can read any more (`Jumped`) is but a larger step between two views. A
+and tail are one, and so that a resync over what nobody can read any more (`Resynced`) is but a larger step between two views. A
 part decides by proposing; the record comes back by the log, or not at all.
 """
 
@@ -23,21 +23,21 @@ from equipoise.brokers.agent.events import (
     DrainRequested,
     Event,
     Instant,
-    Jumped,
     NonceWritten,
     Opened,
     PlacementChosen,
     Prepared,
     Read,
     Requested,
+    Resynced,
     Tick,
     Wanted,
 )
 from equipoise.brokers.agent.handle import Handle, Lease
 from equipoise.brokers.agent.leading import Batches, Leading
 from equipoise.brokers.agent.membership import NEVER_MS, Membership
+from equipoise.brokers.agent.ownerships import Ownerships
 from equipoise.brokers.agent.requests import record_of
-from equipoise.brokers.agent.tenures import Tenures
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import FewestBundles, Placement
 from equipoise.brokers.errors import NotProposed
@@ -73,7 +73,7 @@ class Agent:
         core = Core(broker=broker, cluster=cluster, reader=reader, timing=timing, profile=profile)
         self._core = core
         self._membership = Membership(core, make_nonce=make_nonce, predecessor_nonces=predecessor_nonces)
-        self._tenures = Tenures(core)
+        self._ownerships = Ownerships(core)
         self._leading = Leading(core, self._membership, placement or FewestBundles(), batches or Batches())
         self._drain: DrainRequested | None = None
         # The newest attempt that was made before the stall from which the broker has not yet heard from the log; None if it has.
@@ -134,7 +134,7 @@ class Agent:
     @property
     def handles(self) -> dict[str, Handle]:
         """The handles of bundles that are open, or being opened or closed, at this broker."""
-        return self._tenures.handles
+        return self._ownerships.handles
 
     @property
     def wake_at_ms(self) -> int:
@@ -142,11 +142,11 @@ class Agent:
         if self._core.stopped:
             return NEVER_MS
         drain_ms = NEVER_MS if self._drain is None else self._core.now.boot_ms + _DRAIN_ROUND_MS
-        return min(self._membership.wake_at_ms, self._tenures.wake_at_ms, self._leading.wake_at_ms, drain_ms)
+        return min(self._membership.wake_at_ms, self._ownerships.wake_at_ms, self._leading.wake_at_ms, drain_ms)
 
     def handle(self, bundle: str) -> Handle | None:
         """The handle of one bundle, if this broker has it open or is opening it."""
-        return self._tenures.handle(bundle)
+        return self._ownerships.handle(bundle)
 
     def out_of_touch_ms(self, now: Instant) -> int | None:
         """How long ago an own renewal was last read back, if that is half a lease or more: the channel is lost to this member."""
@@ -169,7 +169,7 @@ class Agent:
         if not core.stopped:
             _HANDLERS[type(event)](self, event)
             self._membership.tick()
-            self._tenures.tick()
+            self._ownerships.tick()
             self._leading.tick()
             # What the log has just refused is not said again at once, or a broker that leaves would turn in circles with it.
             if type(event) is not AppendFailed:
@@ -177,7 +177,7 @@ class Agent:
         return core.effects
 
     def _attend(self, event: Event) -> None:
-        """Note that the broker is awake; after a stall only once it hears from the log, which may have buried it meanwhile.
+        """Note that the broker is awake; after a stall only once it hears from the log, which may have declared dead it meanwhile.
 
         What it asked before the stall tells of a log as it was then: only a failure of what was asked since says that it is away.
         """
@@ -204,16 +204,16 @@ class Agent:
         own = record.publisher == core.broker and record.incarnation is not None and record.incarnation == core.incarnation
         attempt = core.settle(folded, record.sequence or 0) if own else None
         if own:
-            self._tenures.append_succeeded()
+            self._ownerships.append_succeeded()
         if self._ends_me(folded):
-            self._lose_incarnation(f"buried at offset {folded.offset} by {folded.record.publisher}", folded.offset)
+            self._lose_incarnation(f"declared dead at offset {folded.offset} by {folded.record.publisher}", folded.offset)
         before = core.incarnation
         self._membership.folded(folded)
         if attempt is not None and folded.verdict.accepted and attempt.key == core.broker and core.incarnation is not None:
             self._membership.renewed(attempt.decided)
         if core.incarnation != before:
-            self._tenures.incarnation_changed()
-        self._tenures.folded(folded)
+            self._ownerships.incarnation_changed()
+        self._ownerships.folded(folded)
         self._leading.folded(folded)
         if own and folded.verdict.reason is not None and attempt is not None and not self._is_quiet(folded.verdict.reason):
             self._complain(folded)
@@ -226,25 +226,27 @@ class Agent:
         me = self._core.incarnation
         return me is not None and any(isinstance(change, BrokerChanged) and change.dead == me for change in folded.verdict.changes)
 
-    def _jumped(self, event: Jumped) -> None:
+    def _resynced(self, event: Resynced) -> None:
         """Act on the difference of the views as on verdicts; but for the lease, which only an own record that is read renews."""
         core = self._core
-        jump = core.jumped(event.reader)
-        core.effects.append(jump)
+        resync = core.resynced(event.reader)
+        core.effects.append(resync)
         if core.incarnation is not None and core.incarnation not in core.view.live:
-            self._lose_incarnation(f"buried between offsets {jump.before} and {jump.offset}, in what was truncated unread", jump.offset)
+            self._lose_incarnation(
+                f"declared dead between offsets {resync.before} and {resync.offset}, in what was truncated unread", resync.offset
+            )
         # This comes before the membership, which may begin an incarnation that joined in the gap: that one has no old transfers.
-        self._tenures.jumped(jump)
+        self._ownerships.resynced(resync)
         before = core.incarnation
-        self._membership.jumped(jump)
+        self._membership.resynced(resync)
         if core.incarnation != before:
-            self._tenures.incarnation_changed()
-        self._leading.jumped(jump)
+            self._ownerships.incarnation_changed()
+        self._leading.resynced(resync)
 
     def _lose_incarnation(self, death: str, offset: int) -> None:
         """Section 4: a broker that reads its own death closes all, and joins anew; one that means to leave only closes all."""
         self._membership.ended()
-        self._tenures.incarnation_changed()
+        self._ownerships.incarnation_changed()
         if self._drain is not None and self._drain.leave:
             self._membership.join_no_more()
         else:
@@ -259,7 +261,7 @@ class Agent:
     def _append_failed(self, event: AppendFailed) -> None:
         self._core.append_failed(event.attempt, event.error, in_doubt=event.in_doubt)
         self._membership.append_failed()
-        self._tenures.append_failed()
+        self._ownerships.append_failed()
 
     def _requested(self, event: Requested) -> None:
         core = self._core
@@ -291,8 +293,8 @@ class Agent:
             return
         if core.incarnation is None:
             # A `joined` that is under way would make a member that nobody is: it is waited for, to be left properly. And so
-            # is the service: whoever was buried while it closed still owes its callers the end of that.
-            if drain.leave and not self._membership.join_no_more() and self._tenures.is_empty():
+            # is the service: whoever was declared dead while it closed still owes its callers the end of that.
+            if drain.leave and not self._membership.join_no_more() and self._ownerships.is_empty():
                 core.stopped = True
                 core.effects.append(Stop(error=None))
             return
@@ -301,8 +303,8 @@ class Agent:
             if drain.leave and self._may_leave(drain):
                 core.leaving = True
                 core.lease.lose()
-                self._tenures.incarnation_changed()
-        if core.leaving and self._tenures.is_empty():
+                self._ownerships.incarnation_changed()
+        if core.leaving and self._ownerships.is_empty():
             self._membership.propose_left()
 
     def _may_leave(self, drain: DrainRequested) -> bool:
@@ -320,15 +322,15 @@ _DRAIN_ROUND_MS: Final = 100
 
 _HANDLERS: Final[dict[type, Callable[..., None]]] = {
     Read: Agent._read,  # noqa: SLF001 - the table of the class's own handlers
-    Jumped: Agent._jumped,  # noqa: SLF001
+    Resynced: Agent._resynced,  # noqa: SLF001
     Tick: lambda _agent, _event: None,
     AppendFailed: Agent._append_failed,  # noqa: SLF001
     NonceWritten: lambda agent, event: agent._membership.nonce_written(event.nonce),  # noqa: SLF001
-    Prepared: lambda agent, event: agent._tenures.prepared(event.bundle, event.problem),  # noqa: SLF001
-    Opened: lambda agent, event: agent._tenures.opened(event.bundle, event.problem),  # noqa: SLF001
-    Closed: lambda agent, event: agent._tenures.closed(event.bundle, event.handover),  # noqa: SLF001
-    Discarded: lambda agent, event: agent._tenures.discarded(event.bundle),  # noqa: SLF001
-    CutsFound: lambda agent, event: agent._tenures.cuts_found(event),  # noqa: SLF001
+    Prepared: lambda agent, event: agent._ownerships.prepared(event.bundle, event.problem),  # noqa: SLF001
+    Opened: lambda agent, event: agent._ownerships.opened(event.bundle, event.problem),  # noqa: SLF001
+    Closed: lambda agent, event: agent._ownerships.closed(event.bundle, event.handover),  # noqa: SLF001
+    Discarded: lambda agent, event: agent._ownerships.discarded(event.bundle),  # noqa: SLF001
+    CutsFound: lambda agent, event: agent._ownerships.cuts_found(event),  # noqa: SLF001
     Wanted: lambda agent, event: agent._leading.wanted(event.bundle),  # noqa: SLF001
     Requested: Agent._requested,  # noqa: SLF001
     DrainRequested: Agent._drain_requested,  # noqa: SLF001

@@ -15,7 +15,7 @@ from equipoise.brokers.agent.handle import Lease
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.errors import InvalidConfig, NotProposed
 from equipoise.channel.core.codec import decode, encode
-from equipoise.channel.core.difference import Jump, jump_between
+from equipoise.channel.core.difference import Resync, resync_between
 from equipoise.channel.core.errors import EquipoiseError, OutcomeUnknown, Overloaded
 from equipoise.channel.core.log import RECORD_BYTES_MAX
 from equipoise.channel.core.propose import Author
@@ -205,19 +205,19 @@ class Core:
                 self.effects.append(Answered(ticket=attempt.ticket, offset=folded.offset, verdict=folded.verdict))
         return attempt
 
-    def jumped(self, reader: Reader) -> Jump:
+    def resynced(self, reader: Reader) -> Resync:
         """Go on with `reader`, which has left records out; what those changed.
 
         An attempt up to the sequence that the new view knows of this incarnation is settled, and so is each of one that has
         ended; but its verdict may stand in the gap, where nobody reads it. A later attempt may still be read back.
         """
-        jump = jump_between(self.view, reader.view)
+        resync = resync_between(self.view, reader.view)
         self.reader, self.view = reader, reader.view
         myself = None if self.incarnation is None else self.view.live.get(self.incarnation)
         for number in [number for number in self._in_flight if myself is None or number <= myself.sequence]:
-            problem = f"its verdict stands between offsets {jump.before} and {jump.offset}, which were truncated before they were read"
+            problem = f"its verdict stands between offsets {resync.before} and {resync.offset}, which were truncated before they were read"
             self._lost(number, OutcomeUnknown(log=reader.log, subject=self._in_flight[number].key, problem=problem))
-        return jump
+        return resync
 
     def lose_all(self) -> None:
         """The incarnation is over: none of its attempts that were not read will be accepted."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from equipoise.brokers.agent.handle import Handle
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry, Verdict
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.reader import Folded
@@ -99,10 +99,10 @@ class FindCuts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reshaped:
-    """A split or a merge took place: `heirs` serve from now on what `gone` served. Sessions go on."""
+    """A split or a merge took place: `children` serve from now on what `gone` served. Sessions go on."""
 
     gone: tuple[Handle, ...]
-    heirs: tuple[Handle, ...]
+    children: tuple[Handle, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,5 +163,5 @@ Effect = (
     | Refold
     | Stop
     | Folded
-    | Jump
+    | Resync
 )

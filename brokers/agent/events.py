@@ -33,7 +33,7 @@ class Read:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Jumped:
+class Resynced:
     """Truncation took what the broker wanted to read next: it goes on with `reader`, which was restored and has left that out."""
 
     reader: Reader
@@ -98,7 +98,7 @@ class Discarded:
 class CutsFound:
     """Where the owner cuts its splitting `bundle` (hash points inside it); empty if it cannot, and `problem` says why.
 
-    `asked_at` is the `last` of the entry that `FindCuts` asked about: a bundle may be split, called off and split anew while
+    `asked_at` is the `last` of the entry that `FindCuts` asked about: a bundle may be split, cancelled and split anew while
     the service still thinks about the first time, with other positions.
     """
 
@@ -140,7 +140,7 @@ class PlacementChosen:
 
 Event = (
     Read
-    | Jumped
+    | Resynced
     | Tick
     | AppendFailed
     | NonceWritten

@@ -67,10 +67,10 @@ class Lease:
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Handle:
-    """One tenure of one bundle by one incarnation, as its service sees it: work is done under it, and checked by it.
+    """One ownership of one bundle by one incarnation, as its service sees it: work is done under it, and checked by it.
 
     `is_open` is set once the service has opened the bundle, and cleared for ever when it has to let go. After a split or
-    a merge the handle is closed and `heirs` took over its range within the same step, so that sessions go on. `serves_on` is
+    a merge the handle is closed and `children` took over its range within the same step, so that sessions go on. `serves_on` is
     what the policies of its namespace say now: it passes past the end of its lease, too, while the incarnation goes on.
     `answered_ns` (boot time) is when work under it last passed its second check, and `answered_by_token` whether any did past a
     lease: for witnesses, and for no check.
@@ -84,7 +84,7 @@ class Handle:
     lease: Lease
     is_open: bool = False
     serves_on: bool = False
-    heirs: tuple[Handle, ...] = field(default=(), repr=False)
+    children: tuple[Handle, ...] = field(default=(), repr=False)
     answered_ns: int = 0
     answered_by_token: bool = False
 

@@ -63,7 +63,7 @@ class MergeBundles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CallOff:
+class Cancel:
     """End a transfer or a split of `bundle` that has not happened: who served goes on, under the same token."""
 
     bundle: str
@@ -93,10 +93,10 @@ class DeleteNamespace:
     name: str
 
 
-class Anything(Enum):
+class Unset(Enum):
     """What stands for any value, none included."""
 
-    ANYTHING = "anything"
+    UNSET = "anything"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +109,7 @@ class SetPolicy:
     name: str
     policy: str
     value: Scalar | None
-    expected: Scalar | Anything | None = Anything.ANYTHING
+    expected: Scalar | Unset | None = Unset.UNSET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +131,7 @@ class SetSettings:
     changed_by: str | None = None
 
 
-AboutBundle = Transfer | MoveAway | Unload | SplitBundle | MergeBundles | CallOff
+AboutBundle = Transfer | MoveAway | Unload | SplitBundle | MergeBundles | Cancel
 AboutNamespace = CreateNamespace | StartDeletingNamespace | DeleteNamespace | SetPolicy
 Intent = AboutBundle | AboutNamespace | SetClusterPolicy | SetSettings
 
@@ -144,4 +144,4 @@ def subject_of(intent: Intent) -> str:
         return settings_records.KEY
     if isinstance(intent, MergeBundles):
         return intent.left
-    return intent.bundle if isinstance(intent, Transfer | MoveAway | Unload | SplitBundle | CallOff) else intent.name
+    return intent.bundle if isinstance(intent, Transfer | MoveAway | Unload | SplitBundle | Cancel) else intent.name

@@ -1,4 +1,4 @@
-"""Leading: placing what is free, calling off what is stuck, moving away from a broker that drains, forgetting old brokers.
+"""Leading: placing what is free, cancelling what is stuck, moving away from a broker that drains, forgetting old brokers.
 
 May live here: what a broker does about bundles that are not (only) its own. Who does it first is decided by age; whether
 it is done twice does not matter, because `based_on` lets one proposal win.
@@ -16,7 +16,7 @@ from equipoise.brokers.agent.membership import NEVER_MS, Membership
 from equipoise.brokers.agent.refusals import Refusals
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.channel.core import propose
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, BundleChanged, BundleEntry
 from equipoise.channel.core.propose import is_refusal
 from equipoise.channel.core.reader import Folded
@@ -90,10 +90,10 @@ class Leading:
                 if refuser is not None and self._membership.caught_up:
                     self._refusals.note(change.name, refuser, now_ms)
 
-    def jumped(self, jump: Jump) -> None:
+    def resynced(self, resync: Resync) -> None:
         """Take note of what changed in records that were left out: for this broker it has just happened."""
         self._has_news = True
-        for change in jump.changes:
+        for change in resync.changes:
             if isinstance(change, BrokerChanged):
                 self._note_broker(change)
             elif isinstance(change, BundleChanged):
@@ -198,14 +198,14 @@ class Leading:
         return self.placement.place(self._core.view, bundles, avoid=avoid, at_most=at_most)
 
     def _unstick(self, bundle: BundleEntry, standing: int) -> None:
-        """Call off what takes too long, or assign it to another: only where the log allows it without its actor."""
+        """Cancel what takes too long, or assign it to another: only where the log allows it without its actor."""
         core = self._core
         waited_ms = self._waited_ms(bundle)
         if waited_ms < core.timing.patience_ms + standing * _STEP_IN_MS:
             return
         reason = f"nothing happened for {waited_ms} ms"
         if bundle.phase in ("transferring", "splitting"):
-            core.propose(partial(propose.call_off, bundle=bundle, reason=reason))
+            core.propose(partial(propose.cancel, bundle=bundle, reason=reason))
         elif bundle.phase == "assigning" and bundle.owner is not None and _may_be_assigned(core.view, bundle):
             avoid = {bundle.name: frozenset({bundle.owner})}
             for owner in self.placement.place(core.view, [bundle], avoid=avoid, at_most=1).values():

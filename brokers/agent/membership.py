@@ -29,7 +29,7 @@ from equipoise.brokers.agent.timing import RETRY_DIVISOR
 from equipoise.brokers.errors import BrokerIdTaken
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerChanged, BrokerEntry, Change
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord, Genesis, Joined, Reason, Renewed
@@ -153,7 +153,7 @@ class Membership:
         for change in verdict.changes:
             self._note_death(change)
 
-    def jumped(self, jump: Jump) -> None:
+    def resynced(self, resync: Resync) -> None:
         """Records were left out. The view tells what they came to, but not when they were written.
 
         So nothing in it renews the lease or shows that this broker is in touch: the next own record that is read is a coming
@@ -161,7 +161,7 @@ class Membership:
         """
         core = self._core
         self._touched_ms = -NEVER_MS
-        for change in jump.changes:
+        for change in resync.changes:
             self._note_death(change)
         for incarnation in core.view.live:
             self._heard(incarnation)
@@ -190,7 +190,7 @@ class Membership:
             self._lease_good_since_ms = core.now.boot_ms
 
     def ended(self) -> None:
-        """The incarnation is over (somebody buried it, or another process took its id): begin anew."""
+        """The incarnation is over (somebody declared dead it, or another process took its id): begin anew."""
         core = self._core
         core.lease.lose()
         core.lose_all()

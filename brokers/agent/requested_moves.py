@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Final, TypeVar
 
 from equipoise.brokers.agent.intents import (
-    CallOff,
+    Cancel,
     CreateNamespace,
     DeleteNamespace,
     Intent,
@@ -30,7 +30,7 @@ from equipoise.brokers.balancing.moves import KIND_OF_PHASE, MoveKind
 from equipoise.brokers.balancing.policy_changes import check_policy_change
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings
 from equipoise.brokers.balancing.settings.settings_records import settings_in
-from equipoise.brokers.errors import CalledOff, DestinationForbidden, Rejected
+from equipoise.brokers.errors import Cancelled, DestinationForbidden, Rejected
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
 from equipoise.channel.core.lifecycle import PHASE_OF_SHAPE
 from equipoise.channel.core.reader import Folded
@@ -50,7 +50,7 @@ clients of all of them do not come back at once."""
 BY_OPERATOR: Final = "asked for by an admin"
 """The reason that a move bears on the channel when an operator asked for it."""
 
-CALLED_OFF_BY_OPERATOR: Final = "called off by an admin"
+CANCELLED_BY_OPERATOR: Final = "cancelled by an admin"
 """The reason that the end of a move bears when an operator called it off."""
 
 _OVERTAKEN: Final = frozenset({Reason.STALE, Reason.ILLEGAL_TRANSITION, Reason.UNKNOWN_BUNDLE})
@@ -150,7 +150,7 @@ def made_by(move: RequestedMove, folded: Folded, view: View) -> tuple[BundleEntr
     Of a transfer that is the bundle, owned by its destination; of a split, the children; of an unload, which whatever comes
     next for the bundle ends, nothing. `view` and all records after `move.offset` are to be given in their order.
 
-    Raises `CalledOff` if it came to nothing, with the record that ended it and where the bundle is in `view`.
+    Raises `Cancelled` if it came to nothing, with the record that ended it and where the bundle is in `view`.
     """
     change = next((change for change in folded.verdict.changes if isinstance(change, BundleChanged) and change.name == move.bundle), None)
     if change is None or folded.offset <= move.offset:
@@ -165,7 +165,7 @@ def made_by(move: RequestedMove, folded: Folded, view: View) -> tuple[BundleEntr
             return (after,)
         if after.phase in _ON_ITS_WAY:
             return None
-    raise CalledOff(bundle=move.bundle, move=move.kind.value, problem=_told(folded, view, move.bundle))
+    raise Cancelled(bundle=move.bundle, move=move.kind.value, problem=_told(folded, view, move.bundle))
 
 
 def _told(folded: Folded, view: View, name: str) -> str:
@@ -184,9 +184,9 @@ def unloads_of(bundles: Iterable[BundleEntry], *, kind: type[MoveAway | Unload])
     return _batches(kind(bundle=bundle.name, reason=BY_OPERATOR) for bundle in bundles if bundle.phase == "owned")
 
 
-def calls_off_of(bundles: Iterable[BundleEntry]) -> Iterator[tuple[CallOff, ...]]:
-    """The ends of the moves of `bundles` that can be called off, as many at a time as are unloaded at a time."""
-    return _batches(CallOff(bundle=bundle.name, reason=CALLED_OFF_BY_OPERATOR) for bundle in bundles if bundle.phase in STOPPABLE)
+def calls_off_of(bundles: Iterable[BundleEntry]) -> Iterator[tuple[Cancel, ...]]:
+    """The ends of the moves of `bundles` that can be cancelled, as many at a time as are unloaded at a time."""
+    return _batches(Cancel(bundle=bundle.name, reason=CANCELLED_BY_OPERATOR) for bundle in bundles if bundle.phase in STOPPABLE)
 
 
 def _batches(intents: Iterator[T]) -> Iterator[tuple[T, ...]]:

@@ -11,8 +11,7 @@ from typing import Final
 
 from equipoise.brokers.agent.intents import (
     AboutBundle,
-    Anything,
-    CallOff,
+    Cancel,
     CreateNamespace,
     DeleteNamespace,
     Intent,
@@ -25,6 +24,7 @@ from equipoise.brokers.agent.intents import (
     StartDeletingNamespace,
     Transfer,
     Unload,
+    Unset,
 )
 from equipoise.brokers.balancing.destinations import Destinations
 from equipoise.brokers.balancing.namespace_policies import misfit
@@ -60,8 +60,8 @@ def record_of(view: View, intent: Intent, placement: Placement = BY_COUNT) -> Ma
         bundle = view.bundles.get(name)
         if bundle is None:
             return Verdict(reason=Reason.UNKNOWN_BUNDLE)
-        if isinstance(intent, CallOff):
-            return _call_off(bundle, intent.reason)
+        if isinstance(intent, Cancel):
+            return _cancel(bundle, intent.reason)
         if bundle.phase != "owned":
             return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{name} is {bundle.state}, not owned")
         return _about_bundle(view, bundle, intent, placement)
@@ -111,7 +111,7 @@ def _policies(view: View, intent: SetPolicy) -> Make | Verdict:
     before = view.namespaces[intent.name].policies
     now = before.get(intent.policy)
     # Looked at again in each attempt, so that of two who change one value at once the second learns of the first.
-    if not isinstance(intent.expected, Anything) and now != intent.expected:
+    if not isinstance(intent.expected, Unset) and now != intent.expected:
         problem = f"{intent.policy} is {_told(now)} now, and the change was meant for one that is {_told(intent.expected)}"
         return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=problem)
     policies = {policy: value for policy, value in before.items() if policy != intent.policy}
@@ -156,11 +156,11 @@ def _settings(view: View, intent: SetSettings) -> Make | Verdict:
     return partial(propose.set_policy, view=view, name=settings_records.KEY, document=document)
 
 
-def _call_off(bundle: BundleEntry, reason: str) -> Make | Verdict:
+def _cancel(bundle: BundleEntry, reason: str) -> Make | Verdict:
     if bundle.phase not in STOPPABLE:
         told = "it is owned, and not on the move" if bundle.phase == "owned" else f"it is {bundle.state} already"
-        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{bundle.name} has no move that could be called off: {told}")
-    return partial(propose.call_off, bundle=bundle, reason=reason)
+        return Verdict(reason=Reason.ILLEGAL_TRANSITION, problem=f"{bundle.name} has no move that could be cancelled: {told}")
+    return partial(propose.cancel, bundle=bundle, reason=reason)
 
 
 def _about_bundle(view: View, bundle: BundleEntry, intent: AboutBundle, placement: Placement) -> Make | Verdict:
@@ -177,7 +177,7 @@ def _about_bundle(view: View, bundle: BundleEntry, intent: AboutBundle, placemen
         return partial(propose.unload, bundle=bundle, reason=intent.reason)
     if isinstance(intent, SplitBundle):
         return partial(propose.start_split, bundle=bundle, algorithm=intent.algorithm, positions=intent.positions, reason=intent.reason)
-    assert isinstance(intent, MergeBundles), "what is called off is spelled elsewhere"
+    assert isinstance(intent, MergeBundles), "what is cancelled is spelled elsewhere"
     right = view.right_neighbour(bundle)
     if right is None:
         return Verdict(reason=Reason.NOT_ADJACENT, problem=f"{bundle.name} is the last of its namespace")

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerChanged, BundleChanged, BundleEntry, Change, NamespaceChanged
 from equipoise.channel.core.lifecycle import Phase
 from equipoise.channel.core.reader import Folded
@@ -34,7 +34,7 @@ class MoveResult(StrEnum):
     """How a move ended: as it was meant; back where it began; by a death on the way; with the namespace deleted."""
 
     DONE = "done"
-    CALLED_OFF = "called_off"
+    CANCELLED = "cancelled"
     CUT_SHORT = "cut_short"
     DELETED = "deleted"
 
@@ -54,8 +54,8 @@ class Move:
     """A move that has ended, with its duration as this reader saw it.
 
     `offset` is that of the record that ended it. `source` served the bundle when it began, `destination` owns it now or, if
-    the move came to nothing, was to own it: both are incarnations. `token` is that of the present tenure; None if the bundle
-    is gone, or has no owner. `reason` is why the move began or, if it was called off, why that was.
+    the move came to nothing, was to own it: both are incarnations. `token` is that of the present ownership; None if the bundle
+    is gone, or has no owner. `reason` is why the move began or, if it was cancelled, why that was.
     """
 
     bundle: str
@@ -88,9 +88,9 @@ class Moves:
         begun = self._begun.get(bundle)
         return None if begun is None else begun.reason
 
-    def jumped(self, jump: Jump) -> None:
+    def resynced(self, resync: Resync) -> None:
         """Records were left out: of the moves of what changed in them nobody can tell how they ended, or which began."""
-        for change in jump.changes:
+        for change in resync.changes:
             if isinstance(change, BundleChanged):
                 self._begun.pop(change.name, None)
 
@@ -116,7 +116,7 @@ class Moves:
 def moved_in(changes: Sequence[Change]) -> tuple[str, ...]:
     """The bundles that a live broker has let go of, for whomever, or that came into being by a split or a merge.
 
-    `changes` are those of one record, or of a jump. Not what a namespace is created with, nor what a death takes from its owner:
+    `changes` are those of one record, or of a resync. Not what a namespace is created with, nor what a death takes from its owner:
     of these nobody chose where they are.
     """
     dead = {change.dead for change in changes if isinstance(change, BrokerChanged)}
@@ -149,7 +149,7 @@ def _ended(folded: Folded, change: BundleChanged, begun: _Beginning, result: Mov
         source=begun.source,
         destination=destination,
         token=None if after is None or after.owner is None else after.token,
-        reason=_reason(folded.record) if result is MoveResult.CALLED_OFF else begun.reason,
+        reason=_reason(folded.record) if result is MoveResult.CANCELLED else begun.reason,
     )
 
 
@@ -186,7 +186,7 @@ def _result(before: BundleEntry, after: BundleEntry | None, *, by_death: bool, s
         return MoveResult.DONE if split else MoveResult.DELETED
     if after.phase == "owned":
         if before.phase in ("transferring", "splitting"):
-            return MoveResult.CUT_SHORT if by_death else MoveResult.CALLED_OFF
+            return MoveResult.CUT_SHORT if by_death else MoveResult.CANCELLED
         return MoveResult.CUT_SHORT if after.owner == before.source else MoveResult.DONE
     # An unload, a transfer or a split whose broker died is over; what follows is the move that the death began.
     return MoveResult.CUT_SHORT if by_death and after.phase in _LOST and before.phase not in _LOST else None

@@ -116,7 +116,7 @@ class FewestBundles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastCost:
-    """Gives each bundle to the broker whose bundles will cost the least for its capacity: the score of `shedder.level`."""
+    """Gives each bundle to the broker whose bundles will cost the least for its capacity: the score of `shedder.balanced`."""
 
     summaries: Mapping[str, Summary] = field(default_factory=dict)
     rules: PlacementRules = field(default_factory=PlacementRules)

@@ -13,8 +13,8 @@ from typing import Final
 from equipoise.brokers.balancing.decisions import Kind
 from equipoise.brokers.balancing.destinations import Destinations, PlacementRules
 from equipoise.brokers.balancing.forecast import Forecast, Measure, forecast_of
-from equipoise.brokers.balancing.misplaced import misplaced
 from equipoise.brokers.balancing.placement import Placement, believed
+from equipoise.brokers.balancing.policy_violations import policy_violations
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, shedder_of
 from equipoise.channel.core.view import View
 from equipoise.shedder.load_reports import Summary
@@ -32,7 +32,7 @@ OF_POLICIES: Final = "policies"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scene:
+class ClusterSnapshot:
     """A cluster as a round looks at it: the view, who may have what in it, and the snapshot for shedders.
 
     Both ask `view` when they are asked: a plan is to be made before the view goes on, or of one that does not.
@@ -43,7 +43,7 @@ class Scene:
     snapshot: Snapshot
 
 
-def scene_of(
+def cluster_snapshot_of(
     view: View,
     summaries: Iterable[Summary],
     settings: BalancingSettings,
@@ -51,7 +51,7 @@ def scene_of(
     now_ms: int,
     resting: Collection[str] = (),
     memory: Memory | None = None,
-) -> Scene:
+) -> ClusterSnapshot:
     """The cluster of `view` at `now_ms` (Unix time), with the policies and the rules of placement that hold in it.
 
     `resting` are bundles that have moved lately. A broker whose reports have ceased takes no part, however long a strategy would
@@ -76,7 +76,7 @@ def scene_of(
         for summary in known
         if summary.broker in snapshot.live and abs(now_ms - summary.load.taken_ms) > age_ms_max
     }
-    return Scene(view=view, destinations=destinations, snapshot=replace(snapshot, apart={**silent, **snapshot.apart}))
+    return ClusterSnapshot(view=view, destinations=destinations, snapshot=replace(snapshot, apart={**silent, **snapshot.apart}))
 
 
 def fresh(summaries: Iterable[Summary], settings: BalancingSettings, *, now_ms: int) -> Mapping[str, Summary]:
@@ -104,7 +104,7 @@ def _rules(view: View, destinations: Destinations) -> Callable[[str], Candidates
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class BalancingRound:
     """What one round of the leader comes to, and by whose rule: `OF_POLICIES`, or the name of a shedder."""
 
     plan: Plan
@@ -117,23 +117,23 @@ class Round:
 
 
 def plan_round(
-    scene: Scene,
+    cluster: ClusterSnapshot,
     settings: BalancingSettings,
     placement: Placement,
     *,
     resting: Collection[str] = (),
     choose: Callable[[BalancingSettings], Shedder] = shedder_of,
-) -> Round:
+) -> BalancingRound:
     """One round over the scene. Bundles that no policy lets stay go first: how the load is then, the next round sees.
 
-    `settings` and `resting` are those of the scene; `placement` says where what is misplaced goes.
+    `settings` and `resting` are those of the scene; `placement` says where what is against a policy goes.
     """
-    snapshot = scene.snapshot
+    snapshot = cluster.snapshot
     at_most = settings.balancing.moves_max
-    moves, stays = misplaced(scene.view, scene.destinations, placement=placement, at_most=at_most, resting=resting)
+    moves, stays = policy_violations(cluster.view, cluster.destinations, placement=placement, at_most=at_most, resting=resting)
     if moves:
-        return Round(plan=Plan(moves=moves, stays=stays, memory=snapshot.memory), strategy=OF_POLICIES)
-    return Round(plan=choose(settings).plan(snapshot).with_stays(stays), strategy=settings.balancing.shedder)
+        return BalancingRound(plan=Plan(moves=moves, stays=stays, memory=snapshot.memory), strategy=OF_POLICIES)
+    return BalancingRound(plan=choose(settings).plan(snapshot).with_stays(stays), strategy=settings.balancing.shedder)
 
 
 def stale_moves(view: View, moves: Iterable[Move], rules: PlacementRules) -> Mapping[str, str]:
@@ -157,12 +157,12 @@ def _why_stale(view: View, destinations: Destinations, move: Move) -> str | None
     return None if move.destination in bound.allowed else bound.refused.get(move.destination, f"{move.destination} takes nothing now")
 
 
-def foreseen(scene: Scene, settings: BalancingSettings, placement: Placement) -> tuple[str, Forecast]:
-    """By whose rule the next round would act, as `Round.strategy`, and what it would do, if it were due."""
-    due = as_if_due(scene.snapshot, settings)
-    planned = plan_round(replace(scene, snapshot=due), settings, placement)
+def foreseen(cluster: ClusterSnapshot, settings: BalancingSettings, placement: Placement) -> tuple[str, Forecast]:
+    """By whose rule the next round would act, as `BalancingRound.strategy`, and what it would do, if it were due."""
+    due = as_if_due(cluster.snapshot, settings)
+    planned = plan_round(replace(cluster, snapshot=due), settings, placement)
     ttl_ms = settings.transfer.load_ttl_ms if settings.balancing.shedder == "TransferShedder" else LOAD_TTL_MS
-    placed = _placed(scene.view, planned.plan, placement)
+    placed = _placed(cluster.view, planned.plan, placement)
     return planned.strategy, forecast_of(due, planned.plan, measure=measure_of(settings), ttl_ms=ttl_ms, placed=placed)
 
 
@@ -182,7 +182,7 @@ def as_if_due(snapshot: Snapshot, settings: BalancingSettings) -> Snapshot:
 
 def measure_of(settings: BalancingSettings) -> Measure:
     """What the shedder that the settings name compares brokers by."""
-    return "cost" if settings.balancing.shedder == "Leveller" else "use"
+    return "cost" if settings.balancing.shedder == "BalancedShedder" else "use"
 
 
 def groups_in_play(settings: BalancingSettings) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from equipoise.brokers.operations.access import Access, attached, opened
 from equipoise.channel.core.errors import InvalidLogUrl, InvalidName, LogNotBegun
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.ranges import ADMIN_PREFIX, NAME_BYTES_MAX
-from equipoise.channel.core.twin import Progress
+from equipoise.channel.core.snapshot_store import Progress
 from equipoise.channel.log.open_log import is_in_memory, open_log
 
 LOG_VARIABLE: Final = "EQUIPOISE_LOG"
@@ -131,7 +131,7 @@ def handle(log_url: str, *, create: bool = False) -> Iterator[Log]:
 
 
 def _restoring() -> AbstractContextManager[Progress]:
-    return progress("reading the channel's twin", unit="rows")
+    return progress("reading the channel's snapshot", unit="rows")
 
 
 def shared(log_url: str) -> str:

@@ -22,7 +22,7 @@ import typer
 from typer.core import TyperGroup
 
 from equipoise.brokers.errors import (
-    CalledOff,
+    Cancelled,
     DestinationForbidden,
     InvalidConfig,
     InvalidTiming,
@@ -59,7 +59,7 @@ class ExitCode(IntEnum):
 
     OK = 0
     REFUSED = 1
-    """The channel refused it, a move was called off, or a check found something."""
+    """The channel refused it, a move was cancelled, or a check found something."""
     USAGE = 2
     """The command line is wrong: an option, a name, a file that is not there."""
     UNAVAILABLE = 3
@@ -70,7 +70,7 @@ class ExitCode(IntEnum):
 
 _CODES: Final[tuple[tuple[type[EquipoiseError], ExitCode], ...]] = (
     (Rejected, ExitCode.REFUSED),
-    (CalledOff, ExitCode.REFUSED),
+    (Cancelled, ExitCode.REFUSED),
     (NoFreshLoad, ExitCode.REFUSED),
     # How the cluster is now stands against it, not how the command line is spelled.
     (DestinationForbidden, ExitCode.REFUSED),

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from equipoise.channel.core.twin import Progress, unwatched
+from equipoise.channel.core.snapshot_store import Progress, unwatched
 
 
 @contextmanager

@@ -11,7 +11,7 @@ from equipoise.brokers.balancing.routing import server_of
 from equipoise.brokers.client.table import Assigned
 from equipoise.brokers.errors import UnknownNamespace
 from equipoise.brokers.runtime.service_runner import peer_of
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.log.table_view import STOP_MS_MAX, TableView
@@ -28,7 +28,7 @@ class LogSource:
 
     async def start(self, *, timeout_ms: int) -> None:
         """See `Source.start`: reads the log to its end."""
-        self._table.listen(self._folded, jumped=self._jumped)
+        self._table.listen(self._folded, resynced=self._resynced)
         self._table.start()
         try:
             await self._table.ready(Deadline.after(timeout_ms=timeout_ms))
@@ -59,5 +59,5 @@ class LogSource:
         if folded.verdict.changes:
             self._changed()
 
-    def _jumped(self, _jump: Jump) -> None:
+    def _resynced(self, _resync: Resync) -> None:
         self._changed()

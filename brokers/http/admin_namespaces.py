@@ -195,14 +195,14 @@ class Namespaces:
     async def cancel_moves(self, request: web.Request) -> web.Response:
         """Cancel all moves of a namespace that have not happened."""
         view = ready_view(self._worker)
-        await self._moving.call_off_all(view.bundles_of(namespace_named(view, namespace_of(request)).name), self._deadline())
+        await self._moving.cancel_all(view.bundles_of(namespace_named(view, namespace_of(request)).name), self._deadline())
         return done()
 
     # --- bundles ---
 
     async def cancel(self, request: web.Request) -> web.Response:
         """Cancel a transfer or a split that has not happened."""
-        await self._moving.call_off(self._bundle(request).name, self._deadline())
+        await self._moving.cancel(self._bundle(request).name, self._deadline())
         return done()
 
     async def unload(self, request: web.Request) -> web.Response:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Final
 
 from equipoise.brokers.runtime.listeners import Listen
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged, NamespaceChanged
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.reader import Folded
@@ -61,7 +61,7 @@ class AssignmentFeed:
         self._offsets: dict[str, int] = {}
         self._followers: dict[str, dict[Follower, None]] = {}
         self._count = 0
-        self._end = listen(self._folded, jumped=self._jumped)
+        self._end = listen(self._folded, resynced=self._resynced)
         self.is_closed = False
 
     def offset_of(self, view: View, namespace: str) -> int:
@@ -108,10 +108,10 @@ class AssignmentFeed:
                 if change.after is None:
                     del self._offsets[change.name]
 
-    def _jumped(self, jump: Jump) -> None:
+    def _resynced(self, resync: Resync) -> None:
         """Records were left out: who follows takes the newest state, as after any change. Offsets are looked up anew."""
         self._offsets.clear()
-        for change in jump.changes:
+        for change in resync.changes:
             if isinstance(change, BundleChanged):
                 entry = change.after or change.before
                 assert entry is not None, "a change has a side"

@@ -17,7 +17,7 @@ from typing import Final
 from aiohttp import HttpVersion11, web
 
 from equipoise.brokers.errors import (
-    CalledOff,
+    Cancelled,
     ChannelLost,
     InvalidRequest,
     PolicyLeavesNobody,
@@ -49,7 +49,7 @@ _match_request_id: Final = re.compile(r"[!-~]{1,64}").fullmatch
 _STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]] = (
     ((InvalidRequest,), 400),
     ((UnknownNamespace, UnknownTenant, UnknownBundle, UnknownBroker, UnknownCluster, UnknownPolicy, UnknownTopic, UnknownSchema), 404),
-    ((CalledOff, PolicyLeavesNobody), 409),
+    ((Cancelled, PolicyLeavesNobody), 409),
     ((CallerError,), 412),
     # It was waited for news, and nothing was begun.
     ((ChannelLost,), 503),

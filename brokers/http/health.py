@@ -75,7 +75,7 @@ class Health:
         if ended is not None:
             problems.append(str(ended))
         elif not agent.is_ready:
-            left = self._worker.catching_up.left
+            left = self._worker.replay_progress.left
             problems.append("it is still reading the channel, or joining" if left is None else str(left))
             if self._worker.disk_problem is not None:  # Of a member it would be an alarm, and no reason to send clients away.
                 problems.append(str(self._worker.disk_problem))

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 
 from equipoise.brokers.agent.intents import (
-    CallOff,
+    Cancel,
     CreateNamespace,
     DeleteNamespace,
     Intent,
@@ -27,7 +27,7 @@ from equipoise.brokers.agent.intents import (
 )
 from equipoise.brokers.agent.requested_moves import (
     BY_OPERATOR,
-    CALLED_OFF_BY_OPERATOR,
+    CANCELLED_BY_OPERATOR,
     calls_off_of,
     next_of_deletion,
     refuse_forbidden,
@@ -48,7 +48,7 @@ from equipoise.channel.system.deadline import Deadline
 class Moving:
     """What one worker does for operators. Each step takes the deadline of its request.
 
-    All raise `Rejected` if the channel refuses, `CalledOff` if it accepted and nothing came of it, `DeadlineExceeded` if it
+    All raise `Rejected` if the channel refuses, `Cancelled` if it accepted and nothing came of it, `DeadlineExceeded` if it
     had not ended in time (it may still), `Overloaded` if too many wait, and what `Worker.request` raises.
     """
 
@@ -114,14 +114,14 @@ class Moving:
         """
         await self._following.settle(SetClusterPolicy(policy=key, document=document), deadline)
 
-    async def call_off(self, bundle: str, deadline: Deadline) -> None:
+    async def cancel(self, bundle: str, deadline: Deadline) -> None:
         """End a transfer or a split of `bundle` that has not happened: by one record, after which who served it owns it."""
-        await self._following.settle(CallOff(bundle=bundle, reason=CALLED_OFF_BY_OPERATOR), deadline)
+        await self._following.settle(Cancel(bundle=bundle, reason=CANCELLED_BY_OPERATOR), deadline)
 
-    async def call_off_all(self, bundles: Iterable[BundleEntry], deadline: Deadline) -> None:
-        """Call off the moves of these bundles as far as they can be."""
+    async def cancel_all(self, bundles: Iterable[BundleEntry], deadline: Deadline) -> None:
+        """Cancel the moves of these bundles as far as they can be."""
         for batch in calls_off_of(bundles):
-            await self._side_by_side(self._following.settle(call_off, deadline) for call_off in batch)
+            await self._side_by_side(self._following.settle(cancel, deadline) for cancel in batch)
 
     async def set_settings(self, changes: Changes, changed_by: str, deadline: Deadline) -> Folded:
         """Change settings of balancing: one record, which says what they were."""

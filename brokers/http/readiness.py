@@ -11,7 +11,7 @@ from typing import Final
 from aiohttp import web
 
 from equipoise.brokers.errors import NotReady, UnknownBroker, UnknownBundle, UnknownNamespace, UnknownPolicy, UnknownTenant
-from equipoise.brokers.runtime.whereabouts import may_deny
+from equipoise.brokers.runtime.router import may_deny
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.view import View
 
@@ -22,7 +22,7 @@ def ready_view(worker: Worker) -> View:
     """The view of a broker that is ready. Raises `NotReady` and `WorkerEnded`."""
     worker.check()
     if not worker.agent.is_ready:
-        left = worker.catching_up.left
+        left = worker.replay_progress.left
         raise NotReady(broker=worker.broker_id) if left is None else NotReady(broker=worker.broker_id, problem=str(left))
     return worker.view
 

@@ -105,7 +105,7 @@ class LocalBroker:
         self.ready = False
         self.end_expected = False
         self.will_restart = False
-        self.burial_wanted = False
+        self.death_declaration_wanted = False
         self.started_at_offset = -1
         self.pause = RestartPause()
         self._starts = 0

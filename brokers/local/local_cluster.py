@@ -1,11 +1,12 @@
-"""A cluster of broker processes on this machine: started, watched, and buried when they die.
+"""A cluster of broker processes on this machine: started, watched, and declared dead when they die.
 
 May live here: `LocalCluster`, for `equipoise up`, the demo and the tests. What a broker does in its process is its own business;
 this one knows it by its exit, and by what the channel says of it.
 
 Threads. One for each process waits for its end, so that a death is noticed at once. One more, the *follower*, owns the
-handle on the log: it reads on all the time, so that a burial need not fold the whole channel first, and it does the burials.
-The caller's thread only asks. All that is shared is guarded by one condition, which is notified whenever something changed.
+handle on the log: it reads on all the time, so that a declaration of death need not fold the whole channel first, and it does the
+declarations of death. The caller's thread only asks. All that is shared is guarded by one condition, which is notified whenever something
+changed.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from typing import Final, Self
 from equipoise.brokers.errors import BrokerFailed, DataDirectoryUnusable
 from equipoise.brokers.local.local_broker import HOST, LocalBroker, ports_of
 from equipoise.brokers.local.local_load_workers import LocalLoadWorkers
-from equipoise.brokers.operations.access import Access, jump
-from equipoise.brokers.operations.burial import bury
+from equipoise.brokers.operations.access import Access, resync
+from equipoise.brokers.operations.death_declaration import declare_dead
 from equipoise.channel.core.errors import (
     Bug,
     CallerError,
@@ -46,11 +47,11 @@ from equipoise.channel.system.deadline import Deadline
 
 PUBLISHER: Final = f"{ADMIN_PREFIX}local-cluster"
 
-BURIAL_MS: Final = 2_000
-"""How long one attempt at a burial may take; a healthy log takes milliseconds."""
+DEATH_DECLARATION_MS: Final = 2_000
+"""How long one attempt at a declaration of death may take; a healthy log takes milliseconds."""
 
-BURIAL_ATTEMPTS_MAX: Final = 3
-"""Attempts at a burial: after 6 seconds the others have noticed the silence themselves."""
+DEATH_DECLARATION_ATTEMPTS_MAX: Final = 3
+"""Attempts at a declaration of death: after 6 seconds the others have noticed the silence themselves."""
 
 KILL_MS: Final = 5_000
 """How long a killed process may take to be gone: it may be in the middle of a write to a slow disk."""
@@ -69,8 +70,8 @@ class What(StrEnum):
     PAUSED = "paused"
     RESUMED = "resumed"
     ENDED = "ended"
-    BURIED = "buried"
-    NOT_BURIED = "not_buried"
+    DECLARED_DEAD = "buried"
+    NOT_DECLARED_DEAD = "not_buried"
     STARTS_AGAIN = "starts_again"
     LOAD_WORKER = "load_worker"
     """Something happened to a load worker."""
@@ -104,7 +105,7 @@ class ClusterSettings:
 
     Broker i has the id and address `127.0.0.1:(http_port + i)` (any free ports if `http_port` is 0), takes Pulsar's clients
     at `pulsar_port + i` (any if it is 0; nowhere if it is None), and has the directory `directory/broker-i`. `log_url` is by
-    default `sqlite:DIRECTORY/channel.db`. `services` and `settings` are passed on as `--service` and `--set`. With `bury`, a
+    default `sqlite:DIRECTORY/channel.db`. `services` and `settings` are passed on as `--service` and `--set`. With `declare dead`, a
     broker that dies is declared dead at once; with `restart`, it is started again after that. With `evidence`, each process
     writes `accepts-N.jsonl` to its directory. A broker that is told to stop is killed when it takes longer than its settings allow.
     `load_workers` run beside the brokers, on Kafka only, with `directory/load-worker-i.log`; they are always started again.
@@ -118,7 +119,7 @@ class ClusterSettings:
     services: tuple[str, ...] = ("counter",)
     settings: Mapping[str, str | int] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
-    bury: bool = True
+    declare_dead: bool = True
     restart: bool = False
     evidence: bool = False
     ready_ms: int = 30_000
@@ -157,7 +158,7 @@ class LocalCluster:
         self._changed = threading.Condition()
         self._stopping = False  # No process is started any more.
         self._closing = False  # All have ended: the follower may end.
-        self._follows = False  # There is a follower, which will do burials.
+        self._follows = False  # There is a follower, which will do declarations of death.
         self._failure: EquipoiseError | None = None
         self._offset = -1
         self._log: Log | None = None
@@ -193,7 +194,7 @@ class LocalCluster:
 
     @property
     def failure(self) -> EquipoiseError | None:
-        """What has ended the following of the log, on which burials and `restart` depend; None while it goes on."""
+        """What has ended the following of the log, on which declarations of death and `restart` depend; None while it goes on."""
         return self._failure
 
     def wait_until_all_ended(self, *, timeout_ms: int) -> bool:
@@ -218,7 +219,9 @@ class LocalCluster:
         except (OSError, ValueError) as error:
             raise DataDirectoryUnusable(path=str(directory), problem=str(error)) from error
         self._log = open_log(self.log_url)
-        access = Access(log=self._log, reader=restored(self._log), publisher=PUBLISHER, deadline=Deadline.after(timeout_ms=BURIAL_MS))
+        access = Access(
+            log=self._log, reader=restored(self._log), publisher=PUBLISHER, deadline=Deadline.after(timeout_ms=DEATH_DECLARATION_MS)
+        )
         read_on(access.log, access.reader, deadline=Deadline.after(timeout_ms=self.settings.ready_ms))
         self._offset = access.view.offset
         self._follows = True
@@ -274,7 +277,7 @@ class LocalCluster:
     # --- what is done to one broker ---
 
     def kill(self, number: int) -> None:
-        """Kill a broker (SIGKILL) and wait until its process is gone. Its burial follows, if there is one."""
+        """Kill a broker (SIGKILL) and wait until its process is gone. Its declaration of death follows, if there is one."""
         member = self._expect_end(number)
         member.signal(signal.SIGKILL)
         self._await_ended((member,), timeout_ms=KILL_MS)
@@ -290,7 +293,7 @@ class LocalCluster:
         self._tell(What.RESUMED, self._members[number], "goes on")
 
     def stop(self, number: int) -> None:
-        """Stop a broker gracefully, or kill it after `stop_ms`; on return it is gone, and buried if it had to be."""
+        """Stop a broker gracefully, or kill it after `stop_ms`; on return it is gone, and declared dead if it had to be."""
         self._end((self._expect_end(number),))
 
     def restart(self, number: int) -> None:
@@ -321,7 +324,7 @@ class LocalCluster:
         self._tell(What.STARTED, member, f"started as process {process.pid}, log in {member.output.file}", pid=process.pid)
 
     def _watch(self, member: LocalBroker, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the end of a process; then bury it, and start another one if that is wanted."""
+        """Wait for the end of a process; then declare dead it, and start another one if that is wanted."""
         code = process.wait()
         assert process.stdin is not None, "it was started with one"
         process.stdin.close()
@@ -329,13 +332,13 @@ class LocalCluster:
             member.ended = True
             will_restart = self.settings.restart and not member.end_expected
             member.will_restart = will_restart
-            member.burial_wanted = self.settings.bury and self._follows
+            member.death_declaration_wanted = self.settings.declare_dead and self._follows
             self._changed.notify_all()
         output = member.output
         self._tell(What.ENDED, member, output.ending(code), exit_code=code, reason=output.reason(code), log=str(output.file))
         self._wake()
         with self._changed:
-            self._changed.wait_for(lambda: not member.burial_wanted)  # The follower bounds it.
+            self._changed.wait_for(lambda: not member.death_declaration_wanted)  # The follower bounds it.
         if will_restart:
             self._start_again(member)
 
@@ -404,17 +407,18 @@ class LocalCluster:
     # --- the follower ---
 
     def _follow(self, access: Access) -> None:
-        """Read on until `_closing`, note who has become a member, and bury the dead. Whatever ends it before is told, and kept."""
+        """Read on until `_closing`, note who has become a member, and declare dead the dead. Whatever ends it before is told, and kept."""
         failure: EquipoiseError | None = None
         try:
             while not self._closing:
-                # What woke the log while a burial waited for its own record is forgotten by now: whoever died meanwhile is looked for.
-                is_wanted = any(member.burial_wanted for member in self._members)
+                # What woke the log while a declaration of death waited for its own record is forgotten by now: whoever died meanwhile is
+                # looked for.
+                is_wanted = any(member.death_declaration_wanted for member in self._members)
                 self._read_on(access, timeout_ms=0 if is_wanted else _FOLLOW_MS)
                 for member in self._members:
                     self._note_ready(access, member)
-                    if member.burial_wanted:
-                        self._bury(access, member)
+                    if member.death_declaration_wanted:
+                        self._declare_dead(access, member)
         except EquipoiseError as error:
             failure = error
         except Exception as error:  # noqa: BLE001 - a thread that dies of it would leave its cluster waiting for it
@@ -424,7 +428,7 @@ class LocalCluster:
             self._failure = failure
             self._follows = False
             for member in self._members:
-                member.burial_wanted = False
+                member.death_declaration_wanted = False
             self._changed.notify_all()
         access.log.close()
         if failure is not None:
@@ -434,7 +438,7 @@ class LocalCluster:
 
     def _read_on(self, access: Access, *, timeout_ms: int) -> None:
         try:
-            _read_or_jump(access, timeout_ms=timeout_ms)
+            _read_or_resync(access, timeout_ms=timeout_ms)
         except (LogUnavailable, LogStorageFull):  # Both pass, and the brokers wait for that as well.
             time.sleep(RETRY_MS / 1_000)
         self._offset = access.view.offset
@@ -451,11 +455,13 @@ class LocalCluster:
             member.ready = True
             self._changed.notify_all()
 
-    def _bury(self, access: Access, member: LocalBroker) -> None:
+    def _declare_dead(self, access: Access, member: LocalBroker) -> None:
         problem = None
-        for _ in range(BURIAL_ATTEMPTS_MAX):
+        for _ in range(DEATH_DECLARATION_ATTEMPTS_MAX):
             try:
-                burials = bury(replace(access, deadline=Deadline.after(timeout_ms=BURIAL_MS)), member.directory)
+                death_declarations = declare_dead(
+                    replace(access, deadline=Deadline.after(timeout_ms=DEATH_DECLARATION_MS)), member.directory
+                )
             except PeerError as error:
                 problem = str(error)
                 continue
@@ -467,15 +473,22 @@ class LocalCluster:
             except EquipoiseError as error:  # It would be the same again; a log that is broken is met by the next read, too.
                 problem = str(error)
                 break
-            for burial in burials:
-                text = f"is declared dead at offset {burial.offset}, bundles that it held: {burial.bundles}"
-                self._tell(What.BURIED, member, text, offset=burial.offset, incarnation=burial.incarnation, bundles=burial.bundles)
+            for death_declaration in death_declarations:
+                text = f"is declared dead at offset {death_declaration.offset}, bundles that it held: {death_declaration.bundles}"
+                self._tell(
+                    What.DECLARED_DEAD,
+                    member,
+                    text,
+                    offset=death_declaration.offset,
+                    incarnation=death_declaration.incarnation,
+                    bundles=death_declaration.bundles,
+                )
             problem = None
             break
         if problem is not None:
-            self._tell(What.NOT_BURIED, member, f"could not be declared dead, the others will notice its silence: {problem}")
+            self._tell(What.NOT_DECLARED_DEAD, member, f"could not be declared dead, the others will notice its silence: {problem}")
         with self._changed:
-            member.burial_wanted = False
+            member.death_declaration_wanted = False
             self._changed.notify_all()
 
     def _wake(self) -> None:
@@ -488,10 +501,10 @@ class LocalCluster:
                 self._listener(Happening(what=what, broker=None if member is None else member.id, text=text, details=details))
 
 
-def _read_or_jump(access: Access, *, timeout_ms: int) -> None:
+def _read_or_resync(access: Access, *, timeout_ms: int) -> None:
     try:
         if access.log.wait(access.reader.position, timeout_ms=timeout_ms):
             for entry in access.log.read(access.reader.position, limit=READ_ENTRIES_MAX):
                 access.reader.feed(entry)
     except LogTruncated:
-        jump(access)
+        resync(access)

@@ -17,7 +17,7 @@ from equipoise.brokers.balancing.named import bundle_named, namespace_named
 from equipoise.brokers.errors import Rejected, UnknownBroker
 from equipoise.brokers.operations.outcomes import Outcomes
 from equipoise.channel.core.codec import decode
-from equipoise.channel.core.difference import Jump, jump_between
+from equipoise.channel.core.difference import Resync, resync_between
 from equipoise.channel.core.entries import BrokerEntry, BundleEntry, Verdict
 from equipoise.channel.core.errors import LogClosed, LogTruncated, LogUnavailable
 from equipoise.channel.core.log import READ_ENTRIES_MAX, Entry, Log
@@ -25,7 +25,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import ADMIN_PREFIX, check_broker_id
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import AnyRecord, Reason
-from equipoise.channel.core.twin import Progress, unwatched
+from equipoise.channel.core.snapshot_store import Progress, unwatched
 from equipoise.channel.core.view import View
 from equipoise.channel.log.blocking_view import RETRY_MS, entries_to_end, propose, read_on
 from equipoise.channel.log.open_log import open_log
@@ -85,8 +85,8 @@ def attached(
 ) -> Iterator[Access]:
     """The channel at `log_url`, of whose records none has been read yet; a log that is not there is not made.
 
-    It begins with the log, or, where that was truncated, with its twin. With `cluster` given, the log of another one is
-    refused when its beginning is read; `watched` is told how much of the twin has been. Raises what `open_log` and
+    It begins with the log, or, where that was truncated, with its snapshot. With `cluster` given, the log of another one is
+    refused when its beginning is read; `watched` is told how much of the snapshot has been. Raises what `open_log` and
     `channel.snapshots.restore.earliest` raise.
     """
     begin = partial(earliest, cluster=cluster)
@@ -100,7 +100,7 @@ def _opened(log_url: str, *, timeout_ms: int, publisher: str, begin: Callable[..
     log = open_log(log_url, create=False)
     try:
         with watched() as progress:
-            reader = begin(log, check=lambda: deadline.check(f"reading the twin of {log_url}"), progress=progress)
+            reader = begin(log, check=lambda: deadline.check(f"reading the snapshot of {log_url}"), progress=progress)
         yield Access(log=log, reader=reader, publisher=publisher, deadline=deadline)
     finally:
         log.close()
@@ -110,7 +110,7 @@ def _opened(log_url: str, *, timeout_ms: int, publisher: str, begin: Callable[..
 def opened(
     log_url: str, *, timeout_ms: int, publisher: str = READER, cluster: str | None = None, watched: Watched = nobody_watches
 ) -> Iterator[Access]:
-    """The channel read to its end, on from its twin if it has one; `watched` is told how much of that has been read.
+    """The channel read to its end, on from its snapshot if it has one; `watched` is told how much of that has been read.
 
     Raises what `open_log`, `channel.snapshots.restore.restored` and `channel.log.blocking_view.read_on` raise.
     """
@@ -162,17 +162,17 @@ def submit(access: Access, make_record: Callable[[View, Author], AnyRecord], *, 
 
 
 def follow(
-    access: Access, *, outage: Callable[[LogUnavailable], None] | None = None, jumped: Callable[[Jump], None] | None = None
+    access: Access, *, outage: Callable[[LogUnavailable], None] | None = None, resynced: Callable[[Resync], None] | None = None
 ) -> Iterator[Folded | None]:
     """What is folded from now on, for ever; None each time that nothing came for `WAIT_MS`, so that the caller can give up.
 
     While the log is unavailable nothing comes, and `outage` is called once. Where truncation took what was to be read next,
-    `jumped` is called, and the view goes on from the channel's twin. Raises what else `Log.read` and `restored` raise.
+    `resynced` is called, and the view goes on from the channel's snapshot. Raises what else `Log.read` and `restored` raise.
     """
     is_out = False
     while True:
         try:
-            entries = _news(access, jumped)
+            entries = _news(access, resynced)
             is_out = False
         except LogUnavailable as error:
             if outage is not None and not is_out:
@@ -185,22 +185,22 @@ def follow(
             yield None
 
 
-def _news(access: Access, jumped: Callable[[Jump], None] | None) -> Sequence[Entry]:
+def _news(access: Access, resynced: Callable[[Resync], None] | None) -> Sequence[Entry]:
     try:
         has_news = access.log.wait(access.reader.position, timeout_ms=WAIT_MS)
         return access.log.read(access.reader.position, limit=READ_ENTRIES_MAX) if has_news else ()
     except LogTruncated:
-        what = jump(access)
-    if jumped is not None:
-        jumped(what)
+        what = resync(access)
+    if resynced is not None:
+        resynced(what)
     return ()
 
 
-def jump(access: Access) -> Jump:
+def resync(access: Access) -> Resync:
     """Go on after what was truncated. An outage in the midst of it raises `LogUnavailable`."""
     reader = access.reader
     again = restored(access.log, cluster=reader.cluster)
-    what = jump_between(reader.view, again.view)
+    what = resync_between(reader.view, again.view)
     reader.view, reader.position = again.view, again.position
     return what
 

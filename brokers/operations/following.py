@@ -15,7 +15,7 @@ from equipoise.brokers.agent.intents import Intent, subject_of
 from equipoise.brokers.agent.requested_moves import begun_by, made_by, refuse_in_vain, rejection
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
 from equipoise.channel.core.errors import DeadlineExceeded, OutcomeUnknown, Overloaded
 from equipoise.channel.core.reader import Folded
@@ -27,7 +27,7 @@ MOVES_MAX: Final = 1_024
 """Moves that are waited for at a time: each looks at every change of the view, 15 ms for all of them."""
 
 T = TypeVar("T")
-_News = deque[Folded | Jump]
+_News = deque[Folded | Resync]
 
 
 class Following:
@@ -44,7 +44,7 @@ class Following:
     async def move(self, intent: Intent, deadline: Deadline, what: str) -> tuple[BundleEntry, ...]:
         """Request a transfer, an unload or a split, and follow it to its end; what it made, as `requested_moves.made_by` says.
 
-        Raises `CalledOff` if it was accepted and nothing came of it, and `OutcomeUnknown` if nobody can tell.
+        Raises `Cancelled` if it was accepted and nothing came of it, and `OutcomeUnknown` if nobody can tell.
         """
         with self._followed(intent) as news:
             offset = await self._request(intent, deadline, news)
@@ -78,8 +78,8 @@ class Following:
             if isinstance(told, Folded) and told.offset == offset:
                 return told
 
-    def _unknown(self, jump: Jump, bundle: str) -> OutcomeUnknown:
-        problem = f"it was, and what came of it between offsets {jump.before} and {jump.offset} was truncated before it was read"
+    def _unknown(self, resync: Resync, bundle: str) -> OutcomeUnknown:
+        problem = f"it was, and what came of it between offsets {resync.before} and {resync.offset} was truncated before it was read"
         return OutcomeUnknown(log=self._worker.config.log_url, subject=bundle, problem=problem)
 
     async def _request(self, intent: Intent, deadline: Deadline, news: _News) -> int:
@@ -109,11 +109,11 @@ class Following:
             if is_ours or any(isinstance(change, BundleChanged) and change.name == subject for change in folded.verdict.changes):
                 news.append(folded)
 
-        def jumped(jump: Jump) -> None:
-            if any(isinstance(change, BundleChanged) and change.name == subject for change in jump.changes):
-                news.append(jump)
+        def resynced(resync: Resync) -> None:
+            if any(isinstance(change, BundleChanged) and change.name == subject for change in resync.changes):
+                news.append(resync)
 
-        end = self._worker.listen(note, jumped=jumped)
+        end = self._worker.listen(note, resynced=resynced)
         self._waiting += 1
         try:
             yield news
@@ -121,5 +121,5 @@ class Following:
             self._waiting -= 1
             end()
 
-    async def _next(self, news: _News, deadline: Deadline, what: str) -> Folded | Jump:
+    async def _next(self, news: _News, deadline: Deadline, what: str) -> Folded | Resync:
         return await self.until(lambda _: news.popleft() if news else None, deadline, what)

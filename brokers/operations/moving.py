@@ -1,7 +1,7 @@
 """Moves as an operator asks for them: proposed straight to the channel, and waited for until they have ended one way or another.
 
 May live here: the moves of bundles, the making and the deletion of a namespace, and changes of policies, as steps on the channel.
-Each takes an `Access` and raises `Rejected` if the channel refuses it, `CalledOff` if it was accepted and came to nothing,
+Each takes an `Access` and raises `Rejected` if the channel refuses it, `Cancelled` if it was accepted and came to nothing,
 `DeadlineExceeded` if it had not ended in time; it may still end then. What has ended how is decided in `brokers.agent.requested_moves`.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 
 from equipoise.brokers.agent.intents import (
-    CallOff,
+    Cancel,
     CreateNamespace,
     DeleteNamespace,
     Intent,
@@ -26,7 +26,7 @@ from equipoise.brokers.agent.intents import (
 )
 from equipoise.brokers.agent.requested_moves import (
     BY_OPERATOR,
-    CALLED_OFF_BY_OPERATOR,
+    CANCELLED_BY_OPERATOR,
     begun_by,
     calls_off_of,
     made_by,
@@ -150,13 +150,13 @@ def _is_leaving(bundle: BundleEntry | None, since: int) -> bool:
     return bundle is not None and (bundle.last == since or bundle.phase in ("transferring", "handing_over", "unloading"))
 
 
-def call_off(access: Access, bundle: str) -> Folded:
+def cancel(access: Access, bundle: str) -> Folded:
     """End a transfer or a split of `bundle` that has not happened; who served it owns it as soon as the channel has accepted that."""
-    return request(access, CallOff(bundle=bundle, reason=CALLED_OFF_BY_OPERATOR))
+    return request(access, Cancel(bundle=bundle, reason=CANCELLED_BY_OPERATOR))
 
 
-def call_off_all(access: Access, bundles: Iterable[BundleEntry]) -> Mapping[str, int]:
-    """Call off the moves of these bundles as far as they can be; of each that was, by name, the offset of the record."""
+def cancel_all(access: Access, bundles: Iterable[BundleEntry]) -> Mapping[str, int]:
+    """Cancel the moves of these bundles as far as they can be; of each that was, by name, the offset of the record."""
     return {name: offset for batch in calls_off_of(bundles) for name, offset in _begin_all(access, batch, "the end of the move").items()}
 
 

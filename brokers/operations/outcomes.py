@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from equipoise.brokers.agent.requests import nobody_else
-from equipoise.brokers.errors import CalledOff
+from equipoise.brokers.errors import Cancelled
 from equipoise.channel.core.entries import BundleChanged, BundleEntry
 from equipoise.channel.core.propose import is_refusal
 from equipoise.channel.core.reader import Folded
@@ -101,11 +101,11 @@ class Outcomes:
     def check(self, name: str, view: View, *, destination: str | None) -> Outcome:
         """What has become of a bundle that a transfer moved, to `destination` if one was named.
 
-        Raises `CalledOff` if somebody refused it, and it is back at its source or not at its destination.
+        Raises `Cancelled` if somebody refused it, and it is back at its source or not at its destination.
         """
         outcome = self.of(name, view)
         if name in self._refusals and (outcome.owner in (None, outcome.source) or destination not in (None, outcome.owner)):
-            raise CalledOff(bundle=name, move="transfer", problem=outcome.sentence())
+            raise Cancelled(bundle=name, move="transfer", problem=outcome.sentence())
         return outcome
 
 

@@ -356,7 +356,7 @@ class Answers:
         """
         served = await self._served(topic)
         answer = enter(served.topic)
-        if isinstance(answer, Refusal) and await self._buried(answer.holder):
+        if isinstance(answer, Refusal) and await self._declared_dead(answer.holder):
             # Asked for anew: it may have moved meanwhile, or have ended with the one that held the place.
             served = await self._served(topic)
             answer = enter(served.topic)
@@ -373,7 +373,7 @@ class Answers:
             raise ServedElsewhere(topic=topic, broker=served.broker, url=served.addresses.get(PULSAR))
         return served
 
-    async def _buried(self, holder: object) -> bool:
+    async def _declared_dead(self, holder: object) -> bool:
         """Whether what held a place was of a dead connection, and is gone now."""
         if not isinstance(holder, Producer | Consumer):
             return False

@@ -121,15 +121,15 @@ class Hosting:
             del self._topics[name]
         return tuple(hosted.topics.values())
 
-    def reshape(self, gone: Sequence[Bundle], heirs: Sequence[Ownership]) -> None:
-        """A split or a merge: the topics of `gone` go to the heir that holds their point; no session notices."""
+    def reshape(self, gone: Sequence[Bundle], children: Sequence[Ownership]) -> None:
+        """A split or a merge: the topics of `gone` go to the child that holds their point; no session notices."""
         served = [each for bundle in gone if bundle.name in self._bundles for each in self._bundles.pop(bundle.name).topics.values()]
-        for heir in heirs:
-            self._bundles[heir.bundle.name] = Hosted(ownership=heir)
+        for child in children:
+            self._bundles[child.bundle.name] = Hosted(ownership=child)
         for each in served:
-            heir = next(heir for heir in heirs if heir.bundle.contains(each.point))
-            each.ownership = heir
-            self._bundles[heir.bundle.name].topics[each.name] = each
+            child = next(child for child in children if child.bundle.contains(each.point))
+            each.ownership = child
+            self._bundles[child.bundle.name].topics[each.name] = each
 
     def forget_if_idle(self, served: Served) -> None:
         """A topic without anybody is not kept."""

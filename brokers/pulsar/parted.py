@@ -73,7 +73,7 @@ class Parted:
         return sum(row.is_awaited for row in self._rows.values())
 
     def keep(self, left: Left) -> None:
-        """Keep what the next owner of a bundle will ask for, in place of what an earlier tenure might have left."""
+        """Keep what the next owner of a bundle will ask for, in place of what an earlier ownership might have left."""
         self._pop(left.bundle.name)
         row = self._rows[left.bundle.name] = _Row(left, _ROW_BYTES + len(left.handover or b"") + size_of(left.states))
         self._bytes += row.size_bytes
@@ -107,7 +107,7 @@ class Parted:
         row = self._rows.get(bundle)
         return None if row is None or row.left.handover != handover else row.left.states
 
-    def of_tenure(self, bundle: Bundle, token: int) -> Sequence[Left]:
+    def of_ownership(self, bundle: Bundle, token: int) -> Sequence[Left]:
         """What bundles left that make up `bundle` now; nothing if another broker may have held it since.
 
         A merge goes on under the greater of two tokens. So where one of them is that of `bundle`, both were held here until now.

@@ -34,7 +34,7 @@ from equipoise.brokers.pulsar.wire.errors import NotServed, ServerError, Violati
 from equipoise.brokers.pulsar.wire.limits import Limits
 from equipoise.brokers.pulsar.wire.requests import TopicsMode
 from equipoise.brokers.runtime.lookups import Lookups
-from equipoise.brokers.runtime.whereabouts import explained, may_deny
+from equipoise.brokers.runtime.router import explained, may_deny
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.entries import NamespaceEntry
 from equipoise.channel.core.errors import DeadlineExceeded

@@ -410,7 +410,7 @@ class PulsarService(Service):
     def _states_left_here(self, ownership: Ownership) -> Mapping[str, TopicState]:
         """What this broker knows itself of topics that nobody told of: it closed them a moment ago, and nobody had them since."""
         states: dict[str, TopicState] = {}
-        for left in self._parted.of_tenure(ownership.bundle, ownership.token):
+        for left in self._parted.of_ownership(ownership.bundle, ownership.token):
             states |= left.states
         return states
 

@@ -23,7 +23,7 @@ class Clock(Protocol):
         ...
 
     def boot_ns(self) -> int:
-        """Boot time in nanoseconds: never jumps, and runs on while the machine sleeps."""
+        """Boot time in nanoseconds: never resyncs, and runs on while the machine sleeps."""
         ...
 
 
@@ -35,5 +35,5 @@ class SystemClock:
         return Instant(self.boot_ns() // _NANOSECONDS_PER_MILLISECOND, time.time_ns() // _NANOSECONDS_PER_MILLISECOND)
 
     def boot_ns(self) -> int:
-        """Boot time in nanoseconds: never jumps, and runs on while the machine sleeps."""
+        """Boot time in nanoseconds: never resyncs, and runs on while the machine sleeps."""
         return boot_ns()

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Final, Protocol, TypeVar
 
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import Overloaded
 from equipoise.channel.core.reader import Folded
 
@@ -19,17 +19,17 @@ _logger: Final = logging.getLogger(__name__)
 LISTENERS_MAX: Final = 2_048
 """Who may be told of every record at a time: each costs the fold a microsecond or so. Operators' moves are at most half of them."""
 
-Told = TypeVar("Told", Folded, Jump)
+Told = TypeVar("Told", Folded, Resync)
 
 
-def _passed_over(_jump: Jump) -> None:
-    """What those do about a jump who ask for records alone."""
+def _passed_over(_resync: Resync) -> None:
+    """What those do about a resync who ask for records alone."""
 
 
 class Listen(Protocol):
     """How somebody begins to listen, without knowing to whom."""
 
-    def __call__(self, listener: Callable[[Folded], None], *, jumped: Callable[[Jump], None]) -> Callable[[], None]:
+    def __call__(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None]) -> Callable[[], None]:
         """See `Listeners.listen`."""
         ...
 
@@ -39,20 +39,20 @@ class Listeners:
 
     def __init__(self, *, broker: str) -> None:
         self._broker = broker
-        self._listeners: dict[int, tuple[Callable[[Folded], None], Callable[[Jump], None]]] = {}
+        self._listeners: dict[int, tuple[Callable[[Folded], None], Callable[[Resync], None]]] = {}
         self._numbers = itertools.count(1)
 
-    def listen(self, listener: Callable[[Folded], None], *, jumped: Callable[[Jump], None] = _passed_over) -> Callable[[], None]:
+    def listen(self, listener: Callable[[Folded], None], *, resynced: Callable[[Resync], None] = _passed_over) -> Callable[[], None]:
         """Call `listener` with every record that is folded from now on; the result, called, ends that.
 
-        Where records are left out, since truncation took them before they were read, `jumped` is called instead.
+        Where records are left out, since truncation took them before they were read, `resynced` is called instead.
 
         Raises `Overloaded` if too many listen.
         """
         if len(self._listeners) >= LISTENERS_MAX:
             raise Overloaded(what=f"the row of listeners at broker {self._broker}", limit=LISTENERS_MAX)
         number = next(self._numbers)
-        self._listeners[number] = (listener, jumped)
+        self._listeners[number] = (listener, resynced)
         return lambda: self._listeners.pop(number, None) and None
 
     def folded(self, folded: Folded) -> None:
@@ -60,10 +60,10 @@ class Listeners:
         for listener, _ in tuple(self._listeners.values()):
             self._tell(listener, folded)
 
-    def jumped(self, jump: Jump) -> None:
+    def resynced(self, resync: Resync) -> None:
         """Tell all of records that were left out."""
         for _, listener in tuple(self._listeners.values()):
-            self._tell(listener, jump)
+            self._tell(listener, resync)
 
     def _tell(self, listener: Callable[[Told], None], told: Told) -> None:
         try:

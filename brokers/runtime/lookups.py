@@ -16,7 +16,7 @@ from contextlib import suppress
 from typing import Final
 
 from equipoise.brokers.runtime.metrics.metrics import LookupOutcome
-from equipoise.brokers.runtime.whereabouts import Located, explained
+from equipoise.brokers.runtime.router import Located, explained
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.channel.core.errors import DeadlineExceeded, Overloaded
 from equipoise.channel.system.deadline import Deadline

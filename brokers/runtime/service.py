@@ -112,7 +112,7 @@ class WrongBundle(CallerError):
 
 
 class Ownership:
-    """The right to work on one bundle, for one tenure. Ask it when work starts, and again before the work is answered.
+    """The right to work on one bundle, for one ownership. Ask it when work starts, and again before the work is answered.
 
     Give `token` to every store that you write to, and have the store refuse a smaller one than it has seen: a process can
     stall between the second check and the store, and only the store can tell.
@@ -143,7 +143,7 @@ class Ownership:
 
     @property
     def token(self) -> int:
-        """The fencing token of this tenure; over any key tokens only rise."""
+        """The fencing token of this ownership; over any key tokens only rise."""
         return self._handle.token
 
     @property
@@ -213,11 +213,11 @@ class Work:
         """The handle that now stands for this key: a split or a merge does not interrupt work."""
         handle = self._handle
         point = self._point
-        while not handle.is_open and handle.heirs:
-            heir = next((heir for heir in handle.heirs if bundle_contains(heir.low, heir.high, point)), None)
-            if heir is None:
+        while not handle.is_open and handle.children:
+            child = next((child for child in handle.children if bundle_contains(child.low, child.high, point)), None)
+            if child is None:
                 break
-            handle = heir
+            handle = child
         return handle
 
     def _lost(self, handle: Handle, now: Instant) -> OwnershipLost:

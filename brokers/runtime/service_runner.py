@@ -319,17 +319,17 @@ class ServiceRunner:
 
     def _reshape(self, effect: Reshaped) -> None:
         gone = [_bundle_named(handle.bundle) for handle in effect.gone]
-        heirs = [self._make_ownership(handle, None) for handle in effect.heirs]
+        children = [self._make_ownership(handle, None) for handle in effect.children]
         for bundle in gone:
             self.ownerships.pop(bundle.name, None)
-        for heir in heirs:
-            self.ownerships[heir.bundle.name] = heir
+        for child in children:
+            self.ownerships[child.bundle.name] = child
         try:
             service = self._service(gone[0].namespace)
             if len(gone) == 1:
-                service.split(gone[0], heirs)
+                service.split(gone[0], children)
             else:
-                service.merge(gone[0], gone[1], heirs[0])
+                service.merge(gone[0], gone[1], children[0])
         except Exception:
             _logger.exception("a service failed to follow a split or merge", extra={"bundle": gone[0].name})
 

@@ -1,7 +1,7 @@
 """The worker: an asyncio host of one agent. It owns the clocks, a seat at the log's thread, the timer, the disk and the services.
 
 May live here: the broker's life, and its loop of events and effects. Decisions are the agent's. What callers of this process
-ask of it is told here, and answered in `brokers.runtime.waiting`, `brokers.runtime.requests` and `brokers.runtime.whereabouts`.
+ask of it is told here, and answered in `brokers.runtime.waiting`, `brokers.runtime.requests` and `brokers.runtime.router`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,11 @@ from typing import Final, TypeVar
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.core import Profile
 from equipoise.brokers.agent.effects import Alarm, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteNonce
-from equipoise.brokers.agent.events import AppendFailed, DrainRequested, Event, Jumped, NonceWritten, PlacementChosen, Read, Tick, Wanted
+from equipoise.brokers.agent.events import AppendFailed, DrainRequested, Event, NonceWritten, PlacementChosen, Read, Resynced, Tick, Wanted
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.balancing.placement import Placement
 from equipoise.brokers.runtime.bundle_lines import BundleLines
-from equipoise.brokers.runtime.catching_up import CatchingUp
 from equipoise.brokers.runtime.channel_loss import ChannelLoss, channel_loss
 from equipoise.brokers.runtime.clock import Clock, SystemClock
 from equipoise.brokers.runtime.config import WorkerConfig, installed_version
@@ -35,13 +34,14 @@ from equipoise.brokers.runtime.listeners import Listeners
 from equipoise.brokers.runtime.load_sampler import LoadSampler
 from equipoise.brokers.runtime.metrics.metrics import Metrics
 from equipoise.brokers.runtime.observations.witnesses import Witnesses
-from equipoise.brokers.runtime.refolding import Refolding
+from equipoise.brokers.runtime.replay_check import ReplayCheck
+from equipoise.brokers.runtime.replay_progress import ReplayProgress
 from equipoise.brokers.runtime.requests import Requests
+from equipoise.brokers.runtime.router import Located, Router
 from equipoise.brokers.runtime.service import Ownership, Peer, Service, WorkerEnded
 from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner, end_process, peer_of
 from equipoise.brokers.runtime.waiting import Waiting
-from equipoise.brokers.runtime.whereabouts import Located, Whereabouts
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import BegunAbove, Bug, DeadlineExceeded, EquipoiseError
 from equipoise.channel.core.log import Entry
@@ -129,7 +129,7 @@ class Worker:
         )
         self._listeners = Listeners(broker=self.broker_id)
         self.listen = self._listeners.listen
-        self.catching_up = CatchingUp(broker=self.broker_id)
+        self.replay_progress = ReplayProgress(broker=self.broker_id)
         self._finished: asyncio.Future[None] | None = None
         self.ended: WorkerEnded | None = None
         self._letting_go: asyncio.Task[None] | None = None
@@ -151,7 +151,7 @@ class Worker:
         try:
             handle = await opened_in_thread(partial(open_log, self.config.log_url))
             self._snapshots = Snapshots(directory, log=handle.identity, cluster=self.config.cluster)
-            restored = await asyncio.to_thread(self._snapshots.reader, handle, progress=self.catching_up.restored)
+            restored = await asyncio.to_thread(self._snapshots.reader, handle, progress=self.replay_progress.restored)
             reader = restored or Reader(log=handle.name, cluster=self.config.cluster)
             self.agent = Agent(
                 broker=self.broker_id,
@@ -168,7 +168,7 @@ class Worker:
                 handle.close()
             directory.close()
             raise
-        self._whereabouts = Whereabouts(
+        self._router = Router(
             self.agent,
             ownerships=self._runner.ownerships,
             clock=self.clock,
@@ -176,14 +176,14 @@ class Worker:
             step=self._step,
             log_is_readable=lambda: self.log_is_available,
         )
-        self._refolding = Refolding(self._snapshots, log_url=self.config.log_url, broker=self.broker_id, fail=self._fail)
+        self._replay_check = ReplayCheck(self._snapshots, log_url=self.config.log_url, broker=self.broker_id, fail=self._fail)
         self._directory = DirectoryThread(directory)
         self._seat = LogSeat(
             name=handle.name,
             position=FROM_NOTHING if restored is None else reader.position,
             deliver=self._deliver,
             caught_up=self._caught_up_at,
-            jumped=self._jumped,
+            resynced=self._resynced,
             failed=self._fail,
             cluster=self.config.cluster,
         )
@@ -252,7 +252,7 @@ class Worker:
                 self._snapshots.save(self.agent.view, self._directory)
             await self._seat.stop(Deadline.after(timeout_ms=_LAST_WORDS_MS))
         finally:
-            self._refolding.cancel()
+            self._replay_check.cancel()
             await asyncio.to_thread(self._witnesses.close)
             try:
                 await self._directory.stop(Deadline.after(timeout_ms=_LAST_WORDS_MS))
@@ -268,15 +268,15 @@ class Worker:
     def _deliver(self, entries: Sequence[Entry]) -> None:
         self._step(Read(entries=entries, caught_up=self._caught_up))
         if not self._caught_up:
-            self.catching_up.read(len(entries), max(self.lag_records - len(entries), 0))
+            self.replay_progress.read(len(entries), max(self.lag_records - len(entries), 0))
 
-    def _jumped(self, reader: Reader) -> None:
+    def _resynced(self, reader: Reader) -> None:
         """Truncation cut this broker off, and its log's thread has restored a reader."""
-        self._step(Jumped(reader=reader))
+        self._step(Resynced(reader=reader))
 
     def _caught_up_at(self, _end: int) -> None:
         self._caught_up = True
-        self.catching_up.ended()
+        self.replay_progress.ended()
         self._step(Read(entries=(), caught_up=True))
 
     def _step(self, event: Event) -> None:
@@ -323,8 +323,8 @@ class Worker:
     def _carry_out(self, effect: Effect) -> None:
         if isinstance(effect, Folded):
             self._observe(effect)
-        elif isinstance(effect, Jump):
-            self._observe_jump(effect)
+        elif isinstance(effect, Resync):
+            self._observe_resync(effect)
         elif isinstance(effect, Append):
             self._seat.append(effect.data, partial(self._appended, effect))
         elif isinstance(effect, ServiceEffect):
@@ -374,14 +374,14 @@ class Worker:
             self._snapshots.folded(self.agent.view, self._directory)
         self._listeners.folded(folded)
 
-    def _observe_jump(self, jump: Jump) -> None:
-        if jump.before < 0:
+    def _observe_resync(self, resync: Resync) -> None:
+        if resync.before < 0:
             return  # So a broker begins whose log was away when it started: nobody has missed anything.
-        fields = {"broker": self.broker_id, "before": jump.before, "offset": jump.offset, "changes": len(jump.changes)}
+        fields = {"broker": self.broker_id, "before": resync.before, "offset": resync.offset, "changes": len(resync.changes)}
         _logger.warning("records were truncated before they were read, and are left out", extra=fields)
-        self.metrics.jumped(jump)
+        self.metrics.resynced(resync)
         self._snapshots.save(self.agent.view, self._directory)  # The one before it leads nowhere any more.
-        self._listeners.jumped(jump)
+        self._listeners.resynced(resync)
 
     def _appended(self, append: Append, outcome: AppendOutcome) -> None:
         if isinstance(outcome, Appended):
@@ -419,7 +419,7 @@ class Worker:
 
     def _refold(self, effect: Refold) -> None:
         """Two views have parted: stop if it shows that ours is the wrong one."""
-        if self._caught_up and self._refolding.begin(self.agent.view):
+        if self._caught_up and self._replay_check.begin(self.agent.view):
             self.metrics.alarm("views_diverge")
             _logger.error("views diverge", extra={"broker": self.broker_id, "other": effect.other, "offset": effect.offset})
 
@@ -436,7 +436,7 @@ class Worker:
 
     def ownership(self, namespace: str, key: str) -> Ownership | None:
         """The right to work on `key` of `namespace`, if this broker has it at this moment."""
-        return self._whereabouts.ownership(namespace, key)
+        return self._router.ownership(namespace, key)
 
     @property
     def open_bundles(self) -> Sequence[str]:
@@ -448,14 +448,14 @@ class Worker:
 
         Raises `UnknownNamespace`, `DeadlineExceeded` if nobody serves it within `timeout_ms`, `Overloaded`, and `WorkerEnded`.
         """
-        return await self._whereabouts.route(namespace, key, timeout_ms=timeout_ms)
+        return await self._router.route(namespace, key, timeout_ms=timeout_ms)
 
     async def locate(self, namespace: str, point: int, *, timeout_ms: int) -> Located:
         """The bundle of a hash point and the broker that serves it; held while that is being decided.
 
         Raises `UnknownNamespace`, `DeadlineExceeded` if it is not decided within `timeout_ms`, and `Overloaded`.
         """
-        return await self._whereabouts.locate(namespace, point, timeout_ms=timeout_ms)
+        return await self._router.locate(namespace, point, timeout_ms=timeout_ms)
 
     # --- what callers ask ---
 

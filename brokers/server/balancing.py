@@ -15,12 +15,12 @@ from equipoise.brokers.agent.intents import Intent, MoveAway, Transfer
 from equipoise.brokers.balancing.decisions import Decision, Kind, decision_of
 from equipoise.brokers.balancing.moves import moved_in
 from equipoise.brokers.balancing.placement import Placement
-from equipoise.brokers.balancing.planning import fresh, plan_round, scene_of, stale_moves
+from equipoise.brokers.balancing.planning import cluster_snapshot_of, fresh, plan_round, stale_moves
 from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, placement_of, shedder_of
 from equipoise.brokers.operations.following import Following
 from equipoise.brokers.runtime.failures.told_failures import ToldFailures, told_error
 from equipoise.brokers.runtime.worker import Worker
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Record
@@ -70,7 +70,7 @@ class Balancing:
 
     async def run(self) -> None:
         """Place by what is reported; when this broker leads, shed. Its end is that of all that it waits for, too."""
-        end = self._worker.listen(self._note_folded, jumped=self._note_jump)
+        end = self._worker.listen(self._note_folded, resynced=self._note_resync)
         try:
             while True:
                 await asyncio.sleep(min(_LOOK_MS, self._settings().balancing.shed_interval_ms / 2) / 1_000)
@@ -141,8 +141,8 @@ class Balancing:
         """Plan, tell, and begin."""
         view, now = self._worker.view, self._worker.clock.now()
         resting = self._scheduler.resting(now.boot_ms, rest_ms=settings.balancing.rest_ms)
-        scene = scene_of(view, summaries, settings, now_ms=now.wall_ms, resting=resting, memory=self._memory)
-        planned = plan_round(scene, settings, placement, resting=resting, choose=self._choose)
+        cluster = cluster_snapshot_of(view, summaries, settings, now_ms=now.wall_ms, resting=resting, memory=self._memory)
+        planned = plan_round(cluster, settings, placement, resting=resting, choose=self._choose)
         self._memory = planned.plan.memory
         self._tell(planned.plan)
         self._decide(planned.plan, planned.strategy, kind=planned.kind)
@@ -185,9 +185,9 @@ class Balancing:
             # By the time that it bears, since a broker that has just started reads what is long past; but none is yet to come.
             self._note_moved(moved, now.boot_ms - max(0, now.wall_ms - folded.record.timestamp_ms))
 
-    def _note_jump(self, jump: Jump) -> None:
+    def _note_resync(self, resync: Resync) -> None:
         """When what was left out has happened nothing tells: the latest is now."""
-        self._note_moved(moved_in(jump.changes), self._worker.clock.now().boot_ms)
+        self._note_moved(moved_in(resync.changes), self._worker.clock.now().boot_ms)
 
     def _note_moved(self, bundles: Sequence[str], at_ms: int) -> None:
         for bundle in bundles:
@@ -215,7 +215,7 @@ class Balancing:
         self._metrics.under_way(len(self._moves))
 
     async def _move(self, move: Move, timeout_ms: int) -> None:
-        """Ask for one move and wait for its end, whatever it is: owned there, called off, or the deadline."""
+        """Ask for one move and wait for its end, whatever it is: owned there, cancelled, or the deadline."""
         intent: Intent = (
             MoveAway(bundle=move.bundle, reason=move.reason, or_stay=True)
             if move.destination is None

@@ -3,7 +3,7 @@
 May live here: when a broker begins a compaction, and what it tells of it. How one is run is `brokers.server.compacting_once`'s business,
 and what it does, `compaction.compactor`'s.
 
-Nobody is told of a compaction on the channel, and none needs to be: each begins with what the twin says, so that a new leader
+Nobody is told of a compaction on the channel, and none needs to be: each begins with what the snapshot says, so that a new leader
 goes on where the old one stopped. Until it has compacted for the first time it counts from its own start; at worst that is one
 compaction more than was due, which finds little to do. For the same reason it does no harm if two who both take themselves for
 the leader compact at once.
@@ -18,7 +18,7 @@ from typing import Final
 from equipoise.brokers.errors import CompactionFailed
 from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.server.compacting_once import NOT_BEGUN, Compaction, CompactOnce, compact_once_of
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.reader import Folded
 from equipoise.compaction.holds import holds_in
 
@@ -31,7 +31,7 @@ RETRY_MS: Final = 60_000
 """The pause after a compaction that failed. What it met is an outage, or waits for somebody to act: neither is over at once."""
 
 # Another compactor was at it: by hand, or a leader that has just been replaced. That one does the work.
-_OVERTAKEN: Final = "TwinFenced"
+_OVERTAKEN: Final = "SnapshotFenced"
 
 
 class Compacting:
@@ -53,7 +53,7 @@ class Compacting:
         """Look every second whether a compaction is due, and have it run if so; where `compact_records` is 0, never."""
         if not self._worker.config.compact_records:
             return
-        end = self._worker.listen(self._folded, jumped=self._jumped)
+        end = self._worker.listen(self._folded, resynced=self._resynced)
         try:
             while True:
                 await asyncio.sleep(_LOOK_S)
@@ -66,7 +66,7 @@ class Compacting:
         self._records += 1
         self._worker.metrics.compaction.uncompacted(self._records)
 
-    def _jumped(self, _jump: Jump) -> None:
+    def _resynced(self, _resync: Resync) -> None:
         """Somebody has compacted, and this broker goes on from there."""
         self._records = 0
         self._since_ms = self._worker.clock.now().boot_ms
@@ -89,7 +89,7 @@ class Compacting:
             return
         took_ms = clock.now().boot_ms - began_ms
         self._since_ms, self._told = began_ms, None
-        # What was folded meanwhile may be in the twin already, or not: to count it again is the safe mistake.
+        # What was folded meanwhile may be in the snapshot already, or not: to count it again is the safe mistake.
         self._records = max(self._records - began_records, 0)
         if horizon != NOT_BEGUN:
             metrics.succeeded(horizon=horizon, took_ms=took_ms)

@@ -33,7 +33,7 @@ _TOLD_BYTES: Final = 500
 """How much is told of what a child says that is neither."""
 
 NOT_BEGUN: Final = -1
-"""The horizon of a log on which nothing stands that a twin could hold."""
+"""The horizon of a log on which nothing stands that a snapshot could hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

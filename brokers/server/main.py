@@ -29,10 +29,10 @@ from equipoise.brokers.runtime.worker import Worker
 from equipoise.brokers.server.balancing import Balancing
 from equipoise.brokers.server.compacting import Compacting
 from equipoise.brokers.server.decision_writer import DecisionWriter
-from equipoise.brokers.server.dividing import Dividing
 from equipoise.brokers.server.file_watch import FileWatch
 from equipoise.brokers.server.load_reporter import LoadReporter
 from equipoise.brokers.server.settings_in_force import SettingsInForce
+from equipoise.brokers.server.splitting import Splitting
 from equipoise.brokers.server.starting import Starting
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, LogUnavailable
 from equipoise.channel.system.open_files import RESERVED, Shares, room_for_files, shared_out
@@ -172,8 +172,8 @@ def _balancing(worker: Worker) -> Sequence[Coroutine[None, None, None]]:
     # A handle each, since each is used in threads of its own.
     reporter = LoadReporter(worker, open_load_bus(log_url, keep=worker.config.observations), settings)
     balancing = Balancing(worker, open_load_bus(log_url), settings=settings, decided=writer.decided)
-    dividing = Dividing(worker, reporter.bundles, settings, writer.decided)
-    return (writer.run(), reporter.run(), balancing.run(), dividing.run())
+    splitting = Splitting(worker, reporter.bundles, settings, writer.decided)
+    return (writer.run(), reporter.run(), balancing.run(), splitting.run())
 
 
 @asynccontextmanager

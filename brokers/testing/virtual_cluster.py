@@ -243,7 +243,7 @@ class Cluster(Generic[S]):
         """Return the right to work on a key, of the broker that has it now. Raises `NotServed` if none has it, `UnknownNamespace`."""
         bundle = self._entry(namespace, key)
         for member in self._world.members.values():
-            found = member.whereabouts.ownership(namespace, key)
+            found = member.router.ownership(namespace, key)
             if found is not None:
                 return found
         raise NotServed(bundle=bundle.name, broker=None, problem=self._told(bundle.name))

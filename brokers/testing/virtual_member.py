@@ -21,9 +21,9 @@ from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.balancing.placement import Placement
+from equipoise.brokers.runtime.router import Router
 from equipoise.brokers.runtime.service import Ownership, Peer, Service
 from equipoise.brokers.runtime.service_runner import ServiceEffect, ServiceRunner
-from equipoise.brokers.runtime.whereabouts import Whereabouts
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.errors import DeadlineExceeded
 from equipoise.channel.core.log import READ_ENTRIES_MAX, Log
@@ -125,7 +125,7 @@ class Member:
             predecessor_nonces=world.nonces.get(broker, frozenset()),
             placement=world.placement,
         )
-        self.whereabouts = Whereabouts(
+        self.router = Router(
             self.agent,
             ownerships=self.runner.ownerships,
             clock=world.clock,
@@ -207,10 +207,10 @@ class Member:
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """See `brokers.runtime.service.ServiceHost.route`; `timeout_ms` is counted on the cluster's clock."""
-        return await self.whereabouts.route(namespace, key, timeout_ms=timeout_ms)
+        return await self.router.route(namespace, key, timeout_ms=timeout_ms)
 
     async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
-        """See `brokers.runtime.whereabouts.Waiting`; it is waited on the cluster's clock."""
+        """See `brokers.runtime.router.Waiting`; it is waited on the cluster's clock."""
         clock = self._world.clock
         deadline_ms = clock.boot_ms + timeout_ms
         while True:

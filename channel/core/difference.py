@@ -1,6 +1,6 @@
 """What changed between two views of one channel, for a reader that was cut off and has not read the records in between.
 
-May live here: the comparison of two views as the changes that verdicts tell of, and the jump of a reader. Where the newer view
+May live here: the comparison of two views as the changes that verdicts tell of, and the resync of a reader. Where the newer view
 comes from is `channel.snapshots.restore`'s business.
 """
 
@@ -14,7 +14,7 @@ from equipoise.channel.core.table import View
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Jump:
+class Resync:
     """A reader has left out the records above logical offset `before` and up to `offset`: truncation took them before it came.
 
     What was accepted among them is told by `changes` alone, and nothing tells what was rejected.
@@ -25,9 +25,9 @@ class Jump:
     changes: tuple[Change, ...]
 
 
-def jump_between(before: View, after: View) -> Jump:
-    """The jump of a reader that had `before`, and goes on from `after`."""
-    return Jump(before=before.offset, offset=after.offset, changes=tuple(changes_between(before, after)))
+def resync_between(before: View, after: View) -> Resync:
+    """The resync of a reader that had `before`, and goes on from `after`."""
+    return Resync(before=before.offset, offset=after.offset, changes=tuple(changes_between(before, after)))
 
 
 def changes_between(before: View, after: View) -> Sequence[Change]:
@@ -71,7 +71,7 @@ def _brokers(before: View, after: View) -> Iterator[BrokerChanged]:
 
 
 def _bundles(before: View, after: View) -> Iterator[BundleChanged]:
-    # Sorted after they were compared: of 100,000 bundles a jump changes few, and holds its loop up meanwhile.
+    # Sorted after they were compared: of 100,000 bundles a resync changes few, and holds its loop up meanwhile.
     old, new = before.bundles, after.bundles
     for name in sorted([name for name in old if name not in new]):
         yield BundleChanged(name=name, before=old[name], after=None)

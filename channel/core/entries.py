@@ -25,7 +25,7 @@ _SERVED_BY_SOURCE: Final = frozenset({"transferring", "handing_over", "unloading
 class BundleEntry:
     """One bundle. `owner` and `source` are incarnations; `last` is the offset of the record that changed it last.
 
-    `token` is the fencing token: the offset at which the present owner's tenure began. `algorithm` and `positions` are
+    `token` is the fencing token: the offset at which the present owner's ownership began. `algorithm` and `positions` are
     set while it is `splitting`: how its owner is to cut it. `weight` and `part` are its place in the digest.
     """
 

@@ -216,7 +216,7 @@ class AppendTooLarge(CallerError):
 
 
 class BegunAbove(PeerError):
-    """A log that the reader knew without a beginning begins as the copy of another one, and what it goes on above stands in its twin."""
+    """A log that had no beginning starts as the copy of another log. The state before its genesis is in its snapshot."""
 
     def __init__(self, *, log: str, base: int) -> None:
         """`log` is its URL, `base` the offset above which it goes on."""
@@ -224,7 +224,7 @@ class BegunAbove(PeerError):
         self.base = base
         super().__init__(
             f"a channel was copied to the log {log} while it was read: it goes on above offset {base} of another log; "
-            "read it again, from its twin"
+            "read it again, from its snapshot"
         )
 
 
@@ -320,47 +320,47 @@ class OutcomeUnknown(PeerError):
         )
 
 
-class TwinDamaged(OperatorError):
-    """What the twin of a channel holds is not what its marker promises; a channel that is whole can be folded instead."""
+class CompactedSnapshotDamaged(OperatorError):
+    """What the snapshot of a channel holds is not what its marker promises; a channel that is whole can be folded instead."""
 
     def __init__(self, *, problem: str) -> None:
         """`problem` says what does not fit."""
         self.problem = problem
-        super().__init__(f"the channel's twin cannot be used: {problem}; compact again if the channel is whole, else restore a backup")
+        super().__init__(f"the channel's snapshot cannot be used: {problem}; compact again if the channel is whole, else restore a backup")
 
 
-class TwinFenced(PeerError):
-    """Another compactor has taken the twin over; nothing was written, and that one goes on where this one stopped."""
+class SnapshotFenced(PeerError):
+    """Another compactor has taken the snapshot over; nothing was written, and that one goes on where this one stopped."""
 
     def __init__(self, *, log: str) -> None:
-        """`log` names the log whose twin it is."""
+        """`log` names the log whose snapshot it is."""
         self.log = log
-        super().__init__(f"another compactor has taken over the twin of {log}: nothing was written; leave it to that one")
+        super().__init__(f"another compactor has taken over the snapshot of {log}: nothing was written; leave it to that one")
 
 
 class ChannelIncomplete(OperatorError):
-    """The beginning of a channel is gone, and no twin stands for it: what the channel says cannot be told."""
+    """The beginning of a channel is gone, and no snapshot stands for it: what the channel says cannot be told."""
 
-    def __init__(self, *, log: str, first: int, last: int | None, twin: str, copied: bool = False) -> None:
+    def __init__(self, *, log: str, first: int, last: int | None, compacted_snapshot: str, copied: bool = False) -> None:
         """What is lost are the records from `first` to `last`, both offsets of `log`, or of what `log` was `copied` from.
 
-        `last` is None where nothing tells it. `twin` says what is the matter with the twin that should stand for them.
+        `last` is None where nothing tells it. `snapshot` says what is the matter with the snapshot that should stand for them.
         """
         self.log = log
         self.first = first
         self.last = last
-        self.twin = twin
+        self.compacted_snapshot = compacted_snapshot
         self.copied = copied
         lost = "no longer has what it was copied from," if copied else "no longer has its records"
         until = "on" if last is None else f"to {last}"
         super().__init__(
-            f"the log {log} {lost} from offset {first} {until}, and {twin}; stop all its brokers, "
-            "and restore the log with its twin from one backup, or import an export into a new log (equipoise channel import)"
+            f"the log {log} {lost} from offset {first} {until}, and {compacted_snapshot}; stop all its brokers, "
+            "and restore the log with its snapshot from one backup, or import an export into a new log (equipoise channel import)"
         )
 
 
 class CompactionRefused(OperatorError):
-    """Compacting now might lose what nobody could bring back; the log and its twin are as they were."""
+    """Compacting now might lose what nobody could bring back; the log and its snapshot are as they were."""
 
     def __init__(self, *, log: str, problem: str, remedy: str) -> None:
         """`log` names the log, `problem` says what was found, `remedy` what to do."""

@@ -123,7 +123,7 @@ TRANSITIONS: Final[tuple[Row, ...]] = (
         source=Holder.SOURCE,
         meaning="the destination is warm: let go",
     ),
-    Row(before="transferring", after="owned", actors=_ANYBODY, owner=Holder.SOURCE, source=Holder.NOBODY, meaning="called off"),
+    Row(before="transferring", after="owned", actors=_ANYBODY, owner=Holder.SOURCE, source=Holder.NOBODY, meaning="cancelled"),
     Row(
         before="handing_over",
         after="owned",
@@ -151,7 +151,7 @@ TRANSITIONS: Final[tuple[Row, ...]] = (
         refused_while_deleting=True,
         meaning="split",
     ),
-    Row(before="splitting", after="owned", actors=_ANYBODY, owner=Holder.OWNER, source=Holder.NOBODY, meaning="called off"),
+    Row(before="splitting", after="owned", actors=_ANYBODY, owner=Holder.OWNER, source=Holder.NOBODY, meaning="cancelled"),
 )
 
 ROWS: Final[Mapping[tuple[Phase, Phase], Row]] = {(row.before, row.after): row for row in TRANSITIONS}

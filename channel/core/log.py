@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple, Protocol, runtime_checkable
 
 from equipoise.channel.core.errors import AppendTooLarge, LogTruncated, LogWentBack
-from equipoise.channel.core.twin import Twin
+from equipoise.channel.core.snapshot_store import SnapshotStore
 
 FIRST_OFFSET: Final = 1
 """The first offset that a log may issue. Offset 0 is never issued: it stands for "nothing read yet"."""
@@ -137,17 +137,17 @@ class Log(Protocol):
         """
         ...
 
-    def twin(self) -> Twin:
-        """The twin of this log, on the same storage: made when it is first claimed, and this handle's thread's to use.
+    def compacted_snapshot(self) -> SnapshotStore:
+        """The snapshot of this log, on the same storage: made when it is first claimed, and this handle's thread's to use.
 
         It lives as long as this handle.
         """
         ...
 
-    def floor(self) -> Twin:
-        """The floor of this log: beside its twin, in the same form, the view just below where the log begins.
+    def history_snapshot(self) -> SnapshotStore:
+        """The history snapshot of this log: beside its snapshot, in the same form, the view just below where the log begins.
 
-        From it what is left of the log can be told, of which the twin has only the end. Otherwise as `twin`.
+        From it what is left of the log can be told, of which the snapshot has only the end. Otherwise as `snapshot`.
         """
         ...
 

@@ -138,7 +138,7 @@ def hand_over(author: Author, bundle: BundleEntry, *, handover: bytes | None = N
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="owned", owner=bundle.owner, handover=handover)
 
 
-def call_off(author: Author, bundle: BundleEntry, *, reason: str) -> BundleTransition:
+def cancel(author: Author, bundle: BundleEntry, *, reason: str) -> BundleTransition:
     """End a transfer or a split that has not happened; who served goes on with the same token."""
     owner = bundle.source if bundle.phase == "transferring" else bundle.owner
     return BundleTransition(key=bundle.name, based_on=bundle.last, **author.signature, state="owned", owner=owner, reason=reason)
@@ -158,7 +158,7 @@ def give_up(author: Author, bundle: BundleEntry, *, problem: str) -> BundleTrans
 
 def refuse_transfer(author: Author, bundle: BundleEntry, *, problem: str) -> BundleTransition:
     """Cancel a transfer because the destination's service refuses it; `is_refusal` tells this from an operator's cancel."""
-    return call_off(author, bundle, reason=f"{_COULD_NOT_PREPARE}{problem}"[:TEXT_CHARACTERS_MAX])
+    return cancel(author, bundle, reason=f"{_COULD_NOT_PREPARE}{problem}"[:TEXT_CHARACTERS_MAX])
 
 
 def is_refusal(record: AnyRecord | Unreadable, before: BundleEntry) -> bool:

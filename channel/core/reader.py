@@ -51,7 +51,7 @@ class Reader:
         Raises `LogWentBack` for an entry below `position`, `ForeignLog` for another cluster's genesis, `LevelTooNew` once the
         channel has been raised to a level that this version does not know, and `LogClosed` once its log has been closed; the
         reader must then stop for good. Raises `BegunAbove` for the genesis of a copy on a view that has none, which is not
-        that of the copy's twin: another reader must then go on, one that `channel.snapshots.restore` makes.
+        that of the copy's snapshot: another reader must then go on, one that `channel.snapshots.restore` makes.
         """
         self._check_level()
         if entry.offset < self.position:

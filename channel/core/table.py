@@ -1,7 +1,7 @@
 """The table of a view: what a prefix of the log comes to, with the indexes that make questions cheap.
 
 May live here: the class `View`, questions about it, and the few writers that keep its indexes and its digest in step. The
-rules of when they are called are `channel.core.view`'s; nobody else calls them but the loaders of snapshots and twins, and
+rules of when they are called are `channel.core.view`'s; nobody else calls them but the loaders of snapshots and snapshots, and
 who copies a channel.
 """
 
@@ -123,7 +123,7 @@ class View:
         self._digest %= digests.DIGEST_MODULUS
         return self._digest
 
-    # --- the writers, for `apply`, the loaders of snapshots and twins, and the copy of a channel ---
+    # --- the writers, for `apply`, the loaders of snapshots and snapshots, and the copy of a channel ---
 
     def put_bundle(self, after: BundleEntry, before: BundleEntry | None) -> None:
         """Set one bundle whose range the index knows, or `insert_bundle` has just taught it."""

@@ -144,7 +144,7 @@ def _genesis(view: View, offset: int, record: Genesis) -> Verdict:
 def _genesis_of_copy(view: View, genesis: int, offset: int, record: Genesis) -> Verdict:
     if record.cluster != view.cluster:
         return _REJECTED[Reason.FOREIGN_GENESIS]
-    # A copy begins with a view, that of its twin, whose genesis stood in the old log: at or below the base of the new one.
+    # A copy begins with a view, that of its snapshot, whose genesis stood in the old log: at or below the base of the new one.
     # In a log that is no copy each genesis stands above the base, so there a second one is late, as that of a process
     # which found the log empty too; and so is every other one of a copy.
     if genesis > view.base or record.base != view.base or record.level != view.level:
@@ -268,7 +268,7 @@ def _joined(view: View, offset: int, record: Joined) -> Verdict:
         check_broker_id(record.key)
     except InvalidName as error:
         return Verdict(reason=Reason.MALFORMED, problem=str(error))
-    freed = _bury(view, offset, cast("BrokerEntry", before).incarnation) if alive else []
+    freed = _declare_dead(view, offset, cast("BrokerEntry", before).incarnation) if alive else []
     if before is not None:
         view.remove_broker(before)
     after = broker_entry(record, incarnation=offset, status="up", last=offset, sequence=0)
@@ -305,7 +305,7 @@ def _broker(view: View, offset: int, record: BrokerRecord) -> Verdict:
         return refusal
     before, after = broker.status, None
     ends_life = record.status in ("left", "down")
-    freed = _bury(view, offset, broker.incarnation) if ends_life else []
+    freed = _declare_dead(view, offset, broker.incarnation) if ends_life else []
     view.remove_broker(broker)
     if record.status == "removed":
         _remember_removal(view, offset)
@@ -347,7 +347,7 @@ _BROKER_RULES: Final[Mapping[str, Callable[[BrokerEntry, BrokerRecord], Verdict 
 }
 
 
-def _bury(view: View, offset: int, dead: int) -> list[BundleChanged]:
+def _declare_dead(view: View, offset: int, dead: int) -> list[BundleChanged]:
     """All that the death of incarnation `dead` makes of the bundles that name it, in one step, in order of their names."""
     changes = []
     for before in view.held_by(dead):

@@ -23,8 +23,8 @@ class Kind(StrEnum):
     NOT_COVERED = "not_covered"
     TOKEN_FELL = "token_fell"  # noqa: S105 - a fencing token
     DEAD_HOLDER = "dead_holder"
-    TWIN = "twin"
-    FLOOR = "floor"
+    SNAPSHOT = "snapshot"
+    HISTORY = "history snapshot"
     INCOMPLETE = "incomplete"
     CLOCK = "clock"
 
@@ -52,15 +52,15 @@ class Findings:
     """What an audit came to: `findings`, the likeliest cause of the others first, at most `FINDINGS_MAX` of `findings_count`.
 
     `folded_to` is the last logical offset that was folded (-1: none); `records`, `accepted` and `rejected` (by reason) count
-    what was folded, and `agreements` the renewals whose digest is that of this view. `twin_to` is the horizon of the log's
-    twin (None: it has none that can be read), and `from_twin` says that the fold began there, and not with the log; `floor_to`
-    and `from_floor` say the same of its floor.
+    what was folded, and `agreements` the renewals whose digest is that of this view. `snapshot_to` is the horizon of the log's
+    snapshot (None: it has none that can be read), and `from_snapshot` says that the fold began there, and not with the log; `history_to`
+    and `from_history_snapshot` say the same of its history snapshot.
     """
 
-    twin_to: int | None = None
-    from_twin: bool = False
-    floor_to: int | None = None
-    from_floor: bool = False
+    snapshot_to: int | None = None
+    from_snapshot: bool = False
+    history_to: int | None = None
+    from_history_snapshot: bool = False
     folded_to: int
     records: int
     accepted: int

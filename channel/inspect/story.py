@@ -48,12 +48,12 @@ _DEEDS: Final[Mapping[tuple[Phase | None, Phase], str]] = {
     ("assigning", "free"): "refuses {key}",
     ("owned", "transferring"): "transfers {key} from {source} to {owner}",
     ("transferring", "handing_over"): "is ready for {key} and tells {source} to let go",
-    ("transferring", "owned"): "calls off the transfer of {key}",
+    ("transferring", "owned"): "cancels the transfer of {key}",
     ("handing_over", "owned"): "hands {key} over to {owner}",
     ("owned", "unloading"): "unloads {key} from {source}",
     ("unloading", "free"): "lets go of {key}",
     ("owned", "splitting"): "asks {owner} to split {key}",
-    ("splitting", "owned"): "calls off the split of {key}",
+    ("splitting", "owned"): "cancels the split of {key}",
     (None, "free"): "gives up {key}",
     (None, "assigning"): "assigns {key} to {owner}",
     (None, "transferring"): "transfers {key} from {source} to {owner}",
@@ -201,8 +201,8 @@ def story_of(bundle: BundleName, reader: Reader, names: Names, entries: Iterable
 
 def ending_of(bundle: BundleName, view: View, names: Names) -> list[str]:
     """How the story of a bundle ends, one line for each bundle that shares points with it, in order of the hash space."""
-    heirs = [heir for heir in view.bundles_of(bundle.namespace) if max(heir.low, bundle.low) < min(heir.high, bundle.high)]
-    return [standing(heir, names) for heir in heirs] or [f"there is no namespace {bundle.namespace}"]
+    children = [child for child in view.bundles_of(bundle.namespace) if max(child.low, bundle.low) < min(child.high, bundle.high)]
+    return [standing(child, names) for child in children] or [f"there is no namespace {bundle.namespace}"]
 
 
 def _one_line(text: str) -> str:

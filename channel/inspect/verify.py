@@ -11,9 +11,10 @@ What is found, and how
 4. The digests: a renewal says what its author's view came to just after its last renewal. Where that is not what this view
    came to, some record between the last agreement and there is not what that author read.
 5. The invariants of the view: the bundles of a namespace cover the hash space once, tokens rise, holders are alive.
-6. The twin and the floor: their rows against their checksums and the marker's digest, and the marker against what the log folds to
-   at that offset. Where the beginning of the log is gone, the fold begins with the floor, or else the twin; then the digests of
-   step 4 judge that too.
+6. The snapshot and the history snapshot: their rows against their checksums and the marker's digest, and the marker against what the log
+folds to
+   at that offset. Where the beginning of the log is gone, the fold begins with the history snapshot, or else the snapshot; then the
+   digests of step 4 judge that too.
 7. The times: a record whose time is far ahead of this machine's clock.
 """
 
@@ -32,10 +33,10 @@ from equipoise.channel.core.log import CLOCK_AHEAD_MS_MAX, FIRST_OFFSET, READ_EN
 from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.records import QUIET_REASONS, Genesis, Joined, Reason, Record, Renewed, Unreadable
-from equipoise.channel.core.twin import Check, Progress, unchecked, unwatched
+from equipoise.channel.core.snapshot_store import Check, Progress, unchecked, unwatched
 from equipoise.channel.core.view import View
 from equipoise.channel.inspect.findings import Finding, Findings, Kind
-from equipoise.channel.inspect.twin_audit import Promise, TwinFacts, facts_of_floor, facts_of_twin
+from equipoise.channel.inspect.snapshot_audit import Promise, SnapshotFacts, facts_of_history, facts_of_snapshot
 from equipoise.channel.snapshots.whole import is_whole
 
 FINDINGS_MAX: Final = 100
@@ -58,16 +59,17 @@ class SelfChecking(Protocol):
 
 
 def verify(log: Log, *, cluster: str | None = None, check: Check = unchecked, progress: Progress = unwatched) -> Findings:
-    """Audit a log, to the end that it has now, its twin and its floor; damage is found, not raised.
+    """Audit a log, to the end that it has now, its snapshot and its history snapshot; damage is found, not raised.
 
     `check` is called before each read, and may end the audit by raising; `progress` counts offsets. Raises `LogTruncated` if
     the log is compacted meanwhile, and `LogUnavailable`, `LogReplaced`.
     """
     audit = Audit(Reader(log=log.name, cluster=cluster))
     damage = _damaged_storage(log)
-    # The floor first: one that a compactor leaves behind meanwhile lies below the log, as reading tells; the twin would be missed above.
-    floor = facts_of_floor(log, check=check)
-    _begin(audit, log, facts_of_twin(log, check=check), floor)
+    # The history snapshot first: one that a compactor leaves behind meanwhile lies below the log, as reading tells; the snapshot would be
+    # missed above.
+    history_snapshot = facts_of_history(log, check=check)
+    _begin(audit, log, facts_of_snapshot(log, check=check), history_snapshot)
     end = log.end()
     limit = READ_ENTRIES_MAX
     while audit.goes_on and audit.position <= end:
@@ -100,18 +102,25 @@ def _check_times(audit: Audit, log: Log) -> None:
         audit.ahead(ahead)
 
 
-def _begin(audit: Audit, log: Log, twin: TwinFacts, floor: TwinFacts) -> None:
-    """Begin with the log's first record, or, if that is gone, with its floor, or its twin."""
+def _begin(audit: Audit, log: Log, compacted_snapshot: SnapshotFacts, history_snapshot: SnapshotFacts) -> None:
+    """Begin with the log's first record, or, if that is gone, with its history snapshot, or its snapshot."""
     try:
         whole = is_whole(log)
     except LogDamaged:
         whole = True  # Its beginning is there, and the audit will meet the damage.
-    facts = {Kind.FLOOR: floor, Kind.TWIN: twin}
-    if twin.marker is not None and floor.marker is not None and log.start() <= twin.marker.position < floor.marker.position:
-        facts = {Kind.TWIN: twin, Kind.FLOOR: floor}  # A compactor died after it had moved the floor.
+    facts = {Kind.HISTORY: history_snapshot, Kind.SNAPSHOT: compacted_snapshot}
+    if (
+        compacted_snapshot.marker is not None
+        and history_snapshot.marker is not None
+        and log.start() <= compacted_snapshot.marker.position < history_snapshot.marker.position
+    ):
+        facts = {
+            Kind.SNAPSHOT: compacted_snapshot,
+            Kind.HISTORY: history_snapshot,
+        }  # A compactor died after it had moved the history snapshot.
     audit.knows(facts, whole=whole)
-    if not whole and twin.view is None and floor.view is None:
-        audit.incomplete(log.start(), twin)
+    if not whole and compacted_snapshot.view is None and history_snapshot.view is None:
+        audit.incomplete(log.start(), compacted_snapshot)
 
 
 def _damaged_storage(log: Log) -> LogDamaged | None:
@@ -141,12 +150,12 @@ class Audit:
         self._digests = _Digests()
         self._findings: list[Finding] = []
         self._findings_count = 0
-        self._images: Mapping[Kind, TwinFacts] = {}
+        self._images: Mapping[Kind, SnapshotFacts] = {}
         self._begun_from: Kind | None = None
         self._promises: list[Promise] = []
 
-    def knows(self, images: Mapping[Kind, TwinFacts], *, whole: bool) -> None:
-        """Take in what was found of the log's twin and floor; fold on from the first that can be used, unless the log is `whole`."""
+    def knows(self, images: Mapping[Kind, SnapshotFacts], *, whole: bool) -> None:
+        """Check the log's snapshot and history snapshot. Fold on from the first usable one, unless the log is `whole`."""
         self._images = images
         for kind, facts in images.items():
             if facts.problem is not None:
@@ -156,7 +165,7 @@ class Audit:
                     self._promises.append(Promise(kind=kind, marker=facts.marker))
                 else:
                     self._begin_from(kind, facts.view)
-        self._keep_promises()  # The twin may be what the floor is.
+        self._keep_promises()  # The snapshot may be what the history snapshot is.
 
     def _begin_from(self, kind: Kind, view: View) -> None:
         self._begun_from = kind
@@ -166,12 +175,12 @@ class Audit:
             self.goes_on = False
             self._add(Finding(kind=Kind.FOREIGN, first=view.offset, last=view.offset, text=str(error)))
 
-    def incomplete(self, start: int, twin: TwinFacts) -> None:
+    def incomplete(self, start: int, compacted_snapshot: SnapshotFacts) -> None:
         """The log begins at physical offset `start`, and nothing says what was before."""
-        why = "it has no twin that stands for them" if twin.problem is None else "its twin cannot be used"
+        why = "it has no snapshot that stands for them" if compacted_snapshot.problem is None else "its snapshot cannot be used"
         self._stop(Kind.INCOMPLETE, FIRST_OFFSET, f"these records are gone, and {why}; what follows was not folded", last=max(start - 1, 1))
 
-    def _of(self, kind: Kind, facts: TwinFacts | Promise, text: str) -> None:
+    def _of(self, kind: Kind, facts: SnapshotFacts | Promise, text: str) -> None:
         horizon = 0 if facts.marker is None else facts.marker.horizon
         self._add(Finding(kind=kind, first=horizon, last=horizon, text=f"the {kind} up to there: {text}"))
 
@@ -258,10 +267,10 @@ class Audit:
         # What the storage lost or damaged explains what else is found; then the record comes first that may explain those after it.
         found.sort(key=lambda finding: (finding.kind not in _EXPLAINING, min(finding.first, *finding.suspects, finding.last)))
         return Findings(
-            twin_to=self._horizon_of(Kind.TWIN),
-            from_twin=self._begun_from is Kind.TWIN,
-            floor_to=self._horizon_of(Kind.FLOOR),
-            from_floor=self._begun_from is Kind.FLOOR,
+            snapshot_to=self._horizon_of(Kind.SNAPSHOT),
+            from_snapshot=self._begun_from is Kind.SNAPSHOT,
+            history_to=self._horizon_of(Kind.HISTORY),
+            from_history_snapshot=self._begun_from is Kind.HISTORY,
             folded_to=view.offset,
             records=self._records,
             accepted=len(self._accepted),
@@ -272,7 +281,7 @@ class Audit:
         )
 
     def _horizon_of(self, kind: Kind) -> int | None:
-        marker = self._images.get(kind, TwinFacts()).marker
+        marker = self._images.get(kind, SnapshotFacts()).marker
         return None if marker is None else marker.horizon
 
     def _check_form(self, folded: Folded, entry: Entry) -> None:
@@ -380,7 +389,7 @@ class _Digests:
         return Finding(kind=Kind.DIVERGED, first=first, last=at, text=text, suspects=suspects)
 
 
-_EXPLAINING: Final = frozenset({Kind.DAMAGED, Kind.INCOMPLETE, Kind.TWIN, Kind.FLOOR})
+_EXPLAINING: Final = frozenset({Kind.DAMAGED, Kind.INCOMPLETE, Kind.SNAPSHOT, Kind.HISTORY})
 _NOT_OF_THIS_LOG: Final = frozenset({Reason.NO_GENESIS, Reason.FOREIGN_GENESIS})
 
 
@@ -434,8 +443,8 @@ def _tokens_that_fell(bundles: Sequence[BundleChanged]) -> Iterator[tuple[Kind, 
             continue
         befores = [change.before] if change.before is not None else [old for old in gone if _overlap(old, after)]
         for before in befores:
-            is_new_tenure = after.phase == "owned" and after.owner != before.server
-            if after.token < before.token + is_new_tenure:
+            is_new_ownership = after.phase == "owned" and after.owner != before.server
+            if after.token < before.token + is_new_ownership:
                 yield Kind.TOKEN_FELL, f"the token of {after.name} went from {before.token} to {after.token}"
 
 

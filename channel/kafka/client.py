@@ -1,4 +1,4 @@
-"""The door to confluent-kafka: the only module that imports it, on which the Kafka log, its topic and its twin stand.
+"""The door to confluent-kafka: the only module that imports it, on which the Kafka log, its topic and its snapshot stand.
 
 May live here: how each kind of client is made, what is asked of it in the library's words, and the translation of its
 errors into `KafkaFailed`. What they mean for a log is said above.
@@ -31,7 +31,7 @@ from equipoise.channel.kafka.settings import without_secrets
 __all__ = ["Administrator", "Clients", "Message", "PartitionConsumer", "PartitionProducer", "TransactionalProducer"]
 
 PARTITION: Final = 0
-"""The topic of a log, and of its twin and its floor, has one partition: that is what makes its order total."""
+"""The topic of a log, and of its snapshot and its history snapshot, has one partition: that is what makes its order total."""
 
 BY_KEY: Final = -1
 """In place of a partition: the library takes the one that belongs to the key, for topics that have several."""

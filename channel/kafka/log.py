@@ -28,13 +28,13 @@ from typing import Final, NoReturn
 from equipoise.channel.core.errors import EquipoiseError, LogNotBegun, LogReplaced, LogUnavailable
 from equipoise.channel.core.log import FIRST_OFFSET, READ_ENTRIES_MAX, Entry, check_batch, check_position
 from equipoise.channel.core.records import INTEGER_MAX
-from equipoise.channel.core.twin import Twin
+from equipoise.channel.core.snapshot_store import SnapshotStore
 from equipoise.channel.kafka.answers import KafkaFailed, Trouble
 from equipoise.channel.kafka.client import Administrator, Clients, PartitionProducer
 from equipoise.channel.kafka.settings import KafkaAddress
+from equipoise.channel.kafka.snapshot_store import KafkaSnapshotStore
 from equipoise.channel.kafka.tail import Tail
 from equipoise.channel.kafka.topic import fitting_topic, mark, needed_of_log
-from equipoise.channel.kafka.twin import KafkaTwin
 from equipoise.channel.system.deadline import Deadline
 from equipoise.channel.system.log_time import latest_ms, position_by
 
@@ -78,8 +78,8 @@ class KafkaLog:
         self.name = name
         self._address = address
         self._clients = Clients(servers=address.servers, settings=settings)
-        self._twin = KafkaTwin(self._clients, address, topic=address.twin_topic, log=name)
-        self._floor = KafkaTwin(self._clients, address, topic=address.floor_topic, log=name)
+        self._compacted_snapshot = KafkaSnapshotStore(self._clients, address, topic=address.snapshot_topic, log=name)
+        self._history_snapshot = KafkaSnapshotStore(self._clients, address, topic=address.history_topic, log=name)
         self._changed = threading.Condition()
         self._woken = False
         self._tails: dict[Tail, float] = {}  # And when each was last read from.
@@ -230,13 +230,13 @@ class KafkaLog:
         problem = f"what stands at offset {position} did not come within {deadline.timeout_ms} ms"
         raise LogUnavailable(log=self.name, problem=problem, in_doubt=False)
 
-    def twin(self) -> Twin:
-        """See `Log.twin`."""
-        return self._twin
+    def compacted_snapshot(self) -> SnapshotStore:
+        """See `Log.snapshot`."""
+        return self._compacted_snapshot
 
-    def floor(self) -> Twin:
-        """See `Log.floor`."""
-        return self._floor
+    def history_snapshot(self) -> SnapshotStore:
+        """See `Log.history snapshot`."""
+        return self._history_snapshot
 
     def truncate(self, below: int, *, timeout_ms: int) -> None:
         """See `Log.truncate`."""
@@ -254,8 +254,8 @@ class KafkaLog:
 
     def close(self) -> None:
         """See `Log.close`."""
-        self._twin.close()
-        self._floor.close()
+        self._compacted_snapshot.close()
+        self._history_snapshot.close()
         tails, self._tails, self._leaving = [*self._tails, *self._leaving], {}, []
         for tail in tails:
             tail.stop()

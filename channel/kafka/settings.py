@@ -21,11 +21,11 @@ CONFIG_FILE_VARIABLE: Final = "EQUIPOISE_KAFKA_CONFIG_FILE"
 
 MASK: Final = "***"
 
-TWIN_SUFFIX: Final = "-twin"
-FLOOR_SUFFIX: Final = "-floor"
+SNAPSHOT_SUFFIX: Final = "-snapshot"
+HISTORY_SUFFIX: Final = "-history"
 
 SUFFIX_CHARACTERS_MAX: Final = 29
-"""What stands behind the log's name in those of the topics beside it: of its twin, its floor, and the load plane."""
+"""What stands behind the log's name in those of the topics beside it: of its snapshot, its history snapshot, and the load plane."""
 
 TOPIC_CHARACTERS_MAX: Final = 249 - SUFFIX_CHARACTERS_MAX
 """Kafka takes 249, also of the topics beside it."""
@@ -97,14 +97,14 @@ class KafkaAddress:
     replication: int | None
 
     @property
-    def twin_topic(self) -> str:
-        """The topic of the log's twin."""
-        return self.topic + TWIN_SUFFIX
+    def snapshot_topic(self) -> str:
+        """The topic of the log's snapshot."""
+        return self.topic + SNAPSHOT_SUFFIX
 
     @property
-    def floor_topic(self) -> str:
-        """The topic of the log's floor."""
-        return self.topic + FLOOR_SUFFIX
+    def history_topic(self) -> str:
+        """The topic of the log's history snapshot."""
+        return self.topic + HISTORY_SUFFIX
 
 
 def address_of(url: str) -> KafkaAddress:

@@ -1,7 +1,7 @@
 """The topic of a log: made as it must be, or checked to be so, and marked as ours.
 
-May live here: which settings a topic and those of its twin and its floor must have and why, and what is done to a topic when a
-log on it is opened.
+May live here: which settings a topic and those of its snapshot and its history snapshot must have and why, and what is done to a topic
+when a log on it is opened.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HEADER: Final = orjson.dumps({"log": "equipoise", "format": FORMAT})
 """The message at offset 0, which is no entry: a log's first offset is 1. Two who open a new topic at once may both write one."""
 
 LAG_MS_MIN: Final = 3_600_000
-"""How long the twin's rows and tombstones stay readable after newer ones: longer than anybody takes to load them."""
+"""How long the snapshot's rows and tombstones stay readable after newer ones: longer than anybody takes to load them."""
 
 REPLICATION: Final = 3
 """Copies of a topic that is made, if nobody says how many and there are as many brokers: one may fail, and another be upgraded."""
@@ -82,8 +82,8 @@ def needed_of_log(replication: int) -> Sequence[Needed]:
     )
 
 
-def needed_of_twin(replication: int) -> Sequence[Needed]:
-    """What the topics of a twin and a floor must have: Kafka keeps the last row of each key, and lets nobody down who is just reading."""
+def needed_of_snapshot(replication: int) -> Sequence[Needed]:
+    """Return the settings of a snapshot topic: Kafka keeps the last row of each key, also while a reader loads it."""
     return (
         _exactly("cleanup.policy", "compact"),
         _at_least("min.compaction.lag.ms", LAG_MS_MIN),

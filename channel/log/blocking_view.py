@@ -32,12 +32,12 @@ def _unheard(_folded: Folded) -> None:
 
 
 def read_view(log: Log, *, cluster: str | None = None, deadline: Deadline) -> Reader:
-    """A reader that has folded the log to the end that it has now, on from its twin if it has one.
+    """A reader that has folded the log to the end that it has now, on from its snapshot if it has one.
 
     Raises `DeadlineExceeded`, and what `restored` and `Reader.feed` raise (`ForeignLog` if `cluster` is given and the log
     belongs to another).
     """
-    reader = restored(log, cluster=cluster, check=lambda: deadline.check(f"reading the twin of {log.name}"))
+    reader = restored(log, cluster=cluster, check=lambda: deadline.check(f"reading the snapshot of {log.name}"))
     read_on(log, reader, deadline=deadline)
     return reader
 

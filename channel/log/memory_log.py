@@ -1,7 +1,7 @@
 """The `Log` in memory, shared by name between the threads of one process: for tests and for clusters within a process.
 
-May live here: `MemoryLog` and what handles of one name share; their twin and floor are in `memory_twin`. Nothing survives the process; a
-log lives as long as a handle on it is open, so that two tests which use one name after the other do not meet.
+May live here: `MemoryLog` and what handles of one name share; their snapshot and history snapshot are in `memory_snapshot_store`. Nothing
+survives the process; a log lives as long as a handle on it is open, so that two tests which use one name after the other do not meet.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 from equipoise.channel.core.log import FIRST_OFFSET, READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
 from equipoise.channel.core.records import INTEGER_MAX
-from equipoise.channel.snapshots.memory_twin import MemoryTwin, TwinStorage
+from equipoise.channel.snapshots.memory_snapshot_store import MemorySnapshotStore, SnapshotStorage
 from equipoise.channel.system.log_time import latest_ms, next_ms, position_by
 
 
@@ -27,8 +27,8 @@ class _Storage:
         self.start = FIRST_OFFSET
         self.records: list[bytes] = []  # The record at offset `start + i` stands at index i: this log has no gaps.
         self.appended_ms: list[int] = []  # When each of them was appended.
-        self.twin = TwinStorage()
-        self.floor = TwinStorage()
+        self.compacted_snapshot = SnapshotStorage()
+        self.history_snapshot = SnapshotStorage()
 
     @property
     def end(self) -> int:
@@ -50,8 +50,8 @@ class MemoryLog:
         with _storages_lock:
             self._storage = _storages.setdefault(name, _Storage())
         self.identity = self._storage.identity
-        self._twin = MemoryTwin(self._storage.twin, name=name)
-        self._floor = MemoryTwin(self._storage.floor, name=name)
+        self._compacted_snapshot = MemorySnapshotStore(self._storage.compacted_snapshot, name=name)
+        self._history_snapshot = MemorySnapshotStore(self._storage.history_snapshot, name=name)
 
     def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:  # noqa: ARG002 - nobody holds this log for long
         """See `Log.append`."""
@@ -131,13 +131,13 @@ class MemoryLog:
         times_ms = enumerate(islice(self._storage.appended_ms, position - start, below - start), position)
         return next(((offset, at_ms) for offset, at_ms in times_ms if from_ms <= at_ms <= to_ms), None)
 
-    def twin(self) -> MemoryTwin:
-        """See `Log.twin`."""
-        return self._twin
+    def compacted_snapshot(self) -> MemorySnapshotStore:
+        """See `Log.snapshot`."""
+        return self._compacted_snapshot
 
-    def floor(self) -> MemoryTwin:
-        """See `Log.floor`."""
-        return self._floor
+    def history_snapshot(self) -> MemorySnapshotStore:
+        """See `Log.history snapshot`."""
+        return self._history_snapshot
 
     def truncate(self, below: int, *, timeout_ms: int) -> None:  # noqa: ARG002 - nobody holds this log for long
         """See `Log.truncate`."""

@@ -36,10 +36,10 @@ class Place:
     # The host's side: touched on the loop only.
     deliver: Callable[[Sequence[Entry]], None]
     caught_up: Callable[[int], None]
-    jumped: Callable[[Reader], None]
+    resynced: Callable[[Reader], None]
     failed: Callable[[EquipoiseError], None]
     failure: EquipoiseError | None = None
-    awaits_jump: bool = False
+    awaits_resync: bool = False
     ended: asyncio.Future[None] | None = None
     # Between both: changed while the thread's lock is held.
     queue: AppendQueue
@@ -47,14 +47,14 @@ class Place:
     behind: int = 0
     is_leaving: bool = False
     is_gone: bool = False
-    # Between both too, and no more than a flag each: the loop asks for a jump, the thread has made it; the thread says that all
+    # Between both too, and no more than a flag each: the loop asks for a resync, the thread has made it; the thread says that all
     # is read, the loop that it was not folded.
     is_cut_off: bool = False
     is_caught_up: bool = False
     # The thread's side.
     cluster: str | None
     position: int
-    jumps: int = 0
+    resyncs: int = 0
     end_at_start: int | None = None
     ending: EquipoiseError | None = None
 
@@ -92,7 +92,7 @@ class LogSeat:
 
     `LogUnavailable` is no end: `outage` says that it is so, reading is tried again for ever, and goes on where it was. Nor is
     a position that truncation has cut off, or `BegunAbove`, which `deliver` raises when a channel is copied to a log that was
-    empty: `jumped` gets a reader that `channel.snapshots.restore` made, which has folded what the log does not have, and `deliver` goes
+    empty: `resynced` gets a reader that `channel.snapshots.restore` made, which has folded what the log does not have, and `deliver` goes
     on from its position. Where none can be made the seat ends with what `restored` raises.
     """
 
@@ -103,13 +103,13 @@ class LogSeat:
         position: int,
         deliver: Callable[[Sequence[Entry]], None],
         caught_up: Callable[[int], None],
-        jumped: Callable[[Reader], None],
+        resynced: Callable[[Reader], None],
         failed: Callable[[EquipoiseError], None],
         cluster: str | None = None,
     ) -> None:
         """`name` is the log's URL, for messages; `position` is the first offset that is wanted, `cluster` whose log it is to be.
 
-        `FROM_NOTHING` as position is one that every log has cut off: so `jumped` is called first, with where a reader best begins.
+        `FROM_NOTHING` as position is one that every log has cut off: so `resynced` is called first, with where a reader best begins.
         """
         self.name = name
         self._place = Place(
@@ -117,7 +117,7 @@ class LogSeat:
             cluster=cluster,
             deliver=deliver,
             caught_up=caught_up,
-            jumped=jumped,
+            resynced=resynced,
             failed=failed,
             queue=AppendQueue(name),
         )

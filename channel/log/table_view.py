@@ -15,7 +15,7 @@ from types import TracebackType
 from typing import Final, Self, TypeVar
 
 from equipoise.channel.core.codec import encode
-from equipoise.channel.core.difference import Jump, jump_between
+from equipoise.channel.core.difference import Resync, resync_between
 from equipoise.channel.core.errors import DeadlineExceeded, EquipoiseError, LogTruncated, OutcomeUnknown, Overloaded
 from equipoise.channel.core.log import Entry, Log
 from equipoise.channel.core.propose import Author
@@ -35,12 +35,12 @@ STOP_MS_MAX: Final = 5_000
 """How long leaving the context waits for the thread: it may be in an append (500 ms) or a read (1 s) of a log that hangs."""
 
 Listener = Callable[[Folded], None]
-JumpListener = Callable[[Jump], None]
-Told = TypeVar("Told", Folded, Jump)
+ResyncListener = Callable[[Resync], None]
+Told = TypeVar("Told", Folded, Resync)
 
 
-def _passed_over(_jump: Jump) -> None:
-    """The `JumpListener` of those who ask for records alone."""
+def _passed_over(_resync: Resync) -> None:
+    """The `ResyncListener` of those who ask for records alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -76,7 +76,7 @@ class TableView:
     """
 
     def __init__(self, open_handle: Callable[[], Log], *, name: str, cluster: str | None = None, snapshot: bytes | None = None) -> None:
-        """Follow the log that `open_handle` opens, from its twin, its beginning, or on from `snapshot`; `name` is its URL.
+        """Follow the log that `open_handle` opens, from its snapshot, its beginning, or on from `snapshot`; `name` is its URL.
 
         With `cluster` given, the log of another one ends the following (`ForeignLog`). Raises `SnapshotDamaged`.
         """
@@ -89,13 +89,13 @@ class TableView:
             position=FROM_NOTHING if snapshot is None else self._reader.position,
             deliver=self._deliver,
             caught_up=self._caught_up,
-            jumped=self._jumped,
+            resynced=self._resynced,
             failed=self._failed,
             cluster=cluster,
         )
         self._has_begun = snapshot is not None
         self._end_at_start: int | None = None
-        self._listeners: dict[int, tuple[Listener, JumpListener]] = {}
+        self._listeners: dict[int, tuple[Listener, ResyncListener]] = {}
         self._listeners_ever = 0
         # Who waits: until something holds; for the verdict at a physical offset; for these very bytes to be read.
         self._waiting: dict[asyncio.Future[None], Callable[[], bool]] = {}
@@ -137,16 +137,16 @@ class TableView:
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         await self.stop(Deadline.after(timeout_ms=STOP_MS_MAX))
 
-    def listen(self, listener: Listener, *, jumped: JumpListener = _passed_over) -> Callable[[], None]:
+    def listen(self, listener: Listener, *, resynced: ResyncListener = _passed_over) -> Callable[[], None]:
         """Call `listener` with every record that is folded from now on, rejected ones too; what is returned ends that.
 
-        The view stands just after the record. Where records are left out, since truncation took them first, `jumped` is
+        The view stands just after the record. Where records are left out, since truncation took them first, `resynced` is
         called instead, and `view` is another object from then on. What either raises goes to the loop's exception handler:
         a listener cannot keep others, nor the view, from the record.
         """
         self._listeners_ever += 1
         number = self._listeners_ever
-        self._listeners[number] = (listener, jumped)
+        self._listeners[number] = (listener, resynced)
 
         def end() -> None:
             self._listeners.pop(number, None)
@@ -220,7 +220,7 @@ class TableView:
                 self._tell(listener, folded)
         self._look_at_waiting()
 
-    def _jumped(self, reader: Reader) -> None:
+    def _resynced(self, reader: Reader) -> None:
         """Go on with a view that has left records out: what was proposed in them has a verdict that nobody can read.
 
         The first time that is how a view begins, and nobody has missed anything.
@@ -229,14 +229,14 @@ class TableView:
             self._reader, self._has_begun = reader, True
             self._look_at_waiting()
             return
-        jump, left = jump_between(self._reader.view, reader.view), self._reader
+        resync, left = resync_between(self._reader.view, reader.view), self._reader
         self._reader = reader
         for offset in [offset for offset in self._appended if offset < reader.position]:
             self._lose(self._appended.pop(offset), offset)
         for proposal in self._in_doubt:
             self._lose(proposal, left.position)
         for _, listener in tuple(self._listeners.values()):
-            self._tell(listener, jump)
+            self._tell(listener, resync)
         self._look_at_waiting()
 
     def _lose(self, proposal: _Proposal, position: int) -> None:
@@ -276,7 +276,7 @@ class TableView:
         elif self.failure is not None:
             proposal.fail(proposal.unknown(self.failure))
         elif isinstance(outcome, Appended) and outcome.offset < self._reader.position:
-            self._lose(proposal, outcome.offset)  # A jump has come between.
+            self._lose(proposal, outcome.offset)  # A resync has come between.
         elif isinstance(outcome, Appended):
             self._appended[outcome.offset] = proposal
         elif not proposal.verdict.done():

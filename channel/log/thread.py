@@ -52,12 +52,12 @@ WAIT_MS_MAX: Final = 1_000
 """How long the thread waits for the log in one call. What happens ends the wait, but for the end of a loop that was closed while
 somebody still followed: that is found out so much later."""
 
-JUMPS_MAX: Final = 3
+RESYNCS_MAX: Final = 3
 """How often a place is restored before it has read an entry again. A restored reader has ten minutes of the log before it, the least
 that is ever kept, so that one more time is bad luck; a third would mean that restoring takes longer than that."""
 
 COPY_MS_MAX: Final = 60_000
-"""How long those who followed a log while it was empty wait for the twin of a copy, whose genesis comes first: 100,000 bundles
+"""How long those who followed a log while it was empty wait for the snapshot of a copy, whose genesis comes first: 100,000 bundles
 are written within 10 s. After that the copy has died, and they end as all do who find it so."""
 
 Argument = TypeVar("Argument")
@@ -160,7 +160,7 @@ class LogThread:
                 attempt.settle(outcome)
             for places, entries, _ in read:
                 for place in places:
-                    if place.failure is None and not place.awaits_jump:
+                    if place.failure is None and not place.awaits_resync:
                         self._tell(place, place.deliver, entries)
         finally:
             with self._changed:
@@ -170,15 +170,15 @@ class LogThread:
                 self._changed.notify_all()
 
     def _take_caught_up(self, place: Place, end: int) -> None:
-        if place.awaits_jump:
+        if place.awaits_resync:
             place.is_caught_up = False  # It has not folded what was read for it; the thread looks again.
         elif place.failure is None:
             self._tell(place, place.caught_up, end)
 
-    def _take_jump(self, place: Place, reader: Reader) -> None:
-        place.awaits_jump = False
+    def _take_resync(self, place: Place, reader: Reader) -> None:
+        place.awaits_resync = False
         if place.failure is None:
-            self._tell(place, place.jumped, reader)
+            self._tell(place, place.resynced, reader)
 
     def _take_outage(self, outage: Outage | None) -> None:
         self._tell_of_outage(outage)
@@ -205,8 +205,8 @@ class LogThread:
         """Call one host. What it raises ends its seat, and keeps nothing from the others; but for `BegunAbove`, which has it restored."""
         try:
             call(argument)
-        except BegunAbove:  # What is on its way to it is left out: the reader that it jumps to reads that too.
-            place.awaits_jump = place.is_cut_off = True
+        except BegunAbove:  # What is on its way to it is left out: the reader that it resyncs to reads that too.
+            place.awaits_resync = place.is_cut_off = True
             self._wake()
         except EquipoiseError as error:
             self._fail(place, error)
@@ -333,8 +333,8 @@ class LogThread:
             sharing -= len(at[position])
 
     def _restore(self, log: Log, place: Place) -> None:
-        """Have a place that was cut off go on from what the channel's twin has. Raises `LogUnavailable`."""
-        if place.jumps == JUMPS_MAX:
+        """Have a place that was cut off go on from what the channel's snapshot has. Raises `LogUnavailable`."""
+        if place.resyncs == RESYNCS_MAX:
             self._turn_out([place], LogTruncated(log=self.name, position=place.position, start=log.start()))
             return
         try:
@@ -344,15 +344,15 @@ class LogThread:
         except LogUnavailable:
             raise
         except LogTruncated:
-            place.jumps += 1  # Once more, in the midst of it.
+            place.resyncs += 1  # Once more, in the midst of it.
         except EquipoiseError as error:
             if place.is_cut_off and isinstance(error, ChannelIncomplete) and not self._outage_exceeds(COPY_MS_MAX):
                 raise LogUnavailable(log=self.name, problem="a channel is just being copied to it", in_doubt=False) from error
             self._turn_out([place], error)
         else:
-            place.jumps += 1
+            place.resyncs += 1
             place.position, place.is_cut_off = reader.position, False
-            self._post(self._take_jump, place, reader)
+            self._post(self._take_resync, place, reader)
 
     def _outage_exceeds(self, duration_ms: int) -> bool:
         return self._outage is not None and self._now_ns() - self._outage.since_ns >= duration_ms * 1_000_000
@@ -425,7 +425,7 @@ class LogThread:
             for places, entries, behind in read:
                 for place in places:
                     place.position = entries[-1].offset + 1
-                    place.jumps = 0
+                    place.resyncs = 0
                     place.undelivered += len(entries)
                     place.behind = behind
         self._post(self._take, settled, read)

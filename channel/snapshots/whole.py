@@ -17,9 +17,9 @@ PEEK_ENTRIES: Final = 100
 
 
 def is_whole(log: Log) -> bool:
-    """Whether the log still has its beginning, and is no copy, whose beginning is its twin. Raises what `Log.read` raises.
+    """Whether the log still has its beginning, and is no copy, whose beginning is its snapshot. Raises what `Log.read` raises.
 
-    A log without a genesis is whole by itself. With a twin it may be a copy whose genesis is missing.
+    A log without a genesis is whole by itself. With a snapshot it may be a copy whose genesis is missing.
     """
     return log.start() == FIRST_OFFSET and not base_of(log)
 

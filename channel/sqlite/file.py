@@ -26,7 +26,7 @@ FileId = tuple[int, int] | None
 
 
 def usable_path(path: str, *, url: str, create: bool) -> Path:
-    """The real path, where symbolic links lead: SQLite's own files stand beside that, so the bell must too.
+    """The real path, where symbolic links lead: SQLite's own files stand beside that, so the notifier must too.
 
     Raises `InvalidLogUrl` if no log can be there, `LogNotBegun` if none is and none is to be made, and `LogHardLinked`.
     """

@@ -1,12 +1,13 @@
 """What stands in the file of an SQLite log: its tables, and how a file comes to have them.
 
 May live here: the schema, making it, bringing an older file up to it, and telling a file of ours from others. Functions over
-a connection; what the tables are used for is in `sqlite_log` and `sqlite_twin`.
+a connection; what the tables are used for is in `sqlite_log` and `sqlite_snapshot_store`.
 
 `entries` holds the log, and `log` its bounds in one row, with the time of the newest append (see `log_time`), and that
-from which on entries bear their own, for those who look at the file. In `twin` each row has the number of the
-replacement that wrote it, and `twin_marker` says in one row which of them is the newest that counts (see `sqlite_twin`).
-`floor` and `floor_marker` are the same of the log's floor. A file gets them, and so format 3, when its floor is first claimed.
+from which on entries bear their own, for those who look at the file. In `snapshot` each row has the number of the
+replacement that wrote it, and `snapshot_marker` says in one row which of them is the newest that counts (see `sqlite_snapshot_store`).
+`history snapshot` and `history_marker` are the same of the log's history snapshot. A file gets them, and so format 3, when its history
+snapshot is first claimed.
 
 `decisions` is no part of the log: what balancers decided, for people and other programs. A file gets it with the first of them, and
 whatever becomes of it, the log stands.
@@ -25,10 +26,10 @@ from equipoise.channel.core.log import FIRST_OFFSET
 
 APPLICATION_ID: Final = 0x45515053  # "EQPS"
 FORMAT: Final = 2
-FORMAT_WITH_FLOOR: Final = 3
+FORMAT_WITH_HISTORY: Final = 3
 
-TWIN: Final = "twin"
-FLOOR: Final = "floor"
+SNAPSHOT: Final = "twin"
+HISTORY: Final = "floor"
 DECISIONS: Final = "decisions"
 
 SKIP_AFTER_RESTART: Final = 1_000_000
@@ -41,8 +42,8 @@ _ENTRIES_1: Final = "CREATE TABLE entries (offset INTEGER PRIMARY KEY, data BLOB
 _LOG_1: Final = "CREATE TABLE log (identity TEXT NOT NULL, start_offset INTEGER NOT NULL, end_offset INTEGER NOT NULL, boot TEXT NOT NULL"
 _ROWS: Final = "(key BLOB NOT NULL, generation INTEGER NOT NULL, data BLOB, PRIMARY KEY (key, generation)) WITHOUT ROWID"
 _MARKER: Final = "(claim INTEGER NOT NULL, generation INTEGER NOT NULL, is_tidy INTEGER NOT NULL, data BLOB)"
-_TWIN_TABLES: Final = (f"CREATE TABLE {TWIN} {_ROWS}", f"CREATE TABLE {TWIN}_marker {_MARKER}")
-_FLOOR_TABLES: Final = (f"CREATE TABLE {FLOOR} {_ROWS}", f"CREATE TABLE {FLOOR}_marker {_MARKER}")
+_SNAPSHOT_TABLES: Final = (f"CREATE TABLE {SNAPSHOT} {_ROWS}", f"CREATE TABLE {SNAPSHOT}_marker {_MARKER}")
+_HISTORY_TABLES: Final = (f"CREATE TABLE {HISTORY} {_ROWS}", f"CREATE TABLE {HISTORY}_marker {_MARKER}")
 _DECISIONS_TABLE: Final = (
     f"CREATE TABLE {DECISIONS} (id INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, broker TEXT NOT NULL, kind TEXT NOT NULL, "
     "strategy TEXT NOT NULL, result TEXT NOT NULL, cause TEXT NOT NULL, document TEXT NOT NULL)"
@@ -51,7 +52,7 @@ _TABLES_1: Final = (f"{_ENTRIES_1})", f"{_LOG_1})")
 # By name, and spelled as SQLite itself spells a table to which a column was added, so that a file brought up looks like one made anew.
 _ENTRIES: Final = f"{_ENTRIES_1}, {_APPENDED_MS})"
 _LOG: Final = f"{_LOG_1}, {_BEGUN_MS}, {_APPENDED_MS})"
-_TABLES: Final = (_ENTRIES, _LOG, *_TWIN_TABLES)
+_TABLES: Final = (_ENTRIES, _LOG, *_SNAPSHOT_TABLES)
 
 
 def found_format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
@@ -78,7 +79,7 @@ def _format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
         raise LogDamaged(log=log, problem=f"{path} is an SQLite database of another program")
     [(file_format,)] = connection.execute("PRAGMA user_version").fetchall()
     if file_format not in _TABLES_OF:
-        problem = f"{path} has format {file_format}, and this version reads format {FORMAT_WITH_FLOOR} and older ones"
+        problem = f"{path} has format {file_format}, and this version reads format {FORMAT_WITH_HISTORY} and older ones"
         raise LogDamaged(log=log, problem=problem)
     tables = [statement for table, statement in found if table != DECISIONS.encode()]
     if tables != [statement.encode() for statement in _TABLES_OF[file_format]]:
@@ -86,7 +87,7 @@ def _format(connection: sqlite3.Connection, path: Path, *, log: str) -> int:
     return int(file_format)
 
 
-_TABLES_OF: Final = {1: _TABLES_1, FORMAT: _TABLES, FORMAT_WITH_FLOOR: (_ENTRIES, *_FLOOR_TABLES, _LOG, *_TWIN_TABLES)}
+_TABLES_OF: Final = {1: _TABLES_1, FORMAT: _TABLES, FORMAT_WITH_HISTORY: (_ENTRIES, *_HISTORY_TABLES, _LOG, *_SNAPSHOT_TABLES)}
 
 
 def create(connection: sqlite3.Connection, *, boot: str) -> None:
@@ -98,7 +99,7 @@ def create(connection: sqlite3.Connection, *, boot: str) -> None:
     now_ms = time.time_ns() // 1_000_000
     values = (uuid.uuid4().hex, FIRST_OFFSET, FIRST_OFFSET - 1, boot, now_ms, now_ms)
     connection.execute("INSERT INTO log VALUES (?, ?, ?, ?, ?, ?)", values)
-    _begin_twin(connection)
+    _begin_snapshot(connection)
 
 
 def bring_up(connection: sqlite3.Connection) -> None:
@@ -109,33 +110,33 @@ def bring_up(connection: sqlite3.Connection) -> None:
     connection.execute(f"ALTER TABLE entries ADD COLUMN {_APPENDED_MS}")
     connection.execute(f"ALTER TABLE log ADD COLUMN {_BEGUN_MS}")
     connection.execute(f"ALTER TABLE log ADD COLUMN {_APPENDED_MS}")
-    for statement in _TWIN_TABLES:
+    for statement in _SNAPSHOT_TABLES:
         connection.execute(statement)
     connection.execute(f"PRAGMA user_version = {FORMAT}")
     now_ms = time.time_ns() // 1_000_000
     connection.execute("UPDATE log SET begun_ms = :now_ms, appended_ms = :now_ms", {"now_ms": now_ms})
     connection.execute("UPDATE entries SET appended_ms = ? WHERE offset = (SELECT max(offset) FROM entries)", (now_ms,))
-    _begin_twin(connection)
+    _begin_snapshot(connection)
 
 
-def _begin_twin(connection: sqlite3.Connection) -> None:
+def _begin_snapshot(connection: sqlite3.Connection) -> None:
     connection.execute("INSERT INTO twin_marker VALUES (0, 0, 1, NULL)")
 
 
-def has_floor(connection: sqlite3.Connection) -> bool:
-    """Whether the file has the tables of a floor."""
+def has_history_snapshot(connection: sqlite3.Connection) -> bool:
+    """Whether the file has the tables of a history snapshot."""
     [(file_format,)] = connection.execute("PRAGMA user_version").fetchall()
-    return bool(file_format >= FORMAT_WITH_FLOOR)
+    return bool(file_format >= FORMAT_WITH_HISTORY)
 
 
-def make_floor(connection: sqlite3.Connection) -> None:
-    """Make the tables of a floor, instead of those that the file may have, within the caller's transaction."""
-    connection.execute(f"DROP TABLE IF EXISTS {FLOOR}")
-    connection.execute(f"DROP TABLE IF EXISTS {FLOOR}_marker")
-    for statement in _FLOOR_TABLES:
+def make_history_snapshot(connection: sqlite3.Connection) -> None:
+    """Make the tables of a history snapshot, instead of those that the file may have, within the caller's transaction."""
+    connection.execute(f"DROP TABLE IF EXISTS {HISTORY}")
+    connection.execute(f"DROP TABLE IF EXISTS {HISTORY}_marker")
+    for statement in _HISTORY_TABLES:
         connection.execute(statement)
-    connection.execute(f"PRAGMA user_version = {FORMAT_WITH_FLOOR}")
-    # Far above the claims on a floor that was here before, so that none of them counts for this one.
+    connection.execute(f"PRAGMA user_version = {FORMAT_WITH_HISTORY}")
+    # Far above the claims on a history snapshot that was here before, so that none of them counts for this one.
     claim = time.time_ns()
     connection.execute("INSERT INTO floor_marker VALUES (?, 0, 1, NULL)", (claim,))
 

@@ -1,7 +1,7 @@
 """The `Log` in one SQLite file, shared by all processes of one machine.
 
-May live here: `SqliteLog`, on the file that `sqlite_storage` opens. How a reader is woken is told in `sqlite_bell`, and the
-log's twin and its floor in `sqlite_twin`.
+May live here: `SqliteLog`, on the file that `sqlite_storage` opens. How a reader is woken is told in `sqlite_notifier`, and the
+log's snapshot and its history snapshot in `sqlite_snapshot_store`.
 
 Theory of operation:
 
@@ -35,16 +35,16 @@ from zlib import crc32
 from equipoise.channel.core.errors import InvalidLogUrl, LogDamaged
 from equipoise.channel.core.log import READ_BYTES_MAX, READ_ENTRIES_MAX, Entry, check_batch, check_position
 from equipoise.channel.core.records import INTEGER_MAX
-from equipoise.channel.sqlite.bell import Bell
 from equipoise.channel.sqlite.file import BOOT_ID, this_boot, usable_path
-from equipoise.channel.sqlite.format import FLOOR
+from equipoise.channel.sqlite.format import HISTORY
+from equipoise.channel.sqlite.notifier import Notifier
+from equipoise.channel.sqlite.snapshot_store import SqliteSnapshotStore
 from equipoise.channel.sqlite.storage import READ_MS_MAX, SqliteStorage, Synchronous
-from equipoise.channel.sqlite.twin import SqliteTwin
 from equipoise.channel.system.file_system import MOUNT_TABLE, refuse_network_file_system
 from equipoise.channel.system.log_time import latest_ms, next_ms, position_by
 
 RECHECK_MS: Final = 250
-"""How long a waiting reader trusts the bell before it looks for itself: what a writer costs that is killed between its
+"""How long a waiting reader trusts the notifier before it looks for itself: what a writer costs that is killed between its
 commit and its ring. Four looks a second of about 40 microseconds each are no load."""
 
 TRUNCATE_STEP_ENTRIES: Final = 200
@@ -79,9 +79,9 @@ class SqliteLog:
             raise InvalidLogUrl(url=name, problem="synchronous=normal needs a system that tells when it was started, as Linux does")
         self._storage = SqliteStorage(real_path, name=name, synchronous=synchronous, boot=boot, create=create)
         self.identity = self._storage.identity
-        self._bell = Bell(f"{real_path}-bell", use_inotify=use_inotify)
-        self._twin = SqliteTwin(self._storage)
-        self._floor = SqliteTwin(self._storage, table=FLOOR)
+        self._notifier = Notifier(f"{real_path}-bell", use_inotify=use_inotify)
+        self._compacted_snapshot = SqliteSnapshotStore(self._storage)
+        self._history_snapshot = SqliteSnapshotStore(self._storage, table=HISTORY)
 
     def append(self, batch: Sequence[bytes], *, timeout_ms: int) -> Sequence[int]:
         """See `Log.append`. The batch is appended whole or not at all, and stands together, which is more than is promised."""
@@ -95,7 +95,7 @@ class SqliteLog:
             execute = self._storage.connection.executemany
             execute("INSERT INTO entries (offset, data, checksum, appended_ms) VALUES (?, ?, ?, ?)", rows)
             self._storage.connection.execute("UPDATE log SET end_offset = ?, appended_ms = ?", (bounds.end + len(rows), now_ms))
-        self._bell.ring()
+        self._notifier.ring()
         self._storage.bound_wal()
         return range(first, first + len(rows))
 
@@ -124,13 +124,13 @@ class SqliteLog:
         """See `Log.wait`."""
         give_up_ns = time.monotonic_ns() + timeout_ms * 1_000_000
         while True:
-            woken = self._bell.listen()  # Before the look, so that a commit after the look rings into the sleep.
+            woken = self._notifier.listen()  # Before the look, so that a commit after the look rings into the sleep.
             if self._is_there(position):
                 return True
             remaining_ms = -((time.monotonic_ns() - give_up_ns) // 1_000_000)
             if woken or remaining_ms <= 0:
                 return False
-            self._bell.sleep(min(remaining_ms, RECHECK_MS))
+            self._notifier.sleep(min(remaining_ms, RECHECK_MS))
 
     def _is_there(self, position: int) -> bool:
         """Whether an entry stands at `position` or above. The end does not tell: after a restart it lies above a gap."""
@@ -142,7 +142,7 @@ class SqliteLog:
 
     def wake(self) -> None:
         """See `Log.wake`."""
-        self._bell.wake()
+        self._notifier.wake()
 
     def start(self) -> int:
         """See `Log.start`."""
@@ -185,13 +185,13 @@ class SqliteLog:
             log=self.name, problem=f"the entry at or after offset {position} bears no time, or stands out of order", offset=position
         )
 
-    def twin(self) -> SqliteTwin:
-        """See `Log.twin`."""
-        return self._twin
+    def compacted_snapshot(self) -> SqliteSnapshotStore:
+        """See `Log.snapshot`."""
+        return self._compacted_snapshot
 
-    def floor(self) -> SqliteTwin:
-        """See `Log.floor`."""
-        return self._floor
+    def history_snapshot(self) -> SqliteSnapshotStore:
+        """See `Log.history snapshot`."""
+        return self._history_snapshot
 
     def truncate(self, below: int, *, timeout_ms: int) -> None:
         """See `Log.truncate`. `start` is raised first, durably, and entries removed in steps, so that appends pass in between.
@@ -230,7 +230,7 @@ class SqliteLog:
 
     def close(self) -> None:
         """See `Log.close`."""
-        self._bell.close()
+        self._notifier.close()
         self._storage.close()
 
 

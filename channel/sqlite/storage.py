@@ -1,7 +1,7 @@
 """The file of an SQLite log in use: its connection, the transactions that many processes contend for, and what goes wrong.
 
-May live here: `SqliteStorage`, on which the log, its twin and its floor stand, and what they need of SQLite: waiting for the write lock,
-the file's identity while it is open, its WAL's size, and the translation of its errors. What stands in the file is told in
+May live here: `SqliteStorage`, on which the log, its snapshot and its history snapshot stand, and what they need of SQLite: waiting for
+the write lock, the file's identity while it is open, its WAL's size, and the translation of its errors. What stands in the file is told in
 `sqlite_format`, where the file may be in `sqlite_file`.
 """
 

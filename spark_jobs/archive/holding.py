@@ -37,7 +37,7 @@ READ_MS: Final = 5_000
 """How long one batch of the archive waits for the channel to be read on, some hundred thousand records; the next one goes on."""
 
 OPEN_MS: Final = 30_000
-"""How long it waits for the view with which that reading begins, which cannot be read by halves: the twin of a million bundles."""
+"""How long it waits for the view with which that reading begins, which cannot be read by halves: the snapshot of a million bundles."""
 
 OPEN_MS_MAX: Final = 600_000
 """Each time that was too short it waits twice as long, up to this: a machine that is twenty times slower. A batch waits no longer."""
@@ -145,11 +145,11 @@ class Hold:
         self._written_to = reached
 
     def _opened(self) -> Access:
-        """The channel, of which nothing is read but its twin: what follows that is read on by one batch after the other."""
+        """The channel, of which nothing is read but its snapshot: what follows that is read on by one batch after the other."""
         deadline = Deadline.after(timeout_ms=self._open_ms)
         log = self._stack.enter_context(closing(open_log(self._url, create=False)))
-        reader = restored(log, check=lambda: deadline.check(f"reading the twin of {self._url}"))
-        self._moved_to = reader.view.offset  # Whatever the twin stands for.
+        reader = restored(log, check=lambda: deadline.check(f"reading the snapshot of {self._url}"))
+        self._moved_to = reader.view.offset  # Whatever the snapshot stands for.
         return Access(log=log, reader=reader, publisher=PUBLISHER, deadline=deadline)
 
     def _tell_reading(self, access: Access) -> None:

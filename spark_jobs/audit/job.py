@@ -160,7 +160,7 @@ def _told_start(log: str, sink: Sink, beginning: Beginning) -> str:
     if not sink.is_new:
         return f"auditing {log}, on from where it was left"
     position = beginning.positions[Source.CHANNEL]
-    where = "from its first record" if beginning.snapshot is None else f"from {position}, the first that its twin leads on to"
+    where = "from its first record" if beginning.snapshot is None else f"from {position}, the first that its snapshot leads on to"
     lost = f"; its checkpoint is gone: {WITHOUT_CHECKPOINT[JOB]}" if sink.manifest.generation > 1 else ""
     return f"auditing {log} {where}{lost}"
 

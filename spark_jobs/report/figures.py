@@ -19,10 +19,10 @@ REPORTS_MISSED: Final = 3
 """A broker is silent once so many of its load reports in a row are missing. The balancer leaves it out after the same number."""
 
 MARKS: Final = 2_000
-"""How finely the strip chart tells times apart: a tenure shorter than this part of the period is less than a pixel."""
+"""How finely the strip chart tells times apart: an ownership shorter than this part of the period is less than a pixel."""
 
 LANES_MAX: Final = 40
-"""Bundles in the strip chart. The tenures of a bundle do not overlap, so at most LANES_MAX * MARKS of them can be seen."""
+"""Bundles in the strip chart. The ownerships of a bundle do not overlap, so at most LANES_MAX * MARKS of them can be seen."""
 
 BROKERS_MAX: Final = 40
 FINDINGS_MAX: Final = 100
@@ -30,7 +30,7 @@ MOVERS_MAX: Final = 15
 REASONS_MAX: Final = 12
 REASONS_EACH_MAX: Final = 3
 DEATHS_MAX: Final = 50
-DIVISIONS_MAX: Final = 50
+SPLITS_AND_MERGES_MAX: Final = 50
 PARTS_MAX: Final = 8
 """Children of one split that are named."""
 DECISIONS_MAX: Final = 40
@@ -94,7 +94,7 @@ class Counted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenure:
+class Ownership:
     """One broker serves one bundle. `how` it ended, None if it had not when the archive ended. Times lie within the period."""
 
     broker: str
@@ -110,7 +110,7 @@ class Lane:
     namespace: str
     bundle: str
     changes: int
-    tenures: tuple[Tenure, ...]
+    ownerships: tuple[Ownership, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,7 +199,7 @@ class Death:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Division:
+class SplitOrMerge:
     """One split or merge: which bundles it ended and which it began, at most `PARTS_MAX` of each, and how many there were."""
 
     kind: str
@@ -263,7 +263,7 @@ class Report:
     bundle_moves: Few[BundleMoves] = Few()
     broker_moves: Few[BrokerMoves] = Few()
     deaths: Few[Death] = Few()
-    divisions: Few[Division] = Few()
+    splits_and_merges: Few[SplitOrMerge] = Few()
     decisions: Few[Decided] = Few()
     unserved_ms: int = 0
 

@@ -43,7 +43,7 @@ def page(report: Report, drawn: tuple[Plot, ...], *, zone: tzinfo, written_ms: i
             _brokers(report, pictures),
             _moves(report, pictures),
             _deaths(report, zone),
-            _divisions(report, zone),
+            _splits_and_merges(report, zone),
             _decisions(report),
             _records(report),
         ]
@@ -76,7 +76,7 @@ def summary(report: Report) -> dict[str, Any]:
         "pause_max_ms": report.moves.pause_max_ms,
         "unserved_ms": report.unserved_ms,
         "deaths": report.deaths.count,
-        "divisions": report.divisions.count,
+        "divisions": report.splits_and_merges.count,
     }
 
 
@@ -175,8 +175,8 @@ def _cards(report: Report) -> Html:
     rejected = sum(each.count for each in report.records if each.verdict != ACCEPTED)
     waiting = sum(death.waiting for death in report.deaths.shown)
     done = moves.results.get("done", 0)
-    kinds = Counter(each.kind for each in report.divisions.shown)
-    divided = f"{kinds['split']} splits, {kinds['merge']} merges" if not report.divisions.left_out else "the latest are below"
+    kinds = Counter(each.kind for each in report.splits_and_merges.shown)
+    divided = f"{kinds['split']} splits, {kinds['merge']} merges" if not report.splits_and_merges.left_out else "the latest are below"
     pauses = f"p99 {told_duration(moves.pause_p99_ms)}, longest {told_duration(moves.pause_max_ms)}"
     brokers = len(report.owned.brokers) + report.owned.left_out
     cards = (
@@ -185,7 +185,7 @@ def _cards(report: Report) -> Html:
         ("Pauses together", told_duration(moves.pause_sum_ms), "what all moves cost"),
         ("Nobody served", told_duration(report.unserved_ms), "summed over bundles, first placements too"),
         ("Brokers that died or left", told_count(report.deaths.count), _felt(report.deaths.shown)),
-        ("Splits and merges", told_count(report.divisions.count), divided),
+        ("Splits and merges", told_count(report.splits_and_merges.count), divided),
         ("Bundles, brokers", f"{told_count(report.lanes.count)}, {told_count(brokers)}", "that served, or were served, in this period"),
         ("Records", told_count(records), f"{told_count(rejected)} rejected ({told_share(rejected, records)})"),
     )
@@ -220,8 +220,8 @@ def _served(report: Report, pictures: Mapping[str, Plot]) -> Html:
     rows = []
     for lane in lanes.shown:
         served = Counter[str]()
-        for tenure in lane.tenures:
-            served[tenure.broker] += tenure.to_ms - tenure.from_ms
+        for ownership in lane.ownerships:
+            served[ownership.broker] += ownership.to_ms - ownership.from_ms
         told = ", ".join(f"{broker} {told_duration(length)}" for broker, length in served.most_common(_BROKERS_OF_LANE))
         rows.append((lane.namespace, lane.bundle, told_count(lane.changes), told or NONE))
     caption = (
@@ -359,22 +359,22 @@ def _deaths(report: Report, zone: tzinfo) -> Html:
     )
 
 
-def _divisions(report: Report, zone: tzinfo) -> Html:
-    if not report.divisions.shown:
+def _splits_and_merges(report: Report, zone: tzinfo) -> Html:
+    if not report.splits_and_merges.shown:
         return section("divisions", "Splits and merges", _nothing("No bundle was split or merged in this period."))
     rows = [
         (
             told_time(each.at_ms, zone), each.kind, _names(each.before, each.before_count), _names(each.after, each.after_count),
             each.publisher or NONE, each.reason or NONE,
         )
-        for each in report.divisions.shown
+        for each in report.splits_and_merges.shown
     ]  # fmt: skip
     kinds = ("time", "text", "name", "name", "name", "text")
     return section(
         "divisions",
         "Splits and merges",
         table("Bundles that were divided or joined", ("when", "what", "was", "became", "asked by", "reason"), rows, kinds=kinds),
-        _left_out(report.divisions, "split or merge", "the latest are shown", many="splits and merges"),
+        _left_out(report.splits_and_merges, "split or merge", "the latest are shown", many="splits and merges"),
     )
 
 

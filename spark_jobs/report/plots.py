@@ -56,7 +56,7 @@ _HATCHES: Final = ("", "////", "....", "xxxx", "++++")
 _RESULT_HUES: Final = {
     "done": "#0072B2",
     "unloaded": "#56B4E9",
-    "called_off": "#E69F00",
+    "cancelled": "#E69F00",
     "destination_died": "#D55E00",
     "destination_left": "#F0E442",
     "source_died": "#CC79A7",
@@ -118,7 +118,7 @@ def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:
     """The strip chart: a row for each bundle, in the colour of the broker that serves it; ends that are no transfer are marked."""
     period, lanes = _period(report), report.lanes.shown
     brokers = list(report.owned.brokers)
-    brokers += sorted({tenure.broker for lane in lanes for tenure in lane.tenures} - set(brokers))
+    brokers += sorted({ownership.broker for lane in lanes for ownership in lane.ownerships} - set(brokers))
     figure = Figure(
         figsize=(WIDTH_INCHES, 1.5 + _LANE_INCHES * len(lanes) + 0.2 * (len(brokers) // _legend_columns(short_names(brokers).values()))),
         layout="constrained",
@@ -126,7 +126,7 @@ def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:
     axes = figure.add_subplot()
     for row, lane in enumerate(lanes):
         for number, broker in enumerate(brokers):
-            spans = [_span(tenure.from_ms, tenure.to_ms, zone) for tenure in lane.tenures if tenure.broker == broker]
+            spans = [_span(ownership.from_ms, ownership.to_ms, zone) for ownership in lane.ownerships if ownership.broker == broker]
             axes.broken_barh(spans, (row - 0.42, 0.84), edgecolor=theme.paper, linewidth=0.3, facecolor=_hue(number), hatch=_hatch(number))
     marked = _mark_ends(axes, lanes, theme, zone)
     deaths = [death for death in report.deaths.shown if death.kind != "left"]
@@ -264,10 +264,12 @@ def _heat(grid: Grid, period: Period, theme: Theme, zone: tzinfo, *, label: str,
 
 
 def _mark_ends(axes: Axes, lanes: Sequence[Lane], theme: Theme, zone: tzinfo) -> list[str]:
-    """Mark how tenures ended; which marks there are."""
+    """Mark how ownerships ended; which marks there are."""
     marked = []
     for how, (marker, _) in _MARK_OF.items():
-        places = [(_at(tenure.to_ms, zone), row) for row, lane in enumerate(lanes) for tenure in lane.tenures if tenure.how == how]
+        places = [
+            (_at(ownership.to_ms, zone), row) for row, lane in enumerate(lanes) for ownership in lane.ownerships if ownership.how == how
+        ]
         if places:
             marked.append(how)
             times, rows = zip(*places, strict=True)

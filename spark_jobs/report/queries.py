@@ -22,16 +22,16 @@ from equipoise.spark_jobs.report.figures import (
     BrokerMoves,
     BundleMoves,
     Death,
-    Division,
     Few,
     Found,
     Grid,
     Lane,
     Moves,
+    Ownership,
     Period,
     Reason,
     Report,
-    Tenure,
+    SplitOrMerge,
     gravity,
 )
 from equipoise.spark_jobs.rules.catalogue import BY_NAME
@@ -72,11 +72,11 @@ class Queries:
         self._archive = archive
         self._spark = spark
         self._period = period
-        self._tenures = self._all_tenures().persist()
+        self._ownerships = self._all_ownerships().persist()
 
     def close(self) -> None:
         """Let go of what was kept."""
-        self._tenures.unpersist()
+        self._ownerships.unpersist()
 
     def filled(self, about: Report) -> Report:
         """`about` with all figures of the period."""
@@ -93,7 +93,7 @@ class Queries:
             bundle_moves=self.bundle_moves(),
             broker_moves=self.broker_moves(),
             deaths=self.deaths(),
-            divisions=self.divisions(),
+            splits_and_merges=self.splits_and_merges(),
             decisions=self.decisions(),
             unserved_ms=self.unserved_ms(),
         )
@@ -136,19 +136,19 @@ class Queries:
     # --- who served what ---------------------------------------------------------------------------------------------------------------
 
     def lanes(self) -> Few[Lane]:
-        """The tenures of the bundles that changed hands most often."""
-        tenures = self._tenures
+        """The ownerships of the bundles that changed hands most often."""
+        ownerships = self._ownerships
         begun = (~F.col("is_older")).cast("int") + (F.col("to_ms") < self._period.to_ms).cast("int")
-        of_bundles = tenures.groupBy("namespace", "bundle").agg(F.sum(begun).alias("changes"))
+        of_bundles = ownerships.groupBy("namespace", "bundle").agg(F.sum(begun).alias("changes"))
         busiest, count = _first(of_bundles, (F.desc("changes"), "namespace", "bundle"), figures.LANES_MAX)
         seen = (F.col("to_ms") - F.col("from_ms")) * figures.MARKS >= self._period.length_ms
         names = [row["bundle"] for row in busiest]
-        rows = tenures.where(F.col("bundle").isin(names) & seen).select("bundle", "broker", "from_ms", "to_ms", "how").collect()
-        found: dict[str, list[Tenure]] = defaultdict(list)
+        rows = ownerships.where(F.col("bundle").isin(names) & seen).select("bundle", "broker", "from_ms", "to_ms", "how").collect()
+        found: dict[str, list[Ownership]] = defaultdict(list)
         for row in sorted(rows, key=lambda row: (row["from_ms"], row["to_ms"])):
-            found[row["bundle"]].append(Tenure(broker=row["broker"] or "?", from_ms=row["from_ms"], to_ms=row["to_ms"], how=row["how"]))
+            found[row["bundle"]].append(Ownership(broker=row["broker"] or "?", from_ms=row["from_ms"], to_ms=row["to_ms"], how=row["how"]))
         lanes = [
-            Lane(namespace=row["namespace"], bundle=row["bundle"], changes=row["changes"], tenures=tuple(found[row["bundle"]]))
+            Lane(namespace=row["namespace"], bundle=row["bundle"], changes=row["changes"], ownerships=tuple(found[row["bundle"]]))
             for row in busiest
         ]
         return Few(shown=figures.by_namespace(lanes), count=count)
@@ -156,13 +156,13 @@ class Queries:
     def owned(self) -> Grid:
         """How many bundles each broker served on average in each column of time."""
         period = self._period
-        begun = self._tenures.select("broker", F.col("from_ms").alias("at_ms"), F.lit(1).alias("change"))
-        ended = self._tenures.select("broker", F.col("to_ms").alias("at_ms"), F.lit(-1).alias("change"))
+        begun = self._ownerships.select("broker", F.col("from_ms").alias("at_ms"), F.lit(1).alias("change"))
+        ended = self._ownerships.select("broker", F.col("to_ms").alias("at_ms"), F.lit(-1).alias("change"))
         place = (F.col("at_ms") - period.from_ms) / period.bin_ms
         steps = begun.union(ended).withColumn("bin", F.floor(place)).withColumn("part", F.col("change") * (F.col("bin") + 1 - place))
         sums = steps.where(F.col("bin") < BINS).groupBy("broker", "bin").agg(F.sum("change").alias("change"), F.sum("part").alias("part"))
         weight = F.sum(F.col("to_ms") - F.col("from_ms"))
-        brokers, left_out = self._greatest(self._tenures, "broker", weight)
+        brokers, left_out = self._greatest(self._ownerships, "broker", weight)
         found: dict[str, dict[int, tuple[int, float]]] = {broker: {} for broker in brokers}
         for row in sums.where(F.col("broker").isin(brokers)).collect():
             found[row["broker"]][row["bin"]] = (row["change"], row["part"])
@@ -292,10 +292,10 @@ class Queries:
         """The latest ends of brokers, in the order in which they came, and how long their bundles waited for an owner."""
         ends = self._ends_of_brokers()
         latest, count = _first(ends, (F.desc("offset"),), figures.DEATHS_MAX)
-        heirs = self._healing([row["offset"] for row in latest])
+        children = self._healing([row["offset"] for row in latest])
         shown = []
         for row in reversed(latest):
-            bundles, waiting, healed_ms = heirs.get(row["offset"], (0, 0, None))
+            bundles, waiting, healed_ms = children.get(row["offset"], (0, 0, None))
             at_ms = row["at_ms"]
             shown.append(
                 Death(
@@ -311,7 +311,7 @@ class Queries:
             )
         return Few(shown=tuple(shown), count=count)
 
-    def divisions(self) -> Few[Division]:
+    def splits_and_merges(self) -> Few[SplitOrMerge]:
         """The latest splits and merges, in the order in which they came."""
         steps = self._within(Table.TRANSITIONS).where(F.col("kind").isin("split", "merge"))
         ended, began = F.col("phase_after").isNull(), F.col("phase_before").isNull() & F.col("phase_after").isNotNull()
@@ -333,9 +333,9 @@ class Queries:
             )
             .where((F.col("before_count") > 0) & (F.col("after_count") > 0))
         )
-        rows, count = _first(groups, (F.desc("offset"),), figures.DIVISIONS_MAX)
+        rows, count = _first(groups, (F.desc("offset"),), figures.SPLITS_AND_MERGES_MAX)
         shown = tuple(
-            Division(
+            SplitOrMerge(
                 kind=row["kind"],
                 at_ms=row["at_ms"],
                 offset=row["offset"],
@@ -372,16 +372,16 @@ class Queries:
         frame = self._archive.frame(self._spark, Table.TRANSITIONS, last_day=_day(self._period.to_ms - 1))
         return frame.where(_ms("at") < self._period.to_ms)
 
-    def _all_tenures(self) -> DataFrame:
+    def _all_ownerships(self) -> DataFrame:
         """Who served what in the period: namespace, bundle, broker, from_ms, to_ms (cut off at its ends), how, is_older."""
         period = self._period
         ended = self._archive.frame(self._spark, Table.OWNERSHIP_INTERVALS, first_day=_day(period.from_ms)).select(
             "namespace", "bundle", "broker", _ms("from_at").alias("begun_ms"), _ms("to_at").alias("ended_ms"), "how"
         )
-        every = ended.union(self._open_tenures())
+        every = ended.union(self._open_ownerships())
         still = _served_at_first(self._archive)
         if still:
-            every = every.union(self._still_tenures(still))
+            every = every.union(self._still_ownerships(still))
         # One whose beginning nobody archived began when the one before it had ended, or before all that is known.
         rising = Window.partitionBy("namespace", "bundle").orderBy(F.asc_nulls_last("ended_ms"), F.asc_nulls_last("begun_ms"))
         every = every.withColumn("before_ms", F.max("ended_ms").over(rising.rowsBetween(Window.unboundedPreceding, -1)))
@@ -397,8 +397,8 @@ class Queries:
         )
         return cut.where(F.col("from_ms") < F.col("to_ms"))
 
-    def _open_tenures(self) -> DataFrame:
-        """Tenures that had not ended when the archive did: those that the last transition of their bundle leaves."""
+    def _open_ownerships(self) -> DataFrame:
+        """Ownerships that had not ended when the archive did: those that the last transition of their bundle leaves."""
         steps = self._archive.frame(self._spark, Table.TRANSITIONS)
         place = F.struct("offset", "ordinal")
         served = steps.select("namespace", "bundle", place.alias("place"), _ms("at").alias("ms"), _served("before"), _served("after"))
@@ -410,7 +410,7 @@ class Queries:
         ended_ms, how = F.lit(None).cast("bigint").alias("ended_ms"), F.lit(None).cast("string").alias("how")
         return last.where(F.col("broker").isNotNull()).select("namespace", "bundle", "broker", "begun_ms", ended_ms, how)
 
-    def _still_tenures(self, rows: list[tuple[str, str, str | None]]) -> DataFrame:
+    def _still_ownerships(self, rows: list[tuple[str, str, str | None]]) -> DataFrame:
         """Of what was served at the first snapshot, what the archive has seen no transition of: it is served so to this day."""
         schema = "namespace STRING, bundle STRING, broker STRING, begun_ms BIGINT, ended_ms BIGINT, how STRING"
         frame = self._spark.createDataFrame([(*row, None, None, None) for row in rows], schema)

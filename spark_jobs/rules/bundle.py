@@ -71,8 +71,8 @@ class BundleChecker:
             memory.remove(_NAME)
         else:
             memory.put(_NAME, orjson.dumps(tuple(after)))
-        holder = _tenure(after)
-        if remembered is None or _tenure(remembered) != holder:
+        holder = _ownership(after)
+        if remembered is None or _ownership(remembered) != holder:
             yield from follow_holder(memory, holder, fact)
         _forget_later(memory, fact)
 
@@ -128,7 +128,7 @@ def _forget_later(memory: Memory, fact: Fact) -> None:
         set_alarm(memory, _GONE, fact.at_ms + GONE_FOR_MS)
 
 
-def _tenure(state: State | None) -> tuple[int, int] | None:
+def _ownership(state: State | None) -> tuple[int, int] | None:
     """Token and incarnation of who may serve the bundle in this state; None while nobody may."""
     holder = None if state is None else state.holder()
     return None if state is None or holder is None else (state.token, holder)
@@ -302,7 +302,7 @@ def _named(state: State | None, fact: Fact, record: Raw) -> Iterator[Finding]:
     else:
         phase = str(forms.phase_of(record))
         step = STEPS[state.phase, phase]
-        token = fact.offset if step.tenure else state.token
+        token = fact.offset if step.ownership else state.token
         after = State(phase, record.get("owner"), record.get("source"), fact.offset, token, state.begun)
     yield from _same(state, after, fact)
 
@@ -315,7 +315,7 @@ def _died(state: State | None, fact: Fact) -> Iterator[Finding]:
         return
     death = DEATHS.get((state.phase, "owner" if state.owner == dead else "source"))
     if death is not None:
-        token = fact.offset if death.tenure else state.token
+        token = fact.offset if death.ownership else state.token
         yield from _same(state, State(death.after, state.whom(death.owner), None, fact.offset, token, state.begun), fact)
 
 

@@ -97,7 +97,7 @@ RULES: Final[tuple[Rule, ...]] = (
         name="token_not_renewed",
         subject="bundle",
         severity="alarm",
-        says="Each new tenure has a token of its own: the offset of the record that began it.",
+        says="Each new ownership has a token of its own: the offset of the record that began it.",
         means="The former owner and the new one have the same token, so that no store can tell them apart.",
         remedy=_FOLD_AGAIN,
     ),
@@ -257,7 +257,7 @@ RULES: Final[tuple[Rule, ...]] = (
         name="stuck_in_flight",
         subject="bundle",
         severity="warning",
-        says="A bundle that is on its way arrives, or is called off, within the bound; one that is free has an owner within five times "
+        says="A bundle that is on its way arrives, or is cancelled, within the bound; one that is free has an owner within five times "
         "that, while a broker is up that may take it.",
         means="Clients of the bundle may wait, and nobody steps in.",
         remedy="See whether its brokers answer; `equipoise bundles cancel` calls a transfer off. What stays free is refused by all who are "
@@ -350,7 +350,7 @@ RULES: Final[tuple[Rule, ...]] = (
         name="served_without_ownership",
         subject="bundle",
         severity="alarm",
-        says="A broker serves a bundle only in a tenure that the log gave it.",
+        says="A broker serves a bundle only in an ownership that the log gave it.",
         means="A broker served what was not its own.",
         remedy=_ASK_THE_BROKER,
     ),
@@ -374,7 +374,7 @@ RULES: Final[tuple[Rule, ...]] = (
         name="served_old_token",
         subject="bundle",
         severity="alarm",
-        says="A broker serves with the token of the present tenure.",
+        says="A broker serves with the token of the present ownership.",
         means="A store that checks tokens refuses it; one that does not is written by two.",
         remedy=_ASK_THE_BROKER,
     ),

@@ -53,7 +53,7 @@ def check_lease(standing: Standing, fact: Fact, record: Raw) -> Iterator[Finding
 
 
 def check_proof(standing: Standing, fact: Fact, record: Raw) -> Iterator[Finding]:
-    """Whether somebody tried to bury this broker with a nonce that is not the live incarnation's: the fold has rejected that."""
+    """Whether somebody tried to declare dead this broker with a nonce that is not the live incarnation's: the fold has rejected that."""
     if record.get("status") == "down" and fact.verdict == "still_alive":
         text = f"{record.get('publisher')} tried to call it down with a nonce that is not that of the live incarnation"
         yield from told(standing.told, fact, "false_proof", text)

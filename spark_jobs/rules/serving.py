@@ -1,10 +1,10 @@
 """What brokers say that they served, joined with what the log gave them: the rules about serving evidence.
 
-May live here: what is remembered of one bundle's tenures and stretches of serving, and the rules over both. It goes by the tenures
+May live here: what is remembered of one bundle's ownerships and stretches of serving, and the rules over both. It goes by the ownerships
 that the second rules found (`follow_holder`), never by those of the fold. Evidence comes beside the log, early or late, and some
 of it is lost: what is not known is no finding.
 
-* A *tenure* is the right of one incarnation to serve the bundle under one token, from one offset of the channel to another.
+* A *ownership* is the right of one incarnation to serve the bundle under one token, from one offset of the channel to another.
 * A *stretch* is what one document of evidence tells: from when until when that incarnation served. Its boot times compare with
   those of other stretches of the same run of one machine; with all other times only its wall time does, give or take
   `CLOCKS_APART_MS`. Where only the token guards (`by_token`), neither the lease nor another server is held against it.
@@ -30,13 +30,13 @@ CLOCKS_APART_MS: Final = 5_000
 """How far the wall clocks of brokers, and that of the log, may lie apart before the audit draws wrong conclusions of them."""
 
 COMES_LATE_MS: Final = 10_000
-"""The record of a tenure is read at the latest when the log's time is so far beyond that of evidence which names it."""
+"""The record of an ownership is read at the latest when the log's time is so far beyond that of evidence which names it."""
 
 GONE_FOR_MS: Final = 3_600_000
 """After this much of the log's time all of a bundle that is gone is forgotten: evidence about it comes within seconds."""
 
-TENURES_MAX: Final = 16
-"""Tenures of one bundle that are remembered; of evidence about older ones nothing is said."""
+OWNERSHIPS_MAX: Final = 16
+"""Ownerships of one bundle that are remembered; of evidence about older ones nothing is said."""
 
 STRETCHES_MAX: Final = 16
 """Stretches of one bundle that are compared with each other: evidence of one that is older has long come."""
@@ -53,7 +53,7 @@ Holder = tuple[int, int]
 
 
 @dataclass(slots=True, kw_only=True)
-class _Tenure:
+class _Ownership:
     """`since_ms` is the earliest that its record may have been written, `read_ms` the log's time when it was."""
 
     token: int
@@ -65,9 +65,9 @@ class _Tenure:
 
 @dataclass(slots=True, kw_only=True)
 class _Stretch:
-    """One stretch. `due_ms` is when its tenure must be known, None once it is judged; `told` are findings that were made of it.
+    """One stretch. `due_ms` is when its ownership must be known, None once it is judged; `told` are findings that were made of it.
 
-    `is_within` says that its tenure, if there is one, is among what is read of the log, which was or will be read from before its token
+    `is_within` says that its ownership, if there is one, is among what is read of the log, which was or will be read from before its token
     on. Not that it has been: a bundle that comes of a split or a merge inherits a token that is older than itself.
     """
 
@@ -88,14 +88,14 @@ class _Stretch:
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """What is remembered of one bundle. `known_from` is the first offset from which on each of its tenures is known, if any is.
+    """What is remembered of one bundle. `known_from` is the first offset from which on each of its ownerships is known, if any is.
 
-    `written_ms` is when the last record of its tenures was written, as far as that is believed.
+    `written_ms` is when the last record of its ownerships was written, as far as that is believed.
     """
 
     known_from: int | None = None
     written_ms: int = 0
-    tenures: list[_Tenure] = field(default_factory=list)
+    ownerships: list[_Ownership] = field(default_factory=list)
     stretches: list[_Stretch] = field(default_factory=list)
 
 
@@ -106,7 +106,7 @@ def follow_holder(memory: Memory, holder: Holder | None, fact: Fact) -> Iterable
     for it.
     """
     state = _loaded(memory)
-    newest = state.tenures[-1] if state.tenures and not state.tenures[-1].is_over else None
+    newest = state.ownerships[-1] if state.ownerships and not state.ownerships[-1].is_over else None
     if state.known_from is not None and (None if newest is None else (newest.token, newest.incarnation)) == holder:
         return ()
     is_first = state.known_from is None
@@ -115,17 +115,17 @@ def follow_holder(memory: Memory, holder: Holder | None, fact: Fact) -> Iterable
     if newest is not None:
         newest.is_over = True
     since_ms = state.written_ms = _written_ms(state, fact)
-    last = state.tenures[-1] if state.tenures else None
+    last = state.ownerships[-1] if state.ownerships else None
     if last is not None and (last.token, last.incarnation) == holder:
         last.is_over = False  # A split that came to nothing, say, leaves it as it was.
     elif holder is not None:
         if is_first and fact.before is not None and holder[0] < fact.offset:
             since_ms = 0  # It was there, and held under that token, before the audit began: nobody here knows since when.
-        state.tenures.append(_Tenure(token=holder[0], incarnation=holder[1], since_ms=since_ms, read_ms=fact.at_ms))
-        if len(state.tenures) > TENURES_MAX:
-            del state.tenures[0]
-            state.known_from = state.tenures[0].token
-    findings = [one for stretch in state.stretches for one in _of_tenures(state, stretch, fact.subject, fact.at_ms)]
+        state.ownerships.append(_Ownership(token=holder[0], incarnation=holder[1], since_ms=since_ms, read_ms=fact.at_ms))
+        if len(state.ownerships) > OWNERSHIPS_MAX:
+            del state.ownerships[0]
+            state.known_from = state.ownerships[0].token
+    findings = [one for stretch in state.stretches for one in _of_ownerships(state, stretch, fact.subject, fact.at_ms)]
     _keep(memory, state)
     return findings
 
@@ -133,7 +133,7 @@ def follow_holder(memory: Memory, holder: Holder | None, fact: Fact) -> Iterable
 def _written_ms(state: _State, fact: Fact) -> int:
     """When the record of `fact` was written: by its own time, where it stands on the log later, as one that was copied does.
 
-    Not by one that lies before what the bundle's last record says: with that a thief could make its tenure as old as it likes.
+    Not by one that lies before what the bundle's last record says: with that a thief could make its ownership as old as it likes.
     """
     said_ms = (fact.record or {}).get("timestamp_ms")
     if not _is_count(said_ms) or said_ms < max(state.written_ms - CLOCKS_APART_MS, 1):
@@ -142,7 +142,7 @@ def _written_ms(state: _State, fact: Fact) -> int:
 
 
 def forget_serving(memory: Memory) -> None:
-    """Forget what is known of the bundle's tenures and stretches: the log was not read without a gap."""
+    """Forget what is known of the bundle's ownerships and stretches: the log was not read without a gap."""
     memory.remove(_NAME)
     set_alarm(memory, ALARM, None)
 
@@ -157,7 +157,7 @@ def check_serving(memory: Memory, fact: Fact) -> Iterable[Finding]:
     findings = [
         *_of_lease(stretch, fact.subject, fact.at_ms),
         *_of_others(state, stretch, fact.subject, fact.at_ms),
-        *_of_tenures(state, stretch, fact.subject, fact.at_ms),
+        *_of_ownerships(state, stretch, fact.subject, fact.at_ms),
     ]
     if stretch.due_ms is not None:
         findings += _if_read_past(state, stretch, (fact.record or {})["at_ms"], fact)
@@ -166,7 +166,7 @@ def check_serving(memory: Memory, fact: Fact) -> Iterable[Finding]:
 
 
 def expire_serving(memory: Memory, subject: str, now_ms: int) -> Iterable[Finding]:
-    """What is wrong with evidence whose tenure did not come to be known up to `now_ms`, the log's time."""
+    """What is wrong with evidence whose ownership did not come to be known up to `now_ms`, the log's time."""
     state = _loaded(memory)
     findings: list[Finding] = []
     for stretch in state.stretches:
@@ -188,7 +188,7 @@ def _loaded(memory: Memory) -> _State:
     return _State(
         known_from=raw["known_from"],
         written_ms=raw["written_ms"],
-        tenures=[_Tenure(**each) for each in raw["tenures"]],
+        ownerships=[_Ownership(**each) for each in raw["ownerships"]],
         stretches=[_Stretch(**each) for each in raw["stretches"]],
     )
 
@@ -277,11 +277,11 @@ def _together_ms(one: _Stretch, other: _Stretch) -> float:
     return end_ms - max(one.started_ms, other.started_ms) - CLOCKS_APART_MS
 
 
-def _of_tenures(state: _State, stretch: _Stretch, subject: str, at_ms: int) -> Iterator[Finding]:
-    """What is wrong with a stretch by the tenures that are known; whether there is one at all may turn out later."""
-    bearing = [tenure for tenure in state.tenures if tenure.token == stretch.token]
-    own = next((tenure for tenure in bearing if tenure.incarnation == stretch.incarnation), None)
-    newer = next((tenure for tenure in state.tenures if tenure.token > stretch.token), None)
+def _of_ownerships(state: _State, stretch: _Stretch, subject: str, at_ms: int) -> Iterator[Finding]:
+    """What is wrong with a stretch by the ownerships that are known; whether there is one at all may turn out later."""
+    bearing = [ownership for ownership in state.ownerships if ownership.token == stretch.token]
+    own = next((ownership for ownership in bearing if ownership.incarnation == stretch.incarnation), None)
+    newer = next((ownership for ownership in state.ownerships if ownership.token > stretch.token), None)
     if stretch.due_ms is not None and (bearing or newer is not None or _is_too_old(state, stretch)):
         stretch.due_ms = None
         if own is None and (bearing or not _is_too_old(state, stretch)):
@@ -297,12 +297,12 @@ def _of_tenures(state: _State, stretch: _Stretch, subject: str, at_ms: int) -> I
 
 
 def _is_too_old(state: _State, stretch: _Stretch) -> bool:
-    """Whether the tenure would have been over, or begun, before anything is known of the bundle."""
+    """Whether the ownership would have been over, or begun, before anything is known of the bundle."""
     return state.known_from is not None and stretch.token < state.known_from
 
 
 def _if_read_past(state: _State, stretch: _Stretch, said_ms: int, fact: Fact) -> Iterator[Finding]:
-    """A stretch without a tenure, said at `said_ms`: wrong at once if the log was read past it, right if its tenure cannot be known.
+    """A stretch without an ownership, said at `said_ms`: wrong at once if the log was read past it, right if its ownership cannot be known.
 
     What lies before the beginning of the reading, or is folded no more, will never be known; nor what was known of a bundle that is
     forgotten, whose evidence came late. Otherwise it is waited for.

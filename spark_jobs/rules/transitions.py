@@ -19,25 +19,25 @@ Whom = Literal["-", "o", "s", "d"]
 
 
 class Step(NamedTuple):
-    """One row: who writes it, whom it names as owner and as source, whether it begins a tenure, and whether a deletion bars it."""
+    """One row: who writes it, whom it names as owner and as source, whether it begins an ownership, and whether a deletion bars it."""
 
     who: Who
     owner: Whom
     source: Whom
-    tenure: bool = False
+    ownership: bool = False
     barred_by_deletion: bool = False
 
 
 # fmt: off
 STEPS: Final[Mapping[tuple[str, str], Step]] = {
     ("free",         "assigning"):    Step("anybody", "d", "-", barred_by_deletion=True),
-    ("assigning",    "owned"):        Step("owner",   "o", "-", tenure=True),
+    ("assigning",    "owned"):        Step("owner",   "o", "-", ownership=True),
     ("assigning",    "free"):         Step("owner",   "-", "-"),
     ("assigning",    "assigning"):    Step("anybody", "d", "-", barred_by_deletion=True),
     ("owned",        "transferring"): Step("anybody", "d", "o"),
     ("transferring", "handing_over"): Step("owner",   "o", "s"),
     ("transferring", "owned"):        Step("anybody", "s", "-"),
-    ("handing_over", "owned"):        Step("source",  "o", "-", tenure=True),
+    ("handing_over", "owned"):        Step("source",  "o", "-", ownership=True),
     ("owned",        "unloading"):    Step("anybody", "-", "o"),
     ("unloading",    "free"):         Step("source",  "-", "-"),
     ("owned",        "splitting"):    Step("anybody", "o", "-", barred_by_deletion=True),
@@ -47,11 +47,11 @@ STEPS: Final[Mapping[tuple[str, str], Step]] = {
 
 
 class Death(NamedTuple):
-    """What becomes of a bundle: the phase after, who owns it then, and whether a tenure begins."""
+    """What becomes of a bundle: the phase after, who owns it then, and whether an ownership begins."""
 
     after: str
     owner: Whom
-    tenure: bool = False
+    ownership: bool = False
 
 
 DEATHS: Final[Mapping[tuple[str, str], Death]] = {
@@ -62,7 +62,7 @@ DEATHS: Final[Mapping[tuple[str, str], Death]] = {
     ("transferring", "owner"):  Death("owned",     "s"),
     ("handing_over", "owner"):  Death("owned",     "s"),
     ("transferring", "source"): Death("assigning", "o"),
-    ("handing_over", "source"): Death("owned",     "o", tenure=True),
+    ("handing_over", "source"): Death("owned",     "o", ownership=True),
 }
 """(phase, whether the dead incarnation was its owner or its source) -> what becomes of it."""
 

@@ -33,7 +33,7 @@ _ON_ITS_WAY: Final[tuple[Phase, ...]] = ("transferring", "handing_over", "unload
 # Tuples, because several are made for each move of a bundle.
 
 
-class _Tenure(NamedTuple):
+class _Ownership(NamedTuple):
     """Who serves a bundle now, and since when; `from_offset` and `from_at` are None if that was before what we have seen."""
 
     broker: str | None
@@ -74,7 +74,7 @@ class Histories:
     def __init__(self) -> None:
         """At the beginning of a log, where nobody serves anything."""
         self._holders: dict[int, str] = {}
-        self._tenures: dict[str, _Tenure] = {}
+        self._ownerships: dict[str, _Ownership] = {}
         self._ways: dict[str, _Way] = {}
         self._changed: dict[str, None] = {}
 
@@ -83,14 +83,14 @@ class Histories:
         for key in self._keys():
             self._changed[key] = None
         self._holders = {broker.incarnation: broker.broker for broker in view.live_brokers()}
-        tenures, ways = self._tenures, self._ways
-        self._tenures, self._ways = {}, {}
+        ownerships, ways = self._ownerships, self._ways
+        self._ownerships, self._ways = {}, {}
         for name, bundle in view.bundles.items():
             server = bundle.server
             if server is not None:
-                known = tenures.get(name)
+                known = ownerships.get(name)
                 same = known is not None and known.incarnation == server and known.token == bundle.token
-                self._tenures[name] = known if known is not None and same else self._tenure(bundle, server, None, None)
+                self._ownerships[name] = known if known is not None and same else self._ownership(bundle, server, None, None)
             if bundle.phase in _ON_ITS_WAY:
                 way = ways.get(name)
                 same = way is not None and (way.owner, way.giver) == (bundle.owner, bundle.source)
@@ -130,7 +130,7 @@ class Histories:
                 case "holder:":
                     self._holders[int(name)] = data.decode()
                 case "interval:":
-                    self._tenures[name] = _Tenure(**orjson.loads(data))
+                    self._ownerships[name] = _Ownership(**orjson.loads(data))
                 case "transfer:":
                     self._ways[name] = _Way(**orjson.loads(data))
                 case _:
@@ -146,9 +146,9 @@ class Histories:
         served_by, serves = _server(before), _server(after)
         if served_by != serves:
             if served_by is not None:
-                yield Table.OWNERSHIP_INTERVALS, {**what, **self._ended_tenure(change, served_by, moment)}
+                yield Table.OWNERSHIP_INTERVALS, {**what, **self._ended_ownership(change, served_by, moment)}
             if after is not None and serves is not None:
-                self._put_tenure(after.name, self._tenure(after, serves, moment.offset, moment.at_ms))
+                self._put_ownership(after.name, self._ownership(after, serves, moment.offset, moment.at_ms))
         was, is_now = before is not None and before.phase in _ON_ITS_WAY, after is not None and after.phase in _ON_ITS_WAY
         if before is not None and was and not is_now:
             yield Table.TRANSFERS, {**what, **self._ended_way(before, after, moment)}
@@ -170,19 +170,19 @@ class Histories:
             "reason": _reason(moment.record),
         }
 
-    def _ended_tenure(self, change: BundleChanged, served_by: int, moment: _Moment) -> dict[str, Any]:
+    def _ended_ownership(self, change: BundleChanged, served_by: int, moment: _Moment) -> dict[str, Any]:
         before = change.before
-        tenure = self._tenures.pop(change.name, None)
+        ownership = self._ownerships.pop(change.name, None)
         self._changed[f"{_INTERVAL}{change.name}"] = None
-        if tenure is None and before is not None:
-            tenure = self._tenure(before, served_by, None, None)
-        row: dict[str, Any] = {} if tenure is None else tenure._asdict()
+        if ownership is None and before is not None:
+            ownership = self._ownership(before, served_by, None, None)
+        row: dict[str, Any] = {} if ownership is None else ownership._asdict()
         began = row.get("from_at")
         return {
             **row,
             "to_offset": moment.offset,
             "to_at": moment.at_ms,
-            "how": _how_tenure_ended(change, served_by, moment),
+            "how": _how_ownership_ended(change, served_by, moment),
             "duration_ms": None if began is None else moment.at_ms - began,
         }
 
@@ -202,8 +202,8 @@ class Histories:
             "duration_ms": None if way.begun_at is None else moment.at_ms - way.begun_at,
         }
 
-    def _tenure(self, bundle: BundleEntry, server: int, offset: int | None, at_ms: int | None) -> _Tenure:
-        return _Tenure(broker=self._name(server), incarnation=server, token=bundle.token, from_offset=offset, from_at=at_ms)
+    def _ownership(self, bundle: BundleEntry, server: int, offset: int | None, at_ms: int | None) -> _Ownership:
+        return _Ownership(broker=self._name(server), incarnation=server, token=bundle.token, from_offset=offset, from_at=at_ms)
 
     def _way(self, bundle: BundleEntry, moment: _Moment | None) -> _Way:
         return _Way(
@@ -231,8 +231,8 @@ class Histories:
             self._holders[incarnation] = broker
         self._changed[f"{_HOLDER}{incarnation}"] = None
 
-    def _put_tenure(self, bundle: str, tenure: _Tenure) -> None:
-        self._tenures[bundle] = tenure
+    def _put_ownership(self, bundle: str, ownership: _Ownership) -> None:
+        self._ownerships[bundle] = ownership
         self._changed[f"{_INTERVAL}{bundle}"] = None
 
     def _put_way(self, bundle: str, way: _Way) -> None:
@@ -241,14 +241,14 @@ class Histories:
 
     def _keys(self) -> list[str]:
         holders = [f"{_HOLDER}{incarnation}" for incarnation in self._holders]
-        return [*holders, *(f"{_INTERVAL}{name}" for name in self._tenures), *(f"{_TRANSFER}{name}" for name in self._ways)]
+        return [*holders, *(f"{_INTERVAL}{name}" for name in self._ownerships), *(f"{_TRANSFER}{name}" for name in self._ways)]
 
     def _row(self, key: str) -> bytes | None:
         prefix, _, name = key.partition(":")
         if prefix == "holder":
             broker = self._holders.get(int(name))
             return None if broker is None else broker.encode()
-        value = self._tenures.get(name) if prefix == "interval" else self._ways.get(name)
+        value = self._ownerships.get(name) if prefix == "interval" else self._ways.get(name)
         return None if value is None else orjson.dumps(value._asdict())
 
 
@@ -260,7 +260,7 @@ def _reason(record: AnyRecord | Unreadable) -> str | None:
     return getattr(record, "reason", None)
 
 
-def _how_tenure_ended(change: BundleChanged, served_by: int, moment: _Moment) -> str:
+def _how_ownership_ended(change: BundleChanged, served_by: int, moment: _Moment) -> str:
     if served_by == moment.dead:
         return moment.dead_how
     if change.after is None:
@@ -273,7 +273,7 @@ def _how_way_ended(before: BundleEntry, after: BundleEntry | None, moment: _Mome
         return f"{'source' if before.source == moment.dead else 'destination'}_{moment.dead_how}"
     if before.phase == "unloading":
         return "unloaded"
-    return "done" if after is not None and after.owner == before.owner else "called_off"
+    return "done" if after is not None and after.owner == before.owner else "cancelled"
 
 
 def _emitted(table: Table, bundle: str, moment: _Moment, ordinal: int, row: Mapping[str, Any]) -> Emitted:

@@ -102,7 +102,7 @@ class Sequence:
     def restored(cls, rows: Mapping[str, bytes], wants: frozenset[Table], *, plugs: Plugs | None = None) -> Sequence:
         """The sequence whose `changed_rows` came to these rows: it gives the rows that the other one would go on with.
 
-        Raises `TwinDamaged` where the rows do not fit together, and `KeyError` where they are those of no sequence.
+        Raises `CompactedSnapshotDamaged` where the rows do not fit together, and `KeyError` where they are those of no sequence.
         """
         sequence = cls(wants, plugs=plugs)
         standing = orjson.loads(rows[STATE_KEY])
@@ -317,7 +317,7 @@ class Sequence:
             changes = (LevelChanged(before=level, after=self._view.level),)
             return Folded(offset=self._view.offset, record=decode(entry.data), verdict=Verdict(changes=changes))
         except BegunAbove as error:
-            # A copy that was being made when the job began: what it goes on above stands in its twin.
+            # A copy that was being made when the job began: what it goes on above stands in its snapshot.
             regained = self._regained(FIRST_OFFSET - 1, entry.offset, events)
             if regained is None or regained.view.genesis is None:
                 self._stop(error)

@@ -1,7 +1,8 @@
 """A view as rows of state, of which a batch writes only those that it changed.
 
-May live here: the way from a view to these rows and back. They are the rows and the marker of a twin (`channel.snapshots.twin_rows`),
-which prove themselves by checksums and by the view's digest; a view that has read no genesis has none of them yet.
+May live here: the way from a view to these rows and back. They are the rows and the marker of a snapshot
+(`channel.snapshots.snapshot_rows`), which prove themselves by checksums and by the view's digest; a view that has read no genesis has
+none of them yet.
 """
 
 from __future__ import annotations
@@ -9,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Final
 
-from equipoise.channel.core.twin import TwinImage
+from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View
-from equipoise.channel.snapshots.twin_rows import MARKER_KEY, encode_marker, keys_of, marker_of, rows_of, view_of
+from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY, encode_marker, keys_of, marker_of, rows_of, view_of
 from equipoise.spark_jobs.sequence.parts import StateRow
 
 PREFIX: Final = "view:"
@@ -63,11 +64,11 @@ def _is_there(view: View, key: str) -> bool:
 
 
 def view_from(rows: Mapping[str, bytes], *, offset: int) -> View:
-    """The view that these rows hold, at the logical `offset`. Raises `TwinDamaged` where they do not fit together."""
+    """The view that these rows hold, at the logical `offset`. Raises `CompactedSnapshotDamaged` where they do not fit together."""
     marker = rows.get(_MARKER)
     if marker is None:
         view = View()
         view.offset = offset
         return view
     image = {key.removeprefix(PREFIX): data for key, data in rows.items() if key.startswith(PREFIX) and key != _MARKER}
-    return view_of(TwinImage(marker=marker, rows=image))
+    return view_of(CompactedSnapshot(marker=marker, rows=image))

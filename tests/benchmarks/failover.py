@@ -32,7 +32,7 @@ from tests.load.cluster import counters, running, settle
 NAMESPACE: Final = "bench/failover"
 BROKERS, BUNDLES_EACH = 3, 256
 BUNDLES: Final = BROKERS * BUNDLES_EACH
-DEATHS, BURIALS, STOPS = 10, 10, 10
+DEATHS, DEATH_DECLARATIONS, STOPS = 10, 10, 10
 MOVES_AT_ONCE: Final = 32
 _NS_PER_MS: Final = 1_000_000
 
@@ -127,9 +127,9 @@ class Bench:
 Measurement = Callable[[Bench, int], Awaitable[tuple[float, float]]]
 
 
-async def measured(directory: Path, *, bury: bool, repeats: int, measure: Measurement) -> tuple[list[float], list[float]]:
+async def measured(directory: Path, *, declare_dead: bool, repeats: int, measure: Measurement) -> tuple[list[float], list[float]]:
     """Set a cluster up, and measure something of each of its brokers in turn."""
-    cluster = LocalCluster(counters(directory, brokers=BROKERS, bury=bury, balance="false"))
+    cluster = LocalCluster(counters(directory, brokers=BROKERS, declare_dead=declare_dead, balance="false"))
     observer = Observer()
     async with running(cluster, NAMESPACE, bundles=BUNDLES) as (table, http):
         table.listen(observer.folded)
@@ -142,13 +142,13 @@ async def measured(directory: Path, *, bury: bool, repeats: int, measure: Measur
 
 async def measure(folder: Path) -> dict[str, object]:
     """All three, each in a cluster of its own."""
-    since_kill, since_lease = await measured(folder / "deaths", bury=False, repeats=DEATHS, measure=Bench.death)
-    buried, _ = await measured(folder / "burials", bury=True, repeats=BURIALS, measure=Bench.death)
-    gaps, leavings = await measured(folder / "stops", bury=True, repeats=STOPS, measure=Bench.graceful_stop)
+    since_kill, since_lease = await measured(folder / "deaths", declare_dead=False, repeats=DEATHS, measure=Bench.death)
+    declared_dead, _ = await measured(folder / "burials", declare_dead=True, repeats=DEATH_DECLARATIONS, measure=Bench.death)
+    gaps, leavings = await measured(folder / "stops", declare_dead=True, repeats=STOPS, measure=Bench.graceful_stop)
     return {
         "served_after_lease_and_margin": summary(since_lease, "ms"),
         "served_after_kill": summary(since_kill, "ms"),
-        "served_after_kill_buried_by_parent": summary(buried, "ms"),
+        "served_after_kill_buried_by_parent": summary(declared_dead, "ms"),
         "graceful_stop_longest_without_owner": summary(gaps, "ms"),
         "graceful_stop_duration": summary(leavings, "ms"),
     }

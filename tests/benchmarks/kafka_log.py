@@ -15,7 +15,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from equipoise.channel.core.log import FIRST_OFFSET, Log
-from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.log.open_log import open_log
 from tests.benchmarks import log as any_log
 from tests.benchmarks.figures import machine, print_line, summary
@@ -24,7 +24,7 @@ from tests.kafka.finding import GIVEN, some_kafka
 TIMEOUT_MS = 10_000
 WARM_UP_APPENDS = 500
 REPLAY_ENTRIES = 200_000
-TWIN_ROWS, TWIN_ROW_BYTES, TWIN_REPEATS = 100_000, 250, 3
+SNAPSHOT_ROWS, SNAPSHOT_ROW_BYTES, SNAPSHOT_REPEATS = 100_000, 250, 3
 TAIL_REPEATS = 20
 
 
@@ -82,20 +82,22 @@ def measure(address: str) -> dict[str, object]:
     while log.end() < REPLAY_ENTRIES:
         any_log.append_in_groups(log)
     results["replay"] = summary(any_log.rates(any_log.read_all, log, any_log.READ_REPEATS), "records/s")
-    results |= measure_twin(log)
+    results |= measure_snapshot(log)
     assert log.start() == FIRST_OFFSET
     log.close()
     return results
 
 
-def measure_twin(log: Log) -> dict[str, object]:
-    """A twin of as many rows as a large cluster has bundles: claimed, replaced as a whole, and loaded."""
-    twin = log.twin()
-    rows = [TwinRow(f"bundle:{number}", b"r" * TWIN_ROW_BYTES) for number in range(TWIN_ROWS)]
+def measure_snapshot(log: Log) -> dict[str, object]:
+    """A snapshot of as many rows as a large cluster has bundles: claimed, replaced as a whole, and loaded."""
+    compacted_snapshot = log.compacted_snapshot()
+    rows = [SnapshotRow(f"bundle:{number}", b"r" * SNAPSHOT_ROW_BYTES) for number in range(SNAPSHOT_ROWS)]
     return {
-        "twin_claim": summary(timed_ms(lambda: twin.claim(timeout_ms=TIMEOUT_MS), TWIN_REPEATS), "ms"),
-        "twin_replace": summary(timed_ms(lambda: twin.replace(rows, b"marker", timeout_ms=TIMEOUT_MS), TWIN_REPEATS), "ms"),
-        "twin_load": summary(timed_ms(twin.load, TWIN_REPEATS), "ms"),
+        "twin_claim": summary(timed_ms(lambda: compacted_snapshot.claim(timeout_ms=TIMEOUT_MS), SNAPSHOT_REPEATS), "ms"),
+        "twin_replace": summary(
+            timed_ms(lambda: compacted_snapshot.replace(rows, b"marker", timeout_ms=TIMEOUT_MS), SNAPSHOT_REPEATS), "ms"
+        ),
+        "twin_load": summary(timed_ms(compacted_snapshot.load, SNAPSHOT_REPEATS), "ms"),
     }
 
 
@@ -105,7 +107,7 @@ def main() -> None:
         where = "given" if os.environ.get(GIVEN) else "of one node on this machine"
         conditions = (
             f"{machine()}, Kafka {where}, acks=all, records of {any_log.RECORD_BYTES} bytes, groups of {any_log.GROUP_ENTRIES}, "
-            f"{any_log.WRITERS} writers without pause, a twin of {TWIN_ROWS} rows of {TWIN_ROW_BYTES} bytes"
+            f"{any_log.WRITERS} writers without pause, a snapshot of {SNAPSHOT_ROWS} rows of {SNAPSHOT_ROW_BYTES} bytes"
         )
         print_line("kafka_log", measure(address), conditions)
 

@@ -93,11 +93,18 @@ class Bench:
 
 
 async def measured(
-    directory: Path, losses: Callable[[Bench], Awaitable[list[Loss]]], *, bury: bool
+    directory: Path, losses: Callable[[Bench], Awaitable[list[Loss]]], *, declare_dead: bool
 ) -> tuple[list[Loss], dict[str, list[int]], dict[str, object]]:
     """Set a cluster up, and have its brokers go under load: what went when, when receipts came, and what became of all messages."""
     cluster = LocalCluster(
-        ClusterSettings(directory=directory, brokers=BROKERS, services=("pulsar",), pulsar_port=0, bury=bury, settings={"balance": "false"})
+        ClusterSettings(
+            directory=directory,
+            brokers=BROKERS,
+            services=("pulsar",),
+            pulsar_port=0,
+            declare_dead=declare_dead,
+            settings={"balance": "false"},
+        )
     )
     topics = tuple(f"non-persistent://{NAMESPACE}/topic-{number}" for number in range(TOPICS))
     observer = Observer()
@@ -121,13 +128,13 @@ def gaps(losses: Sequence[Loss], came: dict[str, list[int]]) -> list[tuple[Loss,
 
 async def measure(folder: Path) -> dict[str, object]:
     """Deaths that nobody tells of, and graceful stops."""
-    deaths, came, fate = await measured(folder / "deaths", Bench.deaths, bury=False)
+    deaths, came, fate = await measured(folder / "deaths", Bench.deaths, declare_dead=False)
     results: dict[str, object] = {
         "back_after_lease_and_margin": spread([(gap.ended_ns - death.over_ns) / _NS_PER_MS for death, gap in gaps(deaths, came)]),
         "back_after_kill": spread([(gap.ended_ns - death.began_ns) / _NS_PER_MS for death, gap in gaps(deaths, came)]),
         "messages_of_deaths": fate,
     }
-    stops, came, fate = await measured(folder / "stops", Bench.stops, bury=True)
+    stops, came, fate = await measured(folder / "stops", Bench.stops, declare_dead=True)
     pauses = [(gap.length_ns - _PERIOD_NS) / _NS_PER_MS for _, gap in gaps(stops, came)]
     return {**results, "graceful_stop_pause": spread(pauses), "messages_of_stops": fate}
 

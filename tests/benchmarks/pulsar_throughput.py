@@ -33,7 +33,7 @@ _STALL_S: Final = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Round:
+class BalancingRound:
     """What one round came to: messages that reached the consumer, and what they took; CPU is that of the broker's process."""
 
     messages: int
@@ -93,10 +93,10 @@ class Stream:
             self._unused += PERMITS
 
 
-def rounds(address: tuple[str, int], pid: int, *, messages: int) -> list[Round]:
+def rounds(address: tuple[str, int], pid: int, *, messages: int) -> list[BalancingRound]:
     """Go at full speed several times, on one topic."""
     topic = f"non-persistent://{NAMESPACE}/{messages}"
-    done: list[Round] = []
+    done: list[BalancingRound] = []
     with Wire(address) as producing, Wire(address) as consuming:
         consuming.ask(consumer(topic), BaseCommand.SUCCESS)
         producing.ask(producer(topic), BaseCommand.PRODUCER_SUCCESS)
@@ -106,7 +106,7 @@ def rounds(address: tuple[str, int], pid: int, *, messages: int) -> list[Round]:
             began, used, before = time.monotonic(), cpu_s(pid), stream.received
             stream.run(ROUND_S)
             took_s = time.monotonic() - began
-            done.append(Round(messages=(stream.received - before) * messages, wall_s=took_s, cpu_s=cpu_s(pid) - used))
+            done.append(BalancingRound(messages=(stream.received - before) * messages, wall_s=took_s, cpu_s=cpu_s(pid) - used))
         assert stream.received == stream.sent, f"{stream.sent} entries were sent, and {stream.received} received"
     return done
 

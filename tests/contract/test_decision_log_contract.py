@@ -131,7 +131,7 @@ def test_the_channel_stands_beside_its_decisions(path: Path) -> None:
     with closing(open_log(f"sqlite:{path}")) as log:
         open_decision_log(f"sqlite:{path}").write(shed())
         log.append([b"b"], timeout_ms=10_000)
-        log.floor().claim(timeout_ms=10_000)
+        log.history_snapshot().claim(timeout_ms=10_000)
     copy = path.with_name("copy.db")
     edit(path, f"VACUUM INTO '{copy}'")
     assert [b"a", b"b"] == entries(path) == entries(copy)

@@ -378,7 +378,7 @@ def test_threads_see_one_order(handles: Handles) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One thing to do with a log and with its dumb twin. `share` picks a place between start and end, 0 to 1 and beyond."""
+    """One thing to do with a log and with its slow model. `share` picks a place between start and end, 0 to 1 and beyond."""
 
     action: str
     records: tuple[bytes, ...] = ()

@@ -1,6 +1,6 @@
 """Recorded channels: files and exports that former versions wrote, opened and folded again by today's code.
 
-May live here: the replay of whole logs with their twins, and what they must hold to be worth it. Single records with their
+May live here: the replay of whole logs with their snapshots, and what they must hold to be worth it. Single records with their
 verdicts are in test_golden.
 """
 
@@ -60,7 +60,7 @@ def test_an_export_keeps_its_verdicts_and_digests(name: str) -> None:
 
 @pytest.mark.parametrize("name", EXPORTS)
 def test_a_file_is_restored_to_what_it_was(name: str, tmp_path: Path) -> None:
-    """From its twin or from zero, a recorded file comes to the digest with which its export ends."""
+    """From its snapshot or from zero, a recorded file comes to the digest with which its export ends."""
     export = export_of(name)
     entries = list(export.entries())
     log = file_of(name, tmp_path)
@@ -80,7 +80,7 @@ def test_an_import_comes_to_what_it_was(name: str, tmp_path: Path) -> None:
 
 
 def test_a_file_of_format_1_is_brought_up(tmp_path: Path) -> None:
-    """A file that was written before there were times and twins holds the same channel after it was opened, and once more after."""
+    """A file that was written before there were times and snapshots holds the same channel after it was opened, and once more after."""
     export = export_of("recorded")
     entries = list(export.entries())
     file_of("format_1", tmp_path).close()

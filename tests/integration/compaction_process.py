@@ -17,7 +17,7 @@ from multiprocessing.queues import SimpleQueue
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.sqlite import log as sqlite_log
-from equipoise.channel.sqlite import twin as sqlite_twin
+from equipoise.channel.sqlite import snapshot_store as sqlite_snapshot_store
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import Retention
 
@@ -52,7 +52,7 @@ def die() -> None:
 
 def compact_and_die(url: str, retain: Retention, death: Death, told: SimpleQueue[Lived]) -> None:
     """Compact a log, as one that has been quiet for an hour, and die on the way."""
-    sqlite_twin.STEP_ROWS, sqlite_log.TRUNCATE_STEP_ENTRIES = STEP_ROWS, TRUNCATE_STEP_ENTRIES  # type: ignore[misc]
+    sqlite_snapshot_store.STEP_ROWS, sqlite_log.TRUNCATE_STEP_ENTRIES = STEP_ROWS, TRUNCATE_STEP_ENTRIES  # type: ignore[misc]
     statements = 0
 
     class Mortal(sqlite3.Connection):

@@ -73,7 +73,7 @@ def wait_until_owned(log_url: str, *brokers: str) -> View:
         return until(access, lambda view, _: owned(view), what="all bundles being owned")
 
 
-def test_brokers_start_from_the_twin_and_jump_through_it(tmp_path: Path) -> None:
+def test_brokers_start_from_the_snapshot_and_resync_through_it(tmp_path: Path) -> None:
     """A broker without a directory is ready on a log that was cut off, and one that slept through the cut goes on after it."""
     settings = ClusterSettings(directory=tmp_path, brokers=2, settings={"balance": "false"})
     with LocalCluster(settings) as cluster:

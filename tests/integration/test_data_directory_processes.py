@@ -45,7 +45,7 @@ def word_of(started: subprocess.Popen[bytes]) -> str:
 
 
 def test_only_one_process_holds_a_directory(tmp_path: Path) -> None:
-    """While one process holds a directory, others are refused and told its id, a burial too."""
+    """While one process holds a directory, others are refused and told its id, a declaration of death too."""
     with process(tmp_path, "first") as holder:
         assert "holding" == word_of(holder)
         with process(tmp_path, "second") as late:

@@ -13,9 +13,9 @@ from typing import Final
 
 import pytest
 
-from equipoise.channel.core.errors import LogReplaced, LogUnavailable, TwinFenced
+from equipoise.channel.core.errors import LogReplaced, LogUnavailable, SnapshotFenced
 from equipoise.channel.core.log import Log
-from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.kafka import log as kafka_log
 from equipoise.channel.kafka.answers import Bounds, KafkaFailed, Trouble
 from equipoise.channel.kafka.client import Administrator, Message, PartitionConsumer
@@ -170,7 +170,7 @@ def silent(client: object, topic: str = "", *, timeout_ms: int) -> None:
     raise KafkaFailed(trouble=Trouble.AWAY, problem="nobody answers")
 
 
-def test_a_twin_that_was_replaced_is_there_for_all(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_that_was_replaced_is_there_for_all(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replacement returns once the end of its transaction has come to the partition, and not when that was only decided on."""
     bounds = PartitionConsumer.bounds
     told: list[Bounds] = []
@@ -179,27 +179,27 @@ def test_a_twin_that_was_replaced_is_there_for_all(log: Log, monkeypatch: pytest
         told.append(bounds(consumer, timeout_ms=timeout_ms))
         return told[-1] if len(told) > 2 else Bounds(low=0, high=2)
 
-    twin = log.twin()
-    twin.claim(timeout_ms=TIMEOUT_MS)
+    compacted_snapshot = log.compacted_snapshot()
+    compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
     monkeypatch.setattr(PartitionConsumer, "bounds", late)
-    twin.replace([TwinRow("a", b"1"), TwinRow("b", b"2")], b"first", timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.replace([SnapshotRow("a", b"1"), SnapshotRow("b", b"2")], b"first", timeout_ms=TIMEOUT_MS)
     assert len(told) > 2
     assert 4 == told[-1].high  # Two rows, the marker, and the transaction's end.
 
 
-def test_a_twin_whose_transaction_does_not_end_is_in_doubt(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_whose_transaction_does_not_end_is_in_doubt(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     """A replacement that nobody can read in its time says that its rows may appear later, and its producer claims again."""
-    twin = log.twin()
-    twin.claim(timeout_ms=TIMEOUT_MS)
+    compacted_snapshot = log.compacted_snapshot()
+    compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
     with monkeypatch.context() as endless:
         endless.setattr(PartitionConsumer, "bounds", lambda consumer, *, timeout_ms: Bounds(low=0, high=0))
         with pytest.raises(LogUnavailable, match="has not ended on the partition") as caught:
-            twin.replace([TwinRow("a", b"1")], b"first", timeout_ms=SHORT_MS)
+            compacted_snapshot.replace([SnapshotRow("a", b"1")], b"first", timeout_ms=SHORT_MS)
     assert caught.value.in_doubt
-    with pytest.raises(TwinFenced):
-        twin.replace([], b"second", timeout_ms=SHORT_MS)
-    twin.claim(timeout_ms=TIMEOUT_MS)
-    twin.replace([], b"third", timeout_ms=TIMEOUT_MS)
-    image = twin.load()
+    with pytest.raises(SnapshotFenced):
+        compacted_snapshot.replace([], b"second", timeout_ms=SHORT_MS)
+    compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.replace([], b"third", timeout_ms=TIMEOUT_MS)
+    image = compacted_snapshot.load()
     assert image is not None
     assert (b"third", {"a": b"1"}) == (image.marker, dict(image.rows))

@@ -29,10 +29,10 @@ from equipoise.channel.core.errors import (
     UnfitTopic,
 )
 from equipoise.channel.core.log import Entry, Log
-from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.kafka import log as kafka_log
 from equipoise.channel.kafka.tail import HEADER_KEY
-from equipoise.channel.kafka.topic import HEADER, needed_of_log, needed_of_twin
+from equipoise.channel.kafka.topic import HEADER, needed_of_log, needed_of_snapshot
 from equipoise.channel.log.open_log import open_log
 from tests.kafka.finding import local_kafka
 from tests.kafka.fixtures import Kafka, OwnKafka, or_skipped
@@ -46,7 +46,7 @@ SHORT_MS: Final = 500
 DEADLINE_S: Final = 60.0
 
 LOG_SETTINGS: Final = {each.name: each.made for each in needed_of_log(1)}
-TWIN_SETTINGS: Final = {each.name: each.made for each in needed_of_twin(1)}
+SNAPSHOT_SETTINGS: Final = {each.name: each.made for each in needed_of_snapshot(1)}
 
 
 def entries(log: Log, position: int) -> list[Entry]:
@@ -121,14 +121,14 @@ def test_a_topic_with_fewer_copies_than_the_url_says_is_refused(kafka: Kafka, lo
         open_log(f"{log.name}?replication=3")
 
 
-def test_a_twin_with_a_wrong_setting_is_refused(kafka: Kafka, log: Log) -> None:
-    """A twin whose rows Kafka might drop while somebody reads them is refused, by its compactor and by its readers."""
-    topic = f"{log.name.rpartition('/')[2]}-twin"
-    create_topic(kafka.address, topic, settings={**TWIN_SETTINGS, "delete.retention.ms": "60000"})
+def test_a_snapshot_with_a_wrong_setting_is_refused(kafka: Kafka, log: Log) -> None:
+    """A snapshot whose rows Kafka might drop while somebody reads them is refused, by its compactor and by its readers."""
+    topic = f"{log.name.rpartition('/')[2]}-snapshot"
+    create_topic(kafka.address, topic, settings={**SNAPSHOT_SETTINGS, "delete.retention.ms": "60000"})
     with pytest.raises(UnfitTopic, match=f"delete.retention.ms of the topic {topic} is 60000, and must be at least 3600000"):
-        log.twin().load()
+        log.compacted_snapshot().load()
     with pytest.raises(UnfitTopic):
-        log.twin().claim(timeout_ms=TIMEOUT_MS)
+        log.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
 
 
 def test_a_topic_of_another_program_is_refused(kafka: Kafka) -> None:
@@ -372,21 +372,21 @@ def test_a_stopped_kafka_keeps_nobody_for_long(own_kafka: OwnKafka) -> None:
         own_kafka.cluster.node(1).resume()
 
 
-def test_a_twin_survives_the_death_of_kafka(own_kafka: OwnKafka) -> None:
-    """A twin that was replaced is there after `kill -9`; a replacement while Kafka is dead fails, and is seen whole or not at all."""
+def test_a_snapshot_survives_the_death_of_kafka(own_kafka: OwnKafka) -> None:
+    """A snapshot that was replaced is there after `kill -9`; a replacement while Kafka is dead fails, and is seen whole or not at all."""
     with closing(open_log(f"kafka://{own_kafka.address}/{own_kafka.topic('twin')}")) as log:
-        twin = log.twin()
-        twin.claim(timeout_ms=TIMEOUT_MS)
-        twin.replace([TwinRow("a", b"1")], b"first", timeout_ms=TIMEOUT_MS)
+        compacted_snapshot = log.compacted_snapshot()
+        compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
+        compacted_snapshot.replace([SnapshotRow("a", b"1")], b"first", timeout_ms=TIMEOUT_MS)
         own_kafka.cluster.node(1).kill()
         with pytest.raises(LogUnavailable):
-            twin.replace([TwinRow("a", b"2")], b"second", timeout_ms=SHORT_MS)
+            compacted_snapshot.replace([SnapshotRow("a", b"2")], b"second", timeout_ms=SHORT_MS)
         own_kafka.cluster.node(1).start()
-        until(lambda: twin.claim(timeout_ms=TIMEOUT_MS))
-        image = twin.load()
+        until(lambda: compacted_snapshot.claim(timeout_ms=TIMEOUT_MS))
+        image = compacted_snapshot.load()
         assert image is not None
         assert (image.marker, image.rows["a"]) in ((b"first", b"1"), (b"second", b"2"))
-        twin.replace([TwinRow("a", b"3")], b"third", timeout_ms=TIMEOUT_MS)
-        after = twin.load()
+        compacted_snapshot.replace([SnapshotRow("a", b"3")], b"third", timeout_ms=TIMEOUT_MS)
+        after = compacted_snapshot.load()
         assert after is not None
         assert (b"third", {"a": b"3"}) == (after.marker, dict(after.rows))

@@ -18,7 +18,7 @@ from equipoise.brokers.errors import BrokerFailed, InvalidConfig, InvalidTiming
 from equipoise.brokers.local.local_broker import LocalBroker
 from equipoise.brokers.local.local_cluster import ClusterSettings, Happening, LocalCluster, What
 from equipoise.brokers.operations.access import Access, opened, until
-from equipoise.brokers.operations.burial import Burial, bury
+from equipoise.brokers.operations.death_declaration import DeathDeclaration, declare_dead
 from equipoise.channel.core.errors import Bug, LogStorageFull
 from equipoise.channel.core.view import View
 from tests.load.log_places import LogPlace, settled_ms
@@ -73,7 +73,7 @@ def status(view: View, broker: str) -> str | None:
 
 
 def test_brokers_are_killed_paused_stopped_and_started_again(tmp_path: Path, log_url: str) -> None:
-    """A broker can be killed and buried, started anew, paused until the other notices, resumed, and stopped for good."""
+    """A broker can be killed and declared dead, started anew, paused until the other notices, resumed, and stopped for good."""
     diary = Diary()
     settings = ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2, evidence=True, settings={"balance": "false"})
     with LocalCluster(settings, tell=diary) as cluster:
@@ -84,7 +84,7 @@ def test_brokers_are_killed_paused_stopped_and_started_again(tmp_path: Path, log
         diary.forget()
         cluster.kill(0)
         assert cluster.pid(0) is None
-        diary.wait_for(What.ENDED, What.BURIED)
+        diary.wait_for(What.ENDED, What.DECLARED_DEAD)
         wait_until(cluster.log_url, lambda view: status(view, first) == "down", "the death of the first")
 
         cluster.restart(0)
@@ -112,7 +112,7 @@ def test_a_broker_that_is_stopped_is_not_started_again(tmp_path: Path, log_url: 
         assert pid is not None
         diary.forget()
         os.kill(pid, signal.SIGKILL)
-        diary.wait_for(What.ENDED, What.BURIED, What.STARTS_AGAIN)
+        diary.wait_for(What.ENDED, What.DECLARED_DEAD, What.STARTS_AGAIN)
         assert not cluster.wait_until_all_ended(timeout_ms=0)
         cluster.stop(0)
         assert cluster.wait_until_all_ended(timeout_ms=PATIENCE_MS)
@@ -141,30 +141,30 @@ def test_an_end_that_is_wanted_at_the_last_moment_is_not_overlooked(tmp_path: Pa
         assert (None, False) == (cluster.pid(0), What.STARTED in diary.told())
 
 
-def test_who_dies_during_a_burial_is_buried_at_once(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A death is noticed although the burial of another one took up the call that told of it."""
+def test_who_dies_during_a_declaration_is_buried_at_once(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A death is noticed although the declaration of death of another one took up the call that told of it."""
     diary = Diary()
     monkeypatch.setattr("equipoise.brokers.local.local_cluster._FOLLOW_MS", PATIENCE_MS + 5_000)
     cluster = LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), tell=diary)
     directories: list[Path] = []
 
-    def bury_both(access: Access, directory: Path) -> tuple[Burial, ...]:
+    def declare_both_dead(access: Access, directory: Path) -> tuple[DeathDeclaration, ...]:
         directories.append(directory)
         if len(directories) == 1:
             cluster.kill(0)
-        return bury(access, directory)
+        return declare_dead(access, directory)
 
-    monkeypatch.setattr("equipoise.brokers.local.local_cluster.bury", bury_both)
+    monkeypatch.setattr("equipoise.brokers.local.local_cluster.declare_dead", declare_both_dead)
     with cluster:
         cluster.kill(1)
-        diary.wait_for(What.ENDED, What.BURIED, What.BURIED)
+        diary.wait_for(What.ENDED, What.DECLARED_DEAD, What.DECLARED_DEAD)
     assert [cluster.directories[1], cluster.directories[0]] == directories
 
 
 def test_a_broker_that_dies_is_not_buried_if_that_is_not_wanted(tmp_path: Path, log_url: str) -> None:
-    """Without `bury` a death is left to the lease, as on machines without a supervisor."""
+    """Without `declare dead` a death is left to the lease, as on machines without a supervisor."""
     diary = Diary()
-    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, bury=False), tell=diary) as cluster:
+    with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1, declare_dead=False), tell=diary) as cluster:
         cluster.kill(0)
         diary.wait_for(What.ENDED)
     wait_until(cluster.log_url, lambda view: status(view, cluster.broker_ids[0]) == "up", "nothing")
@@ -200,7 +200,7 @@ def test_the_death_of_the_follower_is_told(tmp_path: Path, log_url: str, monkeyp
 
     diary = Diary()
     with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=2), tell=diary) as cluster:
-        monkeypatch.setattr("equipoise.brokers.local.local_cluster.bury", fail)
+        monkeypatch.setattr("equipoise.brokers.local.local_cluster.declare_dead", fail)
         cluster.kill(0)
         diary.wait_for(What.ENDED, What.UNWATCHED)
         assert isinstance(cluster.failure, Bug)
@@ -213,7 +213,7 @@ def test_the_death_of_the_follower_is_told(tmp_path: Path, log_url: str, monkeyp
 
 
 def test_a_full_disk_does_not_end_the_follower(tmp_path: Path, log_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A burial that the disk of the log has no room for is told, and the next one is tried again."""
+    """A declaration of death that the disk of the log has no room for is told, and the next one is tried again."""
 
     def has_no_room(*_: object) -> None:
         raise LogStorageFull(log="sqlite:full")
@@ -221,13 +221,13 @@ def test_a_full_disk_does_not_end_the_follower(tmp_path: Path, log_url: str, mon
     diary = Diary()
     with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_url, brokers=1), tell=diary) as cluster:
         with monkeypatch.context() as patch:
-            patch.setattr("equipoise.brokers.local.local_cluster.bury", has_no_room)
+            patch.setattr("equipoise.brokers.local.local_cluster.declare_dead", has_no_room)
             cluster.kill(0)
-            diary.wait_for(What.ENDED, What.NOT_BURIED)
+            diary.wait_for(What.ENDED, What.NOT_DECLARED_DEAD)
         cluster.restart(0)
         diary.forget()
         cluster.kill(0)
-        diary.wait_for(What.ENDED, What.BURIED)
+        diary.wait_for(What.ENDED, What.DECLARED_DEAD)
         assert cluster.failure is None
 
 
@@ -241,7 +241,7 @@ def test_a_start_that_fails_leaves_nothing(tmp_path: Path, log_url: str) -> None
     assert [What.ENDED] * 2 == [what for what in diary.told() if what is What.ENDED]
 
 
-def test_a_burial_that_fails_is_told(tmp_path: Path, log_place: LogPlace, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_declaration_that_fails_is_told(tmp_path: Path, log_place: LogPlace, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the log takes no record in time, or the directory proves nothing, the others must notice the silence."""
     monkeypatch.setattr("equipoise.brokers.local.local_cluster.BURIAL_MS", 100)
     diary = Diary()
@@ -249,12 +249,12 @@ def test_a_burial_that_fails_is_told(tmp_path: Path, log_place: LogPlace, monkey
     async def kill_while_the_log_is_away() -> None:
         async with log_place.away(stopped=True):
             cluster.kill(0)
-            diary.wait_for(What.ENDED, What.NOT_BURIED)
+            diary.wait_for(What.ENDED, What.NOT_DECLARED_DEAD)
 
     with LocalCluster(ClusterSettings(directory=tmp_path, log_url=log_place.url, brokers=2), tell=diary) as cluster:
         asyncio.run(kill_while_the_log_is_away())
-        assert 1 == diary.told().count(What.NOT_BURIED)
+        assert 1 == diary.told().count(What.NOT_DECLARED_DEAD)
         (cluster.directories[1] / "lock").unlink()
         cluster.kill(1)
-        diary.wait_for(What.NOT_BURIED, What.NOT_BURIED)
-        assert What.BURIED not in diary.told()
+        diary.wait_for(What.NOT_DECLARED_DEAD, What.NOT_DECLARED_DEAD)
+        assert What.DECLARED_DEAD not in diary.told()

@@ -163,8 +163,8 @@ def test_three_nodes_lose_nothing_with_their_leader(three_kafkas: OwnKafka) -> N
     create_topic(three_kafkas.address, topic, replicas=3, settings={"min.insync.replicas": "2"})
     Writer(three_kafkas.proxied_address).append(topic, [(b"key", b"before")])
     killed = three_kafkas.kill_leader(topic)
-    heir = three_kafkas.leader_of(topic, other_than=killed)
-    assert killed.number != heir.number
+    child = three_kafkas.leader_of(topic, other_than=killed)
+    assert killed.number != child.number
     Writer(three_kafkas.proxied_address).append(topic, [(b"key", b"meanwhile")])
     assert [b"before", b"meanwhile"] == values(three_kafkas.address, topic)
     killed.start()

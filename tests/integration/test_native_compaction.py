@@ -84,7 +84,7 @@ def test_kafkas_own_compaction_turns_the_loser_into_the_winner(kafka: Kafka) -> 
 
 
 def test_our_compaction_keeps_the_winner(kafka: Kafka) -> None:
-    """The same history, compacted by ours, is gone from the log, and comes back from its twin as the same view."""
+    """The same history, compacted by ours, is gone from the log, and comes back from its snapshot as the same view."""
     channel = disputed()
     _, rejected = channel.entries[-1]
     log = open_log(f"kafka://{kafka.address}/{kafka.topic('compacted by us')}")

@@ -19,7 +19,7 @@ import pytest
 
 from tests.code_blocks import Block, blocks
 from tests.house_rules import ROOT
-from tests.integration.test_up import free_row_of_ports
+from tests.ports import free_row_of_ports
 from tests.pulsar.programs import is_required
 
 pytestmark = pytest.mark.integration

@@ -141,22 +141,22 @@ def test_a_day_in_the_life_of_a_cluster(tmp_path: Path, log_url: str) -> None:
 
         os.kill(cluster.pids[destination], signal.SIGKILL)
         assert -signal.SIGKILL == cluster.heard("ended", destination)["exit_code"]
-        buried = cluster.heard("buried", destination)
-        view = look(cluster.log, lambda view: all(owners(view)), what="an heir for each bundle")
+        declared_dead = cluster.heard("buried", destination)
+        view = look(cluster.log, lambda view: all(owners(view)), what="an child for each bundle")
         assert ("down", False) == (view.brokers[destination].status, destination in owners(view))
 
         owner = owners(view)[0]
-        heir = next(broker for broker in ids if broker not in (destination, owner))
+        child = next(broker for broker in ids if broker not in (destination, owner))
         refused = unload(cluster.log, "--bundle", RANGE, "--destinationBroker", destination)
         assert (1, True) == (refused.returncode, f"dead_target ({destination}#" in refused.stderr), refused.stderr
 
-        drained = run("brokers", "drain", heir, log=cluster.log)
-        assert (0, True) == (drained.exit_code, drained.stdout.startswith(f"{heir} is drained")), drained.stderr
-        refused = unload(cluster.log, "--bundle", RANGE, "--destinationBroker", heir)
+        drained = run("brokers", "drain", child, log=cluster.log)
+        assert (0, True) == (drained.exit_code, drained.stdout.startswith(f"{child} is drained")), drained.stderr
+        refused = unload(cluster.log, "--bundle", RANGE, "--destinationBroker", child)
         assert (1, True) == (refused.returncode, "draining_target" in refused.stderr), refused.stderr
 
         story = run("channel", "why", BUNDLE, log=cluster.log).stdout
-        assert f"{buried['offset']} admin:local-cluster declares {destination} down" in story
+        assert f"{declared_dead['offset']} admin:local-cluster declares {destination} down" in story
         assert "rejected as dead_target" in story
         assert "rejected as draining_target" in story
         assert 0 == cluster.stop(), cluster.errors()
@@ -173,17 +173,17 @@ def unload(log: str, *options: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_broker_that_dies_is_started_again(tmp_path: Path, log_url: str) -> None:
-    """With --restart a broker that was killed is buried first, and is a member again soon, in another process."""
+    """With --restart a broker that was killed is declared dead first, and is a member again soon, in another process."""
     with up(tmp_path, "--restart", "--brokers", "2", log=log_url) as cluster:
         broker = cluster.broker(1)
         first = cluster.pids[broker]
         os.kill(first, signal.SIGKILL)
-        buried = cluster.heard("buried", broker)
+        declared_dead = cluster.heard("buried", broker)
         assert 500 == cluster.heard("starts_again", broker)["pause_ms"]
         again = cluster.heard("ready", broker)
-        assert isinstance(buried["offset"], int)
+        assert isinstance(declared_dead["offset"], int)
         assert isinstance(again["incarnation"], int)
-        assert (True, True) == (again["incarnation"] > buried["offset"], cluster.pids[broker] != first)
+        assert (True, True) == (again["incarnation"] > declared_dead["offset"], cluster.pids[broker] != first)
         assert 0 == cluster.stop()
 
 
@@ -243,7 +243,7 @@ def test_the_second_time_it_does_not_wait(first: signal.Signals, second: signal.
         cluster.heard("stopping")
         cluster.process.send_signal(second)
         assert -signal.SIGKILL == cluster.heard("ended", cluster.broker(0))["exit_code"]
-        assert "down" == look(cluster.log, lambda view: not view.live, what="the burial").brokers[cluster.broker(0)].status
+        assert "down" == look(cluster.log, lambda view: not view.live, what="the declaration of death").brokers[cluster.broker(0)].status
         assert (130, "") == (cluster.end(), cluster.errors())
 
 

@@ -161,7 +161,7 @@ def test_a_refusal_is_told_and_the_source_keeps_its_token(tmp_path: Path, log_ur
             back = await a.until(
                 lambda view: view.bundles[moved.name] if view.bundles[moved.name].last > offset else None,
                 timeout_ms=PATIENCE_MS,
-                what="the call-off",
+                what="the cancellation",
             )
             assert ("owned", a.agent.incarnation, moved.token) == (back.phase, back.owner, back.token)
             assert "could not prepare it: RuntimeError: no room" in reasons

@@ -17,20 +17,20 @@ HOT, COLD = "shop/orders/hot", "shop/orders/cold"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tenure:
+class Ownership:
     token: int
     broker: str
 
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One try of one request, on its way: `tenure` is set once a broker started to work on it."""
+    """One try of one request, on its way: `ownership` is set once a broker started to work on it."""
 
     request: str
     key: str
     target: str
     call_ns: int
-    tenure: Tenure | None = None
+    ownership: Ownership | None = None
     started_ns: int = 0
     result: case.Write | None = None
     refused: bool = False
@@ -81,8 +81,8 @@ class CounterService:
         self.store_checks_tokens = store_checks_tokens
         self.brokers_check_ownership = brokers_check_ownership
         self.now_ns = 0
-        self.owner = {key: Tenure(token=10, broker="b0") for key in (HOT, COLD)}
-        self.last_tenure = {(key, tenure.broker): tenure for key, tenure in self.owner.items()}
+        self.owner = {key: Ownership(token=10, broker="b0") for key in (HOT, COLD)}
+        self.last_ownership = {(key, ownership.broker): ownership for key, ownership in self.owner.items()}
         self.on_the_way: list[Attempt] = []
         self.left = Leavings()
 
@@ -91,9 +91,9 @@ class CounterService:
         return self.now_ns
 
     def transfer(self, key: str, broker: str) -> None:
-        """Another tenure begins, under the next token; what the old one has in hand it may no longer answer."""
-        newest = max(tenure.token for tenure in self.owner.values())
-        self.owner[key] = self.last_tenure[key, broker] = Tenure(token=newest + 7, broker=broker)
+        """Another ownership begins, under the next token; what the old one has in hand it may no longer answer."""
+        newest = max(ownership.token for ownership in self.owner.values())
+        self.owner[key] = self.last_ownership[key, broker] = Ownership(token=newest + 7, broker=broker)
 
     def call(self, key: str, target: str, request: str) -> Attempt:
         """A caller sends a request to the broker that it believes to be the owner."""
@@ -103,41 +103,43 @@ class CounterService:
 
     def start(self, attempt: Attempt) -> None:
         """The request reaches its broker, which redirects it unless it owns the key, or ever did if it does not check."""
-        tenure = self.last_tenure.get((attempt.key, attempt.target))
-        if tenure is None or not self.may_work(attempt.key, tenure):
+        ownership = self.last_ownership.get((attempt.key, attempt.target))
+        if ownership is None or not self.may_work(attempt.key, ownership):
             self.answer(attempt, 307)
         else:
-            attempt.tenure, attempt.started_ns = tenure, self.tick()
+            attempt.ownership, attempt.started_ns = ownership, self.tick()
 
-    def may_work(self, key: str, tenure: Tenure) -> bool:
+    def may_work(self, key: str, ownership: Ownership) -> bool:
         """The check of ownership, made when work starts and again before it is answered."""
-        return self.owner[key] == tenure or not self.brokers_check_ownership
+        return self.owner[key] == ownership or not self.brokers_check_ownership
 
     def write(self, attempt: Attempt) -> None:
-        """The broker's write reaches the store, perhaps long after its tenure ended; the token decides."""
-        assert attempt.tenure is not None
+        """The broker's write reaches the store, perhaps long after its ownership ended; the token decides."""
+        assert attempt.ownership is not None
         rows = [row for row in self.left.writes if row.key == attempt.key]
         known = [row for row in rows if row.request == attempt.request]  # A retried request is applied once.
         highest = max((row.token for row in rows), default=0)
         if known:
             attempt.result = known[0]
-        elif self.store_checks_tokens and attempt.tenure.token < highest:
+        elif self.store_checks_tokens and attempt.ownership.token < highest:
             attempt.refused = True
-            self.left.refusals.append(case.Refusal(attempt.request, attempt.key, attempt.tenure.token, highest))
+            self.left.refusals.append(case.Refusal(attempt.request, attempt.key, attempt.ownership.token, highest))
         else:
-            attempt.result = case.Write(attempt.request, attempt.key, attempt.tenure.broker, attempt.tenure.token, len(rows) + 1)
+            attempt.result = case.Write(attempt.request, attempt.key, attempt.ownership.broker, attempt.ownership.token, len(rows) + 1)
             self.left.writes.append(attempt.result)
 
     def finish(self, attempt: Attempt) -> None:
         """The broker checks its ownership again and answers: what the store did, or that it cannot know any more."""
-        tenure, result, checked_ns = attempt.tenure, attempt.result, self.tick()
-        assert tenure is not None
+        ownership, result, checked_ns = attempt.ownership, attempt.result, self.tick()
+        assert ownership is not None
         if result is None:
             self.answer(attempt, 409 if attempt.refused else 503)
-        elif not self.may_work(attempt.key, tenure):
+        elif not self.may_work(attempt.key, ownership):
             self.answer(attempt, 500)
         else:
-            self.left.works.append(case.Work(tenure.broker, attempt.key, tenure.token, attempt.started_ns, checked_ns, checked_ns + 5))
+            self.left.works.append(
+                case.Work(ownership.broker, attempt.key, ownership.token, attempt.started_ns, checked_ns, checked_ns + 5)
+            )
             self.answer(attempt, 200, result)
 
     def answer(self, attempt: Attempt, status: int | None, result: case.Write | None = None) -> None:
@@ -164,7 +166,7 @@ class CounterService:
 
     def advance(self, attempt: Attempt) -> None:
         """The next instant in the life of a request, whichever that is."""
-        if attempt.tenure is None:
+        if attempt.ownership is None:
             self.start(attempt)
         elif attempt.result is None and not attempt.refused:
             self.write(attempt)
@@ -215,7 +217,7 @@ def run(steps: Sequence[Step], service: CounterService) -> Leavings:
             service.call(again.key, service.owner[again.key].broker, again.request)
         elif step.action == "advance" and attempt:
             service.advance(attempt)
-        elif step.action == "give up" and attempt and attempt.tenure:
+        elif step.action == "give up" and attempt and attempt.ownership:
             service.finish(attempt)
         elif step.action == "hang up" and attempt and not attempt.caller_gone:
             service.hang_up(attempt)

@@ -208,7 +208,7 @@ def test_a_long_honest_run_is_clean_and_meets_every_case() -> None:
 
 
 def test_a_store_that_ignores_tokens_is_found() -> None:
-    """Where the store takes what is stale, tokens fall, although no broker ever answers after its tenure."""
+    """Where the store takes what is stale, tokens fall, although no broker ever answers after its ownership."""
     left = run(random_steps(5), CounterService(store_checks_tokens=False))
     assert {"stored_tokens_never_fall"} == set(left.violations())
 
@@ -252,7 +252,7 @@ def operations(draw: st.DrawFn) -> case.Operation:
 
 
 @given(st.lists(operations(), min_size=1))
-def test_the_sweep_agrees_with_its_slow_twin(of_key: list[case.Operation]) -> None:
+def test_the_sweep_agrees_with_its_slow_snapshot(of_key: list[case.Operation]) -> None:
     """The sweep finds exactly the operations that comparing all pairs finds, each beside a true culprit."""
 
     def broken(earlier: case.Operation, later: case.Operation) -> bool:

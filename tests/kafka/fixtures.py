@@ -109,7 +109,7 @@ def kafka(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kafka]:
         shared = Kafka(address=address)
         yield shared
         if os.environ.get(GIVEN):  # Any other one goes away as a whole.
-            delete_topics(address, [name for topic in shared.topics for name in (topic, f"{topic}-twin", f"{topic}-floor")])
+            delete_topics(address, [name for topic in shared.topics for name in (topic, f"{topic}-snapshot", f"{topic}-history")])
 
 
 @pytest.fixture(scope="module")

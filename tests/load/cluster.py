@@ -27,7 +27,7 @@ _LOOK_S: Final = 0.02
 
 
 def counters(
-    directory: Path, *, brokers: int, log_url: str | None = None, bury: bool = True, evidence: bool = False, **settings: str | int
+    directory: Path, *, brokers: int, log_url: str | None = None, declare_dead: bool = True, evidence: bool = False, **settings: str | int
 ) -> ClusterSettings:
     """Brokers in `directory` that count in `directory/counter.db`; `settings` are those of each broker.
 
@@ -41,7 +41,7 @@ def counters(
         services=("counter",),
         settings=settings,
         environment=environment,
-        bury=bury,
+        declare_dead=declare_dead,
         evidence=evidence,
         ready_ms=READY_MS,
     )

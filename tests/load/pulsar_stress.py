@@ -80,7 +80,7 @@ async def pulsar_stress(
         log_url=log.url,
         services=("pulsar",),
         pulsar_port=0,
-        bury=seed % 2 == 0,
+        declare_dead=seed % 2 == 0,
         evidence=True,
         ready_ms=READY_MS,
     )

@@ -138,7 +138,7 @@ def _serves_before_it_is_given(served: _Served, rng: Random) -> Planted | None:
     return _planted(served.with_document(place, stretch), "served_before_owned", stretch)
 
 
-# A bundle may have many tenures; of these the audit remembers the latest, so what is planted lies near.
+# A bundle may have many ownerships; of these the audit remembers the latest, so what is planted lies near.
 _NEAR: Final = 400
 
 _LIES: Final[tuple[Callable[[_Served, Random], Planted | None], ...]] = (

@@ -231,7 +231,7 @@ class _Notebook(Panel):
         now_us = self.world.stage.schedule.now_us
         stretches = self._stretches.setdefault(process, {})
         for effect in effects:
-            for handle in (effect.handle,) if type(effect) is Open else effect.heirs if type(effect) is Reshaped else ():
+            for handle in (effect.handle,) if type(effect) is Open else effect.children if type(effect) is Reshaped else ():
                 stretches[handle] = _Stretch(handle=handle)
         for stretch in list(stretches.values()):
             handle = stretch.handle

@@ -31,7 +31,7 @@ _FOLD: Final = "channel/core/view.py"
 _PATCHES: Final = Path(__file__).resolve().parent.parent / "mutants"
 
 # The channels of honest brokers show nothing of these: somebody must have tried.
-_WANT_FORGERS: Final = frozenset({"10-not-the-actor", "33-bury-without-the-nonce", "46-a-log-begins-twice"})
+_WANT_FORGERS: Final = frozenset({"10-not-the-actor", "33-declare-dead-without-the-nonce", "46-a-log-begins-twice"})
 _FORGERS: Final = "hostile"
 
 # Long enough for a few deaths; what a broken fold leads to afterwards is of no interest.

@@ -201,9 +201,9 @@ def come_to_rest(world: World) -> None:
 )
 def test_a_load_that_stays_as_it_is_is_not_cut_and_merged_in_turn(world: World) -> None:
     """Whatever lies where, splits and merges end, and no range that a merge made is ever cut, nor one that was cut made again."""
-    start, floor = len(world.owners), world.merge.bundles_min
+    start, history_snapshot = len(world.owners), world.merge.bundles_min
     come_to_rest(world)
-    assert world.fewest >= min(start, floor)
+    assert world.fewest >= min(start, history_snapshot)
     assert [(0, HASH_MAX)] == [(min(low for low, _ in world.owners), max(high for _, high in world.owners))]
     assert all(one[1] == other[0] for one, other in pairwise(sorted(world.owners)))
 
@@ -262,7 +262,7 @@ def rounds(draw: st.DrawFn) -> tuple[MergeSnapshot, MergeSettings, dict[Pair, in
         bundles=[BundleTraffic(bundle=name, traffic=draw(traffics), topics=draw(st.sampled_from([0, 1, 3, -1]))) for name in names],
         bundle_counts=draw(st.dictionaries(st.sampled_from(["t/ns1", "t/ns10"]), st.integers(1, 20))),
         brokers=draw(st.integers(1, 4)),
-        restless=dict.fromkeys(draw(st.lists(st.sampled_from(names), unique=True)) if names else [], "it was moved lately"),
+        pending=dict.fromkeys(draw(st.lists(st.sampled_from(names), unique=True)) if names else [], "it was moved lately"),
     )
     wanted = MergeSettings(
         limits=LIMITS, hits_threshold=draw(st.integers(0, 3)), merges_max=draw(st.integers(1, 4)), bundles_min=draw(st.integers(1, 8))
@@ -290,7 +290,7 @@ def test_no_bound_is_exceeded(drawn: tuple[MergeSnapshot, MergeSettings, dict[Pa
     for merge in plan.merges:
         left, right = parse_bundle(merge.left), parse_bundle(merge.right)
         assert (left.namespace, left.high) == (right.namespace, right.low)
-        assert not {merge.left, merge.right} & set(snapshot.restless)
+        assert not {merge.left, merge.right} & set(snapshot.pending)
         assert [None, None] == [fault_of_bundle(reported[name]) for name in (merge.left, merge.right)]
         assert wanted.limits.fullest(reported[merge.left], reported[merge.right]).share < wanted.cold_ratio
         assert hits.get((merge.left, merge.right), 0) >= wanted.hits_threshold

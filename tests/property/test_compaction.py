@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from equipoise.channel.core.codec import decode
 from equipoise.channel.core.errors import CompactionRefused
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
-from equipoise.channel.core.twin import TwinImage
+from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View, apply
 from equipoise.channel.snapshots.restore import restored
-from equipoise.channel.snapshots.twin_rows import encode_marker, marker_of, view_of
+from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, view_of
 from equipoise.compaction.compactor import Compacted
 from equipoise.compaction.retention import Retention
 from tests.compacting import NOTHING, all_of, all_rows, compacted, fold, image_of, marker_in, restored_to_end
@@ -42,7 +42,7 @@ retentions = st.builds(Retention, unit=st.sampled_from(["offsets", "bytes", "ms"
 @settings(max_examples=60, deadline=None)
 @given(seed=seeds, lengths=lengths, retain=retentions)
 def test_what_is_left_comes_to_the_same_view(seed: int, lengths: list[int], retain: Retention) -> None:
-    """`fold(twin, channel[H:]) == fold(channel[0:])`, after each of several compactions, and with records after the last."""
+    """`fold(snapshot, channel[H:]) == fold(channel[0:])`, after each of several compactions, and with records after the last."""
     walk, log = Walk(seed), GapLog()
     for length in lengths:
         log.put(*(walk.step() for _ in range(length)))
@@ -57,8 +57,8 @@ def test_what_is_left_comes_to_the_same_view(seed: int, lengths: list[int], reta
 
 @settings(max_examples=60, deadline=None)
 @given(seed=seeds, lengths=lengths)
-def test_a_twin_written_bit_by_bit_is_one_written_at_once(seed: int, lengths: list[int]) -> None:
-    """Compaction by compaction a twin holds the rows, and says the digest, of one that is written from zero each time."""
+def test_a_snapshot_written_bit_by_bit_is_one_written_at_once(seed: int, lengths: list[int]) -> None:
+    """Compaction by compaction a snapshot holds the rows, and says the digest, of one that is written from zero each time."""
     walk, log = Walk(seed), GapLog()
     for length in lengths:
         log.put(*(walk.step() for _ in range(length)))
@@ -68,7 +68,7 @@ def test_a_twin_written_bit_by_bit_is_one_written_at_once(seed: int, lengths: li
         view = fold(walk.entries)
         if view.genesis is None:
             assert done.horizon is None
-            assert log.twin().load() is None
+            assert log.compacted_snapshot().load() is None
             continue
         assert all_rows(view) == image_of(log).rows
         assert (view.offset, view.digest()) == (marker_in(log).horizon, marker_in(log).digest)
@@ -84,14 +84,14 @@ def test_rows_hold_what_a_snapshot_holds(seed: int, length: int) -> None:
     view = fold(walk.step() for _ in range(length))
     if view.genesis is None:
         return
-    image = TwinImage(marker=encode_marker(marker_of(view, log="a log")), rows=all_rows(view))
+    image = CompactedSnapshot(marker=encode_marker(marker_of(view, log="a log")), rows=all_rows(view))
     assert all_of(from_bytes(to_bytes(view))) == all_of(view_of(image))
 
 
 @settings(max_examples=30, deadline=None)
 @given(seed=seeds, lengths=lengths, reads=st.integers(0, RECORDS_MAX))
 def test_a_snapshot_of_ones_own_goes_on_or_gives_way(seed: int, lengths: list[int], reads: int) -> None:
-    """A reader with a view from anywhere in the past goes on with it or with the twin, and comes to the same end."""
+    """A reader with a view from anywhere in the past goes on with it or with the snapshot, and comes to the same end."""
     walk, log = Walk(seed), GapLog()
     own: View | None = None
     for length in lengths:

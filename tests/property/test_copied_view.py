@@ -17,11 +17,10 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.records import Genesis, Reason
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
-from equipoise.channel.core.twin import TwinImage
+from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View, apply
-from equipoise.channel.snapshots.twin_rows import encode_marker, marker_of, rows_of, view_of
-from tests.twin import Twin as DumbTwin
-from tests.twin import facts_of, judge
+from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, rows_of, view_of
+from tests.model import Model, facts_of, judge
 from tests.walk import Walk
 
 FOUNDER = Author(publisher="admin:copy")
@@ -39,12 +38,12 @@ def folded(walk: Walk, length: int) -> View:
 
 
 def copied(view: View, *, ahead: int = 0) -> View:
-    """What a copy of the channel begins with: the same view above a new base, through rows and marker as a twin has them."""
+    """What a copy of the channel begins with: the same view above a new base, through rows and marker as a snapshot has them."""
     view = from_bytes(to_bytes(view))
     view.go_on_above(view.offset + ahead, level=view.level, level_last=view.level_last)
     marker = marker_of(view, log="the new log", copied=True)
     rows = {row.key: row.data for row in rows_of(view, -1) if row.data is not None}
-    return view_of(TwinImage(marker=encode_marker(marker), rows=rows))
+    return view_of(CompactedSnapshot(marker=encode_marker(marker), rows=rows))
 
 
 def genesis_of(view: View) -> Genesis:
@@ -81,7 +80,7 @@ def test_the_rest_of_a_history_gets_the_same_verdicts_in_a_copy(walk: Walk, befo
 @given(walks, st.integers(1, WALK_MAX), st.integers(0, 3))
 @settings(deadline=None)
 def test_a_copy_takes_one_genesis_and_no_other(walk: Walk, length: int, ahead: int) -> None:
-    """Only the first genesis with the cluster, base and level of the twin is accepted; it changes nothing but where the log begins."""
+    """Only the first genesis with the cluster, base and level of the snapshot is accepted; it changes nothing but where the log begins."""
     there = folded(walk, length)
     if there.genesis is None:
         return
@@ -105,11 +104,11 @@ def test_a_copy_takes_one_genesis_and_no_other(walk: Walk, length: int, ahead: i
 @given(walks, st.integers(1, WALK_MAX))
 @settings(deadline=None)
 def test_no_other_log_begins_twice(walk: Walk, length: int) -> None:
-    """Where no copy was made a second genesis is late, whatever it says, and the dumb twin thinks so too."""
+    """Where no copy was made a second genesis is late, whatever it says, and the slow model thinks so too."""
     view = folded(walk, length)
     if view.genesis is None:
         return
-    dumb = DumbTwin()
+    dumb = Model()
     for offset, data in walk.entries:
         judge(dumb, offset, decode(data))
     before = content(view)

@@ -1,6 +1,6 @@
 """The difference of two views against what the records between them changed, one verdict after the other.
 
-May live here: `channel.core.difference` over random walks, and its dumb twin, which has read every record of the gap.
+May live here: `channel.core.difference` over random walks, and its slow model, which has read every record of the gap.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from equipoise.channel.core.codec import decode
-from equipoise.channel.core.difference import Jump, changes_between, jump_between
+from equipoise.channel.core.difference import Resync, changes_between, resync_between
 from equipoise.channel.core.entries import (
     BrokerChanged,
     BrokerEntry,
@@ -29,7 +29,7 @@ ORDER = (LevelChanged, PolicyChanged, NamespaceChanged, BrokerChanged, BundleCha
 
 
 def sum_of(before: View, verdicts: list[Verdict]) -> list[Change]:
-    """The dumb twin: per key the first `before` and the last `after` of all verdicts, as far as they differ."""
+    """The slow model: per key the first `before` and the last `after` of all verdicts, as far as they differ."""
     firsts: dict[tuple[type, str], Change] = {}
     lasts: dict[tuple[type, str], Change] = {}
     ended = {change.dead for verdict in verdicts for change in verdict.changes if isinstance(change, BrokerChanged)}
@@ -86,21 +86,21 @@ def test_the_difference_is_what_the_records_between_come_to(walk: Walk, length: 
     assert told(sum_of(before, verdicts)) == told(list(changes_between(before, view)))
 
 
-def test_a_jump_tells_where_it_began_and_where_it_ended() -> None:
-    """A jump bears both offsets, and its changes: here the namespace's creation before that of its bundle."""
+def test_a_resync_tells_where_it_began_and_where_it_ended() -> None:
+    """A resync bears both offsets, and its changes: here the namespace's creation before that of its bundle."""
     channel = channel_with("a")
     before = View()
     for offset, data in channel.entries[:1]:
         apply(before, offset, decode(data))
-    jump = jump_between(before, channel.view)
-    assert (1, channel.view.offset) == (jump.before, jump.offset)
-    kinds = [type(change) for change in jump.changes]
+    resync = resync_between(before, channel.view)
+    assert (1, channel.view.offset) == (resync.before, resync.offset)
+    kinds = [type(change) for change in resync.changes]
     assert [NamespaceChanged, BrokerChanged, BundleChanged] == kinds
-    assert NAMESPACE == getattr(jump.changes[0], "name", None)
+    assert NAMESPACE == getattr(resync.changes[0], "name", None)
 
 
-def test_nothing_changed_is_a_jump_without_changes() -> None:
+def test_nothing_changed_is_a_resync_without_changes() -> None:
     """A view compared with an equal one, and across renewals alone, has not changed."""
     channel = channel_with("a")
     same = from_bytes(to_bytes(channel.view))
-    assert Jump(before=same.offset, offset=same.offset, changes=()) == jump_between(same, channel.view)
+    assert Resync(before=same.offset, offset=same.offset, changes=()) == resync_between(same, channel.view)

@@ -1,4 +1,4 @@
-"""The fold over random walks: the invariants of docs/protocol.md after every record, and the dumb twin's word on each verdict.
+"""The fold over random walks: the invariants of docs/protocol.md after every record, and the slow model's word on each verdict.
 
 May live here: properties of `channel.core.view` over streams, and the slow recomputations that they compare with.
 """
@@ -28,7 +28,7 @@ from equipoise.channel.core.ranges import HASH_MAX
 from equipoise.channel.core.records import AnyRecord, Reason, Renewed, Unreadable
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
 from equipoise.channel.core.view import View, apply
-from tests.twin import Twin, facts, facts_of, judge
+from tests.model import Model, facts, facts_of, judge
 from tests.walk import CUTS, STRANGE, Walk
 
 # Points at and around every place where a walk cuts.
@@ -167,10 +167,10 @@ def steps(walk: Walk, length: int) -> Iterator[tuple[int, AnyRecord | Unreadable
 @given(walk=walks, length=lengths)
 def test_the_dumb_twin_reaches_the_same_verdicts_and_the_same_state(walk: Walk, length: int) -> None:
     """A second fold, written from the tables of the protocol alone, agrees with the first after every record."""
-    view, twin = View(), Twin()
+    view, model = View(), Model()
     for offset, record in steps(walk, length):
-        assert judge(twin, offset, record) == apply(view, offset, record).reason
-        assert facts(twin) == facts_of(view)
+        assert judge(model, offset, record) == apply(view, offset, record).reason
+        assert facts(model) == facts_of(view)
 
 
 @settings(max_examples=40, deadline=None)

@@ -1,4 +1,4 @@
-"""What is shown beforehand is what would be: a forecast and its dumb twin, which carries out one move after the other.
+"""What is shown beforehand is what would be: a forecast and its slow model, which carries out one move after the other.
 
 May live here: clusters at random, plans of every strategy for them, and what must hold of each forecast.
 """
@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from equipoise.brokers.balancing.forecast import Forecast, Level, Standing, forecast_of
 from equipoise.brokers.balancing.planning import as_if_due
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings
-from equipoise.shedder.level import Leveller
+from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.loads import BrokerLoad
 from equipoise.shedder.picking import LOAD_TTL_MS
 from equipoise.shedder.plan import Move, Plan
@@ -35,7 +35,7 @@ def foreseen(snapshot: Snapshot, plan: Plan, chance: random.Random) -> Forecast:
 
 
 def carried_out(snapshot: Snapshot, forecast: Forecast) -> dict[str, list[float]]:
-    """The dumb twin: of each broker its use, throughput, messages and number of bundles, after one move after the other."""
+    """The slow model: of each broker its use, throughput, messages and number of bundles, after one move after the other."""
     told: dict[str, list[float]] = {}
     for broker in snapshot.live:
         load = snapshot.loads.get(broker)
@@ -53,12 +53,12 @@ def carried_out(snapshot: Snapshot, forecast: Forecast) -> dict[str, list[float]
 
 
 def figures(load: BrokerLoad) -> list[float]:
-    """What a broker says, in the order of the twin."""
+    """What a broker says, in the order of the snapshot."""
     return [load.averages.weighted_max, load.traffic.bytes_per_second, load.traffic.messages_per_second, load.bundle_count]
 
 
 def shown(standing: Standing) -> list[float]:
-    """What is shown of a broker, in the order of the twin."""
+    """What is shown of a broker, in the order of the snapshot."""
     return [standing.used or 0.0, standing.bytes_per_second, standing.messages_per_second, standing.bundles]
 
 
@@ -69,9 +69,9 @@ def test_what_is_shown_after_is_what_the_moves_make_of_before(seed: int, strateg
     snapshot = ruled(sound(chance), chance)
     plan = strategy.plan(snapshot)  # type: ignore[attr-defined] # each of them is a `Shedder`
     forecast = foreseen(snapshot, plan, chance)
-    twin = carried_out(snapshot, forecast)
+    model = carried_out(snapshot, forecast)
     for broker in forecast.brokers:
-        assert twin[broker.broker] == pytest.approx(shown(broker.after), rel=1e-9, abs=1e-6)
+        assert model[broker.broker] == pytest.approx(shown(broker.after), rel=1e-9, abs=1e-6)
 
 
 @given(SEEDS, st.sampled_from(STRATEGIES))
@@ -93,7 +93,7 @@ def test_nothing_comes_of_nothing(seed: int, strategy: object) -> None:
 def test_costs_move_with_their_bundles(snapshot: Snapshot) -> None:
     """By cost, too, the standings after are those before with each move carried out, and the level is that of those who take part."""
     snapshot = replace(snapshot, live=tuple(sorted(broker.broker for broker in snapshot.brokers)))
-    forecast = forecast_of(snapshot, Leveller().plan(snapshot), measure="cost", ttl_ms=LOAD_TTL_MS)
+    forecast = forecast_of(snapshot, BalancedShedder().plan(snapshot), measure="cost", ttl_ms=LOAD_TTL_MS)
     piles = {broker.broker: {bundle.name: bundle.cost for bundle in broker.bundles} for broker in snapshot.brokers}
     for each in forecast.moves:
         assert each.destination is not None

@@ -1,4 +1,4 @@
-"""Histories of random channels against a slow and obvious twin, which looks at whole views before and after each record.
+"""Histories of random channels against a slow and obvious snapshot, which looks at whole views before and after each record.
 
 May live here: properties of transitions, ownership intervals and transfers over any log. Single stories are told in
 tests/unit/spark/test_histories.py.
@@ -41,7 +41,7 @@ def rows_of(emitted: list[Emitted], table: Table) -> list[Row]:
 
 
 class Obvious:
-    """The twin: after each record it compares each bundle of the view with what it was before."""
+    """The snapshot: after each record it compares each bundle of the view with what it was before."""
 
     def __init__(self) -> None:
         self.bundles: dict[str, BundleEntry] = {}
@@ -91,7 +91,7 @@ class Obvious:
         if old and old.phase in ON_ITS_WAY and not (new and new.phase in ON_ITS_WAY):
             begun, asked_by = self.asked.pop(name)
             ready = self.ready.pop(name, None)
-            result = {"transferring": "called_off", "handing_over": "done", "unloading": "unloaded"}[old.phase]
+            result = {"transferring": "cancelled", "handing_over": "done", "unloading": "unloaded"}[old.phase]
             if old.source in dead or old.owner in dead:  # type: ignore[operator]  # As above.
                 side = "source" if old.source in dead else "destination"  # type: ignore[operator]  # As above.
                 result = f"{side}_left" if isinstance(record, BrokerRecord) and record.status == "left" else f"{side}_died"
@@ -99,8 +99,8 @@ class Obvious:
 
 
 def told(walk: Walk, length: int, *, again: frozenset[int] = frozenset()) -> tuple[list[Emitted], Obvious]:
-    """What histories and their twin tell of a walk; after the records of these numbers the histories go on from their rows."""
-    view, histories, twin = View(), Histories(), Obvious()
+    """What histories and their snapshot tell of a walk; after the records of these numbers the histories go on from their rows."""
+    view, histories, model = View(), Histories(), Obvious()
     emitted: list[Emitted] = []
     state: dict[str, bytes] = {}
     for number in range(length):
@@ -109,7 +109,7 @@ def told(walk: Walk, length: int, *, again: frozenset[int] = frozenset()) -> tup
         verdict: Verdict = apply(view, offset, record)
         if verdict.changes:
             emitted += histories.feed(Folded(offset=offset, record=record, verdict=verdict), time_of(offset))
-        twin.see(view, offset, record)
+        model.see(view, offset, record)
         if number in again:
             for key, row in histories.changed_rows():
                 if row is None:
@@ -118,24 +118,24 @@ def told(walk: Walk, length: int, *, again: frozenset[int] = frozenset()) -> tup
                     state[key] = row
             histories = Histories()
             histories.restore(state)
-    return emitted, twin
+    return emitted, model
 
 
 @settings(deadline=None, max_examples=60)
 @given(st.integers(0, 2**32), st.integers(1, RECORDS_MAX))
-def test_histories_are_those_of_the_obvious_twin(seed: int, length: int) -> None:
-    """Whatever stands on a log, every transition, every tenure that ended and every transfer that ended is told once, and rightly."""
-    emitted, twin = told(Walk(seed), length)
+def test_histories_are_those_of_the_obvious_snapshot(seed: int, length: int) -> None:
+    """Whatever stands on a log, every transition, every ownership that ended and every transfer that ended is told once, and rightly."""
+    emitted, model = told(Walk(seed), length)
     transitions, intervals, transfers = (
         rows_of(emitted, table) for table in (Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, Table.TRANSFERS)
     )
     offsets = [row.offset for row in emitted if row.table == Table.TRANSITIONS]
     found = Counter((at, row["bundle"], row["phase_before"], row["phase_after"]) for at, row in zip(offsets, transitions, strict=True))
-    assert twin.transitions == found
+    assert model.transitions == found
     columns = ("bundle", "broker", "token", "from_offset", "to_offset", "how")
-    assert twin.intervals == Counter(tuple(row[column] for column in columns) for row in intervals)
+    assert model.intervals == Counter(tuple(row[column] for column in columns) for row in intervals)
     columns = ("bundle", "begun_offset", "asked_by", "ready_offset", "ended_offset", "result")
-    assert twin.transfers == Counter(tuple(row[column] for column in columns) for row in transfers)
+    assert model.transfers == Counter(tuple(row[column] for column in columns) for row in transfers)
 
 
 @settings(deadline=None, max_examples=30)
@@ -148,7 +148,7 @@ def test_histories_go_on_where_they_were(seed: int, length: int, again: set[int]
 @settings(deadline=None, max_examples=30)
 @given(st.integers(0, 2**32), st.integers(1, RECORDS_MAX), st.integers(0, RECORDS_MAX))
 def test_histories_that_begin_late_tell_the_same_ends(seed: int, length: int, middle: int) -> None:
-    """From a view in the middle the same tenures and transfers end in the same way, and only what began before is not known."""
+    """From a view in the middle the same ownerships and transfers end in the same way, and only what began before is not known."""
     walk, view, whole = Walk(seed), View(), Histories()
     late: Histories | None = None
     for number in range(length):
@@ -187,10 +187,10 @@ def _same_but_for_the_beginning(row: Row, late: Row) -> None:
 
 
 def test_the_walks_come_to_every_end() -> None:
-    """What the tests above compare is there: some walks hold every way in which a tenure and a transfer can end."""
+    """What the tests above compare is there: some walks hold every way in which an ownership and a transfer can end."""
     emitted = [row for seed in range(4) for row in told(Walk(seed), 4 * RECORDS_MAX)[0]]
     hows = {row["how"] for row in rows_of(emitted, Table.OWNERSHIP_INTERVALS)}
     assert {"transferred", "unloaded", "died", "left", "split", "merged"} == hows
     results = {row["result"] for row in rows_of(emitted, Table.TRANSFERS)}
     ends = {"source_died", "source_left", "destination_died", "destination_left"}
-    assert {"done", "unloaded", "called_off", *ends} == results
+    assert {"done", "unloaded", "cancelled", *ends} == results

@@ -1,6 +1,6 @@
-"""Levelling on any cluster: what no plan ever does, and its dumb twin, which tries every bundle on every broker.
+"""Levelling on any cluster: what no plan ever does, and its slow model, which tries every bundle on every broker.
 
-May live here: properties of `shedder.level`, and the strategies for clusters that they need.
+May live here: properties of `shedder.balanced`, and the strategies for clusters that they need.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.shedder.level import Leveller
+from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.plan import Move
 from equipoise.shedder.snapshot import Candidates, Snapshot, WeighedBroker, WeighedBundle
 
@@ -56,20 +56,20 @@ def after(snapshot: Snapshot, *moves: Move) -> Snapshot:
     return Snapshot(brokers=tuple(cluster.values()))
 
 
-def first_move_of_the_twin(snapshot: Snapshot, leveller: Leveller) -> tuple[str, str] | None:
+def first_move_of_the_snapshot(snapshot: Snapshot, balanced_shedder: BalancedShedder) -> tuple[str, str] | None:
     """The first move, found by trying all: the fullest giver, the emptiest taker, the bundle that evens both out most."""
     part = {broker.broker: broker for broker in snapshot.brokers if broker.barred is None}
     fill = fills(snapshot)
     capacity = sum(broker.capacity for broker in part.values())
     mean = sum(fill[name] * broker.capacity for name, broker in part.items()) / capacity if part else 0.0
-    if all(abs(each - mean) <= leveller.start_ratio * mean for each in fill.values()):
+    if all(abs(each - mean) <= balanced_shedder.start_ratio * mean for each in fill.values()):
         return None
     for source in sorted(part, key=lambda name: (-fill[name], name)):
         for destination in sorted(part, key=lambda name: (fill[name], name)):
             if not fill[source] > mean > fill[destination]:
                 continue
             choices = [bundle for bundle in part[source].bundles if bundle.barred is None and may_go(snapshot, bundle.name, destination)]
-            fit = [bundle for bundle in choices if is_right_even_if_heavier(bundle.cost, part[source], part[destination], leveller)]
+            fit = [bundle for bundle in choices if is_right_even_if_heavier(bundle.cost, part[source], part[destination], balanced_shedder)]
             if fit:
                 best = min(fit, key=lambda bundle: (uneven_after(bundle.cost, part[source], part[destination]), bundle.cost, bundle.name))
                 return best.name, destination
@@ -91,9 +91,9 @@ def uneven_after(cost: float, source: WeighedBroker, destination: WeighedBroker)
     return (total(source) - cost) ** 2 / source.capacity + (total(destination) + cost) ** 2 / destination.capacity
 
 
-def is_right_even_if_heavier(cost: float, source: WeighedBroker, destination: WeighedBroker, leveller: Leveller) -> bool:
+def is_right_even_if_heavier(cost: float, source: WeighedBroker, destination: WeighedBroker, balanced_shedder: BalancedShedder) -> bool:
     """Whether a bundle that weighed so much more would still leave both more even, and the destination below the source."""
-    heavier = cost * (1 + leveller.wobble_ratio)
+    heavier = cost * (1 + balanced_shedder.wobble_ratio)
     is_below = (total(destination) + heavier) / destination.capacity <= total(source) / source.capacity
     return is_below and uneven_after(heavier, source, destination) <= uneven_after(0, source, destination)
 
@@ -103,7 +103,7 @@ WHOLE_WEIGHTS = st.integers(10, 200).map(float)
 
 @st.composite
 def small_clusters(draw: st.DrawFn) -> Snapshot:
-    """Clusters whose numbers are small and whole, so that the twin's arithmetic and ours round alike; ties are common."""
+    """Clusters whose numbers are small and whole, so that the snapshot's arithmetic and ours round alike; ties are common."""
     brokers = []
     for name in draw(st.lists(st.sampled_from("abcd"), unique=True, max_size=4)):
         costs = draw(st.lists(WHOLE_WEIGHTS, max_size=6))
@@ -117,18 +117,18 @@ def small_clusters(draw: st.DrawFn) -> Snapshot:
 @given(small_clusters())
 def test_the_first_move_is_that_of_the_dumb_twin(snapshot: Snapshot) -> None:
     """Bisection over sorted costs finds the very move that trying everything finds."""
-    leveller = Leveller(moves_max=1)
-    found = [(move.bundle, move.destination) for move in leveller.plan(snapshot).moves]
-    expected = first_move_of_the_twin(snapshot, leveller)
+    balanced_shedder = BalancedShedder(moves_max=1)
+    found = [(move.bundle, move.destination) for move in balanced_shedder.plan(snapshot).moves]
+    expected = first_move_of_the_snapshot(snapshot, balanced_shedder)
     assert [] == found if expected is None else [expected] == found
 
 
 @given(small_clusters(), st.randoms(use_true_random=False))
 def test_under_rules_too_the_first_move_is_that_of_the_dumb_twin(snapshot: Snapshot, chance: random.Random) -> None:
     """Whatever rules forbid, the move that is found is the best of those that they allow."""
-    leveller, ruled = Leveller(moves_max=1), forbidding(snapshot, chance)
-    found = [(move.bundle, move.destination) for move in leveller.plan(ruled).moves]
-    expected = first_move_of_the_twin(ruled, leveller)
+    balanced_shedder, ruled = BalancedShedder(moves_max=1), forbidding(snapshot, chance)
+    found = [(move.bundle, move.destination) for move in balanced_shedder.plan(ruled).moves]
+    expected = first_move_of_the_snapshot(ruled, balanced_shedder)
     assert [] == found if expected is None else [expected] == found
 
 
@@ -136,7 +136,7 @@ def test_under_rules_too_the_first_move_is_that_of_the_dumb_twin(snapshot: Snaps
 def test_nothing_goes_where_the_rules_forbid_it(snapshot: Snapshot, chance: random.Random) -> None:
     """Each move of a plan is one that the rules allow, and who gives nothing for their sake is told so."""
     ruled = forbidding(snapshot, chance)
-    plan = Leveller().plan(ruled)
+    plan = BalancedShedder().plan(ruled)
     assert all(may_go(ruled, move.bundle, move.destination or "") for move in plan.moves)
     brokers = {broker.broker for broker in snapshot.brokers}
     assert sorted(brokers - {move.source for move in plan.moves}) == [stay.subject for stay in plan.stays if stay.subject in brokers]
@@ -153,9 +153,9 @@ def forbidding(snapshot: Snapshot, chance: random.Random) -> Snapshot:
 @given(clusters())
 def test_nobody_barred_takes_part_and_nothing_moves_twice(snapshot: Snapshot) -> None:
     """Sources and destinations take part, are two, and the bundle is the source's, free to move, and moved once."""
-    plan = Leveller().plan(snapshot)
+    plan = BalancedShedder().plan(snapshot)
     part = {broker.broker: broker for broker in snapshot.brokers if broker.barred is None}
-    assert len({move.bundle for move in plan.moves}) == len(plan.moves) <= Leveller().moves_max
+    assert len({move.bundle for move in plan.moves}) == len(plan.moves) <= BalancedShedder().moves_max
     for move in plan.moves:
         assert move.source != move.destination
         assert move.destination in part
@@ -165,7 +165,7 @@ def test_nobody_barred_takes_part_and_nothing_moves_twice(snapshot: Snapshot) ->
 @given(clusters())
 def test_who_gives_nothing_is_told_why(snapshot: Snapshot) -> None:
     """Each broker either gives something in a plan or has a reason in it, and none has both."""
-    plan = Leveller().plan(snapshot)
+    plan = BalancedShedder().plan(snapshot)
     brokers = {broker.broker for broker in snapshot.brokers}
     stayed = [stay.subject for stay in plan.stays if stay.subject in brokers]
     assert sorted(brokers - {move.source for move in plan.moves}) == stayed
@@ -174,7 +174,7 @@ def test_who_gives_nothing_is_told_why(snapshot: Snapshot) -> None:
 @given(clusters())
 def test_no_move_makes_it_worse(snapshot: Snapshot) -> None:
     """After each move of a plan the load is more even than before, and nobody is fuller than the fullest was."""
-    for move in Leveller().plan(snapshot).moves:
+    for move in BalancedShedder().plan(snapshot).moves:
         then = after(snapshot, move)
         assert unevenness(then) <= unevenness(snapshot)
         assert max(fills(then).values()) <= max(fills(snapshot).values())
@@ -186,14 +186,14 @@ def test_order_of_the_input_does_not_matter(snapshot: Snapshot, chance: random.R
     """A shuffled snapshot gives the same plan, reasons and all."""
     shuffled = [replace(broker, bundles=tuple(chance.sample(broker.bundles, len(broker.bundles)))) for broker in snapshot.brokers]
     chance.shuffle(shuffled)
-    assert Leveller().plan(snapshot) == Leveller().plan(Snapshot(brokers=tuple(shuffled)))
+    assert BalancedShedder().plan(snapshot) == BalancedShedder().plan(Snapshot(brokers=tuple(shuffled)))
 
 
 @given(clusters(barred=False))
 def test_round_after_round_it_comes_to_rest(snapshot: Snapshot) -> None:
     """While the load stays as it is, the rounds end, and then nothing moves any more."""
     for _ in range(ROUNDS_MAX):
-        moves = Leveller().plan(snapshot).moves
+        moves = BalancedShedder().plan(snapshot).moves
         if not moves:
             return
         snapshot = after(snapshot, *moves)
@@ -210,4 +210,4 @@ def test_a_wobble_of_the_load_moves_nothing(snapshot: Snapshot, data: st.DataObj
         filler = WeighedBundle(name=f"{broker.broker}-filler", cost=max(level - total(broker), 0.0))
         wobbled = [replace(bundle, cost=bundle.cost * data.draw(st.floats(0.95, 1.05))) for bundle in (*broker.bundles, filler)]
         brokers.append(replace(broker, bundles=tuple(wobbled)))
-    assert () == Leveller().plan(Snapshot(brokers=tuple(brokers))).moves
+    assert () == BalancedShedder().plan(Snapshot(brokers=tuple(brokers))).moves

@@ -62,7 +62,7 @@ SAMPLES = st.builds(
     bundles=st.lists(BUNDLES, max_size=20, unique_by=lambda bundle: bundle.traffic.bundle).map(tuple),
     history=st.floats(0, 1),
 )
-ANYTHING = st.recursive(
+UNSET = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)
 )
 FIELDS = tuple(json.loads(spell_sample(Sample(broker="a", at_ms=0))))
@@ -104,7 +104,7 @@ def test_summaries_of_light_samples_are_bounded(earlier: Sample, sample: Sample)
     assert len(spell_summary(summary)) <= SUMMARY_BYTES_MAX
 
 
-@given(st.binary(max_size=200) | ANYTHING.map(lambda value: json.dumps(value).encode()))
+@given(st.binary(max_size=200) | UNSET.map(lambda value: json.dumps(value).encode()))
 def test_any_bytes_are_read_or_refused(data: bytes) -> None:
     """Whatever stands on the bus, each parser returns a value or raises the one error that it may."""
     for parse in PARSERS:
@@ -112,7 +112,7 @@ def test_any_bytes_are_read_or_refused(data: bytes) -> None:
             parse(data)
 
 
-@given(SAMPLES, st.sampled_from(FIELDS), ANYTHING)
+@given(SAMPLES, st.sampled_from(FIELDS), UNSET)
 def test_any_damage_is_read_or_refused(sample: Sample, field: str, value: object) -> None:
     """A sample with any value in any of its fields is read as some sample, or refused."""
     damaged = json.loads(spell_sample(sample)) | {field: value}

@@ -12,7 +12,7 @@ from collections import deque
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.brokers.agent.intents import Anything, SetPolicy
+from equipoise.brokers.agent.intents import SetPolicy, Unset
 from equipoise.brokers.agent.requests import record_of
 from equipoise.channel.core.entries import Verdict
 from equipoise.channel.core.records import AnyRecord, Reason
@@ -26,7 +26,7 @@ intents = st.builds(
     name=st.just(NAMESPACE),
     policy=st.sampled_from(["x", "y", "z"]),
     value=values,
-    expected=st.one_of(st.just(Anything.ANYTHING), values),
+    expected=st.one_of(st.just(Unset.UNSET), values),
 )
 
 
@@ -35,11 +35,11 @@ def proposed(channel: Channel, broker: str, intent: SetPolicy, expected: dict[st
     make = record_of(channel.view, intent)
     if isinstance(make, Verdict):
         now = expected.get(intent.policy)
-        assert intent.expected not in (Anything.ANYTHING, now)
+        assert intent.expected not in (Unset.UNSET, now)
         assert Reason.ILLEGAL_TRANSITION == make.reason
         assert f"is {'not set' if now is None else now} now" in (make.problem or "")
         return None
-    assert intent.expected in (Anything.ANYTHING, expected.get(intent.policy))
+    assert intent.expected in (Unset.UNSET, expected.get(intent.policy))
     return make(channel.author(broker))
 
 

@@ -184,7 +184,7 @@ def held(steps: list[Step]) -> Conversation:
 
 @given(st.lists(civil, max_size=40))
 def test_each_request_gets_one_reply(steps: list[Step]) -> None:
-    """Once the service has answered, each request has one reply, but for creations that the client called off itself."""
+    """Once the service has answered, each request has one reply, but for creations that the client cancelled itself."""
     conversation = held(steps)
     if not conversation.connection.is_ended:
         expected = conversation.asked - conversation.service.cancelled()

@@ -1,7 +1,7 @@
-"""A topic against its dumb twin, over any interleaving of what clients and moves may do.
+"""A topic against its slow model, over any interleaving of what clients and moves may do.
 
-May live here: the twin, which keeps lists and looks everything up anew each time, and the strategy of steps. Where a Shared
-subscription has a choice, the twin takes the real one's word for it, after checking that it was allowed.
+May live here: the snapshot, which keeps lists and looks everything up anew each time, and the strategy of steps. Where a Shared
+subscription has a choice, the snapshot takes the real one's word for it, after checking that it was allowed.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ KINDS = {
 
 
 @dataclass
-class TwinSubscription:
+class SnapshotSubscription:
     kind: SubscriptionKind
     consumers: list[Consumer] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
@@ -63,13 +63,13 @@ class TwinSubscription:
 
 
 @dataclass
-class Twin:
+class Model:
     """What a topic should do, said slowly."""
 
     opened_ms: int = 0
     is_holding: bool = False
     is_absence_over: bool = True
-    subscriptions: dict[str, TwinSubscription] = field(default_factory=dict)
+    subscriptions: dict[str, SnapshotSubscription] = field(default_factory=dict)
     permits: dict[Consumer, int] = field(default_factory=dict)
     blocked: list[Consumer] = field(default_factory=list)
     flowed: list[Consumer] = field(default_factory=list)
@@ -81,7 +81,7 @@ class Twin:
     receipts: list[tuple[Producer, int]] = field(default_factory=list)
     dropped: int = 0
 
-    def allowed(self, subscription: TwinSubscription, entry: Entry) -> list[Consumer]:
+    def allowed(self, subscription: SnapshotSubscription, entry: Entry) -> list[Consumer]:
         """Who may get this entry now; several only for a Shared subscription."""
         ready = [each for each in subscription.consumers if self.permits[each] > 0 and each not in self.blocked]
         match subscription.kind:
@@ -93,7 +93,7 @@ class Twin:
                 chosen = min(subscription.consumers, key=lambda each: each.name, default=None)
         return [chosen] if chosen in ready and chosen is not None else []
 
-    def deliver(self, subscription: TwinSubscription, entry: Entry) -> bool:
+    def deliver(self, subscription: SnapshotSubscription, entry: Entry) -> bool:
         """Explain the next delivery by this entry; False if nobody may get it."""
         allowed = self.allowed(subscription, entry)
         if not allowed:
@@ -133,7 +133,7 @@ class Twin:
         elif name in self.subscriptions:
             self.release(self.subscriptions[name])
 
-    def release(self, subscription: TwinSubscription) -> None:
+    def release(self, subscription: SnapshotSubscription) -> None:
         """Once nobody need be waited for: what waited, as far as those are ready who should have it."""
         if subscription.is_waiting and subscription.is_complete():
             subscription.is_parted = subscription.kind is SubscriptionKind.KEY_SHARED and bool(subscription.consumers)
@@ -148,7 +148,7 @@ class Twin:
             if not subscription.is_waiting:
                 subscription.missing, subscription.coming = [], []
 
-    def has_free_way(self, subscription: TwinSubscription, entry: Entry) -> bool:
+    def has_free_way(self, subscription: SnapshotSubscription, entry: Entry) -> bool:
         """Whether nothing waits for the consumer of this entry."""
         holders = [key_holder(subscription.consumers, each.block) for each in subscription.backlog]
         return subscription.is_parted and key_holder(subscription.consumers, entry.block) not in holders
@@ -172,7 +172,7 @@ class Twin:
         entries = 0
         while self.noted:
             name = self.noted[0]
-            subscription = self.subscriptions.get(name, TwinSubscription(KINDS[name]))
+            subscription = self.subscriptions.get(name, SnapshotSubscription(KINDS[name]))
             if entries and entries + len(subscription.backlog) > LIMITS.step_entries_max:
                 return
             entries += len(subscription.backlog)
@@ -216,7 +216,7 @@ class Twin:
         self.held = []
 
     def join(self, name: str, consumer: Consumer) -> None:
-        subscription = self.subscriptions.setdefault(name, TwinSubscription(KINDS[name], is_waiting=self.is_holding))
+        subscription = self.subscriptions.setdefault(name, SnapshotSubscription(KINDS[name], is_waiting=self.is_holding))
         subscription.consumers.append(consumer)
         subscription.is_parted = False
         self.permits[consumer] = 0
@@ -264,12 +264,12 @@ def key_holder(consumers: list[Consumer], block: bytes) -> Consumer | None:
 
 
 class Pair:
-    """A real topic and its twin, and the clients of both."""
+    """A real topic and its snapshot, and the clients of both."""
 
     def __init__(self) -> None:
         self.now_ms = 0
         self.topic = Topic(NAME, partition=-1, limits=LIMITS, now_ms=0)
-        self.twin = Twin()
+        self.model = Model()
         self.producers = [make_producer("p"), make_producer("q")]
         self.homes: dict[Consumer, str] = {}
         self.published: dict[Producer, list[int]] = {producer: [] for producer in self.producers}
@@ -280,21 +280,21 @@ class Pair:
             self.topic.add_producer(producer)
 
     def compare(self, outcome: Outcome) -> None:
-        """What the twin did must be all that the topic did."""
-        assert [] == self.twin.unexplained
-        assert self.twin.receipts == [(receipt.producer, receipt.entry_id) for receipt in outcome.receipts]
-        assert self.twin.dropped == outcome.dropped
-        self.twin.receipts, self.twin.dropped = [], 0
+        """What the snapshot did must be all that the topic did."""
+        assert [] == self.model.unexplained
+        assert self.model.receipts == [(receipt.producer, receipt.entry_id) for receipt in outcome.receipts]
+        assert self.model.dropped == outcome.dropped
+        self.model.receipts, self.model.dropped = [], 0
         for receipt in outcome.receipts:
             self.receipted[receipt.producer].append(receipt.entry_id)
         for consumer, entry in outcome.deliveries:
             name = self.homes[consumer]
             key = entry.block if KINDS[name] is SubscriptionKind.KEY_SHARED else b""
             self.delivered.setdefault((name, key), []).append(entry.entry_id)
-            assert self.twin.permits[consumer] == consumer.permits
+            assert self.model.permits[consumer] == consumer.permits
         for name, subscription in self.topic.subscriptions.items():
             waiting = subscription.arrivals
-            assert self.twin.subscriptions[name].backlog == list(waiting.entries if waiting is not None else ())
+            assert self.model.subscriptions[name].backlog == list(waiting.entries if waiting is not None else ())
 
     def step(self, what: str, which: int, amount: int) -> None:
         """One step, chosen by numbers so that hypothesis can make them small."""
@@ -306,15 +306,15 @@ class Pair:
                 self.join(f"s{which % 4}", NAMES[amount % 3])
                 self.step("flow", len(self.homes) - 1, amount)
             case "return":
-                missing = [(name, each) for name, subscription in self.twin.subscriptions.items() for each in subscription.missing]
+                missing = [(name, each) for name, subscription in self.model.subscriptions.items() for each in subscription.missing]
                 if missing:
                     self.join(*missing[which % len(missing)])
                     self.step("flow", len(self.homes) - 1, amount)
             case "wait":
                 self.now_ms += amount
                 outcome = self.topic.tick(self.now_ms)
-                self.twin.unexplained = list(outcome.deliveries)
-                self.twin.tick(self.now_ms)
+                self.model.unexplained = list(outcome.deliveries)
+                self.model.tick(self.now_ms)
                 self.compare(outcome)
             case "move":
                 self.move()
@@ -327,31 +327,31 @@ class Pair:
         is_readier = what == "flow" or bool(amount % 2)
         if what == "leave":
             self.topic.remove_consumer(consumer)
-            self.twin.leave(name, consumer)
+            self.model.leave(name, consumer)
             del self.homes[consumer]
             return
         if what == "flow":
             outcome = self.topic.flow(consumer, amount, self.now_ms)
-            self.twin.permits[consumer] += amount
-            self.twin.flowed += [consumer] if amount else []
-            home = self.twin.subscriptions[name]
-            if self.twin.permits[consumer] > 0:
+            self.model.permits[consumer] += amount
+            self.model.flowed += [consumer] if amount else []
+            home = self.model.subscriptions[name]
+            if self.model.permits[consumer] > 0:
                 home.coming = [each for each in home.coming if each is not consumer]
                 home.ready.append(consumer)
         else:
             outcome = self.topic.writable(consumer, is_readier, self.now_ms)
-            self.twin.blocked = [each for each in self.twin.blocked if each is not consumer] + ([] if is_readier else [consumer])
-        self.twin.unexplained = list(outcome.deliveries)
+            self.model.blocked = [each for each in self.model.blocked if each is not consumer] + ([] if is_readier else [consumer])
+        self.model.unexplained = list(outcome.deliveries)
         if is_readier:
-            self.twin.readier(name, self.now_ms)
+            self.model.readier(name, self.now_ms)
         self.compare(outcome)
 
     def publish(self, producer: Producer, block: bytes, messages: int) -> None:
         outcome = self.topic.publish(producer, sequence_id=0, highest_sequence_id=0, messages=messages, block=block, now_ms=self.now_ms)
         entry = Entry(self.topic.last_entry_id, block, messages)
         self.published[producer].append(entry.entry_id)
-        self.twin.unexplained = list(outcome.deliveries)
-        self.twin.publish(producer, entry, self.now_ms)
+        self.model.unexplained = list(outcome.deliveries)
+        self.model.publish(producer, entry, self.now_ms)
         self.compare(outcome)
 
     def join(self, name: str, consumer_name: str) -> None:
@@ -359,28 +359,28 @@ class Pair:
             return
         consumer = make_consumer(consumer_name)
         answer = self.topic.subscribe(consumer, name, KINDS[name], is_durable=True, now_ms=self.now_ms)
-        connected = self.twin.subscriptions[name].consumers if name in self.twin.subscriptions else []
+        connected = self.model.subscriptions[name].consumers if name in self.model.subscriptions else []
         is_refused = (
             len(self.homes) >= LIMITS.consumers_max
-            or (name not in self.twin.subscriptions and len(self.twin.subscriptions) >= LIMITS.subscriptions_max)
+            or (name not in self.model.subscriptions and len(self.model.subscriptions) >= LIMITS.subscriptions_max)
             or (name == "s0" and bool(connected))
             or len(connected) >= LIMITS.subscription_consumers_max
         )
         assert is_refused == isinstance(answer, Refusal)
         if not is_refused:
-            self.twin.join(name, consumer)
+            self.model.join(name, consumer)
             self.homes[consumer] = name
 
     def move(self) -> None:
         outcome = self.topic.fence()
         delivered = {entry_id for told in self.delivered.values() for entry_id in told}
         assert not delivered & {receipt.entry_id for receipt in outcome.receipts}, "what is sent again was delivered already"
-        self.twin.give_receipts()
+        self.model.give_receipts()
         self.compare(outcome)
         encoded = encode({NAME: self.topic.state()})
         state = decode(encoded.handover, None if encoded.is_complete else fetchable(encoded.states))[NAME]
         assert state == self.topic.state()
-        self.twin.move(self.now_ms)
+        self.model.move(self.now_ms)
         self.homes = {}
         self.topic = Topic(NAME, partition=-1, limits=LIMITS, now_ms=self.now_ms, expected=state)
         for producer in self.producers:
@@ -404,7 +404,7 @@ STEPS = st.lists(st.tuples(st.sampled_from(STEP_NAMES), st.integers(0, 11), st.i
 
 @settings(max_examples=150, deadline=None)
 @given(STEPS)
-def test_a_topic_does_what_its_twin_says(steps: list[tuple[str, int, int]]) -> None:
+def test_a_topic_does_what_its_snapshot_says(steps: list[tuple[str, int, int]]) -> None:
     """Over any steps: the same deliveries, drops and receipts, one receipt for each publish in order, and nothing delivered twice."""
     pair = Pair()
     for what, which, amount in steps:

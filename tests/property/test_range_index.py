@@ -67,7 +67,7 @@ class Bundles:
             self.insert(left.low, right.high)
 
     def searched(self, point: int) -> BundleEntry:
-        """The dumb twin: ask one bundle after the other."""
+        """The slow model: ask one bundle after the other."""
         (found,) = [entry for entry in self.by_name.values() if entry.contains(point)]
         return found
 

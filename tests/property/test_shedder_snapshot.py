@@ -11,7 +11,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from equipoise.shedder.level import Leveller
+from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.load_reports import Summary, fault_of_summary
 from equipoise.shedder.loads import FIGURE_MAX, USE_MAX, Averages, BrokerLoad, BundleTraffic
 from equipoise.shedder.snapshot import IDLE_COST, Snapshot, take
@@ -73,7 +73,7 @@ def test_whatever_is_reported_all_bundles_are_weighed(told: list[Summary]) -> No
     weighed = [bundle for broker in snapshot.brokers for bundle in broker.bundles]
     assert sorted(BUNDLES) == sorted(bundle.name for bundle in weighed)
     assert all(IDLE_COST <= bundle.cost <= FIGURE_MAX for bundle in weighed)
-    plan = Leveller().plan(snapshot)
+    plan = BalancedShedder().plan(snapshot)
     counts = {summary.broker for summary in told if is_possible(summary) and abs(NOW_MS - summary.load.taken_ms) <= AGE_MS_MAX}
     assert counts.issuperset({name for move in plan.moves for name in (move.source, move.destination)})
 

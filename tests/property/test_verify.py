@@ -168,7 +168,7 @@ def test_with_checksums_every_changed_byte_of_a_record_is_found(seed: int, which
 
 @settings(max_examples=150, deadline=None)
 @given(seed=st.integers(0, 9), place=PLACES, flip=FLIPS)
-@example(seed=0, place=0.4, flip=1)  # The first byte of a page of the twin, which is missed before all pages are looked at.
+@example(seed=0, place=0.4, flip=1)  # The first byte of a page of the snapshot, which is missed before all pages are looked at.
 def test_whatever_byte_of_the_file_is_changed_nothing_is_passed_over(seed: int, place: float, flip: int) -> None:
     """Any changed byte of an SQLite file ends in a typed error or a finding, or changes no record that is read."""
     records = honest_channel(seed)

@@ -165,7 +165,7 @@ def wait_for_the_end(ended: threading.Event) -> None:
 
 
 def end_with_the_input(lines: Lines, ended: threading.Event) -> None:
-    """Note the end of standard input; if the library is still at its beginning, which cannot be called off, end the process."""
+    """Note the end of standard input; if the library is still at its beginning, which cannot be cancelled, end the process."""
     wait_for_the_end(ended)
     if not lines.is_ready:
         sys.stderr.write("error: told to end before it was ready\n")

@@ -46,10 +46,10 @@ def no_hurry(process: Process) -> None:
 def one_view(hosts: Sequence[Host], entries: Sequence[Entry], cluster: str) -> None:
     """Every broker's view is what the log folds to from its beginning, up to where that broker has read, byte for byte."""
     processes = [host.process for host in hosts if host.process is not None and not host.process.is_corrupt]
-    twin = Reader(log="twin", cluster=cluster)
+    duplicate = Reader(log="duplicate", cluster=cluster)
     for read in range(len(entries) + 1):
         if read:
-            twin.feed(entries[read - 1])
+            duplicate.feed(entries[read - 1])
         for process in processes:
             if process.read == read:
-                assert to_bytes(twin.view) == to_bytes(process.agent.view), f"{process.host.name} holds another view than the log"
+                assert to_bytes(duplicate.view) == to_bytes(process.agent.view), f"{process.host.name} holds another view than the log"

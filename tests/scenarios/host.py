@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.effects import Alarm, Answered, Append, Effect, ForgetNonces, Refold, Stop, WriteNonce
 from equipoise.brokers.agent.events import AppendFailed, Event, Instant, NonceWritten
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import EquipoiseError
 from equipoise.channel.core.reader import Folded
 from tests.scenarios.service import Service
@@ -105,8 +105,8 @@ class Process:
         match effect:
             case Folded():
                 pass  # The stage has told of it when it came to the log.
-            case Jump():
-                self._say(f"{name} jumps from {effect.before} to {effect.offset}; keys that changed: {len(effect.changes)}")
+            case Resync():
+                self._say(f"{name} resyncs from {effect.before} to {effect.offset}; keys that changed: {len(effect.changes)}")
             case Append():
                 self._append(effect.attempt, effect.data)
             case WriteNonce():

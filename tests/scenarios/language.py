@@ -27,7 +27,7 @@ from equipoise.brokers.agent.intents import (
 from equipoise.brokers.agent.requests import record_of
 from equipoise.brokers.balancing.routing import server_of
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE, SPECIFIED_POSITIONS_DIVIDE
-from equipoise.brokers.runtime.whereabouts import goes_on
+from equipoise.brokers.runtime.router import goes_on
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry, Verdict
 from equipoise.channel.core.ranges import even_boundaries
@@ -215,8 +215,8 @@ def _unload(stage: Stage, bundle: str, who: str) -> None:
     _ask(stage, Unload(bundle=full_name(bundle), reason=_reason(who)), who)
 
 
-def _call_off(stage: Stage, bundle: str) -> None:
-    stage.propose(partial(propose.call_off, bundle=stage.view.bundles[full_name(bundle)], reason=_reason("admin")))
+def _cancel(stage: Stage, bundle: str) -> None:
+    stage.propose(partial(propose.cancel, bundle=stage.view.bundles[full_name(bundle)], reason=_reason("admin")))
 
 
 def _split(stage: Stage, bundle: str, who: str) -> None:
@@ -253,7 +253,7 @@ def _drain(stage: Stage, name: str, *, leave: bool) -> None:
     stage.step(process, DrainRequested(leave=leave, deadline_ms=process.host.now().boot_ms + _DRAIN_MS))
 
 
-def _bury(stage: Stage, name: str, *, proven: bool) -> None:
+def _declare_dead(stage: Stage, name: str, *, proven: bool) -> None:
     host = stage.hosts[name]
     nonce = next(reversed(host.directory.nonces), None) if proven else None
     stage.propose(partial(propose.down, broker=stage.view.brokers[host.broker], nonce=nonce))
@@ -346,7 +346,7 @@ _COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
     "leap COUNT offsets": lambda stage, offsets: stage.leap(int(offsets)),
     "deafen HOST": partial(_deafen, deaf=True),
     "undeafen HOST": partial(_deafen, deaf=False),
-    "jump HOST": lambda stage, name: stage.jump(stage.process(name)),
+    "resync HOST": lambda stage, name: stage.resync(stage.process(name)),
     "outage": partial(_outage, out=True),
     "outage over": partial(_outage, out=False),
     "wall clock HOST ahead DURATION": partial(_wall, sign=1),
@@ -354,7 +354,7 @@ _COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
     "assign BUNDLE to BROKER by admin": _assign,
     "transfer BUNDLE to BROKER by WHO": _transfer,
     "unload BUNDLE by WHO": _unload,
-    "call off BUNDLE by admin": _call_off,
+    "cancel BUNDLE by admin": _cancel,
     "split BUNDLE by WHO": _split,
     "split BUNDLE at DIGITS by WHO": _split_at,
     "merge BUNDLE by WHO": _merge,
@@ -364,8 +364,8 @@ _COMMANDS: Final[Mapping[str, Callable[..., None]]] = {
     "delete NAME by WHO": _delete,
     "drain HOST": partial(_drain, leave=False),
     "leave HOST": partial(_drain, leave=True),
-    "bury HOST": partial(_bury, proven=True),
-    "bury HOST without proof": partial(_bury, proven=False),
+    "declare dead HOST": partial(_declare_dead, proven=True),
+    "declare dead HOST without proof": partial(_declare_dead, proven=False),
     "lookup BUNDLE at HOST": _look_up,
     "show bundles": _show_bundles,
     "show brokers": _show_brokers,

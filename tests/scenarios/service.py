@@ -66,8 +66,10 @@ class Service:
                 self.waiting = deque(event for event in self.waiting if getattr(event, "bundle", None) != effect.bundle)
                 self.under_way.pop(effect.bundle, None)
             case Reshaped():
-                self.given.extend(effect.heirs)
-                self._say(f"{self._name} goes on with {' and '.join(f'{heir.bundle} under token {heir.token}' for heir in effect.heirs)}")
+                self.given.extend(effect.children)
+                self._say(
+                    f"{self._name} goes on with {' and '.join(f'{child.bundle} under token {child.token}' for child in effect.children)}"
+                )
 
     def go_on(self) -> None:
         """What it took its time for is done."""

@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from equipoise.brokers.agent.agent import Agent
 from equipoise.brokers.agent.core import Profile
-from equipoise.brokers.agent.events import Event, Jumped, Read, Requested, Tick
+from equipoise.brokers.agent.events import Event, Read, Requested, Resynced, Tick
 from equipoise.brokers.agent.intents import Intent
 from equipoise.brokers.agent.timing import Timing
 from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
@@ -255,11 +255,11 @@ class Stage:
         entries, process.read = self.entries[process.read :], len(self.entries)
         self.step(process, Read(entries=entries))
 
-    def jump(self, process: Process) -> None:
-        """Truncation took all that a broker has not read yet: it goes on from the twin of it."""
+    def resync(self, process: Process) -> None:
+        """Truncation took all that a broker has not read yet: it goes on from the snapshot of it."""
         process.read = len(self.entries)
         view = snapshot.from_bytes(snapshot.to_bytes(self.view))
-        self.step(process, Jumped(reader=Reader(log="story", cluster=CLUSTER, view=view)))
+        self.step(process, Resynced(reader=Reader(log="story", cluster=CLUSTER, view=view)))
 
     def step(self, process: Process, event: Event) -> None:
         """Let one broker take one event."""

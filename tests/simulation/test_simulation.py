@@ -25,7 +25,7 @@ OWNERSHIP_CHANGES_MIN = 20_000
 # A line of a story: seconds with six places, who, what.
 LINE = re.compile(r" {0,4}\d+\.\d{6} {2}\S+ +\S.*")
 
-QUIET = Operations(every_ms=200, drain=0, bury=0, rash=0, forged=0, junk=0, namespace=0)
+QUIET = Operations(every_ms=200, drain=0, declare_dead=0, rash=0, forged=0, junk=0, namespace=0)
 SMALL = Scenario(name="small", brokers=3, seconds=12, bundles=(4,), operations=QUIET)
 
 Plays = dict[Case, Future[Played]]
@@ -50,7 +50,7 @@ def test_every_invariant_holds(plays: Plays, case: Case) -> None:
 
 
 def test_ownership_changes_often_enough(plays: Plays) -> None:
-    """All runs together see at least 20,000 tenures begin."""
+    """All runs together see at least 20,000 ownerships begin."""
     if len(plays) < len(CASES):
         pytest.skip("only some of the runs were chosen")
     assert sum(future.result().ownership_changes for future in plays.values()) >= OWNERSHIP_CHANGES_MIN
@@ -64,7 +64,7 @@ def test_every_scenario_is_played() -> None:
 @pytest.mark.parametrize("name", sorted(SCENARIOS))
 def test_a_story_is_told_again_word_for_word(name: str) -> None:
     """The same scenario and seed tell the same story, line by line."""
-    scenario = replace(SCENARIOS[name], brokers=3, twins=1, seconds=5)
+    scenario = replace(SCENARIOS[name], brokers=3, duplicates=1, seconds=5)
     stories: tuple[list[str], list[str]] = ([], [])
     for story in stories:
         assert simulate(scenario, 7, tell=story.append).violation is None

@@ -1,4 +1,4 @@
-"""An admin straight on the channel: races are run again, outages are waited out, and nobody is buried twice.
+"""An admin straight on the channel: races are run again, outages are waited out, and nobody is declared dead twice.
 
 May live here: `brokers.operations` where it meets somebody else at work on the same log. What it is asked for is tested with the
 command line, in tests/unit/cli.
@@ -15,12 +15,12 @@ import pytest
 from equipoise.brokers.agent.requested_moves import RACES_MAX, UNLOADS_AT_ONCE
 from equipoise.brokers.errors import Rejected
 from equipoise.brokers.operations.access import Access, follow, submit, until
-from equipoise.brokers.operations.burial import bury
+from equipoise.brokers.operations.death_declaration import declare_dead
 from equipoise.brokers.operations.moving import delete_namespace, unload_all
 from equipoise.brokers.runtime.directory.data_directory import DataDirectory
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import DeadlineExceeded, LogUnavailable, OutcomeUnknown
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.propose import Author
@@ -222,7 +222,7 @@ def test_an_outage_is_told_once_and_waited_out() -> None:
 
 
 def test_who_follows_is_told_of_what_was_truncated_and_goes_on() -> None:
-    """Truncation takes a record before it is read: the view goes on from the twin, and the next record comes as always."""
+    """Truncation takes a record before it is read: the view goes on from the snapshot, and the next record comes as always."""
     channel = begun()
     access, log = access_to(channel)
 
@@ -237,10 +237,12 @@ def test_who_follows_is_told_of_what_was_truncated_and_goes_on() -> None:
     log.append([channel.entries[0][1]], timeout_ms=0)  # Something to wake for, which is a second genesis.
     channel.put_bytes(channel.entries[0][1])
     log.before_read = [compacted]
-    jumps: list[Jump] = []
-    news = follow(access, jumped=jumps.append)
+    resyncs: list[Resync] = []
+    news = follow(access, resynced=resyncs.append)
     assert [None, 4] == [folded and folded.offset for folded in (next(news), next(news))]
-    assert [(1, 3, ["p"])] == [(jump.before, jump.offset, [getattr(change, "name", None) for change in jump.changes]) for jump in jumps]
+    assert [(1, 3, ["p"])] == [
+        (resync.before, resync.offset, [getattr(change, "name", None) for change in resync.changes]) for resync in resyncs
+    ]
     assert channel.view.digest() == access.view.digest()
 
 
@@ -290,17 +292,17 @@ def dead_broker(folder: Path) -> Channel:
     return channel
 
 
-def test_what_a_dead_process_wrote_last_is_read_before_its_burial(tmp_path: Path) -> None:
-    """A broker that joined just before its death is buried by somebody whose view is older than that."""
+def test_what_a_dead_process_wrote_last_is_read_before_its_declaration(tmp_path: Path) -> None:
+    """A broker that joined just before its death is declared dead by somebody whose view is older than that."""
     channel = dead_broker(tmp_path)
     access, log = access_to(begun())
     log.append([channel.entries[1][1]], timeout_ms=0)
-    (burial,) = bury(access, tmp_path)
-    assert ("a", 2, 3, 0) == (burial.broker, burial.incarnation, burial.offset, burial.bundles)
+    (death_declaration,) = declare_dead(access, tmp_path)
+    assert ("a", 2, 3, 0) == (death_declaration.broker, death_declaration.incarnation, death_declaration.offset, death_declaration.bundles)
 
 
 def test_nobody_is_buried_twice(tmp_path: Path) -> None:
-    """A broker that somebody else declares dead in the meantime needs no burial any more."""
+    """A broker that somebody else declares dead in the meantime needs no declaration of death any more."""
     channel = dead_broker(tmp_path)
     access, log = access_to(channel)
 
@@ -309,7 +311,7 @@ def test_nobody_is_buried_twice(tmp_path: Path) -> None:
         MemoryLog.append(log, [channel.entries[-1][1]], timeout_ms=0)
 
     log.before_append = [other_is_quicker]
-    assert () == bury(access, tmp_path)
+    assert () == declare_dead(access, tmp_path)
     assert ("down", 3) == (access.view.brokers["a"].status, channel.view.offset)
 
 
@@ -318,6 +320,6 @@ def test_a_new_incarnation_is_not_buried_for_its_predecessor(tmp_path: Path) -> 
     channel = dead_broker(tmp_path)
     channel.accept(joined("a", channel.view, nonce="a-2", replaces="a-1"))
     access, log = access_to(channel)
-    assert () == bury(access, tmp_path)
+    assert () == declare_dead(access, tmp_path)
     assert (True, 3) == (access.view.brokers["a"].live, log.end())
     assert b"a-2" in encode(access.view.brokers["a"].joined)

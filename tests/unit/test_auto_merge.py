@@ -133,7 +133,7 @@ def test_only_neighbours_that_rest_here_are_merged() -> None:
         plan = plan_merges(snapshot(bundle(A), bundle(stranger)), AT_ONCE, {})
         assert ([], dict.fromkeys((A, stranger), NO_NEIGHBOUR)) == (merged(plan), told(plan))
     plan = plan_merges(
-        snapshot(bundle(A), bundle(B), bundle(C, -1), bundle("t/ns/all"), restless={A: "it was moved lately"}), AT_ONCE, {(A, B): 9}
+        snapshot(bundle(A), bundle(B), bundle(C, -1), bundle("t/ns/all"), pending={A: "it was moved lately"}), AT_ONCE, {(A, B): 9}
     )
     assert ([], {}) == (merged(plan), plan.hits)
     name = told(plan).pop("t/ns/all")

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.agent.intents import CallOff, SetClusterPolicy, Transfer
+from equipoise.brokers.agent.intents import Cancel, SetClusterPolicy, Transfer
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.placement import LeastCost, RoundRobin
 from equipoise.brokers.balancing.planning import OF_POLICIES
-from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, Rounds
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
 from equipoise.brokers.errors import LoadBusUnavailable
 from equipoise.brokers.load.bus.memory import MemoryLoadBus
 from equipoise.brokers.server.balancing import Balancing
@@ -30,7 +30,7 @@ from tests.unit.http.cluster import Cluster, cluster, run, until
 
 pytestmark = pytest.mark.integration
 
-ROUNDS = Rounds(shed_interval_ms=20, move_timeout_ms=20_000)
+ROUNDS = RoundSettings(shed_interval_ms=20, move_timeout_ms=20_000)
 
 
 @dataclass
@@ -59,7 +59,7 @@ class Balanced:
     def choose(self, _: BalancingSettings) -> Shedder:
         return self.policy
 
-    def set(self, rounds: Rounds) -> None:
+    def set(self, rounds: RoundSettings) -> None:
         """Change the group `balancing` of the settings."""
         self.settings = replace(self.settings, balancing=rounds)
 
@@ -86,7 +86,9 @@ class Balanced:
 
 
 @asynccontextmanager
-async def balanced(tmp_path: Path, *, brokers: int, bus: MemoryLoadBus | None = None, rounds: Rounds = ROUNDS) -> AsyncIterator[Balanced]:
+async def balanced(
+    tmp_path: Path, *, brokers: int, bus: MemoryLoadBus | None = None, rounds: RoundSettings = ROUNDS
+) -> AsyncIterator[Balanced]:
     """A cluster of which nobody balances yet; what begins to is cancelled in the end."""
     async with cluster(tmp_path, brokers=brokers) as members:
         settings = BalancingSettings(balancing=rounds)
@@ -140,8 +142,8 @@ def test_a_move_without_a_destination_goes_wherever_another_broker_takes_it(tmp_
     run(story)
 
 
-def test_moves_at_once_are_bounded_and_a_move_that_was_called_off_makes_room(tmp_path: Path) -> None:
-    """With one move per broker the second waits for the first, begins as soon as that is called off, and the balancer knows it failed."""
+def test_moves_at_once_are_bounded_and_a_move_that_was_cancelled_makes_room(tmp_path: Path) -> None:
+    """With one move per broker the second waits for the first, begins as soon as that is cancelled, and the balancer knows it failed."""
 
     async def story() -> None:
         async with balanced(tmp_path, brokers=2, rounds=replace(ROUNDS, broker_moves_max=1)) as stage:
@@ -149,7 +151,7 @@ def test_moves_at_once_are_bounded_and_a_move_that_was_called_off_makes_room(tmp
             first, second = stage.held_by(0)
             await stage.hold_up(first, second)
             assert ("owned", [f"move of {first}"]) == (stage.cluster.view.bundles[second].phase, moves_under_way())
-            await leader.worker.request(CallOff(bundle=first, reason="enough"), timeout_ms=20_000)
+            await leader.worker.request(Cancel(bundle=first, reason="enough"), timeout_ms=20_000)
             await until(lambda: stage.cluster.view.bundles[second].phase == "transferring")
             assert leader is stage.cluster.owner_of(first)
             other.service.taking.set()

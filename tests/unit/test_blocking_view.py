@@ -254,15 +254,15 @@ def test_the_log_of_another_cluster_is_refused() -> None:
 
 
 def test_a_truncated_log_cannot_be_read_from_its_beginning() -> None:
-    """A log whose beginning is gone, and that has no twin, says so, instead of giving a view without it."""
+    """A log whose beginning is gone, and that has no snapshot, says so, instead of giving a view without it."""
     log = begun(MemoryLog(name=name()))
     log.append([b"a"], timeout_ms=0)
     log.truncate(2, timeout_ms=0)
-    with pytest.raises(ChannelIncomplete, match="from offset 1 to 1, and it has no twin"):
+    with pytest.raises(ChannelIncomplete, match="from offset 1 to 1, and it has no snapshot"):
         read_view(log, deadline=soon())
 
 
-def test_a_compacted_log_is_read_from_its_twin() -> None:
+def test_a_compacted_log_is_read_from_its_snapshot() -> None:
     """A log whose beginning has been compacted gives the view of all that ever stood on it."""
     channel = channel_with("a:1", "b:1", bundles=8)
     log = MemoryLog(name=name())

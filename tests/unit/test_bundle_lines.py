@@ -127,9 +127,9 @@ def test_a_call_off_has_its_own_reason(caplog: pytest.LogCaptureFixture) -> None
         with caplog.at_level(logging.INFO):
             target = teller.channel.incarnation("target")
             teller.put(propose.transfer(teller.channel.author("owner"), teller.bundle, destination=target, reason=WHY))
-            teller.put(propose.call_off(teller.channel.author("target"), teller.bundle, reason="no room"))
+            teller.put(propose.cancel(teller.channel.author("target"), teller.bundle, reason="no room"))
         (line,) = told(caplog)
-        assert ("moved", "called_off", "no room") == (line["event"], line["result"], line["reason"])
+        assert ("moved", "cancelled", "no room") == (line["event"], line["result"], line["reason"])
 
 
 def test_a_move_of_others_has_no_line(caplog: pytest.LogCaptureFixture) -> None:

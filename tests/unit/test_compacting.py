@@ -149,7 +149,7 @@ def test_who_was_overtaken_raises_no_alarm(tmp_path: Path, caplog: pytest.LogCap
     async def story() -> None:
         async with cluster(tmp_path, compact_age_ms=1) as brokers:
             (one,) = brokers.brokers
-            once = Once(failing("TwinFenced"))
+            once = Once(failing("SnapshotFenced"))
             task = asyncio.ensure_future(Compacting(one.worker, compact_once=once).run())
             await until(lambda: bool(once.runs))
             task.cancel()
@@ -161,7 +161,7 @@ def test_who_was_overtaken_raises_no_alarm(tmp_path: Path, caplog: pytest.LogCap
 
 
 def test_a_log_in_memory_is_compacted_in_a_thread(tmp_path: Path) -> None:
-    """What no other process can open gets its twin all the same; one that nobody has begun has none."""
+    """What no other process can open gets its snapshot all the same; one that nobody has begun has none."""
 
     async def story() -> None:
         async with cluster(tmp_path) as brokers:
@@ -191,7 +191,7 @@ def test_an_error_in_the_thread_is_told_by_its_name(tmp_path: Path) -> None:
 
 
 def test_a_log_that_nobody_has_begun_is_compacted_to_nothing(tmp_path: Path) -> None:
-    """A child that finds no record that a twin could hold says so, and that is no failure."""
+    """A child that finds no record that a snapshot could hold says so, and that is no failure."""
     url = f"sqlite:{tmp_path / 'log'}"
     open_log(url).close()
     assert compact_in_child is compact_once_of(url)

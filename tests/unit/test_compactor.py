@@ -15,8 +15,8 @@ from types import SimpleNamespace
 import pytest
 
 from equipoise.channel.core import propose
-from equipoise.channel.core.errors import ChannelIncomplete, CompactionRefused, ForeignLog, LogTruncated, LogWentBack, TwinFenced
-from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.core.errors import ChannelIncomplete, CompactionRefused, ForeignLog, LogTruncated, LogWentBack, SnapshotFenced
+from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.compaction.compactor import compact
 from equipoise.compaction.retention import Retention, parse_retention
 from equipoise.compaction.writing import Step
@@ -31,7 +31,7 @@ from tests.compacting import (
     in_an_hour,
     marker_in,
     restored_to_end,
-    write_twin,
+    write_snapshot,
     written,
 )
 from tests.folding import Channel, channel_in, channel_with
@@ -49,7 +49,7 @@ def log() -> Iterator[GapLog]:
 
 
 def test_a_log_becomes_short(log: GapLog) -> None:
-    """All is in the twin, nothing is left on the log, and the view is what it was."""
+    """All is in the snapshot, nothing is left on the log, and the view is what it was."""
     channel = written(log, channel_with("a:1", "b:1", bundles=4))
     done = compacted(log)
     assert (4, 9, 9, 0, 1, 5, 4) == (done.records, done.keys, done.rows, done.tombstones, done.start_before, done.start, done.end)
@@ -96,11 +96,11 @@ def test_a_rejected_record_moves_the_marker_and_no_row(log: GapLog) -> None:
 def test_a_dry_run_changes_nothing(log: GapLog) -> None:
     """A dry run says what a compaction would say, fences nobody, writes nothing and removes nothing."""
     written(log, channel_with("a:1"))
-    log.twin().claim(timeout_ms=TIMEOUT_MS)
+    log.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
     other = GapLog(name=log.name)
     would = compacted(other, dry_run=True)
-    assert (1, None) == (log.start(), log.twin().load())
-    log.twin().replace([], b"not fenced", timeout_ms=TIMEOUT_MS)
+    assert (1, None) == (log.start(), log.compacted_snapshot().load())
+    log.compacted_snapshot().replace([], b"not fenced", timeout_ms=TIMEOUT_MS)
     assert replace(compacted(other), dry_run=True) == would
     other.close()
 
@@ -109,7 +109,7 @@ def test_a_log_that_nobody_has_begun_is_left_alone(log: GapLog) -> None:
     """Without a genesis there is nothing to hold, and what stands there stays."""
     log.put((1, b"garbage"))
     assert (None, None, 1, 1) == (compacted(log).horizon, compacted(log).digest, compacted(log).start, log.start())
-    assert log.twin().load() is None
+    assert log.compacted_snapshot().load() is None
 
 
 def test_the_newest_ten_minutes_stay(log: GapLog) -> None:
@@ -146,7 +146,7 @@ def test_a_size_keeps_as_many_bytes(log: GapLog, monkeypatch: pytest.MonkeyPatch
 
 
 def test_steps_are_told_in_order(log: GapLog) -> None:
-    """A whole compaction takes every step once, in the order in which they are listed; one that keeps nothing needs no floor."""
+    """A whole compaction takes every step once, in the order in which they are listed; one that keeps nothing needs no history snapshot."""
     channel = written(log, channel_with("a:1"))
     told: list[str] = []
     compacted(log, retain=ONE_OFFSET, step=told.append)
@@ -155,7 +155,7 @@ def test_steps_are_told_in_order(log: GapLog) -> None:
     written(log, channel)
     told.clear()
     compacted(log, step=told.append)
-    assert [step for step in Step if not step.startswith("floor")] == told
+    assert [step for step in Step if not step.startswith("history")] == told
 
 
 class DiedError(Exception):
@@ -197,7 +197,7 @@ def test_two_at_once_do_no_harm(log: GapLog, step: Step) -> None:
             written(other, channel)
             compacted(other)
 
-    with suppress(TwinFenced, LogTruncated):
+    with suppress(SnapshotFenced, LogTruncated):
         compacted(log, retain=ONE_OFFSET, step=overtake)
     assert (all_rows(channel.view), channel.view.offset) == (image_of(log).rows, marker_in(log).horizon)
     assert all_of(channel.view) == all_of(restored_to_end(log))
@@ -213,7 +213,7 @@ def test_an_older_one_is_fenced(log: GapLog) -> None:
         if told == Step.SPELLED:
             compacted(other)
 
-    with pytest.raises(TwinFenced):
+    with pytest.raises(SnapshotFenced):
         compacted(log, step=overtake)
     assert channel.view.offset == marker_in(log).horizon
     other.close()
@@ -241,7 +241,7 @@ def test_a_view_that_somebody_parted_from_is_not_written(log: GapLog) -> None:
     with pytest.raises(CompactionRefused, match="broker a:1 says at offset 5") as caught:
         compacted(log)
     assert log.name == caught.value.log
-    assert (1, None) == (log.start(), log.twin().load())
+    assert (1, None) == (log.start(), log.compacted_snapshot().load())
     renew(channel, "a:1")
     written(log, channel)
     assert channel.view.offset == compacted(log).horizon
@@ -261,7 +261,7 @@ def test_who_died_of_its_view_is_outlived(log: GapLog) -> None:
 
 
 def test_a_digest_is_compared_across_a_horizon(log: GapLog) -> None:
-    """What a broker must say after a horizon is in the twin, so that the first renewal after it is judged as any other."""
+    """What a broker must say after a horizon is in the snapshot, so that the first renewal after it is judged as any other."""
     channel = written(log, channel_with("a:1"))
     compacted(log)
     renew(channel, "a:1")
@@ -274,15 +274,15 @@ def test_a_digest_is_compared_across_a_horizon(log: GapLog) -> None:
 
 
 def test_what_is_not_read_back_as_it_was_meant_removes_nothing(log: GapLog, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A twin that does not hold what was written to it is found out before the log is cut."""
+    """A snapshot that does not hold what was written to it is found out before the log is cut."""
     written(log, channel_with("a:1"))
-    twin = log.twin()
-    replace_rows = twin.replace
+    compacted_snapshot = log.compacted_snapshot()
+    replace_rows = compacted_snapshot.replace
 
-    def lose_one(rows: Iterable[TwinRow], marker: bytes, *, timeout_ms: int) -> None:
+    def lose_one(rows: Iterable[SnapshotRow], marker: bytes, *, timeout_ms: int) -> None:
         replace_rows([row for row in rows if row.key != "broker:a:1"], marker, timeout_ms=timeout_ms)
 
-    monkeypatch.setattr(twin, "replace", lose_one)
+    monkeypatch.setattr(compacted_snapshot, "replace", lose_one)
     with pytest.raises(CompactionRefused, match="is not what was written"):
         compacted(log)
     assert 1 == log.start()
@@ -296,27 +296,27 @@ def test_a_truncation_that_did_nothing_is_told(log: GapLog, monkeypatch: pytest.
         compacted(log)
 
 
-def test_a_damaged_twin_is_written_anew(log: GapLog) -> None:
-    """While the log is whole a damaged twin is replaced whole: its keys too, whose rows nobody needs."""
+def test_a_damaged_snapshot_is_written_anew(log: GapLog) -> None:
+    """While the log is whole a damaged snapshot is replaced whole: its keys too, whose rows nobody needs."""
     channel = written(log, channel_with("a:1"))
-    write_twin(log, channel.view)
-    log.twin().replace([TwinRow("broker:ghost", b"{}")], image_of(log).marker, timeout_ms=TIMEOUT_MS)
+    write_snapshot(log, channel.view)
+    log.compacted_snapshot().replace([SnapshotRow("broker:ghost", b"{}")], image_of(log).marker, timeout_ms=TIMEOUT_MS)
     done = compacted(log)
     assert (5, 1) == (done.rows, done.tombstones)
     assert all_rows(channel.view) == image_of(log).rows
 
 
 def test_a_channel_that_is_incomplete_is_left_alone(log: GapLog) -> None:
-    """Where the beginning is gone without a twin, nothing is written that would make it look whole."""
+    """Where the beginning is gone without a snapshot, nothing is written that would make it look whole."""
     written(log, channel_with("a:1"))
     log.truncate(2, timeout_ms=TIMEOUT_MS)
     with pytest.raises(ChannelIncomplete):
         compacted(log)
-    assert log.twin().load() is None
+    assert log.compacted_snapshot().load() is None
 
 
 def test_the_log_of_another_cluster_is_refused(log: GapLog) -> None:
-    """With a cluster named, no other one's log is touched, whether it has a twin or not."""
+    """With a cluster named, no other one's log is touched, whether it has a snapshot or not."""
     written(log, channel_with("a:1"))
     for _ in range(2):
         with pytest.raises(ForeignLog):
@@ -326,10 +326,10 @@ def test_the_log_of_another_cluster_is_refused(log: GapLog) -> None:
 
 
 def test_a_log_that_lost_its_end_is_refused(log: GapLog) -> None:
-    """A twin that is ahead of its log shows that records are gone, which no compaction may paper over."""
+    """A snapshot that is ahead of its log shows that records are gone, which no compaction may paper over."""
     channel = channel_with("a:1", "b:1")
     log.put(*channel.entries[:2])
-    write_twin(log, channel.view)
+    write_snapshot(log, channel.view)
     with pytest.raises(LogWentBack):
         compacted(log)
 
@@ -364,7 +364,7 @@ def test_a_check_ends_it(log: GapLog) -> None:
 
     with pytest.raises(TimeoutError):
         compact(log, retain=NOTHING, timeout_ms=TIMEOUT_MS, check=too_late)
-    assert log.twin().load() is None
+    assert log.compacted_snapshot().load() is None
 
 
 def test_progress_counts_the_records(log: GapLog) -> None:

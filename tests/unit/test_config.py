@@ -95,12 +95,12 @@ def test_settings_of_balancing_follow_from_a_brokers_own_until_they_are_set() ->
 
 def test_a_setting_of_balancing_that_cannot_be_is_refused_with_all_the_others() -> None:
     """Each with what it must be, or with the nearest name."""
-    told = problem(**{"level.moves_max": "0", "level.move_max": "1", "balancing.shedder": "Mine", "x.y": 1})
-    assert "level.moves_max: it must be an integer, at least 1" in told
-    assert "level.move_max: there is no such setting; there is level.moves_max" in told
-    assert "balancing.shedder: it must be one of Leveller" in told
+    told = problem(**{"balanced.moves_max": "0", "balanced.move_max": "1", "balancing.shedder": "Mine", "x.y": 1})
+    assert "balanced.moves_max: it must be an integer, at least 1" in told
+    assert "balanced.move_max: there is no such setting; there is balanced.moves_max" in told
+    assert "balancing.shedder: it must be one of BalancedShedder" in told
     assert "x.y: there is no such setting;" in told
-    assert "balancing: it must be a valid dictionary" in problem(**{"balancing": "on", "level.moves_max": 1})
+    assert "balancing: it must be a valid dictionary" in problem(**{"balancing": "on", "balanced.moves_max": 1})
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.9.10", "::1", "localhost", "LocalHost."])

@@ -122,7 +122,7 @@ def test_a_snapshot_that_was_being_written_is_passed_over(tmp_path: Path) -> Non
 
 
 def test_the_lock_excludes_and_names_its_holder(tmp_path: Path) -> None:
-    """A directory that is held is refused, to a broker and to a burial, by a message that names the process."""
+    """A directory that is held is refused, to a broker and to a declaration of death, by a message that names the process."""
     with DataDirectory(tmp_path) as directory:
         directory.write_nonce("one")
         with pytest.raises(DataDirectoryInUse, match=f"held by process {os.getpid()}:") as caught:
@@ -177,7 +177,7 @@ def test_what_is_no_directory_is_refused(tmp_path: Path) -> None:
         assert str(path) == caught.value.path
 
 
-def test_a_burial_makes_nothing(tmp_path: Path) -> None:
+def test_a_declaration_makes_nothing(tmp_path: Path) -> None:
     """Only a directory that a broker has used tells of a death; others are refused and left as they are."""
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(DataDirectoryUnusable):
@@ -186,7 +186,7 @@ def test_a_burial_makes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_network_file_system_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where two machines may hold one lock, neither a broker nor a burial trusts it."""
+    """Where two machines may hold one lock, neither a broker nor a declaration of death trusts it."""
 
     def refuse(path: Path) -> None:
         raise NetworkFileSystem(path=str(path), file_system="nfs4")

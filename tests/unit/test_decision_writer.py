@@ -58,7 +58,7 @@ class Kept:
         return self.decisions[-at_most:]
 
 
-def decision(*, moves: tuple[Move, ...] = (), strategy: str = "Leveller", mean: float = 0.5) -> Decision:
+def decision(*, moves: tuple[Move, ...] = (), strategy: str = "BalancedShedder", mean: float = 0.5) -> Decision:
     """A decision of one round."""
     idle = None if moves else IDLE
     counted = {("Success", "Overloaded"): 1} if moves else {("Skip", "HitCount"): 1}

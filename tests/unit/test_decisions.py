@@ -22,7 +22,7 @@ def test_a_plan_becomes_a_decision() -> None:
     """Moves, figures and counts are those of the plan, and of its stays so many are kept as may be."""
     stays = tuple(Stay(subject=f"{number:03}", reason="it may stay") for number in range(STAYS_MAX + 5))
     plan = Plan(moves=(move(0), move(1)), stays=stays, mean=0.5, deviation=0.4, deviation_after=0.1)
-    decided = decision_of(plan, at_ms=7, broker="a", strategy="Leveller", kind="shed")
+    decided = decision_of(plan, at_ms=7, broker="a", strategy="BalancedShedder", kind="shed")
     assert (stays[:STAYS_MAX], 5) == (decided.stays, decided.stays_left_out)
     assert (plan.moves, {("Success", "Overloaded"): 2}) == (decided.moves, decided.counted)
     assert (0.5, 0.4, 0.1) == (decided.mean, decided.deviation, decided.deviation_after)

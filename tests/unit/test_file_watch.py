@@ -50,9 +50,9 @@ def test_brokers_that_run_out_of_files_together_do_not_all_drain(tmp_path: Path)
                     watch.look()
                 await asyncio.sleep(0.05)
             assert [False, True] == draining(brokers)
-            heir = brokers.brokers[0]
-            await heir.worker.until(
-                lambda view: all(bundle.owner == heir.worker.agent.incarnation for bundle in view.bundles.values()) or None,
+            child = brokers.brokers[0]
+            await child.worker.until(
+                lambda view: all(bundle.owner == child.worker.agent.incarnation for bundle in view.bundles.values()) or None,
                 timeout_ms=PATIENCE_MS,
                 what="all bundles being at the last broker",
             )
@@ -65,7 +65,7 @@ def test_a_broker_without_files_gives_its_bundles_away(tmp_path: Path) -> None:
 
     async def story() -> None:
         async with cluster(tmp_path, brokers=2, balance=False) as brokers:
-            short, heir = brokers.brokers
+            short, child = brokers.brokers
             files = Files()
             watch = FileWatch(short.worker, left=files)
             watch.look()
@@ -78,7 +78,7 @@ def test_a_broker_without_files_gives_its_bundles_away(tmp_path: Path) -> None:
                 watch.look()
                 await asyncio.sleep(0.05)
             await short.worker.until(
-                lambda view: all(bundle.owner == heir.worker.agent.incarnation for bundle in view.bundles.values()) or None,
+                lambda view: all(bundle.owner == child.worker.agent.incarnation for bundle in view.bundles.values()) or None,
                 timeout_ms=PATIENCE_MS,
                 what="all bundles being away",
             )

@@ -215,7 +215,7 @@ def test_archives_do_not_follow_one_another(tmp_path: Path) -> None:
 
 
 def test_what_a_hold_has_not_read_itself_counts(tmp_path: Path) -> None:
-    """An archive that is behind the twin from which its hold began to read moves the hold all the same, record by record."""
+    """An archive that is behind the snapshot from which its hold began to read moves the hold all the same, record by record."""
     channel = renewed(channel_with("a:1"), 20)
     url, told, clock = write(channel.entries, tmp_path), list[str](), Clock()
     with closing(open_log(url)) as log:
@@ -229,12 +229,12 @@ def test_what_a_hold_has_not_read_itself_counts(tmp_path: Path) -> None:
     assert [] == told
 
 
-def test_a_twin_that_loads_slowly_is_given_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_that_loads_slowly_is_given_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the view was not there in time the next try waits twice as long, up to a bound, so that one comes to the end of it."""
     waited, told, clock = list[int](), list[str](), Clock()
 
     def slowly(*_: object, **__: object) -> Reader:
-        raise Deadline.after(timeout_ms=waited[-1]).exceeded("reading the twin")
+        raise Deadline.after(timeout_ms=waited[-1]).exceeded("reading the snapshot")
 
     class Patient(Deadline):
         """Notes how long it is."""

@@ -60,10 +60,10 @@ def test_urls_name_topics(url: str) -> None:
     assert ADDRESSES[url] == address_of(url)
 
 
-def test_twin_and_floor_lie_beside_their_log() -> None:
-    """The topics of the twin and the floor bear the log's name with a suffix, also for the longest name."""
+def test_snapshot_and_history_lie_beside_their_log() -> None:
+    """The topics of the snapshot and the history snapshot bear the log's name with a suffix, also for the longest name."""
     address = address_of("kafka://a:1/" + "t" * 220)
-    assert ("t" * 220 + "-twin", "t" * 220 + "-floor") == (address.twin_topic, address.floor_topic)
+    assert ("t" * 220 + "-snapshot", "t" * 220 + "-history") == (address.snapshot_topic, address.history_topic)
 
 
 @pytest.mark.parametrize("url", REFUSED)

@@ -1,6 +1,6 @@
 """Levelling: which bundle moves where, and what is said of those that stay.
 
-May live here: examples of `shedder.level`; what holds for every snapshot is in tests/property/test_level.py.
+May live here: examples of `shedder.balanced`; what holds for every snapshot is in tests/property/test_level.py.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from equipoise.shedder.level import Leveller
+from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.plan import Idle, Move, Plan
 from equipoise.shedder.snapshot import Candidates, Snapshot, WeighedBroker, WeighedBundle
 
@@ -21,14 +21,14 @@ def broker(name: str, *costs: float, capacity: int = 100, barred: str | None = N
     return WeighedBroker(broker=name, capacity=capacity, bundles=bundles, barred=barred)
 
 
-def plan(*brokers: WeighedBroker, leveller: Leveller | None = None) -> Plan:
+def plan(*brokers: WeighedBroker, balanced_shedder: BalancedShedder | None = None) -> Plan:
     """The plan for a cluster."""
-    return (leveller or Leveller()).plan(Snapshot(brokers=brokers))
+    return (balanced_shedder or BalancedShedder()).plan(Snapshot(brokers=brokers))
 
 
-def moves(*brokers: WeighedBroker, leveller: Leveller | None = None) -> list[tuple[str, str | None]]:
+def moves(*brokers: WeighedBroker, balanced_shedder: BalancedShedder | None = None) -> list[tuple[str, str | None]]:
     """Which bundle moves where."""
-    return [(move.bundle, move.destination) for move in plan(*brokers, leveller=leveller).moves]
+    return [(move.bundle, move.destination) for move in plan(*brokers, balanced_shedder=balanced_shedder).moves]
 
 
 def stays(*brokers: WeighedBroker) -> dict[str, str]:
@@ -85,9 +85,9 @@ def test_between_start_and_settle_nothing_happens() -> None:
 def test_a_round_is_bounded() -> None:
     """A round has no more moves than it may have, and says that the rest come later."""
     both = broker("a", *(10.0,) * 20), broker("b", *(10.0,) * 20), broker("c")
-    assert [("a1", "c"), ("b1", "c")] == moves(*both, leveller=Leveller(moves_max=2))
-    assert [("a1", "c")] == moves(*both, leveller=Leveller(moves_max=1))
-    plan_of_one = plan(*both, leveller=Leveller(moves_max=1))
+    assert [("a1", "c"), ("b1", "c")] == moves(*both, balanced_shedder=BalancedShedder(moves_max=2))
+    assert [("a1", "c")] == moves(*both, balanced_shedder=BalancedShedder(moves_max=1))
+    plan_of_one = plan(*both, balanced_shedder=BalancedShedder(moves_max=1))
     assert "it carries 150 % of the mean load, and its turn comes in the next round" in [stay.reason for stay in plan_of_one.stays]
 
 
@@ -152,11 +152,11 @@ def ruled(forbidden: Mapping[str, str], *brokers: WeighedBroker) -> Snapshot:
 def test_what_the_rules_forbid_is_passed_over() -> None:
     """The next best bundle goes, or the best one to the next emptiest; where none may go, that is told with the rule."""
     cluster = broker("a", 10, 40, 45), broker("b", 20), broker("c", 10)
-    [first] = Leveller(moves_max=1).plan(ruled({}, *cluster)).moves
+    [first] = BalancedShedder(moves_max=1).plan(ruled({}, *cluster)).moves
     assert ("a2", "c") == (first.bundle, first.destination)
-    [second] = Leveller(moves_max=1).plan(ruled({"a2": "c"}, *cluster)).moves
+    [second] = BalancedShedder(moves_max=1).plan(ruled({"a2": "c"}, *cluster)).moves
     assert ("a3", "c") == (second.bundle, second.destination)
-    none = Leveller().plan(ruled({"a1": "b", "a2": "b"}, broker("a", 40, 45), broker("b", 10)))
+    none = BalancedShedder().plan(ruled({"a1": "b", "a2": "b"}, broker("a", 40, 45), broker("b", 10)))
     assert () == none.moves
     (told,) = [stay.reason for stay in none.stays if stay.subject == "a"]
     assert told.endswith("but the rules keep its bundles from those that carry less: a1 not to b for one: policy x")
@@ -164,7 +164,7 @@ def test_what_the_rules_forbid_is_passed_over() -> None:
 
 def test_a_plan_asks_the_rules_only_so_often(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where rules keep more bundles than one round can look at, it ends without a move, and each bundle was asked about once."""
-    monkeypatch.setattr("equipoise.shedder.level.ASKED_MAX", 20)
+    monkeypatch.setattr("equipoise.shedder.balanced.ASKED_MAX", 20)
     asked: list[str] = []
     snapshot = ruled({}, broker("a", *range(10, 60)), broker("b", 10))
 
@@ -172,5 +172,5 @@ def test_a_plan_asks_the_rules_only_so_often(monkeypatch: pytest.MonkeyPatch) ->
         asked.append(bundle)
         return Candidates(allowed=())
 
-    assert () == Leveller().plan(replace(snapshot, rules=nobody)).moves
+    assert () == BalancedShedder().plan(replace(snapshot, rules=nobody)).moves
     assert 10 == len(asked) == len(set(asked))

@@ -68,7 +68,7 @@ def test_a_death_is_foreseen_for_each_who_is_named() -> None:
 
 
 def test_a_new_token_comes_with_a_new_server() -> None:
-    """A transition begins a tenure exactly if it makes somebody serve who did not serve before it."""
+    """A transition begins an ownership exactly if it makes somebody serve who did not serve before it."""
     serves = {"owned": Holder.OWNER, "splitting": Holder.OWNER}
     served = serves | dict.fromkeys(("transferring", "handing_over", "unloading"), Holder.SOURCE)
     for row in TRANSITIONS:

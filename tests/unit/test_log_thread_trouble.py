@@ -161,7 +161,7 @@ def test_what_cannot_be_waited_out_ends_the_thread(error: EquipoiseError) -> Non
     assert [("caught up", 0), error, NotAppended(error=error)] == host.told
 
 
-def test_a_truncated_log_without_a_twin_is_refused() -> None:
+def test_a_truncated_log_without_a_snapshot_is_refused() -> None:
     """A position below what a log still has leads nowhere if nothing tells what is gone, and the refusal says what is."""
 
     async def scenario(host: Host) -> None:

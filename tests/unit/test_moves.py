@@ -11,7 +11,7 @@ import pytest
 
 from equipoise.brokers.balancing.moves import Move, MoveKind, MoveResult, Moves, moved_in
 from equipoise.channel.core import propose
-from equipoise.channel.core.difference import jump_between
+from equipoise.channel.core.difference import resync_between
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import even_boundaries
@@ -40,9 +40,9 @@ class Story:
         assert verdict.accepted, verdict
         self.ended += self._moves.folded(Folded(offset=self.channel.view.offset, record=record, verdict=verdict), self._now_ns)
 
-    def jump(self, before: View) -> None:
+    def resync(self, before: View) -> None:
         """Records were told that the watcher has not read since `before`."""
-        self._moves.jumped(jump_between(before, self.channel.view))
+        self._moves.resynced(resync_between(before, self.channel.view))
 
     def about(self, broker: str, make: Proposal) -> None:
         """Let a broker propose something about the first bundle."""
@@ -88,11 +88,11 @@ def test_a_transfer_is_done_when_its_destination_owns(story: Story) -> None:
     assert (story.channel.incarnation("owner"), bundle.owner) == (move.source, move.destination)
 
 
-def test_a_transfer_may_be_called_off(story: Story) -> None:
-    """A transfer that ends where it began was called off."""
+def test_a_transfer_may_be_cancelled(story: Story) -> None:
+    """A transfer that ends where it began was cancelled."""
     story.transfer()
-    story.about("target", lambda author, bundle: propose.call_off(author, bundle, reason="cold feet"))
-    assert [(MoveKind.TRANSFER, MoveResult.CALLED_OFF, 1)] == story.outcome()
+    story.about("target", lambda author, bundle: propose.cancel(author, bundle, reason="cold feet"))
+    assert [(MoveKind.TRANSFER, MoveResult.CANCELLED, 1)] == story.outcome()
     assert ("cold feet", story.channel.incarnation("target")) == (story.ended[0].reason, story.ended[0].destination)
 
 
@@ -159,14 +159,14 @@ def test_a_split_is_done_with_its_record(story: Story) -> None:
     assert [(MoveKind.SPLIT, MoveResult.DONE, 1)] == story.outcome()
 
 
-def test_a_split_may_be_called_off_or_cut_short(story: Story) -> None:
-    """A split ends without children when it is called off, or when its owner dies."""
+def test_a_split_may_be_cancelled_or_cut_short(story: Story) -> None:
+    """A split ends without children when it is cancelled, or when its owner dies."""
     for _ in range(2):
         story.about("target", lambda author, bundle: propose.start_split(author, bundle, algorithm="range_equally_divide"))
         if not story.ended:
-            story.about("owner", lambda author, bundle: propose.call_off(author, bundle, reason="nowhere to cut"))
+            story.about("owner", lambda author, bundle: propose.cancel(author, bundle, reason="nowhere to cut"))
     story.die("owner")
-    assert [(MoveKind.SPLIT, MoveResult.CALLED_OFF, 1), (MoveKind.SPLIT, MoveResult.CUT_SHORT, 1)] == story.outcome()
+    assert [(MoveKind.SPLIT, MoveResult.CANCELLED, 1), (MoveKind.SPLIT, MoveResult.CUT_SHORT, 1)] == story.outcome()
 
 
 def test_a_merge_takes_one_record() -> None:
@@ -192,7 +192,7 @@ def test_a_move_that_went_on_unread_is_not_counted() -> None:
     story.transfer()
     before = from_bytes(to_bytes(story.channel.view))
     story.channel.accept(propose.let_go(story.channel.author("target"), story.channel.bundle()))
-    story.jump(before)
+    story.resync(before)
     story.about("owner", propose.hand_over)
     assert [] == story.ended
 
@@ -204,12 +204,12 @@ def moved_by(channel: Channel, *records: AnyRecord) -> list[str]:
 
 @pytest.mark.parametrize("low", [0, MIDDLE])
 def test_what_another_broker_gets_has_moved(low: int) -> None:
-    """A transfer lets its bundle move when the source has closed it, and an unload when it is free; what is called off does not."""
+    """A transfer lets its bundle move when the source has closed it, and an unload when it is free; what is cancelled does not."""
     channel = channel_with("owner", "target", bundles=2)
     channel.own("owner", low)
     target, bundle = channel.incarnation("target"), channel.bundle(low).name.rpartition("/")[2]
     assert [] == moved_by(channel, propose.transfer(channel.author("owner"), channel.bundle(low), destination=target))
-    assert [] == moved_by(channel, propose.call_off(channel.author("owner"), channel.bundle(low), reason="cold feet"))
+    assert [] == moved_by(channel, propose.cancel(channel.author("owner"), channel.bundle(low), reason="cold feet"))
     assert [] == moved_by(channel, propose.transfer(channel.author("owner"), channel.bundle(low), destination=target))
     assert [] == moved_by(channel, propose.let_go(channel.author("target"), channel.bundle(low)))
     assert [bundle] == moved_by(channel, propose.hand_over(channel.author("owner"), channel.bundle(low)))
@@ -240,7 +240,7 @@ def test_what_is_new_or_was_lost_has_not_moved() -> None:
     assert before + 6 == channel.view.offset
 
 
-def test_a_jump_tells_what_has_moved() -> None:
+def test_a_resync_tells_what_has_moved() -> None:
     """Of records that nobody read, the views on both sides tell whose a bundle was and whose it is."""
     channel = channel_in("owned", "target")
     before = from_bytes(to_bytes(channel.view))
@@ -248,4 +248,4 @@ def test_a_jump_tells_what_has_moved() -> None:
     channel.accept(propose.let_go(channel.author("target"), channel.bundle()))
     channel.accept(propose.hand_over(channel.author("owner"), channel.bundle()))
     channel.create(even_boundaries(2), namespace="tenant/new")
-    assert (channel.bundle().name,) == moved_in(jump_between(before, channel.view).changes)
+    assert (channel.bundle().name,) == moved_in(resync_between(before, channel.view).changes)

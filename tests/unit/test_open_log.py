@@ -53,7 +53,7 @@ def test_sqlite_urls_name_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_symbolic_links_lead_to_one_log(tmp_path: Path) -> None:
-    """Whoever opens a link rings the bell of the file that it leads to."""
+    """Whoever opens a link rings the notifier of the file that it leads to."""
     direct = open_log(f"sqlite:{tmp_path}/log.db")
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "link.db").symlink_to(tmp_path / "log.db")

@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from equipoise.brokers.errors import CalledOff
+from equipoise.brokers.errors import Cancelled
 from equipoise.brokers.operations.outcomes import Outcomes
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
@@ -49,7 +49,7 @@ def test_a_refused_transfer_names_the_destination_and_its_reason() -> None:
     story.add("a", partial(propose.transfer, destination=story.ids["b"]))
     story.add("b", partial(propose.refuse_transfer, problem="no room"))
     assert "b could not prepare it: no room" == story.problem()
-    with pytest.raises(CalledOff, match=r"came back to a, token .*: b could not prepare it: no room"):
+    with pytest.raises(Cancelled, match=r"came back to a, token .*: b could not prepare it: no room"):
         story.outcomes.check(story.name, story.history.view, destination=None)
 
 
@@ -67,7 +67,7 @@ def test_a_cancel_that_the_destination_writes_for_an_operator_is_no_refusal() ->
     """An operator asks the destination to cancel one transfer, and the next one succeeds: nobody refused the bundle."""
     story = Story()
     story.add("a", partial(propose.transfer, destination=story.ids["b"]))
-    story.add("b", partial(propose.call_off, reason="operator"))
+    story.add("b", partial(propose.cancel, reason="operator"))
     story.add("a", partial(propose.transfer, destination=story.ids["c"]))
     story.add("c", propose.let_go)
     story.add("a", propose.hand_over)

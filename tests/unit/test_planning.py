@@ -16,18 +16,18 @@ from equipoise.brokers.balancing.destinations import PlacementRules
 from equipoise.brokers.balancing.placement import LeastCost
 from equipoise.brokers.balancing.planning import (
     OF_POLICIES,
-    Scene,
+    ClusterSnapshot,
     as_if_due,
+    cluster_snapshot_of,
     foreseen,
     fresh,
     groups_in_play,
     measure_of,
     plan_round,
-    scene_of,
     stale_moves,
 )
 from equipoise.brokers.balancing.policies import Isolation, Pattern, is_named
-from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules, Rounds, placement_of
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, ReportRules, RoundSettings, placement_of
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.view import View
@@ -41,7 +41,7 @@ from tests.folding import Channel
 from tests.loaded import sample, uneven_channel
 
 NOW_MS = 1_700_000_000_000
-SETTINGS = BalancingSettings(balancing=Rounds(shedder="TransferShedder"))
+SETTINGS = BalancingSettings(balancing=RoundSettings(shedder="TransferShedder"))
 FIRST = "tenant/ns/0x00000000_0x20000000"
 PERCENTS = {"a": 90.0, "b": 35.0, "c": 5.0}
 
@@ -51,9 +51,9 @@ def summaries(channel: Channel, percents: Mapping[str, float], *, age_ms: int = 
     return [summarized(None, replace(sample(channel, broker, percents[broker]), at_ms=NOW_MS - age_ms)) for broker in percents]
 
 
-def seen(channel: Channel, settings: BalancingSettings = SETTINGS) -> Scene:
+def seen(channel: Channel, settings: BalancingSettings = SETTINGS) -> ClusterSnapshot:
     """The cluster when all have just reported."""
-    return scene_of(channel.view, summaries(channel, PERCENTS), settings, now_ms=NOW_MS)
+    return cluster_snapshot_of(channel.view, summaries(channel, PERCENTS), settings, now_ms=NOW_MS)
 
 
 def taken(channel: Channel, settings: BalancingSettings = SETTINGS) -> Snapshot:
@@ -72,7 +72,9 @@ def test_a_snapshot_bears_load_and_view() -> None:
     """Brokers with their bundles are those of the view, loads those of the reports, and the memory is the one that was given."""
     memory = Memory(hits=2)
     channel = uneven_channel()
-    snapshot = scene_of(channel.view, summaries(channel, PERCENTS), SETTINGS, now_ms=NOW_MS, memory=memory, resting={FIRST}).snapshot
+    snapshot = cluster_snapshot_of(
+        channel.view, summaries(channel, PERCENTS), SETTINGS, now_ms=NOW_MS, memory=memory, resting={FIRST}
+    ).snapshot
     assert ("a", "b", "c") == snapshot.live
     assert {"a": 0.9, "b": 0.35, "c": 0.05} == {name: load.averages.weighted_max for name, load in snapshot.loads.items()}
     assert [6, 2, 0] == [len(broker.bundles) for broker in snapshot.brokers]
@@ -99,7 +101,7 @@ def test_the_limit_of_topics_goes_by_the_reports() -> None:
     few = replace(SETTINGS, placement=replace(SETTINGS.placement, topics_max=6))
     assert ("b", "c") == taken(channel, few).candidates(FIRST).allowed
     liars = summaries(channel, {**PERCENTS, "a": math.nan})
-    assert ("a", "b", "c") == scene_of(channel.view, liars, few, now_ms=NOW_MS).snapshot.candidates(FIRST).allowed
+    assert ("a", "b", "c") == cluster_snapshot_of(channel.view, liars, few, now_ms=NOW_MS).snapshot.candidates(FIRST).allowed
 
 
 @pytest.mark.parametrize(("age_ms", "is_apart"), [(15_000, False), (15_001, True), (-15_000, False), (-15_001, True)])
@@ -108,7 +110,7 @@ def test_a_broker_that_ceased_to_report_stands_apart(age_ms: int, is_apart: bool
     channel = uneven_channel()
     known = [*summaries(channel, {"a": 90.0}, age_ms=age_ms), *summaries(channel, {"b": 35.0, "c": 5.0})]
     settings = replace(SETTINGS, reports=ReportRules(interval_max_ms=5_000))
-    apart = scene_of(channel.view, known, settings, now_ms=NOW_MS).snapshot.apart
+    apart = cluster_snapshot_of(channel.view, known, settings, now_ms=NOW_MS).snapshot.apart
     assert is_apart == ("a" in apart)
     assert set() == set(apart) - {"a"}
 
@@ -118,7 +120,7 @@ def test_a_report_from_the_future_is_told_as_such(age_ms: int, told: str) -> Non
     """Of two clocks that differ nobody says that something was taken less than no time ago."""
     settings = replace(SETTINGS, reports=ReportRules(interval_max_ms=5_000))
     known = summaries(uneven_channel(), {"a": 90.0}, age_ms=age_ms)
-    apart = scene_of(uneven_channel().view, known, settings, now_ms=NOW_MS).snapshot.apart
+    apart = cluster_snapshot_of(uneven_channel().view, known, settings, now_ms=NOW_MS).snapshot.apart
     assert {"a": f"its last report was taken {told}, and counts for 15 s"} == apart
 
 
@@ -127,29 +129,29 @@ def test_a_draining_broker_is_told_as_draining() -> None:
     channel = uneven_channel()
     channel.accept(propose.draining(channel.author("a"), channel.view.brokers["a"]))
     known = summaries(channel, PERCENTS, age_ms=10**9)
-    assert "it drains" in scene_of(channel.view, known, SETTINGS, now_ms=NOW_MS).snapshot.apart["a"]
+    assert "it drains" in cluster_snapshot_of(channel.view, known, SETTINGS, now_ms=NOW_MS).snapshot.apart["a"]
 
 
 @pytest.mark.parametrize(
     ("shedder", "groups", "measure"),
     [
-        ("Leveller", ("balancing", "level", "weights", "placement"), "cost"),
+        ("BalancedShedder", ("balancing", "balanced", "weights", "placement"), "cost"),
         ("TransferShedder", ("balancing", "transfer", "weights", "placement"), "use"),
         ("AvgShedder", ("balancing", "average", "weights", "placement"), "use"),
     ],
 )
 def test_each_shedder_has_its_settings_and_its_measure(shedder: str, groups: tuple[str, ...], measure: str) -> None:
     """The groups that are shown are those that a round goes by, and brokers are compared by what the shedder compares."""
-    settings = BalancingSettings(balancing=Rounds(shedder=shedder))
+    settings = BalancingSettings(balancing=RoundSettings(shedder=shedder))
     assert (groups, measure) == (groups_in_play(settings), measure_of(settings))
 
 
 def test_a_forecast_acts_where_the_leader_would_wait() -> None:
     """A strategy that waits for several rounds is asked as if they had passed, and keeps its own memory of moves."""
-    scene = seen(uneven_channel())
-    snapshot = replace(scene.snapshot, memory=Memory(gave_ms={"x": 5}))
+    cluster = seen(uneven_channel())
+    snapshot = replace(cluster.snapshot, memory=Memory(gave_ms={"x": 5}))
     assert () == TransferShedder().plan(snapshot).moves
-    strategy, forecast = foreseen(replace(scene, snapshot=snapshot), SETTINGS, LeastCost())
+    strategy, forecast = foreseen(replace(cluster, snapshot=snapshot), SETTINGS, LeastCost())
     assert ("TransferShedder", 3) == (strategy, len(forecast.moves))
     assert {"x": 5} == as_if_due(snapshot, SETTINGS).memory.gave_ms
 
@@ -158,7 +160,7 @@ def test_placement_takes_no_owner_for_a_destination() -> None:
     """What a strategy sends away goes to another broker than it is at, by the placement that is set; or nowhere, if none may have it."""
     settings = replace(
         SETTINGS,
-        balancing=Rounds(shedder="ThresholdShedder", placement="LeastResourceUsageWithWeight"),
+        balancing=RoundSettings(shedder="ThresholdShedder", placement="LeastResourceUsageWithWeight"),
         threshold=ThresholdShedder(bytes_min=0),
     )
     channel = uneven_channel()
@@ -245,5 +247,5 @@ def test_placement_knows_whose_reports_go_on(age_ms: int, is_known: bool) -> Non
     channel = uneven_channel()
     (summary,) = summaries(channel, {"c": 5.0}, age_ms=age_ms)
     assert ({"c": summary} if is_known else {}) == fresh([summary], SETTINGS, now_ms=NOW_MS)
-    snapshot = scene_of(channel.view, [summary], SETTINGS, now_ms=NOW_MS).snapshot
+    snapshot = cluster_snapshot_of(channel.view, [summary], SETTINGS, now_ms=NOW_MS).snapshot
     assert is_known == ("c" not in snapshot.apart)

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from equipoise.brokers.agent.intents import (
-    CallOff,
+    Cancel,
     CreateNamespace,
     DeleteNamespace,
     MergeBundles,
@@ -20,7 +20,7 @@ from equipoise.brokers.agent.intents import (
 )
 from equipoise.brokers.agent.requested_moves import (
     BY_OPERATOR,
-    CALLED_OFF_BY_OPERATOR,
+    CANCELLED_BY_OPERATOR,
     RACES_MAX,
     UNLOADS_AT_ONCE,
     RequestedMove,
@@ -36,7 +36,7 @@ from equipoise.brokers.agent.requested_moves import (
     unloads_of,
 )
 from equipoise.brokers.balancing.policies import isolation_document, pin_document
-from equipoise.brokers.errors import CalledOff, DestinationForbidden, InvalidPolicy, PolicyLeavesNobody, Rejected
+from equipoise.brokers.errors import Cancelled, DestinationForbidden, InvalidPolicy, PolicyLeavesNobody, Rejected
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.propose import Author
@@ -48,7 +48,7 @@ from tests.ruled import set_policy
 
 Proposal = Callable[[Author, BundleEntry], AnyRecord]
 CUT: Proposal = lambda author, bundle: propose.split(author, bundle, cuts=(MIDDLE,))  # noqa: E731 - one of a row of proposals
-CALL_OFF: Proposal = lambda author, bundle: propose.call_off(author, bundle, reason="no room")  # noqa: E731 - as above
+CANCEL: Proposal = lambda author, bundle: propose.cancel(author, bundle, reason="no room")  # noqa: E731 - as above
 
 
 class Story:
@@ -125,7 +125,7 @@ def test_a_transfer_outlives_its_source(*, warm: bool) -> None:
 @pytest.mark.parametrize(
     ("last", "told"),
     [
-        (lambda story: story.about("target", CALL_OFF), 'calls off the transfer of tenant/ns/0x00000000_0xffffffff ("no room")'),
+        (lambda story: story.about("target", CANCEL), 'cancels the transfer of tenant/ns/0x00000000_0xffffffff ("no room")'),
         (lambda story: story.die("target"), "declares target down"),
         (lambda story: (story.die("owner"), story.about("target", lambda a, b: propose.refuse(a, b, reason="full"))), '("full")'),
         (
@@ -133,12 +133,12 @@ def test_a_transfer_outlives_its_source(*, warm: bool) -> None:
             "to third#5 instead",
         ),
     ],
-    ids=["called off", "destination dies", "refused after a death", "given to another after a death"],
+    ids=["cancelled", "destination dies", "refused after a death", "given to another after a death"],
 )
 def test_a_transfer_that_comes_to_nothing_says_why(last: Callable[[Story], object], told: str) -> None:
     """A transfer ends as soon as its destination will not own the bundle, with the record that did it and where the bundle is."""
     story = transferred()
-    with pytest.raises(CalledOff) as caught:
+    with pytest.raises(Cancelled) as caught:
         last(story)
     assert ("transfer", True) == (caught.value.move, told in caught.value.problem)
     assert caught.value.problem.endswith(f"token {story.channel.bundle().token}, last changed at {story.channel.view.offset}")
@@ -158,11 +158,11 @@ def test_a_split_ends_with_its_children() -> None:
     assert [(0, MIDDLE), (MIDDLE, 0xFFFFFFFF)] == [(child.low, child.high) for child in story.about("owner", CUT) or ()]
 
 
-@pytest.mark.parametrize("last", [lambda story: story.about("owner", CALL_OFF), lambda story: story.die("owner")])
+@pytest.mark.parametrize("last", [lambda story: story.about("owner", CANCEL), lambda story: story.die("owner")])
 def test_a_split_that_comes_to_nothing_says_why(last: Callable[[Story], object]) -> None:
-    """A split ends without children when it is called off, or when its owner dies."""
+    """A split ends without children when it is cancelled, or when its owner dies."""
     story = split()
-    with pytest.raises(CalledOff, match="the split of tenant/ns/0x00000000_0xffffffff was called off: 10 "):
+    with pytest.raises(Cancelled, match="the split of tenant/ns/0x00000000_0xffffffff was cancelled: 10 "):
         last(story)
 
 
@@ -230,7 +230,7 @@ def test_a_destination_is_forbidden_by_rules_alone() -> None:
     assert (bundle, "b") == (caught.value.bundle, caught.value.broker)
 
 
-def test_moves_are_called_off_some_at_a_time() -> None:
+def test_moves_are_cancelled_some_at_a_time() -> None:
     """Transfers and splits that have not happened are, in the order of the hash space, and nothing else is."""
     count = UNLOADS_AT_ONCE + 4
     channel = channel_with("a", "b", bundles=count)
@@ -245,8 +245,8 @@ def test_moves_are_called_off_some_at_a_time() -> None:
     channel.accept(propose.let_go(channel.author("b"), channel.bundle(others[0].low)))
     batches = list(calls_off_of(channel.view.bundles_of(NAMESPACE)))
     assert [UNLOADS_AT_ONCE, 1] == [len(batch) for batch in batches]
-    expected = [CallOff(bundle=bundle.name, reason=CALLED_OFF_BY_OPERATOR) for bundle in (first, *others[1:])]
-    assert expected == [call_off for batch in batches for call_off in batch]
+    expected = [Cancel(bundle=bundle.name, reason=CANCELLED_BY_OPERATOR) for bundle in (first, *others[1:])]
+    assert expected == [cancel for batch in batches for cancel in batch]
 
 
 def test_a_refusal_is_told_in_the_words_of_its_story() -> None:

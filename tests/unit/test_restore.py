@@ -1,4 +1,4 @@
-"""Where a reader begins: with its own snapshot, the twin, or the log; and when it refuses to.
+"""Where a reader begins: with its own snapshot, the snapshot, or the log; and when it refuses to.
 
 May live here: examples of `channel.snapshots.restore` on logs in memory. That whatever it chooses comes to the same view stands in
 tests/property/test_compaction.py.
@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 
 from equipoise.channel.core import propose
 from equipoise.channel.core.entries import Verdict
-from equipoise.channel.core.errors import ChannelIncomplete, ForeignLog, LogWentBack, TwinDamaged
+from equipoise.channel.core.errors import ChannelIncomplete, CompactedSnapshotDamaged, ForeignLog, LogWentBack
 from equipoise.channel.core.snapshot import from_bytes, to_bytes
-from equipoise.channel.core.twin import LOADS_MAX, Check, Progress, TwinImage, TwinRow, unchecked, unwatched
-from equipoise.channel.snapshots.memory_twin import MemoryTwin, TwinStorage
+from equipoise.channel.core.snapshot_store import LOADS_MAX, Check, CompactedSnapshot, Progress, SnapshotRow, unchecked, unwatched
+from equipoise.channel.snapshots.memory_snapshot_store import MemorySnapshotStore, SnapshotStorage
 from equipoise.channel.snapshots.restore import earliest, restored
-from equipoise.channel.snapshots.twin_rows import decode_marker, encode_marker, keys_of, view_of
-from tests.compacting import TIMEOUT_MS, all_of, begin_copy, compacted, image_of, restored_to_end, write_twin, written
+from equipoise.channel.snapshots.snapshot_rows import decode_marker, encode_marker, keys_of, view_of
+from tests.compacting import TIMEOUT_MS, all_of, begin_copy, compacted, image_of, restored_to_end, write_snapshot, written
 from tests.folding import channel_in, channel_with
 from tests.gap_log import GapLog
 
@@ -36,25 +36,25 @@ def log() -> Iterator[GapLog]:
 
 
 def spoil(log: GapLog, key: str = "") -> None:
-    """Change one byte of a row of a log's twin, by default of the marker."""
+    """Change one byte of a row of a log's snapshot, by default of the marker."""
     image = image_of(log)
     data = image.rows[key] if key else image.marker
     spoiled = data[:20] + bytes([data[20] ^ 1]) + data[21:]
-    log.twin().claim(timeout_ms=TIMEOUT_MS)
-    log.twin().replace([TwinRow(key, spoiled)] if key else [], image.marker if key else spoiled, timeout_ms=TIMEOUT_MS)
+    log.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
+    log.compacted_snapshot().replace([SnapshotRow(key, spoiled)] if key else [], image.marker if key else spoiled, timeout_ms=TIMEOUT_MS)
 
 
 def test_a_new_log_is_read_from_its_beginning(log: GapLog) -> None:
-    """Without twin and without snapshot a reader begins at the first record, and wants it next."""
+    """Without snapshot and without snapshot a reader begins at the first record, and wants it next."""
     written(log, channel_with("a:1"))
     reader = restored(log)
     assert (-1, 1) == (reader.view.offset, reader.position)
 
 
-def test_a_twin_saves_the_fold(log: GapLog) -> None:
-    """With a twin a reader begins after its horizon, also while the log still has its beginning."""
+def test_a_snapshot_saves_the_fold(log: GapLog) -> None:
+    """With a snapshot a reader begins after its horizon, also while the log still has its beginning."""
     channel = written(log, channel_with("a:1", "b:1", bundles=4))
-    write_twin(log, channel.view)
+    write_snapshot(log, channel.view)
     channel.own("a:1")
     written(log, channel)
     reader = restored(log)
@@ -71,7 +71,7 @@ def test_ones_own_snapshot_comes_first(log: GapLog) -> None:
 
 
 def test_a_snapshot_that_was_cut_off_gives_way(log: GapLog) -> None:
-    """Where the log no longer has the position of one's own view, the twin goes on."""
+    """Where the log no longer has the position of one's own view, the snapshot goes on."""
     channel = written(log, channel_with("a:1"))
     own = from_bytes(to_bytes(channel.view))
     channel.create(namespace="t/more")
@@ -90,43 +90,43 @@ def test_a_snapshot_ahead_of_the_log_is_not_hidden(log: GapLog) -> None:
         log.read(reader.position, limit=1)
 
 
-def test_a_twin_ahead_of_the_log_is_not_hidden(log: GapLog) -> None:
-    """A twin that knows more than the log is used likewise: what the log lost must not be taken for undone."""
+def test_a_compacted_snapshot_ahead_of_the_log_is_not_hidden(log: GapLog) -> None:
+    """A snapshot that knows more than the log is used likewise: what the log lost must not be taken for undone."""
     channel = channel_with("a:1", "b:1")
     log.put(*channel.entries[:2])
-    write_twin(log, channel.view)
+    write_snapshot(log, channel.view)
     with pytest.raises(LogWentBack):
         log.read(restored(log).position, limit=1)
 
 
 @pytest.mark.parametrize("key", ["", "genesis", "broker:a:1", "namespace:tenant/ns"])
-def test_a_damaged_twin_of_a_whole_log_is_done_without(log: GapLog, key: str, caplog: pytest.LogCaptureFixture) -> None:
-    """While the log has its beginning a damaged twin costs a fold from zero, and is told."""
+def test_a_damaged_snapshot_of_a_whole_log_is_done_without(log: GapLog, key: str, caplog: pytest.LogCaptureFixture) -> None:
+    """While the log has its beginning a damaged snapshot costs a fold from zero, and is told."""
     channel = written(log, channel_with("a:1"))
-    write_twin(log, channel.view)
+    write_snapshot(log, channel.view)
     spoil(log, key)
     with caplog.at_level(logging.WARNING):
         assert all_of(channel.view) == all_of(restored_to_end(log))
     assert "does not match its checksum" in caplog.text
 
 
-def test_a_damaged_twin_of_a_log_that_was_cut_is_refused(log: GapLog) -> None:
-    """Without its beginning a log is worth nothing without its twin: what is lost is told, and how to go on."""
+def test_a_damaged_snapshot_of_a_log_that_was_cut_is_refused(log: GapLog) -> None:
+    """Without its beginning a log is worth nothing without its snapshot: what is lost is told, and how to go on."""
     written(log, channel_with("a:1"))
     compacted(log)
     spoil(log, "genesis")
     for begin in (restored, earliest):
         with pytest.raises(
-            ChannelIncomplete, match=r"from offset 1 to 3, and its twin cannot be used: its row 'genesis'.*import"
+            ChannelIncomplete, match=r"from offset 1 to 3, and its snapshot cannot be used: its row 'genesis'.*import"
         ) as caught:
             begin(log)
         assert (1, 3, False) == (caught.value.first, caught.value.last, caught.value.copied)
 
 
 def test_a_log_that_was_cut_too_far_is_refused(log: GapLog) -> None:
-    """A twin that ends before the log begins leaves a hole that nobody can fill."""
+    """A snapshot that ends before the log begins leaves a hole that nobody can fill."""
     channel = written(log, channel_with("a:1"))
-    write_twin(log, channel.view)
+    write_snapshot(log, channel.view)
     channel.create(namespace="t/more")
     channel.create(namespace="t/most")
     written(log, channel)
@@ -135,20 +135,20 @@ def test_a_log_that_was_cut_too_far_is_refused(log: GapLog) -> None:
         restored(log)
 
 
-def test_the_twin_of_a_former_log_is_not_believed(log: GapLog) -> None:
-    """A twin that names another log than this one, of the same cluster even, is none of it."""
+def test_the_snapshot_of_a_former_log_is_not_believed(log: GapLog) -> None:
+    """A snapshot that names another log than this one, of the same cluster even, is none of it."""
     channel = written(log, channel_with("a:1"))
-    write_twin(log, channel.view)
+    write_snapshot(log, channel.view)
     marker = replace(decode_marker(image_of(log).marker), log="a former log", horizon=2)
-    log.twin().replace([], encode_marker(marker), timeout_ms=TIMEOUT_MS)
+    log.compacted_snapshot().replace([], encode_marker(marker), timeout_ms=TIMEOUT_MS)
     assert 1 == restored(log).position
     log.truncate(3, timeout_ms=TIMEOUT_MS)
-    with pytest.raises(ChannelIncomplete, match="twin of another log"):
+    with pytest.raises(ChannelIncomplete, match="snapshot of another log"):
         restored(log)
 
 
-def test_the_twin_of_another_cluster_is_refused(log: GapLog) -> None:
-    """A log whose twin is another cluster's is another cluster's."""
+def test_the_snapshot_of_another_cluster_is_refused(log: GapLog) -> None:
+    """A log whose snapshot is another cluster's is another cluster's."""
     written(log, channel_with("a:1"))
     compacted(log)
     with pytest.raises(ForeignLog) as caught:
@@ -156,7 +156,7 @@ def test_the_twin_of_another_cluster_is_refused(log: GapLog) -> None:
     assert ("mine", "test") == (caught.value.expected, caught.value.found)
 
 
-def test_a_copy_begins_with_its_twin(log: GapLog) -> None:
+def test_a_copy_begins_with_its_snapshot(log: GapLog) -> None:
     """The reader of a copy begins with what was copied, accepts the copy's genesis, once, and goes on above the old end."""
     channel = channel_in("owned")
     begin_copy(log, channel, base=1_000)
@@ -170,7 +170,7 @@ def test_a_copy_begins_with_its_twin(log: GapLog) -> None:
     assert before["bundles"] == reader.view.bundles
 
 
-def test_a_copy_without_its_twin_is_refused(log: GapLog) -> None:
+def test_a_copy_without_its_snapshot_is_refused(log: GapLog) -> None:
     """The records of a copy alone are not the channel, though the log has its beginning: what was copied is missing."""
     begin_copy(log, channel_with("a:1"), base=1_000)
     spoil(log)
@@ -192,9 +192,9 @@ def test_a_copy_is_found_behind_any_garbage(log: GapLog, monkeypatch: pytest.Mon
 
 @pytest.mark.parametrize("key", ["", "broker:a:1"])
 @pytest.mark.parametrize("garbage", [[], [b"garbage"]])
-def test_a_damaged_twin_beside_a_log_without_a_genesis_is_refused(log: GapLog, key: str, garbage: list[bytes]) -> None:
+def test_a_damaged_snapshot_beside_a_log_without_a_genesis_is_refused(log: GapLog, key: str, garbage: list[bytes]) -> None:
     """It may be all that is left of a copy: who began such a log anew would issue its tokens again."""
-    write_twin(log, channel_with("a:1").view)
+    write_snapshot(log, channel_with("a:1").view)
     log.append(garbage, timeout_ms=TIMEOUT_MS)
     spoil(log, key)
     for begin in (restored, earliest):
@@ -203,58 +203,58 @@ def test_a_damaged_twin_beside_a_log_without_a_genesis_is_refused(log: GapLog, k
         assert caught.value.last is None
 
 
-def test_the_twin_of_a_former_log_keeps_nobody_from_a_new_one(log: GapLog) -> None:
-    """A log that was made anew under an old name, whose twin was left behind, is a new one."""
+def test_the_snapshot_of_a_former_log_keeps_nobody_from_a_new_one(log: GapLog) -> None:
+    """A log that was made anew under an old name, whose snapshot was left behind, is a new one."""
     former = GapLog()
-    write_twin(former, channel_with("a:1").view)
+    write_snapshot(former, channel_with("a:1").view)
     image = image_of(former)
     former.close()
-    log.twin().claim(timeout_ms=TIMEOUT_MS)
-    log.twin().replace([TwinRow(key, data) for key, data in image.rows.items()], image.marker, timeout_ms=TIMEOUT_MS)
+    log.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
+    log.compacted_snapshot().replace([SnapshotRow(key, data) for key, data in image.rows.items()], image.marker, timeout_ms=TIMEOUT_MS)
     assert (-1, 1) == (restored(log).view.offset, restored(log).position)
 
 
 def test_who_asks_about_the_past_begins_with_the_log(log: GapLog) -> None:
-    """`earliest` folds from zero as long as that is possible, and from the twin afterwards."""
+    """`earliest` folds from zero as long as that is possible, and from the snapshot afterwards."""
     channel = written(log, channel_with("a:1"))
-    write_twin(log, channel.view)
+    write_snapshot(log, channel.view)
     assert 1 == earliest(log).position
     log.truncate(2, timeout_ms=TIMEOUT_MS)
     assert 4 == earliest(log).position
 
 
-def _but_for_brokers(image: TwinImage) -> dict[str, bytes]:
+def _but_for_brokers(image: CompactedSnapshot) -> dict[str, bytes]:
     return {key: data for key, data in image.rows.items() if not key.startswith("broker:")}
 
 
-class Cleaned(MemoryTwin):
-    """A twin from which the storage removes rows while it is read, so many times."""
+class Cleaned(MemorySnapshotStore):
+    """A snapshot from which the storage removes rows while it is read, so many times."""
 
-    def __init__(self, image: TwinImage, *, times: int) -> None:
-        super().__init__(TwinStorage(), name="memory:cleaned")
+    def __init__(self, image: CompactedSnapshot, *, times: int) -> None:
+        super().__init__(SnapshotStorage(), name="memory:cleaned")
         self.image = image
         self.times = times
         self.loads = 0
 
-    def load(self, *, check: Check = unchecked, progress: Progress = unwatched) -> TwinImage | None:
+    def load(self, *, check: Check = unchecked, progress: Progress = unwatched) -> CompactedSnapshot | None:
         self.loads += 1
         gone = self.loads <= self.times
-        return TwinImage(marker=self.image.marker, rows=_but_for_brokers(self.image) if gone else self.image.rows)
+        return CompactedSnapshot(marker=self.image.marker, rows=_but_for_brokers(self.image) if gone else self.image.rows)
 
 
 @pytest.mark.parametrize("times", [0, 1, LOADS_MAX - 1, LOADS_MAX])
-def test_a_twin_is_read_again_a_few_times(log: GapLog, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_snapshot_is_read_again_a_few_times(log: GapLog, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that vanish while they are read are looked for again, so often and not oftener."""
     channel = written(log, channel_with("a:1"))
     compacted(log)
-    twin = Cleaned(image_of(log), times=times)
-    monkeypatch.setattr(log, "twin", lambda: twin)
+    compacted_snapshot = Cleaned(image_of(log), times=times)
+    monkeypatch.setattr(log, "compacted_snapshot", lambda: compacted_snapshot)
     if times < LOADS_MAX:
         assert all_of(channel.view) == all_of(restored(log).view)
     else:
         with pytest.raises(ChannelIncomplete, match="promises digest"):
             restored(log)
-    assert min(times + 1, LOADS_MAX) == twin.loads
+    assert min(times + 1, LOADS_MAX) == compacted_snapshot.loads
 
 
 def test_a_check_ends_it(log: GapLog) -> None:
@@ -269,13 +269,13 @@ def test_a_check_ends_it(log: GapLog) -> None:
         restored(log, check=too_late)
 
 
-def crowded() -> TwinImage:
-    """The twin of a channel with something of everything."""
+def crowded() -> CompactedSnapshot:
+    """The snapshot of a channel with something of everything."""
     channel, log = channel_in("splitting", "dead"), GapLog()
     channel.die("dead")
     channel.accept(propose.set_policy(channel.admin(), channel.view, name="limit", document={"n": 1, "text": "t", "strict": True}))
     written(log, channel)
-    write_twin(log, channel.view)
+    write_snapshot(log, channel.view)
     image = image_of(log)
     log.close()
     return image
@@ -287,18 +287,18 @@ IMAGE = crowded()
 @settings(max_examples=300, deadline=None)
 @given(key=st.sampled_from(["", *sorted(IMAGE.rows)]), place=st.floats(0, 1, exclude_max=True), bit=st.integers(0, 7))
 def test_no_flipped_bit_is_believed(key: str, place: float, bit: int) -> None:
-    """Whichever bit of a row or of the marker is another, the twin is refused by a typed error."""
+    """Whichever bit of a row or of the marker is another, the snapshot is refused by a typed error."""
     data = IMAGE.rows[key] if key else IMAGE.marker
     at = int(place * len(data))
     flipped = data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
-    with pytest.raises(TwinDamaged):
+    with pytest.raises(CompactedSnapshotDamaged):
         view_of(replace(IMAGE, rows={**IMAGE.rows, key: flipped}) if key else replace(IMAGE, marker=flipped))
 
 
 @pytest.mark.parametrize("key", sorted(IMAGE.rows))
 def test_no_missing_row_is_overlooked(key: str) -> None:
-    """A twin that lost any of its rows is refused."""
-    with pytest.raises(TwinDamaged):
+    """A snapshot that lost any of its rows is refused."""
+    with pytest.raises(CompactedSnapshotDamaged):
         view_of(replace(IMAGE, rows={other: data for other, data in IMAGE.rows.items() if other != key}))
 
 
@@ -318,5 +318,5 @@ def test_no_garbage_is_believed(key: str, data: bytes, cut: float) -> None:
     row = IMAGE.rows[key]
     other = next(name for name in IMAGE.rows if name != key)
     for rows in ({key: data}, {key: row[: int(cut * len(row))]}, {other: row}):
-        with pytest.raises(TwinDamaged):
+        with pytest.raises(CompactedSnapshotDamaged):
             view_of(replace(IMAGE, rows={**IMAGE.rows, **rows}))

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from equipoise.channel.core.errors import CompactionRefused, InvalidRetention
-from equipoise.channel.snapshots.twin_rows import CHECKPOINTS_MAX, Marker
+from equipoise.channel.snapshots.snapshot_rows import CHECKPOINTS_MAX, Marker
 from equipoise.compaction.checkpoints import Checkpoint, kept
 from equipoise.compaction.retention import (
     CLOCK_PRECISION_MS,
@@ -90,7 +90,7 @@ CUTS = (
 
 @pytest.mark.parametrize("cut", CUTS, ids=lambda cut: cut.id)
 def test_a_log_is_cut_no_further_than_everybody_allows(cut: Cut) -> None:
-    """The twin, the retention and the newest ten minutes all have their say; and a cut never goes back."""
+    """The snapshot, the retention and the newest ten minutes all have their say; and a cut never goes back."""
 
     def position_at(time_ms: int) -> int:
         return {10 * DAY_MS - NEWEST_MS: cut.newest, 10 * DAY_MS - 3_600_000: 300}[time_ms]
@@ -104,7 +104,7 @@ def test_a_log_is_cut_no_further_than_everybody_allows(cut: Cut) -> None:
     retain=st.builds(Retention, unit=st.sampled_from(["ms", "bytes", "offsets"]), amount=st.integers(0, 10_000)),
     now_ms=st.integers(0, 10**7),
 )
-def test_no_retention_cuts_what_the_twin_does_not_hold(retain: Retention, now_ms: int) -> None:
+def test_no_retention_cuts_what_the_snapshot_does_not_hold(retain: Retention, now_ms: int) -> None:
     """Whatever is asked for, and whenever, nothing above the horizon is removed, and enough bytes stay."""
     cut = cut_position(
         MARKER, start=1, retain=retain, position_at=lambda time_ms: 1 + bisect_left(range(0, 10**7, 10**4), time_ms), now_ms=now_ms
@@ -139,7 +139,7 @@ def test_a_log_without_entries_tells_no_time() -> None:
 
 
 def test_a_cut_above_the_horizon_is_refused() -> None:
-    """Whatever reckoned it, a cut that would remove what the twin does not hold is refused, by one offset even."""
+    """Whatever reckoned it, a cut that would remove what the snapshot does not hold is refused, by one offset even."""
     check_cut(MARKER, MARKER.position, log="memory:x")
     with pytest.raises(CompactionRefused, match="from 501 on"):
         check_cut(MARKER, MARKER.position + 1, log="memory:x")

@@ -102,7 +102,7 @@ def test_a_text_is_read_as_its_setting_wants_it(name: str, given: Value, expecte
     [
         ("balancing.enabled", "on", "it must be true or false; the old setting stays"),
         ("balancing.enabled", 1, "it must be true or false"),
-        ("balancing.shedder", "MyShedder", "it must be one of Leveller, TransferShedder"),
+        ("balancing.shedder", "MyShedder", "it must be one of BalancedShedder, TransferShedder"),
         ("balancing.split_algorithm", SPECIFIED_POSITIONS_DIVIDE, "it must be one of range_equally_divide"),
         ("balancing.shed_interval_ms", "0", "it must be an integer, at least 1"),
         ("balancing.shed_interval_ms", "1.5", "it must be an integer"),

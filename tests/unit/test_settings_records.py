@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from equipoise.brokers.agent.intents import SetSettings, subject_of
 from equipoise.brokers.agent.requests import record_of
-from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, Rounds
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings
 from equipoise.brokers.balancing.settings.setting_values import NAMESPACES_MAX, SETTINGS, spelled, with_value
 from equipoise.brokers.balancing.settings.settings_records import (
     CHANGED_BY,
@@ -36,7 +36,7 @@ from equipoise.channel.core.records import DOCUMENT_ENTRIES_MAX, INTEGER_MAX, TE
 from equipoise.channel.core.view import View, apply
 from tests.folding import Channel, channel_with
 
-BASE = BalancingSettings(balancing=Rounds(shed_interval_ms=123, namespace_bundles=9))
+BASE = BalancingSettings(balancing=RoundSettings(shed_interval_ms=123, namespace_bundles=9))
 
 
 def set_settings(channel: Channel, changes: Changes, by: str | None = None) -> Verdict | None:
@@ -67,14 +67,14 @@ def test_settings_are_spelled_so_that_others_can_read_them() -> None:
     """Integers and truths as such, fractions and what is not there as texts, namespaces one by one."""
     changes: Changes = {
         "balancing.enabled": "false",
-        "level.moves_max": 7,
+        "balanced.moves_max": 7,
         "transfer.target_deviation": "0.10",
         "limits.sessions_max": "none",
         "transfer.excluded_namespaces": "b/b, a/a",
     }
     expected = {
         "balancing.enabled": False,
-        "level.moves_max": 7,
+        "balanced.moves_max": 7,
         "transfer.target_deviation": "0.1",
         "limits.sessions_max": "none",
         "transfer.excluded_namespaces.0": "a/a",
@@ -89,7 +89,7 @@ def test_settings_are_spelled_so_that_others_can_read_them() -> None:
     settings = settings_in(channel.view, BASE)
     assert (False, 7, 0.1, None) == (
         settings.balancing.enabled,
-        settings.level.moves_max,
+        settings.balanced.moves_max,
         settings.transfer.target_deviation,
         settings.limits.sessions_max,
     )
@@ -98,32 +98,32 @@ def test_settings_are_spelled_so_that_others_can_read_them() -> None:
 
 def test_a_change_leaves_the_others_as_they_are() -> None:
     """Namespaces are replaced as a whole; None takes a setting away; who made the change before is forgotten."""
-    document = changed({}, {"transfer.excluded_namespaces": "a/a,b/b", "level.moves_max": 7}, "erin")
+    document = changed({}, {"transfer.excluded_namespaces": "a/a,b/b", "balanced.moves_max": 7}, "erin")
     document = changed(document, {"transfer.excluded_namespaces": "c/c"}, None)
-    assert {"transfer.excluded_namespaces.0": "c/c", "level.moves_max": 7} == document
-    document = changed(document, {"transfer.excluded_namespaces": "none", "level.moves_max": None, "level.start_ratio": None}, None)
+    assert {"transfer.excluded_namespaces.0": "c/c", "balanced.moves_max": 7} == document
+    document = changed(document, {"transfer.excluded_namespaces": "none", "balanced.moves_max": None, "balanced.start_ratio": None}, None)
     assert {"transfer.excluded_namespaces": "none"} == document
 
 
 @pytest.mark.parametrize(
     ("changes", "error"),
     [
-        ({"level.moves_max": "9", "level.moves_maxx": "9"}, UnknownSetting),
-        ({"level.moves_max": "9", "level.start_ratio": "-1"}, InvalidSetting),
-        ({"level.moves_max": None, "balancing.shedder": "Mine"}, InvalidSetting),
-        ({"level.moves_max": None, "level.nonsense": None}, UnknownSetting),
+        ({"balanced.moves_max": "9", "balanced.moves_maxx": "9"}, UnknownSetting),
+        ({"balanced.moves_max": "9", "balanced.start_ratio": "-1"}, InvalidSetting),
+        ({"balanced.moves_max": None, "balancing.shedder": "Mine"}, InvalidSetting),
+        ({"balanced.moves_max": None, "level.nonsense": None}, UnknownSetting),
     ],
 )
 def test_of_changes_of_which_one_cannot_be_none_is_made(changes: Changes, error: type[Exception]) -> None:
     """The refusal says which, the channel keeps what it had, and nothing is put on the log."""
     channel = channel_with("a")
-    set_settings(channel, {"level.moves_max": "7"})
+    set_settings(channel, {"balanced.moves_max": "7"})
     before = channel.view.offset
     verdict = set_settings(channel, changes)
     assert verdict is not None
     assert Reason.MALFORMED == verdict.reason
-    assert next(name for name in changes if name != "level.moves_max") in (verdict.problem or "")
-    assert (before, {"level.moves_max": 7}) == (channel.view.offset, document_of(channel.view))
+    assert next(name for name in changes if name != "balanced.moves_max") in (verdict.problem or "")
+    assert (before, {"balanced.moves_max": 7}) == (channel.view.offset, document_of(channel.view))
     with pytest.raises(error):
         check_changes(channel.view, changes)
 
@@ -140,12 +140,12 @@ def test_a_name_of_any_length_is_refused_before_the_channel_does() -> None:
 def test_two_changes_at_once_both_land() -> None:
     """The second is based on what was; it is rejected as stale, and made again of what is."""
     channel = channel_with("a")
-    intents = [SetSettings(changes={"level.moves_max": "7"}), SetSettings(changes={"level.start_ratio": "0.5"})]
+    intents = [SetSettings(changes={"balanced.moves_max": "7"}), SetSettings(changes={"balanced.start_ratio": "0.5"})]
     first, second = (make(channel.author("a")) for make in [record_of(channel.view, intent) for intent in intents] if callable(make))
     channel.accept(first)
     assert Reason.STALE == channel.put(second).reason
     assert None is set_settings(channel, intents[1].changes)
-    assert {"level.moves_max": 7, "level.start_ratio": "0.5"} == document_of(channel.view)
+    assert {"balanced.moves_max": 7, "balanced.start_ratio": "0.5"} == document_of(channel.view)
     assert KEY == subject_of(intents[0])
 
 
@@ -162,21 +162,21 @@ def test_a_document_that_others_have_filled_is_not_made_longer() -> None:
     """What cannot be read stays as it is, and a change that does not fit any more is refused with how much does."""
     document: Document = {f"later.{number}": number for number in range(DOCUMENT_ENTRIES_MAX)}
     channel = with_document(document)
-    verdict = set_settings(channel, {"level.moves_max": "7"})
+    verdict = set_settings(channel, {"balanced.moves_max": "7"})
     assert verdict is not None
     assert (Reason.ILLEGAL_TRANSITION, True) == (verdict.reason, str(DOCUMENT_ENTRIES_MAX) in (verdict.problem or ""))
-    assert None is set_settings(channel, {"level.moves_max": "7", "later.0": None, "later.1": None})
-    assert 7 == settings_in(channel.view, BASE).level.moves_max
+    assert None is set_settings(channel, {"balanced.moves_max": "7", "later.0": None, "later.1": None})
+    assert 7 == settings_in(channel.view, BASE).balanced.moves_max
 
 
 def test_what_cannot_be_read_is_told_and_the_base_holds_for_it() -> None:
     """A setting of another version, a value of another type, a number out of bounds: each is named, and spoils no other."""
-    document: Document = {"later.thing": 1, "balancing.enabled": "perhaps", "level.moves_max": 0, "level.start_ratio": "0.5"}
+    document: Document = {"later.thing": 1, "balancing.enabled": "perhaps", "balanced.moves_max": 0, "balanced.start_ratio": "0.5"}
     channel = with_document(document)
-    assert with_value(BASE, "level.start_ratio", 0.5) == settings_in(channel.view, BASE)
+    assert with_value(BASE, "balanced.start_ratio", 0.5) == settings_in(channel.view, BASE)
     problems = problems_in(channel.view, BASE)
     assert 3 == len(problems)
-    for problem, name in zip(problems, ("balancing.enabled", "later.thing", "level.moves_max"), strict=True):
+    for problem, name in zip(problems, ("balanced.moves_max", "balancing.enabled", "later.thing"), strict=True):
         assert name in problem
 
 
@@ -203,11 +203,11 @@ def test_whatever_stands_there_is_read_entry_by_entry(document: dict[str, Scalar
 
 def test_a_change_is_told_with_what_was() -> None:
     """Of each setting what it was and is; where the channel says nothing, the default is told, too."""
-    before: Document = {"level.moves_max": 7, "transfer.excluded_namespaces.0": "a/a", CHANGED_BY: "x"}
+    before: Document = {"balanced.moves_max": 7, "transfer.excluded_namespaces.0": "a/a", CHANGED_BY: "x"}
     after: Document = {"transfer.target_deviation": "0.1", "transfer.excluded_namespaces": "none", "later.thing": 1}
     assert [
+        "balanced.moves_max: 7 -> 4 (default)",
         "later.thing: not set -> 1",
-        "level.moves_max: 7 -> 4 (default)",
         "transfer.excluded_namespaces: a/a -> none",
         "transfer.target_deviation: 0.25 (default) -> 0.1",
     ] == [str(one) for one in differences(before, after)]
@@ -216,8 +216,8 @@ def test_a_change_is_told_with_what_was() -> None:
 def test_a_record_is_told_by_who_wanted_it() -> None:
     """That is whom the document names, or else its publisher; records about other things are none of these."""
     channel = channel_with("a")
-    set_settings(channel, {"level.moves_max": "7"}, "erin")
-    set_settings(channel, {"level.moves_max": "8"})
+    set_settings(channel, {"balanced.moves_max": "7"}, "erin")
+    set_settings(channel, {"balanced.moves_max": "8"})
     view, told = View(), []
     for offset, data in channel.entries:
         record = decode(data)

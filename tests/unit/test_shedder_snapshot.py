@@ -13,12 +13,12 @@ import pytest
 
 from equipoise.channel.core import propose
 from equipoise.channel.core.lifecycle import Phase
+from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.bundle_load import BundleLoad
-from equipoise.shedder.level import Leveller
 from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.loads import Averages, BrokerLoad
 from equipoise.shedder.memory import Memory
-from equipoise.shedder.snapshot import IDLE_COST, Candidates, Snapshot, WeighedBroker, WeighedBundle, Weighing, costs_of, take
+from equipoise.shedder.snapshot import IDLE_COST, Candidates, Snapshot, WeighedBroker, WeighedBrokers, WeighedBundle, costs_of, take
 from equipoise.shedder.transfer import TransferShedder
 from tests.folding import NAMESPACE, Channel, channel_in, channel_with
 from tests.ruled import Member, ruled_channel
@@ -231,10 +231,10 @@ def test_bundles_are_weighed_for_who_looks_at_them(channel: Channel) -> None:
         weighed.append(True)
         return tuple(expected)
 
-    snapshot = replace(taken(channel), brokers=Weighing(weigh))
+    snapshot = replace(taken(channel), brokers=WeighedBrokers(weigh))
     TransferShedder().plan(snapshot)
     assert [] == weighed
-    Leveller().plan(snapshot)
+    BalancedShedder().plan(snapshot)
     assert [True] == weighed
     assert (expected, 3, hash(expected), repr(expected)) == (
         snapshot.brokers,

@@ -22,7 +22,7 @@ class AwayLog(MemoryLog):
 
 
 def test_a_snapshot_outlasts_a_log_that_is_away(tmp_path: Path) -> None:
-    """What its own disk says is not forgotten for an outage: it tells a log that went back, or a damaged twin, from a whole one."""
+    """What its own disk says is not forgotten for an outage: it tells a log that went back, or a damaged snapshot, from a whole one."""
     view = channel_with("a:1").view
     assert view.cluster is not None
     directory = DataDirectory(tmp_path)

@@ -15,9 +15,9 @@ import pytest
 
 from equipoise.channel.core.errors import LogDamaged
 from equipoise.channel.core.log import Entry
-from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.sqlite.file import BOOT_ID, this_boot
-from equipoise.channel.sqlite.format import APPLICATION_ID, FORMAT, FORMAT_WITH_FLOOR, SKIP_AFTER_RESTART
+from equipoise.channel.sqlite.format import APPLICATION_ID, FORMAT, FORMAT_WITH_HISTORY, SKIP_AFTER_RESTART
 from equipoise.channel.sqlite.log import SqliteLog
 from tests.unit.sqlite_files import TIMEOUT_MS, append, edit, make, open_at
 
@@ -114,46 +114,46 @@ def test_two_that_bring_a_file_up_at_once(path: Path) -> None:
     second.close()
 
 
-def test_an_older_file_gets_a_twin(path: Path) -> None:
-    """A file that was brought up has a twin like any other."""
+def test_an_older_file_gets_a_snapshot(path: Path) -> None:
+    """A file that was brought up has a snapshot like any other."""
     make_of_format_1(path)
     log = open_at(path)
-    log.twin().claim(timeout_ms=TIMEOUT_MS)
-    log.twin().replace([TwinRow("a", b"1")], b"marker", timeout_ms=TIMEOUT_MS)
-    image = log.twin().load()
+    log.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
+    log.compacted_snapshot().replace([SnapshotRow("a", b"1")], b"marker", timeout_ms=TIMEOUT_MS)
+    image = log.compacted_snapshot().load()
     assert image is not None
     assert {"a": b"1"} == image.rows
     log.close()
 
 
-def test_a_file_gets_a_floor_when_that_is_first_claimed(path: Path) -> None:
-    """A look at a floor leaves a file as it is, for older versions too; a claim makes it one of a newer format, which all can open."""
+def test_a_file_gets_a_history_when_that_is_first_claimed(path: Path) -> None:
+    """Reading a history snapshot leaves the file format as it is; a claim raises it to a format that all can open."""
     make(path, b"a")
     before, other = open_at(path), open_at(path)
-    assert before.floor().load() is None
+    assert before.history_snapshot().load() is None
     assert FORMAT == format_of(path)
-    before.floor().claim(timeout_ms=TIMEOUT_MS)
-    before.floor().replace([TwinRow("a", b"1")], b"marker", timeout_ms=TIMEOUT_MS)
-    assert FORMAT_WITH_FLOOR == format_of(path)
+    before.history_snapshot().claim(timeout_ms=TIMEOUT_MS)
+    before.history_snapshot().replace([SnapshotRow("a", b"1")], b"marker", timeout_ms=TIMEOUT_MS)
+    assert FORMAT_WITH_HISTORY == format_of(path)
     for log in (other, open_at(path)):
-        image = log.floor().load()
+        image = log.history_snapshot().load()
         assert image is not None
         assert {"a": b"1"} == image.rows
-        log.floor().claim(timeout_ms=TIMEOUT_MS)
+        log.history_snapshot().claim(timeout_ms=TIMEOUT_MS)
         log.close()
     before.close()
 
 
-def test_a_file_with_a_floor_is_opened_after_a_restart(path: Path, tmp_path: Path) -> None:
+def test_a_file_with_a_history_is_opened_after_a_restart(path: Path, tmp_path: Path) -> None:
     """A machine that was started anew finds the newer format as it is, and skips ahead on it."""
     make(path, b"a")
     log = open_at(path)
-    log.floor().claim(timeout_ms=TIMEOUT_MS)
+    log.history_snapshot().claim(timeout_ms=TIMEOUT_MS)
     log.close()
     (tmp_path / "boot").write_text("another start")
     log = SqliteLog(str(path), name="a log", boot_id=tmp_path / "boot")
     assert 1 + SKIP_AFTER_RESTART == log.end()
-    assert FORMAT_WITH_FLOOR == format_of(path)
+    assert FORMAT_WITH_HISTORY == format_of(path)
     log.close()
 
 
@@ -180,7 +180,7 @@ def test_a_time_that_is_none_is_damage(path: Path, statement: str) -> None:
 
 
 def rows_in(path: Path) -> list[tuple[bytes, int, bytes | None]]:
-    """All rows of the table of the twin, also those that do not count."""
+    """All rows of the table of the snapshot, also those that do not count."""
     with closing(sqlite3.connect(path)) as connection:
         return connection.execute("SELECT key, generation, data FROM twin ORDER BY key").fetchall()
 
@@ -188,22 +188,24 @@ def rows_in(path: Path) -> list[tuple[bytes, int, bytes | None]]:
 def test_what_does_not_count_is_removed(path: Path) -> None:
     """After a replacement the table holds each key once, and none that is gone."""
     log = open_at(path)
-    twin = log.twin()
-    twin.claim(timeout_ms=TIMEOUT_MS)
+    compacted_snapshot = log.compacted_snapshot()
+    compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
     for number in range(3):
-        twin.replace([TwinRow("a", b"%d" % number), TwinRow("b", None if number else b"b")], b"marker", timeout_ms=TIMEOUT_MS)
+        compacted_snapshot.replace(
+            [SnapshotRow("a", b"%d" % number), SnapshotRow("b", None if number else b"b")], b"marker", timeout_ms=TIMEOUT_MS
+        )
     assert [(b"a", 3, b"2")] == rows_in(path)
     log.close()
 
 
 def test_what_a_dead_writer_left_is_removed_by_the_next_claim(path: Path) -> None:
-    """Rows that never came to count, and such as count no longer, go when somebody claims the twin next."""
+    """Rows that never came to count, and such as count no longer, go when somebody claims the snapshot next."""
     log = open_at(path)
-    twin = log.twin()
-    twin.claim(timeout_ms=TIMEOUT_MS)
-    twin.replace([TwinRow("a", b"1"), TwinRow("b", b"1")], b"marker", timeout_ms=TIMEOUT_MS)
+    compacted_snapshot = log.compacted_snapshot()
+    compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.replace([SnapshotRow("a", b"1"), SnapshotRow("b", b"1")], b"marker", timeout_ms=TIMEOUT_MS)
     litter = "INSERT INTO twin VALUES (x'61', 2, x'32'), (x'62', 0, x'30'), (x'63', 0, NULL), (x'64', 2, x'32')"
     edit(path, litter, "UPDATE twin_marker SET is_tidy = 0")
-    twin.claim(timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
     assert [(b"a", 1, b"1"), (b"b", 1, b"1")] == rows_in(path)
     log.close()

@@ -27,9 +27,9 @@ from equipoise.channel.core.log import FIRST_OFFSET, Skipping
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.sqlite import log as sqlite_log
 from equipoise.channel.sqlite import storage as sqlite_storage
-from equipoise.channel.sqlite.bell import Bell
 from equipoise.channel.sqlite.format import SKIP_AFTER_RESTART
 from equipoise.channel.sqlite.log import TRUNCATE_STEP_ENTRIES, SqliteLog
+from equipoise.channel.sqlite.notifier import Notifier
 from equipoise.channel.sqlite.storage import RETRY_MS_MAX, RETRY_MS_MIN, WAL_BYTES_KEPT, WAL_BYTES_MAX, Synchronous
 from tests.unit.sqlite_files import TIMEOUT_MS, URL, append, edit, make, open_at
 
@@ -51,7 +51,7 @@ def log(path: Path) -> Iterator[SqliteLog]:
 
 
 def append_silently(path: Path, offset: int) -> None:
-    """Append an entry as a writer does that is killed before it rings the bell."""
+    """Append an entry as a writer does that is killed before it rings the notifier."""
     edit(path, "INSERT INTO entries VALUES (:offset, x'62', 0, 0)", "UPDATE log SET end_offset = :offset", offset=offset)
 
 
@@ -292,17 +292,17 @@ def test_a_commit_rings_for_those_who_wait(log: SqliteLog, path: Path, monkeypat
 
 
 def test_a_lost_ring_delays_a_reader_and_no_more(log: SqliteLog, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A commit whose writer died before it rang the bell is found by the reader's own looking."""
+    """A commit whose writer died before it rang the notifier is found by the reader's own looking."""
     offset = append(log, b"a")[0] + 1
     sleeps: list[int] = []
 
-    def sleep(bell: Bell, timeout_ms: int) -> bool:
+    def sleep(notifier: Notifier, timeout_ms: int) -> bool:
         sleeps.append(timeout_ms)
         if len(sleeps) == 2:
             append_silently(path, offset)
         return False
 
-    monkeypatch.setattr(Bell, "sleep", sleep)
+    monkeypatch.setattr(Notifier, "sleep", sleep)
     assert log.wait(offset, timeout_ms=3_600_000)
     assert [sqlite_log.RECHECK_MS] * 2 == sleeps
 

@@ -208,10 +208,10 @@ def test_a_deleting_namespace_refuses_assignment_and_split_alone(move: Move) -> 
 
 
 def test_the_way_to_a_split_is_kept_with_the_bundle_while_it_splits() -> None:
-    """Algorithm and positions stand in the entry from `splitting` on, and are gone when it is called off."""
+    """Algorithm and positions stand in the entry from `splitting` on, and are gone when it is cancelled."""
     channel = channel_in("splitting")
     assert ("specified_positions_divide", (MIDDLE,)) == (channel.bundle().algorithm, channel.bundle().positions)
-    channel.accept(propose.call_off(channel.admin(), channel.bundle(), reason="too long"))
+    channel.accept(propose.cancel(channel.admin(), channel.bundle(), reason="too long"))
     assert (None, None) == (channel.bundle().algorithm, channel.bundle().positions)
 
 
@@ -272,10 +272,10 @@ def test_cuts_rise_strictly_inside_the_bundle(cuts: tuple[int, ...]) -> None:
 
 
 def test_a_split_made_against_another_state_is_stale() -> None:
-    """A split that was called off and begun anew does not take the cuts that were made for the first."""
+    """A split that was cancelled and begun anew does not take the cuts that were made for the first."""
     channel = channel_in("splitting")
     first = propose.split(channel.author("owner"), channel.bundle(), cuts=(1,))
-    channel.accept(propose.call_off(channel.admin(), channel.bundle(), reason="too long"))
+    channel.accept(propose.cancel(channel.admin(), channel.bundle(), reason="too long"))
     channel.accept(propose.start_split(channel.admin(), channel.bundle(), algorithm="range_equally_divide"))
     assert Reason.STALE == channel.put(first).reason
 
@@ -360,7 +360,7 @@ DEATHS = (
     Death(before="transferring", dead="source", after="assigning", owner="owner"),
     Death(before="handing_over", dead="source", after="owned", owner="owner", new_token=True),
 )
-WAYS_TO_DIE = ("down", "bury", "left", "replaced", "after silence")
+WAYS_TO_DIE = ("down", "declared dead", "left", "replaced", "after silence")
 
 
 def end(channel: Channel, dead: str, way: str) -> tuple[object, ...]:
@@ -370,7 +370,7 @@ def end(channel: Channel, dead: str, way: str) -> tuple[object, ...]:
     match way:
         case "down":
             record = propose.down(channel.author("other"), entry)
-        case "bury":
+        case "declared dead":
             record = propose.down(channel.admin(), entry, nonce=entry.joined.nonce)
         case "left":
             record = propose.left(channel.author(dead), entry)

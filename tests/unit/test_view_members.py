@@ -35,7 +35,7 @@ def test_a_new_broker_joins_and_its_offset_is_its_incarnation() -> None:
 
 @pytest.mark.parametrize("status", ["left", "down"])
 def test_a_broker_that_is_gone_joins_anew(status: BrokerStatus) -> None:
-    """After `left` or `down` a plain `joined` is accepted, and begins a new incarnation that nobody had to bury."""
+    """After `left` or `down` a plain `joined` is accepted, and begins a new incarnation that nobody had to declare dead."""
     channel = channel_with("a", "b")
     first = channel.incarnation("b")
     channel.accept(propose.left(channel.author("b"), channel.broker("b")) if status == "left" else down(channel, "a", "b"))

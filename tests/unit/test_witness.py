@@ -91,7 +91,7 @@ class Broker:
         ]
 
 
-def test_a_tenure_is_told_twice_with_all_that_an_audit_asks() -> None:
+def test_a_ownership_is_told_twice_with_all_that_an_audit_asks() -> None:
     """When it begins and when it ends, with its token, its lease, and one moment of both clocks."""
     broker = Broker()
     handle = broker.open()
@@ -150,7 +150,7 @@ def test_a_process_that_was_stopped_served_until_its_lease_ended() -> None:
 
 
 def test_a_lease_that_runs_out_ends_a_stretch_and_its_renewal_begins_another() -> None:
-    """What the broker fences itself from, and takes up again, is one tenure in two stretches."""
+    """What the broker fences itself from, and takes up again, is one ownership in two stretches."""
     broker = Broker()
     handle = broker.open()
     broker.tick(3_999)
@@ -252,11 +252,11 @@ def test_a_split_ends_the_parent_and_begins_its_children() -> None:
     broker = Broker()
     parent = broker.open(WHOLE)
     broker.clock.boot_ms = 2_000
-    heirs = (broker.new_handle(LEFT), broker.new_handle(RIGHT))
-    for heir in heirs:
-        heir.is_open = True
+    children = (broker.new_handle(LEFT), broker.new_handle(RIGHT))
+    for child in children:
+        child.is_open = True
     parent.is_open = False
-    broker.witness.begun(Reshaped(gone=(parent,), heirs=heirs))
+    broker.witness.begun(Reshaped(gone=(parent,), children=children))
     assert [(None, 1_000, None), ("reshaped", 1_000, 2_000), (None, 2_000, None), (None, 2_000, None)] == broker.told
     assert [WHOLE, WHOLE, LEFT, RIGHT] == [each.bundle for each in broker.served]
 

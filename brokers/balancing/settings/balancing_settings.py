@@ -27,7 +27,7 @@ from equipoise.brokers.balancing.splitting.auto_split import SplitSettings
 from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits
 from equipoise.brokers.balancing.splitting.split_points import RANGE_EQUALLY_DIVIDE
 from equipoise.shedder.average import AvgShedder
-from equipoise.shedder.level import Leveller
+from equipoise.shedder.balanced import BalancedShedder
 from equipoise.shedder.load_reports import Summary
 from equipoise.shedder.loads import BrokerLoad, Weights
 from equipoise.shedder.overload import OverloadShedder
@@ -41,7 +41,7 @@ Summaries = Mapping[str, Summary]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rounds:
+class RoundSettings:
     """The group `balancing`: what is done, when, by which strategies, and how much of it at once.
 
     * `enabled`: everything that moves, splits or merges by itself; `shedding`, `splitting`, `merging`: each of these.
@@ -58,7 +58,7 @@ class Rounds:
     shedding: bool = True
     splitting: bool = True
     merging: bool = False
-    shedder: str = "Leveller"
+    shedder: str = "BalancedShedder"
     placement: str = "LeastCost"
     shed_interval_ms: int = 5_000
     split_interval_ms: int = 5_000
@@ -115,10 +115,10 @@ class SplitPointRules:
 class BalancingSettings:
     """All groups. `weights` hold for all strategies that weigh resources, `limits` for splits and merges."""
 
-    balancing: Rounds = field(default_factory=Rounds)
+    balancing: RoundSettings = field(default_factory=RoundSettings)
     reports: ReportRules = field(default_factory=ReportRules)
     weights: Weights = field(default_factory=Weights)
-    level: Leveller = field(default_factory=Leveller)
+    balanced: BalancedShedder = field(default_factory=BalancedShedder)
     transfer: TransferShedder = field(default_factory=TransferShedder)
     threshold: ThresholdShedder = field(default_factory=ThresholdShedder)
     overload: OverloadShedder = field(default_factory=OverloadShedder)
@@ -134,7 +134,7 @@ class BalancingSettings:
 
 
 SHEDDERS: Final[Mapping[str, Callable[[BalancingSettings], Shedder]]] = {
-    "Leveller": lambda settings: settings.level,
+    "BalancedShedder": lambda settings: settings.balanced,
     "TransferShedder": lambda settings: settings.transfer,
     "ThresholdShedder": lambda settings: replace(settings.threshold, weights=settings.weights),
     "OverloadShedder": lambda settings: replace(settings.overload, weights=settings.weights),

@@ -230,7 +230,7 @@ OLD_SPELLINGS: Final[Mapping[str, str]] = MappingProxyType(
 OLD_SPELLINGS_YIELD_TO: Final = 1.0
 
 _BY_THE_LOG: Final = "who owns a bundle is told by the one log here, so there is no other store of it"
-_BY_THE_AGENT: Final = "what is stuck is called off by the brokers themselves, after their own deadlines"
+_BY_THE_AGENT: Final = "what is stuck is cancelled by the brokers themselves, after their own deadlines"
 _OUT_OF_USE: Final = "Pulsar itself no longer looks at it"
 _WORKER: Final = "it is a setting of the broker's own, not of balancing: "
 

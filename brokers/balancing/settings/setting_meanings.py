@@ -64,7 +64,7 @@ GROUPS: Final[Mapping[str, str]] = MappingProxyType(
         "balancing": "What is done, when, by which strategies, and how much of it at once.",
         "reports": "When a broker reports its load, and what it says.",
         "weights": "What the use of each resource counts for, with all strategies that weigh resources.",
-        "level": "`Leveller`: our own shedder, which levels cost by capacity.",
+        "balanced": "`BalancedShedder`: our own shedder, which levels cost by capacity.",
         "transfer": "`TransferShedder`: Pulsar's, which names the destination of each move.",
         "threshold": "`ThresholdShedder`: Pulsar's, which unloads what is too far above the mean.",
         "overload": "`OverloadShedder`: Pulsar's, which unloads what is above a fixed use.",
@@ -112,10 +112,10 @@ MEANINGS: Final[Mapping[str, Meaning]] = MappingProxyType(
         "weights.direct_memory": _says("What the use of direct memory counts for; brokers here report none.", Range()),
         "weights.bandwidth_in": _says("What the use of the network counts for, inwards.", Range()),
         "weights.bandwidth_out": _says("What the use of the network counts for, outwards.", Range()),
-        "level.moves_max": _says("Moves of one round.", _SOME),
-        "level.start_ratio": _says("From so far off the mean on a broker is levelled, as part of the mean.", Range()),
-        "level.settle_ratio": _says("Until it is no further off than this.", Range()),
-        "level.wobble_ratio": _says("How much of its cost a bundle may wobble without moving back and forth.", Range()),
+        "balanced.moves_max": _says("Moves of one round.", _SOME),
+        "balanced.start_ratio": _says("From so far off the mean on a broker is levelled, as part of the mean.", Range()),
+        "balanced.settle_ratio": _says("Until it is no further off than this.", Range()),
+        "balanced.wobble_ratio": _says("How much of its cost a bundle may wobble without moving back and forth.", Range()),
         "transfer.target_deviation": _says(
             "The standard deviation of the brokers' uses, as a fraction, above which bundles move.", Range()
         ),

@@ -56,7 +56,7 @@ class MergeSettings:
 class MergeSnapshot:
     """What a round looks at: `bundles` are all that `broker` has open.
 
-    `restless` says why some of them must not be merged now, by name: they belong to others, are on the move, or were moved or
+    `pending` says why some of them must not be merged now, by name: they belong to others, are on the move, or were moved or
     split lately. `bundle_counts` says of how many bundles each namespace is made; one that is missing is not known. `brokers` is
     how many there are that may merge at the same time.
     """
@@ -65,7 +65,7 @@ class MergeSnapshot:
     bundles: Collection[BundleTraffic]
     bundle_counts: Mapping[str, int]
     brokers: int
-    restless: Mapping[str, str] = field(default_factory=dict)
+    pending: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +132,7 @@ def _neighbours(snapshot: MergeSnapshot, stays: dict[str, str]) -> Iterator[tupl
     """The pairs that could be merged, from left to right, with their namespace; `stays` is told why the others could not."""
     fit: list[tuple[BundleName, BundleTraffic]] = []
     for bundle in sorted(snapshot.bundles, key=lambda bundle: bundle.bundle):
-        problem = snapshot.restless.get(bundle.bundle)
+        problem = snapshot.pending.get(bundle.bundle)
         if problem is None and (fault := fault_of_bundle(bundle)) is not None:
             problem = f"{fault}, which is not believed"
         try:

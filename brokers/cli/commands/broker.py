@@ -42,7 +42,7 @@ SetOption = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="Any other setting of a broker, such as lookup_ms=5000, or one of balancing, such as level.moves_max=8; may be repeated.",
+        help="Any other setting of a broker, such as lookup_ms=5000, or one of balancing, such as balanced.moves_max=8; may be repeated.",
         show_default=False,
     ),
 ]

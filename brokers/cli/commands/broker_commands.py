@@ -29,14 +29,14 @@ from equipoise.brokers.cli.output import counted, print_fact, print_json, print_
 from equipoise.brokers.cli.rows import BROKER_COLUMNS, broker_row
 from equipoise.brokers.errors import BrokerUnreachable, Rejected
 from equipoise.brokers.operations.access import Access, until
-from equipoise.brokers.operations.burial import bury as bury_by_directory
+from equipoise.brokers.operations.death_declaration import declare_dead as declare_dead_by_directory
 from equipoise.brokers.runtime.service import own_http
 from equipoise.channel.core.entries import BrokerEntry
 from equipoise.channel.core.records import Reason
 from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 
-app = group("See who is a member; drain a broker, bury a dead one.")
+app = group("See who is a member; drain a broker, declare dead a dead one.")
 
 _DRAIN_PATH: Final = "/admin/v2/brokers/drain"
 _ACCEPTED: Final = frozenset({200, 202, 204})
@@ -138,7 +138,7 @@ def drain(
 
 
 @app.command()
-def bury(
+def declare_dead(
     *,
     data: Annotated[
         Path, typer.Option("--data", metavar="DIR", parser=directory, help="The data directory of the broker whose process is gone.")
@@ -152,19 +152,19 @@ def bury(
 
     Nobody then waits for its lease. The lock of its data directory proves that its process is gone; while that runs, it is
     refused with the number of the process. For a service manager's stop hook: after a graceful stop there is nobody to
-    bury, and that is no error.
+    declare dead, and that is no error.
     """
     with writing(log, admin, timeout) as access:
-        burials = bury_by_directory(access, data)
+        death_declarations = declare_dead_by_directory(access, data)
     if as_json:
-        print_json([{"broker": b.broker, "incarnation": b.incarnation, "offset": b.offset, "bundles": b.bundles} for b in burials])
-        return
-    for burial in burials:
-        print_line(
-            f"accepted at offset {burial.offset}: {burial.broker}#{burial.incarnation} is down, it held {counted(burial.bundles, 'bundle')}"
+        print_json(
+            [{"broker": b.broker, "incarnation": b.incarnation, "offset": b.offset, "bundles": b.bundles} for b in death_declarations]
         )
-    if not burials:
-        print_line(f"nobody to bury: no live broker bears a nonce of {data}")
+        return
+    for dead in death_declarations:
+        print_line(f"accepted at offset {dead.offset}: {dead.broker}#{dead.incarnation} is down, it held {counted(dead.bundles, 'bundle')}")
+    if not death_declarations:
+        print_line(f"nobody to declare dead: no live broker bears a nonce of {data}")
 
 
 def _alive(access: Access, broker_id: str) -> BrokerEntry:

@@ -19,7 +19,7 @@ from equipoise.brokers.operations import moving
 from equipoise.channel.core.entries import BundleChanged
 from equipoise.channel.core.ranges import key_hash
 
-app = group("Look at bundles and their owners; call off moves.")
+app = group("Look at bundles and their owners; cancel moves.")
 
 BundleArgument = Annotated[str, typer.Argument(metavar="BUNDLE", help="TENANT/NAMESPACE/0x00000000_0x40000000", show_default=False)]
 
@@ -92,18 +92,18 @@ def owner(
 def cancel(
     bundle: BundleArgument, *, log: LogOption, admin: AsOption = None, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False
 ) -> None:
-    """Call off a transfer or a split that has not happened.
+    """Cancel a transfer or a split that has not happened.
 
     Who serves the bundle goes on with it, under the same fencing token. It is refused once the bundle is being let go of, and
     where nothing moves. Not in Pulsar.
     """
     with writing(log, admin, timeout) as access:
-        accepted = moving.call_off(access, access.bundle(bundle).name)
+        accepted = moving.cancel(access, access.bundle(bundle).name)
         change = accepted.verdict.changes[0]
         assert isinstance(change, BundleChanged), "a transition changes its bundle"
         before, after = change.before, change.after
         assert before is not None, "a move is of a bundle that was there"
         assert after is not None, "and it goes on"
         kind, owner = KIND_OF_PHASE[before.phase].value, owner_of(access.view, after)
-    sentence = f"accepted at offset {accepted.offset}: the {kind} of {bundle} is called off; {owner} owns it, token {after.token}"
+    sentence = f"accepted at offset {accepted.offset}: the {kind} of {bundle} is cancelled; {owner} owns it, token {after.token}"
     print_fact(sentence, {"offset": accepted.offset, "bundle": bundle, "move": kind, "owner": owner, "token": after.token}, as_json=as_json)

@@ -148,9 +148,9 @@ def copy(
             progress=watch,
         )
     held = f"{counted(done.namespaces, 'namespace')}, {counted(done.bundles, 'bundle')}, {counted(done.brokers, 'broker')}"
-    buried = f"; declared down, because silent: {', '.join(done.buried)}" if done.buried else ""
+    declared_dead = f"; declared down, because silent: {', '.join(done.declared_dead)}" if done.declared_dead else ""
     only = "; let brokers work on one copy only" if other_is_lost else ""
-    sentence = f"copied cluster {done.cluster} to {to}: {held}, above offset {done.base}; {source} is closed{buried}{only}"
+    sentence = f"copied cluster {done.cluster} to {to}: {held}, above offset {done.base}; {source} is closed{declared_dead}{only}"
     print_fact(sentence, {"from": source, "to": to, **asdict(done), "digest": f"0x{done.digest:016x}"}, as_json=as_json)
 
 

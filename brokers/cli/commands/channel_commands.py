@@ -27,7 +27,7 @@ from equipoise.brokers.cli.output import print_document, print_json, print_line
 from equipoise.brokers.cli.progress import progress
 from equipoise.brokers.errors import UnknownBundle
 from equipoise.brokers.operations.access import folded_to_end, follow
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged
 from equipoise.channel.core.errors import LogClosed
 from equipoise.channel.core.ranges import BundleName, parse_bundle
@@ -89,17 +89,17 @@ def tail(
                     if folded.offset >= (start or 0) and (renewals or not _is_quiet_renewal(folded)):
                         yield _Line(folded=folded, lines=(describe(folded, access.view, names),))
 
-        def jumped(jump: Jump) -> None:
+        def resynced(resync: Resync) -> None:
             nonlocal names
             names = Names(access.view)
-            _show_jump(jump, as_json=as_json)
+            _show_resync(resync, as_json=as_json)
 
         there = lines_of(folded_to_end(access))
         for line in deque(there, maxlen=lines) if start is None else there:
             line.show(as_json=as_json)
         if start and start > access.view.offset + follows:  # Who follows may begin with what comes next.
             raise unknown_offset(access, start)
-        news = follow(access, outage=lambda error: print_error(error, as_json=as_json), jumped=jumped)
+        news = follow(access, outage=lambda error: print_error(error, as_json=as_json), resynced=resynced)
         for line in lines_of(news) if follows else ():
             line.show(as_json=as_json)
 
@@ -165,8 +165,8 @@ def verify_channel(
 ) -> None:
     """Fold all again, and check everything.
 
-    The storage, the twin and the floor, each record, each digest that a broker wrote, and each invariant. Exit code 1: something was
-    found.
+    The storage, the snapshot and the history snapshot, each record, each digest that a broker wrote, and each invariant. Exit code 1:
+    something was found.
     """
     from equipoise.channel.inspect.verify import verify
 
@@ -226,12 +226,12 @@ def _tell_beginning(bundle: BundleName, view: View, names: Names, *, as_json: bo
     return True
 
 
-def _show_jump(jump: Jump, *, as_json: bool) -> None:
+def _show_resync(resync: Resync, *, as_json: bool) -> None:
     """Tell that records are left out here: who follows was stopped for so long that they were compacted meanwhile."""
     if as_json:
-        print_json({"jumped_from": jump.before, "jumped_to": jump.offset})
+        print_json({"jumped_from": resync.before, "jumped_to": resync.offset})
     else:
-        print_line(f"what stood between offsets {jump.before} and {jump.offset} has been compacted, and is left out")
+        print_line(f"what stood between offsets {resync.before} and {resync.offset} has been compacted, and is left out")
 
 
 def _is_quiet_renewal(folded: Folded) -> bool:
@@ -248,10 +248,10 @@ def _print_findings(findings: Findings) -> None:
     rejected = ", ".join(f"{findings.rejected[reason]} {reason}" for reason in sorted(findings.rejected)) or "none"
     print_line(f"{findings.records} records up to offset {findings.folded_to}: {findings.accepted} accepted; rejected: {rejected}")
     print_line(f"digests of brokers that agree: {findings.agreements}")
-    if findings.twin_to is not None:
-        print_line(f"twin up to offset {findings.twin_to}" + (_BEGINNING if findings.from_twin else ""))
-    if findings.floor_to is not None:
-        print_line(f"floor at offset {findings.floor_to}" + (_BEGINNING if findings.from_floor else ""))
+    if findings.snapshot_to is not None:
+        print_line(f"snapshot up to offset {findings.snapshot_to}" + (_BEGINNING if findings.from_snapshot else ""))
+    if findings.history_to is not None:
+        print_line(f"history snapshot at offset {findings.history_to}" + (_BEGINNING if findings.from_history_snapshot else ""))
     for finding in findings.findings:
         where = f"offset {finding.first}" if finding.first == finding.last else f"offsets {finding.first} to {finding.last}"
         suspects = f" (look at {', '.join(map(str, finding.suspects))})" if finding.suspects else ""

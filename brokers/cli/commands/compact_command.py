@@ -39,7 +39,7 @@ def compact(
 ) -> None:
     """Make the log short, without changing what it comes to.
 
-    Its end is folded, what changed is written to the log's twin, from which readers then begin, and what stands before that is
+    Its end is folded, what changed is written to the log's snapshot, from which readers then begin, and what stands before that is
     removed, but for what --retain and the newest ten minutes keep. The broker that leads does the same by itself.
     """
     from equipoise.compaction.compactor import compact as compact_log
@@ -66,7 +66,7 @@ def _sentence(log: str, done: Compacted) -> str:
         return f"no broker has begun {log}: there is nothing to compact"
     writes, removes = ("would write", "would begin") if done.dry_run else ("wrote", "now begins")
     written = f"{writes} {counted(done.rows, 'row')} and {counted(done.tombstones, 'tombstone')}" if done.rows or done.tombstones else None
-    what = written or ("the twin is up to date" if not done.records else f"{writes} the marker alone")
+    what = written or ("the snapshot is up to date" if not done.records else f"{writes} the marker alone")
     kept = (
         f"the log {removes} at offset {done.start}, instead of {done.start_before}"
         if done.start != done.start_before

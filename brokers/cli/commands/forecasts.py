@@ -34,7 +34,7 @@ _STAYS_MAX: Final = 20
 class Seen:
     """From where and when a forecast was made: Unix time, the channel's offset, who leads, and what was decided last about moves.
 
-    `strategy` is by whose rule the round acts: see `brokers.balancing.planning.Round`.
+    `strategy` is by whose rule the round acts: see `brokers.balancing.planning.BalancingRound`.
     """
 
     log: str

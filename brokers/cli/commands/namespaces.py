@@ -288,16 +288,16 @@ def cancel_moves(
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """Call off all moves of a namespace that have not happened.
+    """Cancel all moves of a namespace that have not happened.
 
     Who serves a bundle goes on with it. What is being let go of already comes to its end. Not in Pulsar.
     """
     with writing(log, admin, timeout) as access:
         bundles = access.view.bundles_of(access.namespace(namespace))
         moved = sum(bundle.phase not in ("owned", "free") for bundle in bundles)
-        ended = moving.call_off_all(access, bundles)
+        ended = moving.cancel_all(access, bundles)
     late = moved - len(ended)
-    sentence = f"{counted(len(ended), 'move')} of {namespace} called off; {late} too far on, or over"
+    sentence = f"{counted(len(ended), 'move')} of {namespace} cancelled; {late} too far on, or over"
     print_fact(sentence, {"namespace": namespace, "offsets": ended, "late": late}, as_json=as_json)
 
 

@@ -16,7 +16,7 @@ import typer
 
 from equipoise.brokers.balancing.decisions import Decision
 from equipoise.brokers.balancing.forecast import Forecast
-from equipoise.brokers.balancing.planning import foreseen, fresh, scene_of
+from equipoise.brokers.balancing.planning import cluster_snapshot_of, foreseen, fresh
 from equipoise.brokers.balancing.settings.balancing_settings import SHEDDERS, BalancingSettings, placement_of
 from equipoise.brokers.balancing.settings.setting_values import Value, with_values
 from equipoise.brokers.balancing.settings.settings_records import settings_in
@@ -64,9 +64,9 @@ def plan(
         settings = with_values(settings_in(access.view, base), given)
         summaries = open_load_bus(log).latest()
         now_ms = time.time_ns() // 1_000_000
-        scene = scene_of(access.view, summaries, settings, now_ms=now_ms)
+        cluster = cluster_snapshot_of(access.view, summaries, settings, now_ms=now_ms)
         placement = placement_of(settings, fresh(summaries, settings, now_ms=now_ms))
-        strategy, forecast = foreseen(scene, settings, placement)
+        strategy, forecast = foreseen(cluster, settings, placement)
         leader, last = _leader(access.view), _last_decision(log)
         seen = Seen(log=log, at_ms=now_ms, offset=access.view.offset, leader=leader, last=last, strategy=strategy)
     if forecast.before is None:

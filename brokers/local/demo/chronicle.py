@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from equipoise.brokers.balancing.moves import MoveKind, MoveResult, Moves
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BrokerChanged
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord, Renewed
@@ -24,7 +24,7 @@ _NEWEST_MAX: Final = 8
 class Chronicle:
     """Counts what is folded. `folded` is to be called with every record, the view standing just after it.
 
-    `jumped` is to be called where records were left out; what they told of is not counted.
+    `resynced` is to be called where records were left out; what they told of is not counted.
     """
 
     def __init__(self, look: Callable[[], View]) -> None:
@@ -34,7 +34,7 @@ class Chronicle:
         self._moves = Moves()
         self._newest: deque[str] = deque(maxlen=_NEWEST_MAX)
         self.done: Counter[MoveKind] = Counter()
-        self.called_off = 0
+        self.cancelled = 0
         self.deaths = 0
         self.rejected = 0
 
@@ -48,7 +48,7 @@ class Chronicle:
         self._names.learn(folded)
         for move in self._moves.folded(folded, time.monotonic_ns()):
             self.done[move.kind] += move.result is MoveResult.DONE
-            self.called_off += move.result is MoveResult.CALLED_OFF
+            self.cancelled += move.result is MoveResult.CANCELLED
         self.rejected += not folded.verdict.accepted
         left = isinstance(folded.record, BrokerRecord) and folded.record.status == "left"
         if not left:  # A broker that leaves dies of its own will.
@@ -56,8 +56,8 @@ class Chronicle:
         if not (isinstance(folded.record, Renewed) and folded.verdict.accepted):
             self._newest.append(describe(folded, self._look(), self._names))
 
-    def jumped(self, jump: Jump) -> None:
+    def resynced(self, resync: Resync) -> None:
         """Go on after records that nobody has read."""
         self._names = Names(self._look())
-        self._moves.jumped(jump)
-        self._newest.append(f"what stood between offsets {jump.before} and {jump.offset} was truncated before it was read")
+        self._moves.resynced(resync)
+        self._newest.append(f"what stood between offsets {resync.before} and {resync.offset} was truncated before it was read")

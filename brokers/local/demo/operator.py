@@ -22,7 +22,7 @@ from equipoise.channel.core.view import View
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
 
-# The longest that a move may take here: brokers answer moves when they are done, or called off.
+# The longest that a move may take here: brokers answer moves when they are done, or cancelled.
 _MOVE_S: Final = 30.0
 
 # How often an operator looks whether the view is what he waits for.

@@ -164,7 +164,7 @@ async def _stage(cluster: LocalCluster, screen: Screen, options: Options) -> Asy
             random=Random(options.seed),  # noqa: S311 - which bundle moves next is no secret
             began_s=asyncio.get_running_loop().time(),
         )
-        parts.callback(table.listen(stage.chronicle.folded, jumped=stage.chronicle.jumped))
+        parts.callback(table.listen(stage.chronicle.folded, resynced=stage.chronicle.resynced))
         drawing = asyncio.ensure_future(stage.keep_drawing())
         parts.callback(drawing.cancel)
         await begin(stage)
@@ -209,7 +209,7 @@ def _summary(stage: Stage, findings: Findings, verdicts: Mapping[str, Verdict]) 
     done, tally, chronicle = stage.chronicle.done, stage.callers.tally, stage.chronicle
     moves = ", ".join(f"{kind.value}s {done[kind]}" for kind in (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.MERGE))
     lines = [
-        f"{moves}, deaths {chronicle.deaths}, called off {chronicle.called_off}",
+        f"{moves}, deaths {chronicle.deaths}, cancelled {chronicle.cancelled}",
         f"calls {tally.acknowledged}, longest pause {tally.longest_pause_ms:.0f} ms",
         f"of the attempts {tally.redirected} were redirected, {tally.refused} refused, {tally.unknown} left unknown and tried again",
     ]

@@ -41,7 +41,7 @@ BY_USE: Final[Changes] = {
 }
 """Balance what brokers use of their processors, as Pulsar's default strategy does, but within seconds."""
 
-BY_COST: Final[Changes] = {"balancing.shedder": "Leveller"}
+BY_COST: Final[Changes] = {"balancing.shedder": "BalancedShedder"}
 """Balance what bundles cost, by our own strategy."""
 
 CORES: Final = "0.25"

@@ -59,7 +59,7 @@ class Waiting:
         self._bytes += request_bytes
 
     def answer(self, kind: Asked, request_id: int) -> None:
-        """A request is answered, or called off; raises `NothingAsked` if there is no such request."""
+        """A request is answered, or cancelled; raises `NothingAsked` if there is no such request."""
         request_bytes = self._requests.pop((kind, request_id), None)
         if request_bytes is None:
             raise NothingAsked(kind=kind.value, request_id=request_id)

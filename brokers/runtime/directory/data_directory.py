@@ -123,7 +123,7 @@ class DataDirectory:
 
     @contextmanager
     def _changing(self) -> Iterator[None]:
-        """Only while the lock is ours: a nonce written into the directory of a stranger would let it bury us alive."""
+        """Only while the lock is ours: a nonce written into the directory of a stranger would let it declare dead us alive."""
         if self._lock is None:
             raise Bug(f"the data directory {self.path} was used after it was closed")
         with _typed(self.path):

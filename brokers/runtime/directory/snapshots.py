@@ -14,7 +14,7 @@ from equipoise.channel.core.errors import EquipoiseError, LogUnavailable, Snapsh
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.snapshot import from_bytes, still
-from equipoise.channel.core.twin import Progress, unwatched
+from equipoise.channel.core.snapshot_store import Progress, unwatched
 from equipoise.channel.core.view import View
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restored
@@ -40,10 +40,10 @@ class Snapshots:
         self._is_writing = False
 
     def reader(self, log: Log, *, progress: Progress = unwatched) -> Reader | None:
-        """A reader that goes on from the snapshot, if there is one that fits `log`; from the twin or the beginning otherwise.
+        """A reader that goes on from the snapshot, if there is one that fits `log`; from the snapshot or the beginning otherwise.
 
         If the log is away just now, it is not known whether the snapshot still fits: whoever reads on from it finds that out.
-        Without one nobody can begin before the log is back: None. Blocks; for a thread. `progress` counts the rows of the twin.
+        Without one nobody can begin before the log is back: None. Blocks; for a thread. `progress` counts the rows of the snapshot.
         Raises as `restored` does, but for `LogUnavailable`.
         """
         # A snapshot that is ahead of the log is not hidden: the first read raises `LogWentBack`, because tokens would fall.
@@ -87,7 +87,7 @@ class Snapshots:
     def refold(self, url: str, offset: int) -> int | None:
         """The digest to which the log folds at `offset`, from a handle of its own; None if it cannot be told.
 
-        It begins at the twin if there is one: that was folded by another process, and agreed with what the brokers said.
+        It begins at the snapshot if there is one: that was folded by another process, and agreed with what the brokers said.
         Blocks; for a thread.
         """
         log = open_log(url, create=False)

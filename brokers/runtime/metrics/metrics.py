@@ -25,7 +25,7 @@ from equipoise.brokers.balancing.moves import Move, MoveKind, MoveResult, Moves
 from equipoise.brokers.runtime.channel_loss import ChannelLoss
 from equipoise.brokers.runtime.metrics.balancing_metrics import BalancingMetrics
 from equipoise.brokers.runtime.metrics.compaction_metrics import CompactionMetrics
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import Reason, State
 from equipoise.channel.core.view import View
@@ -137,7 +137,7 @@ class Metrics:
         text = "Bundles that outlast this broker's lease while the channel is lost, because their namespace says so."
         self._serving_on = gauge("bundles_serving_on", text, "namespace")
         self._log_available = gauge("log_available", "1 while the log can be read, 0 during an outage.").labels(broker)
-        self._jumps = counter("reader_jumps_total", "How often truncation took what this broker had not read yet.").labels(broker)
+        self._resyncs = counter("reader_jumps_total", "How often truncation took what this broker had not read yet.").labels(broker)
         self._alarms = counter("alarms_total", "What an operator must look at, by name.", "alarm")
         self.compaction = CompactionMetrics(registry, broker=broker)
         self.balancing = BalancingMetrics(registry, broker=broker)
@@ -157,10 +157,10 @@ class Metrics:
             self._move[move.kind, move.result].observe(move.duration_ns / 1e9)
         return ended
 
-    def jumped(self, jump: Jump) -> None:
+    def resynced(self, resync: Resync) -> None:
         """Count that records were left out, since truncation took them before they were read."""
-        self._jumps.inc()
-        self.moves.jumped(jump)
+        self._resyncs.inc()
+        self.moves.resynced(resync)
 
     def alarm(self, name: str) -> None:
         """Count an alarm; `name` is one of the agent's few words, never a text that varies."""

@@ -17,7 +17,7 @@ import orjson
 from equipoise.channel.core.errors import PeerError
 
 Ended = Literal["closed", "reshaped", "lease_over", "abandoned", "stopped"]
-"""Why a stretch of serving ended: the bundle was given away or back; split or merged; the lease ran out, though the tenure may
+"""Why a stretch of serving ended: the bundle was given away or back; split or merged; the lease ran out, though the ownership may
 go on when it is renewed; the service overran its deadline; the broker ended."""
 
 

@@ -85,8 +85,8 @@ class Witness:
         elif isinstance(effect, Reshaped):
             for parent in effect.gone:
                 self._end(parent.bundle, "reshaped")
-            for heir in effect.heirs:
-                self._begin(heir)
+            for child in effect.children:
+                self._begin(child)
 
     def stepped(self, event: Event, agent: Standing) -> None:
         """The agent has taken an event: something may be open now, or the lease may be over, or good again."""

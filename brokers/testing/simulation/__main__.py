@@ -59,7 +59,12 @@ def _positive(text: str) -> int:
 def _scenario(arguments: argparse.Namespace, name: str) -> Scenario:
     scenario = SCENARIOS[name]
     brokers = arguments.brokers or scenario.brokers
-    return replace(scenario, brokers=brokers, twins=min(scenario.twins, brokers), seconds=arguments.seconds or scenario.seconds)
+    return replace(
+        scenario,
+        brokers=brokers,
+        duplicates=min(scenario.duplicates, brokers),
+        seconds=arguments.seconds or scenario.seconds,
+    )
 
 
 def _play(arguments: argparse.Namespace, scenario: Scenario, seed: int) -> int:

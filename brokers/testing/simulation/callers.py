@@ -12,7 +12,7 @@ from typing import Final
 
 from equipoise.brokers.agent.events import Wanted
 from equipoise.brokers.agent.handle import Handle
-from equipoise.brokers.testing.simulation.checkers.ownership import Work, heir_of
+from equipoise.brokers.testing.simulation.checkers.ownership import Work, child_of
 from equipoise.brokers.testing.simulation.checkers.panel import Panel
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
 from equipoise.brokers.testing.simulation.faulty_log import FaultyLog
@@ -89,20 +89,20 @@ class Callers:
         if process.host.paused:
             schedule.after(_RETRY_US, partial(self._answer, process, handle, namespace, point, begun))
             return
-        heir = heir_of(handle, point)
+        child = child_of(handle, point)
         now = process.host.now()
-        if not heir.passes(now):
+        if not child.passes(now):
             self.refused += 1
             return
         self.answered += 1
-        by_token = begun.by_token or not heir.lease.good(now)
+        by_token = begun.by_token or not child.lease.good(now)
         self.answered_by_token += by_token
         self._panel.ownership.answered(
             Work(
                 process=process,
                 namespace=namespace,
                 point=point,
-                token=heir.token,
+                token=child.token,
                 began_us=begun.at_us,
                 ended_us=schedule.now_us,
                 by_token=by_token,

@@ -1,4 +1,4 @@
-"""Compaction of the simulated log: a twin at some horizon, and a log whose beginning is cut off under its readers.
+"""Compaction of the simulated log: a snapshot at some horizon, and a log whose beginning is cut off under its readers.
 
 May live here: what a compactor does to the log, at random moments and with no regard for who has read how far. Rows, marker
 and the view that comes of them are the product's own.
@@ -13,13 +13,13 @@ from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS
 from equipoise.brokers.testing.simulation.faulty_log import FaultyLog
 from equipoise.brokers.testing.simulation.stage import Stage
 from equipoise.channel.core.reader import Reader
-from equipoise.channel.core.twin import TwinImage
+from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View
-from equipoise.channel.snapshots.twin_rows import encode_marker, keys_of, marker_of, rows_of
+from equipoise.channel.snapshots.snapshot_rows import encode_marker, keys_of, marker_of, rows_of
 
 _LOG: Final = "simulated"
 
-# Of the compactions so many cut off all that the twin covers, so that whoever lags but a moment has to jump; the others leave some.
+# Of the compactions so many cut off all that the snapshot covers, so that whoever lags but a moment has to resync; the others leave some.
 _ALL_PERMILLE: Final = 300
 
 
@@ -46,7 +46,7 @@ class Compactor:
         self._stopped = True
 
     def _compact(self) -> None:
-        """One compaction: fold on to a random horizon, write the twin, and only then truncate."""
+        """One compaction: fold on to a random horizon, write the snapshot, and only then truncate."""
         log, chance = self._log, self._stage.chance
         horizon = chance.within((self._read, len(log.entries)))
         for entry in log.entries[self._read : horizon]:
@@ -54,15 +54,15 @@ class Compactor:
         self._read = horizon
         view = self._reader.view
         if view.genesis is not None and view.offset > self._since:
-            log.keep_twin(self._image(view), horizon)
+            log.keep_snapshot(self._image(view), horizon)
             cut = horizon if chance.happens(_ALL_PERMILLE) else chance.within((log.first, horizon))
             log.truncate(cut)
             self._stage.story.say("compactor", "compacts up to offset {}, and leaves {} entries", view.offset, len(log.entries) - log.first)
         if not self._stopped:
             self.begin()
 
-    def _image(self, view: View) -> TwinImage:
-        """The twin, as the rows that changed since the last time make it of the one before."""
+    def _image(self, view: View) -> CompactedSnapshot:
+        """The snapshot, as the rows that changed since the last time make it of the one before."""
         rows = dict(self._rows)
         for row in rows_of(view, self._since, sorted(rows.keys() - keys_of(view))):
             if row.data is None:
@@ -70,4 +70,4 @@ class Compactor:
             else:
                 rows[row.key] = row.data
         self._rows, self._since = rows, view.offset
-        return TwinImage(marker=encode_marker(marker_of(view, log=_LOG)), rows=rows)
+        return CompactedSnapshot(marker=encode_marker(marker_of(view, log=_LOG)), rows=rows)

@@ -12,9 +12,9 @@ from typing import Final, Protocol
 from equipoise.brokers.testing.simulation.stage import Stage
 from equipoise.channel.core.log import FIRST_OFFSET, Entry
 from equipoise.channel.core.reader import Folded, Reader
-from equipoise.channel.core.twin import TwinImage
+from equipoise.channel.core.snapshot_store import CompactedSnapshot
 from equipoise.channel.core.view import View
-from equipoise.channel.snapshots.twin_rows import view_of
+from equipoise.channel.snapshots.snapshot_rows import view_of
 
 _GAP: Final = (1, 20)
 
@@ -43,7 +43,7 @@ class FaultyLog:
         self._stage = stage
         self._witness = witness
         self.first = 0
-        self._twin: tuple[int, TwinImage] | None = None
+        self._compacted_snapshot: tuple[int, CompactedSnapshot] | None = None
         self._readers: list[Callable[[], None]] = []
         self._next = FIRST_OFFSET
 
@@ -56,19 +56,19 @@ class FaultyLog:
         """Call `reader` whenever there is something new to read."""
         self._readers.append(reader)
 
-    def keep_twin(self, image: TwinImage, horizon: int) -> None:
-        """Keep the twin of all entries before the index `horizon`."""
-        self._twin = (horizon, image)
+    def keep_snapshot(self, image: CompactedSnapshot, horizon: int) -> None:
+        """Keep the snapshot of all entries before the index `horizon`."""
+        self._compacted_snapshot = (horizon, image)
 
     def truncate(self, first: int) -> None:
-        """Cut off the entries before an index, which the twin covers."""
+        """Cut off the entries before an index, which the snapshot covers."""
         self.first = max(self.first, first)
 
     def restored(self) -> tuple[int, View | None]:
         """Where who has nothing that leads on begins: the index of the next entry, and the view of all before; None is empty."""
-        if self._twin is None:
+        if self._compacted_snapshot is None:
             return 0, None
-        horizon, image = self._twin
+        horizon, image = self._compacted_snapshot
         return horizon, view_of(image)
 
     def append(self, data: bytes) -> None:

@@ -29,7 +29,7 @@ from equipoise.brokers.agent.effects import (
     Stop,
     WriteNonce,
 )
-from equipoise.brokers.agent.events import AppendFailed, Event, Instant, Jumped, NonceWritten, Read, Requested, Tick
+from equipoise.brokers.agent.events import AppendFailed, Event, Instant, NonceWritten, Read, Requested, Resynced, Tick
 from equipoise.brokers.agent.handle import Handle
 from equipoise.brokers.testing.simulation.clock import MICROSECONDS_PER_MS, Clock
 from equipoise.brokers.testing.simulation.courier import Courier, Failure, Link
@@ -37,7 +37,7 @@ from equipoise.brokers.testing.simulation.faulty_log import FaultyLog
 from equipoise.brokers.testing.simulation.service import SimulatedService
 from equipoise.brokers.testing.simulation.stage import Stage
 from equipoise.channel.core import snapshot
-from equipoise.channel.core.difference import Jump
+from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.errors import EquipoiseError, LogUnavailable, OutcomeUnknown
 from equipoise.channel.core.reader import Folded, Reader
 from equipoise.channel.core.view import View
@@ -54,8 +54,8 @@ _AFTER_RESUME_MS: Final = (0, 5)
 class Process:
     """One run of a broker's program, from its start to its end.
 
-    `read` is how many entries of the log it has folded or jumped over, `end_at_start` how many there were when it first reached
-    the log, or reached it again after a jump.
+    `read` is how many entries of the log it has folded or resynced over, `end_at_start` how many there were when it first reached
+    the log, or reached it again after a resync.
     `held` are the handles that its service was given, and whether each was open when the checkers looked last. `asked` are
     the tickets of the requests that it has not answered yet, each with the incarnation and the number of the attempt that
     serves it, if there is one.
@@ -148,7 +148,7 @@ class Host:
         return self.clock.read(self.stage.schedule.now_us)
 
     def start(self) -> None:
-        """Start a process, from the snapshot if the directory has one, else from the twin, or the beginning of the log."""
+        """Start a process, from the snapshot if the directory has one, else from the snapshot, or the beginning of the log."""
         if self.process is not None or self._retired:
             return
         if self._has_snapshot():
@@ -285,8 +285,8 @@ class Host:
                 self._watcher.stopped(process, effect.error)
                 self._end(process)
                 self.supervisor(self)
-            case Reshaped() | Folded() | Jump():
-                pass  # The service finds the heirs in the handles themselves; what was folded is told by the log.
+            case Reshaped() | Folded() | Resync():
+                pass  # The service finds the children in the handles themselves; what was folded is told by the log.
 
     def _append_failed(self, process: Process, attempt: int, error: Failure) -> None:
         in_doubt = isinstance(error, LogUnavailable) and error.in_doubt
@@ -368,7 +368,7 @@ class Host:
             self._fetch_soon()
             return
         if process.read < self._log.first:
-            self._jump(process)
+            self._resync(process)
             return
         if process.end_at_start is None:
             process.end_at_start = len(self._log.entries)
@@ -378,13 +378,13 @@ class Host:
         if process.alive:
             self._fetch_soon()
 
-    def _jump(self, process: Process) -> None:
-        """Truncation took what this process wants next: it goes on from the twin, and reads the rest in another delivery."""
+    def _resync(self, process: Process) -> None:
+        """Truncation took what this process wants next: it goes on from the snapshot, and reads the rest in another delivery."""
         left = process.read
         process.read, view = self._log.restored()
         self.stage.story.say(self.name, "JUMPS over {} entries", process.read - left)
-        process.end_at_start = None  # So that there is another delivery, even if nothing comes after the twin.
-        self.deliver(process, Jumped(reader=Reader(log="simulated", cluster=CLUSTER, view=view)))
+        process.end_at_start = None  # So that there is another delivery, even if nothing comes after the snapshot.
+        self.deliver(process, Resynced(reader=Reader(log="simulated", cluster=CLUSTER, view=view)))
         if process.alive:
             self._fetch_soon()
 

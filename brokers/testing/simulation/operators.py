@@ -1,4 +1,4 @@
-"""Operators and the balancer: they want bundles moved, cut and joined, and brokers drained and buried; and a few mean harm.
+"""Operators and the balancer: they want bundles moved, cut and joined, and brokers drained and declared dead; and a few mean harm.
 
 May live here: what people and the balancer do to a cluster, drawn at random against the newest view.
 """
@@ -11,7 +11,7 @@ from typing import Final
 
 from equipoise.brokers.agent.events import DrainRequested, Requested
 from equipoise.brokers.agent.intents import (
-    CallOff,
+    Cancel,
     CreateNamespace,
     DeleteNamespace,
     Intent,
@@ -71,7 +71,7 @@ class Operators:
             (self._namespace, weights.namespace),
             (self._policy, weights.policy),
             (self._drain, weights.drain),
-            (self._bury, weights.bury),
+            (self._declare_dead, weights.declare_dead),
             (self._rash, weights.rash),
             (self._forged, weights.forged),
             (self._junk, weights.junk),
@@ -145,9 +145,9 @@ class Operators:
             return
         bundle = self._stage.chance.one_of(cancellable)
         if self._by_admin():
-            self._write(lambda author: propose.call_off(author, bundle, reason="operator"))
+            self._write(lambda author: propose.cancel(author, bundle, reason="operator"))
         else:
-            self._ask(CallOff(bundle=bundle.name, reason="operator"))
+            self._ask(Cancel(bundle=bundle.name, reason="operator"))
 
     def _unload(self) -> None:
         bundle = self._some_owned()
@@ -221,7 +221,7 @@ class Operators:
         self._stage.story.say(process.host.name, "is asked to drain{} within {} ms", " and leave" if leave else "", drain_ms)
         process.host.deliver(process, DrainRequested(leave=leave, deadline_ms=process.host.now().boot_ms + drain_ms))
 
-    def _bury(self) -> None:
+    def _declare_dead(self) -> None:
         """Where no process runs, its directory can be locked: if it holds the live incarnation's nonce, that one is dead."""
         for host in self._hosts:
             broker = self._log.view.brokers.get(host.broker)

@@ -26,7 +26,7 @@ class Outcome:
     """What a run came to. `violation` is None if every invariant held; `tail` are the last lines of the story.
 
     `recovered_ms` is how long after the last fault every bundle was served, of the `recovery_bound_ms` that it might take.
-    `broker_seconds` is simulated seconds times brokers. `ownership_changes` counts tenures that began, `calls_by_token` those of
+    `broker_seconds` is simulated seconds times brokers. `ownership_changes` counts ownerships that began, `calls_by_token` those of
     the answered calls that were begun or answered past the end of their broker's lease.
     """
 

@@ -27,7 +27,7 @@ WILD_CLOCKS_TIMING: Final = replace(SIMULATED_TIMING, margin_ms=600, clock_rate_
 class Operations:
     """What operators and the balancer do: one thing every `every_ms` on average, drawn by weight; and the hostile rest.
 
-    `rash` buries the living without proof, `forged` is a record that the tables do not allow its author, `junk` is bytes
+    `rash` declares dead the living without proof, `forged` is a record that the tables do not allow its author, `junk` is bytes
     that are no record.
     """
 
@@ -40,7 +40,7 @@ class Operations:
     namespace: int = 2
     policy: int = 1
     drain: int = 1
-    bury: int = 3
+    declare_dead: int = 3
     rash: int = 1
     forged: int = 3
     junk: int = 2
@@ -50,7 +50,7 @@ class Operations:
 class Scenario:
     """One cluster and what befalls it for `seconds` of true time, after which faults stop and it must recover.
 
-    `twins` is how many brokers have a second process with the same id, on another machine and with a directory of its own.
+    `duplicates` is how many brokers have a second process with the same id, on another machine and with a directory of its own.
     `bundles` is how many bundles each namespace starts with. One caller calls every `call_every_ms` on average, and works
     for `call_ms`. `nobody_dies` says that nothing in it can excuse a broker's being declared dead while it lives.
     The first `serving_on` of the namespaces say `on_channel_loss: serve` when they are made; operators change that now and then.
@@ -60,7 +60,7 @@ class Scenario:
 
     name: str
     brokers: int = 8
-    twins: int = 0
+    duplicates: int = 0
     seconds: int = 40
     timing: Timing = SIMULATED_TIMING
     batches: Batches = field(default_factory=Batches)
@@ -120,7 +120,7 @@ _HEAVY: Final = Faults(
     dies_permille=2,
 )
 
-_QUIET_OPERATIONS: Final = Operations(drain=NEVER, bury=NEVER, rash=NEVER, forged=NEVER, junk=NEVER)
+_QUIET_OPERATIONS: Final = Operations(drain=NEVER, declare_dead=NEVER, rash=NEVER, forged=NEVER, junk=NEVER)
 
 _CATALOGUE: Final = (
     Scenario(name="ordinary", compact_every_ms=5_000, faults=_ORDINARY),
@@ -135,9 +135,9 @@ _CATALOGUE: Final = (
         call_every_ms=50,
     ),
     Scenario(
-        # The second process of a broker's id is out of touch with the log in the same outage, and must not bury the first.
+        # The second process of a broker's id is out of touch with the log in the same outage, and must not declare dead the first.
         name="outages",
-        twins=2,
+        duplicates=2,
         seconds=60,
         operations=_QUIET_OPERATIONS,
         faults=Faults(outage_every_ms=12_000),
@@ -186,7 +186,7 @@ _CATALOGUE: Final = (
     ),
     Scenario(
         # The log is cut off under its readers' feet, far sooner than any retention allows: whoever is paused, cut off or lags
-        # has to jump, some with a good lease and moves under way.
+        # has to resync, some with a good lease and moves under way.
         name="compaction",
         brokers=5,
         bundles=(16, 4),
@@ -200,7 +200,7 @@ _CATALOGUE: Final = (
     Scenario(
         name="lost-directories",
         brokers=5,
-        twins=2,
+        duplicates=2,
         bundles=(16, 4),
         faults=Faults(
             lost_permille=10,
@@ -214,10 +214,10 @@ _CATALOGUE: Final = (
         ),
     ),
     Scenario(
-        # Often nobody else is there to bury a broker that lost its directory: it has to wait for its own silence.
+        # Often nobody else is there to declare dead a broker that lost its directory: it has to wait for its own silence.
         name="two-brokers",
         brokers=2,
-        twins=1,
+        duplicates=1,
         bundles=(8,),
         seconds=60,
         faults=replace(_ORDINARY, trouble_every_ms=6_000, lose_directory_weight=6, back_after_ms=(100, 6_000)),
@@ -272,7 +272,7 @@ _CATALOGUE: Final = (
         batches=Batches(placements_max=2, transfers_max=2),
         picky=1,
         bundles=(6, 24),
-        operations=replace(_QUIET_OPERATIONS, every_ms=100, unload=20, namespace=15, drain=8, bury=3),
+        operations=replace(_QUIET_OPERATIONS, every_ms=100, unload=20, namespace=15, drain=8, declare_dead=3),
         faults=Faults(lost_permille=10, late_permille=10, trouble_every_ms=15_000, back_after_ms=(100, 2_000)),
         call_every_ms=2_000,
     ),

@@ -48,7 +48,7 @@ class World:
         self.log = FaultyLog(stage, cluster=CLUSTER, witness=self.panel)
         courier = Courier(stage, self.log)
         names = [(f"broker-{index}", f"broker-{index}") for index in range(scenario.brokers)]
-        names += [(f"broker-{index}-twin", f"broker-{index}") for index in range(scenario.twins)]
+        names += [(f"broker-{index}-duplicate", f"broker-{index}") for index in range(scenario.duplicates)]
         self.hosts = [
             Host(
                 stage,
@@ -80,7 +80,7 @@ class World:
         self._look_every_second()
 
     def calm_down(self) -> None:
-        """Let nothing go wrong any more. Most of what is down is started; twins, and some others, are never seen again."""
+        """Let nothing go wrong any more. Most of what is down is started; duplicates, and some others, are never seen again."""
         stage = self.stage
         stage.story.say("world", "the calm begins: from here on nothing goes wrong")
         stage.faults = Faults(clock_rate_error_ppm=stage.faults.clock_rate_error_ppm)
@@ -88,8 +88,8 @@ class World:
         self.compactor.stop()
         self.troubles.stop()
         first, *others = self.hosts[: stage.scenario.brokers]
-        for twin in self.hosts[stage.scenario.brokers :]:
-            twin.retire("the calm needs no twins")
+        for duplicate in self.hosts[stage.scenario.brokers :]:
+            duplicate.retire("the calm needs no duplicates")
         for host in others:
             if host.process is None and stage.chance.happens(_GONE_PERMILLE):
                 host.retire("never seen again")

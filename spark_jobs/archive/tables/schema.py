@@ -145,7 +145,7 @@ _OWNERSHIP_INTERVALS: Final = TableSchema(
         _BUNDLE,
         _BROKER,
         Column(name="incarnation", type="long", meaning="the incarnation of the broker: the offset at which it joined"),
-        Column(name="token", type="long", meaning="the fencing token of the tenure"),
+        Column(name="token", type="long", meaning="the fencing token of the ownership"),
         Column(name="from_offset", type="long", meaning="where it began; null if that is before what the archive has seen"),
         Column(name="from_at", type="timestamp", meaning="when it began; null as above"),
         Column(name="to_offset", type="long", meaning="the record that ended it"),
@@ -182,7 +182,7 @@ _TRANSFERS: Final = TableSchema(
         Column(
             name="result",
             type="text",
-            meaning="`done`, `unloaded`, `called_off`; `source_died` or `source_left`, `destination_died` or `destination_left`",
+            meaning="`done`, `unloaded`, `cancelled`; `source_died` or `source_left`, `destination_died` or `destination_left`",
         ),
         Column(name="pause_ms", type="long", meaning="from `ready_at` to `ended_at` where it was done: what clients could notice"),
         Column(name="duration_ms", type="long", meaning="from `begun_at` to `ended_at`"),

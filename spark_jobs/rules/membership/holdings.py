@@ -137,7 +137,7 @@ class Holdings:
                 if not named:
                     del self._of[incarnation]
 
-    def bury(self, dead: int, now: Since) -> Sequence[str]:
+    def declare_dead(self, dead: int, now: Since) -> Sequence[str]:
         """Strike out a dead incarnation; the bundles that named it, in order of their names.
 
         Who is left of two keeps the bundle: the source, which still serves, or a destination.

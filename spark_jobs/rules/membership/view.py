@@ -39,7 +39,7 @@ PREFIX: Final = "member:"
 """With this begin the keys of all state rows of this part."""
 
 IN_FLIGHT_MAX_MS: Final = 60_000
-"""How long a bundle may be on its way, in awake time, unless it is said: brokers call off what is stuck after half as long."""
+"""How long a bundle may be on its way, in awake time, unless it is said: brokers cancel what is stuck after half as long."""
 
 UNSERVED_IN_FLIGHTS: Final = 5
 """For so many times as long a bundle may be with nobody while a broker is up, and a namespace on its way out: the leader places what is
@@ -433,7 +433,7 @@ class Membership:
         self._changed[f"{PREFIX}broker:{name}"] = None
         member = self._known.brokers.get(name)
         if status == "joined":
-            concerned = self._bury(member, offset)
+            concerned = self._declare_dead(member, offset)
             self._known.brokers[name] = joined_member(offset, self._known.whole.at_ms, raw)
             self._known.live[offset] = name
             self._hear(name)
@@ -456,7 +456,7 @@ class Membership:
             self._hear(name)
         if status == "renewed":
             return ()
-        concerned = self._bury(member, offset) if status in ("left", "down") else ()
+        concerned = self._declare_dead(member, offset) if status in ("left", "down") else ()
         if status == "removed":
             del self._known.brokers[name]
             self._known.live.pop(member.incarnation, None)
@@ -467,12 +467,12 @@ class Membership:
         self._mark_up()
         return concerned
 
-    def _bury(self, member: Member | None, offset: int) -> Sequence[str]:
+    def _declare_dead(self, member: Member | None, offset: int) -> Sequence[str]:
         name = None if member is None else self._known.live.pop(member.incarnation, None)
         if member is None or name is None:
             return ()
         self._heard.pop(name, None)
-        return self._holdings.bury(member.incarnation, self._now(offset))
+        return self._holdings.declare_dead(member.incarnation, self._now(offset))
 
     def _follow_bundle(self, offset: int, raw: Raw) -> Sequence[str]:
         self._holdings.follow(raw["key"], raw.get("owner"), raw.get("source"), raw["state"], self._now(offset))

@@ -18,7 +18,7 @@ from equipoise.spark_jobs.archive.tables.reading import Archive
 from equipoise.spark_jobs.archive.tables.schema import ARCHIVED
 from equipoise.spark_jobs.archive.tables.sink import open_sink
 from equipoise.spark_jobs.archive.tables.tidying import run_tidy
-from equipoise.spark_jobs.report.figures import BINS, Broken, BrokerMoves, Counted, Decided, Division, Period, Report
+from equipoise.spark_jobs.report.figures import BINS, Broken, BrokerMoves, Counted, Decided, Period, Report, SplitOrMerge
 from equipoise.spark_jobs.report.job import PageUnwritable, made_report, run_report
 from equipoise.spark_jobs.rules.findings import Finding
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
@@ -123,9 +123,9 @@ def report(spark: SparkSession, archive: Path) -> Report:
 
 
 def test_what_was_served(report: Report) -> None:
-    """Tenures, bundles served over time, and the time in which nobody served are those of the story."""
+    """Ownerships, bundles served over time, and the time in which nobody served are those of the story."""
     assert PERIOD == report.period
-    lanes = {lane.bundle: [(each.broker, each.from_ms, each.to_ms, each.how) for each in lane.tenures] for lane in report.lanes.shown}
+    lanes = {lane.bundle: [(each.broker, each.from_ms, each.to_ms, each.how) for each in lane.ownerships] for lane in report.lanes.shown}
     assert {
         LEFT_HALF: [("b1", at(6), at(11), "transferred"), ("b2", at(11), at(16), "split")],
         f"{NAMESPACE}/0x80000000_0xffffffff": [("b1", at(8), at(12), "died"), ("b2", at(14), PERIOD.to_ms, None)],
@@ -159,7 +159,7 @@ def test_what_else_happened(report: Report) -> None:
     assert [("b1", "down", at(12), 1, 0, 200)] == [
         (death.broker, death.kind, death.at_ms, death.bundles, death.waiting, death.healed_ms) for death in report.deaths.shown
     ]
-    split = Division(
+    split = SplitOrMerge(
         kind="split",
         at_ms=at(16),
         offset=16,
@@ -170,7 +170,7 @@ def test_what_else_happened(report: Report) -> None:
         after=QUARTERS,
         after_count=2,
     )
-    assert (split,) == report.divisions.shown
+    assert (split,) == report.splits_and_merges.shown
     assert [("Skip", 2), ("Success", 1)] == [(each.result, each.count) for each in report.decisions.shown]
     assert isinstance(report.decisions.shown[0], Decided)
     assert [("b1",), {0.25, None}, BINS] == [report.cpu.brokers, set(report.cpu.rows[0]), len(report.cpu.rows[0])]
@@ -241,11 +241,11 @@ def test_what_cannot_be_read_is_named(spark: SparkSession, archive: Path, tmp_pa
         made_report(Archive(path), spark, options)
 
 
-def test_a_tenure_whose_beginning_was_not_archived(spark: SparkSession, tmp_path: Path) -> None:
-    """After a checkpoint was lost between two steps of a move, the new owner's tenure begins where the old one's ended."""
+def test_a_ownership_whose_beginning_was_not_archived(spark: SparkSession, tmp_path: Path) -> None:
+    """After a checkpoint was lost between two steps of a move, the new owner's ownership begins where the old one's ended."""
     entries = story().entries[:16]
     fold = Channel()
-    for offset, data in entries[:11]:  # The move is done, and what is gone on from is a snapshot, which knows of no tenure's beginning.
+    for offset, data in entries[:11]:  # The move is done, and what is gone on from is a snapshot, which knows of no ownership's beginning.
         fold.put_bytes(data, offset=offset)
     parts = ((None, entries[:11]), (canonical(fold.view), entries[11:]))
     for begin, some in parts:
@@ -255,7 +255,7 @@ def test_a_tenure_whose_beginning_was_not_archived(spark: SparkSession, tmp_path
             sink.write(0, as_rows(sequence.feed(arrivals)))
     made = made_report(Archive(tmp_path), spark, ReportOptions(out=Path("unused.html"), archive=tmp_path))
     served = next(lane for lane in made.lanes.shown if lane.bundle == LEFT_HALF)
-    assert [("b1", at(6), at(11)), ("b2", at(11), at(16))] == [(each.broker, each.from_ms, each.to_ms) for each in served.tenures]
+    assert [("b1", at(6), at(11)), ("b2", at(11), at(16))] == [(each.broker, each.from_ms, each.to_ms) for each in served.ownerships]
 
 
 def test_a_page_of_a_part(spark: SparkSession, archive: Path, tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ def test_who_lost_the_channel_denies_nothing() -> None:
 def test_requests_of_the_buried_are_answered_at_once() -> None:
     """A broker that reads its own death answers in the same step the requests whose attempts can no longer be accepted."""
     stage = play("cluster a b with 2 bundles", "hold a", "transfer 00_80 to b by a", "split 80_ff by a")
-    lines = perform(stage, "bury a")
+    lines = perform(stage, "declare dead a")
     problem = "its proposal was lost on the way to the log, or overtaken by a later one"
     answer = f"a answers: broker a did nothing: {problem}; ask it again later, or ask another broker"
     assert 2 == lines.count(answer)
@@ -60,7 +60,7 @@ def test_who_never_joined_leaves_at_once() -> None:
 
 def test_who_is_buried_while_it_leaves_has_left() -> None:
     """A broker that meant to leave does not join anew when somebody else ends its incarnation first."""
-    stage = play("cluster a b with 1 bundle", "service b hangs prepare", "leave a", "bury a")
+    stage = play("cluster a b with 1 bundle", "service b hangs prepare", "leave a", "declare dead a")
     assert stage.hosts["a"].process is None
     assert ["b"] == [broker.broker for broker in stage.view.live_brokers()]
 
@@ -68,7 +68,7 @@ def test_who_is_buried_while_it_leaves_has_left() -> None:
 def test_who_is_buried_while_it_leaves_waits_for_its_closes() -> None:
     """Its service is still closing: the process ends when that is done, and does not join anew meanwhile."""
     stage = play("cluster a b with 1 bundle", "service a waits close", "transfer 00_ff to b by admin", "leave a")
-    lines = perform(stage, "bury a") + perform(stage, "advance 1s")
+    lines = perform(stage, "declare dead a") + perform(stage, "advance 1s")
     assert [] == [line for line in lines if line.startswith("a ")]
     assert ["b"] == [broker.broker for broker in stage.view.live_brokers()]
     assert "a stops: it has left" in perform(stage, "service a answers")
@@ -77,7 +77,7 @@ def test_who_is_buried_while_it_leaves_waits_for_its_closes() -> None:
 def test_who_is_buried_while_it_leaves_waits_no_longer_than_the_deadline() -> None:
     """A service that hangs in close is abandoned, and the process ends."""
     stage = play(
-        "cluster a b with 1 bundle", "service a hangs close", "transfer 00_ff to b by admin", "leave a", "bury a", "advance 4999ms"
+        "cluster a b with 1 bundle", "service a hangs close", "transfer 00_ff to b by admin", "leave a", "declare dead a", "advance 4999ms"
     )
     assert stage.hosts["a"].process is not None
     assert "a stops: it has left" in perform(stage, "advance 101ms")
@@ -97,7 +97,7 @@ def test_who_leaves_while_the_log_is_out_is_in_no_hurry() -> None:
 
 def test_who_is_buried_while_it_drains_drains_on() -> None:
     """A broker that was to drain, and not to leave, joins anew and drains in its new incarnation."""
-    stage = play("cluster a b with 1 bundle", "drain a", "bury a", "advance 200ms")
+    stage = play("cluster a b with 1 bundle", "drain a", "declare dead a", "advance 200ms")
     assert ["up", "draining"] == [broker.status for broker in stage.view.live_brokers()]
     assert stage.view.brokers["a"].incarnation == stage.process("a").agent.incarnation
 
@@ -126,6 +126,6 @@ def test_the_host_sees_what_the_agent_holds() -> None:
 def test_what_a_snapshot_left_free_is_placed() -> None:
     """A process that starts from a snapshot sees what nobody owns in it, though no record that it reads tells of that."""
     stage = play("brokers a b", "service a refuses prepare", "service b refuses prepare", "namespace t/n with 1 bundle by admin")
-    for command in ("snapshot a", "crash b", "bury b", "restart a from snapshot", "advance 1s"):
+    for command in ("snapshot a", "crash b", "declare dead b", "restart a from snapshot", "advance 1s"):
         perform(stage, command)
     assert ("owned", True) == (stage.view.bundles[full_name("00_ff")].phase, stage.process("a").agent.handles[full_name("00_ff")].is_open)

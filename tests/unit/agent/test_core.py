@@ -155,7 +155,7 @@ def test_reading_any_own_record_settles_all_before_it() -> None:
     assert second.verdict.accepted
 
 
-def test_a_jump_settles_what_its_view_has_read() -> None:
+def test_a_resync_settles_what_its_view_has_read() -> None:
     """What was attempted before the last record that the new view knows is unknown to who asked; what came later goes on."""
     core = core_of("a")
     assign(core, 0, ticket=1)
@@ -165,15 +165,15 @@ def test_a_jump_settles_what_its_view_has_read() -> None:
     ahead = Reader(log="test", cluster=CLUSTER, view=from_bytes(to_bytes(core.view)))
     for append in (first, renewal):
         ahead.feed(Entry(ahead.position, append.data))
-    jump = core.jumped(ahead)
+    resync = core.resynced(ahead)
     (answered,) = answers(core)
     assert (1, True) == (answered.ticket, isinstance(answered.error, OutcomeUnknown))
-    assert (ahead.view, jump.offset) == (core.view, core.view.offset)
+    assert (ahead.view, resync.offset) == (core.view, core.view.offset)
     read_back(core, last)
     assert [1, 2] == [answer.ticket for answer in answers(core)]
 
 
-def test_a_jump_over_ones_own_death_settles_everything() -> None:
+def test_a_resync_over_ones_own_death_settles_everything() -> None:
     """Of an incarnation that has ended nothing will be read any more, and what was accepted before its death nobody can tell."""
     core = core_of("a", "b")
     assign(core, 0, ticket=1)
@@ -182,7 +182,7 @@ def test_a_jump_over_ones_own_death_settles_everything() -> None:
         Author(publisher="b", incarnation=ahead.view.brokers["b"].incarnation, sequence=1), ahead.view.brokers["a"], reason="silent"
     )
     assert ahead.feed(Entry(ahead.position, encode(died))).verdict.accepted
-    core.jumped(ahead)
+    core.resynced(ahead)
     assert [(1, True)] == [(answer.ticket, isinstance(answer.error, OutcomeUnknown)) for answer in answers(core)]
 
 

@@ -45,7 +45,7 @@ def test_a_lease_that_was_never_given_is_not_good() -> None:
 
 
 def test_a_wall_clock_that_jumps_ahead_ends_a_lease() -> None:
-    """Half a margin ahead is borne, one millisecond more is not, until a renewal is decided on after the jump."""
+    """Half a margin ahead is borne, one millisecond more is not, until a renewal is decided on after the resync."""
     lease = lease_until(10_000)
     assert lease.good(instant(8_000, ahead_ms=250))
     assert not lease.good(instant(8_000, ahead_ms=251))
@@ -89,7 +89,7 @@ def test_a_handle_does_not_outlive_its_incarnation() -> None:
 
 
 def test_two_handles_of_one_bundle_are_two() -> None:
-    """Handles are compared by identity: two tenures of one bundle must not be taken for each other."""
+    """Handles are compared by identity: two ownerships of one bundle must not be taken for each other."""
     lease = lease_until(10_000)
     assert handle_under(lease) != handle_under(lease)
 

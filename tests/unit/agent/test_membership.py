@@ -167,7 +167,7 @@ def test_a_renewal_that_failed_is_tried_again_soon() -> None:
 
 
 def test_what_was_asked_before_a_stall_tells_nothing_of_the_log() -> None:
-    """Its failure does not say that the log is away, and that nobody was buried meanwhile; the failure of what is asked since does."""
+    """A failed append of an older request does not say that the log is away; a failed append of a newer one does."""
     lone = Lone()
     lone.land(*lone.step(NonceWritten(nonce=lone.begin())))
     lone.now_ms += 1_000
@@ -189,7 +189,7 @@ def test_what_a_predecessor_renewed_is_no_sign_of_life() -> None:
 
 def test_a_stranger_that_died_is_forgotten() -> None:
     """However often it had renewed, its id is free when it is dead."""
-    stage = play("brokers a b", "start x as a", "advance 3500ms", "crash a", "bury a", "advance 1s")
+    stage = play("brokers a b", "start x as a", "advance 3500ms", "crash a", "declare dead a", "advance 1s")
     assert stage.process("x").agent.is_ready
 
 

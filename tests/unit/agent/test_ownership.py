@@ -45,11 +45,11 @@ def opened(low: int = 0, high: int = HASH_MAX, *, token: int = 9, lease: Lease |
     return Handle(bundle=name, namespace="t/n", low=low, high=high, token=token, lease=lease or good_lease(), is_open=True)
 
 
-def replaced(gone: tuple[Handle, ...], heirs: tuple[Handle, ...]) -> None:
+def replaced(gone: tuple[Handle, ...], children: tuple[Handle, ...]) -> None:
     """What a split or a merge does to handles."""
     for handle in gone:
         handle.is_open = False
-        handle.heirs = heirs
+        handle.children = children
 
 
 def test_the_keys_lie_where_these_tests_need_them() -> None:
@@ -57,7 +57,7 @@ def test_the_keys_lie_where_these_tests_need_them() -> None:
     assert key_hash(LEFT_KEY) < MIDDLE <= key_hash(RIGHT_KEY)
 
 
-def test_work_that_ends_under_the_same_tenure_may_be_answered() -> None:
+def test_work_that_ends_under_the_same_ownership_may_be_answered() -> None:
     """Work that passes both checks is witnessed with its times, its token, and the lease that covered it."""
     clock, seen = HandClock(), list[Evidence]()
     ownership = Ownership(opened(), clock=clock, witness=seen.append)

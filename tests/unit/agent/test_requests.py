@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import pytest
 
 from equipoise.brokers.agent.intents import (
-    CallOff,
+    Cancel,
     CreateNamespace,
     DeleteNamespace,
     Intent,
@@ -159,7 +159,7 @@ def test_a_bundle_moves_away_to_whom_the_rules_allow() -> None:
     assert None is set_cluster_policy(channel, "pin/p", {"namespace": NAMESPACE, "brokers.0": "a", "brokers.1": "c"})
     for phase, document in (("transferring", None), ("unloading", {"namespace": NAMESPACE, "brokers.0": "a"})):
         if document is not None:
-            channel.accept(propose.call_off(channel.admin(), channel.view.bundles[LEFT], reason="again"))
+            channel.accept(propose.cancel(channel.admin(), channel.view.bundles[LEFT], reason="again"))
             assert None is set_cluster_policy(channel, "pin/p", document)
         make = record_of(channel.view, MoveAway(bundle=LEFT, reason="drill"))
         assert not isinstance(make, Verdict)
@@ -247,13 +247,13 @@ def test_a_move_to_where_it_is_moves_nothing() -> None:
     assert Verdict(reason=Reason.ILLEGAL_TRANSITION, problem="a owns it already, so there is nothing to move") == verdict
 
 
-def test_a_transfer_can_be_called_off_until_its_source_has_been_told_to_let_go() -> None:
+def test_a_transfer_can_be_cancelled_until_its_source_has_been_told_to_let_go() -> None:
     """A transfer that waits for its destination ends where it began; what is owned, or let go of, is refused with how it is."""
     channel = owned_pair()
-    refused = record_of(channel.view, CallOff(bundle=LEFT, reason="enough"))
+    refused = record_of(channel.view, Cancel(bundle=LEFT, reason="enough"))
     assert isinstance(refused, Verdict)
     assert "owned, and not on the move" in (refused.problem or "")
-    for intent in (Transfer(bundle=LEFT, destination="b", reason="load"), CallOff(bundle=LEFT, reason="enough")):
+    for intent in (Transfer(bundle=LEFT, destination="b", reason="load"), Cancel(bundle=LEFT, reason="enough")):
         make = record_of(channel.view, intent)
         assert not isinstance(make, Verdict)
         channel.accept(make(channel.author("a")))
@@ -262,7 +262,7 @@ def test_a_transfer_can_be_called_off_until_its_source_has_been_told_to_let_go()
     make = record_of(channel.view, Unload(bundle=LEFT, reason="load"))
     assert not isinstance(make, Verdict)
     channel.accept(make(channel.author("a")))
-    too_late = record_of(channel.view, CallOff(bundle=LEFT, reason="enough"))
+    too_late = record_of(channel.view, Cancel(bundle=LEFT, reason="enough"))
     assert isinstance(too_late, Verdict)
     assert "it is releasing already" in (too_late.problem or "")
 

@@ -1,6 +1,6 @@
 """Waking: an agent that is woken only when it asks to be misses nothing, and one that has nothing to do sleeps.
 
-May live here: `Agent.wake_at_ms`, against a twin that is woken every millisecond.
+May live here: `Agent.wake_at_ms`, against a snapshot that is woken every millisecond.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class CountingStage(Stage):
         super().put(data)
 
 
-class RestlessStage(CountingStage):
+class PendingStage(CountingStage):
     """A stage on which every broker is woken every millisecond, whatever it asks for."""
 
     def advance(self, duration_ms: int) -> None:
@@ -139,15 +139,15 @@ STORIES = {
 @pytest.mark.parametrize("name", STORIES)
 def test_who_is_woken_when_it_asks_misses_nothing(name: str) -> None:
     """The same records come to the log as where everybody is woken all the time: at most a round later, membership at once."""
-    asked, restless = play(CountingStage(), STORIES[name]), play(RestlessStage(), STORIES[name])
-    assert restless.told == asked.told
+    asked, pending = play(CountingStage(), STORIES[name]), play(PendingStage(), STORIES[name])
+    assert pending.told == asked.told
     late = []
-    for line, due_ms, came_ms in zip(restless.told, restless.times_ms, asked.times_ms, strict=True):
+    for line, due_ms, came_ms in zip(pending.told, pending.times_ms, asked.times_ms, strict=True):
         is_membership = any(word in line for word in (" joins ", " renews ", " declares "))
         if not due_ms <= came_ms <= due_ms + (0 if is_membership else _ROUND_MS):
             late.append((line, due_ms, came_ms))
     assert [] == late
-    assert sum(restless.wakes.values()) > 10 * sum(asked.wakes.values())
+    assert sum(pending.wakes.values()) > 10 * sum(asked.wakes.values())
 
 
 @pytest.mark.parametrize(

@@ -83,17 +83,26 @@ def test_settings_are_set_and_taken_away_together(log: str) -> None:
         view_of(log)
     )
     told = balancing(log, "unset", "balancing.shedder", "transfer.sources_max")
-    assert ["accepted at offset 11: 1 setting changed", "balancing.shedder: TransferShedder -> Leveller (default)"] == told.splitlines()
+    assert [
+        "accepted at offset 11: 1 setting changed",
+        "balancing.shedder: TransferShedder -> BalancedShedder (default)",
+    ] == told.splitlines()
 
 
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("set", "level.moves_max=0"), "error: level.moves_max cannot be '0': it must be an integer, at least 1; the old setting stays"),
-        (("set", "balancing.shedder=Mine", "level.moves_max=9"), "balancing.shedder cannot be 'Mine': it must be one of Leveller, "),
-        (("set", "level.move_max=9"), "error: there is no setting 'level.move_max' of balancing; did you mean level.moves_max?"),
+        (
+            ("set", "balanced.moves_max=0"),
+            "error: balanced.moves_max cannot be '0': it must be an integer, at least 1; the old setting stays",
+        ),
+        (
+            ("set", "balancing.shedder=Mine", "balanced.moves_max=9"),
+            "balancing.shedder cannot be 'Mine': it must be one of BalancedShedder, ",
+        ),
+        (("set", "balanced.move_max=9"), "error: there is no setting 'balanced.move_max' of balancing; did you mean balanced.moves_max?"),
         (("unset", "nonsense"), "error: there is no setting 'nonsense' of balancing; see which there are: equipoise balancing show --all"),
-        (("set", "level.moves_max"), "balancing set takes NAME=VALUE, not 'level.moves_max'"),
+        (("set", "balanced.moves_max"), "balancing set takes NAME=VALUE, not 'balanced.moves_max'"),
     ],
 )
 def test_what_cannot_be_is_refused_and_the_old_setting_stays(log: str, arguments: tuple[str, ...], told: str) -> None:
@@ -110,10 +119,10 @@ def test_what_cannot_be_is_refused_and_the_old_setting_stays(log: str, arguments
 def test_what_the_channel_holds_is_shown(log: str) -> None:
     """Each setting that it holds beside the default, also one that is set to it, and who changed it last."""
     assert balancing(log, "show").startswith("the channel holds no settings")
-    balancing(log, "set", "level.moves_max=4", "transfer.excluded_namespaces=b/b,a/a", "--as", "erin")
+    balancing(log, "set", "balanced.moves_max=4", "transfer.excluded_namespaces=b/b,a/a", "--as", "erin")
     assert [
         ["setting", "value", "default"],
-        ["level.moves_max", "4", "4"],
+        ["balanced.moves_max", "4", "4"],
         ["transfer.excluded_namespaces", "a/a,b/b", "none"],
         ["last", "changed", "at", "offset", "10", "by", "admin:erin"],
     ] == [line.split() for line in balancing(log, "show").splitlines()]
@@ -121,18 +130,18 @@ def test_what_the_channel_holds_is_shown(log: str) -> None:
 
 def test_all_settings_are_shown_with_who_set_each(log: str) -> None:
     """Each has its own offset; what was taken away again, and what nobody set, has none."""
-    balancing(log, "set", "level.moves_max=7", "level.start_ratio=0.5", "--as", "erin")
-    balancing(log, "unset", "level.start_ratio", "--as", "bob")
+    balancing(log, "set", "balanced.moves_max=7", "balanced.start_ratio=0.5", "--as", "erin")
+    balancing(log, "unset", "balanced.start_ratio", "--as", "bob")
     balancing(log, "off", "--as", "bob")
     shown = json.loads(balancing(log, "show", "--all", "--json"))
     assert list(SETTINGS) == [row["setting"] for row in shown["settings"]]
     held = {row["setting"]: (row["value"], row["by"], row["offset"]) for row in shown["settings"] if row["is_set"]}
-    assert {"balancing.enabled": ("false", "admin:bob", 12), "level.moves_max": ("7", "admin:erin", 10)} == held
+    assert {"balancing.enabled": ("false", "admin:bob", 12), "balanced.moves_max": ("7", "admin:erin", 10)} == held
     assert ({"offset": 12, "by": "admin:bob"}, []) == (shown["changed"], shown["problems"])
     assert [] == [row for row in shown["settings"] if not row["is_set"] and (row["by"] or row["offset"] or row["value"] != row["default"])]
     table = [line.split() for line in balancing(log, "show", "--all").splitlines()]
     assert len(GROUPS) + len(SETTINGS) + 1 == len(table)
-    group = table.index(["level"])
+    group = table.index(["balanced"])
     assert ["moves_max", "7", "default", "4;", "set", "by", "admin:erin", "at", "offset", "10"] == table[group + 1]
     assert ["start_ratio", "0.25"] == table[group + 2]
 
@@ -140,17 +149,17 @@ def test_all_settings_are_shown_with_who_set_each(log: str) -> None:
 def test_the_history_tells_every_change(log: str) -> None:
     """Where, when and by whom, and from what to what; records about other things are left out."""
     assert "no setting was ever changed\n" == balancing(log, "history")
-    balancing(log, "set", "level.moves_max=7", "--as", "erin")
+    balancing(log, "set", "balanced.moves_max=7", "--as", "erin")
     run("namespaces", "create", "shop/new", log=log)
-    balancing(log, "set", "level.moves_max=8", "level.start_ratio=0.5", "--as", "bob")
+    balancing(log, "set", "balanced.moves_max=8", "balanced.start_ratio=0.5", "--as", "bob")
     expected = [
-        (10, "admin:erin", "level.moves_max", None, "7"),
-        (12, "admin:bob", "level.moves_max", "7", "8"),
-        (12, "admin:bob", "level.start_ratio", None, "0.5"),
+        (10, "admin:erin", "balanced.moves_max", None, "7"),
+        (12, "admin:bob", "balanced.moves_max", "7", "8"),
+        (12, "admin:bob", "balanced.start_ratio", None, "0.5"),
     ]
     rows = json.loads(balancing(log, "history", "--json"))
     assert expected == [(row["offset"], row["by"], row["setting"], row["before"], row["after"]) for row in rows]
-    assert [["10", "admin:erin", "level.moves_max", "-", "7"]] == [
+    assert [["10", "admin:erin", "balanced.moves_max", "-", "7"]] == [
         [line.split()[0], *line.split()[3:]] for line in balancing(log, "history").splitlines() if " 7" in line and "admin:erin" in line
     ]
 
@@ -158,13 +167,13 @@ def test_the_history_tells_every_change(log: str) -> None:
 def test_what_cannot_be_read_is_shown(tmp_path: Path) -> None:
     """A record that no command of ours would write does not keep the others from being seen, and what it holds can be taken away."""
     channel = owned_channel()
-    document: Document = {"level.moves_max": 0, "later.thing": 1, "level.start_ratio": "0.5"}
+    document: Document = {"balanced.moves_max": 0, "later.thing": 1, "balanced.start_ratio": "0.5"}
     channel.accept(propose.set_policy(channel.admin(), channel.view, name=KEY, document=document))
     log = write(channel.entries, tmp_path)
     lines = balancing(log, "show").splitlines()
     assert 2 == len([line for line in lines if line.startswith("cannot be read: ")])
-    assert ["level.start_ratio", "0.5", "0.25"] in [line.split() for line in lines]
-    assert "later.thing: 1 -> not set" in balancing(log, "unset", "later.thing", "level.moves_max").splitlines()
+    assert ["balanced.start_ratio", "0.5", "0.25"] in [line.split() for line in lines]
+    assert "later.thing: 1 -> not set" in balancing(log, "unset", "later.thing", "balanced.moves_max").splitlines()
     assert [] == [line for line in balancing(log, "show").splitlines() if line.startswith("cannot be read: ")]
 
 

@@ -1,4 +1,4 @@
-"""`equipoise brokers`: who is a member and who leads, a broker that is asked to drain, and one that is buried.
+"""`equipoise brokers`: who is a member and who leads, a broker that is asked to drain, and one that is declared dead.
 
 May live here: the commands of this group, and a stand-in for a broker's HTTP.
 """
@@ -290,7 +290,7 @@ def test_drain_needs_a_broker_that_lives(log: str) -> None:
     assert 2 == run("brokers", "drain", "admin:d", log=log).exit_code
 
 
-# --- bury ---
+# --- declare dead ---
 
 
 def log_of_directory(folder: Path) -> str:
@@ -309,34 +309,34 @@ def log_of_directory(folder: Path) -> str:
 
 
 def test_bury_declares_a_dead_broker_dead(tmp_path: Path) -> None:
-    """Whoever can lock the directory of a broker whose nonce is there has proved its death; once it is dead there is nobody to bury."""
+    """Locking the directory that holds the instance id proves the death; a second call finds nobody to declare dead."""
     url, data = log_of_directory(tmp_path), str(tmp_path / "broker")
-    result = run("brokers", "bury", "--data", data, log=url)
+    result = run("brokers", "declare-dead", "--data", data, log=url)
     assert ("accepted at offset 9: a#2 is down, it held 1 bundle\n", "", 0) == (result.stdout, result.stderr, result.exit_code)
     view = view_of(url)
     assert ("down", "free", "owned") == (view.brokers["a"].status, view.bundles[LEFT].phase, view.bundles[RIGHT].phase)
-    again = run("brokers", "bury", "--data", data, log=url)
-    assert (f"nobody to bury: no live broker bears a nonce of {data}\n", 0) == (again.stdout, again.exit_code)
-    assert "[]\n" == run("brokers", "bury", "--data", data, "--json", log=url).stdout
+    again = run("brokers", "declare-dead", "--data", data, log=url)
+    assert (f"nobody to declare dead: no live broker bears a nonce of {data}\n", 0) == (again.stdout, again.exit_code)
+    assert "[]\n" == run("brokers", "declare-dead", "--data", data, "--json", log=url).stdout
 
 
 def test_bury_tells_programs_whom(tmp_path: Path) -> None:
-    """As JSON each burial comes with its broker, incarnation and offset."""
+    """As JSON each declaration of death comes with its broker, incarnation and offset."""
     url = log_of_directory(tmp_path)
-    result = run("brokers", "bury", "--data", str(tmp_path / "broker"), "--json", log=url)
+    result = run("brokers", "declare-dead", "--data", str(tmp_path / "broker"), "--json", log=url)
     assert [{"broker": "a", "incarnation": 2, "offset": 9, "bundles": 1}] == json.loads(result.stdout)
 
 
 def test_bury_spares_the_living(log: str, tmp_path: Path) -> None:
     """A directory that a process holds is refused with the number of the process, and nothing is proposed."""
     with DataDirectory(tmp_path / "broker"):
-        result = run("brokers", "bury", "--data", str(tmp_path / "broker"), log=log)
+        result = run("brokers", "declare-dead", "--data", str(tmp_path / "broker"), log=log)
     assert (4, "", 11) == (result.exit_code, result.stdout, view_of(log).offset)
     assert f"is held by process {os.getpid()}: its broker is still running" in result.stderr
 
 
 def test_bury_needs_a_directory_of_a_broker(log: str, tmp_path: Path) -> None:
     """A directory that no broker has ever used proves nothing, and is left as it is."""
-    result = run("brokers", "bury", "--data", str(tmp_path / "broker"), log=log)
+    result = run("brokers", "declare-dead", "--data", str(tmp_path / "broker"), log=log)
     assert (4, False) == (result.exit_code, (tmp_path / "broker").exists())
     assert result.stderr.startswith(f"error: the data directory {tmp_path}/broker cannot be used: ")

@@ -96,16 +96,16 @@ def test_owner_says_who_serves_a_key(log: str) -> None:
 # --- cancel ---
 
 
-def test_a_transfer_is_called_off(log: str) -> None:
+def test_a_transfer_is_cancelled(log: str) -> None:
     """Who serves a bundle on the move owns it again, under the same token, and the channel knows who stopped it."""
     result = run("bundles", "cancel", LEFT, "--as", "erin", log=log)
-    told = f"accepted at offset 14: the transfer of {LEFT} is called off; a owns it, token 7\n"
+    told = f"accepted at offset 14: the transfer of {LEFT} is cancelled; a owns it, token 7\n"
     assert (told, "", 0) == (result.stdout, result.stderr, result.exit_code)
-    assert '("called off by an admin")' in run("channel", "why", LEFT, log=log).stdout
+    assert '("cancelled by an admin")' in run("channel", "why", LEFT, log=log).stdout
     assert "owned" == view_of(log).bundles[LEFT].phase
 
 
-def test_a_split_is_called_off(tmp_path: Path) -> None:
+def test_a_split_is_cancelled(tmp_path: Path) -> None:
     """A bundle that was to be cut stays whole."""
     channel = owned_channel()
     channel.accept(propose.start_split(channel.admin(), channel.bundle(), algorithm="range_equally_divide"))
@@ -113,12 +113,12 @@ def test_a_split_is_called_off(tmp_path: Path) -> None:
     assert {"offset": 11, "bundle": LEFT, "move": "split", "owner": "a", "token": 7} == document
 
 
-def test_what_does_not_move_cannot_be_called_off(log: str) -> None:
+def test_what_does_not_move_cannot_be_cancelled(log: str) -> None:
     """A bundle that is owned or free, and one that is not there, have no move, and the refusal says how they are."""
     assert 0 == run("bundles", "cancel", LEFT, log=log).exit_code
     for bundle, how in ((LEFT, "it is owned, and not on the move"), (RIGHT, "it is free already")):
         result = run("bundles", "cancel", bundle, log=log)
-        assert (1, True) == (result.exit_code, f"{bundle} has no move that could be called off: {how}" in result.stderr)
+        assert (1, True) == (result.exit_code, f"{bundle} has no move that could be cancelled: {how}" in result.stderr)
     assert 2 == run("bundles", "cancel", "tenant/ns/0x00000000_0x00000001", log=log).exit_code
     assert 14 == view_of(log).offset
 
@@ -130,13 +130,13 @@ def test_it_is_too_late_once_a_bundle_is_let_go(tmp_path: Path) -> None:
     channel.accept(propose.let_go(channel.author("c"), channel.bundle()))
     url = write(channel.entries, tmp_path)
     result = run("bundles", "cancel", LEFT, log=url)
-    assert (1, True) == (result.exit_code, f"{LEFT} has no move that could be called off: it is releasing already" in result.stderr)
+    assert (1, True) == (result.exit_code, f"{LEFT} has no move that could be cancelled: it is releasing already" in result.stderr)
     result = run("namespaces", "cancel-moves", NAMESPACE, log=url)
-    assert (f"0 moves of {NAMESPACE} called off; 1 too far on, or over\n", 0) == (result.stdout, result.exit_code)
+    assert (f"0 moves of {NAMESPACE} cancelled; 1 too far on, or over\n", 0) == (result.stdout, result.exit_code)
 
 
-def test_all_moves_of_a_namespace_are_called_off(tmp_path: Path) -> None:
-    """Those that can still be called off are, transfers and splits, and the others are counted."""
+def test_all_moves_of_a_namespace_are_cancelled(tmp_path: Path) -> None:
+    """Those that can still be cancelled are, transfers and splits, and the others are counted."""
     channel = channel_with("a", "b", bundles=4)
     for bundle in channel.view.bundles_of(NAMESPACE):
         channel.own("a", bundle.low)

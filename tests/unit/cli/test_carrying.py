@@ -144,7 +144,7 @@ def test_copy_tells_programs_the_same(log: str, tmp_path: Path) -> None:
     """As JSON: from where, to where, above which base, and to which digest it comes."""
     to = f"sqlite:{tmp_path}/two.db"
     document = json.loads(run("channel", "copy", log, to, "--json").stdout)
-    assert (log, to, "test", 14, []) == tuple(document[name] for name in ("from", "to", "cluster", "base", "buried"))
+    assert (log, to, "test", 14, []) == tuple(document[name] for name in ("from", "to", "cluster", "base", "declared_dead"))
     assert document["digest"] == json.loads(run("channel", "at", "now", "--json", log=to).stdout)["digest"]
 
 

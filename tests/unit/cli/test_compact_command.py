@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.log.open_log import open_log
 from tests.compacting import TIMEOUT_MS, all_of, image_of, in_an_hour, restored_to_end
 from tests.unit.cli.fabricated import owned_channel, run, write
@@ -46,7 +46,10 @@ def test_a_log_is_compacted(log: str) -> None:
         result.exit_code,
     )
     again = run("channel", "compact", log=log)
-    assert (f"folded 0 records up to offset 9; the twin is up to date; nothing is removed: {KEPT}\n", 0) == (again.stdout, again.exit_code)
+    assert (f"folded 0 records up to offset 9; the snapshot is up to date; nothing is removed: {KEPT}\n", 0) == (
+        again.stdout,
+        again.exit_code,
+    )
 
 
 def test_an_older_log_is_cut(log: str, an_hour_later: None) -> None:
@@ -58,7 +61,7 @@ def test_an_older_log_is_cut(log: str, an_hour_later: None) -> None:
     assert did.stdout.endswith("wrote 8 rows and 0 tombstones; the log now begins at offset 6, instead of 1\n")
     assert before == view_at(log)
     verified = run("channel", "verify", log=log)
-    assert "twin up to offset 9\nfloor at offset 5, from where the fold began\nall is in order\n" in verified.stdout
+    assert "snapshot up to offset 9\nhistory snapshot at offset 5, from where the fold began\nall is in order\n" in verified.stdout
 
 
 def test_programs_read_it_as_json(log: str, an_hour_later: None) -> None:
@@ -94,17 +97,17 @@ def test_what_is_wrong_is_told(log: str, options: tuple[str, ...], told: str, co
     assert told in result.stderr
 
 
-def test_a_damaged_twin_of_a_log_that_was_cut(log: str, an_hour_later: None) -> None:
-    """Without its twin a log that was cut is refused by every command, and `verify` says what is the matter with both."""
+def test_a_damaged_snapshot_of_a_log_that_was_cut(log: str, an_hour_later: None) -> None:
+    """Without its snapshot a log that was cut is refused by every command, and `verify` says what is the matter with both."""
     run("channel", "compact", "--retain", "0 offsets", log=log)
     with closing(open_log(log)) as handle:
-        handle.twin().claim(timeout_ms=TIMEOUT_MS)
-        handle.twin().replace([TwinRow("genesis", b"{}")], image_of(handle).marker, timeout_ms=TIMEOUT_MS)
+        handle.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
+        handle.compacted_snapshot().replace([SnapshotRow("genesis", b"{}")], image_of(handle).marker, timeout_ms=TIMEOUT_MS)
     for command in (("channel", "compact"), ("channel", "tail"), ("bundles", "list")):
         result = run(*command, log=log)
         assert 4 == result.exit_code
-        assert "no longer has its records from offset 1 to 9, and its twin cannot be used" in result.stderr
+        assert "no longer has its records from offset 1 to 9, and its snapshot cannot be used" in result.stderr
     verified = run("channel", "verify", log=log)
     assert 1 == verified.exit_code
-    assert "twin: the twin up to there: its row 'genesis' does not match its checksum" in verified.stdout
+    assert "snapshot: the snapshot up to there: its row 'genesis' does not match its checksum" in verified.stdout
     assert "offsets 1 to 9: incomplete: these records are gone" in verified.stdout

@@ -14,7 +14,7 @@ import pytest
 from equipoise.channel.core import propose
 from equipoise.channel.core.codec import encode
 from equipoise.channel.core.propose import Author
-from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.snapshots.restore import restored
 from equipoise.compaction.retention import Retention
@@ -81,14 +81,14 @@ def test_a_compacted_log_tells_what_the_whole_one_does(log: str, whole: str, com
     assert (run("channel", *command, log=whole).stdout, 0) == (result.stdout, result.exit_code)
 
 
-def test_a_story_begins_with_the_floor(log: str) -> None:
+def test_a_story_begins_with_the_history(log: str) -> None:
     """The story of a bundle begins where the log does, with how the bundle stood then."""
     first, *_ = run("channel", "why", LEFT, log=log).stdout.splitlines()
     assert "the story begins after offset 18: what was before is not on this log" == first
 
 
 def test_an_export_takes_the_past_along(log: str, whole: str, tmp_path: Path) -> None:
-    """An export begins with the floor, so what is imported from it can be told as far back as the log."""
+    """An export begins with the history snapshot, so what is imported from it can be told as far back as the log."""
     file = str(tmp_path / "export.jsonl")
     assert 0 == run("channel", "export", file, log=log).exit_code
     second = f"sqlite:{tmp_path}/second.db"
@@ -140,16 +140,18 @@ def test_a_tail_from_where_nothing_is_known_is_refused(log: str) -> None:
     assert "" == run("channel", "tail", "--from", "24", log=log).stdout  # A renewal, which is not shown.
 
 
-def test_a_damaged_floor_is_told_of(log: str) -> None:
-    """The past is then told from the twin on, with a word, and the audit finds the damage."""
+def test_a_damaged_history_is_told_of(log: str) -> None:
+    """The past is then told from the snapshot on, with a word, and the audit finds the damage."""
     with closing(open_log(log)) as opened:
-        image = opened.floor().load()
+        image = opened.history_snapshot().load()
         assert image is not None
-        opened.floor().claim(timeout_ms=TIMEOUT_MS)
-        opened.floor().replace([TwinRow("broker:a", b"{}")], image.marker, timeout_ms=TIMEOUT_MS)
+        opened.history_snapshot().claim(timeout_ms=TIMEOUT_MS)
+        opened.history_snapshot().replace([SnapshotRow("broker:a", b"{}")], image.marker, timeout_ms=TIMEOUT_MS)
     assert 2 == run("channel", "at", "20", log=log).exit_code
     result = run("channel", "at", "24", log=log)
     assert 0 == result.exit_code
     verified = run("channel", "verify", log=log)
     assert 1 == verified.exit_code
-    assert "offset 0: floor: the floor up to there: its row 'broker:a' does not match its checksum\n" in verified.stdout
+    assert (
+        "offset 0: history snapshot: the history snapshot up to there: its row 'broker:a' does not match its checksum\n" in verified.stdout
+    )

@@ -227,13 +227,13 @@ def test_a_transfer_that_nobody_answers_ends_with_its_deadline(log: str) -> None
     assert ("", f"error: the transfer of {LEFT} did not happen within 1000 ms; ask again, it may still happen\n", 3) == (out, error, code)
 
 
-def test_a_transfer_that_is_called_off_is_refused(log: str) -> None:
+def test_a_transfer_that_is_cancelled_is_refused(log: str) -> None:
     """A destination that cannot take the bundle calls the transfer off, and its reason is told."""
-    script: dict[Phase, Play] = {"transferring": lambda author, bundle: propose.call_off(author, bundle, reason="the disk is full")}
+    script: dict[Phase, Play] = {"transferring": lambda author, bundle: propose.cancel(author, bundle, reason="the disk is full")}
     with Actors(log, script):
         out, error, code = unload(log, "--bundle", LEFT_RANGE, "-d", "c")
     told = (
-        f'error: the transfer of {LEFT} was called off: 11 c#4 calls off the transfer of {LEFT} ("the disk is full"), based on 10: '
+        f'error: the transfer of {LEFT} was cancelled: 11 c#4 cancels the transfer of {LEFT} ("the disk is full"), based on 10: '
         f"accepted, assigning(c#4, source=a#2) -> owned(a#2); now {LEFT} is owned(a#2), token 7, last changed at 11; "
         f"see equipoise channel why {LEFT}\n"
     )
@@ -383,15 +383,15 @@ def test_a_split_waits_for_the_children(options: tuple[str, ...], children: list
     assert (f"accepted at offset 10: {LEFT} is split into {named}\n", "", 0) == (result.stdout, result.stderr, result.exit_code)
 
 
-def test_a_split_that_is_called_off_is_refused(log: str) -> None:
+def test_a_split_that_is_cancelled_is_refused(log: str) -> None:
     """An owner that knows no such algorithm calls the split off, and its reason is told."""
     script: dict[Phase, Play] = {
-        "splitting": lambda author, bundle: propose.call_off(author, bundle, reason=f"no algorithm {bundle.algorithm}")
+        "splitting": lambda author, bundle: propose.cancel(author, bundle, reason=f"no algorithm {bundle.algorithm}")
     }
     with Actors(log, script):
         result = run("namespaces", "split-bundle", NAMESPACE, "-b", LEFT_RANGE, "-san", "by_moon", log=log)
     assert (1, "") == (result.exit_code, result.stdout)
-    assert f'the split of {LEFT} was called off: 11 a#2 calls off the split of {LEFT} ("no algorithm by_moon")' in result.stderr
+    assert f'the split of {LEFT} was cancelled: 11 a#2 cancels the split of {LEFT} ("no algorithm by_moon")' in result.stderr
 
 
 def test_a_split_need_not_be_waited_for(log: str) -> None:

@@ -21,14 +21,14 @@ from typer.testing import CliRunner
 import equipoise.brokers.errors
 from equipoise.brokers.cli.options import publisher
 from equipoise.brokers.cli.outcome import Commands, ExitCode, exit_code_of, printable
-from equipoise.brokers.errors import CalledOff, DataDirectoryInUse, InvalidConfig, InvalidTiming, OutputFailed, Rejected
+from equipoise.brokers.errors import Cancelled, DataDirectoryInUse, InvalidConfig, InvalidTiming, OutputFailed, Rejected
 from equipoise.channel.core import errors, propose
 from equipoise.channel.core.errors import Bug, DeadlineExceeded, EquipoiseError, InvalidName, LogUnavailable, OutcomeUnknown
 from tests.unit.cli.fabricated import owned_channel, run, write
 
 CASES = {
     "refused": (Rejected(key="k", reason="stale", problem=None, offset=7), ExitCode.REFUSED),
-    "called off": (CalledOff(bundle="b", move="split", problem="p"), ExitCode.REFUSED),
+    "cancelled": (Cancelled(bundle="b", move="split", problem="p"), ExitCode.REFUSED),
     "caller": (InvalidName(what="namespace", name="n", expected="e"), ExitCode.USAGE),
     "config": (InvalidConfig(problems=("p",)), ExitCode.USAGE),
     "timing": (InvalidTiming(setting="lease_ms", value_ms=1, expected="more"), ExitCode.USAGE),

@@ -73,7 +73,7 @@ def test_a_plan_is_told_on_one_page(log: str) -> None:
     first, *rest = preface.split("\n")
     assert first.startswith("TransferShedder, at 2")
     assert first.endswith(f", offset {view_of(log).offset}; a leads")
-    assert "settings (defaults): balancing.shedder TransferShedder (Leveller)" == rest[0]
+    assert "settings (defaults): balancing.shedder TransferShedder (BalancedShedder)" == rest[0]
     assert rest[1].startswith("planned as if the load had been uneven")
     assert "no decision about moves is on record" == rest[2]
 
@@ -107,7 +107,7 @@ def test_a_document_holds_all_that_the_page_tells(log: str) -> None:
     """Programs get brokers, moves, level, stays and what moves, as figures."""
     document = json.loads(run("plan", *TRANSFER, "--json", log=log).stdout)
     assert ("TransferShedder", "use", "a") == (document["shedder"], document["measure"], document["leader"])
-    assert {"balancing.shedder": {"value": "TransferShedder", "default": "Leveller"}} == document["settings"]
+    assert {"balancing.shedder": {"value": "TransferShedder", "default": "BalancedShedder"}} == document["settings"]
     assert ["a", "b", "c"] == [broker["broker"] for broker in document["brokers"]]
     assert [(6, 3), (2, 2), (0, 3)] == [(broker["before"]["bundles"], broker["after"]["bundles"]) for broker in document["brokers"]]
     assert [1_000_000.0, 2_000_000.0, 3_000_000.0] == [move["bytes_per_second"] for move in document["moves"]]

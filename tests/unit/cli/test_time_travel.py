@@ -114,14 +114,14 @@ def test_a_time_is_that_of_the_storage(tmp_path: Path) -> None:
 
 
 def truncated(url: str) -> None:
-    """Cut the log off: its twin stands at offset 9, and its entries below 8 are gone."""
+    """Cut the log off: its snapshot stands at offset 9, and its entries below 8 are gone."""
     log = open_log(url)
     cut_off(log, horizon=9, below=8)
     log.close()
 
 
 def test_the_past_ends_where_the_log_was_compacted(log: str) -> None:
-    """From the twin's horizon on all is known as before; of what lies before it is said that it is gone."""
+    """From the snapshot's horizon on all is known as before; of what lies before it is said that it is gone."""
     whole = run("channel", "at", "12", log=log).stdout
     truncated(log)
     assert whole == run("channel", "at", "12", log=log).stdout
@@ -134,7 +134,7 @@ def test_the_past_ends_where_the_log_was_compacted(log: str) -> None:
 
 
 def test_a_record_from_before_is_gone(log: str) -> None:
-    """A record from before the twin's horizon cannot be judged any more, also where its bytes are still on the log."""
+    """A record from before the snapshot's horizon cannot be judged any more, also where its bytes are still on the log."""
     truncated(log)
     result = run("channel", "show", "8", log=log)
     told = f"error: the log {log} no longer knows of offset 8: what was before offset 9 has been compacted"
@@ -144,7 +144,7 @@ def test_a_record_from_before_is_gone(log: str) -> None:
 
 
 def test_why_begins_where_the_log_was_compacted(log: str) -> None:
-    """The story of a bundle then begins with how it stood at the twin's horizon."""
+    """The story of a bundle then begins with how it stood at the snapshot's horizon."""
     story = run("channel", "why", LEFT, log=log).stdout.splitlines()
     truncated(log)
     result = run("channel", "why", LEFT, log=log)

@@ -47,7 +47,7 @@ def test_an_unload_that_comes_back_is_refused(destination: tuple[str, ...], log:
     """A destination that cannot open what it owns already gives it up; the command says so, and who owns the bundle now."""
     with Actors(log, also=giving_up):
         out, error, code = unload(log, "--bundle", LEFT_RANGE, *destination)
-    told = f"error: the transfer of {LEFT} was called off: {LEFT} came back to a, token 16: c could not open it: no disk; see equipoise"
+    told = f"error: the transfer of {LEFT} was cancelled: {LEFT} came back to a, token 16: c could not open it: no disk; see equipoise"
     assert ("", 1) == (out, code)
     assert error.startswith(told)
 

@@ -37,7 +37,7 @@ USAGE_ERRORS = {
     ),
     "an empty directory of a broker": (("broker", "--data", "", "--log", "{log}"), "BadParameter", "the name is empty"),
     "an empty directory of a cluster": (("up", "--data="), "BadParameter", "the name is empty"),
-    "an empty directory of the dead": (("brokers", "bury", "--data", "", "--log", "{log}"), "BadParameter", "the name is empty"),
+    "an empty directory of the dead": (("brokers", "declare-dead", "--data", "", "--log", "{log}"), "BadParameter", "the name is empty"),
     "an empty archive": (("spark", "verify", "--archive", ""), "BadParameter", "the name is empty"),
     "an empty file of evidence": (("broker", "--data", "x", "--evidence", "", "--log", "{log}"), "BadParameter", "the name is empty"),
     "a folder for a file": (("broker", "--data", "x", "--evidence", "..", "--log", "{log}"), "BadParameter", "'..' is a directory"),

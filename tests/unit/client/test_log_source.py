@@ -14,7 +14,7 @@ from tests.folding import NAMESPACE, channel_with
 numbers = itertools.count()
 
 
-def test_a_client_begins_with_the_twin_and_is_told_of_changes() -> None:
+def test_a_client_begins_with_the_snapshot_and_is_told_of_changes() -> None:
     """Of a log that was cut off a client knows who owns what, and learns of what changes after that."""
 
     async def story() -> None:

@@ -21,7 +21,7 @@ from equipoise.channel.core.records import LEVEL_CLOSED, Genesis, LevelRecord
 from equipoise.channel.core.view import View
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.snapshots.restore import restored
-from equipoise.channel.snapshots.twin_rows import encode_marker, marker_of, rows_of
+from equipoise.channel.snapshots.snapshot_rows import encode_marker, marker_of, rows_of
 from equipoise.channel.system.deadline import Deadline
 from equipoise.compaction.copying import Copied, copy
 from tests.carried import TIMEOUT_MS, cut_off, entries_of, view_of_log
@@ -135,7 +135,7 @@ def test_a_channel_that_all_have_left_is_copied(old: TroubledLog, new: TroubledL
     write(old, left_channel())
     done = copied(old, new)
     check_copy(old, new, done)
-    assert (CLUSTER, old.end(), 2, 1, 4, ()) == (done.cluster, done.base, done.brokers, done.namespaces, done.bundles, done.buried)
+    assert (CLUSTER, old.end(), 2, 1, 4, ()) == (done.cluster, done.base, done.brokers, done.namespaces, done.bundles, done.declared_dead)
     first, *_ = entries_of(new)
     assert isinstance(decode(first.data), Genesis)
 
@@ -178,7 +178,7 @@ def test_brokers_that_are_silent_are_declared_down(old: TroubledLog, new: Troubl
     """Whatever they were about is ended as by any death, on the old log, before it is closed."""
     write(old, working_channel())
     done = copied(old, new)
-    assert ("a", "b") == done.buried
+    assert ("a", "b") == done.declared_dead
     check_copy(old, new, done)
     assert {"free"} == {bundle.phase for bundle in view_of_log(new).bundles.values()}
     publishers = {
@@ -330,7 +330,7 @@ def test_a_copy_that_died_is_finished(step: str, old: TroubledLog, new: Troubled
         if step == "genesis":
             new.trouble = die
         elif step == "twin":
-            dying.setattr(type(new.twin()), "replace", die)
+            dying.setattr(type(new.compacted_snapshot()), "replace", die)
         else:
             dying.setattr("equipoise.compaction.copying.Copied", die)
         with pytest.raises(LogUnavailable):
@@ -352,10 +352,10 @@ def test_a_target_that_holds_anything_is_refused(old: TroubledLog, new: Troubled
     write(old, left_channel())
     end = old.end()
     view = view_of_log(old)
-    twin = new.twin()
-    twin.claim(timeout_ms=TIMEOUT_MS)
-    twin.replace(rows_of(view, -1), encode_marker(marker_of(view, log=new.identity)), timeout_ms=TIMEOUT_MS)
-    with pytest.raises(TargetNotEmpty, match="it has a twin already"):
+    compacted_snapshot = new.compacted_snapshot()
+    compacted_snapshot.claim(timeout_ms=TIMEOUT_MS)
+    compacted_snapshot.replace(rows_of(view, -1), encode_marker(marker_of(view, log=new.identity)), timeout_ms=TIMEOUT_MS)
+    with pytest.raises(TargetNotEmpty, match="it has a snapshot already"):
         copied(old, new)
     new.append([b"x"], timeout_ms=TIMEOUT_MS)
     with pytest.raises(TargetNotEmpty, match="it has records already"):
@@ -372,7 +372,7 @@ def test_an_unfinished_copy_of_another_channel_is_refused(old: TroubledLog, new:
     write(other, left_channel())
     write(old, channel_with(bundles=2))
     with monkeypatch.context() as dying:
-        dying.setattr(type(new.twin()), "replace", lambda *_, **__: pytest.fail("the twin is not to be written"))
+        dying.setattr(type(new.compacted_snapshot()), "replace", lambda *_, **__: pytest.fail("the snapshot is not to be written"))
         with pytest.raises(pytest.fail.Exception):
             copied(other, new)
     end = old.end()
@@ -411,7 +411,7 @@ def test_somebody_else_begins_the_target_meanwhile(old: TroubledLog, new: Troubl
     reader = restored(new)
     verdicts = [reader.feed(entry).verdict.accepted for entry in entries_of(new)]
     assert ([True, False], 0, {}) == (verdicts, reader.view.base, dict(reader.view.bundles))
-    assert new.twin().load() is None
+    assert new.compacted_snapshot().load() is None
     stranger.close()
 
 
@@ -419,7 +419,7 @@ def test_a_target_that_was_begun_leaves_the_old_log_open(old: TroubledLog, new: 
     """While brokers are listened for somebody may begin the new log; that is seen before the old one is closed."""
     write(old, left_channel())
     monkeypatch.setattr(
-        "equipoise.compaction.copying._Copier.bury_the_silent", lambda _: new.append([b"garbage"], timeout_ms=TIMEOUT_MS) and ()
+        "equipoise.compaction.copying._Copier.declare_silent_dead", lambda _: new.append([b"garbage"], timeout_ms=TIMEOUT_MS) and ()
     )
     end = old.end()
     with pytest.raises(TargetNotEmpty):
@@ -450,7 +450,7 @@ def test_who_followed_the_empty_log_does_not_fold_the_copy_from_nothing(old: Tro
 
 
 def test_a_log_that_was_cut_off_is_copied(old: TroubledLog, new: TroubledLog) -> None:
-    """A compacted channel is copied from its twin on."""
+    """A compacted channel is copied from its snapshot on."""
     write(old, left_channel())
     cut_off(old, horizon=4, below=5)
     check_copy(old, new, copied(old, new))
@@ -467,7 +467,7 @@ def test_a_copy_is_copied(old: TroubledLog, new: TroubledLog) -> None:
     third.close()
 
 
-def test_without_its_twin_a_copy_says_nothing(old: TroubledLog, new: TroubledLog) -> None:
+def test_without_its_snapshot_a_copy_says_nothing(old: TroubledLog, new: TroubledLog) -> None:
     """Its records alone would come to an empty view; they are refused instead."""
     write(old, left_channel())
     copied(old, new)

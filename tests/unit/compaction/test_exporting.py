@@ -17,7 +17,7 @@ from equipoise.channel.core import propose
 from equipoise.channel.core.errors import DeadlineExceeded, LogClosed, LogNotBegun, LogTruncated
 from equipoise.channel.core.log import Log
 from equipoise.channel.core.propose import Author
-from equipoise.channel.core.twin import TwinRow
+from equipoise.channel.core.snapshot_store import SnapshotRow
 from equipoise.channel.log.memory_log import MemoryLog
 from equipoise.channel.snapshots.restore import beginning
 from equipoise.channel.sqlite.log import SqliteLog
@@ -106,8 +106,8 @@ def test_an_import_leaves_out_as_many_offsets_as_it_is_told(tmp_path: Path) -> N
     first.close()
 
 
-def test_a_log_that_was_cut_off_is_carried_with_its_twin(tmp_path: Path) -> None:
-    """Its verdicts begin at the twin's horizon; entries that are left from before are carried too."""
+def test_a_log_that_was_cut_off_is_carried_with_its_snapshot(tmp_path: Path) -> None:
+    """Its verdicts begin at the snapshot's horizon; entries that are left from before are carried too."""
     first = written_to(memory("cut"), odd_channel())
     whole = view_of_log(first)
     cut_off(first, horizon=8, below=5)
@@ -124,7 +124,7 @@ def test_a_log_that_was_cut_off_is_carried_with_its_twin(tmp_path: Path) -> None
     first.close()
 
 
-def test_a_twin_of_a_log_that_is_whole_is_carried_too(tmp_path: Path) -> None:
+def test_a_snapshot_of_a_log_that_is_whole_is_carried_too(tmp_path: Path) -> None:
     """There every record has its verdict all the same."""
     first = written_to(memory("whole"), odd_channel())
     cut_off(first, horizon=8, below=1)
@@ -132,7 +132,7 @@ def test_a_twin_of_a_log_that_is_whole_is_carried_too(tmp_path: Path) -> None:
     assert 1 == export[0]["folded_from"]
     assert all(line["accepted"] is not None for line in export if "position" in line)
     _, second = imported(list(exported(first)), tmp_path / "two.db")
-    assert second.twin().load() is not None
+    assert second.compacted_snapshot().load() is not None
     assert view_of_log(first).digest() == view_of_log(second).digest()
     second.close()
     first.close()
@@ -225,7 +225,9 @@ DAMAGES = [
     Damage("another cluster's log", ALTERED, old=b'"log":"memory:', new=b'"log":"kafka://'),
     Damage("another checksum", ALTERED, line=-1, old=b'"sha256":"', new=b'"sha256":"0'),
     Damage("no checksum", ALTERED, line=-1, old=b'"sha256":', new=b'"sha512":'),
-    Damage("twin without marker", "the twin has no marker", line=1, old=b'{"position":1', new=b'{"twin":"level","row":{},"position":1'),
+    Damage(
+        "snapshot without marker", "the snapshot has no marker", line=1, old=b'{"position":1', new=b'{"twin":"level","row":{},"position":1'
+    ),
 ]
 
 
@@ -255,7 +257,7 @@ def test_what_stands_behind_the_end_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("below", [5, 1], ids=["cut", "whole"])
-def test_an_altered_twin_is_refused(below: int, tmp_path: Path) -> None:
+def test_an_altered_snapshot_is_refused(below: int, tmp_path: Path) -> None:
     """What a log is folded from is proven before; of a whole one, too, since whoever starts on the new log begins with it."""
     log = written_to(memory(f"twin-{below}"), odd_channel())
     cut_off(log, horizon=8, below=below)
@@ -265,17 +267,17 @@ def test_an_altered_twin_is_refused(below: int, tmp_path: Path) -> None:
         imported(export, tmp_path / "two.db")
 
 
-def test_a_damaged_twin_of_a_whole_log_is_left_out(tmp_path: Path) -> None:
+def test_a_damaged_snapshot_of_a_whole_log_is_left_out(tmp_path: Path) -> None:
     """The export can be imported all the same, since every record is in it."""
     first = written_to(memory("left-out"), odd_channel())
     cut_off(first, horizon=8, below=1)
-    image = first.twin().load()
+    image = first.compacted_snapshot().load()
     assert image is not None
     assert "broker:a" in image.rows
-    first.twin().claim(timeout_ms=TIMEOUT_MS)
-    first.twin().replace([TwinRow("broker:a", b"{}")], image.marker, timeout_ms=TIMEOUT_MS)
+    first.compacted_snapshot().claim(timeout_ms=TIMEOUT_MS)
+    first.compacted_snapshot().replace([SnapshotRow("broker:a", b"{}")], image.marker, timeout_ms=TIMEOUT_MS)
     _, second = imported(list(exported(first)), tmp_path / "two.db")
-    assert second.twin().load() is None
+    assert second.compacted_snapshot().load() is None
     assert view_of_log(first).digest() == view_of_log(second).digest()
     second.close()
     first.close()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from equipoise.brokers.balancing.moves import MoveKind
 from equipoise.brokers.local.demo.chronicle import Chronicle
 from equipoise.channel.core import propose
-from equipoise.channel.core.difference import jump_between
+from equipoise.channel.core.difference import resync_between
 from equipoise.channel.core.log import Entry
 from equipoise.channel.core.reader import Reader
 from equipoise.channel.core.view import View
@@ -22,7 +22,7 @@ def chronicle_of(channel: Channel) -> Chronicle:
 
 
 def test_moves_are_counted_when_they_are_done() -> None:
-    """A transfer, a split and a merge count once each; a transfer that came to nothing is called off."""
+    """A transfer, a split and a merge count once each; a transfer that came to nothing is cancelled."""
     channel = channel_with("a", "b")
     channel.own("a")
     channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("b")))
@@ -32,11 +32,11 @@ def test_moves_are_counted_when_they_are_done() -> None:
     channel.accept(propose.split(channel.author("b"), channel.bundle(), cuts=[MIDDLE]))
     channel.accept(propose.merge(channel.admin(), channel.bundle(), channel.bundle(MIDDLE)))
     channel.accept(propose.transfer(channel.admin(), channel.bundle(), destination=channel.incarnation("a")))
-    channel.accept(propose.call_off(channel.author("a"), channel.bundle(), reason="not now"))
+    channel.accept(propose.cancel(channel.author("a"), channel.bundle(), reason="not now"))
     chronicle = chronicle_of(channel)
     assert (1, 1, 1) == tuple(chronicle.done[kind] for kind in (MoveKind.TRANSFER, MoveKind.SPLIT, MoveKind.MERGE))
-    assert (1, 0, 0) == (chronicle.called_off, chronicle.deaths, chronicle.rejected)
-    assert "calls off the transfer" in chronicle.newest[-1]
+    assert (1, 0, 0) == (chronicle.cancelled, chronicle.deaths, chronicle.rejected)
+    assert "cancels the transfer" in chronicle.newest[-1]
 
 
 def test_a_death_is_not_a_leaving() -> None:
@@ -62,11 +62,11 @@ def test_renewals_are_not_shown_and_rejections_are_counted() -> None:
 
 
 def test_what_nobody_has_read_is_told_as_that() -> None:
-    """After a jump a line says what is missing, and records are told with the names of the view that came of it."""
+    """After a resync a line says what is missing, and records are told with the names of the view that came of it."""
     channel = channel_with("a")
     views = [View()]
     chronicle = Chronicle(lambda: views[-1])
     views.append(channel.view)
-    chronicle.jumped(jump_between(*views))
+    chronicle.resynced(resync_between(*views))
     assert "between offsets -1 and 3" in chronicle.newest[-1]
     assert 0 == sum(chronicle.done.values())

@@ -178,7 +178,7 @@ def test_a_broker_that_is_not_ready_denies_nothing(tmp_path: Path, monkeypatch: 
                 assert (503, "1") == (answer.status, answer.headers.get("Retry-After")), path
             answer = await broker.get("/ready")
             assert (503, b"still reading" in answer.body) == (answer.status, True)
-            broker.worker.catching_up.read(0, 3_000)
+            broker.worker.replay_progress.read(0, 3_000)
             for path in ("/ready", READING[0]):
                 answer = await broker.get(path)
                 assert (503, b"still reading the channel: 3,000 left" in answer.body) == (answer.status, True)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from equipoise.brokers.errors import CalledOff, Rejected
+from equipoise.brokers.errors import Cancelled, Rejected
 from equipoise.brokers.operations import following
 from equipoise.brokers.operations import moving as admin
 from equipoise.brokers.operations.access import Access, opened
@@ -275,7 +275,7 @@ def test_a_move_that_cannot_be_is_refused_with_the_reason(tmp_path: Path) -> Non
     run(story)
 
 
-def test_a_move_that_is_called_off_says_why(tmp_path: Path) -> None:
+def test_a_move_that_is_cancelled_says_why(tmp_path: Path) -> None:
     """When the destination's service refuses, the caller gets 409 with its words, and the source has kept the bundle."""
 
     async def story() -> None:
@@ -295,7 +295,7 @@ def test_a_move_that_is_called_off_says_why(tmp_path: Path) -> None:
 
 def on_the_channel(log_url: str, act: Callable[[Access], object]) -> str:
     """How an admin's act straight on the channel, as a command line does it, is refused or comes to nothing."""
-    with opened(log_url, timeout_ms=PATIENCE_MS, publisher="admin:erin") as access, pytest.raises((Rejected, CalledOff)) as caught:
+    with opened(log_url, timeout_ms=PATIENCE_MS, publisher="admin:erin") as access, pytest.raises((Rejected, Cancelled)) as caught:
         act(access)
     return str(caught.value)
 

@@ -60,7 +60,7 @@ def test_a_change_is_one_record_that_counts_for_all_brokers(tmp_path: Path) -> N
     changes = {
         "balancing.enabled": False,
         "transfer.target_deviation": 0.1,
-        "level.moves_max": "7",
+        "balanced.moves_max": "7",
         "limits.sessions_max": "none",
         "transfer.excluded_namespaces": ["b/b", "a/a"],
     }
@@ -76,7 +76,7 @@ def test_a_change_is_one_record_that_counts_for_all_brokers(tmp_path: Path) -> N
             assert (False, 0.1, 7, None) == (
                 settings.balancing.enabled,
                 settings.transfer.target_deviation,
-                settings.level.moves_max,
+                settings.balanced.moves_max,
                 settings.limits.sessions_max,
             )
             assert frozenset({"a/a", "b/b"}) == settings.transfer.excluded_namespaces
@@ -110,18 +110,18 @@ def test_changes_at_once_all_land(tmp_path: Path) -> None:
         ([], 400, "the body cannot be used"),
         ({}, 400, "changes"),
         ({"changes": {}, "who": "erin"}, 400, "who"),
-        ({"changes": {"level.moves_max": {}}}, 400, "level.moves_max"),
+        ({"changes": {"balanced.moves_max": {}}}, 400, "balanced.moves_max"),
         ({"changes": {}, "by": ""}, 400, "by"),
         (
-            {"changes": {"level.moves_max": 0}},
+            {"changes": {"balanced.moves_max": 0}},
             412,
-            "level.moves_max cannot be '0': it must be an integer, at least 1; the old setting stays",
+            "balanced.moves_max cannot be '0': it must be an integer, at least 1; the old setting stays",
         ),
-        ({"changes": {"level.moves_max": 1.5}}, 412, "it must be an integer"),
-        ({"changes": {"level.moves_max": True}}, 412, "it must be an integer"),
+        ({"changes": {"balanced.moves_max": 1.5}}, 412, "it must be an integer"),
+        ({"changes": {"balanced.moves_max": True}}, 412, "it must be an integer"),
         ({"changes": {"transfer.target_deviation": float("nan")}}, 412, "it must be a number"),
-        ({"changes": {"level.moves_max": 9, "balancing.shedder": "Mine"}}, 412, "it must be one of Leveller"),
-        ({"changes": {"level.move_max": None}}, 412, "did you mean level.moves_max?"),
+        ({"changes": {"balanced.moves_max": 9, "balancing.shedder": "Mine"}}, 412, "it must be one of BalancedShedder"),
+        ({"changes": {"balanced.move_max": None}}, 412, "did you mean balanced.moves_max?"),
     ],
 )
 def test_what_cannot_be_is_refused_and_the_old_setting_stays(tmp_path: Path, body: object, status: int, told: str) -> None:

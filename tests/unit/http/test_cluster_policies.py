@@ -205,7 +205,7 @@ async def stalled(brokers: Cluster, bundle: str) -> asyncio.Future[Answer]:
     return transfer
 
 
-def test_a_transfer_is_called_off(tmp_path: Path) -> None:
+def test_a_transfer_is_cancelled(tmp_path: Path) -> None:
     """A move that has not happened ends, its bundle stays under its token, and who asked for the move is told why; then there is none."""
 
     async def story() -> None:
@@ -215,11 +215,11 @@ def test_a_transfer_is_called_off(tmp_path: Path) -> None:
             transfer = await stalled(brokers, bundle)
             assert 204 == (await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")).status
             answer = await transfer
-            assert ((409, "CalledOff"), True) == (told(answer), '("called off by an admin")' in answer.reason)
+            assert ((409, "CalledOff"), True) == (told(answer), '("cancelled by an admin")' in answer.reason)
             after = brokers.view.bundles[bundle]
             assert ("owned", before.owner, before.token) == (after.phase, after.owner, after.token)
             refused = await brokers.brokers[1].ask("DELETE", f"{path_of(bundle)}/unload")
-            problem = f"{bundle} has no move that could be called off: it is owned, and not on the move"
+            problem = f"{bundle} has no move that could be cancelled: it is owned, and not on the move"
             assert (409, True) == (refused.status, problem in refused.reason)
 
     run(story)
@@ -246,7 +246,7 @@ def test_it_is_too_late_once_the_source_lets_go(tmp_path: Path) -> None:
     run(story)
 
 
-def test_all_moves_of_a_namespace_are_called_off(tmp_path: Path) -> None:
+def test_all_moves_of_a_namespace_are_cancelled(tmp_path: Path) -> None:
     """Every move of it that has not happened ends."""
 
     async def story() -> None:

@@ -16,7 +16,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
 
 from equipoise.brokers.errors import (
-    CalledOff,
+    Cancelled,
     InvalidRequest,
     NotReady,
     Rejected,
@@ -61,7 +61,7 @@ CASES = (
     Case(status=412, error=InvalidName(what="tenant", name="", expected="more")),
     Case(status=412, error=InvalidBoundaries(subject="a", problem="b")),
     Case(status=412, error=UnsupportedAlgorithm(algorithm="a", supported=("b",))),
-    Case(status=409, error=CalledOff(bundle="a", move="transfer", problem="b")),
+    Case(status=409, error=Cancelled(bundle="a", move="transfer", problem="b")),
     Case(status=504, error=DeadlineExceeded(what="a", waited_ms=1)),
     Case(status=503, error=LogStorageFull(log="sqlite:a.db")),
     Case(status=404, error=UnknownTopic(topic="non-persistent://a/b/c")),

@@ -1,6 +1,6 @@
 """What a load worker decides of one message, and of all of them: as plain functions, without Faust and without Kafka.
 
-May live here: `brokers.load.worker.steps`, and its dumb twin.
+May live here: `brokers.load.worker.steps`, and its slow model.
 """
 
 from __future__ import annotations
@@ -269,7 +269,7 @@ def test_no_message_and_no_row_raises(row: bytes | None, value: bytes | None, ke
         is_forgotten(row, partition=0, now_ms=NOW_MS)
 
 
-# --- all of it, against a dumb twin ---
+# --- all of it, against a slow model ---
 
 BROKERS = ("a:1", "b:1", "c:1")
 

@@ -135,7 +135,7 @@ def test_closing_what_is_under_way_calls_it_off() -> None:
 
 
 def test_a_late_answer_does_not_open_the_next_creation() -> None:
-    """The answer to a creation that was called off is not taken for one to its successor under the same id."""
+    """The answer to a creation that was cancelled is not taken for one to its successor under the same id."""
     connection = connected()
     connection.receive(producer(1, 10) + close_producer(1, 11) + producer(1, 12), 0)
     assert not connection.producer_opened(1, 10, "old", "old")

@@ -70,7 +70,7 @@ def test_of_too_many_bytes_those_that_were_fetched_go_first() -> None:
 
 
 def test_it_is_known_what_is_still_to_be_fetched() -> None:
-    """A fetch of what an earlier tenure left says nothing of this one's; whoever waits for the next fetch waits no longer than asked."""
+    """A fetch of what an earlier ownership left says nothing of this one's; whoever waits for the next fetch waits no longer than asked."""
 
     async def story() -> None:
         parted = Kept().parted
@@ -107,10 +107,10 @@ def test_only_what_nobody_else_can_have_held_is_taken_up_again() -> None:
         for each in (lower, upper, other):
             parted.keep(each)
         union = Bundle(name="union", namespace="n", low=0, high=20)
-        assert [[], [lower, upper], []] == [[*parted.of_tenure(union, token)] for token in (8, 7, 9)]
-        assert () == parted.of_tenure(Bundle(name="union", namespace="m", low=0, high=20), 7)
+        assert [[], [lower, upper], []] == [[*parted.of_ownership(union, token)] for token in (8, 7, 9)]
+        assert () == parted.of_ownership(Bundle(name="union", namespace="m", low=0, high=20), 7)
         parted.forget(union)
-        assert () == parted.of_tenure(union, 7)
-        assert (other,) == tuple(parted.of_tenure(other.bundle, 8))
+        assert () == parted.of_ownership(union, 7)
+        assert (other,) == tuple(parted.of_ownership(other.bundle, 8))
 
     run(story)

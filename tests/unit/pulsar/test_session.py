@@ -173,7 +173,7 @@ def test_what_is_refused_leaves_no_topic(tmp_path: Path) -> None:
     run(story)
 
 
-def test_a_creation_may_be_called_off(tmp_path: Path) -> None:
+def test_a_creation_may_be_cancelled(tmp_path: Path) -> None:
     """A producer closed before it was opened is not opened behind its client's back, and its id can be used again."""
 
     async def story() -> None:

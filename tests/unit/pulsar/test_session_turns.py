@@ -104,7 +104,7 @@ def test_a_forced_unsubscribe_disconnects_the_others(tmp_path: Path) -> None:
 
 
 def test_creations_beyond_those_under_way_wait_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However many one client asks for, so many have a task; the others follow in order, unless they are called off before."""
+    """However many one client asks for, so many have a task; the others follow in order, unless they are cancelled before."""
     opened = list[int]()
     go_on, other_came = asyncio.Event(), asyncio.Event()
     open_producer = Answers._open_producer  # noqa: SLF001 - what is counted has no other name

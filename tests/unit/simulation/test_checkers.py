@@ -21,7 +21,7 @@ from equipoise.brokers.testing.simulation.checkers.answers import Answers
 from equipoise.brokers.testing.simulation.checkers.coverage import Coverage, Tokens
 from equipoise.brokers.testing.simulation.checkers.handover import Handovers
 from equipoise.brokers.testing.simulation.checkers.membership import Membership
-from equipoise.brokers.testing.simulation.checkers.ownership import Ownership, Work, heir_of
+from equipoise.brokers.testing.simulation.checkers.ownership import Ownership, Work, child_of
 from equipoise.brokers.testing.simulation.checkers.violation import InvariantViolated
 from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core import propose
@@ -200,18 +200,18 @@ def test_a_handle_of_an_incarnation_that_is_over() -> None:
         ownership.stepped(dead.process, [], NOW)
 
 
-def test_heirs_are_watched_and_found() -> None:
+def test_children_are_watched_and_found() -> None:
     """After a split work goes on under the child that holds its point, and the children are watched like any handle."""
     ownership = Ownership()
     owner = broker("a", 1)
     parent = owner.open(ownership)
-    heirs = tuple(replace(parent, low=low, high=high, is_open=True) for low, high in ((0, 10), (10, MIDDLE)))
-    parent.is_open, parent.heirs = False, heirs
-    ownership.stepped(owner.process, [Reshaped(gone=(parent,), heirs=heirs)], NOW)
-    assert heirs[1] is heir_of(parent, 10)
-    assert ownership.passing(owner.process) is heirs[0]
-    heirs[0].is_open = False
-    assert heirs[0] is heir_of(parent, 3)
+    children = tuple(replace(parent, low=low, high=high, is_open=True) for low, high in ((0, 10), (10, MIDDLE)))
+    parent.is_open, parent.children = False, children
+    ownership.stepped(owner.process, [Reshaped(gone=(parent,), children=children)], NOW)
+    assert children[1] is child_of(parent, 10)
+    assert ownership.passing(owner.process) is children[0]
+    children[0].is_open = False
+    assert children[0] is child_of(parent, 3)
 
 
 # --- 2 coverage, 4 tokens ---
@@ -337,7 +337,7 @@ def told(history: History, membership: Membership) -> Folded:
     return last
 
 
-def buried(*, lives: bool, lease_good: bool, nobody_dies: bool = False, passing: Handle | None = None) -> None:
+def declared_dead(*, lives: bool, lease_good: bool, nobody_dies: bool = False, passing: Handle | None = None) -> None:
     """Broker a is declared down by b; raises what the checker raises."""
     history = History()
     dead = history.join("a")
@@ -352,36 +352,36 @@ def buried(*, lives: bool, lease_good: bool, nobody_dies: bool = False, passing:
 
 def test_a_death_that_is_in_order() -> None:
     """A process that has ended may be declared down, and one whose lease is over."""
-    buried(lives=False, lease_good=True, nobody_dies=True)
-    buried(lives=True, lease_good=False)
+    declared_dead(lives=False, lease_good=True, nobody_dies=True)
+    declared_dead(lives=True, lease_good=False)
 
 
 def test_the_living_are_declared_dead() -> None:
     """Nobody is declared dead while its lease is good, or while it serves, or where nothing can excuse it."""
     with pytest.raises(InvariantViolated, match="the lease of a is good"):
-        buried(lives=True, lease_good=True)
+        declared_dead(lives=True, lease_good=True)
     handle = Handle(bundle="x", namespace=NAMESPACE, low=0, high=1, token=1, lease=broker("a", 1).lease)
     with pytest.raises(InvariantViolated, match="a still serves x in it"):
-        buried(lives=True, lease_good=False, passing=handle)
+        declared_dead(lives=True, lease_good=False, passing=handle)
     with pytest.raises(InvariantViolated, match="7 an outage costs nobody a bundle: b ends #2 at offset 4, and a lives"):
-        buried(lives=True, lease_good=False, nobody_dies=True)
+        declared_dead(lives=True, lease_good=False, nobody_dies=True)
 
 
 def test_an_incarnation_of_another_process() -> None:
     """A process lives only in an incarnation that it began itself."""
     history = History()
     incarnation = history.join("a")
-    owner, thief = broker("a", incarnation), broker("a-twin", incarnation)
+    owner, thief = broker("a", incarnation), broker("a-duplicate", incarnation)
     membership = Membership({"a:1": owner.process}, passing=lambda _process: None, nobody_dies=False)
     membership.folded(history.folded[-1], history.view)
     membership.stepped(owner.process, [], NOW)
-    with pytest.raises(InvariantViolated, match="a-twin lives in #2, which another process began"):
+    with pytest.raises(InvariantViolated, match="a-duplicate lives in #2, which another process began"):
         membership.stepped(thief.process, [], NOW)
 
 
 def test_a_broker_that_gives_up() -> None:
     """A broker may leave, and may give up where another process has its id; nothing else makes it stop."""
-    process, rival, stranger = (Fake(host=Fake(name=name, broker=name.removesuffix("-twin"))) for name in ("a", "a-twin", "b"))
+    process, rival, stranger = (Fake(host=Fake(name=name, broker=name.removesuffix("-duplicate"))) for name in ("a", "a-duplicate", "b"))
     taken = BrokerIdTaken(broker="a", incarnation=2)
     alone, contested = (
         Membership(cast("dict[str, Process]", nonces), passing=lambda _process: None, nobody_dies=False)
@@ -460,8 +460,8 @@ def test_an_error_for_what_is_accepted(accepted_first: bool) -> None:
         lie()
 
 
-def test_a_handover_of_another_tenure() -> None:
-    """A service opens with what the record of its own token handed over, or what it left in the same tenure itself."""
+def test_a_handover_of_another_ownership() -> None:
+    """A service opens with what the record of its own token handed over, or what it left in the same ownership itself."""
     handovers, owner = Handovers(), broker("a", 1)
     handle = Handle(bundle="a bundle", namespace=NAMESPACE, low=0, high=1, token=50, lease=owner.lease)
     record = folded()

@@ -64,7 +64,7 @@ class Moved:
 def test_an_answer_for_a_transfer_that_the_service_was_not_asked_about() -> None:
     """A destination is ready for the transfer that its service prepared for, and not for the next one."""
     moved = Moved()
-    moved.add("a", partial(propose.call_off, reason="operator"))
+    moved.add("a", partial(propose.cancel, reason="operator"))
     moved.transfer()
     with pytest.raises(InvariantViolated, match="its service was never asked about that one"):
         moved.add("b", propose.let_go)
@@ -73,9 +73,9 @@ def test_an_answer_for_a_transfer_that_the_service_was_not_asked_about() -> None
 def test_a_destination_may_cancel_for_others_what_it_was_not_asked_about() -> None:
     """An operator's cancel by way of the destination is no answer; a refusal is one."""
     moved = Moved()
-    moved.add("b", partial(propose.call_off, reason="operator"))
+    moved.add("b", partial(propose.cancel, reason="operator"))
     moved.transfer()
-    moved.add("b", partial(propose.call_off, reason="operator"))
+    moved.add("b", partial(propose.cancel, reason="operator"))
     moved.transfer()
     with pytest.raises(InvariantViolated, match="its service was never asked about that one"):
         moved.add("b", partial(propose.refuse_transfer, problem="no room"))

@@ -20,11 +20,11 @@ def remember(spark: FakeSpark, **values: bytes) -> None:
 def test_small_names_cost_one_read_and_one_write() -> None:
     """However many small names a checker has, a batch reads their page once, and writes it once, if it has changed."""
     spark = FakeSpark()
-    remember(spark, state=b"owned", alarms=b"{}", tenures=b"\xff\x00")
+    remember(spark, state=b"owned", alarms=b"{}", ownerships=b"\xff\x00")
     assert {"get": 1, "put": 1} == dict(spark.calls)
     spark.calls.clear()
     memory = KeyedMemory(spark, spark)
-    assert (b"owned", b"\xff\x00", None) == (memory.get("state"), memory.get("tenures"), memory.get("other"))
+    assert (b"owned", b"\xff\x00", None) == (memory.get("state"), memory.get("ownerships"), memory.get("other"))
     memory.put("state", b"owned")
     memory.flush()
     assert {"get": 1} == dict(spark.calls)

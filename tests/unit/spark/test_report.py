@@ -129,7 +129,7 @@ def test_counts_fill_all_columns() -> None:
 def test_rows_stand_by_namespace_and_range() -> None:
     """The strip chart keeps the bundles of a namespace together, in the order of the hash space."""
     names = (("t/b", "t/b/0x00000000_0x80000000"), ("t/a", "t/a/0x80000000_0xffffffff"), ("t/a", "t/a/0x00000000_0x80000000"))
-    lanes = [Lane(namespace=namespace, bundle=bundle, changes=0, tenures=()) for namespace, bundle in names]
+    lanes = [Lane(namespace=namespace, bundle=bundle, changes=0, ownerships=()) for namespace, bundle in names]
     assert [names[2], names[1], names[0]] == [(lane.namespace, lane.bundle) for lane in by_namespace(lanes)]
 
 

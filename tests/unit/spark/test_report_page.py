@@ -18,16 +18,16 @@ from equipoise.spark_jobs.report.figures import (
     Counted,
     Death,
     Decided,
-    Division,
     Few,
     Found,
     Grid,
     Lane,
     Moves,
+    Ownership,
     Period,
     Reason,
     Report,
-    Tenure,
+    SplitOrMerge,
 )
 from equipoise.spark_jobs.report.page import page, summary
 from equipoise.spark_jobs.report.plots import LIGHT, draw_cpu, draw_owned, draw_pauses, plots, short_names
@@ -68,9 +68,9 @@ FULL = replace(
                 namespace="t/n",
                 bundle=BUNDLE,
                 changes=2,
-                tenures=(
-                    Tenure(broker="b1", from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),
-                    Tenure(broker="b2", from_ms=BEGAN_MS + 61_000, to_ms=PERIOD.to_ms, how=None),
+                ownerships=(
+                    Ownership(broker="b1", from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),
+                    Ownership(broker="b2", from_ms=BEGAN_MS + 61_000, to_ms=PERIOD.to_ms, how=None),
                 ),
             ),
         ),
@@ -79,8 +79,8 @@ FULL = replace(
     owned=Grid(brokers=("b1", "b2"), rows=((1.0,) * BINS, (0.0,) * BINS), left_out=4),
     cpu=Grid(brokers=("b1",), rows=((0.5, None) * (BINS // 2),)),
     moves=Moves(
-        results={"done": 3, "called_off": 1},
-        bins={"done": (3,) + (0,) * (BINS - 1), "called_off": (1,) + (0,) * (BINS - 1)},
+        results={"done": 3, "cancelled": 1},
+        bins={"done": (3,) + (0,) * (BINS - 1), "cancelled": (1,) + (0,) * (BINS - 1)},
         pauses=3,
         pause_p50_ms=20,
         pause_p99_ms=90,
@@ -97,9 +97,9 @@ FULL = replace(
         shown=(Death(broker="b1", kind="down", at_ms=BEGAN_MS + 60_000, offset=77, publisher="b2", bundles=5, waiting=1, healed_ms=1_000),),
         count=61,
     ),
-    divisions=Few(
+    splits_and_merges=Few(
         shown=(
-            Division(
+            SplitOrMerge(
                 kind="split",
                 at_ms=BEGAN_MS,
                 offset=5,
@@ -182,7 +182,7 @@ def test_sections_name_what_they_hold_and_leave_out() -> None:
         "the 1 bundles that changed hands most often; 300 more are not drawn",
         "4 brokers more are not",
         "60 more ends of brokers left out",
-        "3 done, 1 called off",
+        "3 done, 1 cancelled",
         "3 pauses: p50 20 ms, p99 90 ms, longest 95 ms, together 135 ms",
         "transfer: 59 %",
         "and 19 more",
@@ -281,7 +281,7 @@ def test_names_in_pictures_are_no_formulas(broker: str) -> None:
         namespace=f"t/{broker}",
         bundle=f"t/{broker}/0x00000000_0x80000000",
         changes=1,
-        tenures=(Tenure(broker=broker, from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),),
+        ownerships=(Ownership(broker=broker, from_ms=BEGAN_MS, to_ms=BEGAN_MS + 60_000, how="died"),),
     )
     death = Death(broker=broker, kind="down", at_ms=BEGAN_MS + 60_000, offset=7, publisher=None, bundles=1, waiting=1, healed_ms=None)
     grid = Grid(brokers=(broker,), rows=((0.5,) * BINS,))

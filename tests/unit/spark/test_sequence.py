@@ -327,7 +327,7 @@ def test_a_loss_without_a_way_on_ends_the_folding() -> None:
     """Where nothing leads on, what comes is kept unfolded, and that is told once."""
 
     def lost(first: int, below: int) -> None:
-        raise ChannelIncomplete(log="log", first=first, last=below, twin="it has no twin")
+        raise ChannelIncomplete(log="log", first=first, last=below, compacted_snapshot="it has no snapshot")
 
     _, _, rows = after_a_loss(lost)
     assert ["records_lost", "channel_incomplete"] == [event["event"] for event in events(rows)[-2:]]
@@ -369,7 +369,7 @@ def test_a_log_that_goes_back_ends_the_folding() -> None:
     assert [1, 2, 3, 90] == [offset for offset, _ in verdicts(rows)]
 
 
-def test_a_copy_that_was_being_made_goes_on_from_its_twin() -> None:
+def test_a_copy_that_was_being_made_goes_on_from_its_snapshot() -> None:
     """The genesis of a copy on a log that was empty asks for the view that it goes on above, and is folded then."""
     old = channel_with("b1")
     old.view.go_on_above(100, level=old.view.level, level_last=old.view.level_last)
@@ -444,7 +444,7 @@ def test_what_a_broker_serves_is_told_to_the_bundle() -> None:
 
 
 def test_what_is_served_after_the_folding_ended_is_told_so() -> None:
-    """Evidence that comes when nothing more is folded says that, since no tenure can become known any more."""
+    """Evidence that comes when nothing more is folded says that, since no ownership can become known any more."""
     channel = channel_with("b1")
     channel.die("b1")
     channel.accept(propose.close_log(channel.admin(), channel.view))

@@ -211,7 +211,7 @@ def test_a_new_checkpoint_begins_with_the_snapshot() -> None:
 
 
 def test_a_gap_is_looked_up_on_the_log(tmp_path: Path) -> None:
-    """Nothing is lost above the beginning of a log; below it, the view of its twin is what can be gone on from."""
+    """Nothing is lost above the beginning of a log; below it, the view of its snapshot is what can be gone on from."""
     url = f"sqlite:{tmp_path / 'channel.db'}"
     channel = channel_with("b1")
     channel.own("b1")

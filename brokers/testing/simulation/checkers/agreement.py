@@ -35,7 +35,7 @@ class Agreement:
 
 
 class Beginnings:
-    """Remembers where the log began: only a copy has a second genesis, whose twin knows the first one, of the old log."""
+    """Remembers where the log began: only a copy has a second genesis, whose snapshot knows the first one, of the old log."""
 
     def __init__(self) -> None:
         self._genesis: int | None = None

@@ -62,7 +62,7 @@ class Tokens:
 
     def __init__(self) -> None:
         # Of a namespace that was deleted the greatest token stays: made anew, it must begin above it.
-        self._floor: dict[str, int] = {}
+        self._history_snapshot: dict[str, int] = {}
         self._server: dict[str, tuple[int, int]] = {}
 
     def folded(self, folded: Folded) -> None:
@@ -75,17 +75,17 @@ class Tokens:
                 self._check(change.after, before, folded.offset)
         for bundle in gone:
             self._server.pop(bundle.name, None)
-            self._floor[bundle.namespace] = max(self._floor.get(bundle.namespace, 0), bundle.token)
+            self._history_snapshot[bundle.namespace] = max(self._history_snapshot.get(bundle.namespace, 0), bundle.token)
 
     def _check(self, after: BundleEntry, before: list[BundleEntry], offset: int) -> None:
-        floor = max((bundle.token for bundle in before), default=self._floor.get(after.namespace, 0))
-        if after.token < floor:
-            raise _fall(f"at offset {offset} the token of {after.name} falls from {floor} to {after.token}")
+        history_snapshot = max((bundle.token for bundle in before), default=self._history_snapshot.get(after.namespace, 0))
+        if after.token < history_snapshot:
+            raise _fall(f"at offset {offset} the token of {after.name} falls from {history_snapshot} to {after.token}")
         is_reshaped = bool(before) and all(bundle.name != after.name for bundle in before)
-        if is_reshaped and after.token != floor:
+        if is_reshaped and after.token != history_snapshot:
             raise InvariantViolated(
                 invariant="section 3: the children of a split keep its token, and a merge takes the greater one",
-                what=f"at offset {offset} {after.name} begins under token {after.token}, and what it is made of had {floor}",
+                what=f"at offset {offset} {after.name} begins under token {after.token}, and what it is made of had {history_snapshot}",
             )
         if after.phase not in ("owned", "splitting") or after.owner is None:
             return

@@ -14,7 +14,7 @@ from equipoise.channel.core.records import BundleTransition
 
 
 class Handovers:
-    """Keeps what each tenure was handed, by its bundle and token: the offset of the record that began it."""
+    """Keeps what each ownership was handed, by its bundle and token: the offset of the record that began it."""
 
     def __init__(self) -> None:
         self._handed: dict[tuple[str, int], bytes] = {}
@@ -38,16 +38,19 @@ class Handovers:
         """
         for effect in effects:
             if type(effect) is Open:
-                tenure = effect.handle.bundle, effect.handle.token
-                left = process.service.left.get(tenure)
-                if left is not None and effect.handover != left and tenure not in self._reshaped:
+                ownership = effect.handle.bundle, effect.handle.token
+                left = process.service.left.get(ownership)
+                if left is not None and effect.handover != left and ownership not in self._reshaped:
                     raise InvariantViolated(
                         invariant="section 9: a service gets its own state back",
-                        what=f"{process.host.name} goes on with {tenure[0]} under token {tenure[1]} with {effect.handover!r}, "
+                        what=f"{process.host.name} goes on with {ownership[0]} under token {ownership[1]} with {effect.handover!r}, "
                         f"and left {left!r}",
                     )
-                if effect.handover is not None and effect.handover not in (self._handed.get(tenure), process.service.left.get(tenure)):
+                if effect.handover is not None and effect.handover not in (
+                    self._handed.get(ownership),
+                    process.service.left.get(ownership),
+                ):
                     raise InvariantViolated(
                         invariant="section 9: a handover goes to the next owner",
-                        what=f"{process.host.name} opens {tenure[0]} under token {tenure[1]} with {effect.handover!r}",
+                        what=f"{process.host.name} opens {ownership[0]} under token {ownership[1]} with {effect.handover!r}",
                     )

@@ -60,7 +60,7 @@ class Ownership:
             if type(effect) is Open:
                 held[effect.handle] = False
             elif type(effect) is Reshaped:
-                held.update(dict.fromkeys(effect.heirs, False))
+                held.update(dict.fromkeys(effect.children, False))
         closed: list[Handle] = []
         lease = process.agent.lease
         known = self._leases.get(process)
@@ -130,13 +130,13 @@ class Ownership:
                 raise _both_pass(handle, process, other, other_process)
 
 
-def heir_of(handle: Handle, point: int) -> Handle:
+def child_of(handle: Handle, point: int) -> Handle:
     """The handle under which work on `point` goes on that began under `handle`: itself, or what a split or merge made of it."""
     while not handle.is_open:
-        heir = next((heir for heir in handle.heirs if bundle_contains(heir.low, heir.high, point)), None)
-        if heir is None:
+        child = next((child for child in handle.children if bundle_contains(child.low, child.high, point)), None)
+        if child is None:
             break
-        handle = heir
+        handle = child
     return handle
 
 

@@ -91,5 +91,5 @@ class Panel:
         self.accepted += 1
         for change in folded.verdict.changes:
             if isinstance(change, BundleChanged) and change.before is not None and change.after is not None:
-                # A token that rises marks the beginning of another broker's tenure.
+                # A token that rises marks the beginning of another broker's ownership.
                 self.ownership_changes += change.after.token != change.before.token

@@ -19,7 +19,7 @@ def recovery_bound_ms(timing: Timing, *, brokers: int, late_ms: int) -> int:
 
     The longest way: records that are still under way arrive (`late_ms`); a process whose id still looks alive waits for the
     silence of the dead one, and joins; it accuses another, after as many margins as there are brokers before it; what that
-    frees is placed, refused until its deadlines, called off by patience, and placed anew.
+    frees is placed, refused until its deadlines, cancelled by patience, and placed anew.
     """
     timing = timing.for_members(brokers + 1)
     silence_ms = timing.lease_ms + timing.margin_ms * (1 + brokers)

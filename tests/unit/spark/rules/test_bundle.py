@@ -158,14 +158,14 @@ def test_the_dead_who_were_heard() -> None:
 
 
 def test_a_token_that_stays() -> None:
-    """A new tenure with the token of the one before is found."""
+    """A new ownership with the token of the one before is found."""
     record = transition("owned", by=SOURCE, owner=OWNER)
     story = BundleStory().begin("handing_over").accepted(record, standing_in("handing_over"), entry("owned", owner=OWNER))
     assert ["token_not_renewed"] == story.rules
 
 
 def test_a_token_that_falls() -> None:
-    """A token below the one before is found, also where no tenure begins."""
+    """A token below the one before is found, also where no ownership begins."""
     record = transition("owned", by=OTHER, owner=SOURCE)
     made = entry("owned", owner=SOURCE, token=TOKEN - 1)
     story = BundleStory().begin("transferring").accepted(record, standing_in("transferring"), made)
@@ -428,8 +428,8 @@ def test_what_is_there_is_not_forgotten() -> None:
     assert {"bundle", "serving"} == story.memory.values.keys()
 
 
-def test_evidence_is_joined_with_tenures() -> None:
-    """Evidence of serving is judged by the tenures of this state: without one it is found, and within one it is quiet."""
+def test_evidence_is_joined_with_ownerships() -> None:
+    """Evidence of serving is judged by the ownerships of this state: without one it is found, and within one it is quiet."""
     story = BundleStory()
     story.accepted(JOIN, None, entry("owned", owner=OWNER), owner=OWNER)
     story.tell(EVIDENCE, verdict=None, source="serving")

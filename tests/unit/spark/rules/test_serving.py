@@ -16,8 +16,8 @@ from equipoise.spark_jobs.rules.serving import (
     CLOCKS_APART_MS,
     COMES_LATE_MS,
     GONE_FOR_MS,
+    OWNERSHIPS_MAX,
     STRETCHES_MAX,
-    TENURES_MAX,
     Holder,
     check_serving,
     expire_serving,
@@ -139,7 +139,7 @@ def test_evidence_may_come_long_before_its_record() -> None:
 
 
 def test_what_the_log_never_gave_is_found_when_the_log_has_passed_it() -> None:
-    """A token that no tenure bears is told once, when its record can be waited for no longer."""
+    """A token that no ownership bears is told once, when its record can be waited for no longer."""
     audit = moved()
     audit.says(served(B, 44, since_ms=25_000))
     audit.says(served(B, 44, since_ms=25_000, until_ms=30_000))
@@ -197,7 +197,7 @@ def test_what_cannot_become_known_any_more_is_found_at_once(incarnation: int, to
 
 
 def test_of_what_was_before_the_audit_nothing_is_said() -> None:
-    """An audit that begins in the middle knows the tenure that it found, and none before it."""
+    """An audit that begins in the middle knows the ownership that it found, and none before it."""
     audit = Audit()
     audit.holds((10, A), 500)
     audit.says(served(A, 10))
@@ -208,7 +208,7 @@ def test_of_what_was_before_the_audit_nothing_is_said() -> None:
     assert ["served_without_ownership"] == audit.rules
 
 
-def test_a_tenure_from_before_the_audit_began_nobody_knows_when() -> None:
+def test_a_ownership_from_before_the_audit_began_nobody_knows_when() -> None:
     """Where the head of the log is gone, the first record of a bundle says who holds it, and not since when."""
     audit = Audit()
     was = {"phase": "owned", "owner": A, "source": None, "last": 10, "token": 10}
@@ -330,8 +330,8 @@ def test_who_serves_before_the_record_is_found() -> None:
     assert [] == replayed.findings
 
 
-def test_a_tenure_may_begin_again_and_go_on() -> None:
-    """A lease that ran out and was renewed, and a transfer that was called off, are stretches of one tenure."""
+def test_a_ownership_may_begin_again_and_go_on() -> None:
+    """A lease that ran out and was renewed, and a transfer that was cancelled, are stretches of one ownership."""
     audit = Audit()
     audit.holds((10, A), 10)
     audit.says(served(A, 10, until_ms=3_000, lease_ms=3_000))
@@ -343,14 +343,14 @@ def test_a_tenure_may_begin_again_and_go_on() -> None:
     assert [] == audit.findings
 
 
-def test_a_tenure_that_goes_on_is_remembered_from_its_beginning() -> None:
-    """A split that came to nothing gives a bundle back under its token; that is one tenure, forgotten as one, and begun when it began."""
+def test_a_ownership_that_goes_on_is_remembered_from_its_beginning() -> None:
+    """A cancelled split returns the bundle under its old token: one ownership, forgotten as one, with its first beginning."""
     audit = Audit()
     audit.holds((10, A), 10)
     audit.says(served(A, 10, until_ms=9_000))
     audit.holds(None, 12, time_ms=9_000)
     audit.holds((10, A), 14, time_ms=10_000)
-    for turn in range(1, 2 * TENURES_MAX):
+    for turn in range(1, 2 * OWNERSHIPS_MAX):
         audit.holds((10 * turn + 10, A + turn), 10 * turn + 10, time_ms=20_000 * turn)
     assert [] == audit.findings
 
@@ -389,7 +389,7 @@ def test_evidence_of_another_log_tells_nothing() -> None:
 
 
 def test_memory_is_bounded() -> None:
-    """Of a bundle that moves for ever only the newest tenures and stretches are kept, and of older evidence nothing is said."""
+    """Of a bundle that moves for ever only the newest ownerships and stretches are kept, and of older evidence nothing is said."""
     audit = Audit()
     turns: Iterable[int] = range(1, 50)
     for turn in turns:
@@ -399,7 +399,7 @@ def test_memory_is_bounded() -> None:
     audit.says(served(7, 13, since_ms=130))
     audit.passes(10_000_000)
     assert [] == audit.findings
-    assert size < 400 * (TENURES_MAX + STRETCHES_MAX)
+    assert size < 400 * (OWNERSHIPS_MAX + STRETCHES_MAX)
 
 
 def test_a_finding_says_who_and_how_to_see_it() -> None:

@@ -1,0 +1,86 @@
+"""How far a broker is on its way to the end of its channel: what is left to restore or to read, and for how long.
+
+May live here: the estimate, and the lines that tell of it. It takes what was done from those who do it, and touches nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+_logger: Final = logging.getLogger(__name__)
+
+_TOLD_AGAIN_NS: Final = 2_000_000_000
+"""A line in this time says how far it is: seldom enough for a log, often enough for whoever waits for the broker."""
+
+_ESTIMATED_AFTER_NS: Final = 500_000_000
+"""Before this a rate says nothing yet: the first read may be the one that waits for the disk."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Left:
+    """What is left of one thing that takes a while: `what` it is, how many records (or rows) are, and the seconds, as far as is known."""
+
+    what: str
+    records: int | None
+    seconds: float | None
+
+    def __str__(self) -> str:
+        """As people read it."""
+        records = "" if self.records is None else f": {self.records:,} left"
+        seconds = "" if self.seconds is None else f", about {self.seconds:.0f} s"
+        return f"it is still {self.what}{records}{seconds}"
+
+
+class ReplayProgress:
+    """The way of one broker from its start, or from a resync, to the end of the log. One thread at a time tells it of progress."""
+
+    def __init__(self, *, broker: str, now_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        """`broker` is a field of each line; `now_ns` is a clock that only rises."""
+        self._broker = broker
+        self._now_ns = now_ns
+        self._what: str | None = None
+        self._began_ns = self._told_ns = 0
+        self._done = 0
+        self._left: int | None = None
+
+    @property
+    def left(self) -> Left | None:
+        """What is left; None while nothing is under way."""
+        if self._what is None:
+            return None
+        took_ns = self._now_ns() - self._began_ns
+        is_known = self._left is not None and self._done > 0 and took_ns >= _ESTIMATED_AFTER_NS
+        seconds = self._left * took_ns / self._done / 1e9 if is_known and self._left is not None else None
+        return Left(what=self._what, records=self._left, seconds=seconds)
+
+    def restored(self, done: int, total: int | None) -> None:
+        """So many rows of the channel's snapshot are loaded, of so many."""
+        self._go_on("loading the channel's snapshot", done, None if total is None else max(total - done, 0))
+
+    def read(self, records: int, left: int) -> None:
+        """So many more records of the log are folded, and about so many are left."""
+        done = self._done if self._what == _READING else 0
+        self._go_on(_READING, done + records, left)
+
+    def ended(self) -> None:
+        """The end is reached."""
+        self._what = None
+
+    def _go_on(self, what: str, done: int, left: int | None) -> None:
+        now_ns = self._now_ns()
+        if what != self._what:
+            self._what, self._began_ns, self._told_ns = what, now_ns, now_ns
+        self._done, self._left = done, left
+        if now_ns - self._told_ns >= _TOLD_AGAIN_NS:
+            self._told_ns = now_ns
+            way = self.left
+            assert way is not None, "it is under way"
+            seconds = None if way.seconds is None else round(way.seconds, 1)
+            _logger.info(what, extra={"broker": self._broker, "done": done, "left": left, "seconds_left": seconds})
+
+
+_READING: Final = "reading the channel"

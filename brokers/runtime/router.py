@@ -1,0 +1,147 @@
+"""Whereabouts: who serves a key as far as this broker knows, and by which of its ownerships if that is this broker itself.
+
+May live here: what is answered from the view at a moment, and when it had better be held back. The row of those whose lookup is
+held is `brokers.runtime.lookups`'s.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from equipoise.brokers.agent.agent import Agent
+from equipoise.brokers.agent.events import Instant, Wanted
+from equipoise.brokers.balancing.namespace_policies import serves_on
+from equipoise.brokers.balancing.routing import server_of
+from equipoise.brokers.errors import ChannelLost, UnknownNamespace
+from equipoise.brokers.runtime.clock import Clock
+from equipoise.brokers.runtime.service import Ownership, Peer
+from equipoise.brokers.runtime.service_runner import peer_of
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry
+from equipoise.channel.core.errors import DeadlineExceeded
+from equipoise.channel.core.ranges import key_hash
+from equipoise.channel.core.view import View
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Located:
+    """The answer to a lookup: the bundle, and the broker that serves it.
+
+    `lost_ms` is set where it is given although whoever gives it has lost the channel, for so long: it may be out of date.
+    """
+
+    bundle: BundleEntry
+    broker: BrokerEntry
+    lost_ms: int | None = None
+
+
+class Waiting(Protocol):
+    """Where it is waited for the view to change: by the clock of this world, or by that of a test."""
+
+    async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+        """See `brokers.runtime.worker.Worker.until`."""
+        ...
+
+
+class Router:
+    """What one broker knows of who serves what. Its methods are told of at `brokers.runtime.worker.Worker`."""
+
+    def __init__(
+        self,
+        agent: Agent,
+        *,
+        ownerships: Mapping[str, Ownership],
+        clock: Clock,
+        waiting: Waiting,
+        step: Callable[[Wanted], None],
+        log_is_readable: Callable[[], bool],
+    ) -> None:
+        """`ownerships` are what is open here, by name of bundle; `step` gives the agent an event; `log_is_readable` is of this moment."""
+        self._agent = agent
+        self._ownerships = ownerships
+        self._clock = clock
+        self._waiting = waiting
+        self._step = step
+        self._log_is_readable = log_is_readable
+
+    def ownership(self, namespace: str, key: str) -> Ownership | None:
+        """The right to work on `key` of `namespace`, if this broker has it at this moment."""
+        bundle = self._agent.view.bundle_at(namespace, key_hash(key))
+        ownership = None if bundle is None else self._ownerships.get(bundle.name)
+        return ownership if ownership is not None and ownership.is_good else None
+
+    async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
+        """Who serves `key`: this broker's ownership, or another broker. Waits while nobody does."""
+        ownership = self.ownership(namespace, key)
+        if ownership is not None:
+            return ownership
+        point = key_hash(key)
+
+        def look(_: View) -> Ownership | Peer | None:
+            ours = self.ownership(namespace, key)
+            if ours is not None:
+                return ours
+            located = self._located(namespace, point)
+            return None if located is None or located.broker.broker == self._agent.broker else peer_of(located.broker)
+
+        return await self._until(look, timeout_ms=timeout_ms, what=f"an owner for {namespace}/{key}")
+
+    async def locate(self, namespace: str, point: int, *, timeout_ms: int) -> Located:
+        """The bundle of a hash point and the broker that serves it; held while that is being decided."""
+        located = self._located(namespace, point)
+        if located is not None:
+            return located
+        what = f"an owner for point 0x{point:08x} of {namespace}"
+        return await self._until(lambda _: self._located(namespace, point), timeout_ms=timeout_ms, what=what)
+
+    async def _until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
+        try:
+            return await self._waiting.until(condition, timeout_ms=timeout_ms, what=what)
+        except DeadlineExceeded as error:
+            raise explained(error, self._agent, self._clock.now()) from None
+
+    def _located(self, namespace: str, point: int) -> Located | None:
+        view = self._agent.view
+        bundle = view.bundle_at(namespace, point)
+        now = self._clock.now()
+        if bundle is None:
+            if may_deny(self._agent, now, log_is_readable=self._log_is_readable()):
+                raise UnknownNamespace(namespace=namespace)
+            return None  # It may stand in what has not been read yet.
+        if bundle.phase == "free":
+            self._step(Wanted(bundle=bundle.name))
+        server = server_of(view, bundle)
+        if server is not None and goes_on(self._agent, namespace, now):
+            return Located(bundle=bundle, broker=server, lost_ms=self._agent.out_of_touch_ms(now))
+        if not self._agent.lease.good(now):
+            return None  # A broker without a lease may be cut off: its view is not to be trusted.
+        if server is None or self._agent.is_suspect(server, now, log_is_readable=self._log_is_readable()):
+            return None
+        return Located(bundle=bundle, broker=server, lost_ms=self._agent.out_of_touch_ms(now))
+
+
+def may_deny(agent: Agent, now: Instant, *, log_is_readable: bool) -> bool:
+    """Return whether a broker may say that what its view does not have does not exist.
+
+    A broker that has not read to the end of the log, has no lease or has lost the channel may not: somebody may have created it.
+    """
+    return log_is_readable and agent.is_ready and agent.lease.good(now) and agent.out_of_touch_ms(now) is None
+
+
+def goes_on(agent: Agent, namespace: str, now: Instant) -> bool:
+    """Whether lookups of a namespace are answered although the channel is lost to this broker, because its owners serve on.
+
+    Silence then says nothing of them, so that none is suspect. A broker that has just slept hears from the log first.
+    """
+    return agent.out_of_touch_ms(now) is not None and agent.lease.is_attended(now) and serves_on(agent.view, namespace)
+
+
+def explained(error: DeadlineExceeded, agent: Agent, now: Instant) -> DeadlineExceeded:
+    """`error`, which ends a wait for the channel; with the reason, if that is lost to this broker."""
+    lost_ms = agent.out_of_touch_ms(now)
+    if lost_ms is None:
+        return error
+    return ChannelLost(what=error.what, waited_ms=error.waited_ms, broker=agent.broker, lost_ms=lost_ms)

@@ -1,0 +1,181 @@
+"""Splits and merges that nobody asks for: each broker's rounds over the bundles that it owns.
+
+May live here: the loop, and how what was decided is carried out. What is split and merged is decided in
+`brokers.balancing.splitting.auto_split` and `brokers.balancing.splitting.auto_merge`; what rounds look at, remember and tell, in
+`brokers.balancing.splitting.splitting_memory`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Final
+
+from equipoise.brokers.agent.intents import MergeBundles, MoveAway, SplitBundle
+from equipoise.brokers.balancing.decisions import Decision
+from equipoise.brokers.balancing.settings.balancing_settings import BalancingSettings, RoundSettings, merge_settings_of, split_settings_of
+from equipoise.brokers.balancing.splitting.auto_merge import MergeDecision, plan_merges
+from equipoise.brokers.balancing.splitting.auto_split import SplitDecision, plan_splits
+from equipoise.brokers.balancing.splitting.splitting_memory import SplittingMemory, Standing, standing_of
+from equipoise.brokers.errors import Rejected
+from equipoise.brokers.operations.following import Following
+from equipoise.brokers.runtime.failures.told_failures import ToldFailures
+from equipoise.brokers.runtime.worker import Worker
+from equipoise.brokers.server.intervals import interval_passed
+from equipoise.channel.core.errors import EquipoiseError
+from equipoise.channel.system.deadline import Deadline
+from equipoise.shedder.loads import BundleTraffic
+
+_logger: Final = logging.getLogger(__name__)
+
+# What may fail, each told for itself.
+_ROUND: Final = "a round of splits and merges"
+_SPLIT: Final = "a split"
+_MERGE: Final = "a merge"
+_UNLOAD: Final = "an unload after a split"
+
+_UNLOADED: Final = "a part of a bundle that was split for its load; the parts are unloaded"
+
+
+class Splitting:
+    """The rounds of one worker. `run` goes on until it is cancelled; whatever fails in a round is told, and decided anew.
+
+    A round looks at all bundles that the broker carries, in a thread: the loop goes on meanwhile. What is due then is carried
+    out at once, and waited for; the next round begins an interval after that.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        bundles: Callable[[], Sequence[BundleTraffic]],
+        settings: Callable[[], BalancingSettings],
+        decided: Callable[[Decision], None],
+    ) -> None:
+        """`bundles` gives what each bundle that is open here carries, and is called in a thread.
+
+        `settings` gives what is in force; `decided` is told of rounds.
+        """
+        self._worker = worker
+        self._bundles = bundles
+        self._settings = settings
+        self._decided = decided
+        self._following = Following(worker)
+        self._splitting_memory = SplittingMemory()
+        self._failures = {
+            what: ToldFailures(_logger, broker=worker.broker_id, failed=f"{what} failed", over=f"{what} succeeds again")
+            for what in (_ROUND, _SPLIT, _MERGE, _UNLOAD)
+        }
+
+    async def run(self) -> None:
+        """Divide and join, an interval after each round. The first is an interval after the start, so that there are averages."""
+        while True:
+            await interval_passed(lambda: self._settings().balancing.split_interval_ms, self._worker.clock)
+            try:
+                await self._round(self._settings())
+            except Exception as error:  # noqa: BLE001 - whatever one round meets, the next may succeed.
+                self._failed(_ROUND, error)
+            else:
+                self._failures[_ROUND].succeeded()
+
+    async def _round(self, settings: BalancingSettings) -> None:
+        rounds, splitting_memory = settings.balancing, self._splitting_memory
+        bundles = await asyncio.to_thread(self._bundles)
+        await self._part(self._split, splitting_memory.forget_splits, bundles, settings, wanted=rounds.enabled and rounds.splitting)
+        await self._part(self._merge, splitting_memory.forget_merges, bundles, settings, wanted=rounds.enabled and rounds.merging)
+
+    async def _part(
+        self,
+        divide: Callable[[Standing, Sequence[BundleTraffic], BalancingSettings], Awaitable[Decision | None]],
+        forget: Callable[[], None],
+        bundles: Sequence[BundleTraffic],
+        settings: BalancingSettings,
+        *,
+        wanted: bool,
+    ) -> None:
+        """One half of a round, if it is `wanted` and this broker may; else `forget` what was counted for it."""
+        standing = self._standing(bundles) if wanted else None  # Of merges anew, because splits take their time.
+        if standing is None:
+            forget()
+            return
+        decision = await divide(standing, bundles, settings)
+        if decision is not None:
+            self._decided(decision)
+
+    def _standing(self, bundles: Sequence[BundleTraffic]) -> Standing | None:
+        """How the bundles stand; None if this broker is no member, or drains: what it has goes away as it is."""
+        view, incarnation = self._worker.view, self._worker.agent.incarnation
+        member = None if incarnation is None else view.live.get(incarnation)
+        if member is None or member.status != "up":
+            return None
+        return standing_of(view, member.incarnation, (bundle.bundle for bundle in bundles))
+
+    async def _split(self, standing: Standing, bundles: Sequence[BundleTraffic], settings: BalancingSettings) -> Decision | None:
+        splitting_memory, rounds, split_settings = self._splitting_memory, settings.balancing, split_settings_of(settings)
+        snapshot = splitting_memory.split_snapshot(standing, bundles, now_ms=self._now_ms, rest_ms=rounds.rest_ms)
+        plan = await asyncio.to_thread(plan_splits, snapshot, split_settings, splitting_memory.split_hits)
+        problems = await _together({split.bundle: self._carry_out_split(split, rounds) for split in plan.splits})
+        hits_threshold, now = split_settings.hits_threshold, self._worker.clock.now()
+        return splitting_memory.splits_ended(
+            plan, problems, broker=standing.broker, hits_threshold=hits_threshold, now_ms=now.boot_ms, at_ms=now.wall_ms
+        )
+
+    async def _merge(self, standing: Standing, bundles: Sequence[BundleTraffic], settings: BalancingSettings) -> Decision | None:
+        splitting_memory, rounds, merge_settings = self._splitting_memory, settings.balancing, merge_settings_of(settings)
+        snapshot = splitting_memory.merge_snapshot(standing, bundles, now_ms=self._now_ms, rest_ms=rounds.rest_ms)
+        plan = await asyncio.to_thread(plan_merges, snapshot, merge_settings, splitting_memory.merge_hits)
+        problems = await _together({merge.left: self._carry_out_merge(merge, rounds) for merge in plan.merges})
+        hits_threshold, now = merge_settings.hits_threshold, self._worker.clock.now()
+        return splitting_memory.merges_ended(
+            plan, problems, broker=standing.broker, hits_threshold=hits_threshold, now_ms=now.boot_ms, at_ms=now.wall_ms
+        )
+
+    async def _carry_out_split(self, split: SplitDecision, rounds: RoundSettings) -> str | None:
+        """Have a bundle cut; why it was not."""
+        intent = SplitBundle(bundle=split.bundle, algorithm=rounds.split_algorithm, positions=split.cuts, reason=split.reason)
+        deadline = Deadline.after(timeout_ms=rounds.move_timeout_ms)
+        try:
+            children = await self._following.move(intent, deadline, f"the split of {split.bundle}")
+        except EquipoiseError as error:
+            return self._failed(_SPLIT, error)
+        self._failures[_SPLIT].succeeded()
+        if rounds.unload_split_children:
+            await asyncio.gather(*(self._unload(child.name, rounds) for child in children))
+        return None
+
+    async def _carry_out_merge(self, merge: MergeDecision, rounds: RoundSettings) -> str | None:
+        """Have two neighbours joined; why they were not."""
+        intent = MergeBundles(left=merge.left, right=merge.right, reason=merge.reason)
+        try:
+            await self._following.settle(intent, Deadline.after(timeout_ms=rounds.move_timeout_ms))
+        except EquipoiseError as error:
+            return self._failed(_MERGE, error)
+        self._failures[_MERGE].succeeded()
+        return None
+
+    async def _unload(self, child: str, rounds: RoundSettings) -> None:
+        """Begin to move a part of a split away, if anybody else may have it."""
+        intent = MoveAway(bundle=child, reason=_UNLOADED, or_stay=True)
+        try:
+            await self._following.settle(intent, Deadline.after(timeout_ms=rounds.move_timeout_ms))
+        except Rejected as error:
+            _logger.info("a part of a split stays: %s", error, extra={"broker": self._worker.broker_id, "bundle": child})
+        except EquipoiseError as error:
+            self._failed(_UNLOAD, error)
+        else:
+            self._failures[_UNLOAD].succeeded()
+
+    @property
+    def _now_ms(self) -> int:
+        return self._worker.clock.now().boot_ms
+
+    def _failed(self, what: str, error: Exception) -> str:
+        """Tell that something has failed, once a while; what the problem is."""
+        self._failures[what].failed(error, self._now_ms)
+        return str(error)
+
+
+async def _together(deeds: Mapping[str, Coroutine[None, None, str | None]]) -> Mapping[str, str]:
+    """Carry out deeds side by side: the problems of those that failed, by the names that they are given under."""
+    problems = await asyncio.gather(*deeds.values())
+    return {name: problem for name, problem in zip(deeds, problems, strict=True) if problem is not None}

@@ -1,0 +1,179 @@
+"""The `SnapshotStore` on a Kafka topic that Kafka itself compacts, beside the topic of its log.
+
+May live here: `KafkaSnapshotStore`, which is a log's snapshot or its history snapshot, by the topic that it is given; and which message
+is what: a row under its key, a tombstone for a row that is gone, and the marker last of each transaction.
+
+Kafka's cleaner keeps the last row of each key, so that a snapshot of many years is as long as the view that it holds. It may pass
+while somebody reads: a reader that finds rows which do not fit its marker reads again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from typing import Final
+
+from equipoise.channel.core.errors import SnapshotFenced
+from equipoise.channel.core.snapshot_store import Check, CompactedSnapshot, Progress, SnapshotRow, unchecked, unwatched
+from equipoise.channel.kafka.answers import KafkaFailed, Trouble
+from equipoise.channel.kafka.client import Clients, Message, PartitionConsumer, TransactionalProducer
+from equipoise.channel.kafka.settings import KafkaAddress
+from equipoise.channel.kafka.topic import fitting_topic, needed_of_snapshot
+from equipoise.channel.snapshots.snapshot_rows import MARKER_KEY
+from equipoise.channel.system.deadline import Deadline
+
+LOOK_MS_MAX: Final = 10_000
+"""How long a look at the topic may take: as opening its log."""
+
+SILENCE_MS_MAX: Final = 10_000
+"""How long the next rows may take to come, while more are known to be there."""
+
+_ENDED_LOOK_S: Final = 0.005  # A transaction ends on the partition some milliseconds after it was decided on.
+
+_MARKER_KEY: Final = MARKER_KEY.encode()
+
+_TAKEN_MAX: Final = 1_000
+_TAKE_MS: Final = 100  # Between two calls of `check`.
+
+
+class KafkaSnapshotStore:
+    """The snapshot of one log on Kafka. See `SnapshotStore` for the contract; it belongs to the thread of its log's handle."""
+
+    def __init__(self, clients: Clients, address: KafkaAddress, *, topic: str, log: str) -> None:
+        """`topic` is where it lies, beside the log at `address`; `log` is the log's name, for messages."""
+        self._clients = clients
+        self._replication = address.replication
+        self._topic = topic
+        self._log = log
+        self._producer: TransactionalProducer | None = None
+
+    def claim(self, *, timeout_ms: int) -> None:
+        """See `SnapshotStore.claim`. A new claim is a new producer: the old one may have ended."""
+        deadline = Deadline.after(timeout_ms=timeout_ms)
+        self.close()
+        try:
+            self._look(create=True, deadline=deadline)
+            self._producer = self._clients.transactions(self._topic, transactional_id=self._topic)
+            self._producer.claim(timeout_ms=max(1, deadline.remaining_ms()))
+        except KafkaFailed as failed:
+            raise failed.as_error(log=self._log, in_doubt=False) from failed
+
+    def load(self, *, check: Check = unchecked, progress: Progress = unwatched) -> CompactedSnapshot | None:
+        """See `SnapshotStore.load`. Of how many is not known before the end: Kafka tells offsets, of which compaction leaves out most."""
+        try:
+            if not self._look(create=False, deadline=Deadline.after(timeout_ms=LOOK_MS_MAX)):
+                return None
+            with closing(self._clients.consumer(self._topic, committed=True)) as consumer:
+                rows = self._rows(consumer, check, progress)
+        except KafkaFailed as failed:
+            raise failed.as_error(log=self._log, in_doubt=False) from failed
+        marker = rows.pop(_MARKER_KEY, None)
+        return (
+            None
+            if marker is None
+            else CompactedSnapshot(marker=marker, rows={key.decode("utf-8", "replace"): row for key, row in rows.items()})
+        )
+
+    def replace(self, rows: Iterable[SnapshotRow], marker: bytes, *, timeout_ms: int) -> None:
+        """See `SnapshotStore.replace`."""
+        producer, self._producer = self._producer, None  # Whoever fails claims again.
+        if producer is None:
+            raise SnapshotFenced(log=self._log)
+        try:
+            last = producer.write(_messages(rows, marker), timeout_ms=timeout_ms)
+            self._await_readable(last, Deadline.after(timeout_ms=timeout_ms))
+        except KafkaFailed as failed:
+            producer.close()
+            if failed.trouble is Trouble.FENCED:
+                raise SnapshotFenced(log=self._log) from failed
+            raise failed.as_error(log=self._log, in_doubt=failed.trouble is Trouble.AWAY) from failed
+        except BaseException:
+            producer.close()
+            raise
+        self._producer = producer
+
+    def _await_readable(self, last: int, deadline: Deadline) -> None:
+        """Wait until whoever loads sees the transaction whose last message is at offset `last`. Raises `KafkaFailed`."""
+        with closing(self._clients.consumer(self._topic, committed=True)) as consumer:
+            while consumer.bounds(timeout_ms=max(1, deadline.remaining_ms())).high <= last:
+                if not deadline.remaining_ms():
+                    problem = f"the transaction has not ended on the partition after {deadline.timeout_ms} ms"
+                    raise KafkaFailed(trouble=Trouble.AWAY, problem=problem)
+                time.sleep(_ENDED_LOOK_S)
+
+    def close(self) -> None:
+        """Let go of the claim's client; the claim itself stands until another one comes."""
+        if self._producer is not None:
+            self._producer.close()
+            self._producer = None
+
+    def _look(self, *, create: bool, deadline: Deadline) -> bool:
+        """Whether the topic is there, as it must be."""
+        replication = self._replication
+        with self._clients.administrator() as administrator:
+            facts = fitting_topic(
+                administrator, self._topic, needed_of_snapshot, log=self._log, replication=replication, create=create, deadline=deadline
+            )
+        return facts is not None
+
+    def _rows(self, consumer: PartitionConsumer, check: Check, progress: Progress) -> dict[bytes, bytes]:
+        """The last row of each key, as of the last transaction that had ended when this began."""
+        bounds = consumer.bounds(timeout_ms=LOOK_MS_MAX)
+        rows: dict[bytes, bytes] = {}
+        reached, done = bounds.low, 0
+        consumer.start_at(reached)
+        silence = Deadline.after(timeout_ms=SILENCE_MS_MAX)
+        while reached < bounds.high:
+            check()
+            messages = consumer.take(_TAKEN_MAX, timeout_ms=_TAKE_MS)
+            for message in messages:
+                error = message.error()
+                if error is None:
+                    reached = _next(message)
+                    # Beyond the end there may be half of what another transaction wrote meanwhile.
+                    done += reached <= bounds.high and _put(message, rows)
+                else:
+                    reached = max(reached, _end_told(consumer, message))
+            if messages:
+                silence = Deadline.after(timeout_ms=SILENCE_MS_MAX)
+                progress(done, None)
+            elif not silence.remaining_ms():
+                raise KafkaFailed(trouble=Trouble.AWAY, problem=f"the snapshot's next rows did not come within {SILENCE_MS_MAX} ms")
+        return rows
+
+
+def _next(message: Message) -> int:
+    """The position after a message that is one."""
+    offset = message.offset()
+    assert offset is not None, "a message that is none has an error"
+    return offset + 1
+
+
+def _end_told(consumer: PartitionConsumer, message: Message) -> int:
+    """The end that a message tells which is none, or 0. Raises `KafkaFailed`."""
+    error = message.error()
+    failed = None if error is None else consumer.failed(error)
+    if failed is None:
+        return message.offset() or 0
+    if failed.trouble is Trouble.AWAY:  # That passes, and the library tries again by itself.
+        return 0
+    raise failed
+
+
+def _put(message: Message, rows: dict[bytes, bytes]) -> bool:
+    """Put one message where it belongs; whether it was a row."""
+    key, value = message.key(), message.value()
+    if key is None:
+        return False
+    if value is None:
+        rows.pop(key, None)
+    else:
+        rows[key] = value
+    return key != _MARKER_KEY
+
+
+def _messages(rows: Iterable[SnapshotRow], marker: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+    for key, data in rows:
+        yield key.encode(), data
+    yield _MARKER_KEY, marker

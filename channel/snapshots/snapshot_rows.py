@@ -1,0 +1,392 @@
+"""The rows of a channel's snapshot and its marker: a view spelled key by key, so that only what changed is written again.
+
+May live here: the one format of rows and marker, a view as both, and back. Rows are flat JSON objects that Spark reads with
+one schema: `kind`, `key` and `last` as on the channel, then the fields of the entry.
+
+Three things prove a snapshot. Each row, and the marker, ends with a checksum of its key and its bytes, because not all that it
+holds is in the digest. The marker carries the digest of the view, which is built through the same writers as the fold: a row
+that is missing, too old, or of a key that is gone leads to another one. What somebody else wrote beside them is left out, and
+the next compaction removes it. And it names the log: a snapshot left over from a former log of the same name is no snapshot of this
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, Final
+from zlib import crc32
+
+import orjson
+
+from equipoise.channel.core.codec import decode, encode
+from equipoise.channel.core.entries import BrokerEntry, BundleEntry, NamespaceEntry, PolicyEntry, broker_entry, bundle_entry
+from equipoise.channel.core.errors import CompactedSnapshotDamaged
+from equipoise.channel.core.fields import MalformedError, boolean, fail, integer, text
+from equipoise.channel.core.records import INTEGER_MAX, Joined
+from equipoise.channel.core.snapshot_store import Check, CompactedSnapshot, SnapshotRow, unchecked
+from equipoise.channel.core.table import View
+
+# Raised whenever the layout below changes; a marker of another format is refused.
+FORMAT: Final = 1
+
+MARKER_KEY: Final = "marker"
+"""The key under which a snapshot that knows nothing but keys keeps its marker; no row has it."""
+
+CHECKPOINTS_MAX: Final = 1_024
+"""Checkpoints that a marker carries: 40 KB of them. At one for each 8,000 records they reach back over eight million."""
+
+_GENESIS: Final = "genesis"
+_LEVEL: Final = "level"
+_ROWS_BETWEEN_CHECKS: Final = 1_000
+
+# What was read from outside: every wrong shape ends in one of the errors that `_row_of` expects, or in another digest.
+Raw = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Marker:
+    """What a snapshot says of itself: of which `log` (its identity) and cluster it is, and how far it goes.
+
+    `horizon` is the logical offset of the last record that is folded into it, and `digest` that of the view there.
+    `sequences` maps each live incarnation to its sequence, which rises without any row's changing. `bytes_below` is the size
+    of all records up to the horizon, and `checkpoints` are earlier (horizon, bytes_below), rising: for retention by size.
+    `copied` says that the view was copied here from another log, and that the horizon is that one's old end.
+    """
+
+    log: str
+    cluster: str
+    base: int
+    horizon: int
+    digest: int
+    genesis: int
+    level: int
+    level_last: int
+    removed_at: int
+    sequences: Mapping[int, int]
+    bytes_below: int = 0
+    checkpoints: tuple[tuple[int, int], ...] = ()
+    copied: bool = False
+    format: int = FORMAT
+
+    @property
+    def position(self) -> int:
+        """The physical offset at which a reader of the log goes on."""
+        return self.horizon - self.base + 1
+
+
+def marker_of(view: View, *, log: str, bytes_below: int = 0, checkpoints: tuple[tuple[int, int], ...] = (), copied: bool = False) -> Marker:
+    """The marker of the snapshot of `view`, which has read its genesis; `log` is the identity of the log whose snapshot it is."""
+    assert view.cluster is not None, "a view without a genesis has no snapshot"
+    assert view.genesis is not None, "a view without a genesis has no snapshot"
+    return Marker(
+        log=log,
+        cluster=view.cluster,
+        base=view.base,
+        horizon=view.offset,
+        digest=view.digest(),
+        genesis=view.genesis,
+        level=view.level,
+        level_last=view.level_last,
+        removed_at=view.removed_at,
+        sequences={broker.incarnation: broker.sequence for broker in view.live_brokers()},
+        bytes_below=bytes_below,
+        checkpoints=checkpoints,
+        copied=copied,
+    )
+
+
+def check_log(marker: Marker, identity: str) -> None:
+    """Raise `CompactedSnapshotDamaged` unless the marker is that of the log with this identity."""
+    if marker.log != identity:
+        raise CompactedSnapshotDamaged(problem="it is the snapshot of another log, which bore this name before")
+
+
+def encode_marker(marker: Marker) -> bytes:
+    """The marker as a snapshot keeps it."""
+    return _sealed(
+        MARKER_KEY,
+        {
+            "kind": MARKER_KEY,
+            "format": marker.format,
+            "log": marker.log,
+            "cluster": marker.cluster,
+            "base": marker.base,
+            "horizon": marker.horizon,
+            "digest": marker.digest,
+            "genesis": marker.genesis,
+            "level": marker.level,
+            "level_last": marker.level_last,
+            "removed_at": marker.removed_at,
+            "sequences": {str(incarnation): sequence for incarnation, sequence in marker.sequences.items()},
+            "bytes_below": marker.bytes_below,
+            "checkpoints": marker.checkpoints,
+            "copied": marker.copied,
+        },
+    )
+
+
+def decode_marker(data: bytes) -> Marker:
+    """The marker that these bytes spell. Raises `CompactedSnapshotDamaged`."""
+    raw = _opened(MARKER_KEY, data)
+    try:
+        if integer(raw, "format") != FORMAT:
+            fail(f"it is of format {raw['format']}, and this version reads format {FORMAT}")
+        return Marker(
+            log=text(raw, "log"),
+            cluster=text(raw, "cluster"),
+            base=integer(raw, "base"),
+            horizon=integer(raw, "horizon"),
+            digest=integer(raw, "digest"),
+            genesis=integer(raw, "genesis"),
+            level=integer(raw, "level"),
+            level_last=integer(raw, "level_last"),
+            removed_at=integer(raw, "removed_at"),
+            sequences=_sequences(raw),
+            bytes_below=integer(raw, "bytes_below"),
+            checkpoints=_checkpoints(raw),
+            copied=boolean(raw, "copied"),
+        )
+    except MalformedError as error:
+        raise CompactedSnapshotDamaged(problem=f"its marker is none: {error}") from error
+
+
+def _sequences(raw: dict[str, object]) -> dict[int, int]:
+    value = raw.get("sequences")
+    if type(value) is not dict:
+        fail("sequences must be an object")
+    sequences: dict[int, int] = {}
+    for incarnation, sequence in value.items():
+        if not incarnation.isdecimal() or type(sequence) is not int or not 0 <= sequence <= INTEGER_MAX:
+            fail("sequences must map incarnations to integers from 0 to 2**63 - 1")
+        sequences[int(incarnation)] = sequence
+    return sequences
+
+
+def _checkpoints(raw: dict[str, object]) -> tuple[tuple[int, int], ...]:
+    value = raw.get("checkpoints")
+    if type(value) is not list or len(value) > CHECKPOINTS_MAX:
+        fail(f"checkpoints must be a list of at most {CHECKPOINTS_MAX} pairs")
+    checkpoints: list[tuple[int, int]] = []
+    for pair in value:
+        match pair:
+            case [int(horizon), int(bytes_below)] if 0 <= horizon <= INTEGER_MAX and 0 <= bytes_below <= INTEGER_MAX:
+                checkpoints.append((horizon, bytes_below))
+            case _:
+                fail("checkpoints must be pairs of integers from 0 to 2**63 - 1")
+    if any(one >= next_one for (one, _), (next_one, _) in pairwise(checkpoints)):
+        fail("checkpoints must rise")
+    return tuple(checkpoints)
+
+
+# --- from a view to rows --------------------------------------------------------------------------------------------------
+
+
+def keys_of(view: View) -> frozenset[str]:
+    """The keys of all rows of a view."""
+    scalars = () if view.genesis is None else (_GENESIS, _LEVEL)
+    kinds = (("namespace", view.namespaces), ("policy", view.policies), ("broker", view.brokers), ("bundle", view.bundles))
+    return frozenset((*scalars, *(f"{kind}:{name}" for kind, entries in kinds for name in entries)))
+
+
+def rows_of(view: View, since: int, gone: Iterable[str] = ()) -> Iterator[SnapshotRow]:
+    """The row of every key that a record above the logical offset `since` changed (-1: all), and tombstones for the `gone`.
+
+    The view must not be written meanwhile.
+    """
+    yield from _scalar_rows(view, since)
+    for namespace in view.namespaces.values():
+        if namespace.last > since:
+            yield _namespace_row(namespace)
+    for policy in view.policies.values():
+        if policy.last > since:
+            yield _policy_row(policy)
+    for broker in view.brokers.values():
+        if broker.last > since:
+            yield _broker_row(broker)
+    for bundle in view.bundles.values():
+        if bundle.last > since:
+            yield _bundle_row(bundle)
+    for key in gone:
+        yield SnapshotRow(key, None)
+
+
+def _scalar_rows(view: View, since: int) -> Iterator[SnapshotRow]:
+    """What the marker says too; it stands in rows for those who know nothing but rows."""
+    if view.genesis is not None and view.genesis > since:
+        yield _row(_GENESIS, {"kind": _GENESIS, "key": _GENESIS, "last": view.genesis, "cluster": view.cluster, "base": view.base})
+    if view.genesis is not None and view.level_last > since:
+        yield _row(_LEVEL, {"kind": _LEVEL, "key": _LEVEL, "last": view.level_last, "level": view.level})
+
+
+def _namespace_row(entry: NamespaceEntry) -> SnapshotRow:
+    fields = {"status": entry.status, "created": entry.created, "policies": entry.policies}
+    return _row(f"namespace:{entry.name}", {"kind": "namespace", "key": entry.name, "last": entry.last, **fields})
+
+
+def _policy_row(entry: PolicyEntry) -> SnapshotRow:
+    return _row(f"policy:{entry.name}", {"kind": "policy", "key": entry.name, "last": entry.last, "document": entry.document})
+
+
+def _broker_row(entry: BrokerEntry) -> SnapshotRow:
+    """All but the sequence, which rises with each record of the broker's, and is the marker's for that reason."""
+    return _row(
+        f"broker:{entry.broker}",
+        {
+            "kind": "broker",
+            "key": entry.broker,
+            "last": entry.last,
+            "incarnation": entry.incarnation,
+            "status": entry.status,
+            "digest_after": entry.digest_after,
+            "joined": encode(entry.joined).decode(),
+        },
+    )
+
+
+def _bundle_row(entry: BundleEntry) -> SnapshotRow:
+    fields = {
+        "kind": "bundle",
+        "key": entry.name,
+        "last": entry.last,
+        "namespace": entry.namespace,
+        "low": entry.low,
+        "high": entry.high,
+        "phase": entry.phase,
+        "owner": entry.owner,
+        "source": entry.source,
+        "token": entry.token,
+    }
+    if entry.phase == "splitting":
+        fields |= {"algorithm": entry.algorithm, "positions": entry.positions}
+    return _row(f"bundle:{entry.name}", fields)
+
+
+def _row(key: str, fields: Raw) -> SnapshotRow:
+    return SnapshotRow(key, _sealed(key, fields))
+
+
+# --- from rows to a view --------------------------------------------------------------------------------------------------
+
+
+def view_of(image: CompactedSnapshot, *, check: Check = unchecked) -> View:
+    """The view at the marker's horizon, as the fold would have made it.
+
+    Raises `CompactedSnapshotDamaged` where rows and marker do not fit together, and what `check` raises.
+    """
+    marker = decode_marker(image.marker)
+    view = View()
+    view.offset, view.cluster, view.base, view.genesis = marker.horizon, marker.cluster, marker.base, marker.genesis
+    view.level, view.level_last, view.removed_at = marker.level, marker.level_last, marker.removed_at
+    view.scalars_changed()
+    # By key, so that the order in which a storage gives its rows leaves no trace in the view.
+    for count, key in enumerate(sorted(image.rows)):
+        if not count % _ROWS_BETWEEN_CHECKS:
+            check()
+        _put(view, key, image.rows[key], marker)
+    for row in _scalar_rows(view, -1):
+        if image.rows.get(row.key) != row.data:
+            raise CompactedSnapshotDamaged(problem=f"its row {row.key!r} is missing, or says other than its marker")
+    if marker.digest != view.digest():
+        raise CompactedSnapshotDamaged(problem=f"its marker promises digest {marker.digest}, and its rows have digest {view.digest()}")
+    if marker.sequences.keys() != view.live.keys():
+        raise CompactedSnapshotDamaged(problem="its marker counts the attempts of other incarnations than live by its rows")
+    return view
+
+
+def _put(view: View, key: str, data: bytes, marker: Marker) -> None:
+    kind, _, name = key.partition(":")
+    if kind not in _PUTS:
+        return  # Somebody else's. Were it one of ours, with another key than it had, the digest would tell that it is missing.
+    raw: Raw = _opened(key, data)
+    try:
+        if raw["kind"] != kind or raw["key"] != (name or kind) or raw["last"] > marker.horizon:
+            raise CompactedSnapshotDamaged(problem=f"its row {key!r} does not belong there")
+        _PUTS[kind](view, raw, marker)
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError) as error:
+        raise CompactedSnapshotDamaged(problem=f"its row {key!r} is none: {type(error).__name__}: {error}") from error
+
+
+def _put_scalars(_view: View, _raw: Raw, _marker: Marker) -> None:
+    """The view takes them from the marker, and they are compared with it."""
+
+
+def _put_namespace(view: View, raw: Raw, _marker: Marker) -> None:
+    name = raw["key"]
+    view.put_namespace(
+        name, NamespaceEntry(name=name, status=raw["status"], last=raw["last"], created=raw["created"], policies=raw["policies"])
+    )
+
+
+def _put_policy(view: View, raw: Raw, _marker: Marker) -> None:
+    view.put_policy(raw["key"], PolicyEntry(name=raw["key"], last=raw["last"], document=raw["document"]))
+
+
+def _put_broker(view: View, raw: Raw, marker: Marker) -> None:
+    joined = decode(raw["joined"].encode())
+    if not isinstance(joined, Joined) or joined.key != raw["key"]:
+        raise TypeError("a broker without the record by which it joined")
+    incarnation, status = raw["incarnation"], raw["status"]
+    sequence = marker.sequences.get(incarnation, 0)
+    digest_after = raw["digest_after"]
+    view.put_broker(
+        broker_entry(joined, incarnation=incarnation, status=status, last=raw["last"], sequence=sequence, digest_after=digest_after)
+    )
+
+
+def _put_bundle(view: View, raw: Raw, _marker: Marker) -> None:
+    positions = raw.get("positions")
+    bundle = bundle_entry(
+        raw["namespace"],
+        raw["low"],
+        raw["high"],
+        raw["phase"],
+        owner=raw["owner"],
+        source=raw["source"],
+        last=raw["last"],
+        token=raw["token"],
+        algorithm=raw.get("algorithm"),
+        positions=None if positions is None else tuple(positions),
+    )
+    if bundle.name != raw["key"]:
+        raise ValueError("its name is not that of its range")
+    view.insert_bundle(bundle)
+
+
+_PUTS: Final[Mapping[str, Callable[[View, Raw, Marker], None]]] = {
+    _GENESIS: _put_scalars,
+    _LEVEL: _put_scalars,
+    "namespace": _put_namespace,
+    "policy": _put_policy,
+    "broker": _put_broker,
+    "bundle": _put_bundle,
+}
+
+
+# --- checksums ------------------------------------------------------------------------------------------------------------
+
+_SEAL: Final = b',"checksum":"%08x"}'
+_SEAL_BYTES: Final = len(_SEAL % 0)
+
+
+def _sealed(key: str, fields: Raw) -> bytes:
+    """The fields as one JSON object, the last of which is a checksum of the key and all before."""
+    body = orjson.dumps(fields)[:-1]
+    return body + _SEAL % _checksum(key, body)
+
+
+def _opened(key: str, data: bytes) -> dict[str, object]:
+    """The fields that `_sealed` spelled. Raises `CompactedSnapshotDamaged`."""
+    body = data[:-_SEAL_BYTES]
+    if data[-_SEAL_BYTES:] != _SEAL % _checksum(key, body):
+        raise CompactedSnapshotDamaged(problem=f"its row {key!r} does not match its checksum")
+    try:
+        raw: dict[str, object] = orjson.loads(data)
+    except ValueError as error:
+        raise CompactedSnapshotDamaged(problem=f"its row {key!r} is no JSON: {error}") from error
+    return raw
+
+
+def _checksum(key: str, body: bytes) -> int:
+    return crc32(body, crc32(key.encode()))

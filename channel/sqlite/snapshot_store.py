@@ -1,0 +1,216 @@
+"""The `SnapshotStore` in the file of an SQLite log, or its history snapshot.
+
+May live here: `SqliteSnapshotStore`, and how many rows become visible at once without holding appends up.
+
+Theory of operation:
+
+* A log's snapshot and its history snapshot are each two tables of the same form; below those of the snapshot are named.
+* Each `replace` has a number of its own, its generation, and writes its rows beside the older ones of the same keys, under
+  that number. The table `snapshot_marker` says which generation is the newest that counts; a reader takes of each key the
+  newest row that is no newer than that. So the transaction that makes 100,000 rows count changes one row.
+* Rows are written, and later those that no longer count are removed, in steps of a few, with the write lock free between
+  two of them for as long as it was held: appends wait for one step at most.
+* Whoever claims the snapshot raises the number in `snapshot_marker`, and each step and each switch makes sure that it is still its
+  own. So after a claim no older claimant writes anything, and what one left that died can be removed.
+* `is_tidy` is taken away with the first step and given back when all that does not count is gone. A claimant that finds it
+  missing looks through the whole table before it writes: rows of a generation that never counted must not begin to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sqlite3
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from itertools import groupby
+from operator import itemgetter
+from typing import Final, NamedTuple
+
+from equipoise.channel.core.errors import CompactedSnapshotDamaged, LogDamaged, LogStorageFull, LogUnavailable, SnapshotFenced
+from equipoise.channel.core.snapshot_store import Check, CompactedSnapshot, Progress, SnapshotRow, unchecked, unwatched
+from equipoise.channel.sqlite.format import HISTORY, SNAPSHOT, has_history_snapshot, make_history_snapshot
+from equipoise.channel.sqlite.storage import READ_MS_MAX, SqliteStorage
+
+STEP_ROWS: Final = 200
+"""Rows written or removed in one transaction: 50 KB, about 15 pages, and a millisecond of the write lock."""
+
+STEP_BYTES_MAX: Final = 1 << 16
+"""Bytes of rows after which a step takes no further one, so that a run of giant rows does not hold the lock for longer."""
+
+LOAD_ROWS: Final = 1_000
+"""Rows that are read between two looks at whether to go on."""
+
+
+_NO_CLAIM: Final = -1
+"""What is never the newest claim."""
+
+_Version = tuple[bytes, int, bytes | None]
+"""A row of the table: key, generation, data (None is a tombstone)."""
+
+
+class _State(NamedTuple):
+    claim: int
+    generation: int
+    is_tidy: bool
+    marker: bytes | None
+
+
+_UNCLAIMED: Final = _State(claim=0, generation=0, is_tidy=True, marker=None)
+
+
+class SqliteSnapshotStore:
+    """The snapshot in the file that `storage` has open. See `SnapshotStore` for the contract."""
+
+    def __init__(self, storage: SqliteStorage, *, table: str = SNAPSHOT) -> None:
+        """`table` is `SNAPSHOT` or `HISTORY`."""
+        self._storage = storage
+        self._table = table
+        self._claim = _NO_CLAIM
+
+    def claim(self, *, timeout_ms: int) -> None:
+        """See `SnapshotStore.claim`."""
+        with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms):
+            if not self._is_there():
+                make_history_snapshot(self._storage.connection)
+            elif self._table == HISTORY and not self._is_sound():
+                make_history_snapshot(self._storage.connection)  # It tells of the past alone, and a damaged one does not even that.
+            state = self._state()
+            self._execute("UPDATE {table}_marker SET claim = ?", (state.claim + 1,))
+        if not state.is_tidy:
+            with contextlib.suppress(SnapshotFenced):  # Taken over already: the first replacement will say so.
+                self._tidy(state.claim + 1, timeout_ms=timeout_ms)
+        self._claim = state.claim + 1
+
+    def load(self, *, check: Check = unchecked, progress: Progress = unwatched) -> CompactedSnapshot | None:
+        """See `SnapshotStore.load`."""
+        rows: dict[str, bytes] = {}
+        with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX):
+            try:
+                state = self._state()
+            except LogDamaged as error:  # To a reader only the snapshot is damaged: a log that is whole leads on without it.
+                raise CompactedSnapshotDamaged(problem=error.problem) from error
+            if state.marker is None:
+                return None
+            query = "SELECT key, generation, data FROM {table} WHERE generation <= ? ORDER BY key, generation"
+            cursor = self._execute(query, (state.generation,))
+            while found := cursor.fetchmany(LOAD_ROWS):
+                check()
+                for key, _, data in found:
+                    if type(key) is not bytes:
+                        raise CompactedSnapshotDamaged(problem=f"a row has the key {key!r}, which is no text")
+                    if data is None:
+                        rows.pop(key.decode("utf-8", "replace"), None)
+                    else:
+                        # What is not of bytes cannot be what was written. Its key is kept: it is to be replaced, or removed.
+                        rows[key.decode("utf-8", "replace")] = data if type(data) is bytes else b""
+                progress(len(rows), None)
+        return CompactedSnapshot(marker=state.marker, rows=rows)
+
+    def replace(self, rows: Iterable[SnapshotRow], marker: bytes, *, timeout_ms: int) -> None:
+        """See `SnapshotStore.replace`."""
+        # Until it has succeeded there is no claim: after a failure, what was written of this generation must never count.
+        claim, self._claim = self._claim, _NO_CLAIM
+        # By key: so each step changes a few neighbouring pages, and not as many pages as it has rows.
+        by_key = sorted((row.key.encode(), claim, row.data) for row in rows)
+        with self._storage.lazily():
+            for step in _steps(by_key):
+                self._step(claim, partial(self._write, step), timeout_ms=timeout_ms)
+        with self._storage.transaction("BEGIN IMMEDIATE", timeout_ms=timeout_ms):
+            self._check_claim(claim)
+            self._execute("UPDATE {table}_marker SET claim = ?, generation = ?, data = ?", (claim + 1, claim, marker))
+        self._claim = claim + 1
+        # What counts now counts, whatever becomes of the rest; the next claimant tidies if this one did not.
+        with contextlib.suppress(SnapshotFenced, LogUnavailable, LogStorageFull):
+            self._tidy(self._claim, timeout_ms=timeout_ms)
+
+    def _write(self, rows: Sequence[_Version]) -> None:
+        self._execute("UPDATE {table}_marker SET is_tidy = 0")
+        self._execute_many("INSERT INTO {table} (key, generation, data) VALUES (?, ?, ?)", rows)
+
+    def _tidy(self, claim: int, *, timeout_ms: int) -> None:
+        """Remove all rows that do not count, and declare the snapshot tidy."""
+        with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX):
+            newest = self._state().generation
+            query = "SELECT key, generation, data IS NULL FROM {table} ORDER BY key, generation"
+            litter = _litter(self._execute(query).fetchall(), newest)
+        with self._storage.lazily():
+            for first in range(0, len(litter), STEP_ROWS):
+                self._step(claim, partial(self._remove, litter[first : first + STEP_ROWS]), timeout_ms=timeout_ms)
+            self._step(claim, self._declare_tidy, timeout_ms=timeout_ms)
+
+    def _remove(self, litter: Sequence[tuple[bytes, int]]) -> None:
+        self._execute_many("DELETE FROM {table} WHERE key = ? AND generation = ?", litter)
+
+    def _declare_tidy(self) -> None:
+        self._execute("UPDATE {table}_marker SET is_tidy = 1")
+
+    def _step(self, claim: int, change: Callable[[], None], *, timeout_ms: int) -> None:
+        """Make a change in a transaction of its own, if the snapshot is still this claimant's."""
+
+        def checked() -> None:
+            self._check_claim(claim)
+            change()
+
+        self._storage.step(checked, timeout_ms=timeout_ms)
+
+    def _check_claim(self, claim: int) -> None:
+        if self._state().claim != claim:
+            raise SnapshotFenced(log=self._storage.name)
+
+    def _state(self) -> _State:
+        if not self._is_there():
+            return _UNCLAIMED
+        rows = self._execute("SELECT claim, generation, is_tidy, data FROM {table}_marker").fetchall()
+        match rows:
+            case [(int(claim), int(generation), int(is_tidy), bytes() | None as marker)] if 0 <= generation <= claim:
+                return _State(claim, generation, bool(is_tidy), marker)
+        raise LogDamaged(log=self._storage.name, problem=f"the table {self._table}_marker says {rows!r:.100}")
+
+    def _is_sound(self) -> bool:
+        """Whether it can be loaded and replaced, whatever its rows say."""
+        try:
+            self._state()
+        except LogDamaged:
+            return False
+        return not self._execute("SELECT 1 FROM {table} WHERE typeof(key) != 'blob' LIMIT 1").fetchall()
+
+    def _is_there(self) -> bool:
+        """Whether the tables are there: those of a history snapshot are made when it is first claimed."""
+        return self._table != HISTORY or has_history_snapshot(self._storage.connection)
+
+    def _execute(self, statement: str, values: Sequence[object] = ()) -> sqlite3.Cursor:
+        return self._storage.connection.execute(statement.format(table=self._table), values)
+
+    def _execute_many(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
+        self._storage.connection.executemany(statement.format(table=self._table), rows)
+
+
+def _steps(rows: Sequence[_Version]) -> Iterator[list[_Version]]:
+    """The rows in runs of at most `STEP_ROWS`, each of which ends once it has `STEP_BYTES_MAX`."""
+    step: list[_Version] = []
+    step_bytes = 0
+    for row in rows:
+        step.append(row)
+        step_bytes += len(row[2] or b"")
+        if len(step) == STEP_ROWS or step_bytes >= STEP_BYTES_MAX:
+            yield step
+            step, step_bytes = [], 0
+    if step:
+        yield step
+
+
+def _litter(versions: Iterable[tuple[bytes, int, int]], newest: int) -> list[tuple[bytes, int]]:
+    """Of all rows (key, generation, whether it is a tombstone; in order) those that do not count, or say that the key is gone."""
+    litter: list[tuple[bytes, int]] = []
+    for key, of_key in groupby(versions, key=itemgetter(0)):
+        counting: tuple[int, int] | None = None
+        for _, generation, is_gone in of_key:
+            if generation > newest:
+                litter.append((key, generation))
+                continue
+            if counting is not None:
+                litter.append((key, counting[0]))
+            counting = generation, is_gone
+        if counting is not None and counting[1]:
+            litter.append((key, counting[0]))
+    return litter

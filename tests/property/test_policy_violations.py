@@ -1,0 +1,114 @@
+"""Misplaced bundles: whatever the policies, what may lie elsewhere comes to rest where it may, and nothing else moves.
+
+May live here: properties of `brokers.balancing.policy_violations`, with a snapshot that looks at every bundle and goes through every rule
+anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from equipoise.brokers.balancing.destinations import Destinations
+from equipoise.brokers.balancing.placement import FewestBundles, LeastLongTermMessageRate, Placement, believed
+from equipoise.brokers.balancing.policy_violations import policy_violations
+from equipoise.channel.core import propose
+from equipoise.channel.core.entries import BundleEntry
+from equipoise.channel.core.records import Document
+from equipoise.shedder.loads import BrokerLoad
+from equipoise.shedder.plan import Move
+from tests.folding import Channel
+from tests.property.test_placement_rules import BROKERS, Case, cases, listed, matches
+
+EVERYTHING = 1_000
+
+
+def is_unreadable(document: Document) -> bool:
+    """Whether a policy has the one pattern of these cases that does not compile."""
+    return "(" in listed(document, "primary")
+
+
+def left_by(document: Document, left: Sequence[str], loads: dict[str, BrokerLoad]) -> list[str]:
+    """Whom one isolation policy leaves of some brokers: its primaries, and its secondaries while too few of these are available."""
+    primaries = [broker for broker in left if matches(listed(document, "primary"), broker)]
+    threshold = document["usage_threshold"]
+    assert isinstance(threshold, int)
+    available = [name for name in primaries if name not in loads or loads[name].averages.weighted_max * 100 < threshold]
+    helpers = [broker for broker in left if matches(listed(document, "secondary"), broker)]
+    return [broker for broker in left if broker in primaries or (broker in helpers and len(available) < int(document["min_limit"]))]
+
+
+def may_have(case: Case, loads: dict[str, BrokerLoad], broker: str, bundle: BundleEntry) -> bool:
+    """Whether isolation policies and pins let a broker have a bundle, asked beside all that take bundles."""
+    fit = [
+        name
+        for name in BROKERS
+        if case.channel.view.brokers[name].status == "up" and (name not in loads or loads[name].topics < case.rules.topics_max)
+    ]
+    left = sorted({*fit, broker})
+    isolations = {key: document for key, document in sorted(case.policies.items()) if key.startswith("isolation/")}
+    covering = [document for document in isolations.values() if matches(listed(document, "namespaces"), bundle.namespace)]
+    if any(is_unreadable(document) for document in covering):
+        return False
+    for document in covering:
+        left = left_by(document, left, loads)
+    others = [document for document in isolations.values() if not is_unreadable(document)]
+    if not covering and any(matches(listed(document, "primary"), broker) for document in others):
+        return False
+    for key, document in case.policies.items():
+        if key.startswith("pin/") and document["namespace"] == bundle.namespace:
+            low, high = (int(end, 16) for end in str(document["range"]).split("_"))
+            if low < bundle.high and bundle.low < high and broker not in listed(document, "brokers"):
+                return False
+    return broker in left
+
+
+def compacted_snapshot(case: Case, loads: dict[str, BrokerLoad]) -> list[str]:
+    """All bundles that are owned by a broker that is up and may not have them, found by looking at each."""
+    view = case.channel.view
+    found = []
+    for name, bundle in sorted(view.bundles.items()):
+        owner = view.live[bundle.owner] if bundle.phase == "owned" and bundle.owner is not None else None
+        if owner is not None and owner.status == "up" and not may_have(case, loads, owner.broker, bundle):
+            found.append(name)
+    return found
+
+
+def carry_out(channel: Channel, move: Move) -> None:
+    """Transfer a bundle as two brokers would."""
+    assert move.destination is not None
+    destination = channel.incarnation(move.destination)
+    channel.accept(propose.transfer(channel.admin(), channel.view.bundles[move.bundle], destination=destination, reason=move.reason))
+    channel.accept(propose.let_go(channel.author(move.destination), channel.view.bundles[move.bundle]))
+    channel.accept(propose.hand_over(channel.author(move.source), channel.view.bundles[move.bundle]))
+
+
+@settings(max_examples=150, deadline=None)
+@given(case=cases(), weighs=st.booleans(), at_most=st.integers(1, 9))
+def test_what_is_policy_violations_comes_to_rest(case: Case, at_most: int, *, weighs: bool) -> None:
+    """All that the snapshot finds moves or is told to stay, each move is to who may have it, and when all are made none is left to make."""
+    loads = dict(believed(case.loads)) if weighs else {}
+    placement: Placement = LeastLongTermMessageRate(loads=loads, rules=case.rules) if weighs else FewestBundles(rules=case.rules)
+    view = case.channel.view
+
+    def found(most: int) -> tuple[tuple[Move, ...], list[str]]:
+        destinations = Destinations(view, loads=loads, rules=case.rules)
+        moves, stays = policy_violations(view, destinations, placement=placement, at_most=most)
+        return moves, [stay.subject for stay in stays]
+
+    moves, stays = found(EVERYTHING)
+    assert compacted_snapshot(case, loads) == sorted([*stays, *(move.bundle for move in moves)])
+    movable = {move.bundle for move in moves}
+    for _ in range(len(movable) + 1):
+        moves, _ = found(at_most)
+        assert len(moves) <= at_most
+        for move in moves:
+            assert move.destination is not None
+            assert may_have(case, loads, move.destination, view.bundles[move.bundle])
+            carry_out(case.channel, move)
+            movable.remove(move.bundle)
+    assert set() == movable
+    assert sorted(stays) == compacted_snapshot(case, loads)
+    case.channel.check()

@@ -1,0 +1,224 @@
+"""The memory of one broker's splits and merges: what rounds look at, how long bundles rest, and when a round is told.
+
+May live here: examples on a channel in memory. What is split and merged is tested in test_auto_split.py and test_auto_merge.py,
+that it is carried out in test_splitting.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from equipoise.brokers.balancing.decisions import STAYS_MAX, Decision
+from equipoise.brokers.balancing.splitting.auto_merge import MergeDecision, MergePlan, MergeSettings, plan_merges
+from equipoise.brokers.balancing.splitting.auto_split import SplitDecision, SplitPlan, SplitSettings, plan_splits
+from equipoise.brokers.balancing.splitting.bundle_limits import BundleLimits, Excess
+from equipoise.brokers.balancing.splitting.splitting_memory import SplittingMemory, Standing, standing_of
+from equipoise.channel.core import propose
+from equipoise.shedder.loads import BundleTraffic, Traffic
+from equipoise.shedder.plan import Move, Stay
+from tests.folding import Channel, channel_with
+
+LIMITS = BundleLimits(messages_per_second_max=100)
+SPLITS = SplitSettings(limits=LIMITS, hits_threshold=1)
+MERGES = MergeSettings(limits=LIMITS, hits_threshold=1, bundles_min=1)
+REST_MS = 1_000
+
+
+def owned_four() -> Channel:
+    """Four bundles, of which `a` owns all but the last, which is `b`'s."""
+    channel = channel_with("a", "b", bundles=4)
+    for number in range(4):
+        channel.own("a" if number < 3 else "b", number << 30)
+    return channel
+
+
+def names_of(channel: Channel) -> list[str]:
+    """All bundles, in order of the hash space."""
+    return [bundle.name for bundle in channel.view.bundles_of("tenant/ns")]
+
+
+def standing(channel: Channel) -> Standing:
+    """How all bundles stand for `a`."""
+    return standing_of(channel.view, channel.incarnation("a"), names_of(channel))
+
+
+def carrying(*messages: float, names: list[str]) -> list[BundleTraffic]:
+    """What bundles carry."""
+    return [BundleTraffic(bundle=name, traffic=Traffic(messages_in_per_second=each)) for name, each in zip(names, messages, strict=True)]
+
+
+def test_a_bundle_stands_as_the_channel_says_whatever_is_reported_of_it() -> None:
+    """What it owns at rest is told with its last change, and all else with why it can be neither split nor merged."""
+    channel = owned_four()
+    first, second, third, fourth = names_of(channel)
+    channel.accept(propose.start_split(channel.admin(), channel.view.bundles[second], algorithm="range_equally_divide"))
+    channel.accept(propose.transfer(channel.admin(), channel.view.bundles[third], destination=channel.incarnation("b")))
+    found = standing_of(channel.view, channel.incarnation("a"), [first, second, third, fourth, "tenant/gone/0x00000000_0xffffffff"])
+    expected = Standing(
+        broker="a",
+        brokers=2,
+        lasts={first: channel.view.bundles[first].last},
+        problems={
+            second: "it is splitting",
+            third: "it belongs to another broker",
+            fourth: "it belongs to another broker",
+            "tenant/gone/0x00000000_0xffffffff": "it is gone",
+        },
+        splitting=frozenset({second}),
+        bundle_counts={"tenant/ns": 4},
+    )
+    assert expected == found
+
+
+def test_what_is_being_deleted_is_left_alone() -> None:
+    """The bundles of a namespace that is to go are neither split nor merged."""
+    channel = owned_four()
+    channel.accept(propose.start_deleting_namespace(channel.admin(), channel.view, name="tenant/ns"))
+    assert {"its namespace is being deleted"} == {standing(channel).problems[name] for name in names_of(channel)[:3]}
+
+
+def test_a_round_of_splits_sees_who_owns_what_and_what_failed_lately() -> None:
+    """A bundle whose split failed is left out for as long as bundles rest, and comes back afterwards."""
+    channel, splitting_memory = owned_four(), SplittingMemory()
+    names = names_of(channel)
+    bundles = carrying(500, 0, 0, 0, names=names)
+    snapshot = splitting_memory.split_snapshot(standing(channel), bundles, now_ms=0, rest_ms=REST_MS)
+    assert (names, {names[3]}) == ([bundle.bundle for bundle in snapshot.bundles], snapshot.not_owned)
+    plan = SplitPlan(splits=(split_of(names[0]),), stays=(), failures=(), counted={}, hits={})
+    splitting_memory.splits_ended(plan, {names[0]: "no room"}, broker="a", hits_threshold=1, now_ms=0, at_ms=0)
+    for now_ms, expected in ((REST_MS - 1, names[1:]), (REST_MS, names)):
+        snapshot = splitting_memory.split_snapshot(standing(channel), bundles, now_ms=now_ms, rest_ms=REST_MS)
+        assert expected == [bundle.bundle for bundle in snapshot.bundles]
+
+
+def test_a_bundle_rests_after_it_came_and_after_each_change() -> None:
+    """What is seen for the first time, or has changed since, is restless for a while; what somebody else has is so for ever."""
+    channel, splitting_memory = owned_four(), SplittingMemory()
+    first, second, _, fourth = names_of(channel)
+
+    def pending(now_ms: int) -> set[str]:
+        return set(splitting_memory.merge_snapshot(standing(channel), (), now_ms=now_ms, rest_ms=REST_MS).pending)
+
+    assert set(names_of(channel)) == pending(0)
+    assert {fourth} == pending(REST_MS)
+    channel.accept(propose.start_split(channel.admin(), channel.view.bundles[second], algorithm="range_equally_divide"))
+    channel.accept(propose.cancel(channel.admin(), channel.view.bundles[second], reason="enough"))
+    assert {second, fourth} == pending(REST_MS + 1)
+    assert {second, fourth} == pending(2 * REST_MS)
+    assert {fourth} == pending(2 * REST_MS + 1)
+    plan = MergePlan(merges=(merge_of(first, second),), stays=(), hits={})
+    splitting_memory.merges_ended(plan, {first: "no"}, broker="a", hits_threshold=1, now_ms=3 * REST_MS, at_ms=0)
+    assert {first, fourth} == pending(3 * REST_MS)
+
+
+def split_of(bundle: str, excess: Excess = Excess.MESSAGES) -> SplitDecision:
+    """The split of a bundle that belongs to `a`."""
+    return SplitDecision(bundle=bundle, source="a", cuts=None, excess=excess, reason="hot")
+
+
+def merge_of(left: str, right: str) -> MergeDecision:
+    """The merge of two bundles that belong to `a`."""
+    return MergeDecision(left=left, right=right, broker="a", reason="cold")
+
+
+def test_a_round_of_splits_is_told_with_what_was_made_and_what_failed() -> None:
+    """Splits that were made are counted by what the bundle had too much of, in Pulsar's words, the others as failures."""
+    splitting_memory = SplittingMemory()
+    plan = SplitPlan(
+        splits=(split_of("x"), split_of("y", Excess.TOPICS), split_of("z")),
+        stays=(Stay(subject="u", reason="no figures"), Stay(subject="v", reason="it exceeds no limit"), Stay(subject="w", reason="hot")),
+        failures=("u",),
+        counted={("Failure", "Unknown"): 1},
+        hits={"w": 1},
+    )
+    told = splitting_memory.splits_ended(plan, {"z": "it was cancelled"}, broker="a", hits_threshold=1, now_ms=0, at_ms=77)
+    stays = (Stay(subject="u", reason="no figures"), Stay(subject="w", reason="hot"), Stay(subject="z", reason="it was cancelled"))
+    expected = Decision(
+        at_ms=77,
+        broker="a",
+        kind="split",
+        strategy="AutoSplit",
+        moves=(
+            Move(bundle="x", source="a", destination="a", reason="hot"),
+            Move(bundle="y", source="a", destination="a", reason="hot"),
+        ),
+        stays=stays,
+        counted={("Success", "MsgRate"): 1, ("Success", "Topics"): 1, ("Failure", "Unknown"): 2},
+    )
+    assert expected == told
+    assert {"w": 1} == splitting_memory.split_hits
+
+
+def test_a_round_of_merges_is_told_with_both_neighbours() -> None:
+    """A merge stands under its left bundle, names the right one, and is counted as Pulsar counts what is underloaded."""
+    splitting_memory = SplittingMemory()
+    plan = MergePlan(
+        merges=(merge_of("m", "n"), merge_of("x", "y")),
+        stays=(Stay(subject="p", reason="in its row"), Stay(subject="r", reason="enough merges")),
+        hits={("p", "q"): 1, ("r", "s"): 2},
+    )
+    told = splitting_memory.merges_ended(plan, {"x": "its neighbour is gone"}, broker="a", hits_threshold=1, now_ms=0, at_ms=77)
+    expected = Decision(
+        at_ms=77,
+        broker="a",
+        kind="merge",
+        strategy="AutoMerge",
+        moves=(Move(bundle="m", source="a", destination="a", reason="joined with n: cold", cause="Underloaded"),),
+        stays=(Stay(subject="r", reason="enough merges"), Stay(subject="x", reason="its neighbour is gone")),
+        counted={("Success", "Underloaded"): 1, ("Failure", "Unknown"): 1},
+    )
+    assert expected == told
+
+
+def test_a_quiet_broker_tells_nothing() -> None:
+    """Round after round in which nothing is due leaves no decision, and one that is due and stays leaves one for each way of waiting."""
+    channel, splitting_memory = owned_four(), SplittingMemory()
+    names = names_of(channel)
+
+    def told(messages: float, settings: SplitSettings = SPLITS) -> list[str] | None:
+        bundles = carrying(messages, 0, 0, 0, names=names)
+        plan = plan_splits(
+            splitting_memory.split_snapshot(standing(channel), bundles, now_ms=0, rest_ms=0), settings, splitting_memory.split_hits
+        )
+        decision = splitting_memory.splits_ended(plan, {}, broker="a", hits_threshold=settings.hits_threshold, now_ms=0, at_ms=0)
+        return None if decision is None else [stay.subject for stay in decision.stays]
+
+    full = SplitSettings(limits=LIMITS, hits_threshold=1, bundles_max=4)
+    assert [None, None] == [told(0), told(0)]
+    assert [[names[0]], [names[0]], None, None] == [told(500, full) for _ in range(4)]
+    assert [[], None] == [told(0, full), told(0, full)]
+    splitting_memory.forget_splits()
+    assert ([names[0]], {names[0]: 1}) == (told(500), splitting_memory.split_hits)
+
+
+def test_cold_pairs_that_wait_are_no_news() -> None:
+    """Nearly all pairs of a quiet cluster are cold: they are told when their row is over and they stay all the same, and only then."""
+    channel, splitting_memory = owned_four(), SplittingMemory()
+    names = names_of(channel)
+    settings = MergeSettings(limits=LIMITS, hits_threshold=1, bundles_min=4)
+
+    def told() -> list[str] | None:
+        snapshot = splitting_memory.merge_snapshot(standing(channel), carrying(0, 0, 0, 0, names=names), now_ms=0, rest_ms=0)
+        plan = plan_merges(snapshot, settings, splitting_memory.merge_hits)
+        decision = splitting_memory.merges_ended(plan, {}, broker="a", hits_threshold=settings.hits_threshold, now_ms=0, at_ms=0)
+        return None if decision is None else [stay.subject for stay in decision.stays]
+
+    assert [None, names[:2], None] == [told(), told(), told()]
+    splitting_memory.forget_merges()
+    assert ({}, None) == (splitting_memory.merge_hits, told())
+
+
+@pytest.mark.parametrize(("number", "left_out"), [(STAYS_MAX, 0), (STAYS_MAX + 7, 7)])
+def test_a_decision_keeps_so_many_stays(number: int, left_out: int) -> None:
+    """However many stay, a decision names the first by name, and counts the others."""
+    names = [f"bundle {place:04d}" for place in range(number)]
+    plan = SplitPlan(
+        splits=(),
+        stays=tuple(Stay(subject=name, reason="hot") for name in names),
+        failures=(),
+        counted={},
+        hits=dict.fromkeys(names, 1),
+    )
+    told = SplittingMemory().splits_ended(plan, {}, broker="a", hits_threshold=1, now_ms=0, at_ms=0)
+    assert told is not None
+    assert (names[:STAYS_MAX], left_out) == ([stay.subject for stay in told.stays], told.stays_left_out)

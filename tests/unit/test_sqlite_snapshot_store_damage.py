@@ -1,0 +1,141 @@
+"""SQLite files whose snapshot was damaged: a log that is whole leads on without it, and one that is not says what is lost.
+
+May live here: damage that only this adapter can have. Rows that are of bytes, and not those that were written, are in test_restore.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from equipoise.channel.core.errors import ChannelIncomplete, SnapshotFenced
+from equipoise.channel.inspect.verify import verify
+from equipoise.channel.snapshots.restore import earliest, restored
+from equipoise.channel.sqlite.log import SqliteLog
+from equipoise.compaction.exporting import exported
+from equipoise.compaction.retention import Retention
+from tests.carried import cut_off
+from tests.compacting import all_of, compacted, renewed, restored_to_end
+from tests.folding import Channel, channel_with
+from tests.unit.sqlite_files import TIMEOUT_MS, edit, open_at
+
+DAMAGES = {
+    "a marker that is gone": ("DELETE FROM twin_marker", "the table twin_marker says"),
+    "a marker of which there are two": ("INSERT INTO twin_marker SELECT * FROM twin_marker", "the table twin_marker says"),
+    "a marker of text": ("UPDATE twin_marker SET data = 'x'", "its row .marker. does not match"),
+    "a marker that is a number": ("UPDATE twin_marker SET data = 7", "the table twin_marker says"),
+    "a generation of text": ("UPDATE twin_marker SET generation = 'x'", "the table twin_marker says"),
+    "a row that is a number": ("UPDATE twin SET data = 7 WHERE key = CAST('level' AS BLOB)", "'level'"),
+    "a row that is text": ("UPDATE twin SET data = 'x' WHERE key = CAST('level' AS BLOB)", "'level'"),
+    "a key that is a number": ("UPDATE twin SET key = 7 WHERE key = CAST('level' AS BLOB)", "has the key 7"),
+    "a key that is no text": ("UPDATE twin SET key = x'ff' WHERE key = CAST('level' AS BLOB)", "row"),
+}
+"""What is done to a snapshot's tables, and what is said of it."""
+
+HEALED = {"a row that is a number", "a row that is text"}
+"""Where the key is known, the next compaction writes the row anew."""
+
+
+KEPT = Retention(unit="offsets", amount=5)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Where the log is."""
+    return tmp_path / "log.db"
+
+
+@pytest.fixture
+def channel() -> Channel:
+    """What stands on the log."""
+    return channel_with("a:1", bundles=2)
+
+
+@pytest.fixture
+def log(path: Path, channel: Channel) -> Iterator[SqliteLog]:
+    """A log that is whole, and has a snapshot."""
+    with closing(open_at(path)) as log:
+        log.append([data for _, data in channel.entries], timeout_ms=TIMEOUT_MS)
+        cut_off(log, horizon=log.end(), below=1)
+        yield log
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_whole_log_is_folded_from_zero(damage: str, log: SqliteLog, channel: Channel, path: Path) -> None:
+    """Its snapshot only saves time; brokers start, `verify` says what is wrong, and an export is whole."""
+    statement, problem = DAMAGES[damage]
+    edit(path, statement)
+    assert all_of(channel.view) == all_of(restored_to_end(log))
+    assert any(re.search(problem, finding.text) for finding in verify(log).findings), verify(log).findings
+    assert len(channel.entries) == sum(b'"position"' in line for line in exported(log))
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_log_that_is_not_whole_is_refused(damage: str, log: SqliteLog, path: Path) -> None:
+    """What was cut off is told only by the snapshot: what is lost is named, and what is the matter with the snapshot."""
+    log.truncate(3, timeout_ms=TIMEOUT_MS)
+    statement, problem = DAMAGES[damage]
+    edit(path, statement)
+    with pytest.raises(ChannelIncomplete, match=rf"its snapshot cannot be used: .*({problem})") as caught:
+        restored(log)
+    assert (1, 2) == (caught.value.first, caught.value.last)
+
+
+@pytest.mark.parametrize("damage", sorted(HEALED))
+def test_compaction_writes_a_damaged_row_anew(damage: str, log: SqliteLog, channel: Channel, path: Path) -> None:
+    """Afterwards the snapshot is as good as before."""
+    edit(path, DAMAGES[damage][0])
+    compacted(log)
+    image = log.compacted_snapshot().load()
+    assert image is not None
+    assert image.rows["level"].startswith(b"{")
+    assert all_of(channel.view) == all_of(restored_to_end(log))
+
+
+HISTORY_DAMAGES = (
+    "DELETE FROM floor_marker",
+    "UPDATE floor_marker SET data = 'x'",
+    "UPDATE floor_marker SET claim = -1",
+    "INSERT INTO floor VALUES (5, 1, x'00')",
+    "UPDATE floor SET data = 5",
+    "UPDATE floor SET key = 'level' WHERE key = CAST('level' AS BLOB)",
+)
+
+
+@pytest.mark.parametrize("damage", HISTORY_DAMAGES)
+def test_a_damaged_history_is_made_anew(damage: str, path: Path) -> None:
+    """It tells of the past alone: compaction goes on, and what is kept from then on can be told."""
+    channel = renewed(channel_with("a:1", bundles=4), 7)
+    with closing(open_at(path)) as log:
+        log.append([data for _, data in channel.entries], timeout_ms=TIMEOUT_MS)
+        compacted(log, retain=KEPT)
+        late = open_at(path)
+        late.history_snapshot().claim(timeout_ms=TIMEOUT_MS)
+        edit(path, damage)
+        known = len(channel.entries)
+        renewed(channel, 9)
+        log.append([data for _, data in channel.entries[known:]], timeout_ms=TIMEOUT_MS)
+        start = compacted(log, retain=KEPT).start
+        assert (start, True) == (earliest(log).position, verify(log).in_order)
+        with pytest.raises(SnapshotFenced):
+            late.history_snapshot().replace([], b"marker", timeout_ms=TIMEOUT_MS)
+        late.close()
+
+
+def test_a_log_with_a_damaged_beginning_is_told_from_its_snapshot(log: SqliteLog, channel: Channel, path: Path) -> None:
+    """What a broker starts from is enough to tell what came after it."""
+    edit(path, "UPDATE entries SET checksum = 0 WHERE offset = 1")
+    assert earliest(log).position == log.end() + 1
+    assert all_of(channel.view) == all_of(restored_to_end(log))
+
+
+def test_a_damaged_snapshot_without_a_genesis_is_refused(path: Path) -> None:
+    """It may be that of a copy, of which no more is left: nobody begins anew beside it."""
+    with closing(open_at(path)) as log:
+        edit(path, "DELETE FROM twin_marker")
+        with pytest.raises(ChannelIncomplete, match="its snapshot cannot be used"):
+            restored(log)
