@@ -40,9 +40,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="equipoise-stress-") as temporary:
         directory = (arguments["data"] or Path(temporary)).absolute()
         directory.mkdir(parents=True, exist_ok=True)
-        logging.basicConfig(
-            filename=directory / "stress.log"
-        )  # What a client of Kafka says of an outage would declare dead what is said here.
+        logging.basicConfig(filename=directory / "stress.log")  # What a client of Kafka says of an outage would bury what this prints.
         with breakable_place(arguments["log"], directory) as log:
             result = asyncio.run(stress(size, directory, log, seed=arguments["seed"], say=say))
     print_result(result)

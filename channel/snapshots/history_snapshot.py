@@ -29,7 +29,10 @@ class HistorySnapshot:
 
 
 def history_snapshot_of(log: Log, *, check: Check = unchecked, progress: Progress = unwatched) -> HistorySnapshot:
-    """Return the history snapshot of a log. Raise what `check`, `Log.start` and `SnapshotStore.load` raise, but not for damage or missing rights."""
+    """Return the history snapshot of a log.
+
+    Raise what `check`, `Log.start` and `SnapshotStore.load` raise, except for damage and missing rights.
+    """
     history_snapshot = HistorySnapshot()
     for _ in range(LOADS_MAX):
         start = (
