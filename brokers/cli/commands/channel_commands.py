@@ -7,7 +7,7 @@ May live here: the commands of this group that read records one by one, and time
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from equipoise.brokers.cli.commands.bundles import BundleArgument
 from equipoise.brokers.cli.commands.carrying import copy, export, import_export
 from equipoise.brokers.cli.commands.compact_command import compact
 from equipoise.brokers.cli.commands.history import entries, gone, unknown_offset
@@ -25,12 +24,12 @@ from equipoise.brokers.cli.options import TIMEOUT_S, JsonOption, LogOption, Time
 from equipoise.brokers.cli.outcome import ExitCode, group, print_error
 from equipoise.brokers.cli.output import print_document, print_json, print_line
 from equipoise.brokers.cli.progress import progress
-from equipoise.brokers.errors import UnknownBundle
+from equipoise.brokers.errors import UnknownBundle, UnknownNamespace
 from equipoise.brokers.operations.access import folded_to_end, follow
 from equipoise.channel.core.difference import Resync
 from equipoise.channel.core.entries import BundleChanged
 from equipoise.channel.core.errors import LogClosed
-from equipoise.channel.core.ranges import BundleName, parse_bundle
+from equipoise.channel.core.ranges import HASH_MAX, BundleName, check_namespace, key_hash, parse_bundle, parse_topic, topic_hash
 from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import INTEGER_MAX, QUIET_REASONS, Renewed
 from equipoise.channel.core.view import View
@@ -126,19 +125,28 @@ def show(offset: OffsetArgument, *, log: LogOption, timeout: TimeoutOption = TIM
     print_line(line.lines[0], color=line.color)
     fields = as_document(folded, ())["record"]
     if isinstance(fields, dict):
-        print_document(fields, as_json=False)
+        print_document(_readable(fields, names) | {"time": time_of(folded)}, as_json=False)
     for change in line.lines[1 : CHANGES_SHOWN_MAX + 1]:
         print_line(change)
 
 
 @app.command()
-def why(bundle: BundleArgument, *, log: LogOption, timeout: TimeoutOption = TIMEOUT_S, as_json: JsonOption = False) -> None:
-    """Tell a bundle's whole story.
+def why(
+    what: Annotated[
+        str, typer.Argument(metavar="BUNDLE|NAMESPACE|TOPIC", help="A bundle, a topic, or the namespace of KEY.", show_default=False)
+    ],
+    key: Annotated[str | None, typer.Argument(metavar="KEY", help="A key of the namespace.", show_default=False)] = None,
+    *,
+    log: LogOption,
+    timeout: TimeoutOption = TIMEOUT_S,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the full history of a bundle, or of the bundles that held a key or a topic.
 
-    It goes back through splits and merges, and tells of the proposals that were rejected, too, and why. Where the log's beginning
-    was compacted, or stands on the log that this one is a copy of, it begins with how the bundle stood then.
+    The history continues through splits and merges, and includes rejected proposals with their reasons. If the log was compacted or
+    copied, the history begins with the state at that offset.
     """
-    name = parse_bundle(bundle)
+    name = _about(what, key)
     with unread(log, timeout) as access:
         names = Names(access.view)
         has_story = _tell_beginning(name, access.view, names, as_json=as_json)
@@ -147,7 +155,7 @@ def why(bundle: BundleArgument, *, log: LogOption, timeout: TimeoutOption = TIME
                 has_story = True
                 _Line(folded=told.folded, lines=told.lines).show(as_json=as_json)
         if not has_story:
-            raise UnknownBundle(bundle=bundle)
+            raise UnknownBundle(bundle=what) if key is None and "://" not in what else UnknownNamespace(namespace=name.namespace)
         ending = ending_of(name, access.view, names)
     if as_json:
         print_json({"ending": ending})
@@ -210,6 +218,21 @@ class _Line:
         print_line(f"{time_of(self.folded):{TIME_CHARACTERS}}  {self.lines[0]}", color=self.color)
         for line in self.lines[1:]:
             print_line(f"{'':{TIME_CHARACTERS}}    {line}")
+
+
+def _readable(fields: Mapping[str, object], names: Names) -> dict[str, object]:
+    """Return the fields of a record for people: brokers by id. The time is for the caller to add."""
+    brokers = {name: names.of(value) for name in ("owner", "source") if isinstance(value := fields.get(name), int)}
+    return {name: brokers.get(name, value) for name, value in fields.items() if name != "timestamp_ms"}
+
+
+def _about(what: str, key: str | None) -> BundleName:
+    """Return the range of hash points that `why` is about. Raise `InvalidName` for a name of another form."""
+    if key is None and "://" not in what:
+        return parse_bundle(what)
+    namespace, point = (parse_topic(what).namespace, topic_hash(parse_topic(what).full)) if key is None else (what, key_hash(key))
+    low = min(point, HASH_MAX - 1)  # The last bundle contains its upper end.
+    return BundleName(check_namespace(namespace), low, low + 1)
 
 
 def _tell_beginning(bundle: BundleName, view: View, names: Names, *, as_json: bool) -> bool:

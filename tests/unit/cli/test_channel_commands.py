@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from equipoise.channel.core import propose
+from equipoise.channel.core.ranges import key_hash, parse_bundle, topic_hash
 from equipoise.channel.log.open_log import open_log
 from equipoise.channel.sqlite.log import SqliteLog
 from tests.folding import NAMESPACE, Channel
@@ -22,6 +23,7 @@ from tests.unit.cli.fabricated import LEFT, owned_channel, run, write
 TIMESTAMP_MS = 1_767_225_600_123  # 2026-01-01 00:00:00.123 UTC
 NO_RECORD = b'{"kind": "\\u001b[2J"}'
 PROBLEM = r"there is no kind '\x1b[2J'"
+BUNDLES = (LEFT, "tenant/ns/0x80000000_0xffffffff")
 BLANK = " " * len("2026-01-01 00:00:00.123")
 
 
@@ -106,16 +108,16 @@ def test_tail_tells_programs_the_same(log: str) -> None:
 
 SHOW = f"""\
 10 admin:ops transfers {LEFT} from a#2 to b#3 ("to spread the load"), based on 7: accepted, owned(a#2) -> assigning(b#3, source=a#2)
-kind          bundle
-state         assigning
-owner         3
-source        2
-reason        to spread the load
-key           {LEFT}
-based on      7
-publisher     admin:ops
-as of         9
-timestamp ms  {TIMESTAMP_MS}
+kind       bundle
+state      assigning
+owner      b#3
+source     a#2
+reason     to spread the load
+key        {LEFT}
+based on   7
+publisher  admin:ops
+as of      9
+time       2026-01-01 00:00:00.123
 now {LEFT} is assigning(b#3, source=a#2), token 7, last changed at 10
 """
 
@@ -181,6 +183,22 @@ def test_why_tells_programs_the_same(log: str) -> None:
     *records, ending = (json.loads(line) for line in run("channel", "why", LEFT, "--json", log=log).stdout.splitlines())
     assert [5, 6, 7, 10, 11, 12, 14] == [record["offset"] for record in records]
     assert {"ending": [f"{LEFT} is owned(b#3), token 12, last changed at 12"]} == ending
+
+
+@pytest.mark.parametrize(
+    ("what", "point"),
+    [(("tenant/ns", "alice"), key_hash("alice")), (("persistent://tenant/ns/t",), topic_hash("persistent://tenant/ns/t"))],
+)
+def test_why_finds_the_bundle_of_a_key_or_a_topic(what: tuple[str, ...], point: int, log: str) -> None:
+    """A key and a topic have the history of the bundle that their hash lies in."""
+    of_point = run("channel", "why", *what, log=log)
+    of_bundle = run(
+        "channel", "why", next(bundle for bundle in BUNDLES if parse_bundle(bundle).low <= point < parse_bundle(bundle).high), log=log
+    )
+    assert (of_bundle.stdout, "", 0) == (of_point.stdout, of_point.stderr, of_point.exit_code)
+    unknown = run("channel", "why", "other/ns", "alice", log=log)
+    assert ("", 2) == (unknown.stdout, unknown.exit_code)
+    assert unknown.stderr.startswith("error: there is no namespace 'other/ns'")
 
 
 def test_why_knows_no_bundle_of_an_unknown_namespace(log: str) -> None:
