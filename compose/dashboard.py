@@ -218,7 +218,7 @@ ROWS: Final[Mapping[str, Sequence[Panel]]] = {
             about="Compactions that failed; and readers that truncation overtook.",
             queries={
                 "failed, {{broker}}": "increase(equipoise_compaction_failures_total[1h])",
-                "resynced, {{broker}}": "increase(equipoise_reader_jumps_total[1h])",
+                "resynced, {{broker}}": "increase(equipoise_reader_resyncs_total[1h])",
             },
         ),
     ),

@@ -87,7 +87,7 @@ def test_brokers_start_from_the_snapshot_and_resync_through_it(tmp_path: Path) -
         compacted = cut_off_all(cluster.log_url)
         assert compacted.start > compacted.start_before
         cluster.resume(1)
-        wait_for_metric(cluster.addresses[1], "reader_jumps_total", 1)
+        wait_for_metric(cluster.addresses[1], "reader_resyncs_total", 1)
         view = wait_until_owned(cluster.log_url, first, second)
         assert all(bundle.token >= tokens[bundle.name] for bundle in view.bundles_of(NAMESPACE))
 
@@ -97,7 +97,7 @@ def test_brokers_start_from_the_snapshot_and_resync_through_it(tmp_path: Path) -
         cut_off_all(cluster.log_url)
         cluster.restart(0)
         wait_until_owned(cluster.log_url, first, second)
-        assert 0 == metric(cluster.addresses[0], "reader_jumps_total")
+        assert 0 == metric(cluster.addresses[0], "reader_resyncs_total")
 
 
 def wait_for_child(parent: int, argument: str) -> None:

@@ -252,7 +252,7 @@ def _tell_beginning(bundle: BundleName, view: View, names: Names, *, as_json: bo
 def _show_resync(resync: Resync, *, as_json: bool) -> None:
     """Tell that records are left out here: who follows was stopped for so long that they were compacted meanwhile."""
     if as_json:
-        print_json({"jumped_from": resync.before, "jumped_to": resync.offset})
+        print_json({"resynced_from": resync.before, "resynced_to": resync.offset})
     else:
         print_line(f"what stood between offsets {resync.before} and {resync.offset} has been compacted, and is left out")
 

@@ -137,7 +137,7 @@ class Metrics:
         text = "Bundles that outlast this broker's lease while the channel is lost, because their namespace says so."
         self._serving_on = gauge("bundles_serving_on", text, "namespace")
         self._log_available = gauge("log_available", "1 while the log can be read, 0 during an outage.").labels(broker)
-        self._resyncs = counter("reader_jumps_total", "How often truncation took what this broker had not read yet.").labels(broker)
+        self._resyncs = counter("reader_resyncs_total", "How often truncation took what this broker had not read yet.").labels(broker)
         self._alarms = counter("alarms_total", "What an operator must look at, by name.", "alarm")
         self.compaction = CompactionMetrics(registry, broker=broker)
         self.balancing = BalancingMetrics(registry, broker=broker)
