@@ -27,7 +27,7 @@ GROUPS: Final = {
     "bundles": ("equipoise.brokers.cli.commands.bundles", "Look at bundles and their owners; cancel moves."),
     "policies": ("equipoise.brokers.cli.commands.policy_commands", "Say which brokers may have which bundles."),
     "brokers": ("equipoise.brokers.cli.commands.broker_commands", "See who is a member; drain a broker, declare dead a dead one."),
-    "plan": ("equipoise.brokers.cli.commands.plan", "See what balancing would do now, and why not more."),
+    "plan": ("equipoise.brokers.cli.commands.plan", "Show what the balancer would move now, and what blocks further moves."),
     "decisions": ("equipoise.brokers.cli.commands.decision_commands", "See what balancing has decided, and why."),
     "balancing": ("equipoise.brokers.cli.commands.balancing_commands", "Turn balancing on or off, and change its settings."),
     "channel": ("equipoise.brokers.cli.commands.channel_commands", "Read the log, tell a bundle's story, check everything."),

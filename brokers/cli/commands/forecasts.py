@@ -27,7 +27,7 @@ _Value = TypeVar("_Value")
 
 _MEGABYTE: Final = 1_000_000
 _NAMED_MAX: Final = 3
-_STAYS_MAX: Final = 20
+_STAYS_MAX: Final = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,9 +144,11 @@ def print_forecast(seen: Seen, settings: BalancingSettings, forecast: Forecast) 
     _print_brokers(forecast)
     if forecast.moves:
         print_heading("moves")
-        for number, move in enumerate(forecast.moves, start=1):
-            print_line(f"{number}. {move.move.bundle}")
-            print_wrapped(f"   {_told_move(move)}", indent=3)
+        print_table(("bundle", "from", "to", "MB/s", "messages/s"), [_move_cells(move) for move in forecast.moves])
+        print_heading("why")
+        # What follows the semicolon is about the one bundle, whose figures the table has.
+        for reason in dict.fromkeys(move.move.reason.partition("; ")[0] for move in forecast.moves):
+            print_wrapped(reason, indent=2)
     if forecast.forbidden:
         print_heading("kept by rules")
         for each in forecast.forbidden:
@@ -157,7 +159,7 @@ def print_forecast(seen: Seen, settings: BalancingSettings, forecast: Forecast) 
         for subject, reason in list(reasons.items())[:_STAYS_MAX]:
             print_wrapped(f"{subject}: {reason}", indent=2)
         if len(reasons) > _STAYS_MAX:
-            print_line(f"and {len(reasons) - _STAYS_MAX} others: see --json")
+            print_line(f"and {len(reasons) - _STAYS_MAX} more (use --json)")
     print_heading(conclusion(settings, forecast))
 
 
@@ -231,14 +233,15 @@ def _cells(broker: BrokerForecast, *, by_cost: bool) -> tuple[str, ...]:
     )
 
 
-def _told_move(each: MoveForecast) -> str:
+def _move_cells(each: MoveForecast) -> tuple[str, ...]:
     placed = " (by placement)" if each.move.destination is None and each.destination is not None else ""
-    carries = (
-        "nobody knows how much"
-        if each.bytes_per_second is None or each.messages_per_second is None
-        else _told_rate(each.bytes_per_second, each.messages_per_second)
+    return (
+        each.move.bundle,
+        each.move.source,
+        f"{each.destination or '-'}{placed}",
+        "-" if each.bytes_per_second is None else _tenths(each.bytes_per_second / _MEGABYTE),
+        "-" if each.messages_per_second is None else _count(each.messages_per_second),
     )
-    return f"{each.move.source} -> {each.destination or 'nowhere yet'}{placed}, {carries}; {each.move.reason}"
 
 
 def _told_rule(each: Forbidden) -> str:

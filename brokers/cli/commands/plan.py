@@ -31,7 +31,7 @@ from equipoise.brokers.errors import DecisionLogUnavailable, NoFreshLoad
 from equipoise.brokers.load.bus import open_load_bus
 from equipoise.channel.core.view import View
 
-app = group("See what balancing would do now, and why not more.")
+app = group("Show what the balancer would move now, and what blocks further moves.")
 
 
 @app.command()
@@ -41,22 +41,22 @@ def plan(
     shedder: Annotated[
         str | None,
         typer.Option(
-            metavar="NAME", help=f"As if this one were set: {', '.join(SHEDDERS)}.  [default: the one that is]", show_default=False
+            metavar="NAME", help=f"Plan with this shedder: {', '.join(SHEDDERS)}.  [default: the one in force]", show_default=False
         ),
     ] = None,
     changes: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="As if a setting were this one; may be repeated.", show_default=False),
+        typer.Option("--set", metavar="NAME=VALUE", help="Override a setting for this dry run. Repeatable.", show_default=False),
     ] = None,
     broker_conf: BrokerConfOption = None,
     timeout: TimeoutOption = TIMEOUT_S,
     as_json: JsonOption = False,
 ) -> None:
-    """See what balancing would do now, and why not more.
+    """Show what the balancer would move now, and what blocks further moves.
 
-    One round is planned as the leader would, and nothing is moved: no broker is asked, and none is told. The settings are those
-    of the channel, and for what it does not say the defaults, or those of --broker-conf; what was given to brokers when they
-    were started is not known here. Exit code 1: there is no fresh load of any broker.
+    This is a dry run: it reads the channel and the load reports, and changes nothing. It plans with the settings on the channel, then
+    those of --broker-conf, then the defaults. It does not know the settings that brokers got when they started. Exit code 1: no
+    broker has sent a fresh load report.
     """
     given = pairs("--set", changes or ()) | ({} if shedder is None else {"balancing.shedder": shedder})
     base = with_values(BalancingSettings(), {} if broker_conf is None else _said_in(broker_conf))
