@@ -63,7 +63,7 @@ async def even_out(stage: Stage) -> None:
     await _set(stage, {**BY_USE, _SHEDDING: False})
     stage.say(f"nobody balances for a while, and {await _pile(stage, number)} bundles are piled on {piled_on}")
     await comes_true(is_seen, _SEEN_MS)
-    stage.say(f"of their processors use {evenness(stage).text}; what would be done about it, says `equipoise plan`:")
+    stage.say(f"their processors are in use by {evenness(stage).text}; `equipoise plan` shows what the balancer would move:")
     stage.quote(await operator.plan(stage.cluster.log_url))
     began_s, began_ms = stage.now_s, _wall_ms()
     await _set(stage, {_SHEDDING: True})

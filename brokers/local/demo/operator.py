@@ -126,7 +126,7 @@ async def create_namespace(http: aiohttp.ClientSession, broker: str, namespace: 
 
 
 async def plan(log_url: str) -> Sequence[str]:
-    """What `equipoise plan` prints of the cluster on this log, line by line: a dry run, of which no broker knows."""
+    """Run `equipoise plan`, a dry run, on this log. Return the lines of its tables and its conclusion."""
     command = (sys.executable, "-P", "-m", "equipoise.brokers.cli", "plan", "--log", log_url)
     process = await asyncio.create_subprocess_exec(*command, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT, env={**os.environ, **_AS_WIDE})
     try:
@@ -136,7 +136,13 @@ async def plan(log_url: str) -> Sequence[str]:
         process.kill()
         await process.wait()
         return [f"it did not come to an end within {_PLAN_S:.0f} s"]
-    return printed.decode(errors="replace").rstrip().splitlines()
+    return _short(printed.decode(errors="replace").rstrip().split("\n\n"))
+
+
+def _short(sections: Sequence[str]) -> list[str]:
+    """Return the lines of a plan's tables and of its conclusion. An error has one section, which is returned whole."""
+    kept = [section for section in sections if section.startswith(("brokers\n", "moves\n"))] + [sections[-1]]
+    return [line for section in kept for line in section.splitlines()]
 
 
 async def _ask(
