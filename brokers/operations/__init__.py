@@ -1,1 +1,1 @@
-"""Operations that users request: a request in, a record and its outcome out."""
+"""Operations that users request, and their outcomes."""

@@ -1,7 +1,4 @@
-"""How an admin reaches the channel: open it, read it to its end, propose, and wait for what follows.
-
-May live here: what everybody who works on a channel in the calling thread does alike, under one deadline.
-"""
+"""Open a channel in the calling thread, read it, propose records and wait for results, all under one deadline."""
 
 from __future__ import annotations
 
@@ -33,25 +30,25 @@ from equipoise.channel.snapshots.restore import earliest, restored
 from equipoise.channel.system.deadline import Deadline
 
 WAIT_MS: Final = 100
-"""How long one wait for news lasts, and so how much later than its deadline a wait may end."""
+"""How long one wait for records lasts. A wait may end this much later than its deadline."""
 
 READER: Final = f"{ADMIN_PREFIX}reader"
-"""Who has a channel open without a word to say on it."""
+"""The publisher name of a reader that proposes nothing."""
 
 Seen = TypeVar("Seen")
 
 Watched = Callable[[], AbstractContextManager[Progress]]
-"""Makes what shows somebody how far something long has come, while it is under way."""
+"""Makes a context that shows the progress of a long read."""
 
 
 def nobody_watches() -> AbstractContextManager[Progress]:
-    """The `Watched` of those whom nobody watches."""
+    """Show no progress."""
     return nullcontext(unwatched)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
-    """A channel as far as it has been read, who works on it (`admin:NAME`), and the one deadline of all that is done."""
+    """An open channel: its view so far, the publisher (`admin:NAME`), and the deadline of all calls."""
 
     log: Log
     reader: Reader
@@ -60,19 +57,19 @@ class Access:
 
     @property
     def view(self) -> View:
-        """The channel as far as it has been read."""
+        """The channel's view, as far as it has been read."""
         return self.reader.view
 
     def namespace(self, name: str) -> str:
-        """`name`, if there is such a namespace. Raises as `brokers.balancing.named.namespace_named` does."""
+        """Return `name` if the namespace exists. Raises what `brokers.balancing.named.namespace_named` raises."""
         return namespace_named(self.view, name).name
 
     def bundle(self, name: str) -> BundleEntry:
-        """The bundle of this name. Raises as `brokers.balancing.named.bundle_named` does."""
+        """Return the bundle of this name. Raises what `brokers.balancing.named.bundle_named` raises."""
         return bundle_named(self.view, name)
 
     def broker(self, broker_id: str) -> BrokerEntry:
-        """The newest incarnation of a broker, dead or alive. Raises `InvalidName`, `UnknownBroker`."""
+        """Return the newest incarnation of a broker, dead or alive. Raises `InvalidName`, `UnknownBroker`."""
         broker = self.view.brokers.get(check_broker_id(broker_id))
         if broker is None:
             raise UnknownBroker(broker=broker_id)
@@ -83,10 +80,10 @@ class Access:
 def attached(
     log_url: str, *, timeout_ms: int, publisher: str = READER, cluster: str | None = None, watched: Watched = nobody_watches
 ) -> Iterator[Access]:
-    """The channel at `log_url`, of whose records none has been read yet; a log that is not there is not made.
+    """Open the channel at `log_url` without reading its records. Never create a log.
 
-    It begins with the log, or, where that was truncated, with its snapshot. With `cluster` given, the log of another one is
-    refused when its beginning is read; `watched` is told how much of the snapshot has been. Raises what `open_log` and
+    Reading begins at the start of the log, or at its snapshot if the log was truncated. With `cluster`, a log of another cluster is refused
+    when its first record is read. `watched` shows how much of the snapshot has been read. Raises what `open_log` and
     `channel.snapshots.restore.earliest` raise.
     """
     begin = partial(earliest, cluster=cluster)
@@ -110,9 +107,10 @@ def _opened(log_url: str, *, timeout_ms: int, publisher: str, begin: Callable[..
 def opened(
     log_url: str, *, timeout_ms: int, publisher: str = READER, cluster: str | None = None, watched: Watched = nobody_watches
 ) -> Iterator[Access]:
-    """The channel read to its end, on from its snapshot if it has one; `watched` is told how much of that has been read.
+    """Open the channel, from its snapshot if it has one, and read it to its end.
 
-    Raises what `open_log`, `channel.snapshots.restore.restored` and `channel.log.blocking_view.read_on` raise.
+    `watched` shows how much of the snapshot has been read. Raises what `open_log`, `channel.snapshots.restore.restored` and
+    `channel.log.blocking_view.read_on` raise.
     """
     begin = partial(restored, cluster=cluster)
     with _opened(log_url, timeout_ms=timeout_ms, publisher=publisher, begin=begin, watched=watched) as access:
@@ -121,26 +119,25 @@ def opened(
 
 
 def folded_to_end(access: Access) -> Iterator[Folded]:
-    """What is on the log and not yet read, folded record by record; the view then stands just after each.
+    """Fold the unread records one by one. After each, the view stands just behind it.
 
-    A log that was closed ends with the record that closed it. Raises what else `channel.log.blocking_view.read_on` raises.
+    A closed log ends with the record that closed it. Raises what else `channel.log.blocking_view.read_on` raises.
     """
     for entry in entries_to_end(access.log, access.reader.position, deadline=access.deadline):
         try:
             folded = access.reader.feed(entry)
         except LogClosed as closed:
-            # It ends a history in good order: only who would go on must stop with an error.
+            # A closed log is a complete history. Only a caller that wants to append must fail.
             yield Folded(offset=closed.offset, record=decode(entry.data), verdict=Verdict())
             return
         yield folded
 
 
 def submit(access: Access, make_record: Callable[[View, Author], AnyRecord], *, outcomes: Outcomes | None = None) -> Folded:
-    """Propose a record, and return it once it is accepted; one that loses a race is made again (`may_run_again`).
+    """Propose a record and return it once it is accepted. Make it again if it loses a race (`may_run_again`).
 
-    `outcomes` gets all records that are folded on the way.
-
-    Raises `Rejected` with the reason, and what `channel.log.blocking_view.propose` raises (`OutcomeUnknown` among them).
+    `outcomes` receives every record folded meanwhile. Raises `Rejected`, and what `channel.log.blocking_view.propose` raises (for example
+    `OutcomeUnknown`).
     """
     if access.view.genesis is None:
         problem = "no broker has ever started on this log; start one first"
@@ -164,10 +161,12 @@ def submit(access: Access, make_record: Callable[[View, Author], AnyRecord], *, 
 def follow(
     access: Access, *, outage: Callable[[LogUnavailable], None] | None = None, resynced: Callable[[Resync], None] | None = None
 ) -> Iterator[Folded | None]:
-    """What is folded from now on, for ever; None each time that nothing came for `WAIT_MS`, so that the caller can give up.
+    """Yield each record folded from now on, without end. Yield None when nothing came for `WAIT_MS`, so that the caller can stop.
 
-    While the log is unavailable nothing comes, and `outage` is called once. Where truncation took what was to be read next,
-    `resynced` is called, and the view goes on from the channel's snapshot. Raises what else `Log.read` and `restored` raise.
+    * While the log is unavailable nothing comes. `outage` is called once per outage.
+    * If truncation removed the next record, `resynced` is called and the view continues from the channel's snapshot.
+
+    Raises what else `Log.read` and `restored` raise.
     """
     is_out = False
     while True:
@@ -197,7 +196,7 @@ def _news(access: Access, resynced: Callable[[Resync], None] | None) -> Sequence
 
 
 def resync(access: Access) -> Resync:
-    """Go on after what was truncated. An outage in the midst of it raises `LogUnavailable`."""
+    """Restore the view from the channel's snapshot after a truncation. Raises `LogUnavailable` during an outage."""
     reader = access.reader
     again = restored(access.log, cluster=reader.cluster)
     what = resync_between(reader.view, again.view)
@@ -206,7 +205,7 @@ def resync(access: Access) -> Resync:
 
 
 def until(access: Access, condition: Callable[[View, Folded | None], Seen | None], *, what: str) -> Seen:
-    """What `condition` returns, once that is not None. It is asked at once, and after each record, so that it misses no state.
+    """Return the first result of `condition` that is not None. Call it at once, and again after each record.
 
     Raises `DeadlineExceeded` naming `what`, and what `follow` raises.
     """

@@ -1,7 +1,7 @@
-"""Proof instead of silence: who holds the lock of a broker's data directory knows that the broker is dead, and says so.
+"""Declare a broker dead (section 4 of the protocol), so that its bundles move before its lease expires.
 
-May live here: the declaration of death of a broker by its data directory (section 4 of the protocol). The parent of a local cluster does
-it, and a service manager's stop hook by `equipoise brokers declare dead`: nobody then waits for a lease to run out.
+The proof of death is the lock of the broker's data directory: a caller that can take the lock knows that the process has ended. The parent
+of a local cluster uses this, and so does a service manager's stop hook with `equipoise brokers declare dead`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from equipoise.channel.log.blocking_view import read_on
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeathDeclaration:
-    """A broker that was declared dead: its id and incarnation, the offset of the record, and how many bundles it held or was to hold."""
+    """A broker that was declared dead. `offset` is that of the record; `bundles` counts the bundles that it had or was to get."""
 
     broker: str
     incarnation: int
@@ -32,13 +32,12 @@ class DeathDeclaration:
 
 
 def declare_dead(access: Access, data_directory: Path) -> tuple[DeathDeclaration, ...]:
-    """Declare dead whichever live incarnation bears a nonce of `data_directory`; none if there is none.
+    """Declare dead each live incarnation whose instance id is in `data_directory`. Return none if there is none.
 
-    So it may be called after every end of a process, also after a graceful one, which leaves nobody to declare dead. First comes
-    the proof, and then the reading: what the process appended at last is on the log by then.
+    Callers may run this after every end of a process. After a graceful stop there is nothing to declare. The lock is taken before the
+    channel is read, so the last records of the process are on the log by then.
 
-    Raises `DataDirectoryInUse` if the process still runs, `DataDirectoryUnusable`, `NetworkFileSystem`, and what `submit`
-    raises.
+    Raises `DataDirectoryInUse` if the process still runs, `DataDirectoryUnusable`, `NetworkFileSystem`, and what `submit` raises.
     """
     nonces = nonces_of_dead(data_directory)
     read_on(access.log, access.reader, deadline=access.deadline)
@@ -47,7 +46,7 @@ def declare_dead(access: Access, data_directory: Path) -> tuple[DeathDeclaration
 
 
 def _declare_dead(access: Access, broker: BrokerEntry) -> DeathDeclaration | None:
-    """None if somebody else was quicker."""
+    """Return None if somebody else declared it dead first."""
     incarnation = broker.incarnation
     try:
         accepted = submit(access, partial(_down, incarnation))

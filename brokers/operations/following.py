@@ -1,7 +1,6 @@
-"""What a broker proposes for somebody, followed on the channel until it has ended one way or another.
+"""Propose an operation through a running broker and wait on the channel for its end.
 
-May live here: the proposal of an intent, and the wait for its end. What has ended how, and in which words that is told, is
-decided in `brokers.agent.requested_moves`; who wants what is the business of those who ask.
+`brokers.agent.requested_moves` decides how an operation ended.
 """
 
 from __future__ import annotations
@@ -24,17 +23,21 @@ from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 
 MOVES_MAX: Final = 1_024
-"""Moves that are waited for at a time: each looks at every change of the view, 15 ms for all of them."""
+"""Limit of concurrent waits. Each one checks every change of the view: about 15 ms for all of them."""
 
 T = TypeVar("T")
 _News = deque[Folded | Resync]
 
 
 class Following:
-    """What one worker is asked for. Each step takes the deadline of its request.
+    """The operations that callers request of one worker. Each call takes the deadline of its request.
 
-    All raise `Rejected` if the channel refuses, `DeadlineExceeded` if it had not ended in time (it may still), `Overloaded` if
-    too many wait, and what `Worker.request` raises.
+    All calls raise:
+
+    * `Rejected` if the channel refuses the record.
+    * `DeadlineExceeded` if the operation had not ended in time. It may still end.
+    * `Overloaded` if too many callers wait.
+    * What `Worker.request` raises.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -42,9 +45,9 @@ class Following:
         self._waiting = 0
 
     async def move(self, intent: Intent, deadline: Deadline, what: str) -> tuple[BundleEntry, ...]:
-        """Request a transfer, an unload or a split, and follow it to its end; what it made, as `requested_moves.made_by` says.
+        """Request a transfer, an unload or a split and wait for its end. Return the resulting bundles (see `requested_moves.made_by`).
 
-        Raises `Cancelled` if it was accepted and nothing came of it, and `OutcomeUnknown` if nobody can tell.
+        Raises `Cancelled` if it was accepted and then cancelled, and `OutcomeUnknown` if a truncation removed the records about its end.
         """
         with self._followed(intent) as news:
             offset = await self._request(intent, deadline, news)
@@ -58,21 +61,21 @@ class Following:
                     return made
 
     async def settle(self, intent: Intent, deadline: Deadline) -> Folded:
-        """Request what is done with one record; the record that was accepted."""
+        """Request a change that takes one record. Return the accepted record."""
         with self._followed(intent) as news:
             offset = await self._request(intent, deadline, news)
             return await self._accepted(news, offset, deadline, f"the change of {subject_of(intent)}")
 
     async def until(self, condition: Callable[[View], T | None], deadline: Deadline, what: str) -> T:
-        """What `condition` returns of the worker's view, once that is not None."""
+        """Return the first result of `condition` on the worker's view that is not None."""
         try:
             return await self._worker.until(condition, timeout_ms=deadline.remaining_ms(), what=what)
         except DeadlineExceeded:
-            deadline.check(what)  # In milliseconds of the whole request, not of what was left of it.
+            deadline.check(what)  # The message counts milliseconds from the start of the request, not from this wait.
             raise
 
     async def _accepted(self, news: _News, offset: int, deadline: Deadline, what: str) -> Folded:
-        """The record that was accepted at `offset`, once it has been read here."""
+        """Return the accepted record at `offset`, once this worker has read it."""
         while True:
             told = await self._next(news, deadline, what)
             if isinstance(told, Folded) and told.offset == offset:
@@ -83,7 +86,7 @@ class Following:
         return OutcomeUnknown(log=self._worker.config.log_url, subject=bundle, problem=problem)
 
     async def _request(self, intent: Intent, deadline: Deadline, news: _News) -> int:
-        """The offset of the record that was accepted; a refusal is told in the words of its story."""
+        """Return the offset of the accepted record. A refusal is described from the record that was read (`rejection`)."""
         refuse_in_vain(self._worker.view, intent)
         try:
             return await self._worker.request(intent, timeout_ms=deadline.remaining_ms())
@@ -93,11 +96,9 @@ class Following:
 
     @contextmanager
     def _followed(self, intent: Intent) -> Iterator[_News]:
-        """All records about what `intent` wants to change, from before it is requested on, so that none is missed unheard.
+        """Collect all records about the subject of `intent`, starting before the request so that none is missed.
 
-        They are few: those of others that were rejected are left out, and what is about one bundle has to wait for it.
-
-        Raises `Overloaded` if too many moves are waited for.
+        The list stays short: it leaves out rejected records of others. Raises `Overloaded` if too many moves are waited for.
         """
         if self._waiting >= MOVES_MAX:
             raise Overloaded(what=f"the row of moves at broker {self._worker.broker_id}", limit=MOVES_MAX)

@@ -1,8 +1,12 @@
-"""Moves as an operator asks for them: proposed straight to the channel, and waited for until they have ended one way or another.
+"""Run an operator's moves directly on the channel and wait for their end.
 
-May live here: the moves of bundles, the making and the deletion of a namespace, and changes of policies, as steps on the channel.
-Each takes an `Access` and raises `Rejected` if the channel refuses it, `Cancelled` if it was accepted and came to nothing,
-`DeadlineExceeded` if it had not ended in time; it may still end then. What has ended how is decided in `brokers.agent.requested_moves`.
+Each function takes an `Access` and raises:
+
+* `Rejected` if the channel refuses the record.
+* `Cancelled` if the operation was accepted and then cancelled.
+* `DeadlineExceeded` if it had not ended in time. It may still end.
+
+`brokers.agent.requested_moves` decides how an operation ended.
 """
 
 from __future__ import annotations
@@ -49,7 +53,7 @@ from equipoise.channel.system.deadline import Deadline
 
 
 def request(access: Access, intent: Intent, *, outcomes: Outcomes | None = None) -> Folded:
-    """Propose what `intent` wants; the record that the channel accepted. Takes and raises what `brokers.operations.access.submit` does."""
+    """Propose the record for `intent` and return it once accepted. Raises what `brokers.operations.access.submit` raises."""
     refuse_in_vain(access.view, intent)
     return submit(access, partial(_spelled, intent), outcomes=outcomes)
 
@@ -63,9 +67,9 @@ def _spelled(intent: Intent, view: View, author: Author) -> AnyRecord:
 
 
 def transfer(access: Access, bundle: str, destination: str, *, force: bool = False) -> Folded:
-    """Begin to move `bundle` to the broker `destination`; the record that the channel accepted.
+    """Start the transfer of `bundle` to the broker `destination`. Return the accepted record.
 
-    Raises `DestinationForbidden` if policies keep it from there, unless it is to be moved by `force`.
+    Raises `DestinationForbidden` if policies exclude the destination, unless `force` is set.
     """
     if not force:
         refuse_forbidden(access.view, bundle, destination)
@@ -73,17 +77,17 @@ def transfer(access: Access, bundle: str, destination: str, *, force: bool = Fal
 
 
 def unload(access: Access, bundle: str) -> Folded:
-    """Begin to move `bundle` away from its owner, to whichever other broker; the record that the channel accepted."""
+    """Start to move `bundle` from its owner to any other broker. Return the accepted record."""
     return request(access, MoveAway(bundle=bundle, reason=BY_OPERATOR))
 
 
 def split(access: Access, bundle: str, algorithm: str, positions: tuple[int, ...] | None) -> Folded:
-    """Ask the owner of `bundle` to cut it; the record that the channel accepted."""
+    """Request that the owner of `bundle` splits it. Return the accepted record."""
     return request(access, SplitBundle(bundle=bundle, algorithm=algorithm, positions=positions, reason=BY_OPERATOR))
 
 
 def await_end(access: Access, accepted: Folded) -> tuple[BundleEntry, ...]:
-    """Wait until a transfer or a split that was accepted, the last that was read, has ended; the bundles that it made."""
+    """Wait until an accepted transfer or split has ended. Return the resulting bundles. `accepted` must be the last record read."""
     move = begun_by(accepted)
 
     def made(view: View, folded: Folded | None) -> tuple[BundleEntry, ...] | None:
@@ -95,10 +99,10 @@ def await_end(access: Access, accepted: Folded) -> tuple[BundleEntry, ...]:
 def unload_all(
     access: Access, bundles: Iterable[BundleEntry], *, what: str, wait: bool = True, outcomes: Outcomes | None = None
 ) -> Mapping[str, int]:
-    """Unload these bundles as far as they are owned, but for those that somebody else moves at the same moment.
+    """Unload the bundles that have an owner. Skip those that somebody else moves at the same moment.
 
-    They are let go of some at a time (`unloads_of`), or are all begun at once if nobody is to `wait` for `what`. The result maps
-    the name of each that was unloaded to the offset of the record; `outcomes` gets every record.
+    With `wait`, unload them in batches (`unloads_of`); without, start all at once. `what` names the wait in errors. `outcomes` receives
+    every record. Return the offset of the unload's record by bundle name.
     """
     all_begun: dict[str, int] = {}
     for batch in unloads_of(bundles, kind=MoveAway):
@@ -110,7 +114,7 @@ def unload_all(
 
 
 def await_settled(access: Access, outcomes: Outcomes) -> None:
-    """Wait until bundles that were released have an owner who keeps them, at most for `PLACED_MS` and until the deadline."""
+    """Wait until the released bundles have a settled owner, for at most `PLACED_MS` and until the deadline."""
     give_up = Deadline.after(timeout_ms=min(PLACED_MS, access.deadline.remaining_ms()))
     for folded in follow(access):
         if folded is not None:
@@ -131,7 +135,7 @@ def _begin_all(access: Access, intents: Sequence[Intent], what: str, outcomes: O
 
 
 def await_released(access: Access, unloads: Mapping[str, int], *, what: str, outcomes: Outcomes | None = None) -> None:
-    """Wait for `what`: that each unload has come to its end. `unloads` maps the name of a bundle to the offset of its unload."""
+    """Wait until each unload has ended. `unloads` maps bundle names to offsets of unload records; `what` names the wait in errors."""
     waiting = dict(unloads)
 
     def all_released(view: View, folded: Folded | None) -> bool | None:
@@ -146,37 +150,37 @@ def await_released(access: Access, unloads: Mapping[str, int], *, what: str, out
 
 
 def _is_leaving(bundle: BundleEntry | None, since: int) -> bool:
-    """Whether a bundle is still on its way from the owner that it had before the unload at offset `since`."""
+    """Return whether a bundle is still leaving the owner that it had before the unload at offset `since`."""
     return bundle is not None and (bundle.last == since or bundle.phase in ("transferring", "handing_over", "unloading"))
 
 
 def cancel(access: Access, bundle: str) -> Folded:
-    """End a transfer or a split of `bundle` that has not happened; who served it owns it as soon as the channel has accepted that."""
+    """Cancel a transfer or a split of `bundle` that is not complete. The source owns the bundle again once the record is accepted."""
     return request(access, Cancel(bundle=bundle, reason=CANCELLED_BY_OPERATOR))
 
 
 def cancel_all(access: Access, bundles: Iterable[BundleEntry]) -> Mapping[str, int]:
-    """Cancel the moves of these bundles as far as they can be; of each that was, by name, the offset of the record."""
+    """Cancel those moves of these bundles that can be cancelled. Return the offset of each cancel by bundle name."""
     return {name: offset for batch in calls_off_of(bundles) for name, offset in _begin_all(access, batch, "the end of the move").items()}
 
 
 def merge(access: Access, left: str) -> Folded:
-    """Make one bundle of `left` and its right neighbour, at once; the record that the channel accepted."""
+    """Merge `left` with its right neighbour. Return the accepted record."""
     return request(access, MergeBundles(left=left, reason=BY_OPERATOR))
 
 
 def create_namespace(access: Access, name: str, boundaries: Sequence[int], policies: Document | None = None) -> Folded:
-    """Create a namespace with bundles between each two of `boundaries`; the record that the channel accepted."""
+    """Create a namespace with one bundle between each two adjacent `boundaries`. Return the accepted record."""
     return request(access, CreateNamespace(name=name, boundaries=boundaries, policies=policies or {}))
 
 
 def set_policy(access: Access, name: str, policy: str, value: Scalar | None) -> Folded:
-    """Set one of the policies of the namespace `name`, or take it away; the others stay. The record that the channel accepted."""
+    """Set one policy of the namespace `name`, or remove it (None). Other policies stay. Return the accepted record."""
     return request(access, SetPolicy(name=name, policy=policy, value=value))
 
 
 def set_cluster_policy(access: Access, key: str, document: Document | None) -> Folded:
-    """Set the cluster policy `key`, or take it away; the record that the channel accepted.
+    """Set the cluster policy `key`, or remove it (None). Return the accepted record.
 
     Raises `InvalidPolicy` and `PolicyLeavesNobody` as `brokers.balancing.policy_changes.check_policy_change` does.
     """
@@ -184,7 +188,7 @@ def set_cluster_policy(access: Access, key: str, document: Document | None) -> F
 
 
 def delete_namespace(access: Access, name: str, *, progress: Callable[[str], None]) -> Folded:
-    """Delete a namespace with all its bundles; the record that did it. `next_of_deletion` says in which steps."""
+    """Delete a namespace with all its bundles, in the steps of `next_of_deletion`. Return the record of the deletion."""
     while True:
         what = f"the release of all bundles of {name}"
         access.deadline.check(what)

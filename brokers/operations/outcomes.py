@@ -1,4 +1,4 @@
-"""What became of bundles that somebody unloaded: who owns each now, and why it is not where it was to go."""
+"""Report where unloaded bundles went, and why a bundle is not at its destination."""
 
 from __future__ import annotations
 
@@ -16,21 +16,23 @@ from equipoise.channel.core.view import View
 from equipoise.channel.system.deadline import Deadline
 
 PLACED_MS: Final = 5_000
-"""How long an unload waits for a bundle's next owner, once the former one has released it. A service that refuses is asked again
-after 0.75 s, 1.5 s, and so on. If a bundle has no owner by then, the unload reports the reason."""
+"""How long an unload waits for a released bundle's next owner.
+
+A service that refuses is asked again after 0.75 s, 1.5 s, and so on. If a bundle has no owner by then, the unload reports the reason.
+"""
 
 SETTLED_MS: Final = 500
-"""How long a new owner must have a bundle. One whose service fails to open it says so on the channel; success is not on record."""
+"""How long a new owner must keep a bundle. A failed opening is on the channel; a successful one is not."""
 
-# The channel has all of a reason.
+# The channel keeps the full reason.
 _PROBLEM_CHARACTERS_MAX: Final = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What became of one bundle: `source` owned it before, `owner` owns it now, under `token` (None: nobody does).
+    """What became of one bundle: `source` owned it before, `owner` owns it now under `token` (None: no owner).
 
-    `problem` says why it is back at its source, why it has no owner, or who refused it on the way.
+    `problem` is why the bundle is back at its source, why it has no owner, or which broker refused it.
     """
 
     bundle: str
@@ -40,11 +42,11 @@ class Outcome:
     problem: str | None
 
     def document(self) -> dict[str, str | int | None]:
-        """As a JSON object."""
+        """Return this outcome as a JSON object."""
         return {"bundle": self.bundle, "source": self.source, "owner": self.owner, "token": self.token, "problem": self.problem}
 
     def sentence(self) -> str:
-        """For people."""
+        """Return this outcome as a sentence."""
         if self.owner is None:
             told = f"{self.source} has released {self.bundle}, and nobody owns it now"
         elif self.owner == self.source:
@@ -55,16 +57,16 @@ class Outcome:
 
 
 class Outcomes:
-    """Follows bundles from before their unload on. `folded` is to be called with every record."""
+    """Follows bundles from before their unload. The caller passes every record to `folded`."""
 
     def __init__(self, view: View, bundles: Iterable[BundleEntry]) -> None:
-        """`bundles` are to be unloaded; those that nobody owns are left out."""
+        """Take the `bundles` to be unloaded, and ignore those without an owner."""
         self._sources = {bundle.name: view.live[bundle.owner].broker for bundle in bundles if bundle.owner is not None}
         self._refusals: dict[str, str] = {}
         self._quiet = Deadline.after(timeout_ms=SETTLED_MS)
 
     def folded(self, folded: Folded) -> None:
-        """Take note of a record."""
+        """Note a record."""
         for change in folded.verdict.changes:
             if isinstance(change, BundleChanged) and change.name in self._sources:
                 self._quiet = Deadline.after(timeout_ms=SETTLED_MS)
@@ -73,12 +75,12 @@ class Outcomes:
                     self._refusals[change.name] = refusal
 
     def are_settled(self, view: View) -> bool:
-        """Whether each bundle has had its owner for a moment, or is gone."""
+        """Return whether each bundle has kept its owner for `SETTLED_MS`, or is gone."""
         entries = (view.bundles.get(name) for name in self._sources)
         return not self._quiet.remaining_ms() and all(entry is None or entry.phase == "owned" for entry in entries)
 
     def of(self, name: str, view: View) -> Outcome:
-        """What has become of a bundle that was owned."""
+        """Return what became of a bundle that had an owner."""
         source, refusal = self._sources[name], self._refusals.get(name)
         entry = view.bundles.get(name)
         if entry is None:
@@ -91,17 +93,17 @@ class Outcomes:
         return Outcome(bundle=name, source=source, owner=owner, token=entry.token, problem=refusal)
 
     def all(self, view: View) -> list[Outcome]:
-        """What has become of each."""
+        """Return what became of each bundle."""
         return [self.of(name, view) for name in self._sources]
 
     def is_refused(self, name: str) -> bool:
-        """Return whether a destination refused the bundle, or gave it up."""
+        """Return whether a destination refused the bundle or gave it up."""
         return name in self._refusals
 
     def check(self, name: str, view: View, *, destination: str | None) -> Outcome:
-        """What has become of a bundle that a transfer moved, to `destination` if one was named.
+        """Return what became of a transferred bundle.
 
-        Raises `Cancelled` if somebody refused it, and it is back at its source or not at its destination.
+        Raises `Cancelled` if a broker refused it and it is now at its source, has no owner, or is not at its named `destination`.
         """
         outcome = self.of(name, view)
         if name in self._refusals and (outcome.owner in (None, outcome.source) or destination not in (None, outcome.owner)):
@@ -110,7 +112,7 @@ class Outcomes:
 
 
 def _refusal(folded: Folded, change: BundleChanged) -> str | None:
-    """Return which broker refused a bundle that it was to own, and why; None if the record is no refusal."""
+    """Return which broker refused a bundle that it was to own, and why. Return None if the record is not a refusal."""
     record, before = folded.record, change.before
     if not isinstance(record, BundleTransition) or before is None or not is_refusal(record, before):
         return None
