@@ -1,7 +1,6 @@
-"""A cluster in one process and in virtual time: what users test their services with.
+"""Run a cluster in one process and in virtual time, so that users can test their services.
 
-May live here: `Cluster`. Agents, fold and services are the product's own and the user's; the log is in memory and answers at
-once, and the clock moves only when a test says so.
+Agents and fold are the product's own. The log is in memory and answers at once. The clock moves only when a test moves it.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from equipoise.channel.log.memory_log import MemoryLog
 T = TypeVar("T")
 S = TypeVar("S", bound=Service)
 
-# A cluster comes to rest within some ten exchanges of records for each bundle; one that has not after so many never will.
+# A cluster settles within about ten exchanges of records per bundle. One that needs more than this never will.
 _EXCHANGES_MAX: Final = 10_000
 
-# A namespace may have thousands of bundles, and a message is read by people.
+# A namespace may have thousands of bundles, and people read the message.
 _NAMES_SHOWN_MAX: Final = 20
 
-# How often it is looked whether a task that has not ended waits for the cluster now, and not for the real world.
+# How often a cluster checks whether an unfinished task waits for virtual time, not for the real world.
 _LOOK_SECONDS: Final = 0.002
 
 
@@ -46,7 +45,7 @@ class NotServed(PeerError):
     """A bundle is not where the test wants it."""
 
     def __init__(self, *, bundle: str, broker: str | None, problem: str) -> None:
-        """`bundle` was to be served by `broker` (None: by anybody); `problem` says how it is instead."""
+        """`broker` was to serve `bundle` (None: any broker). `problem` describes the actual state."""
         self.bundle = bundle
         self.broker = broker
         self.problem = problem
@@ -57,7 +56,7 @@ class NoRest(CallerError):
     """Records follow each other without end while no time passes."""
 
     def __init__(self, *, last_reason: str) -> None:
-        """`last_reason` is the reason of the newest record that gave one."""
+        """`last_reason` is the newest reason on record."""
         self.last_reason = last_reason
         super().__init__(
             f"the cluster does not come to rest, the last reason on record is {last_reason!r}; does the service fail each time it opens?"
@@ -68,7 +67,7 @@ class NotInCluster(CallerError):
     """A test names a broker or a bundle that its cluster does not have."""
 
     def __init__(self, *, what: str, name: str, known: Sequence[str]) -> None:
-        """`what` is the kind of thing, `name` the one asked for; `known` are those that there are."""
+        """`what` is the kind of thing, `name` the requested one, `known` the existing ones."""
         self.what = what
         self.name = name
         self.known = tuple(known)
@@ -78,7 +77,7 @@ class NotInCluster(CallerError):
 
 
 class AlreadyRuns(CallerError):
-    """A test starts a broker that runs already."""
+    """A test starts a broker that already runs."""
 
     def __init__(self, *, broker: str) -> None:
         """`broker` is its id."""
@@ -87,10 +86,10 @@ class AlreadyRuns(CallerError):
 
 
 class NotSplit(PeerError):
-    """A split was accepted and not made: the bundle is as before."""
+    """A split was accepted but not made: the bundle is unchanged."""
 
     def __init__(self, *, bundle: str, problem: str) -> None:
-        """`bundle` was to be cut; `problem` says how it is instead."""
+        """`bundle` was to be split. `problem` describes the actual state."""
         self.bundle = bundle
         self.problem = problem
         super().__init__(f"{bundle} was not split: {problem}")
@@ -166,7 +165,7 @@ class Cluster(Generic[S]):
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._is_open = False
         self._world.members.clear()
-        self._runner.__exit__(kind, error, trace)  # Cancels whatever still runs.
+        self._runner.__exit__(kind, error, trace)  # Cancels all running tasks.
         self._log.close()
 
     # --- brokers and namespaces ---
@@ -289,7 +288,7 @@ class Cluster(Generic[S]):
         self._bundle(left)
         self._request(MergeBundles(left=left, reason="merged by the test"), about=left)
 
-    # --- time, and calls ---
+    # --- time and calls ---
 
     @property
     def now_ms(self) -> int:
@@ -307,7 +306,7 @@ class Cluster(Generic[S]):
         """
 
         async def run() -> T:
-            self._stuck.clear()  # What hung may go on by what the test does here.
+            self._stuck.clear()  # A task that hung may continue because of this call.
             task = asyncio.get_running_loop().create_task(coroutine)
             await self._settle()
             await self._advance(self._clock.boot_ms + within_ms, until=task.done)
@@ -319,12 +318,12 @@ class Cluster(Generic[S]):
 
         return self._run(run())
 
-    # --- how it is done ---
+    # --- implementation ---
 
     def _run(self, coroutine: Coroutine[None, None, T]) -> T:
-        """The result of a coroutine on the cluster's loop. Raises what it raises, and `NotRunning` outside the context."""
+        """Return the result of a coroutine on the cluster's loop. Raises what it raises, and `NotRunning` outside the context."""
         if not self._is_open:
-            coroutine.close()  # Nobody will ever await it.
+            coroutine.close()  # It will never be awaited.
             raise NotRunning(what="the cluster", problem="it has not been started" if self._is_open is None else "it has ended")
         return self._runner.run(coroutine)
 
@@ -360,7 +359,7 @@ class Cluster(Generic[S]):
         return bundle
 
     def _told(self, bundle: str) -> str:
-        """How a bundle is, for an error's message."""
+        """Return the state of a bundle, for an error's message."""
         entry = self._view.bundles[bundle]
         reason = self._reasons.get(bundle)
         return f"it is {entry.state}, served by {self.owner(bundle) or 'nobody'}{f' ({reason})' if reason else ''}"
@@ -390,7 +389,7 @@ class Cluster(Generic[S]):
         await self._settle()
 
     async def _advance(self, end_ms: int, *, until: Callable[[], bool]) -> None:
-        """Go from one moment at which something is due to the next."""
+        """Advance from one due moment to the next."""
         while self._clock.boot_ms < end_ms and not until():
             members = list(self._world.members.values())
             wake_ms = min((member.agent.wake_at_ms for member in members), default=end_ms)
@@ -401,11 +400,11 @@ class Cluster(Generic[S]):
             await self._settle()
 
     async def _settle(self) -> None:
-        """Let everything happen that happens without time passing."""
+        """Run everything that can happen while no time passes."""
         patience_s = self._patience_s
         exchanges = 0
         while exchanges < _EXCHANGES_MAX:
-            await asyncio.sleep(0)  # Whoever has been woken takes a step.
+            await asyncio.sleep(0)  # Tasks that have been woken take a step.
             if any(member.read() for member in list(self._world.members.values())):
                 exchanges += 1
                 continue
@@ -433,7 +432,7 @@ def _names_of(brokers: int | Sequence[str]) -> tuple[str, ...]:
 
 
 class _PlacementByHand:
-    """Places as production does, but for the bundles on which the test has an opinion: a broker of its choice, or none."""
+    """Places bundles as production does, except for bundles that the test has given to a broker or taken."""
 
     def __init__(self) -> None:
         self.wishes: dict[str, str] = {}
@@ -441,7 +440,7 @@ class _PlacementByHand:
         self._others = FewestBundles()
 
     def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
-        """See `brokers.balancing.placement.Placement`. A wish for a broker that is away does not hold."""
+        """Place as `brokers.balancing.placement.Placement` defines. A wish for a broker that is not up is ignored."""
         up = {broker.broker: broker.incarnation for broker in view.live_brokers() if broker.status == "up"}
         wished = {bundle.name: up[wish] for bundle in bundles if (wish := self.wishes.get(bundle.name)) in up}
         others = [bundle for bundle in bundles if bundle.name not in wished and bundle.name not in self.taken]

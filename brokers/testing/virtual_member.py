@@ -1,6 +1,6 @@
-"""One broker of a virtual cluster: what `brokers.runtime.worker` is in real time, over a log in memory and a clock that stands still.
+"""Run one broker of a virtual cluster over a log in memory and a clock that only the test moves.
 
-May live here: the loop of events and effects of one such broker, and what all of them share.
+It replaces `brokers.runtime.worker`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 
 CLUSTER: Final = "virtual"
 
-# Not 0, so that no unset time looks like the present.
+# Not 0, so that no unset time equals the present.
 _BOOT_START_MS: Final = 1_000_000
 _WALL_START_MS: Final = 1_000_000_000
 
@@ -43,26 +43,28 @@ _APPEND_MS: Final = 1_000
 
 
 class VirtualClock:
-    """Time that passes only when a test says so. See `brokers.runtime.clock.Clock`."""
+    """Time that passes only when a test moves it. See `brokers.runtime.clock.Clock`."""
 
     def __init__(self) -> None:
         self.boot_ms = _BOOT_START_MS
 
     def now(self) -> Instant:
-        """Both clocks, now."""
+        """Return the reading of both clocks."""
         return Instant(self.boot_ms, _WALL_START_MS + self.boot_ms)
 
     def boot_ns(self) -> int:
-        """Boot time in nanoseconds."""
+        """Return the boot time in nanoseconds."""
         return self.boot_ms * 1_000_000
 
 
 @dataclass(slots=True, kw_only=True)
 class World:
-    """What the members share, and what outlives them.
+    """The parts that the members share, and that outlive them.
 
-    `heard` is told of every record that a member folds. With `serves_peers` members fetch state from one another. `nonces` are
-    those in each broker's data directory; `waiting` are the tasks that wait for a change, by what wakes them.
+    * `heard`: called with every record that a member folds.
+    * `serves_peers`: members fetch state from one another.
+    * `nonces`: the instance ids in each broker's data directory.
+    * `waiting`: the tasks that wait for a change, by the future that wakes them.
     """
 
     clock: VirtualClock
@@ -76,11 +78,11 @@ class World:
     waiting: dict[asyncio.Future[None], asyncio.Task[object] | None] = field(default_factory=dict)
 
     def idle(self) -> frozenset[asyncio.Task[object] | None]:
-        """The tasks that only a change can wake."""
+        """Return the tasks that only a change can wake."""
         return frozenset(task for waiter, task in self.waiting.items() if not waiter.done())
 
     async def change(self) -> None:
-        """Wait until anything has changed, be it the time."""
+        """Wait until anything has changed, including the time."""
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.waiting[waiter] = asyncio.current_task()
         try:
@@ -89,14 +91,14 @@ class World:
             self.waiting.pop(waiter, None)
 
     def changed(self) -> None:
-        """Let all who wait look again."""
+        """Wake all waiting tasks, so that they look again."""
         for waiter in self.waiting:
             if not waiter.done():
                 waiter.set_result(None)
 
 
 class Member:
-    """One broker with its own service. It acts only when it is told to: `read`, `tick`, or when its service has answered."""
+    """One broker with its own service. It acts only on `read`, `tick` and requests, or when its service has answered."""
 
     def __init__(self, broker: str, service: Service, world: World) -> None:
         self.broker_id = broker
@@ -131,18 +133,18 @@ class Member:
             clock=world.clock,
             waiting=self,
             step=self.step,
-            log_is_readable=lambda: True,  # It lies in the same memory.
+            log_is_readable=lambda: True,  # The log is in the same memory.
         )
 
     # --- what makes it act ---
 
     def start(self) -> None:
-        """Begin to read, on a log that may be empty."""
+        """Start to read. The log may be empty."""
         if not self.read():
             self.step(Read(entries=()))
 
     def read(self) -> bool:
-        """Fold what is new on the log; whether there was anything."""
+        """Fold what is new on the log. Return whether there was anything."""
         entries = self._world.log.read(self._reader.position, limit=READ_ENTRIES_MAX)
         if entries:
             self.step(Read(entries=entries, caught_up=entries[-1].offset >= self._world.log.end()))
@@ -153,21 +155,21 @@ class Member:
         self.step(Tick())
 
     def want(self, bundle: str) -> None:
-        """Have a free bundle placed."""
+        """Request that a free bundle is placed."""
         self.step(Wanted(bundle=bundle))
 
     def ask(self, intent: Intent) -> int:
-        """Have something done; `answer` with the ticket that is returned tells what came of it."""
+        """Request an operation. Return the ticket for `answer`."""
         ticket = next(self._world.numbers)
         self.step(Requested(ticket=ticket, intent=intent))
         return ticket
 
     def answer(self, ticket: int) -> Answered | None:
-        """What came of a request; None until that is known."""
+        """Return the answer to a request; None while it is unknown."""
         return self._answers.pop(ticket, None)
 
     def step(self, event: Event) -> None:
-        """Give the agent one event, and carry out what it wants."""
+        """Give the agent one event, and carry out the effects."""
         self._events.append(event)
         if self._stepping:
             return
@@ -178,7 +180,7 @@ class Member:
                 effects = self.agent.step(taken, self._world.clock.now())
                 for effect in effects:
                     self._carry_out(effect)
-                # What only a look brought about must not make everybody look again.
+                # A lookup without effects must not wake the waiting tasks.
                 if effects or not isinstance(taken, Wanted):
                     self._world.changed()
         finally:
@@ -200,17 +202,17 @@ class Member:
             self._world.heard(effect)
 
     def _end(self, _problem: str) -> None:
-        """Its service cannot be stopped: the process of this broker ends."""
+        """End the process of this broker, because its service cannot be stopped."""
         self._world.members.pop(self.broker_id, None)
 
     # --- what its service may ask ---
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
-        """See `brokers.runtime.service.ServiceHost.route`; `timeout_ms` is counted on the cluster's clock."""
+        """Route a key as `brokers.runtime.service.ServiceHost.route` does. `timeout_ms` counts on the cluster's clock."""
         return await self.router.route(namespace, key, timeout_ms=timeout_ms)
 
     async def until(self, condition: Callable[[View], T | None], *, timeout_ms: int, what: str) -> T:
-        """See `brokers.runtime.router.Waiting`; it is waited on the cluster's clock."""
+        """Wait for a condition as `brokers.runtime.router.Waiting` defines, on the cluster's clock."""
         clock = self._world.clock
         deadline_ms = clock.boot_ms + timeout_ms
         while True:

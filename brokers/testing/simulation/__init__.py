@@ -1,5 +1,4 @@
-"""Many agents, one log, one seed: the world that agents live in, made deterministic.
+"""Simulate many agents on one log, deterministically from one seed.
 
-Here live the scheduler, the clocks, the faulty log, the faults as data and the checkers of the invariants. Pure, but for
-the `random.Random` that the seed makes; only `__main__` speaks to a terminal.
+The simulation is pure except for the `random.Random` of the seed. Only `__main__` uses a terminal.
 """

@@ -1,7 +1,11 @@
-"""`python -m equipoise.brokers.testing.simulation`: play runs, and tell their stories.
+"""Play simulated runs and print their stories: `python -m equipoise.brokers.testing.simulation`.
 
-May live here: arguments, printing, and the clock that a soak goes by. Exits with 0 if every invariant held, with 1 if one was
-broken, with 2 for wrong arguments, and with 3 if an agent crashed.
+Exit codes:
+
+* 0: every invariant held.
+* 1: an invariant was broken.
+* 2: the arguments are wrong.
+* 3: an agent crashed.
 """
 
 from __future__ import annotations
@@ -23,8 +27,8 @@ _SOAK_REPORT_SECONDS = 60
 
 
 def main() -> int:
-    """Do what the command line says; the exit code."""
-    # Who reads only the beginning of a story ends it, as with any program in a pipe.
+    """Run the command line. Return the exit code."""
+    # A reader that closes the pipe early ends the program, as with any program in a pipe.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     arguments = _arguments()
     if arguments.soak_hours is not None:
@@ -68,10 +72,10 @@ def _scenario(arguments: argparse.Namespace, name: str) -> Scenario:
 
 
 def _play(arguments: argparse.Namespace, scenario: Scenario, seed: int) -> int:
-    """One run; what it says to the shell."""
+    """Play one run. Return its exit code."""
     try:
         outcome = simulate(scenario, seed, tell=None if arguments.quiet else print)
-    except Exception:  # noqa: BLE001 - whatever an agent raises is to be reported with its seed
+    except Exception:  # noqa: BLE001 - any error of an agent is reported with its seed
         traceback.print_exc()
         print(f"CRASH of an agent; replay it with: {_replay(arguments, scenario, seed)}")
         return 3
@@ -100,7 +104,7 @@ def _summary(outcome: Outcome) -> str:
 
 
 def _soak(arguments: argparse.Namespace) -> int:
-    """All scenarios under one seed after another, until the time is over."""
+    """Play all scenarios under one seed after another until the time is up. Return the exit code."""
     quiet = argparse.Namespace(**{**vars(arguments), "quiet": True})
     end_seconds = time.monotonic() + arguments.soak_hours * 3_600
     report_seconds, runs = time.monotonic(), 0

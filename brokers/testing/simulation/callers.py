@@ -1,7 +1,6 @@
-"""Callers: they look for whoever believes to own a point, and have work done there that takes a while.
+"""Simulate callers: each finds the owner of a point and requests work that takes a while.
 
-May live here: the demand on a simulated cluster. Each piece of work is checked when it starts and again before it is
-answered, as the product's services do it.
+Each piece of work checks its handle when it starts and again before it is answered, as the product's services do.
 """
 
 from __future__ import annotations
@@ -20,16 +19,16 @@ from equipoise.brokers.testing.simulation.host import Host, Process
 from equipoise.brokers.testing.simulation.stage import Stage
 from equipoise.channel.core.ranges import HASH_MAX
 
-# Callers meet on few points, so that work of two brokers on one point would show.
+# A small number, so that two brokers at work on one point would be noticed.
 _POINTS: Final = 64
 
-# A process that was paused in the midst of a piece of work answers it this soon after it goes on.
+# A paused process answers its unfinished work this soon after it resumes.
 _RETRY_US: Final = 20 * MICROSECONDS_PER_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Begun:
-    """When a piece of work began, and whether past the end of its broker's lease, so that only its token guards it."""
+    """The start of a piece of work. `by_token`: the lease had run out, so only the token guards the work."""
 
     at_us: int
     by_token: bool
@@ -49,13 +48,13 @@ class Callers:
         self.refused = 0
 
     def begin(self) -> None:
-        """Call, and go on calling."""
+        """Make a call now, and go on making calls."""
         self._call()
         stage = self._stage
         stage.schedule.after(stage.chance.about(stage.scenario.call_every_ms) * MICROSECONDS_PER_MS, self.begin)
 
     def _call(self) -> None:
-        """Ask for a point at the broker that the log names, and at another one, which may still believe to own it."""
+        """Call the owner by the log, and another broker that may still believe it owns the point."""
         chance, view = self._stage.chance, self._log.view
         namespaces = list(view.namespaces)
         if not namespaces:

@@ -1,7 +1,7 @@
-"""Chance: every draw of a simulated run, from one seed.
+"""Draw everything random in a simulated run from one seed.
 
-May live here: the ways to draw. They use nothing of `random.Random` but its `random()`, whose sequence Python keeps from
-version to version, and integers, so that a seed tells the same story everywhere.
+Draws use only `Random.random()`, whose sequence is the same in every Python version, and integers. A seed thus gives the same run
+everywhere.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ class Chance:
         self._random = Random(seed).random
 
     def happens(self, permille: int) -> bool:
-        """Whether something happens that does so `permille` times in a thousand."""
+        """Return True in `permille` of 1,000 draws."""
         return permille > 0 and self._random() * 1_000 < permille
 
     def within(self, span: Span) -> int:
-        """An integer of the span, all alike."""
+        """Return an integer of the span, uniformly."""
         low, high = span
         return low + int(self._random() * (high - low + 1))
 
     def long_within(self, span: Span) -> int:
-        """An integer of the span, each doubling of its low end alike: mostly short, now and then very long."""
+        """Return an integer of the span, where each doubling of its low end is equally likely: mostly short, rarely very long."""
         low, high = span
         lows = [max(low, 1)]
         while lows[-1] * 2 < high:
@@ -40,19 +40,19 @@ class Chance:
         return self.within((low, min(low * 2, high)))
 
     def microseconds(self, span_ms: Span) -> int:
-        """A time of a span that is given in milliseconds, in microseconds."""
+        """Return a duration in microseconds from a span in milliseconds."""
         return self.within((span_ms[0] * 1_000, span_ms[1] * 1_000))
 
     def about(self, mean: int) -> int:
-        """A wait of this mean: from nothing to twice as much."""
+        """Return a wait with this mean, uniformly between 0 and twice the mean."""
         return self.within((0, 2 * mean))
 
     def one_of(self, choices: Sequence[T]) -> T:
-        """One of the choices, which are not empty."""
+        """Return one of the choices. There must be at least one."""
         return choices[int(self._random() * len(choices))]
 
     def by_weight(self, choices: Sequence[tuple[T, int]]) -> T:
-        """One of the choices, as often as its weight says; the weights do not add up to 0."""
+        """Return one of the choices by weight. The sum of the weights must be positive."""
         left = self.within((1, sum(weight for _, weight in choices)))
         for choice, weight in choices:
             left -= weight

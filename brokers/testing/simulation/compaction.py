@@ -1,7 +1,6 @@
-"""Compaction of the simulated log: a snapshot at some horizon, and a log whose beginning is cut off under its readers.
+"""Compact the simulated log at random moments, and truncate it even below what readers have read.
 
-May live here: what a compactor does to the log, at random moments and with no regard for who has read how far. Rows, marker
-and the view that comes of them are the product's own.
+Rows, marker and restored views use the product's code.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ from equipoise.channel.snapshots.snapshot_rows import encode_marker, keys_of, ma
 
 _LOG: Final = "simulated"
 
-# Of the compactions so many cut off all that the snapshot covers, so that whoever lags but a moment has to resync; the others leave some.
+# The share of compactions that remove all entries under the snapshot, so that any lagging reader must resync. Others keep some.
 _ALL_PERMILLE: Final = 300
 
 
 class Compactor:
-    """Folds the log with a reader of its own, which lags as it likes, and compacts it now and then until `stop`."""
+    """Folds the log with its own lagging reader, and compacts it from time to time until `stop`."""
 
     def __init__(self, stage: Stage, log: FaultyLog, *, cluster: str) -> None:
         self._stage = stage
@@ -36,17 +35,17 @@ class Compactor:
         self._stopped = False
 
     def begin(self) -> None:
-        """Compact, and go on compacting, if the scenario wants it."""
+        """Schedule compactions, if the scenario has any."""
         every_ms = self._stage.scenario.compact_every_ms
         if every_ms and not self._stopped:
             self._stage.schedule.after(self._stage.chance.about(every_ms) * MICROSECONDS_PER_MS, self._compact)
 
     def stop(self) -> None:
-        """Cut nobody off any more."""
+        """Stop compacting."""
         self._stopped = True
 
     def _compact(self) -> None:
-        """One compaction: fold on to a random horizon, write the snapshot, and only then truncate."""
+        """Compact once: fold up to a random horizon, write the snapshot, and only then truncate."""
         log, chance = self._log, self._stage.chance
         horizon = chance.within((self._read, len(log.entries)))
         for entry in log.entries[self._read : horizon]:
@@ -62,7 +61,7 @@ class Compactor:
             self.begin()
 
     def _image(self, view: View) -> CompactedSnapshot:
-        """The snapshot, as the rows that changed since the last time make it of the one before."""
+        """Return the new snapshot: the previous one, with the rows that changed since."""
         rows = dict(self._rows)
         for row in rows_of(view, self._since, sorted(rows.keys() - keys_of(view))):
             if row.data is None:

@@ -1,7 +1,6 @@
-"""The way of a record to the log: late, twice, or not at all.
+"""Carry records to the simulated log: late, twice, or not at all.
 
-May live here: the faults of appending. What stands on the log, stands there for everybody: reading has its own faults, in
-`brokers.testing.simulation.host`.
+Only faults of appending belong here. Reading has its own in `brokers.testing.simulation.host`.
 """
 
 from __future__ import annotations
@@ -15,36 +14,36 @@ from equipoise.brokers.testing.simulation.faulty_log import FaultyLog
 from equipoise.brokers.testing.simulation.stage import Stage
 from equipoise.channel.core.errors import LogStorageFull, LogUnavailable
 
-# After this long a log client gives up an append that gets no answer, and says so.
+# After this long a log client gives up an unanswered append and reports it.
 _GIVE_UP_US: Final = 400 * MICROSECONDS_PER_MS
 _NO_ANSWER: Final = LogUnavailable(log="simulated", problem="it gave no answer")
 
-# What the author of a record is told: why the log did not take it, or why nobody knows whether it did.
+# Why the log refused a record, or why the result is unknown.
 Failure = LogStorageFull | LogUnavailable
 Failed = Callable[[Failure], None]
 
 
 class Link:
-    """One author's connection to the log: it is cut until `up_at_us`, and what it carries in order stays in order."""
+    """One author's connection to the log. It is cut until `up_at_us`. Records that are not late arrive in order."""
 
     def __init__(self) -> None:
         self.up_at_us = 0
         self.last_arrival_us = 0
 
     def cut_until(self, up_at_us: int) -> None:
-        """Cut it, or leave it cut for longer."""
+        """Cut the link, or extend the cut."""
         self.up_at_us = max(self.up_at_us, up_at_us)
 
 
 class Courier:
-    """Carries records of all authors to the log."""
+    """Carries the records of all authors to the log."""
 
     def __init__(self, stage: Stage, log: FaultyLog) -> None:
         self._stage = stage
         self._log = log
 
     def send(self, data: bytes, link: Link, failed: Failed | None) -> None:
-        """Send one record; `failed`, if anybody cares, is called when its author learns of a failure, certain or in doubt."""
+        """Send one record. Call `failed` if the author notices a failure, certain or in doubt."""
         stage, faults = self._stage, self._stage.faults
         chance, schedule = stage.chance, stage.schedule
         if chance.happens(faults.lost_permille):
@@ -64,14 +63,14 @@ class Courier:
         schedule.at(arrival_us, lambda: self._arrive(data, link, failed))
 
     def _arrive(self, data: bytes, link: Link, failed: Failed | None) -> None:
-        """The record reaches the log; on a cut link it fails, is kept until the link is back, or is gone without a word."""
+        """Deliver a record. On a cut link it fails, waits for the link, or is lost silently."""
         schedule = self._stage.schedule
         if schedule.now_us >= link.up_at_us:
             self._log.append(data)
             return
         fate = self._stage.chance.one_of(("fails", "fails", "is kept", "is gone"))
         if fate == "fails":
-            self._fail(_GIVE_UP_US, failed, _NO_ANSWER)  # Its author cannot tell, and a second copy may be under way.
+            self._fail(_GIVE_UP_US, failed, _NO_ANSWER)  # The author cannot know the result, and a second copy may be on its way.
         elif fate == "is kept":
             schedule.at(link.up_at_us, lambda: self._arrive(data, link, failed))
 

@@ -1,7 +1,6 @@
-"""The fault model, as data: how often what goes wrong, for how long, and what is to go wrong at which time.
+"""The fault model as data: frequency, duration and schedule of faults.
 
-May live here: frozen data without behaviour. Durations are true time in milliseconds, chances are per thousand. Who draws
-from it is named beside each group of fields.
+Durations are true time in milliseconds. Chances are per thousand. The comment above each group of fields names the code that uses it.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-# From the first to the second, both included.
+# First and last value, both included.
 Span = tuple[int, int]
 
 NEVER: Final = 0
@@ -17,9 +16,9 @@ NEVER: Final = 0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """A process is killed; it starts again after `back_after_ms`, or not before the calm if that is None.
+    """A process is killed. It restarts after `back_after_ms`; None means not before faults stop.
 
-    With `loses_directory` it comes back without its nonces and snapshot.
+    With `loses_directory` it restarts without its instance ids and snapshot.
     """
 
     host: str
@@ -29,9 +28,9 @@ class Crash:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pause:
-    """A process takes no step for `for_ms`: stopped, or its machine asleep. What arrives waits for it.
+    """A process stops for `for_ms`, or its machine sleeps. Events wait for it.
 
-    With `hidden` its boot clock stands still meanwhile, as that of a virtual machine may; its wall clock does not.
+    With `hidden` its boot clock stands still, as in a virtual machine. Its wall clock runs on.
     """
 
     host: str
@@ -41,7 +40,7 @@ class Pause:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutOff:
-    """A broker is cut off from the log for `for_ms`, and gets back to it `reconnect_ms` later."""
+    """A broker loses the log for `for_ms`, and reconnects `reconnect_ms` later."""
 
     host: str
     for_ms: int
@@ -50,14 +49,14 @@ class CutOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outage:
-    """Nobody reaches the log for `for_ms`; each broker gets back to it within `Faults.reconnect_ms` of its own."""
+    """No broker reaches the log for `for_ms`. Each reconnects within `Faults.reconnect_ms`."""
 
     for_ms: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WallJump:
-    """The wall clock of a machine is set, forward or back."""
+    """The wall clock of a machine is set forward or back."""
 
     host: str
     by_ms: int
@@ -76,27 +75,27 @@ class Scheduled:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What may go wrong in a run; with the defaults hardly anything does, and clocks run wrong by up to 1 %."""
+    """What may go wrong in a run. The defaults cause hardly any fault; clocks deviate by up to 1 %."""
 
     # The way to the log and back (`faulty_log.FaultyLog`, `host.Host`).
     append_ms: Span = (0, 5)
     read_ms: Span = (0, 5)
-    # An append is lost without a word, refused with an error, or fails with an error and is on the log all the same.
+    # Lost silently; refused with an error; or failed with an error although the record is on the log.
     lost_permille: int = NEVER
     refused_permille: int = NEVER
     doubtful_permille: int = NEVER
-    # An append arrives a second time, or late: long after its author thinks of something else, or has died.
+    # An append arrives twice, or so late that its author has moved on or died.
     twice_permille: int = NEVER
     late_permille: int = NEVER
     late_ms: Span = (100, 8_000)
     # A delivery takes longer: a reader lags.
     lag_permille: int = NEVER
     lag_ms: Span = (50, 4_000)
-    # The log skips offsets, a few or as many as SQLite does after a restart of its machine.
+    # The log skips offsets: a few, or as many as SQLite skips after a restart of its machine.
     gap_permille: int = 20
     leap_permille: int = NEVER
 
-    # Machines and processes (`troubles.Troubles`): one trouble per broker and `trouble_every_ms` on average.
+    # Machines and processes (`troubles.Troubles`): on average one trouble per broker in `trouble_every_ms`.
     trouble_every_ms: int = NEVER
     crash_weight: int = 3
     lose_directory_weight: int = 1
@@ -111,7 +110,7 @@ class Faults:
     clock_rate_error_ppm: int = 10_000
     timer_late_ms: Span = (0, 3)
     fsync_ms: Span = (0, 4)
-    # A snapshot is there and cannot be used: the log is folded from its beginning.
+    # A snapshot exists but is unusable, so the log is folded from its beginning.
     useless_snapshot_permille: int = 200
 
     # Outages of the log.
@@ -119,8 +118,7 @@ class Faults:
     outage_ms: Span = (1_500, 30_000)
     reconnect_ms: Span = (0, 500)
 
-    # The service (`service.SimulatedService`): it answers in `service_ms`, refuses, hangs beyond its deadline, or dies with
-    # its process.
+    # The service (`service.SimulatedService`): it answers in `service_ms`, refuses, hangs past its deadline, or dies with its process.
     service_ms: Span = (1, 40)
     refuses_permille: int = NEVER
     hangs_permille: int = NEVER

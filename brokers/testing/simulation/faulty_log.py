@@ -1,7 +1,6 @@
-"""The log of a run: one total order, and a reference reader that folds every record once, as it comes to stand on it.
+"""Keep the simulated log: one total order, and a reference reader that folds each record when it is appended.
 
-May live here: what stands on the log. Its faults are on the way to it (`courier`) and on the way from it (`host`); of its
-own it has but gaps between offsets.
+Its only fault is gaps between offsets. Faults of appending are in `courier`, faults of reading in `host`.
 """
 
 from __future__ import annotations
@@ -18,23 +17,23 @@ from equipoise.channel.snapshots.snapshot_rows import view_of
 
 _GAP: Final = (1, 20)
 
-# What SQLite leaves out on the first open after a restart of its machine.
+# What SQLite skips on the first open after a restart of its machine.
 _LEAP: Final = 1_000_000
 
 
 class Witness(Protocol):
-    """Who is told of every record."""
+    """Receives every record."""
 
     def folded(self, folded: Folded, view: View) -> None:
-        """It has folded a record into `view`."""
+        """Take a record that was just folded into `view`."""
         ...
 
 
 class FaultyLog:
-    """The log. `entries` are all its records in order; whoever wants to read on asks to be called with `on_append`.
+    """The log. `entries` are all its records in order; `on_append` registers readers.
 
-    Those before the index `first` were truncated: only the reference reader, and who checks, still knows them. A broker that
-    wants one of them has to begin with `restored`.
+    Entries before the index `first` are truncated: only the reference reader and the checkers still use them. A broker that needs one
+    starts from `restored`.
     """
 
     def __init__(self, stage: Stage, *, cluster: str, witness: Witness) -> None:
@@ -53,7 +52,7 @@ class FaultyLog:
         return self.reference.view
 
     def on_append(self, reader: Callable[[], None]) -> None:
-        """Call `reader` whenever there is something new to read."""
+        """Call `reader` after every append."""
         self._readers.append(reader)
 
     def keep_snapshot(self, image: CompactedSnapshot, horizon: int) -> None:
@@ -61,18 +60,18 @@ class FaultyLog:
         self._compacted_snapshot = (horizon, image)
 
     def truncate(self, first: int) -> None:
-        """Cut off the entries before an index, which the snapshot covers."""
+        """Remove the entries before an index that the snapshot covers."""
         self.first = max(self.first, first)
 
     def restored(self) -> tuple[int, View | None]:
-        """Where who has nothing that leads on begins: the index of the next entry, and the view of all before; None is empty."""
+        """Return where a new reader starts: the index of the next entry, and the view of all before it (None: empty)."""
         if self._compacted_snapshot is None:
             return 0, None
         horizon, image = self._compacted_snapshot
         return horizon, view_of(image)
 
     def append(self, data: bytes) -> None:
-        """Put a record on the log."""
+        """Append a record to the log."""
         chance, faults = self._stage.chance, self._stage.faults
         if chance.happens(faults.gap_permille):
             self._next += chance.within(_GAP)

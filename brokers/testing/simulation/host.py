@@ -1,7 +1,6 @@
-"""One broker's machine: its clock, its data directory, its way to the log, and the process that runs the agent.
+"""Simulate one broker's machine: its clock, data directory, connection to the log, and the process that runs the agent.
 
-May live here: what `brokers.runtime.worker` does for a real agent, in simulated time, and what can befall it. The agent is the
-product's own; nothing here decides anything for it.
+It replaces `brokers.runtime.worker`. The agent is the product's own and makes all decisions.
 """
 
 from __future__ import annotations
@@ -44,21 +43,20 @@ from equipoise.channel.core.view import View
 
 CLUSTER: Final = "simulated"
 
-# Entries in one `Read`: a replay comes in several, with other events between them.
+# Entries in one `Read`. A long replay takes several reads, with other events between them.
 _READ_ENTRIES_MAX: Final = 500
 
-# A process that resumes finds its timers and its sockets ready at once, and takes them in any order.
+# A resumed process finds its timers and sockets ready, and handles them in any order.
 _AFTER_RESUME_MS: Final = (0, 5)
 
 
 class Process:
-    """One run of a broker's program, from its start to its end.
+    """One process of a broker, from start to end.
 
-    `read` is how many entries of the log it has folded or resynced over, `end_at_start` how many there were when it first reached
-    the log, or reached it again after a resync.
-    `held` are the handles that its service was given, and whether each was open when the checkers looked last. `asked` are
-    the tickets of the requests that it has not answered yet, each with the incarnation and the number of the attempt that
-    serves it, if there is one.
+    * `read`: how many entries of the log it has folded or skipped by a resync.
+    * `end_at_start`: how many entries there were when it first reached the log, or reached it again after a resync.
+    * `held`: the handles that its service was given, and whether each was open when the checkers last looked.
+    * `asked`: the tickets of unanswered requests, each with the incarnation and number of the attempt that serves it, if any.
     """
 
     __slots__ = ("agent", "asked", "backlog", "end_at_start", "held", "host", "read", "service", "tick_at_us", "ticks")
@@ -82,27 +80,27 @@ class Process:
 
 
 class Watcher(Protocol):
-    """Who is told of what processes do."""
+    """Observes what processes do."""
 
     def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
-        """A process has taken a step at this reading of its clocks, and its effects are carried out."""
+        """Take a step of a process, after its effects were carried out. `now` is the reading of its clocks."""
         ...
 
     def ended(self, process: Process) -> None:
-        """A process has ended."""
+        """Note that a process has ended."""
         ...
 
     def disowned(self, incarnation: int, attempt: int) -> None:
-        """A request that this attempt served was answered with an error."""
+        """Note that the request served by this attempt was answered with an error."""
         ...
 
     def stopped(self, process: Process, error: EquipoiseError | None) -> None:
-        """A process ends because its agent wants it to: with this error, or because it has left."""
+        """Note that a process ends at its agent's request, with this error or because it has left."""
         ...
 
 
 class Host:
-    """One machine. `process` is None while no broker runs on it. `supervisor` is called when one has ended by itself."""
+    """One machine. `process` is None while no broker runs on it. `supervisor` is called when a process ends unexpectedly."""
 
     def __init__(
         self,
@@ -116,7 +114,7 @@ class Host:
         watcher: Watcher,
         made_nonces: dict[str, Process],
     ) -> None:
-        """`made_nonces` is where all hosts note which process made which nonce."""
+        """Take the stage and the parts. All hosts record in `made_nonces` which process made which instance id."""
         self.stage = stage
         self.name = name
         self.broker = broker
@@ -140,15 +138,15 @@ class Host:
 
     @property
     def paused(self) -> bool:
-        """Whether the process takes no step at present."""
+        """Whether the process is paused now."""
         return self.stage.schedule.now_us < self._paused_until_us
 
     def now(self) -> Instant:
-        """What the clocks of this machine show."""
+        """Return what the clocks of this machine show."""
         return self.clock.read(self.stage.schedule.now_us)
 
     def start(self) -> None:
-        """Start a process, from the snapshot if the directory has one, else from the snapshot, or the beginning of the log."""
+        """Start a process from the directory's snapshot, else from the log's snapshot or its beginning."""
         if self.process is not None or self._retired:
             return
         if self._has_snapshot():
@@ -172,43 +170,43 @@ class Host:
         self._fetch_soon()
 
     def _has_snapshot(self) -> bool:
-        """Whether the directory has a snapshot from which the log still leads on."""
+        """Return whether the directory has a usable snapshot from which the log still continues."""
         if self._snapshot is None or self._snapshot[0] < self._log.first:
             return False
         return not self.stage.chance.happens(self.stage.faults.useless_snapshot_permille)
 
     def crash(self, why: str) -> None:
-        """End the process without any farewell."""
+        """Kill the process."""
         process = self.process
         if process is not None:
             self.stage.story.say(self.name, "CRASHES: {}", why)
             self._end(process)
 
     def retire(self, why: str) -> None:
-        """End the process if there is one, and never start another."""
+        """Kill the process, if any, and never start another one."""
         self._retired = True
         self.crash(why)
 
     def die(self, process: Process, why: str) -> None:
-        """End this very process, if it still runs."""
+        """Kill this very process, if it still runs."""
         if process.alive:
             self.crash(why)
             self.supervisor(self)
 
     def lose_directory(self) -> None:
-        """Forget nonces and snapshot: the disk was replaced."""
+        """Forget instance ids and snapshot, as if the disk was replaced."""
         self.stage.story.say(self.name, "loses its data directory")
         self.nonces.clear()
         self._snapshot = None
 
     def take_snapshot(self) -> None:
-        """Keep what a process that has caught up has read so far."""
+        """Save a snapshot of what the process has read, if it is ready."""
         process = self.process
         if process is not None and process.agent.is_ready and not self.paused:
             self._snapshot = (process.read, snapshot.to_bytes(process.agent.view))
 
     def pause(self, for_us: int, *, hidden: bool) -> None:
-        """Let the process take no step for a while; `hidden` from its boot clock if so."""
+        """Pause the process. With `hidden`, its boot clock stops too."""
         schedule = self.stage.schedule
         until_us = schedule.now_us + for_us
         if until_us <= self._paused_until_us:
@@ -243,7 +241,7 @@ class Host:
     # --- events and effects ---
 
     def deliver(self, process: Process, event: Event) -> None:
-        """Let an event reach a process: lost if it has ended, kept while it is paused."""
+        """Deliver an event to a process: drop it if the process has ended, keep it while the process is paused."""
         if not process.alive:
             return
         if self.paused:
@@ -286,14 +284,14 @@ class Host:
                 self._end(process)
                 self.supervisor(self)
             case Reshaped() | Folded() | Resync():
-                pass  # The service finds the children in the handles themselves; what was folded is told by the log.
+                pass  # The service finds the children in the handles; the log records what was folded.
 
     def _append_failed(self, process: Process, attempt: int, error: Failure) -> None:
         in_doubt = isinstance(error, LogUnavailable) and error.in_doubt
         self.deliver(process, AppendFailed(attempt=attempt, error=error, in_doubt=in_doubt))
 
     def _wake_at(self, process: Process) -> None:
-        """Schedule the tick that the agent wants, unless one is due before it."""
+        """Schedule the tick that the agent wants, unless an earlier one is due."""
         true_us = self.clock.true_us_of(process.agent.wake_at_ms)
         if process.tick_at_us is None or true_us < process.tick_at_us:
             process.tick_at_us = true_us
@@ -316,7 +314,7 @@ class Host:
         schedule.after(chance.microseconds(fsync_ms), written)
 
     def _refold(self, process: Process, effect: Refold) -> None:
-        """Fold the log from zero beside the live view, and end the process if that shows the live view to be wrong."""
+        """Run a replay check: fold the log from zero, and end the process if the live view differs."""
         view = process.agent.view
         reader = Reader(log="simulated", cluster=CLUSTER)
         for entry in self._log.entries[: process.read]:
@@ -341,11 +339,11 @@ class Host:
     def reconnect(self) -> None:
         """End a cut now."""
         self.link.up_at_us = min(self.link.up_at_us, self.stage.schedule.now_us)
-        self._fetching = None  # A delivery that waits for the end of the cut is overtaken by one that need not.
+        self._fetching = None  # A delivery that waits for the end of the cut is replaced by one that does not.
         self._fetch_soon()
 
     def _fetch_soon(self) -> None:
-        """Let the process read on, once the next delivery reaches it."""
+        """Schedule the next delivery to the process."""
         process = self.process
         if process is None or self._fetching is process:
             return
@@ -363,7 +361,7 @@ class Host:
             return
         self._fetching = None
         if not process.alive or self.paused:
-            return  # A process that resumes fetches for itself.
+            return  # A resumed process fetches again.
         if self.stage.schedule.now_us < self.link.up_at_us:
             self._fetch_soon()
             return
@@ -379,11 +377,11 @@ class Host:
             self._fetch_soon()
 
     def _resync(self, process: Process) -> None:
-        """Truncation took what this process wants next: it goes on from the snapshot, and reads the rest in another delivery."""
+        """Continue from the snapshot after a truncation. The rest of the log comes in another delivery."""
         left = process.read
         process.read, view = self._log.restored()
         self.stage.story.say(self.name, "JUMPS over {} entries", process.read - left)
-        process.end_at_start = None  # So that there is another delivery, even if nothing comes after the snapshot.
+        process.end_at_start = None  # Forces another delivery, even if nothing follows the snapshot.
         self.deliver(process, Resynced(reader=Reader(log="simulated", cluster=CLUSTER, view=view)))
         if process.alive:
             self._fetch_soon()
@@ -397,7 +395,7 @@ class Host:
 
 
 def _serving(process: Process, ticket: int, effects: list[Effect]) -> tuple[int, int] | None:
-    """The attempt that a step has made for a request, which is its first; None if it has answered at once."""
+    """Return the first attempt that a step made for a request; None if the step answered it at once."""
     if process.agent.incarnation is None or any(isinstance(effect, Answered) and effect.ticket == ticket for effect in effects):
         return None
     attempt = next((effect.attempt for effect in effects if isinstance(effect, Append)), None)

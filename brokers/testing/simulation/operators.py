@@ -1,6 +1,6 @@
-"""Operators and the balancer: they want bundles moved, cut and joined, and brokers drained and declared dead; and a few mean harm.
+"""Simulate operators and the balancer: random moves, splits, merges, drains, declarations of death, and forged records.
 
-May live here: what people and the balancer do to a cluster, drawn at random against the newest view.
+Each operation is drawn against the newest view.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from equipoise.channel.core.propose import Author
 from equipoise.channel.core.ranges import HASH_MAX, even_boundaries
 from equipoise.channel.core.records import AnyRecord, Scalar
 
-# A namespace is cut and joined between these multiples of the bundles that it starts with.
+# The number of bundles stays between its initial value divided and multiplied by this factor.
 _BUNDLES_MAX_FACTOR: Final = 2
 _EXTRA_NAMESPACE: Final = "tenant/extra"
 _EXTRA_BUNDLES: Final = 4
@@ -43,7 +43,7 @@ _POLICY: Final = "limits"
 _DRAIN_MS: Final = (500, 5_000)
 _BEGIN_AGAIN_US: Final = 200 * MICROSECONDS_PER_MS
 
-# Of what an operator may ask for, this much he writes himself, past all brokers.
+# The share of operations that an operator appends to the log directly, without a broker.
 _BY_ADMIN_PERMILLE: Final = 200
 _ADMIN: Final = "admin:operator"
 
@@ -51,7 +51,7 @@ _JUNK: Final = (b"", b"null", b"[]", b"{", b'{"kind":"bundle"}', b'{"kind":"brok
 
 
 class Operators:
-    """All who want something of the cluster. Their own records take a link of their own to the log."""
+    """All operators of a run. Their own records use a separate link to the log."""
 
     def __init__(self, stage: Stage, log: FaultyLog, hosts: list[Host], courier: Courier) -> None:
         self.link = Link()
@@ -78,7 +78,7 @@ class Operators:
         )
 
     def begin(self) -> None:
-        """Create the scenario's namespaces until they are there, then go on with whatever comes to mind."""
+        """Create the scenario's namespaces until they exist, then go on with random operations."""
         stage, view = self._stage, self._log.view
         names = stage.scenario.namespaces
         missing = [index for index, name in enumerate(names) if name not in view.namespaces]
@@ -89,7 +89,7 @@ class Operators:
         stage.schedule.after(_BEGIN_AGAIN_US, self.begin if missing else self._go_on)
 
     def stop(self) -> None:
-        """Want nothing more."""
+        """Request nothing more."""
         self._stopped = True
 
     def _go_on(self) -> None:
@@ -102,7 +102,7 @@ class Operators:
     # --- ways to ask ---
 
     def _ask(self, intent: Intent) -> None:
-        """Ask some broker that runs."""
+        """Request `intent` from some running broker."""
         process = self._some_process()
         if process is not None:
             self._tickets += 1
@@ -110,7 +110,7 @@ class Operators:
             process.host.deliver(process, Requested(ticket=self._tickets, intent=intent))
 
     def _write(self, make: Callable[[Author], AnyRecord]) -> None:
-        """Write to the log past all brokers, as the command line does."""
+        """Append to the log directly, as the command line does."""
         record = make(Author(publisher=_ADMIN, as_of=max(self._log.view.offset, 0)))
         self._courier.send(encode(record), self.link, None)
 
@@ -125,13 +125,13 @@ class Operators:
     def _by_admin(self) -> bool:
         return self._stage.chance.happens(_BY_ADMIN_PERMILLE)
 
-    # --- what they want of bundles ---
+    # --- operations on bundles ---
 
     def _transfer(self) -> None:
         bundle, brokers = self._some_owned(), self._log.view.live_brokers()
         if bundle is None or not brokers:
             return
-        # One that drains may be asked for, too: the log refuses it.
+        # A draining destination is allowed here: the log refuses it.
         destination = self._stage.chance.one_of(brokers)
         if self._by_admin():
             self._write(lambda author: propose.transfer(author, bundle, destination=destination.incarnation, reason="balance"))
@@ -139,7 +139,7 @@ class Operators:
             self._ask(Transfer(bundle=bundle.name, destination=destination.broker, reason="balance"))
 
     def _cancel(self) -> None:
-        """Cancel a transfer that has not happened."""
+        """Cancel a transfer that is not complete."""
         cancellable = [bundle for bundle in self._log.view.unsettled() if bundle.phase == "transferring"]
         if not cancellable:
             return
@@ -167,7 +167,7 @@ class Operators:
         else:
             drawn = tuple(self._stage.chance.within((bundle.low, min(bundle.high * 2, HASH_MAX))) for _ in range(3))
             inside = tuple(sorted({point for point in drawn if bundle.low < point < bundle.high}))
-            positions = inside or drawn  # Where none lies inside, an operator has mistaken himself, and the service says so.
+            positions = inside or drawn  # If no point lies inside, the request is wrong and the service refuses it.
             self._ask(SplitBundle(bundle=bundle.name, algorithm=SPECIFIED_POSITIONS_DIVIDE, positions=positions, reason="operator"))
 
     def _merge(self) -> None:
@@ -182,7 +182,7 @@ class Operators:
             self._ask(Transfer(bundle=right.name, destination=view.live[bundle.owner].broker, reason="to merge"))
 
     def _namespace(self) -> None:
-        """Take the next step in the life of a namespace that comes and goes."""
+        """Take the next step in the life of the extra namespace."""
         view = self._log.view
         extra = view.namespaces.get(_EXTRA_NAMESPACE)
         if extra is None:
@@ -196,7 +196,7 @@ class Operators:
             self._ask(DeleteNamespace(name=_EXTRA_NAMESPACE))
 
     def _policy(self) -> None:
-        """Set a document of the cluster, or of a namespace, or remove it again."""
+        """Set a policy of the cluster or of a namespace, or remove one."""
         view, chance = self._log.view, self._stage.chance
         document: dict[str, Scalar] = {"load_ratio_max": chance.within((1, 100))}
         if view.namespaces and chance.happens(500):
@@ -209,10 +209,10 @@ class Operators:
         else:
             self._write(partial(propose.set_policy, view=view, name=_POLICY, document=document))
 
-    # --- what they want of brokers ---
+    # --- operations on brokers ---
 
     def _drain(self) -> None:
-        """Have a broker drain and leave; or only drain, if no other does: somebody has to take what it gives away."""
+        """Have a broker drain and leave. If no other drains, it may also only drain: some broker must take its bundles."""
         process, chance = self._some_process(), self._stage.chance
         if process is None:
             return
@@ -222,14 +222,14 @@ class Operators:
         process.host.deliver(process, DrainRequested(leave=leave, deadline_ms=process.host.now().boot_ms + drain_ms))
 
     def _declare_dead(self) -> None:
-        """Where no process runs, its directory can be locked: if it holds the live incarnation's nonce, that one is dead."""
+        """Declare dead each broker whose host runs no process and whose directory holds the live instance id."""
         for host in self._hosts:
             broker = self._log.view.brokers.get(host.broker)
             if host.process is None and broker is not None and broker.live and broker.joined.nonce in host.nonces:
                 self._write(partial(propose.down, broker=broker, nonce=broker.joined.nonce, reason="its process has ended"))
 
     def _rash(self) -> None:
-        """Bury somebody without proof."""
+        """Declare a live broker dead without proof."""
         brokers = self._log.view.live_brokers()
         if brokers:
             broker = self._stage.chance.one_of(brokers)
@@ -237,7 +237,7 @@ class Operators:
             self._write(lambda author: propose.down(author, broker, nonce=nonce, reason="it does not answer me"))
 
     def _forged(self) -> None:
-        """Write as an admin what only a bundle's owner or source, or a broker itself, may say."""
+        """Write as an admin a record that only a bundle's owner or source, or a broker itself, may write."""
         view, chance = self._log.view, self._stage.chance
         unsettled, brokers = view.unsettled(), view.live_brokers()
         if unsettled and chance.happens(800):
@@ -250,7 +250,7 @@ class Operators:
             self._write(lambda author: forgery(author, broker, reason="forged"))
 
     def _junk(self) -> None:
-        """Append bytes that are no record, or any earlier record once more."""
+        """Append bytes that are no record, or repeat an earlier record."""
         chance, entries = self._stage.chance, self._log.entries
         data = chance.one_of(entries).data if entries and chance.happens(500) else chance.one_of(_JUNK)
         self._courier.send(data, self.link, None)

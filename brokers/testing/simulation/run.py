@@ -1,8 +1,4 @@
-"""One run: `simulate(scenario, seed) -> Outcome`.
-
-May live here: the course of a run, and what is told of it in the end. This is the way in for tests, for the laboratory and
-for users.
-"""
+"""Play one run and return its outcome: `simulate(scenario, seed) -> Outcome`."""
 
 from __future__ import annotations
 
@@ -17,17 +13,18 @@ from equipoise.brokers.testing.simulation.scenario import Scenario
 from equipoise.brokers.testing.simulation.world import World
 from equipoise.channel.core.records import Reason
 
-# How often a cluster in the calm is asked whether it has recovered.
+# How often the run checks whether the cluster has recovered.
 _ASK_US: Final = 100 * MICROSECONDS_PER_MS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a run came to. `violation` is None if every invariant held; `tail` are the last lines of the story.
+    """The result of a run. `violation` is None if every invariant held; `tail` holds the last lines of the story.
 
-    `recovered_ms` is how long after the last fault every bundle was served, of the `recovery_bound_ms` that it might take.
-    `broker_seconds` is simulated seconds times brokers. `ownership_changes` counts ownerships that began, `calls_by_token` those of
-    the answered calls that were begun or answered past the end of their broker's lease.
+    * `recovered_ms`: the time from the last fault until every bundle was served; at most `recovery_bound_ms`.
+    * `broker_seconds`: simulated seconds times brokers.
+    * `ownership_changes`: ownerships that began.
+    * `calls_by_token`: answered calls that began or were answered after their broker's lease had run out.
     """
 
     scenario: Scenario
@@ -47,10 +44,10 @@ class Outcome:
 
 
 def simulate(scenario: Scenario, seed: int, *, tell: Callable[[str], None] | None = None) -> Outcome:
-    """Play `scenario` under `seed` until faults stop and the cluster has recovered, or an invariant is broken.
+    """Play `scenario` under `seed` until faults stop and the cluster has recovered, or until an invariant is broken.
 
-    The same scenario and seed tell the same story, line by line, in every process. `tell` gets each line as it happens.
-    What an agent raises that is no `InvariantViolated` is a bug of the agent, and passes through.
+    The same scenario and seed give the same story, line by line, in every process. `tell` gets each line at once. Any error of an agent
+    other than `InvariantViolated` is a bug and passes through.
     """
     world = World(scenario, seed, tell=tell)
     bound_ms = recovery_bound_ms(scenario.timing, brokers=len(world.hosts), late_ms=scenario.faults.late_ms[1])
@@ -83,7 +80,7 @@ def simulate(scenario: Scenario, seed: int, *, tell: Callable[[str], None] | Non
 
 
 def _recover(world: World, bound_ms: int) -> int:
-    """Wait until everything is served; how long that took. Raises `InvariantViolated` past the bound."""
+    """Wait until every bundle is served. Return the milliseconds that this took. Raises `InvariantViolated` past the bound."""
     schedule = world.stage.schedule
     calm_us = schedule.now_us
     while True:

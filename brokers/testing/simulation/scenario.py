@@ -1,7 +1,4 @@
-"""Scenarios: what is simulated, as data, and the catalogue of those that the tests, the soak and the laboratory share.
-
-May live here: frozen scenarios. How a scenario is played is `brokers.testing.simulation.run`'s business.
-"""
+"""Define the scenarios as data, and the catalogue that the tests, the soak and the laboratory share."""
 
 from __future__ import annotations
 
@@ -15,20 +12,21 @@ from equipoise.brokers.balancing.namespace_policies import ON_CHANNEL_LOSS, OnCh
 from equipoise.brokers.testing.simulation.faults import NEVER, Crash, Faults, Scheduled, Span
 from equipoise.channel.core.records import Document
 
-# The leases of the embedded log. The service's deadlines, the leader's patience and the day after which a broker is forgotten
-# are shorter than a real cluster's, so that a run of a minute sees each of them pass many times.
+# The leases of the embedded log. The service's deadlines, the leader's patience and `remove_after_ms` are shorter than in a real cluster,
+# so that a run of a minute passes each of them many times.
 SIMULATED_TIMING: Final = Timing(prepare_ms=1_500, open_ms=1_500, close_ms=1_000, patience_ms=4_000, remove_after_ms=6_000)
 
-# Clocks that run wrong by up to 3 %, and the margin that this takes: 2 x 3 % x 3,000 ms, and 420 ms for a stall.
+# Clocks that deviate by up to 3 %, and the grace period for it: 2 x 3 % x 3,000 ms, and 420 ms for a stall.
 WILD_CLOCKS_TIMING: Final = replace(SIMULATED_TIMING, margin_ms=600, clock_rate_error_ppm=30_000)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operations:
-    """What operators and the balancer do: one thing every `every_ms` on average, drawn by weight; and the hostile rest.
+    """What operators and the balancer do: on average one operation per `every_ms`, drawn by weight.
 
-    `rash` declares dead the living without proof, `forged` is a record that the tables do not allow its author, `junk` is bytes
-    that are no record.
+    * `rash`: declare a live broker dead without proof.
+    * `forged`: a record that its author may not write.
+    * `junk`: bytes that are no record.
     """
 
     every_ms: int = 150
@@ -48,14 +46,16 @@ class Operations:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One cluster and what befalls it for `seconds` of true time, after which faults stop and it must recover.
+    """One cluster and its faults for `seconds` of true time. Then faults stop, and the cluster must recover.
 
-    `duplicates` is how many brokers have a second process with the same id, on another machine and with a directory of its own.
-    `bundles` is how many bundles each namespace starts with. One caller calls every `call_every_ms` on average, and works
-    for `call_ms`. `nobody_dies` says that nothing in it can excuse a broker's being declared dead while it lives.
-    The first `serving_on` of the namespaces say `on_channel_loss: serve` when they are made; operators change that now and then.
-    Every `compact_every_ms` on average the log is compacted to a random horizon and cut off, whoever has not read it yet.
-    The first `picky` of the namespaces are taken by the services of broker-0 alone, in the calm, too: all others refuse them.
+    * `duplicates`: how many brokers have a second process with the same id, on another machine with its own directory.
+    * `bundles`: the initial number of bundles of each namespace.
+    * `call_every_ms`: the mean time between calls. `call_ms`: how long the work of a call takes.
+    * `nobody_dies`: nothing in the scenario excuses declaring a live broker dead.
+    * `serving_on`: how many of the first namespaces are created with `on_channel_loss: serve`. Operators change that at times.
+    * `compact_every_ms`: the mean time between compactions. Each has a random horizon and truncates the log, even below what readers have
+      read.
+    * `picky`: how many of the first namespaces only the services of broker-0 accept, even after faults stop.
     """
 
     name: str
@@ -77,16 +77,16 @@ class Scenario:
 
     @property
     def namespaces(self) -> tuple[str, ...]:
-        """The names of the namespaces that are there from the beginning."""
+        """The names of the initial namespaces."""
         return tuple(f"tenant/namespace-{index}" for index in range(len(self.bundles)))
 
     def policies(self, namespace: str) -> Document:
-        """What a namespace is made with."""
+        """Return the policies with which a namespace is created."""
         serves_on = namespace in self.namespaces[: self.serving_on]
         return {ON_CHANNEL_LOSS: OnChannelLoss.SERVE.value} if serves_on else {}
 
     def takes(self, broker: str, namespace: str) -> bool:
-        """Whether the service of a broker takes the bundles of a namespace, if nothing goes wrong."""
+        """Return whether the service of a broker accepts the bundles of a namespace, if nothing goes wrong."""
         return broker == "broker-0" or namespace not in self.namespaces[: self.picky]
 
 
@@ -135,7 +135,7 @@ _CATALOGUE: Final = (
         call_every_ms=50,
     ),
     Scenario(
-        # The second process of a broker's id is out of touch with the log in the same outage, and must not declare dead the first.
+        # The second process of a broker's id loses the log in the same outage. It must not declare the first one dead.
         name="outages",
         duplicates=2,
         seconds=60,
@@ -152,7 +152,7 @@ _CATALOGUE: Final = (
         nobody_dies=True,
     ),
     Scenario(
-        # Outages of the log, and brokers that are cut off by themselves while others take their bundles: they cannot tell which.
+        # Outages of the log, and single brokers that are cut off while others take their bundles. A broker cannot tell one from the other.
         name="serving-on",
         brokers=4,
         bundles=(12, 12),
@@ -185,8 +185,8 @@ _CATALOGUE: Final = (
         ),
     ),
     Scenario(
-        # The log is cut off under its readers' feet, far sooner than any retention allows: whoever is paused, cut off or lags
-        # has to resync, some with a good lease and moves under way.
+        # The log is truncated far sooner than any retention allows. A broker that is paused, cut off or lagging must resync, sometimes with
+        # a good lease and moves in progress.
         name="compaction",
         brokers=5,
         bundles=(16, 4),
@@ -195,7 +195,7 @@ _CATALOGUE: Final = (
         faults=replace(_HEAVY, lag_permille=30, lag_ms=(50, 1_500), trouble_every_ms=8_000, pause_weight=6, cut_off_weight=6),
     ),
     Scenario(name="three-brokers", brokers=3, bundles=(12, 4), faults=_HEAVY),
-    # More than 25, so that leases grow with each that joins.
+    # More than 25, so that leases grow with each broker that joins.
     Scenario(name="many-brokers", brokers=28, bundles=(64, 16), faults=_ORDINARY, seconds=20, operations=Operations(every_ms=60)),
     Scenario(
         name="lost-directories",
@@ -214,7 +214,7 @@ _CATALOGUE: Final = (
         ),
     ),
     Scenario(
-        # Often nobody else is there to declare dead a broker that lost its directory: it has to wait for its own silence.
+        # Often no other broker can declare dead one that lost its directory: it must wait out its own silence.
         name="two-brokers",
         brokers=2,
         duplicates=1,
@@ -230,8 +230,8 @@ _CATALOGUE: Final = (
         faults=Faults(refuses_permille=250, hangs_permille=80, dies_permille=2, service_ms=(1, 400)),
     ),
     Scenario(
-        # Operators change their minds: they cancel most transfers while the destination still prepares. At the end one broker
-        # dies. The other one has refused nothing, so it takes all bundles.
+        # Operators cancel most transfers while the destination still prepares. At the end one broker dies. The other has refused nothing,
+        # so it takes all bundles.
         name="cancels",
         brokers=2,
         bundles=(4,),
@@ -243,8 +243,8 @@ _CATALOGUE: Final = (
         ),
     ),
     Scenario(
-        # Brokers that lag or are cut off resync past the end of one transfer and the beginning of the next, and past the deaths of
-        # destinations, which come back at once. Preparing and closing take long enough for that.
+        # Brokers that lag or are cut off resync past the end of one transfer and the start of the next, and past deaths of destinations
+        # that restart at once. Preparing and closing take long enough for that.
         name="resyncs",
         brokers=4,
         bundles=(24,),
@@ -265,8 +265,8 @@ _CATALOGUE: Final = (
         ),
     ),
     Scenario(
-        # More than one batch of bundles is never to be placed, or moved away, and stands before those that are: their names
-        # come first. Nobody looks up much, because a lookup places past all batches.
+        # More bundles than one batch holds can never be placed or moved, and their names come first. Calls are rare, because a lookup
+        # places a bundle outside the batches.
         name="narrow",
         brokers=4,
         batches=Batches(placements_max=2, transfers_max=2),
@@ -303,7 +303,7 @@ _CATALOGUE: Final = (
             pause_weight=4,
             hidden_pause_weight=4,
             cut_off_weight=4,
-            # Back a wall clock must not go here: it would hide a sleep that the boot clock has not seen either.
+            # Never back: that would hide a sleep that the boot clock has not counted either.
             wall_jump_ms=(0, 3_000),
         ),
     ),

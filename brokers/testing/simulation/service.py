@@ -1,6 +1,6 @@
-"""The service of a broker, reduced to what a broker sees of it: it answers after a while, refuses, hangs, or dies.
+"""Simulate a broker's service: it answers after a while, refuses, hangs, or dies.
 
-May live here: the stand-in for `brokers.runtime.service.Service`, and its faults.
+It replaces `brokers.runtime.service.Service`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from equipoise.brokers.testing.simulation.stage import Stage
 from equipoise.channel.core.entries import BundleEntry
 from equipoise.channel.core.errors import CallerError
 
-# A hanging service answers after this long, or never: before its deadline, about then, and long after.
+# A hanging service answers before its deadline, at about that time, or long after it.
 _HANG_MS: Final = (500, 6_000)
 
-# So often the code of a service that is told to abandon what it does cannot be stopped.
+# How often abandoned code of a service cannot be stopped.
 _UNSTOPPABLE_PERMILLE: Final = 100
 
 ServiceEffect = Prepare | Open | Close | FindCuts | Abandon | Discard
@@ -31,7 +31,7 @@ _ANSWERS: Final = (Prepared, Opened, Closed, Discarded)
 
 @dataclass(slots=True, kw_only=True, eq=False)
 class Operation:
-    """What the service does with one bundle, under which token, and its answer once it has ended."""
+    """An operation on one bundle, its token, and its answer once it has ended."""
 
     doing: str
     token: int | None
@@ -39,10 +39,10 @@ class Operation:
 
 
 class SimulatedService:
-    """The service of one process; it dies with it. `answer` takes its events, `die` ends the process.
+    """The service of one process. `answer` receives its events; `die` ends the process.
 
-    `under_way` are the operations that it is busy with, by bundle: each until the agent has its answer, or abandons it. `left`
-    is what it has left behind on closing, by bundle and token, until it opens the bundle again.
+    * `under_way`: the current operations of each bundle, until the agent has the answer or abandons them.
+    * `left`: the state that the service left on closing, by bundle and token, until it opens the bundle again.
     """
 
     def __init__(self, stage: Stage, *, broker: str, answer: Callable[[Event], None], die: Callable[[str], None]) -> None:
@@ -54,11 +54,11 @@ class SimulatedService:
         self._die = die
 
     def takes(self, namespace: str) -> bool:
-        """Whether it takes the bundles of a namespace, if nothing goes wrong."""
+        """Return whether it accepts the bundles of a namespace, if nothing goes wrong."""
         return self._stage.scenario.takes(self._broker, namespace)
 
     def carry_out(self, effect: ServiceEffect) -> None:
-        """Begin what the agent wants of the service."""
+        """Start what the agent requests."""
         match effect:
             case Prepare(bundle=bundle):
                 unwilling = None if self.takes(bundle.namespace) else "there is no service for it here"
@@ -78,7 +78,7 @@ class SimulatedService:
                     self._die(f"its service cannot be stopped {doing} {name}")
 
     def answers(self, event: Event) -> bool:
-        """Whether an event may reach the agent: an answer may, unless its operation was abandoned. The operation then ends."""
+        """Return whether an event may reach the agent, and end its operation. The answer of an abandoned operation may not."""
         if not isinstance(event, _ANSWERS):
             return True
         operations = self.under_way.get(event.bundle, [])
@@ -87,7 +87,7 @@ class SimulatedService:
             return False
         operations.remove(ended)
         if ended.token is not None:
-            # What it left is the newest state until the bundle is open again.
+            # The state that it left is the newest until the bundle is open again.
             if isinstance(event, Closed) and event.handover is not None:
                 self.left[event.bundle, ended.token] = event.handover
             else:
@@ -95,7 +95,7 @@ class SimulatedService:
         return True
 
     def _close(self, handle: Handle) -> None:
-        """Close a bundle; an error in closing leaves no handover."""
+        """Close a bundle. A failed close leaves no handover."""
         handover = f"state of {handle.bundle} under {handle.token}".encode()
         closed = lambda problem: Closed(bundle=handle.bundle, handover=None if problem else handover)  # noqa: E731
         self._operate("closes", handle.bundle, closed, handle.token)
@@ -110,7 +110,7 @@ class SimulatedService:
         self._do("cuts", bundle.name, lambda refusal: replace(found, problem=refusal or found.problem))
 
     def _operate(self, doing: str, bundle: str, answer: Callable[[str | None], Event], token: int | None = None) -> None:
-        """Begin an operation, even beside another one of its bundle: a checker finds that."""
+        """Start an operation, even while another of its bundle runs: a checker finds that."""
         operation = Operation(doing=doing, token=token)
         self.under_way.setdefault(bundle, []).append(operation)
 

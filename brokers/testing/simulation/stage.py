@@ -1,7 +1,4 @@
-"""What all parts of a run stand on: its time, its chance, its faults, its story.
-
-May live here: the one object that is handed to every part.
-"""
+"""The parts that every component of a run shares: time, chance, faults, story."""
 
 from __future__ import annotations
 
@@ -16,7 +13,7 @@ from equipoise.brokers.testing.simulation.story import Story
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """`faults` are the scenario's until the calm begins, and hardly any from then on."""
+    """The shared parts. `faults` are the scenario's; after the fault period they are reduced to hardly any."""
 
     scenario: Scenario
     schedule: Schedule

@@ -1,7 +1,4 @@
-"""The story of a run: what happened, when, to whom, and why, in lines that people read.
-
-May live here: how the parts of a run tell what happens, and how records are put into words.
-"""
+"""Write the story of a run: what happened, when, to which part, and why, in readable lines."""
 
 from __future__ import annotations
 
@@ -27,14 +24,14 @@ from equipoise.channel.core.records import (
     Unreadable,
 )
 
-# What is kept of a story for the report of a violation: enough to see a lease and a transfer through.
+# Lines kept for the report of a violation: enough to show a lease and a transfer.
 TAIL_LINES_MAX: Final = 400
 
 Line = tuple[int, str, str, tuple[object, ...]]
 
 
 class Story:
-    """Collects lines; each goes to `tell` as it happens, if there is one. Lines are put into words only when they are read."""
+    """Collects lines, and passes each to `tell` if given. Lines are formatted only when they are read."""
 
     def __init__(self, schedule: Schedule, tell: Callable[[str], None] | None) -> None:
         self._schedule = schedule
@@ -43,14 +40,14 @@ class Story:
         self._names: dict[int, str] = {}
 
     def say(self, who: str, what: str, *details: object) -> None:
-        """Add a line; `details` fill the placeholders of `what`."""
+        """Add a line. `details` fill the placeholders of `what`."""
         line = (self._schedule.now_us, who, what, details)
         self._tail.append(line)
         if self._tell is not None:
             self._tell(_spelled(line))
 
     def folded(self, folded: Folded) -> None:
-        """Tell of a record that came to stand on the log, and of its verdict; accepted renewals are not worth a line."""
+        """Add a line for a record and its verdict. Accepted renewals get none."""
         record, verdict = folded.record, folded.verdict
         if isinstance(record, Joined) and verdict.accepted:
             self._names[folded.offset] = record.key
@@ -63,7 +60,7 @@ class Story:
             )
 
     def tail(self) -> tuple[str, ...]:
-        """The last lines."""
+        """Return the last lines."""
         return tuple(_spelled(line) for line in self._tail)
 
 
@@ -73,14 +70,14 @@ def _spelled(line: Line) -> str:
 
 
 class _Words:
-    """A record, to be put into words when somebody reads them: most lines are never read."""
+    """A record, formatted on demand: most lines are never read."""
 
     def __init__(self, record: AnyRecord | Unreadable, names: dict[int, str]) -> None:
         self._record = record
         self._names = names
 
     def __str__(self) -> str:
-        """What the record proposes."""
+        """Return what the record proposes."""
         record = self._record
         if isinstance(record, Unreadable):
             return f"unreadable: {record.problem}"

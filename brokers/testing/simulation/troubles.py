@@ -1,7 +1,4 @@
-"""Troubles: what befalls machines, processes and the log, drawn at random or at a set time.
-
-May live here: the drawing of troubles from the fault model, and how each befalls its host.
-"""
+"""Inject faults into machines, processes and the log, at random or at a set time."""
 
 from __future__ import annotations
 
@@ -15,17 +12,17 @@ from equipoise.brokers.testing.simulation.stage import Stage
 
 
 class Troubles:
-    """Until `stop`: troubles come, and what has ended is started again."""
+    """Injects troubles until `stop`, and restarts processes that end."""
 
     def __init__(self, stage: Stage, hosts: list[Host], links: list[Link]) -> None:
-        """`links` are the links to the log of those that are no hosts; an outage cuts them, too."""
+        """Take the parts. `links` are the links to the log that belong to no host; outages cut them, too."""
         self._stage = stage
         self._hosts = {host.name: host for host in hosts}
         self._links = links
         self._stopped = False
 
     def begin(self) -> None:
-        """Let troubles come."""
+        """Schedule the troubles."""
         stage = self._stage
         for scheduled in stage.faults.scheduled:
             stage.schedule.at(scheduled.at_ms * MICROSECONDS_PER_MS, partial(self._befall, scheduled.trouble))
@@ -35,7 +32,7 @@ class Troubles:
         self._await_outage()
 
     def stop(self) -> None:
-        """Let nothing more befall anybody, and end what lasts: the calm begins."""
+        """Inject nothing more, and end all lasting troubles."""
         self._stopped = True
         for link in self._links:
             link.up_at_us = min(link.up_at_us, self._stage.schedule.now_us)
@@ -44,7 +41,7 @@ class Troubles:
             host.reconnect()
 
     def _restart(self, host: Host) -> None:
-        """Start again what has ended by itself."""
+        """Restart a process that has ended unexpectedly."""
         stage = self._stage
         back_after_ms = stage.chance.long_within(stage.faults.back_after_ms)
         stage.schedule.after(back_after_ms * MICROSECONDS_PER_MS, host.start)

@@ -1,7 +1,4 @@
-"""The world of one run: everything that is simulated, put together.
-
-May live here: the making of all parts, and the few things that happen to all of them at set times.
-"""
+"""Assemble everything that a run simulates."""
 
 from __future__ import annotations
 
@@ -23,20 +20,20 @@ from equipoise.brokers.testing.simulation.stage import Stage
 from equipoise.brokers.testing.simulation.story import Story
 from equipoise.brokers.testing.simulation.troubles import Troubles
 
-# Machines have been up for an hour to a week, and their wall clocks are wrong by up to a minute.
+# Machines have been up for an hour to a week. Their wall clocks are wrong by up to a minute.
 _BOOT_START_US: Final = (3_600 * MICROSECONDS_PER_SECOND, 604_800 * MICROSECONDS_PER_SECOND)
 _WALL_START_US: Final = 1_700_000_000 * MICROSECONDS_PER_SECOND
 _WALL_ERROR_US: Final = (-60 * MICROSECONDS_PER_SECOND, 60 * MICROSECONDS_PER_SECOND)
 
-# Brokers are started one after the other, within this time.
+# Brokers start one after the other within this time.
 _START_US: Final = (0, MICROSECONDS_PER_SECOND)
 
-# Of what is down when the calm begins, so much is never started again: the others have to notice.
+# The share of stopped brokers that never restart after faults stop. The others must notice.
 _GONE_PERMILLE: Final = 300
 
 
 class World:
-    """One cluster and all that happens to it, as `scenario` and `seed` decide; `tell` gets each line of the story."""
+    """One cluster and all that happens to it, as `scenario` and `seed` decide. `tell` receives each line of the story."""
 
     def __init__(self, scenario: Scenario, seed: int, *, tell: Callable[[str], None] | None) -> None:
         schedule = Schedule()
@@ -80,7 +77,7 @@ class World:
         self._look_every_second()
 
     def calm_down(self) -> None:
-        """Let nothing go wrong any more. Most of what is down is started; duplicates, and some others, are never seen again."""
+        """Stop all faults. Restart most stopped brokers; duplicates and some others never return."""
         stage = self.stage
         stage.story.say("world", "the calm begins: from here on nothing goes wrong")
         stage.faults = Faults(clock_rate_error_ppm=stage.faults.clock_rate_error_ppm)

@@ -1,7 +1,6 @@
-"""Invariants 3 and 6: one digest at one offset, and a rejected record changes nothing but its publisher's sequence.
+"""Check invariants 3 and 6: one digest per offset, and a rejected record changes only its publisher's sequence.
 
-May live here: what is asked of digests and sequences, of the reference reader after each record and of every other reader
-after each of its reads. The attempts that these sequences settle belong here too.
+The attempts that these sequences settle are checked here, too.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Agreement:
 
 
 class Beginnings:
-    """Remembers where the log began: only a copy has a second genesis, whose snapshot knows the first one, of the old log."""
+    """Checks that a log has one genesis. Only a copied log has a second one; its snapshot then covers the first."""
 
     def __init__(self) -> None:
         self._genesis: int | None = None
@@ -53,14 +52,14 @@ class Beginnings:
 
 
 class Settlement:
-    """Keeps, by the rule alone, the highest sequence that each live incarnation has used up, and compares."""
+    """Tracks the highest used sequence of each live incarnation by the rule alone, and compares."""
 
     def __init__(self) -> None:
         self._used: dict[int, int] = {}
         self._digest = View().digest()
 
     def folded(self, folded: Folded, view: View) -> None:
-        """Check one record: what was settled stays so, and what was rejected leaves no other trace."""
+        """Check that settled attempts stay settled, and that a rejected record leaves no other trace."""
         record, verdict = folded.record, folded.verdict
         raised = self._use_up(folded, view)
         digest = view.digest()
@@ -78,7 +77,7 @@ class Settlement:
                 self._note(change)
 
     def _use_up(self, folded: Folded, view: View) -> int:
-        """Take note of a sequence that was used up; by how much it rose."""
+        """Note a sequence that was used. Return by how much it rose."""
         record = folded.record
         if isinstance(record, Genesis | Joined) or view.genesis is None:
             return 0

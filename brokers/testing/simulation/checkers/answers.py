@@ -1,7 +1,4 @@
-"""Section 1: answers to requests are true, and come at once. An error means that nothing was done, and nothing will be.
-
-Checks the answers to requests against the truth of the log.
-"""
+"""Check section 1: an error in answer to a request means that nothing was done and nothing will be, and it comes at once."""
 
 from __future__ import annotations
 
@@ -11,14 +8,14 @@ from equipoise.channel.core.reader import Folded
 
 
 class Answers:
-    """Keeps each accepted attempt, and each that its broker has disowned, by incarnation and sequence."""
+    """Keeps each accepted attempt, and each that was answered with an error, by incarnation and sequence."""
 
     def __init__(self) -> None:
         self._accepted: dict[tuple[int, int], None] = {}
         self._disowned: dict[tuple[int, int], None] = {}
 
     def folded(self, folded: Folded) -> None:
-        """An accepted record must not be one of which somebody was told that nothing will come of it."""
+        """Check that an accepted record was not answered with an error."""
         record = folded.record
         if folded.verdict.accepted and record.incarnation is not None and record.sequence is not None:
             attempt = record.incarnation, record.sequence
@@ -27,7 +24,7 @@ class Answers:
                 _lied(attempt)
 
     def stepped(self, process: Process) -> None:
-        """Check that no request waits for an attempt of an incarnation that the process has read the end of."""
+        """Check that no request waits for an attempt of an incarnation whose end the process has read."""
         for ticket, served in process.asked.items():
             if served is not None and served[0] != process.agent.incarnation:
                 raise InvariantViolated(
@@ -36,7 +33,7 @@ class Answers:
                 )
 
     def disowned(self, incarnation: int, sequence: int) -> None:
-        """A broker has answered the request that this attempt served with an error."""
+        """Note that a broker has answered the request served by this attempt with an error."""
         attempt = incarnation, sequence
         self._disowned[attempt] = None
         if attempt in self._accepted:

@@ -1,7 +1,4 @@
-"""Invariants 2 and 4: bundles cover the hash space exactly once, and over any point of it tokens only rise.
-
-May live here: what is asked of the bundles of the reference view after each record that changes them.
-"""
+"""Check invariants 2 and 4: bundles cover the hash space exactly once, and tokens only rise over any point."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ from equipoise.channel.core.view import View
 
 
 class Coverage:
-    """Keeps its own table of ranges, told by nothing but the changes of accepted records."""
+    """Keeps its own table of ranges, built only from the changes of accepted records."""
 
     def __init__(self) -> None:
         self._ranges: dict[str, dict[int, int]] = {}
 
     def folded(self, folded: Folded, view: View) -> None:
-        """Check each namespace whose bundles were made, cut, joined or removed."""
+        """Check each namespace whose bundles were made, split, merged or removed."""
         touched: dict[str, None] = {}
         for change in folded.verdict.changes:
             if isinstance(change, NamespaceChanged):
@@ -58,10 +55,10 @@ class Coverage:
 
 
 class Tokens:
-    """Keeps for each bundle the greatest token so far, and under which token each incarnation serves it."""
+    """Keeps the greatest token of each bundle so far, and the token under which each incarnation serves it."""
 
     def __init__(self) -> None:
-        # Of a namespace that was deleted the greatest token stays: made anew, it must begin above it.
+        # The greatest token of a deleted namespace stays here: the namespace must begin above it if it is created again.
         self._history_snapshot: dict[str, int] = {}
         self._server: dict[str, tuple[int, int]] = {}
 

@@ -1,7 +1,4 @@
-"""Section 9: what the former owner of a bundle leaves behind comes to the next one, and to no later one.
-
-May live here: what is asked of the state that a service is given on opening a bundle.
-"""
+"""Check section 9: the state that an owner leaves behind reaches the next owner, and no later one."""
 
 from __future__ import annotations
 
@@ -14,15 +11,15 @@ from equipoise.channel.core.records import BundleTransition
 
 
 class Handovers:
-    """Keeps what each ownership was handed, by its bundle and token: the offset of the record that began it."""
+    """Keeps the handover of each ownership, by bundle and token (the offset of the record that began it)."""
 
     def __init__(self) -> None:
         self._handed: dict[tuple[str, int], bytes] = {}
-        # A split and a merge may bring a bundle back under the same name and token. What a service left before is then out of date.
+        # A split and a merge may restore a bundle's name and token. State that a service left before is then out of date.
         self._reshaped: set[tuple[str, int]] = set()
 
     def folded(self, folded: Folded) -> None:
-        """Note what an accepted record hands over."""
+        """Note the handover of an accepted record."""
         record = folded.record
         if isinstance(record, BundleTransition) and record.handover is not None and folded.verdict.accepted:
             self._handed[record.key, folded.offset] = record.handover
@@ -33,8 +30,8 @@ class Handovers:
     def stepped(self, process: Process, effects: list[Effect]) -> None:
         """Check the state with which a service opens a bundle.
 
-        A new owner is given what the record handed over that made it the owner, or nothing. A source goes on under the same token
-        if the destination dies: then its service must be given what it left itself.
+        * A new owner gets the handover of the record that made it the owner, or nothing.
+        * If the destination dies, the source continues under the same token. Its service must get the state that it left.
         """
         for effect in effects:
             if type(effect) is Open:

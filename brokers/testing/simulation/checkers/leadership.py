@@ -1,7 +1,4 @@
-"""Section 5: the oldest live broker that does not drain leads; where all drain, the oldest.
-
-Checks who leads, by the reference view and by each broker's own knowledge.
-"""
+"""Check section 5: the oldest live broker that does not drain leads; if all drain, the oldest leads."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from equipoise.channel.core.view import View
 
 
 class Leadership:
-    """Keeps the status of each live incarnation, and by it the leader at each offset."""
+    """Keeps the status of each live incarnation, and the resulting leader at each offset."""
 
     def __init__(self) -> None:
         self._statuses: dict[int, str] = {}
@@ -31,7 +28,7 @@ class Leadership:
             raise _wrong(f"at offset {folded.offset} the view names {named and named.incarnation} as the leader, which is #{leader}")
 
     def stepped(self, process: Process) -> None:
-        """Check that a broker acts as the leader if, and only if, it leads at the offset that it has read."""
+        """Check that a broker acts as the leader if and only if it leads at the offset that it has read."""
         agent = process.agent
         leader = self._leaders[agent.view.offset]
         if agent.leads != (leader is not None and leader == agent.incarnation):

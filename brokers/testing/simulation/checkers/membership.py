@@ -1,7 +1,4 @@
-"""Invariant 7 and section 4: nobody is declared dead while its lease is good, and the dead hold nothing.
-
-May live here: what is asked of records about brokers, against the truth of who runs where.
-"""
+"""Check invariant 7 and section 4: no broker is declared dead while its lease is good, and dead brokers hold nothing."""
 
 from __future__ import annotations
 
@@ -20,14 +17,14 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.records import BrokerRecord, BundleTransition, Joined
 from equipoise.channel.core.view import View
 
-# How the status of an accusation is spelled on the log; no other text of a broker's records holds quotation marks unescaped.
+# The status of a declaration of death, as encoded on the log. Quotation marks in other texts of the record are escaped.
 _DOWN: Final = b'"status":"down"'
 
 
 class Membership:
-    """Knows which process made which incarnation, by the nonce of its `joined` record.
+    """Knows which process made which incarnation, by the instance id of its `joined` record.
 
-    `passing` gives a handle of a process that passes its check at this instant, if there is one.
+    `passing` returns a handle of a process that passes its check now, if there is one.
     """
 
     def __init__(self, made_nonces: Mapping[str, Process], *, passing: Callable[[Process], Handle | None], nobody_dies: bool) -> None:
@@ -38,11 +35,11 @@ class Membership:
         self._parted: dict[int, None] = {}
 
     def process_of(self, incarnation: int) -> Process | None:
-        """The process that runs, or ran, in an incarnation."""
+        """Return the process that runs, or ran, in an incarnation."""
         return self._processes.get(incarnation)
 
     def folded(self, folded: Folded, view: View) -> None:
-        """Check what a record says of brokers, and what it gives them."""
+        """Check the changes of brokers by a record, and the bundles that it gives them."""
         record = folded.record
         if isinstance(record, Joined) and folded.verdict.accepted and record.nonce in self._made_nonces:
             self._processes[folded.offset] = self._made_nonces[record.nonce]
@@ -53,9 +50,9 @@ class Membership:
                 self._check_holders(folded, change, view)
 
     def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
-        """Check that a process lives in no incarnation but its own, and accuses others only while its lease is good."""
+        """Check that a process acts only in its own incarnation, and declares others dead only while its lease is good."""
         incarnation, lease = process.agent.incarnation, process.agent.lease
-        # A broker that leaves gives its lease up at the end of a step, in which it may have accused another before.
+        # A leaving broker gives up its lease at the end of a step. Earlier in that step it may declare another one dead.
         parts = lease.lost and lease.incarnation == incarnation and incarnation not in self._parted
         if parts and incarnation is not None:
             self._parted[incarnation] = None
@@ -72,7 +69,7 @@ class Membership:
             )
 
     def stopped(self, process: Process, error: EquipoiseError | None) -> None:
-        """Check that a broker which gives up has a reason: here that can only be a second process under its id."""
+        """Check that a broker stops with an error only because a second process has its id."""
         host = process.host
         rivals = (other.host for other in self._made_nonces.values() if other.host.broker == host.broker and other.host is not host)
         if error is not None and (not isinstance(error, BrokerIdTaken) or next(rivals, None) is None):

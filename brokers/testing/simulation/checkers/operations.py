@@ -1,6 +1,6 @@
-"""Section 9: a service has one operation of a bundle under way at a time.
+"""Check section 9: a service runs one operation of a bundle at a time.
 
-Questions (where to cut, what is left to fetch) are no operations.
+Questions (where to split, what is left to fetch) are not operations.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""Invariant 1: no work on a point of the hash space is started or answered by two brokers at once.
+"""Check invariant 1: two brokers never start or answer work on one point of the hash space at the same time.
 
-May live here: what is asked of the handles that services hold, at true time, and of the work that is done under them. Where a
-namespace says `on_channel_loss: serve`, what passes past the end of its lease is left out of it: there only the token guards,
-and what is asked instead is that a store can tell two brokers apart by it.
+In a namespace with `on_channel_loss: serve`, handles may pass after their lease has run out. Only the token guards there. The check is then
+that a store can distinguish the two brokers by token.
 """
 
 from __future__ import annotations
@@ -19,16 +18,16 @@ from equipoise.brokers.testing.simulation.checkers.violation import InvariantVio
 from equipoise.brokers.testing.simulation.host import Process
 from equipoise.channel.core.ranges import bundle_contains
 
-# Of one point this many pieces of work are remembered: callers come at most once in a few milliseconds, to one of many
-# points, and work lasts for less than a second, so that what is forgotten has ended before anything that is still to come.
+# Pieces of work kept per point. Calls come every few milliseconds to one of many points, and work lasts under a second. Forgotten work has
+# thus ended before any later work begins.
 _WORKS_MAX: Final = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What one caller had done on one point: started and answered under handles that passed their checks, at these true times.
+    """One piece of work on one point, with the true times of its start and answer. Its handles passed their checks at both.
 
-    With `by_token` one of these checks passed past the end of a lease.
+    With `by_token`, one of these checks passed after the lease had run out.
     """
 
     process: Process
@@ -43,9 +42,10 @@ class Work:
 class Ownership:
     """Watches every handle that any service holds.
 
-    A handle passes at an instant on its own host's clocks. Passing can only begin in a step of its own broker (it is opened,
-    or its lease is extended), or when a wall clock is set or a stopped one runs on: `stepped` looks at the former at once,
-    `look_at_all` once a second at everything.
+    Each handle is checked on its own host's clocks. A handle can begin to pass:
+
+    * in a step of its own broker, when it is opened or its lease is extended. `stepped` checks that at once.
+    * when a wall clock is set or a stopped clock resumes. `look_at_all` checks that once a second.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Ownership:
         self._works: dict[tuple[str, int], list[Work]] = {}
 
     def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
-        """Check what a step has opened, and what its lease has revived."""
+        """Check the handles that a step opened or revived by its lease."""
         held = process.held
         for effect in effects:
             if type(effect) is Open:
@@ -85,7 +85,7 @@ class Ownership:
             del held[handle]
 
     def ended(self, process: Process) -> None:
-        """A process has ended: it answers nothing any more."""
+        """Forget the handles of a process that has ended."""
         for handle, is_open in process.held.items():
             if is_open:
                 del self._open[handle.namespace][handle]
@@ -93,7 +93,7 @@ class Ownership:
         self._leases.pop(process, None)
 
     def look_at_all(self) -> None:
-        """Check every handle that is open anywhere."""
+        """Check every open handle."""
         for handles in self._open.values():
             passing = [(handle, process) for handle, process in handles.items() if _excludes_others(handle, process)]
             passing.sort(key=lambda held: held[0].low)
@@ -102,16 +102,16 @@ class Ownership:
                     raise _both_pass(left, left_process, right, right_process)
 
     def passing(self, process: Process) -> Handle | None:
-        """One of the handles of a process that pass now, and let nobody else pass; None if there is none."""
+        """Return a handle of a process that passes now and excludes others; None if there is none."""
         return next((handle for handle, is_open in process.held.items() if is_open and _excludes_others(handle, process)), None)
 
     def answered(self, work: Work) -> None:
-        """Check a piece of work that was answered against all others on its point."""
+        """Check an answered piece of work against all others on its point."""
         works = self._works.setdefault((work.namespace, work.point), [])
         for other in works:
             if other.process is not work.process and other.ended_us > work.began_us and other.began_us < work.ended_us:
                 if (other.by_token or work.by_token) and other.token != work.token:
-                    continue  # A store that checks tokens refuses the older one of the two.
+                    continue  # A store that checks tokens refuses the older of the two.
                 raise _two(
                     f"{other.process.host.name} worked on 0x{work.point:08x} of {work.namespace} under token {other.token} from "
                     f"{other.began_us} to {other.ended_us} us, {work.process.host.name} under token {work.token} from "
@@ -131,7 +131,7 @@ class Ownership:
 
 
 def child_of(handle: Handle, point: int) -> Handle:
-    """The handle under which work on `point` goes on that began under `handle`: itself, or what a split or merge made of it."""
+    """Return the open handle that continues work on `point`: `handle` itself, or its child after a split or merge."""
     while not handle.is_open:
         child = next((child for child in handle.children if bundle_contains(child.low, child.high, point)), None)
         if child is None:
@@ -141,13 +141,13 @@ def child_of(handle: Handle, point: int) -> Handle:
 
 
 def _excludes_others(handle: Handle, process: Process) -> bool:
-    """Whether a handle passes now, and is to be the only one over its points that does."""
+    """Return whether a handle passes now and must be the only one that does over its points."""
     now = process.host.now()
     return handle.passes(now) and (handle.lease.good(now) or not _may_serve_on(handle, process))
 
 
 def _check_passing(handle: Handle, process: Process, now: Instant) -> None:
-    """An open handle passes by a lease that is good, or by the policies of its namespace, and never for the dead."""
+    """Check that an open handle passes only by a good lease or by the policies of its namespace, and never for a dead incarnation."""
     incarnation, is_alive = handle.lease.incarnation, handle.lease.incarnation in process.agent.view.live
     if (is_alive and handle.lease.good(now)) or not handle.passes(now):
         return
@@ -164,7 +164,7 @@ def _check_passing(handle: Handle, process: Process, now: Instant) -> None:
 
 
 def _may_serve_on(handle: Handle, process: Process) -> bool:
-    """Whether its namespace lets a handle pass past its lease: by what the process has read, not by what its handle says."""
+    """Return whether the namespace lets a handle pass after its lease, by the view of the process, not by the handle."""
     return serves_on(process.agent.view, handle.namespace)
 
 

@@ -1,7 +1,4 @@
-"""All checkers together: who is asked what, and when.
-
-May live here: the calls from a run to its checkers, and the counts that its outcome tells. No check of its own.
-"""
+"""Call all checkers, and count records and ownership changes for the outcome."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ from equipoise.channel.core.view import View
 
 
 class Panel:
-    """Raises `InvariantViolated` out of the step, or the record, that breaks an invariant."""
+    """Calls every checker. Raises `InvariantViolated` from the step or record that breaks an invariant."""
 
     def __init__(self, made_nonces: Mapping[str, Process], *, nobody_dies: bool) -> None:
         self.ownership = Ownership()
@@ -46,7 +43,7 @@ class Panel:
         self._transfers = Transfers()
 
     def folded(self, folded: Folded, view: View) -> None:
-        """A record has come to stand on the log."""
+        """Check a record that was appended to the log."""
         self._count(folded)
         self._agreement.folded(folded, view)
         self._beginnings.folded(folded, view)
@@ -61,7 +58,7 @@ class Panel:
             self.membership.folded(folded, view)
 
     def stepped(self, process: Process, effects: list[Effect], now: Instant) -> None:
-        """A broker has taken a step, at this reading of its clocks."""
+        """Check a step of a broker. `now` is the reading of its clocks."""
         self._agreement.read(process.host.name, process.agent.view)
         one_at_a_time(process, effects)
         self._handovers.stepped(process, effects)
@@ -72,15 +69,15 @@ class Panel:
         self.membership.stepped(process, effects, now)
 
     def disowned(self, incarnation: int, attempt: int) -> None:
-        """A broker has answered with an error the request that an attempt of this incarnation served."""
+        """Note that the request served by an attempt of this incarnation was answered with an error."""
         self._answers.disowned(incarnation, attempt)
 
     def stopped(self, process: Process, error: EquipoiseError | None) -> None:
-        """A broker's process ends because its agent wants it to."""
+        """Check a process that ends at its agent's request."""
         self.membership.stopped(process, error)
 
     def ended(self, process: Process) -> None:
-        """A broker's process has ended."""
+        """Note that a broker's process has ended."""
         self.ownership.ended(process)
 
     def _count(self, folded: Folded) -> None:

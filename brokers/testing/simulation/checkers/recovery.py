@@ -1,7 +1,7 @@
-"""Invariant 5: once faults stop, every bundle is owned by a live broker within a bound.
+"""Check invariant 5: after faults stop, within a bound, a live broker owns every bundle.
 
-May live here: the bound, with its arithmetic, and the question whether a cluster has recovered. Every request is answered within
-it, too (section 8: every waiter has an end), and who drains has given away all that others take.
+Within the same bound every request is answered (section 8: every waiter has an end), and each draining broker has given away all that
+others accept.
 """
 
 from __future__ import annotations
@@ -15,11 +15,14 @@ from equipoise.channel.core.view import View
 
 
 def recovery_bound_ms(timing: Timing, *, brokers: int, late_ms: int) -> int:
-    """Within how many milliseconds of true time after the last fault every bundle is served.
+    """Return the milliseconds of true time after the last fault within which every bundle is served.
 
-    The longest way: records that are still under way arrive (`late_ms`); a process whose id still looks alive waits for the
-    silence of the dead one, and joins; it accuses another, after as many margins as there are brokers before it; what that
-    frees is placed, refused until its deadlines, cancelled by patience, and placed anew.
+    The longest chain of events:
+
+    * Records on their way arrive (`late_ms`).
+    * A process whose id still looks alive waits for the silence of the dead one, and joins.
+    * It declares another one dead, after one grace period for each broker before it.
+    * A freed bundle is placed, refused at its deadlines, cancelled by patience, and placed again.
     """
     timing = timing.for_members(brokers + 1)
     silence_ms = timing.lease_ms + timing.margin_ms * (1 + brokers)
@@ -29,7 +32,7 @@ def recovery_bound_ms(timing: Timing, *, brokers: int, late_ms: int) -> int:
 
 
 def not_recovered(view: View, processes: Iterable[Process], process_of: Callable[[int], Process | None]) -> str | None:
-    """The first bundle that is not where it should be, or request that is not answered; None if the cluster has recovered."""
+    """Return a bundle that is not where it should be, or unanswered requests; None if the cluster has recovered."""
     processes = list(processes)
     for namespace in view.namespaces.values():
         if namespace.status == "created" and not _is_excused(namespace.name, processes):
@@ -44,7 +47,7 @@ def not_recovered(view: View, processes: Iterable[Process], process_of: Callable
 
 
 def _is_excused(namespace: str, processes: Iterable[Process]) -> bool:
-    """Whether all who take the bundles of a namespace drain: what is free then stays so, and what they have stays theirs."""
+    """Return whether all brokers that accept a namespace drain. Its free bundles then stay free, and owned ones stay."""
     takers = [process for process in processes if process.service.takes(namespace)]
     return bool(takers) and all(_is_draining(process) for process in takers)
 

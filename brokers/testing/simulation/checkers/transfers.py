@@ -1,7 +1,4 @@
-"""Section 3: an opening names the broker that released the bundle, and a destination answers for the transfer that it was asked about.
-
-Checks preparations, openings and the records of destinations against the transfers on the log.
-"""
+"""Check section 3: an opening names the broker that released the bundle, and a destination answers only for a transfer that it prepared."""
 
 from __future__ import annotations
 
@@ -17,25 +14,25 @@ _ON_ITS_WAY = ("assigning", "transferring")
 
 
 class Transfers:
-    """Knows when each transfer or assignment began, which broker released each bundle, and what each service was asked."""
+    """Knows when each transfer began, which broker released each bundle, and what each service prepared."""
 
     def __init__(self) -> None:
-        # By bundle and offset of the entry: the offset of the record that began the transfer, and its destination.
+        # By bundle and offset of the entry: the offset of the record that began the transfer.
         self._began: dict[tuple[str, int], int] = {}
         # By bundle and token: the incarnation that released the bundle to the owner under this token.
         self._released: dict[tuple[str, int], int] = {}
-        # By incarnation, bundle and beginning of the transfer.
+        # By incarnation, bundle, and beginning of the transfer.
         self._prepared: dict[tuple[int, str, int], None] = {}
 
     def folded(self, folded: Folded) -> None:
-        """Note what an accepted record begins or ends, and check that a destination speaks for a service that was asked."""
+        """Note what an accepted record begins or ends, and check that a destination's service was asked before it answers."""
         record = folded.record
         for change in folded.verdict.changes:
             if not isinstance(change, BundleChanged) or change.after is None or change.before is None:
                 continue
             before, after = change.before, change.after
             if after.phase in _ON_ITS_WAY:
-                # Where the source dies the transfer goes on as an assignment; everything else begins anew.
+                # If the source dies, the transfer continues as an assignment. Everything else begins anew.
                 goes_on = before.phase == "transferring" and after.owner == before.owner
                 self._began[after.name, after.last] = self._began[before.name, before.last] if goes_on else after.last
             if isinstance(record, BundleTransition):
@@ -45,7 +42,7 @@ class Transfers:
                     self._check_answer(folded, before)
 
     def stepped(self, process: Process, effects: list[Effect]) -> None:
-        """Note what a service is asked to prepare, and check the source that it is given for an opening."""
+        """Note what a service is asked to prepare, and check the source of an opening."""
         incarnation = process.agent.incarnation
         for effect in effects:
             if type(effect) is Prepare and incarnation is not None:
@@ -72,7 +69,7 @@ class Transfers:
 
 
 def _is_answer(record: BundleTransition, before: BundleEntry) -> bool:
-    """Whether a record says whether the destination's service takes the bundle. It may also cancel a transfer for an operator."""
+    """Return whether a record carries the destination's answer. The destination may also cancel a transfer for an operator."""
     if record.incarnation is None or record.incarnation != before.owner:
         return False
     is_cancel = before.phase == "transferring" and record.state == "owned"

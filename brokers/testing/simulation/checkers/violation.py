@@ -1,7 +1,4 @@
-"""What a checker raises.
-
-May live here: the one error of the checkers.
-"""
+"""The error that checkers raise."""
 
 from __future__ import annotations
 
@@ -9,10 +6,10 @@ from equipoise.channel.core.errors import Bug
 
 
 class InvariantViolated(Bug):
-    """An invariant of the protocol does not hold in a simulated run: the protocol, the fold or the agent is wrong."""
+    """An invariant of the protocol is broken in a simulated run: the protocol, the fold or the agent is wrong."""
 
     def __init__(self, *, invariant: str, what: str) -> None:
-        """`invariant` is its number in the protocol (or the section that says it) and its name, `what` tells what was seen."""
+        """`invariant` is its number (or section) in the protocol and its name. `what` describes what was seen."""
         self.invariant = invariant
         self.what = what
         super().__init__(f"{invariant}: {what}; replay the run with its seed and read its story")
