@@ -1,7 +1,6 @@
-"""One broker process of a local cluster: how it is started, signalled and known.
+"""Start, signal and describe one broker process of a local cluster.
 
-May live here: `LocalBroker`, what processes print, and at which ports a row of them listens. What follows from the end of one
-is `local_cluster`'s business, which also guards it against threads.
+`local_cluster` reacts to the end of a process, and guards this state against threads.
 """
 
 from __future__ import annotations
@@ -28,15 +27,15 @@ from equipoise.channel.system import private_files
 
 HOST: Final = "127.0.0.1"
 
-# Below the ports that Linux gives to connections that go out: one of those could take a broker's port while the broker is down.
+# Below the ports that Linux gives to outgoing connections. One of those could take a broker's port while the broker is down.
 _PORTS: Final = range(10_000, 32_000)
 _TRIES_MAX: Final = 1_000
-_LAST_WORDS_BYTES: Final = 16_384  # A traceback in a JSON line takes some kilobytes.
+_LAST_WORDS_BYTES: Final = 16_384  # A traceback in a JSON line takes several kilobytes.
 _ERRORS: Final = ("error", "critical")
 
 
 class Output:
-    """The file to which the processes of one place print, one after the other."""
+    """The output file of a process and its successors."""
 
     def __init__(self, file: Path) -> None:
         self.file = file
@@ -44,7 +43,7 @@ class Output:
 
     @contextmanager
     def opened(self) -> Iterator[IO[bytes]]:
-        """The file, open for the next process. Raises OSError."""
+        """Open the file for the next process. Raises OSError."""
         private_files.make(self.file)
         with self.file.open("ab") as file:
             self._begin = file.tell()
@@ -56,14 +55,14 @@ class Output:
         return _last_error(lines) or (lines[-1] if lines else None)
 
     def reason(self, code: int) -> str | None:
-        """Return why the last process ended, by what `Popen.wait` returned; None if it ended in order, or nothing says why."""
+        """Return why the last process ended, by the return value of `Popen.wait`; None if it ended normally or printed no reason."""
         if code == 0:
             return None
-        # What a process printed before a signal killed it says why only if it is an error.
+        # If a signal killed the process, only an error among its lines is a reason.
         return self.last_words() if code > 0 else _last_error(self._last_lines())
 
     def ending(self, code: int) -> str:
-        """Describe how the last process ended, and if that was not in order why, and where its log is."""
+        """Describe how the last process ended, with the reason and the log file if it failed."""
         reason = self.reason(code)
         why = "" if reason is None else f": {reason}"
         return f"{ending_of(code)}{why}; its log: {self.file}" if code else ending_of(code)
@@ -78,7 +77,7 @@ def _last_error(lines: Sequence[str]) -> str | None:
 
 
 def _error_in(line: str) -> str | None:
-    """The error of a command that a line is, or the event of a JSON line of such a level."""
+    """Return the error in a line: a command's error, or the event of a JSON line with level error or critical."""
     if line.startswith("error: "):
         return line
     try:
@@ -90,10 +89,10 @@ def _error_in(line: str) -> str | None:
 
 
 class LocalBroker:
-    """One broker: its place, its process of this moment, and the thread that waits for that one's end."""
+    """One broker: its place, its current process, and the thread that waits for the end of that process."""
 
     def __init__(self, directory: Path, port: int, pulsar_port: int | None = None) -> None:
-        """The broker that is `127.0.0.1:PORT`, with its data and its log in `directory`; it may take Pulsar's clients, too."""
+        """Define the broker `127.0.0.1:PORT`, with data and log in `directory`. With `pulsar_port`, it accepts Pulsar's clients."""
         self.directory = directory
         self.output = Output(directory / "broker.log")
         self.port = port
@@ -112,11 +111,11 @@ class LocalBroker:
 
     @property
     def is_over(self) -> bool:
-        """Whether it neither runs nor will be started again by itself."""
+        """Whether it has ended and will not be restarted."""
         return self.ended and not self.will_restart
 
     def config(self, *, log_url: str, settings: Mapping[str, str | int]) -> WorkerConfig:
-        """What its process will run with. Raises `InvalidConfig` or `InvalidTiming` where that would end at once."""
+        """Return the settings of its process. Raises `InvalidConfig` or `InvalidTiming` if the process would refuse them."""
         own = {"log_url": log_url, "data_dir": self.directory, "broker_id": self.id, "host": HOST, "http_port": self.port}
         if self.pulsar_port is not None:
             own["pulsar_port"] = self.pulsar_port
@@ -145,10 +144,10 @@ class LocalBroker:
         evidence: bool,
         at_offset: int,
     ) -> subprocess.Popen[bytes]:
-        """Start a process; the incarnations up to `at_offset` are those of others. Raises OSError if that is not possible."""
+        """Start a process. Only an incarnation after `at_offset` is its own. Raises OSError on failure."""
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._starts += 1
-        # -P keeps the working folder from hiding an installed package; services are looked for there all the same.
+        # -P keeps the working folder from hiding an installed package. Services are still found there.
         command = [sys.executable, "-P", "-m", "equipoise.brokers.cli", "broker", "--stop-on-eof", "--log", log_url]
         command += ["--data", str(self.directory), "--id", self.id, "--host", HOST, "--http-port", str(self.port)]
         if self.pulsar_port is not None:
@@ -156,12 +155,12 @@ class LocalBroker:
         command += [word for service in services for word in ("--service", service)]
         command += [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
         if evidence:
-            # A new file for each process: one that was killed may have left half a line.
+            # A new file for each process: a killed one may have left half a line.
             command += ["--evidence", str(self.directory / f"accepts-{self._starts}.jsonl")]
         with self.output.opened() as log_file:
             self.process = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE,  # We hold its other end: a broker does not outlive its parent, however that one ends.
+                stdin=subprocess.PIPE,  # We hold its other end, so a broker never outlives its parent.
                 stdout=log_file,
                 stderr=log_file,
                 env={**os.environ, **environment},
@@ -179,9 +178,9 @@ class LocalBroker:
 
 
 def ports_of(http_port: int, pulsar_port: int | None, count: int) -> Sequence[tuple[int, int | None]]:
-    """The ports of `count` brokers: rising from those given, any that are free where 0 is given, and none for Pulsar where None is.
+    """Return the HTTP and Pulsar ports of `count` brokers: consecutive from the given ones, any free ones for 0, None for None.
 
-    No port is given twice. Raises `InvalidConfig` if the rows from the two ports overlap.
+    No port occurs twice. Raises `InvalidConfig` if the two ranges overlap.
     """
     firsts = [http_port] if pulsar_port is None else [http_port, pulsar_port]
     named = [port for first in firsts if first for port in range(first, first + count)]
@@ -194,7 +193,7 @@ def ports_of(http_port: int, pulsar_port: int | None, count: int) -> Sequence[tu
 
 
 def _free_ports(count: int, *, besides: Sequence[int]) -> Sequence[int]:
-    """Ports that are free now and not among others. Raises `AddressInUse`."""
+    """Return ports that are free now and not in `besides`. Raises `AddressInUse`."""
     found: list[int] = []
     for port in random.sample(_PORTS, _TRIES_MAX):
         if len(found) < count and port not in besides and _is_free(port):
@@ -213,7 +212,7 @@ def _is_free(port: int) -> bool:
 
 
 def ending_of(code: int) -> str:
-    """How a process ended, by what `Popen.wait` returns: its exit code, or minus the number of the signal that killed it."""
+    """Describe how a process ended, from its exit code, or minus the number of the signal that killed it (`Popen.wait`)."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:

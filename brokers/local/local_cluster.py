@@ -1,12 +1,12 @@
-"""A cluster of broker processes on this machine: started, watched, and declared dead when they die.
+"""Start and watch a cluster of broker processes on this machine, and declare brokers dead when their process ends.
 
-May live here: `LocalCluster`, for `equipoise up`, the demo and the tests. What a broker does in its process is its own business;
-this one knows it by its exit, and by what the channel says of it.
+Theory of operation:
 
-Threads. One for each process waits for its end, so that a death is noticed at once. One more, the *follower*, owns the
-handle on the log: it reads on all the time, so that a declaration of death need not fold the whole channel first, and it does the
-declarations of death. The caller's thread only asks. All that is shared is guarded by one condition, which is notified whenever something
-changed.
+* One thread per process waits for its end, so that a death is noticed at once.
+* One more thread, the *follower*, owns the log. It reads continuously, so that a declaration of death need not fold the whole channel
+  first, and it makes these declarations.
+* The caller's thread only makes requests.
+* One condition guards all shared state, and is notified of every change.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ from equipoise.channel.system.deadline import Deadline
 PUBLISHER: Final = f"{ADMIN_PREFIX}local-cluster"
 
 DEATH_DECLARATION_MS: Final = 2_000
-"""How long one attempt at a declaration of death may take; a healthy log takes milliseconds."""
+"""Limit of one attempt at a declaration of death. A healthy log takes milliseconds."""
 
 DEATH_DECLARATION_ATTEMPTS_MAX: Final = 3
-"""Attempts at a declaration of death: after 6 seconds the others have noticed the silence themselves."""
+"""Attempts at a declaration of death. After 6 seconds the other brokers have noticed the silence."""
 
 KILL_MS: Final = 5_000
-"""How long a killed process may take to be gone: it may be in the middle of a write to a slow disk."""
+"""How long a killed process may take to end: it may be writing to a slow disk."""
 
 LOOK_MS: Final = 100
-"""How often it is looked whether a start was broken off: a signal's handler can notify nobody."""
+"""How often a start checks whether it was broken off: a signal handler cannot notify."""
 
 _FOLLOW_MS: Final = 1_000
 
@@ -74,14 +74,14 @@ class What(StrEnum):
     NOT_DECLARED_DEAD = "not_buried"
     STARTS_AGAIN = "starts_again"
     LOAD_WORKER = "load_worker"
-    """Something happened to a load worker."""
+    """A load worker started, ended or could not start."""
     UNWATCHED = "unwatched"
-    """The cluster no longer follows the log: whoever dies from now on is missed only when its lease has run out."""
+    """The cluster no longer follows the log. A broker that dies now is missed only when its lease has run out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Happening:
-    """Something that happened to `broker` (None: to the cluster as a whole), in words, and as `details` for programs."""
+    """Something that happened to `broker` (None: to the whole cluster), as text, and as `details` for programs."""
 
     what: What
     broker: str | None
@@ -93,7 +93,7 @@ Tell = Callable[[Happening], None]
 
 
 class StartBrokenOff(CallerError):
-    """Whoever started a cluster wants it no more."""
+    """The start of a cluster was broken off by its caller."""
 
     def __init__(self) -> None:
         super().__init__("the start of the cluster was broken off; stop what of it runs")
@@ -101,14 +101,17 @@ class StartBrokenOff(CallerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSettings:
-    """What a local cluster is made of.
+    """The settings of a local cluster.
 
-    Broker i has the id and address `127.0.0.1:(http_port + i)` (any free ports if `http_port` is 0), takes Pulsar's clients
-    at `pulsar_port + i` (any if it is 0; nowhere if it is None), and has the directory `directory/broker-i`. `log_url` is by
-    default `sqlite:DIRECTORY/channel.db`. `services` and `settings` are passed on as `--service` and `--set`. With `declare dead`, a
-    broker that dies is declared dead at once; with `restart`, it is started again after that. With `evidence`, each process
-    writes `accepts-N.jsonl` to its directory. A broker that is told to stop is killed when it takes longer than its settings allow.
-    `load_workers` run beside the brokers, on Kafka only, with `directory/load-worker-i.log`; they are always started again.
+    * `brokers`: broker i has the directory `directory/broker-i`, and the id and address `127.0.0.1:(http_port + i)`.
+    * `http_port`: 0 means any free ports.
+    * `pulsar_port`: broker i accepts Pulsar's clients at `pulsar_port + i`. 0 means any free ports, None means no Pulsar clients.
+    * `log_url`: `sqlite:DIRECTORY/channel.db` by default.
+    * `services`, `settings`: passed to the brokers as `--service` and `--set`.
+    * `declare_dead`: declare a broker dead as soon as its process ends.
+    * `restart`: restart a broker after that.
+    * `evidence`: each process writes `accepts-N.jsonl` to its directory.
+    * `load_workers`: how many run beside the brokers, on Kafka only. They log to `directory/load-worker-i.log` and always restart.
     """
 
     directory: Path
@@ -127,16 +130,16 @@ class ClusterSettings:
 
 
 class LocalCluster:
-    """Broker processes on this machine, from `start` to `stop_all`; also a context, which does both.
+    """Broker processes on this machine, from `start` to `stop_all`. As a context, it calls both.
 
-    `tell` is called with all that happens, from several threads, one call at a time. Brokers are named by their number.
+    `tell` receives all happenings, from several threads, one call at a time. Methods identify a broker by its number.
     """
 
     def __init__(self, settings: ClusterSettings, *, tell: Tell | None = None) -> None:
-        """Nothing is started yet.
+        """Start nothing yet.
 
-        Raises `InvalidLogUrl` for a log that processes cannot share, `InvalidConfig` and `InvalidTiming` for settings that no
-        broker would take, and for ports that overlap.
+        Raises `InvalidLogUrl` for a log that processes cannot share, and `InvalidConfig` and `InvalidTiming` for settings that no broker
+        accepts, or ports that overlap.
         """
         self.settings = settings
         self.log_url = f"sqlite:{settings.directory}/channel.db" if settings.log_url is None else settings.log_url
@@ -145,7 +148,7 @@ class LocalCluster:
         ports = ports_of(settings.http_port, settings.pulsar_port, settings.brokers)
         self._members = tuple(LocalBroker(settings.directory / f"broker-{number}", *pair) for number, pair in enumerate(ports))
         self.stop_ms = max(member.config(log_url=self.log_url, settings=settings.settings).stop_ms for member in self._members)
-        """How long a broker that is told to stop is waited for before it is killed."""
+        """How long a stopping broker may take before it is killed."""
         self.load_workers = LocalLoadWorkers(
             settings.directory,
             count=settings.load_workers,
@@ -156,15 +159,15 @@ class LocalCluster:
         self._listener = tell
         self._telling = threading.Lock()
         self._changed = threading.Condition()
-        self._stopping = False  # No process is started any more.
+        self._stopping = False  # No process is started from now on.
         self._closing = False  # All have ended: the follower may end.
-        self._follows = False  # There is a follower, which will do declarations of death.
+        self._follows = False  # A follower runs, and will declare brokers dead.
         self._failure: EquipoiseError | None = None
         self._offset = -1
         self._log: Log | None = None
         self._follower: threading.Thread | None = None
 
-    # --- what others ask ---
+    # --- properties ---
 
     @property
     def broker_ids(self) -> tuple[str, ...]:
@@ -173,43 +176,48 @@ class LocalCluster:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the brokers serve HTTP: `http://127.0.0.1:PORT`."""
+        """The HTTP addresses of the brokers: `http://127.0.0.1:PORT`."""
         return tuple(f"http://{member.id}" for member in self._members)
 
     @property
     def pulsar_url(self) -> str:
-        """The service URL of Pulsar's clients, if the brokers take any: `pulsar://127.0.0.1:PORT,127.0.0.1:PORT`, all of them."""
+        """The service URL for Pulsar's clients, with all brokers that accept them: `pulsar://127.0.0.1:PORT,127.0.0.1:PORT`."""
         hosts = [f"{HOST}:{member.pulsar_port}" for member in self._members if member.pulsar_port is not None]
         return f"pulsar://{','.join(hosts)}"
 
     @property
     def directories(self) -> tuple[Path, ...]:
-        """The data directories of the brokers, with `broker.log`, and evidence if that was asked for."""
+        """The data directories of the brokers, with `broker.log`, and evidence if requested."""
         return tuple(member.directory for member in self._members)
 
     def pid(self, number: int) -> int | None:
-        """The process of a broker; None if it has none."""
+        """Return the process id of a broker; None if it does not run."""
         member = self._members[number]
         return None if member.ended or member.process is None else member.process.pid
 
     @property
     def failure(self) -> EquipoiseError | None:
-        """What has ended the following of the log, on which declarations of death and `restart` depend; None while it goes on."""
+        """The error that ended the follower, which declarations of death depend on; None while it runs."""
         return self._failure
 
     def wait_until_all_ended(self, *, timeout_ms: int) -> bool:
-        """Wait until no broker runs, nor will be started again; whether that is so."""
+        """Wait until no broker runs or will be restarted. Return whether that is so."""
         with self._changed:
             return self._changed.wait_for(lambda: all(member.is_over for member in self._members), timeout_ms / 1_000)
 
     # --- life ---
 
     def start(self) -> None:
-        """Start all brokers, and wait until all are members.
+        """Start all brokers, and wait until all are members. The caller must call `stop_all` in any case.
 
-        Raises `AddressInUse` before anything is made; `DataDirectoryUnusable`; `BrokerFailed` if one is not ready in time or ends
-        before; what `open_log` raises, and what a log raises that cannot be followed; `StartBrokenOff`; OSError if a process
-        cannot be started. In any case `stop_all` is to be called at the end.
+        Errors:
+
+        * `AddressInUse` before anything is created.
+        * `DataDirectoryUnusable`.
+        * `BrokerFailed` if a broker ends or is not ready in time.
+        * `StartBrokenOff`.
+        * OSError if a process cannot be started.
+        * What `open_log` raises, and the error of a log that cannot be followed.
         """
         for member in self._members:
             member.check_port()
@@ -234,14 +242,14 @@ class LocalCluster:
         self._await_ready(self._members)
 
     def break_off(self) -> None:
-        """Start no process any more, and have `start`, if it waits, raise `StartBrokenOff` within `LOOK_MS`.
+        """Start no more processes, and make a waiting `start` raise `StartBrokenOff` within `LOOK_MS`.
 
-        It takes no lock and raises nothing, so that a signal's handler can call it.
+        It takes no lock and raises nothing, so a signal handler can call it.
         """
         self._stopping = True
 
     def stop_all(self) -> None:
-        """Stop all brokers gracefully, all at once, and kill those that take longer than `stop_ms`; then let go of the log."""
+        """Stop all brokers at once, kill those that take longer than `stop_ms`, and close the log."""
         with self._changed:
             self._stopping = True
             for member in self._members:
@@ -254,11 +262,11 @@ class LocalCluster:
                 self._closing = True
             self._wake()
             self._follower.join()
-        elif self._log is not None:  # It could be opened, and not be read.
+        elif self._log is not None:  # The log could be opened, but not read.
             self._log.close()
 
     def kill_all(self) -> None:
-        """Kill all brokers at once, and return without waiting for their end: for one who does not want to wait."""
+        """Kill all brokers and load workers, and return without waiting for their end."""
         for member in self._members:
             member.signal(signal.SIGKILL)
         self.load_workers.signal(signal.SIGKILL)
@@ -274,30 +282,30 @@ class LocalCluster:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop_all()
 
-    # --- what is done to one broker ---
+    # --- operations on one broker ---
 
     def kill(self, number: int) -> None:
-        """Kill a broker (SIGKILL) and wait until its process is gone. Its declaration of death follows, if there is one."""
+        """Kill a broker (SIGKILL), and wait until its process is gone. Its declaration of death follows, if there is one."""
         member = self._expect_end(number)
         member.signal(signal.SIGKILL)
         self._await_ended((member,), timeout_ms=KILL_MS)
 
     def pause(self, number: int) -> None:
-        """Stop a broker in its tracks (SIGSTOP): it neither serves nor renews."""
+        """Pause a broker (SIGSTOP): it neither serves nor renews."""
         self._members[number].signal(signal.SIGSTOP)
         self._tell(What.PAUSED, self._members[number], "is paused")
 
     def resume(self, number: int) -> None:
-        """Let a paused broker go on (SIGCONT)."""
+        """Resume a paused broker (SIGCONT)."""
         self._members[number].signal(signal.SIGCONT)
         self._tell(What.RESUMED, self._members[number], "goes on")
 
     def stop(self, number: int) -> None:
-        """Stop a broker gracefully, or kill it after `stop_ms`; on return it is gone, and declared dead if it had to be."""
+        """Stop a broker, or kill it after `stop_ms`. On return it is gone, and declared dead if necessary."""
         self._end((self._expect_end(number),))
 
     def restart(self, number: int) -> None:
-        """Start a broker anew, after stopping it if it runs, and wait until it is a member. Raises as `start` does."""
+        """Restart a broker, after stopping it if it runs, and wait until it is a member. Raises what `start` raises."""
         self.stop(number)
         member = self._members[number]
         self._spawn(member)
@@ -306,7 +314,7 @@ class LocalCluster:
     # --- processes ---
 
     def _spawn(self, member: LocalBroker, *, again: bool = False) -> None:
-        """Start a process; one that is to be started `again` only if nobody has wanted its end meanwhile."""
+        """Start a process. With `again`, start it only if its end was not requested meanwhile."""
         settings = self.settings
         with self._changed:
             if self._stopping or (again and member.end_expected):
@@ -324,7 +332,7 @@ class LocalCluster:
         self._tell(What.STARTED, member, f"started as process {process.pid}, log in {member.output.file}", pid=process.pid)
 
     def _watch(self, member: LocalBroker, process: subprocess.Popen[bytes]) -> None:
-        """Wait for the end of a process; then declare dead it, and start another one if that is wanted."""
+        """Wait for the end of a process. Then declare the broker dead, and restart it if requested."""
         code = process.wait()
         assert process.stdin is not None, "it was started with one"
         process.stdin.close()
@@ -338,7 +346,7 @@ class LocalCluster:
         self._tell(What.ENDED, member, output.ending(code), exit_code=code, reason=output.reason(code), log=str(output.file))
         self._wake()
         with self._changed:
-            self._changed.wait_for(lambda: not member.death_declaration_wanted)  # The follower bounds it.
+            self._changed.wait_for(lambda: not member.death_declaration_wanted)  # The follower bounds this wait.
         if will_restart:
             self._start_again(member)
 
@@ -365,7 +373,7 @@ class LocalCluster:
 
     def _end(self, members: tuple[LocalBroker, ...]) -> None:
         for member in members:
-            member.signal(signal.SIGCONT)  # A paused one would not hear.
+            member.signal(signal.SIGCONT)  # A paused process would not receive SIGTERM.
             member.signal(signal.SIGTERM)
         try:
             self._await_ended(members, timeout_ms=self.stop_ms)
@@ -407,12 +415,11 @@ class LocalCluster:
     # --- the follower ---
 
     def _follow(self, access: Access) -> None:
-        """Read on until `_closing`, note who has become a member, and declare dead the dead. Whatever ends it before is told, and kept."""
+        """Read on until `_closing`, note new members, and declare brokers dead. Report and keep any earlier error."""
         failure: EquipoiseError | None = None
         try:
             while not self._closing:
-                # What woke the log while a declaration of death waited for its own record is forgotten by now: whoever died meanwhile is
-                # looked for.
+                # A declaration of death consumes wake-ups while it waits for its own record. So look for brokers that died meanwhile.
                 is_wanted = any(member.death_declaration_wanted for member in self._members)
                 self._read_on(access, timeout_ms=0 if is_wanted else _FOLLOW_MS)
                 for member in self._members:
@@ -421,7 +428,7 @@ class LocalCluster:
                         self._declare_dead(access, member)
         except EquipoiseError as error:
             failure = error
-        except Exception as error:  # noqa: BLE001 - a thread that dies of it would leave its cluster waiting for it
+        except Exception as error:  # noqa: BLE001 - without this, a dead thread would leave its cluster waiting
             failure = Bug(f"following the log {access.log.name} ended with {type(error).__name__}: {error}; please report it")
             failure.__cause__ = error
         with self._changed:
@@ -439,7 +446,7 @@ class LocalCluster:
     def _read_on(self, access: Access, *, timeout_ms: int) -> None:
         try:
             _read_or_resync(access, timeout_ms=timeout_ms)
-        except (LogUnavailable, LogStorageFull):  # Both pass, and the brokers wait for that as well.
+        except (LogUnavailable, LogStorageFull):  # Both are temporary, and the brokers wait for them as well.
             time.sleep(RETRY_MS / 1_000)
         self._offset = access.view.offset
 
@@ -449,7 +456,7 @@ class LocalCluster:
             return
         if member.ended:
             return
-        # It is told before `start` can return, so that whoever then says that all are ready says it last.
+        # Report it before `start` can return, so that a later message that all are ready is the last.
         self._tell(What.READY, member, f"is a member, incarnation {broker.incarnation}", incarnation=broker.incarnation)
         with self._changed:
             member.ready = True
@@ -470,7 +477,7 @@ class LocalCluster:
                 broker = access.view.brokers.get(member.id)
                 problem = str(error) if broker is not None and broker.live else None
                 break
-            except EquipoiseError as error:  # It would be the same again; a log that is broken is met by the next read, too.
+            except EquipoiseError as error:  # A retry would fail alike. The next read also notices a broken log.
                 problem = str(error)
                 break
             for death_declaration in death_declarations:

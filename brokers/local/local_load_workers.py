@@ -1,10 +1,7 @@
-"""Load workers of a local cluster on Kafka: processes that start with it, start again when they die, and end with it.
+"""Run the load workers of a local cluster on Kafka: start, restart and stop their processes.
 
-May live here: `LocalLoadWorkers`. What a load worker does is `brokers.load.worker`'s business; nobody waits for one to be at work,
-since brokers serve without.
-
-Threads. One for each worker waits for the end of its process and starts the next. The caller's thread only asks. What both touch is
-guarded by one condition.
+The cluster does not wait for load workers, since brokers serve without them. One thread per worker waits for the end of its process and
+starts the next. One condition guards the state that it shares with the caller's thread.
 """
 
 from __future__ import annotations
@@ -24,19 +21,19 @@ from equipoise.brokers.local.local_broker import Output
 from equipoise.brokers.local.restart_pause import RestartPause
 
 STOP_MS: Final = 15_000
-"""How long a load worker may take to end before it is killed: three times what it allows itself."""
+"""How long a load worker may take to end before it is killed: three times its own limit."""
 
 TellOfWorker = Callable[[str, Mapping[str, str | int | None]], None]
-"""Told what happened to a load worker, in words and as details for programs."""
+"""Receives what happened to a load worker, as text and as details for programs."""
 
 
 def can_run() -> bool:
-    """Whether what a load worker needs is installed: the extra `load`."""
+    """Return whether the extra `load`, which a load worker needs, is installed."""
     return find_spec("faust") is not None
 
 
 class _Place:
-    """One worker: its process of this moment, and the thread that watches over it."""
+    """One worker: its current process, and the thread that watches it."""
 
     def __init__(self, number: int, directory: Path) -> None:
         self.number = number
@@ -47,25 +44,25 @@ class _Place:
 
 
 class LocalLoadWorkers:
-    """So many load workers for one log; each is known by its number."""
+    """The load workers of one log, identified by number."""
 
     def __init__(self, directory: Path, *, count: int, log_url: str, environment: Mapping[str, str], tell: TellOfWorker) -> None:
-        """Nothing is started yet. Worker i logs to `directory/load-worker-i.log`; `tell` is called from several threads."""
+        """Start nothing yet. Worker i logs to `directory/load-worker-i.log`. `tell` is called from several threads."""
         self._log_url = log_url
         self._environment = environment
         self._tell = tell
         self._places = tuple(_Place(number, directory) for number in range(count))
         self._changed = threading.Condition()
-        self._wanted = False  # Who has ended is started again.
+        self._wanted = False  # Whether a worker that ends is restarted.
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """The processes that run now."""
+        """The ids of the running processes."""
         with self._changed:
             return tuple(place.process.pid for place in self._places if place.process is not None)
 
     def start(self) -> None:
-        """Start all, and return at once. Raises OSError if a process cannot be started; `stop` is to be called in any case."""
+        """Start all, and return at once. Raises OSError on failure. The caller must call `stop` in any case."""
         self._wanted = True
         for place in self._places:
             self._spawn(place)
@@ -73,9 +70,9 @@ class LocalLoadWorkers:
             place.watch.start()
 
     def stop(self) -> None:
-        """End all in their own way, at once, and kill those that take longer than `STOP_MS`."""
+        """Stop all at once, and kill those that take longer than `STOP_MS`."""
         self._want_no_more()
-        self.signal(signal.SIGCONT)  # One that was stopped in its tracks would not hear.
+        self.signal(signal.SIGCONT)  # A paused process would not receive SIGTERM.
         self.signal(signal.SIGTERM)
         give_up_s = time.monotonic() + STOP_MS / 1_000
         for place in self._places:
@@ -92,7 +89,7 @@ class LocalLoadWorkers:
                 place.watch.join()
 
     def signal(self, number: int) -> None:
-        """Send a signal to all that run. One that ends of it is started again, unless all are being stopped."""
+        """Send a signal to all that run. One that ends because of it is restarted, unless all are being stopped."""
         with self._changed:
             for place in self._places:
                 if place.process is not None:
@@ -112,7 +109,7 @@ class LocalLoadWorkers:
                 place.process = subprocess.Popen(
                     # -P keeps the working folder from hiding an installed package.
                     [sys.executable, "-P", "-m", "equipoise.brokers.cli", "load-worker", "--stop-on-eof", "--log", self._log_url],
-                    stdin=subprocess.PIPE,  # We hold its other end: a load worker does not outlive its parent, however that one ends.
+                    stdin=subprocess.PIPE,  # We hold its other end, so a load worker never outlives its parent.
                     stdout=log_file,
                     stderr=log_file,
                     env={**os.environ, **self._environment},
@@ -123,7 +120,7 @@ class LocalLoadWorkers:
         self._tell_of(place, f"started as process {pid}, log in {place.output.file}", pid=pid)
 
     def _watch(self, place: _Place) -> None:
-        """Wait for the end of each process of one place, and start the next, until all are to stop."""
+        """Wait for the end of each process of one worker, and start the next, until all are to stop."""
         while (process := place.process) is not None:
             code = process.wait()
             assert process.stdin is not None, "it was started with one"

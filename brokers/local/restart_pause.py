@@ -1,7 +1,4 @@
-"""How long to wait before a process is started again that has ended by itself.
-
-May live here: that alone. It is for those who watch over processes of this machine.
-"""
+"""Calculate how long to wait before a process that has ended is restarted."""
 
 from __future__ import annotations
 
@@ -10,24 +7,24 @@ from typing import Final
 
 RESTART_MS_MIN: Final = 500
 RESTART_MS_MAX: Final = 10_000
-"""The pause is doubled each time that the process lived for less than `STEADY_MS`."""
+"""The pause doubles each time the process lived for less than `STEADY_MS`."""
 
 STEADY_MS: Final = 30_000
 
 
 class RestartPause:
-    """The pauses between the lives of one process."""
+    """The pauses between the runs of one process."""
 
     def __init__(self) -> None:
         self._started_ns = 0
         self._pause_ms = RESTART_MS_MIN
 
     def started(self) -> None:
-        """The process has been started now."""
+        """Note that the process starts now."""
         self._started_ns = time.monotonic_ns()
 
     def next_ms(self) -> int:
-        """How long to wait before it is started again."""
+        """Return how long to wait before the next start, in milliseconds."""
         lived_ms = (time.monotonic_ns() - self._started_ns) // 1_000_000
         pause_ms = RESTART_MS_MIN if lived_ms >= STEADY_MS else self._pause_ms
         self._pause_ms = min(2 * pause_ms, RESTART_MS_MAX)

@@ -1,7 +1,11 @@
-"""The demo: a local cluster of three brokers that balances, fails and heals under callers and Pulsar clients.
+"""Run the demo: a local cluster of three brokers that balances, fails and recovers under callers and Pulsar clients.
 
-May live here: the command line, and the last words. Exit code 0: the verdict is clean; 1: it is not; 2: the command line is
-wrong; 4: the demo could not begin.
+Exit codes:
+
+* 0: no violation and no problem was found.
+* 1: a violation or a problem was found.
+* 2: the command line is wrong.
+* 4: the demo could not start.
 """
 
 from __future__ import annotations
@@ -25,7 +29,7 @@ from equipoise.channel.core.errors import EquipoiseError
 
 
 def parser(program: str) -> argparse.ArgumentParser:
-    """The command line of `program`, which plays the demo."""
+    """Return the command-line parser of the demo, for `program`."""
     parser = argparse.ArgumentParser(prog=program, description="A local cluster that balances, fails and heals.")
     parser.add_argument("--seconds", type=float, default=50.0, help="how long the acts go on, at least each of them once (default: 50)")
     parser.add_argument("--forever", action="store_true", help="go on until Ctrl-C")
@@ -38,13 +42,13 @@ def parser(program: str) -> argparse.ArgumentParser:
 
 
 def _directory(text: str) -> Path:
-    if not text:  # pathlib takes it for the working folder.
+    if not text:  # pathlib would read it as the working folder.
         raise argparse.ArgumentTypeError("the name is empty")
     return Path(text)
 
 
 def main() -> int:
-    """Run the demo on a file, or on a log that is there; the exit code."""
+    """Run the demo on a file, or on the log at `--log`. Return the exit code."""
     arguments = parser("python -m equipoise.brokers.local.demo")
     arguments.add_argument("--log", metavar="URL", help="a log that is new, or its place: kafka://HOST:PORT/TOPIC (default: a file)")
     parsed = arguments.parse_args()
@@ -59,19 +63,19 @@ def run(
     log_stays: bool = True,
     acts: Sequence[Act] = ACTS,
 ) -> int:
-    """Play the demo as a command line that `parser` has read says; the exit code. `log_stays` says whether the log outlives it."""
+    """Play the demo with the parsed arguments. Return the exit code. `log_stays`: the log still exists afterwards."""
     if arguments.data is not None and arguments.data.exists() and any(arguments.data.iterdir()):
         parser.error(f"{arguments.data} is not empty; name a new directory")
     with ExitStack() as parts:
         directory = arguments.data
         if directory is None:
-            # Whoever looks on, such as an audit, may make files beside the log until the last moment: no reason to keep the verdict back.
+            # A reader such as an audit may still create files beside the log. The report must not fail because of them.
             directory = Path(parts.enter_context(tempfile.TemporaryDirectory(prefix="equipoise-demo-", ignore_cleanup_errors=True)))
         seed = secrets.randbelow(1_000_000) if arguments.seed is None else arguments.seed
         seconds = None if arguments.forever else arguments.seconds
         options = Options(directory=directory.absolute(), seconds=seconds, seed=seed, log_url=log_url, acts=acts)
         options.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # What a client of Kafka, or asyncio, has to say would tear the picture.
+        # Messages of a Kafka client or of asyncio would spoil the screen.
         logging.basicConfig(filename=options.directory / "demo.log")
         screen = parts.enter_context(open_screen(plain=arguments.plain))
         try:

@@ -1,7 +1,6 @@
-"""The acts of the demo: what is done to the cluster while callers and Pulsar clients go on.
+"""The acts of the demo: changes to the cluster while callers and Pulsar clients are at work.
 
-May live here: short stories on a `Stage`, each of which says what it does, and ends with every bundle owned. They may be
-played in any order, again and again.
+Each act announces what it does, and ends when every bundle is owned. Acts can be played in any order and repeated.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ Act = Callable[[Stage], Awaitable[None]]
 # Long enough for a few rounds of the balancer.
 _BALANCE_S: Final = 4.0
 
-# Of each, half are done to counters and half to topics.
+# Namespaces take turns: half of the operations affect counters, half affect topics.
 _TRANSFERS: Final = 8
 _CUTS: Final = 4
 _BETWEEN_MOVES_S: Final = 0.25
@@ -30,31 +29,31 @@ _BETWEEN_ACTS_S: Final = 1.0
 
 
 async def balance(stage: Stage) -> None:
-    """Leave it to the leader."""
+    """Let the leader balance."""
     stage.say("nobody does anything: the leader levels the load by itself")
     await asyncio.sleep(_BALANCE_S)
 
 
 async def transfer(stage: Stage) -> None:
-    """Move bundles to and fro."""
+    """Transfer bundles."""
     stage.say(f"an operator transfers {_TRANSFERS} bundles in use")
     await _move(stage, Deed.TRANSFER, _TRANSFERS)
 
 
 async def split(stage: Stage) -> None:
-    """Cut bundles."""
+    """Split bundles."""
     stage.say(f"{_CUTS} bundles are cut in two; their callers and clients go on, under the same token")
     await _move(stage, Deed.SPLIT, _CUTS)
 
 
 async def merge(stage: Stage) -> None:
-    """Join bundles."""
+    """Merge bundles."""
     stage.say(f"{_CUTS} pairs of neighbours become one bundle each, after a transfer where they have two owners")
     await _move(stage, Deed.MERGE, _CUTS)
 
 
 async def drain(stage: Stage) -> None:
-    """Empty a broker, stop it, and start it again."""
+    """Drain a broker, stop it, and restart it."""
     number = (stage.number_of_leader() + 1) % len(stage.cluster.broker_ids)
     broker, incarnation = stage.cluster.broker_ids[number], stage.incarnation(number)
     held = stage.table.view.held_count(incarnation)
@@ -69,12 +68,12 @@ async def drain(stage: Stage) -> None:
 
 
 async def kill(stage: Stage) -> None:
-    """Kill a broker that does not lead, and revive it."""
+    """Kill a broker that does not lead, and restart it."""
     await _kill(stage, (stage.number_of_leader() + 1) % len(stage.cluster.broker_ids))
 
 
 async def kill_leader(stage: Stage) -> None:
-    """Kill the leader, and revive it."""
+    """Kill the leader, and restart it."""
     await _kill(stage, stage.number_of_leader())
 
 
@@ -101,7 +100,7 @@ async def _move(stage: Stage, deed: Deed, times: int) -> None:
 
 
 async def begin(stage: Stage) -> None:
-    """Set what can be watched, create the namespaces, and wait until all their bundles are owned.
+    """Change settings so that effects are visible, create the namespaces, and wait until all their bundles are owned.
 
     Raises `BrokerUnreachable` if a namespace cannot be created, and what `tune` raises.
     """

@@ -1,7 +1,6 @@
-"""Callers of the counter service: they follow redirects, retry what they do not know the outcome of, and write down everything.
+"""Call the counter service: follow redirects, retry unknown outcomes, and record every attempt.
 
-May live here: what a well-behaved client of a fenced service does, and the stubborn one that keeps calling former owners.
-What callers may do without the judge raising a false alarm is said in `tests/judge/README.md`; they share no code with it.
+`tests/judge/README.md` says what callers may do without a false alarm of the checker. The checker shares no code with them.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ import orjson
 from equipoise.channel.system import private_files
 from equipoise.channel.system.boot_clock import boot_ns
 
-# A broker that was stopped inside a call keeps its callers for this long; then another one is asked.
+# A broker that is stopped in the middle of a call holds its caller for this long. Then the caller asks another broker.
 ATTEMPT_S: Final = 2.0
 
-# Between two attempts: a broker that is gone refuses a connection at once, and would be asked a thousand times a second.
+# Pause between attempts. A dead broker refuses at once, and would otherwise be asked a thousand times a second.
 _BETWEEN_ATTEMPTS_S: Final = 0.025
 
-# A refusal may name its own pause (Retry-After); longer than this a caller of the demo does not wait.
+# Limit of the pause that a refusal may request (Retry-After).
 _RETRY_AFTER_S_MAX: Final = 1.0
 
-# Redirects followed in a row: brokers whose views differ by a hop of the log send a caller to and fro.
+# Limit of redirects in a row. Brokers whose views differ by a record may redirect a caller to and fro.
 _REDIRECTS_MAX: Final = 8
 
-# Attempts at one request, and requests for one increment: at 25 ms and more each, far longer than any outage lasts.
+# Limit of attempts at one request, and of requests for one increment. At 25 ms and more each this outlasts any outage.
 _ATTEMPTS_MAX: Final = 10_000
 
 _ACKNOWLEDGED: Final = 200
@@ -45,7 +44,7 @@ _UNAVAILABLE: Final = 503
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What came back of one attempt; all None where the connection broke. `location` is where a redirect points."""
+    """The answer to one attempt. All fields are None if the connection broke. `location` is the target of a redirect."""
 
     status: int | None = None
     broker: str | None = None
@@ -56,21 +55,21 @@ class Answer:
 
     @property
     def is_refusal(self) -> bool:
-        """Whether it promises that nothing was or will be applied."""
+        """Whether the answer promises that the request was not applied and will not be."""
         return self.status is not None and (self.status == _UNAVAILABLE or 400 <= self.status < 500)  # noqa: PLR2004 - HTTP's classes
 
 
 class History:
-    """A file with one line for each attempt, in the format that the judge reads."""
+    """A file with one line per attempt, in the format that the checker reads."""
 
     def __init__(self, path: Path) -> None:
-        """Raises OSError if the file cannot be made; it must be a new one, since a killed writer may leave half a line."""
+        """Create the file. Raises OSError if that fails or the file exists: a killed writer may have left half a line in it."""
         os.mknod(path, private_files.MODE)
         self._file = path.open("ab")
         self._lines: list[bytes] = []
 
     def note(self, *, request: str, key: str, call_ns: int, return_ns: int, answer: Answer, caller: str, target: str) -> None:
-        """Remember one attempt until the next `flush`."""
+        """Keep one attempt in memory until the next `flush`."""
         line = {
             "request": request,
             "key": key,
@@ -86,20 +85,20 @@ class History:
         self._lines.append(orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
 
     def flush(self) -> None:
-        """Write what was noted."""
+        """Write the attempts kept in memory."""
         lines, self._lines = self._lines, []
         self._file.write(b"".join(lines))
         self._file.flush()
 
     def close(self) -> None:
-        """Write the rest, and close."""
+        """Flush and close the file."""
         self.flush()
         self._file.close()
 
 
 @dataclass(slots=True, kw_only=True)
 class Tally:
-    """What callers saw since they began. A pause is the time from a call's first attempt to its acknowledgement."""
+    """What callers saw so far. A pause is the time from a call's first attempt to its acknowledgement."""
 
     acknowledged: int = 0
     redirected: int = 0
@@ -120,14 +119,14 @@ class Tally:
             self.unknown += 1
 
     def paused(self, pause_ms: float) -> None:
-        """A call that took `pause_ms`, retries included."""
+        """Note a call that took `pause_ms`, including retries."""
         self.longest_pause_ms = max(self.longest_pause_ms, pause_ms)
         self.recent_pause_ms = max(self.recent_pause_ms, pause_ms)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:
-    """How callers reach brokers: one HTTP session, the brokers' base URLs, and where attempts are noted."""
+    """How callers reach brokers: an HTTP session, the brokers' base URLs, the history and the tally."""
 
     http: aiohttp.ClientSession
     brokers: Sequence[str]
@@ -135,7 +134,7 @@ class Line:
     tally: Tally
 
     async def attempt(self, key: str, *, broker: str, request: str, caller: str) -> Answer:
-        """Ask `broker`, a base URL, once to increment `key`, and note what came of it, even if the caller is stopped meanwhile."""
+        """Ask `broker` (a base URL) once to increment `key`, and record the answer, even if the caller is stopped meanwhile."""
         answer = Answer()
         call_ns = boot_ns()
         try:
@@ -160,7 +159,7 @@ class Line:
 
 
 def _acknowledged(body: bytes) -> Answer:
-    """An acknowledgement that cannot be read is none."""
+    """Parse an acknowledgement. One that cannot be read counts as an unknown outcome."""
     try:
         document = orjson.loads(body)
         broker, token, value = document["broker"], document["token"], document["value"]
@@ -182,11 +181,13 @@ def _seconds(text: str | None) -> float | None:
 
 @dataclass(slots=True, kw_only=True)
 class Caller:
-    """Calls one key, asks the owner that it knows, and gives up on no call before it is acknowledged.
+    """Calls the known owner of one key, and retries each call until it is acknowledged.
 
-    The rules: a redirect is followed; an unknown outcome is tried again under the same request id; after a refusal the next
-    attempt is a new request. A broker that broke the connection or refused is not the next one asked, and from the second
-    that was of no use on a caller pauses.
+    * It follows redirects.
+    * It retries an unknown outcome with the same request id.
+    * After a refusal it makes a new request.
+    * After a broken connection or a refusal it asks another broker next.
+    * It pauses from the second useless attempt on.
     """
 
     line: Line
@@ -196,7 +197,7 @@ class Caller:
     owner: str | None = None
 
     async def increment(self) -> None:
-        """Call until it is acknowledged. Every attempt has a deadline; their number has the bound `_ATTEMPTS_MAX`."""
+        """Increment the key once. Every attempt has a deadline; there are at most `_ATTEMPTS_MAX`."""
         began_ns = boot_ns()
         request = uuid.uuid4().hex
         target = self.owner or self.random.choice(self.line.brokers)
@@ -218,7 +219,7 @@ class Caller:
             target, redirects = self._next(target, answer), 0
 
     def _next(self, target: str, answer: Answer) -> str:
-        """Whom to ask after `target` was of no use. One that fails (500) is alive, and knows best where the key has gone."""
+        """Return the broker to ask after `target` was of no use. A broker that answers 500 is alive, and best knows where the key is."""
         if answer.status is not None and answer.status >= _FAILED and not answer.is_refusal:
             return target
         others = [broker for broker in self.line.brokers if broker != target]
@@ -227,9 +228,9 @@ class Caller:
 
 @dataclass(slots=True, kw_only=True)
 class StubbornCaller:
-    """Calls one key at whoever ever owned it, follows no redirect, and tries nothing again.
+    """Calls any past owner of one key once, follows no redirect, and retries nothing.
 
-    So old owners are asked to work, and a call that was caught in a stopped broker is still a new one when it goes on.
+    Former owners thus get work, and a call that was held by a stopped broker is still new when the broker resumes.
     """
 
     line: Line
@@ -239,7 +240,7 @@ class StubbornCaller:
     owners: dict[str, None] = field(default_factory=dict)
 
     async def increment(self) -> None:
-        """Call one of the owners that it ever heard of, once; any broker as long as it has heard of none."""
+        """Call one of the known owners once; any broker while none is known."""
         target = self.random.choice(list(self.owners or self.line.brokers))
         answer = await self.line.attempt(self.key, broker=target, request=uuid.uuid4().hex, caller=self.name)
         owner = target if answer.status == _ACKNOWLEDGED else answer.location

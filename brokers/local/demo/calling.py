@@ -1,9 +1,6 @@
-"""Callers as a process of their own, so that nobody else's work is mistaken for a pause of the service.
+"""Run callers in a process of their own, so that other work does not look like a pause of the service.
 
-    python -m equipoise.brokers.local.demo.calling      (reads one plan, a JSON line, and calls until its standard input ends)
-
-May live here: the plan, both ends of the pipe between a `CallerProcess` and its parent, and the pace of calls. What one call
-does is said in `callers`.
+`python -m equipoise.brokers.local.demo.calling` reads one plan (a JSON line) and calls until its standard input ends.
 """
 
 from __future__ import annotations
@@ -27,18 +24,18 @@ from equipoise.brokers.local.demo.callers import ATTEMPT_S, Caller, History, Lin
 
 _REPORT_S: Final = 0.25
 
-# What is under way when callers are told to stop may still be acknowledged; an attempt lasts no longer than this.
+# Calls in flight at the stop may still be acknowledged. An attempt lasts no longer than this.
 _LAST_CALLS_S: Final = ATTEMPT_S
 
-# A parent waits this long for its callers to end by themselves.
+# How long a parent waits for its callers to end.
 _END_S: Final = _LAST_CALLS_S + 5.0
 
-# A plan of thousands of keys is one line of some hundred kilobytes.
+# A plan of thousands of keys is one line of several hundred kilobytes.
 _LINE_BYTES_MAX: Final = 16 * 2**20
 
 
 class Stream(BaseModel):
-    """Calls of one key (`tenant/namespace/key`), shared evenly by so many callers, each of which waits for its answer."""
+    """Calls of one key (`tenant/namespace/key`), shared evenly by the callers. Each caller waits for its answer."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -49,7 +46,7 @@ class Stream(BaseModel):
 
 
 class Plan(BaseModel):
-    """Whom to call, how often, and where to write it down. `brokers` are base URLs; `history` must not exist yet."""
+    """Whom to call, how often, and where to record it. `brokers` are base URLs. `history` must not exist yet."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -63,7 +60,7 @@ class Plan(BaseModel):
 
 
 async def call(plan: Plan, *, stopping: asyncio.Event, report: Callable[[Tally], None]) -> None:
-    """Call as planned until `stopping` is set, reporting four times a second, and once at the end.
+    """Call as planned until `stopping` is set. Report four times a second, and once at the end.
 
     Raises OSError if the history cannot be written.
     """
@@ -88,7 +85,7 @@ async def call(plan: Plan, *, stopping: asyncio.Event, report: Callable[[Tally],
 
 
 def _callers(plan: Plan, line: Line) -> Sequence[tuple[Caller | StubbornCaller, float]]:
-    """Every caller of a plan, with the seconds between two of its calls."""
+    """Return every caller of a plan, with the seconds between two of its calls."""
     random = Random(plan.seed)  # noqa: S311 - whom to ask first is no secret
     callers: list[tuple[Caller | StubbornCaller, float]] = []
     for stream in plan.streams:
@@ -101,7 +98,7 @@ def _callers(plan: Plan, line: Line) -> Sequence[tuple[Caller | StubbornCaller, 
 
 
 async def _keep_calling(caller: Caller | StubbornCaller, pause_s: float, stopping: asyncio.Event) -> None:
-    """Call at a steady pace. Calls that a pause of the service has held up are not made up for: callers are no storm."""
+    """Call at a steady pace. Do not make up for calls that a pause delayed: that would be a burst."""
     loop = asyncio.get_running_loop()
     due_s = loop.time() + caller.random.random() * pause_s
     while not stopping.is_set():
@@ -123,13 +120,13 @@ async def _report_until(stopping: asyncio.Event, line: Line, report: Callable[[T
 
 
 async def _main() -> None:
-    """One process of callers: a plan comes in by standard input, whose end is the sign to stop; tallies go out."""
+    """Run one process of callers. It reads a plan from standard input, stops when that ends, and prints tallies."""
     loop = asyncio.get_running_loop()
     reader = asyncio.StreamReader(limit=_LINE_BYTES_MAX)
     await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
     plan = Plan.model_validate_json(await reader.readline())
     stopping = asyncio.Event()
-    # Ctrl-C goes to all processes of a terminal; the parent decides when the callers end.
+    # Ctrl-C goes to all processes of a terminal. The parent decides when the callers end.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     loop.add_signal_handler(signal.SIGTERM, stopping.set)
     ended = asyncio.ensure_future(reader.read())
@@ -143,16 +140,16 @@ def _print_tally(tally: Tally) -> None:
         sys.stdout.buffer.write(orjson.dumps(asdict(tally), option=orjson.OPT_APPEND_NEWLINE))
         sys.stdout.buffer.flush()
     except BrokenPipeError:
-        pass  # The parent is gone, and with it our standard input: the end comes by that.
+        pass  # The parent is gone, and with it our standard input, which ends the process.
 
 
 # --- in the parent ---
 
 
 class CallerProcess:
-    """A process of callers, as an async context: it calls from the start of the context to its end.
+    """A process of callers, as an async context: it calls while the context is open.
 
-    `tally` is the latest that it told. A parent that dies takes it along, because its standard input ends then.
+    `tally` is the latest report. If the parent dies, the process ends too, because its standard input ends.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -174,7 +171,7 @@ class CallerProcess:
         await self.stop()
 
     async def stop(self) -> None:
-        """Let the callers finish what is under way, and wait for their process; one that hangs is killed."""
+        """Wait until the callers have finished and their process has ended. Kill a process that hangs."""
         process = self._process
         if process is None:
             return

@@ -1,7 +1,4 @@
-"""What the channel says has happened: moves and deaths counted, and the newest records in words.
-
-May live here: a listener of the channel. It changes nothing, and asks nobody.
-"""
+"""Count moves and deaths on the channel, and keep the newest records as text."""
 
 from __future__ import annotations
 
@@ -22,13 +19,13 @@ _NEWEST_MAX: Final = 8
 
 
 class Chronicle:
-    """Counts what is folded. `folded` is to be called with every record, the view standing just after it.
+    """Counts what is folded. Pass every record to `folded`, with the view just after it.
 
-    `resynced` is to be called where records were left out; what they told of is not counted.
+    Call `resynced` where records were skipped; their events are not counted.
     """
 
     def __init__(self, look: Callable[[], View]) -> None:
-        """`look` gives the view as it is now."""
+        """`look` returns the current view."""
         self._look = look
         self._names = Names(look())
         self._moves = Moves()
@@ -40,24 +37,24 @@ class Chronicle:
 
     @property
     def newest(self) -> Sequence[str]:
-        """The newest records but the renewals, the newest last."""
+        """The newest records except renewals, the newest last."""
         return tuple(self._newest)
 
     def folded(self, folded: Folded) -> None:
-        """Take in one record."""
+        """Count one record."""
         self._names.learn(folded)
         for move in self._moves.folded(folded, time.monotonic_ns()):
             self.done[move.kind] += move.result is MoveResult.DONE
             self.cancelled += move.result is MoveResult.CANCELLED
         self.rejected += not folded.verdict.accepted
         left = isinstance(folded.record, BrokerRecord) and folded.record.status == "left"
-        if not left:  # A broker that leaves dies of its own will.
+        if not left:  # A broker that leaves is not counted as dead.
             self.deaths += sum(isinstance(change, BrokerChanged) and change.dead is not None for change in folded.verdict.changes)
         if not (isinstance(folded.record, Renewed) and folded.verdict.accepted):
             self._newest.append(describe(folded, self._look(), self._names))
 
     def resynced(self, resync: Resync) -> None:
-        """Go on after records that nobody has read."""
+        """Continue after skipped records."""
         self._names = Names(self._look())
         self._moves.resynced(resync)
         self._newest.append(f"what stood between offsets {resync.before} and {resync.offset} was truncated before it was read")

@@ -1,7 +1,4 @@
-"""How evenly brokers are used: by what the load bus says of them.
-
-May live here: that arithmetic, and its words. What is done about it is the shedder's decision.
-"""
+"""Calculate how evenly brokers are used, from their load reports."""
 
 from __future__ import annotations
 
@@ -16,23 +13,23 @@ from equipoise.shedder.spread import Spread
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Evenness:
-    """What part of its resources each live broker uses on average, by id. `silent` are those that say nothing of themselves."""
+    """The average use of each live broker's resources, by id. `silent` brokers have not reported."""
 
     used: Mapping[str, float]
     silent: tuple[str, ...] = ()
 
     @property
     def deviation(self) -> float | None:
-        """The deviation of all uses, as `TransferShedder` counts it; None where somebody is silent."""
+        """The deviation of all uses, as `TransferShedder` calculates it; None if a broker is silent."""
         return None if self.silent or not self.used else Spread(self.used.values(), pulsar_exact=False).deviation
 
     def within(self, target: float) -> bool:
-        """Whether it is known, and at most the target."""
+        """Return whether the deviation is known and at most `target`."""
         return self.deviation is not None and self.deviation <= target
 
     @property
     def text(self) -> str:
-        """The uses and their deviation in a line."""
+        """The uses and their deviation in one line."""
         uses = ", ".join(f"{broker} {used:.0%}" for broker, used in self.used.items()) or "nobody says anything"
         if self.silent:
             return f"{uses}; nothing is known of {', '.join(self.silent)}"
@@ -40,7 +37,7 @@ class Evenness:
 
 
 def evenness_of(view: View, summaries: Iterable[Summary]) -> Evenness:
-    """How evenly the live brokers of `view` are used."""
+    """Return how evenly the live brokers of `view` are used."""
     told = {summary.broker: summary.load.averages.weighted_max for summary in summaries}
     live = sorted(broker.broker for broker in view.live_brokers())
     return Evenness(
@@ -50,7 +47,7 @@ def evenness_of(view: View, summaries: Iterable[Summary]) -> Evenness:
 
 
 def busiest(view: View, summaries: Iterable[Summary], namespace: str) -> BundleTraffic | None:
-    """The bundle of a namespace with the most messages, by its owner's word, of those that can be divided; None if nobody names one."""
+    """Return the bundle of a namespace with the most messages that can be split, by its owner's report; None if there is none."""
     fit = [
         bundle
         for summary in summaries

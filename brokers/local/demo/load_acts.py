@@ -1,6 +1,6 @@
-"""The acts of the demo in which the cluster balances by itself: what is uneven becomes even, what is hot is cut, what is cold is joined.
+"""The acts in which the cluster balances itself: it evens out use, splits hot bundles and merges cold ones.
 
-May live here: such acts, which put settings on the channel as an operator would, and take them away again at their end.
+Each act sets settings on the channel as an operator would, and removes them at its end.
 """
 
 from __future__ import annotations
@@ -23,33 +23,33 @@ from equipoise.brokers.local.demo.stage import COUNTERS, MESSAGES, Stage
 from equipoise.brokers.local.demo.tuning import BY_USE, tune
 from equipoise.channel.system.deadline import Deadline
 
-# Reports come each second; a few of them carry an average most of the way.
+# Reports come every second. A few of them move the average most of the way.
 _SEEN_MS: Final = 10_000
 
-# The pile is seen when the deviation is so many times the target: what a busy machine makes of brokers that are even is less.
+# The pile counts as seen at this multiple of the target deviation. On a busy machine, even brokers stay below it.
 _UNEVEN: Final = 2.0
 
-# Some rounds, each a second or two after the reports that follow from the one before.
+# Some rounds. Each comes a second or two after the reports that follow the previous one.
 _EVEN_MS: Final = 20_000
 _DIVIDED_MS: Final = 40_000
 
 _LOOK_S: Final = 0.25
 
-# How much of the decision log is looked through for what an act has brought about: each broker adds one a second at most.
+# How many decisions are searched for the effects of an act. Each broker adds at most one a second.
 _DECISIONS_MAX: Final = 300
 _REASONS_MAX: Final = 2
 
-# The busiest bundle carries far more than it may, so that it is seen on a busy machine, too; and its halves carry less.
+# A small share, so that the busiest bundle exceeds the limit even on a busy machine. Its halves stay below it.
 _LIMIT_SHARE: Final = 0.6
 
-# Of each namespace so many bundles stay, however cold: enough for three brokers.
+# Each namespace keeps this many bundles, however cold: enough for three brokers.
 _BUNDLES_MIN: Final = 6
 
 _SHEDDING: Final = "balancing.shedding"
 
 
 async def even_out(stage: Stage) -> None:
-    """Pile bundles on one broker, show what would be done about that, and leave it to `TransferShedder`."""
+    """Pile bundles on one broker, show the plan of the balancer, and let `TransferShedder` act."""
     number = (stage.number_of_leader() + 1) % len(stage.cluster.broker_ids)
     piled_on, target = stage.cluster.broker_ids[number], float(str(BY_USE["transfer.target_deviation"]))
 
@@ -74,7 +74,7 @@ async def even_out(stage: Stage) -> None:
 
 
 async def divide(stage: Stage) -> None:
-    """Let the busiest bundle exceed what a bundle may carry, and neighbours that carry little be joined."""
+    """Let the busiest bundle exceed the limit so that it is split, and let cold neighbours be merged."""
     hot = busiest(stage.table.view, stage.summaries, MESSAGES if stage.pulsar is not None else COUNTERS)
     if hot is None:
         stage.say("nobody says what bundles carry, so that none can be too hot")
@@ -100,18 +100,18 @@ async def divide(stage: Stage) -> None:
 
 
 async def _set(stage: Stage, changes: Changes) -> None:
-    """Change settings, and say what became of each."""
+    """Change settings, and show each change."""
     stage.say(f"set on the channel: {'; '.join(await tune(stage.cluster.log_url, changes))}")
 
 
 async def _take_off(stage: Stage, changes: Changes) -> None:
-    """Let the defaults hold again for what was changed."""
+    """Restore the defaults of changed settings."""
     await tune(stage.cluster.log_url, dict.fromkeys(changes))
     stage.say("what was set for this is taken off the channel again")
 
 
 async def _pile(stage: Stage, number: int) -> int:
-    """Move bundles of counters to one broker, until it has all but a few; how many were moved."""
+    """Move the bundles of counters to one broker, except those that fail to move. Return how many moved."""
     broker, incarnation = stage.cluster.broker_ids[number], stage.incarnation(number)
     elsewhere = [bundle.name for bundle in stage.table.view.bundles_of(COUNTERS) if bundle.owner != incarnation]
     moves = [Move(deed=Deed.TRANSFER, bundle=bundle, to=broker) for bundle in elsewhere]
@@ -120,7 +120,7 @@ async def _pile(stage: Stage, number: int) -> int:
 
 
 async def _say_why(stage: Stage, kind: Kind, *, since_ms: int) -> None:
-    """Say what was decided since of one kind, and the reasons of the first few."""
+    """Show the decisions of one kind made since then, with the reasons of the first few."""
     decisions = await asyncio.to_thread(_decisions, stage.cluster.log_url, since_ms)
     moves = [(decision, move) for decision in decisions if decision.kind == kind for move in decision.moves]
     for decision, move in moves[:_REASONS_MAX]:
@@ -138,12 +138,12 @@ def _decisions(log_url: str, since_ms: int) -> Sequence[Decision]:
 
 
 def evenness(stage: Stage) -> Evenness:
-    """How evenly brokers are used, as they have said last."""
+    """Return how evenly brokers are used by their latest reports."""
     return evenness_of(stage.table.view, stage.summaries)
 
 
 async def comes_true(condition: Callable[[], bool], timeout_ms: int) -> bool:
-    """Wait for a condition; whether it came true in time. What a busy machine does not come to is no fault of the cluster."""
+    """Wait for a condition. Return whether it came true in time. A timeout on a busy machine is not a fault of the cluster."""
     deadline = Deadline.after(timeout_ms=timeout_ms)
     while not (holds := condition()) and deadline.remaining_ms():  # noqa: ASYNC110 - what is watched has no event
         await asyncio.sleep(_LOOK_S)

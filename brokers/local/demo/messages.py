@@ -1,7 +1,6 @@
-"""What becomes of the messages of the demo's Pulsar clients, counted while they are on their way.
+"""Count the messages of the demo's Pulsar clients while they are on their way.
 
-May live here: arithmetic over the lines that clients write, whose format is in tests/pulsar/README.md, and the times in which
-brokers were killed. The judge counts again at the end, from the same lines.
+`tests/pulsar/README.md` defines the format of the clients' lines. The checker counts the same lines again at the end.
 """
 
 from __future__ import annotations
@@ -10,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-# A topic that has moved keeps messages for its consumers for 10 s; what has not come by then, and a little later, never will.
+# A topic that has moved keeps messages for its consumers for 10 s. A message that is later than this, with some slack, is lost.
 OVERDUE_NS: Final = 12_000_000_000
 
-# What was receipted so shortly before a kill may still have been on its way through the consumer's process.
+# A message with a receipt this shortly before a kill may still have been in the consumer's process.
 BEFORE_A_KILL_NS: Final = 500_000_000
 
 _NS_PER_MS: Final = 1_000_000
@@ -24,7 +23,7 @@ Window = tuple[int, int]
 
 @dataclass(slots=True)
 class _Life:
-    """What is known of one message, whose clients are heard in any order; times in nanoseconds."""
+    """What is known of one message, in nanoseconds. Events of its clients arrive in any order."""
 
     sent_ns: int | None = None
     receipted_ns: int | None = None
@@ -32,10 +31,10 @@ class _Life:
 
 
 class MessageTally:
-    """Counts messages of topics that have one producer and one subscription each; times are nanoseconds of CLOCK_MONOTONIC.
+    """Counts messages of topics that have one producer and one subscription each. Times are nanoseconds of CLOCK_MONOTONIC.
 
-    A pause is the time that a message waited for its receipt. What a kill touches is counted apart: non-persistent topics
-    promise nothing there. In memory are only messages that are on their way, and what is overdue until the next `sweep`.
+    A pause is the time that a message waited for its receipt. Effects of a kill are counted separately: non-persistent topics promise
+    nothing there. Memory holds only messages on their way, and overdue ones until the next `sweep`.
     """
 
     def __init__(self, topics: Iterable[str]) -> None:
@@ -52,7 +51,7 @@ class MessageTally:
         self.longest_pause_in_kills_ms = 0.0
 
     def note(self, said: Mapping[str, object]) -> None:
-        """Take in one line of a client. Raises KeyError or TypeError for one that is none."""
+        """Process one line of a client. Raises KeyError or TypeError if it is not valid."""
         if said["event"] == "ready":
             return
         topic, n, at_ns = said["topic"], said["n"], said["at_ns"]
@@ -83,7 +82,7 @@ class MessageTally:
             self.longest_pause_ms = max(self.longest_pause_ms, pause_ms)
 
     def _deliver(self, life: _Life, reader: tuple[str, str], n: int, at_ns: int) -> None:
-        """A number below the highest is out of order, unless it came before: a message is sent again after a kill, too."""
+        """Note a delivery. A lower number than the highest is out of order, unless it came before: a kill may repeat a message."""
         highest = self._highest.get(reader, -1)
         is_first = life.delivered_ns is None and (n > highest or life.sent_ns is not None)
         self.out_of_order += is_first and n < highest
@@ -91,7 +90,7 @@ class MessageTally:
         life.delivered_ns = at_ns
 
     def sweep(self, now_ns: int) -> None:
-        """Count as lost what was receipted long ago and has not been delivered, and forget what was delivered twice."""
+        """Count overdue messages with a receipt as lost, and forget repeated deliveries."""
         for which, life in list(self._lives.items()):
             if life.receipted_ns is not None and now_ns - life.receipted_ns > OVERDUE_NS:
                 del self._lives[which]
@@ -105,19 +104,19 @@ class MessageTally:
     # --- kills ---
 
     def kill_begins(self, now_ns: int) -> None:
-        """A broker is about to be killed."""
+        """Note that a broker is about to be killed."""
         self._windows.append((now_ns - BEFORE_A_KILL_NS, _NEVER_NS))
 
     def kill_ends(self, now_ns: int) -> None:
-        """All clients are back."""
+        """Note that all clients are back."""
         self._windows[-1] = self._windows[-1][0], now_ns
 
     def windows(self, now_ns: int) -> Sequence[Window]:
-        """The times, from and to, that kills touched; one that has not ended lasts until now."""
+        """Return the periods that kills affected, from and to. One that has not ended lasts until now."""
         return [(start, min(end, now_ns)) for start, end in self._windows]
 
     def flow_since(self, since_ns: int) -> bool:
-        """Whether on every topic a message that was sent after `since_ns` has been receipted and delivered."""
+        """Return whether on every topic a message sent after `since_ns` has been receipted and delivered."""
         return all(sent_ns > since_ns for sent_ns in self._flowed_ns.values())
 
     def _is_touched(self, start_ns: int, end_ns: int) -> bool:

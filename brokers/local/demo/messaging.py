@@ -1,7 +1,6 @@
-"""Real Pulsar clients at the demo's cluster: processes that produce and consume numbered messages, and write each of them down.
+"""Run real Pulsar clients against the demo's cluster: processes that produce, consume and record numbered messages.
 
-May live here: which clients there are, their life as processes, and how their lines come in. What each does is said in the
-program that they are, `tests/pulsar/python_client.py`: it is part of a checkout, as the judge is, not of what is installed.
+The client program is `tests/pulsar/python_client.py`. Like the checker, it is part of a checkout, not of the installed package.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ _ROOT: Final = Path(equipoise.__file__).resolve().parent.parent
 _CLIENT: Final = "tests.pulsar.python_client"
 _CLIENT_FILE: Final = _ROOT / "tests" / "pulsar" / "python_client.py"
 
-# Of each kind; eight bundles hold two topics each or so.
+# Of each kind. Eight bundles hold about two topics each.
 _TOPICS: Final = 8
 _MESSAGES_PER_SECOND_AND_TOPIC: Final = 20.0
 
-# Client processes import a library of 60 MB, and are started while the cluster is at its first rounds.
+# Clients import a library of 60 MB, and start while the cluster runs its first rounds.
 _READY_S: Final = 30.0
 
-# What was receipted last is delivered within a hop of the network; this is for a machine that is busy.
+# The last messages arrive within a network round trip. This allows for a busy machine.
 _LAST_DELIVERIES_S: Final = 1.0
 
 # A producer waits 10 s for its last receipts, and each client 5 s for its closing.
@@ -45,12 +44,12 @@ _END_S: Final = 20.0
 
 _LAST_WORDS_BYTES: Final = 2_000
 
-# How often it is looked whether messages flow again.
+# How often the demo checks whether messages flow again.
 _LOOK_S: Final = 0.01
 
 
 class PulsarClientMissing(OperatorError):
-    """There are no Pulsar clients here, where they are required."""
+    """Pulsar clients are required but not available."""
 
     def __init__(self, *, problem: str) -> None:
         """`problem` says what is missing."""
@@ -58,16 +57,16 @@ class PulsarClientMissing(OperatorError):
 
 
 class PulsarClientFailed(PeerError):
-    """A client ended before its time, or did not begin."""
+    """A client ended too early or did not start."""
 
     def __init__(self, *, client: str, problem: str, last_words: str) -> None:
-        """`last_words` is what it wrote to its standard error last."""
+        """`last_words` is the end of its standard error."""
         self.client = client
         super().__init__(f"the Pulsar client {client} {problem}; its last words: {last_words or 'none'}")
 
 
 def lacking() -> str | None:
-    """What is missing for Pulsar clients, here or in the brokers; None if nothing is. Raises `PulsarClientMissing` in CI."""
+    """Return what is missing for Pulsar clients, here or in the brokers; None if nothing is. Raises `PulsarClientMissing` in CI."""
     problem = None
     if default_service() != PULSAR:
         problem = "the extra `pulsar` is not installed, without which no broker takes Pulsar's clients"
@@ -81,7 +80,7 @@ def lacking() -> str | None:
 
 
 class _Client:
-    """One process, whose lines go into `history` and into the tally."""
+    """One client process. Its lines go into `history` and into the tally."""
 
     def __init__(self, name: str, words: Sequence[str], folder: Path, tally: MessageTally) -> None:
         self.name = name
@@ -95,7 +94,7 @@ class _Client:
 
     @property
     def is_started(self) -> bool:
-        """Whether it is to be stopped."""
+        """Whether it has been started and must be stopped."""
         return self._process is not None
 
     async def start(self) -> None:
@@ -103,7 +102,7 @@ class _Client:
         with self._complaints.open("wb") as complaints:
             self._process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", _CLIENT, *self._words, "--name", self.name),
-                stdin=PIPE,  # We hold its other end: a client does not outlive us, however we end.
+                stdin=PIPE,  # We hold its other end, so a client never outlives us.
                 stdout=PIPE,
                 stderr=complaints,
                 cwd=_ROOT,
@@ -117,9 +116,9 @@ class _Client:
             raise self._failed("ended at once" if self._reading.done() else f"was not ready within {_READY_S:.0f} s")
 
     async def stop(self) -> str | None:
-        """Tell it to end, and hear it out; the problem, if it ended by itself, does not end, or has failed.
+        """Stop it, and read its remaining lines. Return its problem: it ended early, hangs, or has failed.
 
-        Unless it was started, nothing is done.
+        Do nothing if it was not started.
         """
         process, self._process = self._process, None
         if process is None:
@@ -155,14 +154,14 @@ class _Client:
 
 
 class PulsarClients:
-    """A producer, and consumers of two kinds, as an async context.
+    """A producer and consumers of two kinds, as an async context.
 
-    Half of the topics have an Exclusive subscription, with one consumer for all of them, the other half a Shared one, with
-    two. `tally` is what has been heard of them.
+    Half of the topics have an Exclusive subscription, with one consumer for all of them. The other half have a Shared one, with two
+    consumers. `tally` counts the messages.
     """
 
     def __init__(self, *, url: str, namespace: str, folder: Path) -> None:
-        """Nothing is started yet. `url` is a Pulsar service URL; `folder`, which must not exist yet, gets the histories."""
+        """Start nothing yet. `url` is a Pulsar service URL. `folder` must not exist yet, and gets the histories."""
         orders, events = ([f"non-persistent://{namespace}/{kind}-{number}" for number in range(_TOPICS)] for kind in ("orders", "events"))
         self.topics = (*orders, *events)
         self.tally = MessageTally(self.topics)
@@ -180,7 +179,7 @@ class PulsarClients:
 
     @property
     def histories(self) -> Sequence[Path]:
-        """What the clients wrote down, for the judge; finished when the context has ended."""
+        """The files that the clients write for the checker, complete when the context has ended."""
         return [client.history for client in (*self._consumers, self._producer)]
 
     async def __aenter__(self) -> Self:
@@ -193,7 +192,7 @@ class PulsarClients:
         return self
 
     async def _start(self) -> None:
-        """The consumers, which have all begun or failed before anything else is done, and then the producer."""
+        """Start the producer after all consumers. Wait for every consumer before a failure is raised."""
         started = await asyncio.gather(*(consumer.start() for consumer in self._consumers), return_exceptions=True)
         for problem in filter(None, started):
             raise problem
@@ -203,9 +202,9 @@ class PulsarClients:
         await self.stop()
 
     async def stop(self) -> str | None:
-        """Stop the producer, and the consumers when what is under way has come; the first problem of a client, if one had any.
+        """Stop the producer, then the consumers once the last messages have arrived. Return the first problem of a client, if any.
 
-        Once all have stopped nothing is done.
+        Do nothing if all have stopped.
         """
         ended = []
         if self._producer.is_started:
@@ -215,7 +214,7 @@ class PulsarClients:
         return next((problem for problem in ended if problem is not None), None)
 
     async def flow_again(self, *, timeout_ms: int) -> None:
-        """Wait until messages that were sent from now on have come through on every topic. Raises `DeadlineExceeded`."""
+        """Wait until a message sent from now on has been delivered on every topic. Raises `DeadlineExceeded`."""
         since_ns = time.monotonic_ns()
         deadline = Deadline.after(timeout_ms=timeout_ms)
         while not self.tally.flow_since(since_ns):

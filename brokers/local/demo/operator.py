@@ -1,6 +1,6 @@
-"""An operator at work: moves bundles by the brokers' HTTP, as a script written for Pulsar would, and asks what balancing would do.
+"""Act as an operator: choose moves, request them over the brokers' HTTP as a script for Pulsar would, and run `plan`.
 
-May live here: what an operator asks of brokers, and the choice of what to ask for. Whether it may be done is the fold's decision.
+The fold decides whether a move is allowed.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ from equipoise.channel.core.view import View
 from equipoise.channel.log.table_view import TableView
 from equipoise.channel.system.deadline import Deadline
 
-# The longest that a move may take here: brokers answer moves when they are done, or cancelled.
+# The longest that a move may take here. Brokers answer when a move is done or cancelled.
 _MOVE_S: Final = 30.0
 
-# How often an operator looks whether the view is what he waits for.
+# How often the view is checked while an operator waits.
 _LOOK_S: Final = 0.01
 
-# A dry run folds the channel and reads what brokers have reported: a second, and on a busy machine some more.
+# A dry run folds the channel and reads load reports: one second, more on a busy machine.
 _PLAN_S: Final = 20.0
 _AS_WIDE: Final = {"COLUMNS": "120"}
 
-# A bundle of fewer hash points is not cut any further: hardly a key of the demo would lie in it.
+# A bundle of fewer hash points is not split: hardly a key of the demo would be in it.
 _WIDTH_MIN: Final = 1 << 20
 
 
 class Deed(StrEnum):
-    """What an operator does."""
+    """The operations of an operator."""
 
     TRANSFER = "transfer"
     SPLIT = "split"
@@ -46,7 +46,7 @@ class Deed(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A deed on a bundle (of a merge, the left one); `to` is the id of a transfer's destination."""
+    """An operation on a bundle (the left one of a merge). `to` is the id of a transfer's destination."""
 
     deed: Deed
     bundle: str
@@ -54,12 +54,12 @@ class Move:
 
     @property
     def text(self) -> str:
-        """What is asked for, as people say it."""
+        """The move as text."""
         return f"{self.deed} {self.bundle}" + (f" to {self.to}" if self.to else "")
 
 
 def choose(deed: Deed, view: View, namespace: str, random: Random) -> Move | None:
-    """A move that the view allows; None if there is none. Where a merge needs a transfer first, it is that transfer."""
+    """Return a move that the view allows, or None. If a merge needs a transfer first, return that transfer."""
     owned = [bundle for bundle in view.bundles_of(namespace) if bundle.phase == "owned"]
     if deed is Deed.TRANSFER:
         up = [broker for broker in view.live_brokers() if broker.status == "up"]
@@ -76,7 +76,7 @@ def _transfer(bundle: BundleEntry, up: Sequence[BrokerEntry], random: Random) ->
 
 
 def _merge(view: View, owned: Sequence[BundleEntry], random: Random) -> Move | None:
-    """A merge of two neighbours of one owner; where there are none, a transfer that makes some."""
+    """Return a merge of two neighbours with one owner, or else a transfer that makes one possible."""
     pairs = [(left, right) for left in owned if (right := view.right_neighbour(left)) is not None and right.phase == "owned"]
     mergeable = [left for left, right in pairs if left.owner == right.owner]
     if mergeable:
@@ -90,7 +90,7 @@ def _merge(view: View, owned: Sequence[BundleEntry], random: Random) -> Move | N
 
 
 def is_settled(view: View, namespace: str, *, without: int | None = None) -> bool:
-    """Whether there are bundles, and live brokers own all of them, but not incarnation `without`."""
+    """Return whether there are bundles and live brokers other than incarnation `without` own them all."""
     bundles = view.bundles_of(namespace)
     owners = {bundle.owner for bundle in bundles}
     return bool(bundles) and all(bundle.phase == "owned" for bundle in bundles) and owners <= view.live.keys() - {without}
@@ -105,9 +105,9 @@ async def settled(table: TableView, namespace: str, *, without: int | None = Non
 
 
 async def make(http: aiohttp.ClientSession, broker: str, move: Move) -> str | None:
-    """Have `broker`, a base URL, make a move, and wait for its end. None if it was made, or else the problem.
+    """Request a move from `broker` (a base URL), and wait for its end. Return None on success, or else the problem.
 
-    Where nobody answered, the move may have been made all the same.
+    If no answer came, the move may still have been made.
     """
     namespace, _, hashes = move.bundle.rpartition("/")
     path = "unload" if move.deed is Deed.TRANSFER else move.deed
@@ -116,12 +116,12 @@ async def make(http: aiohttp.ClientSession, broker: str, move: Move) -> str | No
 
 
 async def drain(http: aiohttp.ClientSession, broker: str) -> str | None:
-    """Have `broker`, a base URL, take nothing new and move its bundles away. As `make`, but the moves go on after it."""
+    """Have `broker` (a base URL) drain. Return as `make`, but do not wait for the end of the moves."""
     return await _ask(http, "POST", f"{broker}/admin/v2/brokers/drain")
 
 
 async def create_namespace(http: aiohttp.ClientSession, broker: str, namespace: str, *, bundles: int) -> str | None:
-    """Have `broker`, a base URL, create a namespace of so many bundles. As `make`."""
+    """Have `broker` (a base URL) create a namespace with this many bundles. Return as `make`."""
     return await _ask(http, "PUT", f"{broker}/admin/v2/namespaces/{namespace}", body={"bundles": {"numBundles": bundles}})
 
 

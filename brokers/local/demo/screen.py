@@ -1,7 +1,4 @@
-"""What people see of the demo: a live screen on a terminal, plain lines in a pipe.
-
-May live here: the picture as a value, and its two ways onto a screen. What is in the picture is decided elsewhere.
-"""
+"""Show the demo as a live screen on a terminal, or as plain lines in a pipe."""
 
 from __future__ import annotations
 
@@ -21,22 +18,22 @@ from rich.text import Text
 # Plain lines: how often they sum up the whole. A run of 90 s prints 60 lines in all.
 _SUM_UP_S: Final = 20.0
 
-# The heads of columns: calls of counters, messages in and out of topics; the average use of the busiest resource.
+# Column titles. Work is calls of counters, and messages in and out of topics. Use is that of the busiest resource on average.
 _WORK: Final = "calls or messages/s"
 _USE: Final = "in use"
 
-# What is quoted stands below what was said of it.
+# Indents a quotation below the line that introduces it.
 _QUOTED: Final = " " * 10
 
-# What was said last stays on the live screen.
+# The latest lines stay on the live screen.
 _SAID_MAX: Final = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerRow:
-    """One broker: `status` as the channel has it, `work_per_second` (calls, and messages in and out) as it reports itself.
+    """One broker: `status` by the channel, `work_per_second` (calls, and messages in and out) by its own report.
 
-    `used` is the part of its resources that it uses on average; None where it has not said.
+    `used` is the average use of its resources; None if it has not reported.
     """
 
     broker: str
@@ -50,7 +47,7 @@ class BrokerRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleRow:
-    """One bundle: where it stands, by whom it is owned, and what its owner reports of it."""
+    """One bundle: its state, its owner, and the work that the owner reports."""
 
     bundle: str
     phase: str
@@ -61,10 +58,10 @@ class BundleRow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MessagesShown:
-    """What the screen shows of Pulsar clients: of messages, those that were receipted, and what became of them.
+    """What the screen shows of Pulsar clients: counts of messages with a receipt, and their fate.
 
-    A pause is the time that a producer waited for a receipt, in milliseconds. What a kill touches is counted apart:
-    non-persistent topics promise nothing there.
+    A pause is the time that a producer waited for a receipt, in milliseconds. Effects of a kill are counted separately: non-persistent
+    topics promise nothing there.
     """
 
     per_second: float
@@ -78,7 +75,7 @@ class MessagesShown:
 
     @property
     def headlines(self) -> Sequence[str]:
-        """The whole in a line, and what kills did in another."""
+        """A summary line, and a second one for the effects of kills."""
         whole = (
             f"Pulsar: {self.per_second:.0f} messages/s, {self.receipted} messages, {self.lost} lost, {self.out_of_order} out of order; "
             f"pause now {self.recent_pause_ms:.0f} ms, longest {self.longest_pause_ms:.0f} ms"
@@ -90,7 +87,7 @@ class MessagesShown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Picture:
-    """All that the screen shows at one moment. Pauses are those that a caller saw, in milliseconds."""
+    """Everything that the screen shows at one moment. Pauses are those of callers, in milliseconds."""
 
     elapsed_s: float
     brokers: Sequence[BrokerRow]
@@ -105,7 +102,7 @@ class Picture:
 
     @property
     def headlines(self) -> Sequence[str]:
-        """The whole in a few lines."""
+        """The summary in a few lines."""
         alive = sum(row.status == "up" for row in self.brokers)
         calls = (
             f"{alive} brokers up, {self.bundles_count} bundles; counter: {self.calls_per_second:.0f} calls/s, {self.calls} calls; "
@@ -115,18 +112,18 @@ class Picture:
 
 
 class Screen(Protocol):
-    """Where the demo shows itself; a context from its beginning to its end."""
+    """The output of the demo, as a context."""
 
     def say(self, elapsed_s: float, text: str) -> None:
-        """Tell what is being done."""
+        """Show what the demo does."""
         ...
 
     def quote(self, lines: Sequence[str]) -> None:
-        """Print what another program has printed, as it stands."""
+        """Show the output of another program unchanged."""
         ...
 
     def show(self, picture: Picture) -> None:
-        """Show how things stand."""
+        """Show the current state."""
         ...
 
     def __enter__(self) -> Self: ...
@@ -135,12 +132,12 @@ class Screen(Protocol):
 
 
 def open_screen(*, plain: bool) -> Screen:
-    """The live screen, or plain lines where they are asked for, or where there is no terminal."""
+    """Return a live screen. Return plain lines if they are requested or there is no terminal."""
     return PlainScreen() if plain or not sys.stdout.isatty() else LiveScreen()
 
 
 class PlainScreen:
-    """One line for each deed, and a few for the whole now and then."""
+    """Prints one line per action, and a summary from time to time."""
 
     def __init__(self) -> None:
         self._sum_up_at_s = 0.0
@@ -168,7 +165,7 @@ class PlainScreen:
 
 
 class LiveScreen:
-    """Tables that are drawn anew, and what was done last above them."""
+    """Shows tables that are redrawn, with the latest actions above them."""
 
     def __init__(self) -> None:
         self._live = Live(auto_refresh=False, console=Console(highlight=False))
@@ -179,7 +176,7 @@ class LiveScreen:
         self._said = [*self._said[1 - _SAID_MAX :], f"{elapsed_s:6.1f} s  {text}"]
 
     def quote(self, lines: Sequence[str]) -> None:
-        """See `Screen.quote`: above the picture, where it stays."""
+        """See `Screen.quote`. The text stays above the picture."""
         self._live.console.print(Padding(Text("\n".join(lines)), (0, 0, 0, len(_QUOTED))))
 
     def show(self, picture: Picture) -> None:
@@ -195,7 +192,7 @@ class LiveScreen:
 
 
 def draw(picture: Picture, said: Sequence[str]) -> Group:
-    """The live screen as rich draws it."""
+    """Return the live screen as rich renders it."""
     return Group(
         Panel(Text("\n".join(picture.headlines), style="bold"), title=f"equipoise, {picture.elapsed_s:.1f} s"),
         # A small terminal shows only the beginning.

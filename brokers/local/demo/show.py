@@ -1,7 +1,4 @@
-"""The demo from its first process to its last word.
-
-May live here: how the stage is built and taken down, how long the acts go on, and the summary at the end.
-"""
+"""Play the demo from the first process to the final summary."""
 
 from __future__ import annotations
 
@@ -46,7 +43,7 @@ _CALLS_PER_SECOND: Final = 300.0
 _STUBBORN_KEYS: Final = 4
 _STUBBORN_CALLS_PER_SECOND: Final = 5.0
 
-# Rounds follow each other quickly enough to be watched; the default of 5 s is for clusters that live longer than a minute.
+# Quick enough to watch. The default of 5 s suits clusters that live longer than a minute.
 _BALANCE_INTERVAL_MS: Final = 2_000
 
 
@@ -54,7 +51,7 @@ _BALANCE_INTERVAL_MS: Final = 2_000
 class Options:
     """How the demo runs: in `directory`, a new one, for about `seconds` (None: until it is interrupted).
 
-    On the log at `log_url`, a new one; None means a file in the directory. `acts` are played one after the other.
+    `log_url` is a new log; None means a file in the directory. `acts` are played in order.
     """
 
     directory: Path
@@ -66,9 +63,9 @@ class Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
-    """What is left to say at the end. `verdicts`, by what was judged, is empty where there is no judge.
+    """The result of the demo. `verdicts`, by what was checked, is empty if there is no checker.
 
-    `problem` is what ended the acts too early, or went wrong with the Pulsar clients.
+    `problem` is what ended the acts early, or a problem of the Pulsar clients.
     """
 
     summary: Sequence[str]
@@ -78,12 +75,15 @@ class Ending:
 
     @property
     def is_clean(self) -> bool:
-        """Whether nothing was found by anybody."""
+        """Whether no check found anything."""
         return self.problem is None and self.findings.in_order and all(verdict.is_clean for verdict in self.verdicts.values())
 
 
 async def play(options: Options, screen: Screen) -> Ending:
-    """Play the demo. SIGINT and SIGTERM end the acts, not the ending. Raises `EquipoiseError` or OSError if it cannot begin."""
+    """Play the demo.
+
+    SIGINT and SIGTERM end the acts, but not the checks after them. Raises `EquipoiseError` or OSError if it cannot start.
+    """
     lacks = lacking()
     cluster = _cluster(options, [COUNTERS] if lacks else [COUNTERS, MESSAGES])
     stopping = stop_event()
@@ -102,7 +102,7 @@ async def play(options: Options, screen: Screen) -> Ending:
 
 
 async def _judged(stage: Stage, store: Path) -> Mapping[str, Verdict]:
-    """The verdicts of the judges, by what they judge."""
+    """Return the verdicts of the checkers, by what they check."""
     evidence = sorted(path for directory in stage.cluster.directories for path in directory.glob("accepts-*.jsonl"))
     verdicts = {"calls": await judge([stage.callers.plan.history], store=store, evidence=evidence)}
     if stage.pulsar is not None:
@@ -133,7 +133,7 @@ def _cluster(options: Options, namespaces: Sequence[str]) -> LocalCluster:
 
 @asynccontextmanager
 async def _running(cluster: LocalCluster) -> AsyncIterator[None]:
-    """The processes of the brokers; whatever happens, none is left at the end."""
+    """Run the broker processes, and stop them all in any case."""
     try:
         await asyncio.to_thread(cluster.start)
         yield
@@ -176,7 +176,7 @@ async def _stage(cluster: LocalCluster, screen: Screen, options: Options) -> Asy
 
 
 async def _play_acts(stage: Stage, options: Options, stopping: asyncio.Event) -> str | None:
-    """One act after the other until the time is up or `stopping` is set; the problem that ended them, if one did."""
+    """Play acts until the time is up or `stopping` is set. Return the problem that ended them, if any."""
     playing = asyncio.ensure_future(_acts(stage, options))
     stopped = asyncio.ensure_future(stopping.wait())
     await asyncio.wait([playing, stopped], return_when=asyncio.FIRST_COMPLETED)
@@ -190,7 +190,7 @@ async def _play_acts(stage: Stage, options: Options, stopping: asyncio.Event) ->
 
 
 async def _acts(stage: Stage, options: Options) -> None:
-    """Every act at least once; from then on only as long as there is time."""
+    """Play every act at least once, and repeat them while there is time."""
     for number, act in enumerate(cycle(options.acts)):
         if options.seconds is not None and number >= len(options.acts) and stage.now_s >= options.seconds:
             return

@@ -1,7 +1,4 @@
-"""The stage of the demo: a cluster, its callers and Pulsar clients, its channel, and the screen, put together.
-
-May live here: what acts need of the parts, and the picture that is drawn of them. What happens on the stage is in `acts`.
-"""
+"""Bring together the demo's cluster, callers, Pulsar clients, channel and screen."""
 
 from __future__ import annotations
 
@@ -35,22 +32,22 @@ from equipoise.shedder.load_reports import LoadBus, Summary
 COUNTERS: Final = "demo/counters"
 MESSAGES: Final = "demo/messages"
 
-# A broker that is dead or drains is looked after within its lease and margin, 3.5 s; on a busy machine that takes longer.
+# A dead or draining broker loses its bundles within its lease and grace period, 3.5 s. A busy machine takes longer.
 _SETTLED_MS: Final = 30_000
 
 _DRAW_S: Final = 0.25
 _BUNDLES_SHOWN_MAX: Final = 8
 
-# Rates are those of the last two seconds.
+# Rates are averages of the last two seconds.
 _RATE_PICTURES: Final = 8
 
 
 @dataclass(slots=True, kw_only=True)
 class Stage:
-    """Everything that an act may use. `now_s` counts from `began_s`, both of the loop's clock.
+    """Everything that an act may use. `began_s` is the start of the demo by the loop's clock.
 
-    `bundles` says how many bundles each namespace gets. `pulsar` is None where there are no Pulsar clients. `summaries` is what
-    brokers said of their load when the picture was drawn last.
+    `bundles` is the number of bundles per namespace. `pulsar` is None without Pulsar clients. `summaries` are the load reports of the
+    latest picture.
     """
 
     bundles: Mapping[str, int]
@@ -69,7 +66,7 @@ class Stage:
     turns: Iterator[str] = field(init=False)
 
     def __post_init__(self) -> None:
-        """Deeds are done to one namespace after the other."""
+        """Operations are applied to the namespaces in turn."""
         self.turns = cycle(self.bundles)
 
     @property
@@ -78,17 +75,17 @@ class Stage:
         return asyncio.get_running_loop().time() - self.began_s
 
     def say(self, text: str) -> None:
-        """Tell what is done."""
+        """Show what the demo does."""
         self.screen.say(self.now_s, text)
 
     def quote(self, lines: Sequence[str]) -> None:
-        """Show what another program has printed."""
+        """Show the output of another program."""
         self.screen.quote(lines)
 
     # --- what acts do ---
 
     async def settled(self, *, without: int | None = None) -> None:
-        """Wait until every bundle is owned, by none but live brokers, and by none of incarnation `without`.
+        """Wait until live brokers other than incarnation `without` own every bundle.
 
         Raises `DeadlineExceeded` after `_SETTLED_MS`.
         """
@@ -96,7 +93,7 @@ class Stage:
             await operator.settled(self.table, namespace, without=without, timeout_ms=_SETTLED_MS)
 
     async def renewed(self, broker: str, last: int, deadline: Deadline) -> None:
-        """Wait until a broker has a record on the channel behind offset `last`: it is in touch again, or known to be dead.
+        """Wait until a broker has a record behind offset `last`: it has reconnected, or is dead.
 
         Raises `DeadlineExceeded`.
         """
@@ -105,7 +102,7 @@ class Stage:
             await asyncio.sleep(_DRAW_S)
 
     async def move(self, deed: Deed) -> None:
-        """Have some live broker do a deed somewhere in the namespace whose turn it is, and say what came of it."""
+        """Have a live broker run an operation in the next namespace, and show the result."""
         view = self.table.view
         namespace = next(self.turns)
         move = operator.choose(deed, view, namespace, self.random)
@@ -120,7 +117,7 @@ class Stage:
 
     @contextmanager
     def killing(self) -> Iterator[None]:
-        """While this lasts, what becomes of messages is put down to a kill."""
+        """Attribute message losses and pauses in this context to a kill."""
         if self.pulsar is None:
             yield
             return
@@ -129,23 +126,23 @@ class Stage:
         self.pulsar.tally.kill_ends(time.monotonic_ns())
 
     async def flow_again(self) -> None:
-        """Wait until messages come through on every topic. Raises `DeadlineExceeded` after `_SETTLED_MS`."""
+        """Wait until messages flow on every topic. Raises `DeadlineExceeded` after `_SETTLED_MS`."""
         if self.pulsar is not None:
             await self.pulsar.flow_again(timeout_ms=_SETTLED_MS)
 
     def number_of_leader(self) -> int:
-        """Which broker of the cluster leads."""
+        """Return the number of the broker that leads."""
         leader = self.table.view.leader()
         return 0 if leader is None else self.cluster.broker_ids.index(leader.broker)
 
     def incarnation(self, number: int) -> int:
-        """The newest incarnation of a broker of the cluster."""
+        """Return the newest incarnation of a broker of the cluster."""
         return self.table.view.brokers[self.cluster.broker_ids[number]].incarnation
 
     # --- what the screen shows ---
 
     async def keep_drawing(self) -> None:
-        """Draw the picture, four times a second, until cancelled."""
+        """Draw the picture four times a second, until cancelled."""
         while True:
             self.screen.show(await self._picture())
             await asyncio.sleep(_DRAW_S)
@@ -184,7 +181,7 @@ class Stage:
 
 
 def _messages(tally: MessageTally, before: int, seconds: float) -> MessagesShown:
-    """What is shown of messages, of which `before` were receipted `seconds` ago."""
+    """Return what is shown of messages. `before` had a receipt `seconds` ago."""
     tally.sweep(time.monotonic_ns())
     shown = MessagesShown(
         per_second=(tally.receipted - before) / seconds,
@@ -201,7 +198,7 @@ def _messages(tally: MessageTally, before: int, seconds: float) -> MessagesShown
 
 
 def _latest(loads: LoadBus) -> Sequence[Summary]:
-    """What brokers say of themselves; nothing while the load bus is away."""
+    """Return the latest load reports; none while the load bus is unavailable."""
     try:
         return loads.latest()
     except LoadBusUnavailable:
@@ -209,7 +206,7 @@ def _latest(loads: LoadBus) -> Sequence[Summary]:
 
 
 def _work_of_bundles(summaries: Sequence[Summary]) -> dict[str, float]:
-    """Calls, and messages in and out, per second of each bundle that a broker names in its load report; the newest word counts."""
+    """Return calls plus messages in and out per second, by bundle. The newest load report wins."""
     work_of: dict[str, float] = {}
     for summary in sorted(summaries, key=lambda summary: summary.load.taken_ms):
         work_of.update({bundle.bundle: bundle.traffic.messages_per_second for bundle in summary.load.bundles or ()})

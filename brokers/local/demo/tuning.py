@@ -1,6 +1,6 @@
-"""Settings with which balancing is quick enough to be watched, and the way by which an operator puts them on the channel.
+"""Settings that make balancing quick enough to watch, and the way to set them on the channel.
 
-May live here: such settings as data, and their change. What each of them means is told in docs/reference/settings.md.
+`docs/reference/settings.md` describes each setting.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from equipoise.brokers.operations.moving import request
 from equipoise.channel.core.ranges import ADMIN_PREFIX
 
 OPERATOR: Final = f"{ADMIN_PREFIX}demo"
-"""Who changes settings here."""
+"""The publisher of the changes."""
 
 QUICK: Final[Changes] = {
     "balancing.shed_interval_ms": 1_000,
@@ -25,33 +25,33 @@ QUICK: Final[Changes] = {
     "reports.sample_interval_ms": 500,
     "reports.interval_min_ms": 500,
     "reports.interval_max_ms": 1_000,
-    # After 5 seconds a tenth of an average is left, and not nine tenths: whoever watches does not wait for minutes.
+    # After 5 seconds a tenth of an average is left, not nine tenths, so that the demo does not take minutes.
     "reports.history": "0.1",
 }
-"""Rounds follow each other in a second, each by what was measured just before."""
+"""Rounds every second, each by fresh measurements."""
 
 BY_USE: Final[Changes] = {
     "balancing.shedder": "TransferShedder",
     "transfer.target_deviation": "0.06",
     "transfer.hit_count_threshold": 1,
     "transfer.cool_down_ms": 1_000,
-    # All brokers of a machine share its network, so that its use says nothing of one of them.
+    # All brokers of a machine share its network, so its use says nothing about one of them.
     "weights.bandwidth_in": 0,
     "weights.bandwidth_out": 0,
 }
-"""Balance what brokers use of their processors, as Pulsar's default strategy does, but within seconds."""
+"""Balance the brokers' use of processors, as Pulsar's default strategy does, but within seconds."""
 
 BY_COST: Final[Changes] = {"balancing.shedder": "BalancedShedder"}
-"""Balance what bundles cost, by our own strategy."""
+"""Balance the cost of bundles, with our own strategy."""
 
 CORES: Final = "0.25"
-"""What part of a processor a broker is said to have: so little that a few dozen calls a second can be seen in its use."""
+"""The share of a processor that a broker claims to have: small enough that a few dozen calls a second show in its use."""
 
 _SET_MS: Final = 20_000
 
 
 async def tune(log_url: str, changes: Changes) -> Sequence[str]:
-    """Set settings on the channel, or take away what is None; what became of each, as a text. Raises as `request` and `opened` do."""
+    """Set settings on the channel; None removes one. Return each change as text. Raises what `request` and `opened` raise."""
     return await asyncio.to_thread(_tuned, log_url, changes)
 
 

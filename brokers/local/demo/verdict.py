@@ -1,6 +1,6 @@
-"""The verdicts of the judges, of calls and of messages, who are programs of their own and trust nobody here.
+"""Run the independent checkers of calls and messages, and read their verdicts.
 
-May live here: the way to a judge and back. They are part of a checkout, not of what is installed, and share no code with us.
+The checkers are separate programs that share no code with the demo. They are part of a checkout, not of the installed package.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ import equipoise
 JUDGE: Final = Path(equipoise.__file__).resolve().parent.parent / "tests" / "judge" / "judge.py"
 JUDGE_OF_MESSAGES: Final = JUDGE.with_name("messages.py")
 
-# A million calls or messages are judged in half a minute; a demo makes some ten thousand.
+# A million calls or messages are checked in half a minute. A demo makes about ten thousand.
 _JUDGE_S: Final = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a judge says. `violations` maps a rule to the first few of its messages, of which there are as many as `counts` says.
+    """The result of a checker. `violations` maps a rule to its first messages; `counts` has the number of all.
 
-    `totals` counts what was judged.
+    `totals` counts what was checked.
     """
 
     is_clean: bool
@@ -40,25 +40,28 @@ class Verdict:
 
     @property
     def text(self) -> str:
-        """The verdict in a line."""
+        """The verdict in one line."""
         if self.problem is not None:
             return f"no verdict: {self.problem}"
         return "clean, no violation" if self.is_clean else f"violations of {', '.join(self.violations)}"
 
 
 async def judge(histories: Sequence[Path], *, store: Path, evidence: Sequence[Path]) -> Verdict | None:
-    """Have the judge look at finished files; None if there is no judge here, because this is no checkout."""
+    """Check finished files of callers. Return None if there is no checker, because this is not a checkout."""
     return await _ask(JUDGE, [*map(str, histories), "--store", str(store)], evidence) if JUDGE.exists() else None
 
 
 async def judge_messages(histories: Sequence[Path], *, windows: Sequence[tuple[int, int]], evidence: Sequence[Path]) -> Verdict | None:
-    """As `judge`, of Pulsar clients; in `windows`, from and to in nanoseconds of their clock, brokers were killed."""
+    """Check finished files of Pulsar clients. Return as `judge`.
+
+    `windows` are the periods affected by kills, from and to, in nanoseconds of the clients' clock.
+    """
     excused = [word for start_ns, end_ns in windows for word in ("--excused", str(start_ns), str(end_ns))]
     return await _ask(JUDGE_OF_MESSAGES, [*map(str, histories), *excused], evidence) if JUDGE_OF_MESSAGES.exists() else None
 
 
 async def _ask(program: Path, arguments: Sequence[str], evidence: Sequence[Path]) -> Verdict:
-    # What nobody worked on leaves no file.
+    # A broker without work leaves no file.
     words = [str(program), *arguments, "--json", *(["--evidence", *map(str, evidence)] if evidence else [])]
     process = await asyncio.create_subprocess_exec(sys.executable, *words, stdout=PIPE, stderr=PIPE)
     try:
