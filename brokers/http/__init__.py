@@ -1,1 +1,1 @@
-"""The ways in over HTTP: routes decode, call and encode; what they decide is decided elsewhere."""
+"""Serve HTTP: handlers decode a request, call, and encode the answer."""

@@ -1,7 +1,6 @@
-"""Brokers, as Pulsar's REST interface spells them, and whole entries of the view, as ours.
+"""Serve the paths about brokers, single bundles and handovers.
 
-May live here: the paths about brokers, single bundles and state handed over. What Pulsar answers and what we do is told side
-by side in `docs/reference/http.md`.
+`docs/reference/http.md` compares each path with Pulsar's.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ class Brokers:
         self._worker = worker
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """The paths."""
+        """Return the routes."""
         return (
             web.get("/admin/v2/brokers", self.active),
             web.get("/admin/v2/brokers/{cluster}", self.active_of_cluster),
@@ -121,7 +120,7 @@ def _active(view: View) -> list[str]:
 
 
 def _load_document(load: BundleLoad) -> dict[str, float]:
-    """In our words, and of a bundle of topics in those of Pulsar's NamespaceBundleStats, too."""
+    """Return the load of a bundle. For a bundle of topics, add the fields of Pulsar's NamespaceBundleStats."""
     document = {"calls_per_second": load.calls_per_second, "bytes_per_second": load.bytes_per_second, "sessions": load.sessions}
     messaging = load.messaging
     if messaging is None:

@@ -1,7 +1,6 @@
-"""Tenants, namespaces and bundles, administered as Pulsar's REST interface spells it.
+"""Serve Pulsar's administration paths of tenants, namespaces and bundles.
 
-May live here: these paths: decode, call, encode. What Pulsar answers and what we do is told side by side in
-`docs/reference/http.md`; the steps of moves are in `brokers.http.moving`.
+`docs/reference/http.md` compares each path with Pulsar's. The steps of moves are in `brokers.http.moving`.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ _BUNDLE: Final = f"{_NAMESPACE}/{{bundle}}"
 _NAME_SHOWN_MAX: Final = 256
 
 UNLOAD_OUTCOME: Final = "X-Unload-Outcome"
-"""What became of what was unloaded, as JSON in ASCII: Pulsar's tools expect 204, which has no body."""
+"""The header with the result of an unload, as JSON in ASCII. Pulsar's tools expect 204, which has no body."""
 
 # Clients read 8 KiB of headers, and a reason has up to 1,024 characters.
 _EXAMPLES_MAX: Final = 3
@@ -62,7 +61,7 @@ class Namespaces:
         self._moving = Moving(worker)
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """The paths."""
+        """Return the routes."""
         return (
             web.get("/admin/v2/tenants", self.list_tenants),
             web.get(_TENANT, self.tenant),
@@ -246,12 +245,12 @@ class Namespaces:
 
 
 def _unloaded(outcome: Mapping[str, object]) -> web.Response:
-    """204, with the outcome in a header."""
+    """Return 204, with the outcome in a header."""
     return web.Response(status=204, headers={UNLOAD_OUTCOME: json.dumps(outcome)})
 
 
 def _tenant_of(request: web.Request) -> str:
-    """The tenant that a path names. Raises `InvalidName`."""
+    """Return the tenant that a path names. Raises `InvalidName`."""
     tenant: str = request.match_info["tenant"]
     try:
         check_namespace(f"{tenant}/namespace")
@@ -265,6 +264,6 @@ def _namespaces_of(view: View, tenant: str) -> list[str]:
 
 
 def _boundaries(view: View, namespace: str) -> dict[str, object]:
-    """Pulsar's `BundlesData`."""
+    """Return the bundles of a namespace as Pulsar's `BundlesData`."""
     bundles = view.bundles_of(namespace)
     return {"boundaries": [f"0x{point:08x}" for point in (*(bundle.low for bundle in bundles), HASH_MAX)], "numBundles": len(bundles)}

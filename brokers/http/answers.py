@@ -1,7 +1,4 @@
-"""How HTTP answers are spelled: JSON by orjson, plain text, nothing at all.
-
-May live here: the making of responses. What they say is decided by the handlers.
-"""
+"""Make HTTP responses: JSON, plain text, or no body."""
 
 from __future__ import annotations
 
@@ -13,19 +10,19 @@ from aiohttp import web
 JSON: Final = "application/json"
 
 SERVER: Final = "equipoise"
-"""What answers say of who made them; aiohttp would give the versions of itself and of Python to everybody."""
+"""The Server header. aiohttp's default would reveal its version and Python's."""
 
 
 def json_answer(value: object, *, status: int = 200, headers: dict[str, str] | None = None) -> web.Response:
-    """`value` as JSON; `None` is `null`. It must be something that JSON can express."""
+    """Return a JSON response. `value` must be serialisable; `None` becomes `null`."""
     return web.Response(body=orjson.dumps(value), status=status, headers=headers, content_type=JSON)
 
 
 def text_answer(text: str) -> web.Response:
-    """One line of plain text, as Pulsar answers where a JSON document would be too much."""
+    """Return one line of plain text, as Pulsar does on some paths."""
     return web.Response(text=text, content_type="text/plain")
 
 
 def done() -> web.Response:
-    """204: what was asked for has been done, and there is nothing to tell."""
+    """Return 204: the request was carried out."""
     return web.Response(status=204)

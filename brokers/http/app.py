@@ -1,7 +1,4 @@
-"""The HTTP interface of a broker, put together.
-
-May live here: the application factory, and how an application is served at a socket; `brokers.server.main` joins the two.
-"""
+"""Assemble the HTTP application of a broker, and serve it at a socket."""
 
 from __future__ import annotations
 
@@ -33,16 +30,16 @@ from equipoise.channel.core.ranges import TopicName
 from equipoise.channel.system.open_files import ACCEPTED_AT_ONCE
 
 BACKLOG: Final = 1_024
-"""Accepted connections that wait for the loop: a stampede of clients after a death of their broker."""
+"""Accepted connections that wait for the event loop. Many clients connect at once after the death of their broker."""
 
 SHUTDOWN_S: Final = 2.0
-"""Answers to callers that are under way when the broker stops get this long after it has left."""
+"""After a broker has left, requests in progress get this long to finish."""
 
 
 def make_app(worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicName], bool] | None = None) -> web.Application:
-    """All paths of one worker; what any of them raises becomes a typed answer. `is_pulsars` is for `Lookup`.
+    """Return an application with all paths of one worker. Errors become typed answers. `is_pulsars` is for `Lookup`.
 
-    Routes of services are added as `typed`, too; and after them `unmatched`, for whatever nobody takes.
+    Add the routes of services as `typed`, too, and `unmatched` after them.
     """
     app = web.Application(client_max_size=BODY_BYTES_MAX)
     assignment = Assignment(worker)
@@ -50,20 +47,20 @@ def make_app(worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicNam
     of_channel = (Namespaces(worker), Policies(worker), Brokers(worker), Balancing(worker))
     for paths in (lookup, assignment, *of_channel, Decisions(worker), Health(worker)):
         app.add_routes([typed(denying(worker, route)) for route in paths.routes()])
-    # At shutdown, not at cleanup: who follows is sent home before the server waits for what is under way.
+    # At shutdown, not at cleanup: followers must end before the server waits for requests in progress.
     app.on_shutdown.append(assignment.close)
     return app
 
 
 @asynccontextmanager
 async def served(app: web.Application, listening: socket.socket, worker: Worker) -> AsyncIterator[None]:
-    """Serve an application at a bound socket, which ends with it; what is under way at its end may still be answered.
+    """Serve an application at a bound socket, and close the socket at the end. Requests in progress may still be answered.
 
-    Here, where each application of a broker meets its socket, it is guarded, and its connections are bounded.
+    This also adds the guard and the limit of connections, for each application of a broker.
     """
     app.middlewares.append(guarded(worker.config, tuple(worker.profile.addresses.values())))
     app.on_response_prepare.append(_signed)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):  # The system has it on Linux. All connections inherit it.
+    if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux has it. All connections inherit it.
         listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, worker.config.http_idle_ms)
     runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
@@ -73,7 +70,7 @@ async def served(app: web.Application, listening: socket.socket, worker: Worker)
     try:
         connections = Connections(server, worker)
         listener = await asyncio.get_running_loop().create_server(connections.made, sock=listening, backlog=ACCEPTED_AT_ONCE)
-        listening.listen(BACKLOG)  # asyncio takes one number for both: how many may wait, and how many it accepts at once.
+        listening.listen(BACKLOG)  # asyncio uses one number for two limits: waiting connections, and connections accepted at once.
         yield
     finally:
         if listener is not None:

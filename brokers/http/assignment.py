@@ -1,14 +1,14 @@
-"""The assignment of a namespace, for clients in any language: as a table, by long poll, or as a stream of changes.
+"""Serve the assignment of a namespace as a table, by long poll, or as a stream of changes.
 
-May live here: `GET /v1/assignment/{tenant}/{namespace}` in its two forms. What it says is a hint, like every lookup: whether
-work may be done is decided by the owner's lease, and a client that was sent to the wrong broker asks again.
+The path is `GET /v1/assignment/{tenant}/{namespace}`. Its answers are hints, like every lookup: the owner's lease decides whether work may
+be done. A client that reaches the wrong broker asks again.
 
-The table is `{"offset": N, "bundles": [row, ...]}` (`brokers.http.entries.AssignmentRow`), in order of the hash space. With
-`after=N` it is sent once the namespace has changed after that offset; 204 says that it has not, until the timeout.
-
-With `Accept: text/event-stream` come server-sent events, each with its offset as id: one `table`; then for each change
-`change`, `{"offset", "bundles": [row, ...], "gone": [name, ...]}`; and `deleted` if the namespace is. After a
-reconnect it begins with a table again. Changes that come faster than a client reads are drawn together.
+* Table: `{"offset": N, "bundles": [row, ...]}` in order of the hash space. `brokers.http.entries.AssignmentRow` defines a row.
+* Long poll: with `after=N` the table is sent once the namespace has changed after that offset, or 204 at the timeout.
+* Stream: with `Accept: text/event-stream`, server-sent events with their offset as id:
+  * `table`: first, also after a reconnect.
+  * `change`: `{"offset", "bundles": [row, ...], "gone": [name, ...]}`. Changes that come faster than a client reads are combined.
+  * `deleted`: the namespace was deleted.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from equipoise.channel.system.deadline import Deadline
 
 POLL_MS_DEFAULT: Final = 30_000
 POLL_MS_MAX: Final = 300_000
-"""How long a poll may be held: proxies cut what is silent for longer than five minutes, mostly sooner."""
+"""Limit of the duration of a poll. Proxies cut connections that are silent for longer than five minutes, mostly sooner."""
 
 HEARTBEAT_MS: Final = 10_000
-"""How often a stream says something, and a poll looks for its client, so that either side notices that the other is gone."""
+"""How often a stream sends something, and a poll checks for its client, so that each side notices when the other is gone."""
 
 HEARTBEAT: Final = b":\n\n"
-"""An event that every parser passes over."""
+"""An event that every parser ignores."""
 
 TABLES_REMEMBERED_MAX: Final = 64
-"""Tables that are kept as they were spelled: of 1,000 bundles each takes 200 KB, so 13 MB in all."""
+"""Limit of cached tables. One of 1,000 bundles takes 200 KB, so 13 MB in all."""
 
 WRITE_S_MAX: Final = 30.0
-"""How long a client may leave its stream unread once all buffers are full; then it is cut, and comes back for a new table."""
+"""How long a client may leave its stream unread once all buffers are full. Then it is disconnected, and reconnects for a new table."""
 
 _EVENTS: Final = "text/event-stream"
 
@@ -56,12 +56,12 @@ class Assignment:
     def __init__(self, worker: Worker) -> None:
         self._worker = worker
         self._feed = AssignmentFeed(worker.listen, broker=worker.broker_id)
-        # The last table that was spelled, per namespace: many clients ask for the same one at the same moment.
+        # The latest encoded table per namespace: many clients request the same one at the same moment.
         self._tables: dict[str, tuple[int, bytes]] = {}
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """The path."""
-        # No HEAD: a wait for a change that is not told helps nobody.
+        """Return the route."""
+        # No HEAD: a wait for a change is useless without the change.
         return (web.get("/v1/assignment/{tenant}/{namespace}", self.assignment, allow_head=False),)
 
     async def close(self, _app: web.Application) -> None:
@@ -80,9 +80,9 @@ class Assignment:
         return web.Response(body=self._table(namespace), content_type=JSON)
 
     async def _changed_after(self, request: web.Request, namespace: str, after: int, deadline: Deadline) -> bool:
-        """Wait until a namespace has changed after an offset, but not longer than until `deadline`; whether it has.
+        """Wait until a namespace has changed after an offset. Return whether it has by the deadline.
 
-        Nor longer than its client does, which is looked at now and then: aiohttp does not tell.
+        Stop when the client has disconnected. aiohttp does not notify, so this checks the connection from time to time.
         """
         with self._feed.follower(namespace) as follower:
             while not self._feed.is_closed:
@@ -96,7 +96,7 @@ class Assignment:
         return False
 
     def _view_with(self, namespace: str) -> View:
-        """The view, while it has the namespace. Raises `UnknownNamespace`."""
+        """Return the view if it has the namespace. Raises `UnknownNamespace`."""
         namespace_named(self._worker.view, namespace)
         return self._worker.view
 
@@ -122,7 +122,7 @@ class Assignment:
             try:
                 await self._tell(response, namespace, follower)
             except (ConnectionError, TimeoutError):
-                # The client is gone, or has stopped reading; it will come back, or not.
+                # The client is gone, or has stopped reading. It may reconnect.
                 if request.transport is not None:
                     request.transport.abort()
         return response
@@ -152,7 +152,7 @@ def _change(view: View, offset: int, changed: Sequence[str]) -> bytes:
 
 
 def _event(name: str, offset: int, data: bytes) -> bytes:
-    """A server-sent event; JSON of one line is one line of data."""
+    """Return a server-sent event. `data` must be one line."""
     return b"id: %d\nevent: %s\ndata: %s\n\n" % (offset, name.encode(), data)
 
 

@@ -1,7 +1,7 @@
-"""What changed in which namespace, for those who follow its assignment: one listener for all of them.
+"""Notify all followers of a namespace's assignment, with one listener for all.
 
-May live here: followers, and who wakes them. A follower holds the names of the bundles that changed since it last took them,
-never the changes themselves: one that is slow gets the newest state of each bundle, late, and costs no more than its namespace.
+A follower keeps the names of changed bundles, not the changes. A slow follower thus gets the newest state of each bundle late, and uses no
+more memory than its namespace.
 """
 
 from __future__ import annotations
@@ -19,31 +19,31 @@ from equipoise.channel.core.reader import Folded
 from equipoise.channel.core.view import View
 
 FOLLOWERS_MAX: Final = 10_000
-"""Long polls and streams at a time: each is a socket and some 20 KiB, so 200 MB in all."""
+"""Limit of concurrent long polls and streams. Each is a socket and about 20 KiB, so 200 MB in all."""
 
 
 class Follower:
-    """One who follows a namespace. `changed` holds the names of its bundles that changed and were not taken yet."""
+    """A follower of a namespace. `changed` holds the names of its bundles that changed and were not taken yet."""
 
     def __init__(self) -> None:
         self._woken = asyncio.Event()
         self._changed: dict[str, None] = {}
 
     def touch(self, bundle: str | None) -> None:
-        """Note that a bundle changed, or the namespace itself."""
+        """Note that a bundle changed, or the namespace itself (None)."""
         if bundle is not None:
             self._changed[bundle] = None
         self._woken.set()
 
     def take(self) -> list[str]:
-        """The names of the bundles that changed since the last call."""
+        """Return the names of the bundles that changed since the last call."""
         changed = list(self._changed)
         self._changed.clear()
         self._woken.clear()
         return changed
 
     async def wait(self, *, timeout_ms: int) -> bool:
-        """Wait until something changed, or `timeout_ms` have passed; whether something did."""
+        """Wait until something changed, for at most `timeout_ms`. Return whether something did."""
         try:
             async with asyncio.timeout(timeout_ms / 1_000):
                 await self._woken.wait()
@@ -53,10 +53,10 @@ class Follower:
 
 
 class AssignmentFeed:
-    """Knows for each namespace the offset at which it last changed, and wakes its followers. `is_closed` sends them home."""
+    """Knows the offset at which each namespace last changed, and wakes its followers. `is_closed` means that followers must end."""
 
     def __init__(self, listen: Listen, *, broker: str) -> None:
-        """`listen` is the worker's; `broker` is its id, for messages."""
+        """`listen` is the worker's. `broker` is its id, for messages."""
         self._broker = broker
         self._offsets: dict[str, int] = {}
         self._followers: dict[str, dict[Follower, None]] = {}
@@ -65,7 +65,7 @@ class AssignmentFeed:
         self.is_closed = False
 
     def offset_of(self, view: View, namespace: str) -> int:
-        """The offset at which a namespace of `view`, or one of its bundles, last changed."""
+        """Return the offset at which a namespace of `view`, or one of its bundles, last changed."""
         offset = self._offsets.get(namespace)
         if offset is None:
             lasts = (view.namespaces[namespace].last, *(bundle.last for bundle in view.bundles_of(namespace)))
@@ -74,7 +74,7 @@ class AssignmentFeed:
 
     @contextmanager
     def follower(self, namespace: str) -> Iterator[Follower]:
-        """Follow a namespace. Raises `Overloaded` if too many do."""
+        """Follow a namespace. Raises `Overloaded` if there are too many followers."""
         if self._count >= FOLLOWERS_MAX:
             raise Overloaded(what=f"the row of those who follow assignments at broker {self._broker}", limit=FOLLOWERS_MAX)
         follower = Follower()
@@ -90,7 +90,7 @@ class AssignmentFeed:
                 self._followers.pop(namespace, None)
 
     def close(self) -> None:
-        """Listen no more, and wake everybody."""
+        """Stop listening, and wake all followers."""
         self.is_closed = True
         self._end()
         for followers in self._followers.values():
@@ -109,7 +109,7 @@ class AssignmentFeed:
                     del self._offsets[change.name]
 
     def _resynced(self, resync: Resync) -> None:
-        """Records were left out: who follows takes the newest state, as after any change. Offsets are looked up anew."""
+        """Wake the followers after a resync, so that they take the newest state. Offsets are looked up again."""
         self._offsets.clear()
         for change in resync.changes:
             if isinstance(change, BundleChanged):

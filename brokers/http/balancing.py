@@ -1,6 +1,6 @@
-"""Balancing over HTTP: the settings in force at this broker, and changes of those that the channel holds.
+"""Serve the balancing settings of this broker, and changes of those on the channel.
 
-May live here: our paths, and those of Pulsar's dynamic configuration as far as its keys are settings of ours.
+The paths of Pulsar's dynamic configuration work for the keys that match our settings.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Balancing:
         self._moving = Moving(worker)
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """The paths."""
+        """Return the routes."""
         return (
             web.get("/admin/v2/balancing", self.settings),
             web.patch("/admin/v2/balancing", self.change),

@@ -1,8 +1,4 @@
-"""What people write to us over HTTP: bodies, parameters and names, checked.
-
-May live here: the models of bodies, and how parts of a request become values. Whatever does not fit is an `InvalidRequest`
-that says what is wrong, or an `InvalidName`.
-"""
+"""Parse and check bodies, parameters and names of HTTP requests. Raise `InvalidRequest` or `InvalidName` for invalid input."""
 
 from __future__ import annotations
 
@@ -23,7 +19,7 @@ from equipoise.channel.core.ranges import HASH_MAX, bundle_name, check_cuts, che
 from equipoise.channel.core.records import CUTS_MAX, DOCUMENT_ENTRIES_MAX, TEXT_CHARACTERS_MAX, Document
 
 BODY_BYTES_MAX: Final = 1 << 20
-"""The largest body. The largest that makes sense for us names 4,097 boundaries of 13 bytes each: 52 KiB."""
+"""Limit of a body. The largest useful one names 4,097 boundaries of 13 bytes each: 52 KiB."""
 
 _PROBLEMS_SHOWN_MAX: Final = 3
 _match_boundary: Final = re.compile(r"0x[0-9a-fA-F]{1,8}").fullmatch
@@ -42,13 +38,13 @@ class Bundles(BaseModel):
     num_bundles: Integer | None = Field(default=None, alias="numBundles")
 
     def cuts(self, namespace: str, *, default: int) -> tuple[int, ...]:
-        """The boundaries as hash points, from 0 to `HASH_MAX`; as in Pulsar they win over a number. Without either, `default` bundles.
+        """Return the boundaries as hash points from 0 to `HASH_MAX`. As in Pulsar they override a number. Without either, use `default`.
 
         Raises `InvalidBoundaries`.
         """
         if not self.boundaries:
-            # Pulsar's clients write 0 where nobody has said a number, and Pulsar takes its default for it. It does so for
-            # less than 0, too, which we refuse: whoever says that means something else.
+            # Pulsar's clients send 0 if no number was given, and Pulsar then uses its default. Pulsar does so for negative numbers, too. We
+            # refuse those, because they must mean something else.
             return even_boundaries(check_new_bundles(namespace, self.num_bundles or default))
         check_new_bundles(namespace, len(self.boundaries) - 1)
         wrong = next((text for text in self.boundaries if not _match_boundary(text)), None)
@@ -72,7 +68,7 @@ class NamespaceBody(BaseModel):
 
     @property
     def policies(self) -> Document:
-        """What of it stands in the namespace's policies."""
+        """The policies of the namespace that this body sets."""
         return {} if self.on_channel_loss is None else {ON_CHANNEL_LOSS: self.on_channel_loss.value}
 
 
@@ -89,7 +85,7 @@ class BalancingBody(BaseModel):
 
     @property
     def settings(self) -> Changes:
-        """The changes as the channel takes them: of a list one text, and of a number with a fraction."""
+        """The changes as the channel stores them: lists and numbers with a fraction become text."""
         lists = {name: frozenset(given) if isinstance(given, list) else given for name, given in self.changes.items()}
         return {name: None if given is None else spelled(given) for name, given in lists.items()}
 
@@ -118,7 +114,7 @@ class IsolationBody(BaseModel):
 
     @property
     def document(self) -> Document:
-        """As the channel spells it."""
+        """The policy as the channel stores it."""
         limits = self.auto_failover_policy.parameters
         return isolation_document(
             namespaces=self.namespaces,
@@ -140,7 +136,7 @@ class PinBody(BaseModel):
 
     @property
     def document(self) -> Document:
-        """As the channel spells it."""
+        """The pin as the channel stores it."""
         return pin_document(namespace=self.namespace, brokers=self.brokers, range_=self.range)
 
 
@@ -156,7 +152,7 @@ POSITIONS_BODY: Final = TypeAdapter[list[int] | None](Positions | None)
 
 
 async def body_of(request: web.Request, adapter: TypeAdapter[Value | None]) -> Value | None:
-    """The body of a request; None if it is empty or `null`. Raises `InvalidRequest`."""
+    """Return the body of a request; None if it is empty or `null`. Raises `InvalidRequest`."""
     data = await request.read()
     if not data.strip():
         return None
@@ -168,7 +164,7 @@ async def body_of(request: web.Request, adapter: TypeAdapter[Value | None]) -> V
 
 
 async def required_body_of(request: web.Request, adapter: TypeAdapter[Value | None], expected: str) -> Value:
-    """The body of a request that must have one, as `expected`. Raises `InvalidRequest`."""
+    """Return the body of a request that must have one; `expected` describes it. Raises `InvalidRequest`."""
     value = await body_of(request, adapter)
     if value is None:
         raise InvalidRequest(what="the body", problem=f"there is none, and it must be {expected}")
@@ -176,7 +172,7 @@ async def required_body_of(request: web.Request, adapter: TypeAdapter[Value | No
 
 
 def parameter_of(request: web.Request, name: str) -> str | None:
-    """A parameter of the query; None if it is not given. Raises `InvalidRequest` if it is given twice."""
+    """Return a parameter of the query; None if it is not given. Raises `InvalidRequest` if it is given twice."""
     values = request.query.getall(name, [])
     if len(values) > 1:
         raise InvalidRequest(what=f"the parameter {name}", problem=f"it is given {len(values)} times, and which one counts is not clear")
@@ -184,7 +180,7 @@ def parameter_of(request: web.Request, name: str) -> str | None:
 
 
 def integer_of(request: web.Request, name: str, *, default: int, at_most: int) -> int:
-    """A parameter that is an integer from 0 to `at_most`. Raises `InvalidRequest`."""
+    """Return a parameter that is an integer from 0 to `at_most`. Raises `InvalidRequest`."""
     text = parameter_of(request, name)
     if text is None:
         return default
@@ -194,7 +190,7 @@ def integer_of(request: web.Request, name: str, *, default: int, at_most: int) -
 
 
 def flag_of(request: web.Request, name: str) -> bool:
-    """A parameter that is `true` or `false`, which it is if it is not given. Raises `InvalidRequest`."""
+    """Return a parameter that is `true` or `false`; False if it is not given. Raises `InvalidRequest`."""
     text = parameter_of(request, name)
     if text not in (None, "true", "false"):
         raise InvalidRequest(what=f"the parameter {name}", problem=f"{text[:64]!r} is neither true nor false")
@@ -202,12 +198,12 @@ def flag_of(request: web.Request, name: str) -> bool:
 
 
 def namespace_of(request: web.Request) -> str:
-    """The namespace that a path names. Raises `InvalidName`."""
+    """Return the namespace that a path names. Raises `InvalidName`."""
     return check_namespace(f"{request.match_info['tenant']}/{request.match_info['namespace']}")
 
 
 def bundle_of(request: web.Request) -> str:
-    """The full name of the bundle that a path names by namespace and range. Raises `InvalidName`."""
+    """Return the full name of the bundle that a path names by namespace and range. Raises `InvalidName`."""
     namespace = namespace_of(request)
     low, high = parse_range(request.match_info["bundle"])
     return bundle_name(namespace, low, high)

@@ -1,7 +1,6 @@
-"""Cluster policies over HTTP: isolation policies as Pulsar's REST interface spells them, and pins, which are ours.
+"""Serve cluster policies: Pulsar's isolation policies, and pins, which are ours.
 
-May live here: these paths: decode, call, encode. What a policy says is told in `brokers.balancing.policies`, what is refused in
-`brokers.balancing.policy_changes`.
+`brokers.balancing.policies` defines the policies; `brokers.balancing.policy_changes` decides which are refused.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ class Policies:
         self._moving = Moving(worker)
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """The paths."""
+        """Return the routes."""
         return (
             web.get(_ISOLATIONS, self.isolations),
             web.get(f"{_ISOLATIONS}/{{name}}", self.isolation),
@@ -94,7 +93,7 @@ class Policies:
         return done()
 
     def _view_of_cluster(self, request: web.Request) -> View:
-        """Raises `UnknownCluster` if the path names another than this."""
+        """Return the view. Raises `UnknownCluster` if the path names another cluster."""
         view = ready_view(self._worker)
         cluster = request.match_info["cluster"]
         if cluster != view.cluster:
@@ -110,13 +109,13 @@ def _key(request: web.Request, kind: str) -> str:
 
 
 def _named(view: View, kind: str) -> dict[str, Document]:
-    """The documents of one kind, by the name alone."""
+    """Return the documents of one kind by name, without the prefix of the kind."""
     prefix = f"{kind}/"
     return {key.removeprefix(prefix): view.policies[key].document for key in sorted(view.policies) if key.startswith(prefix)}
 
 
 def _isolation(document: Document) -> dict[str, object]:
-    """Pulsar's `NamespaceIsolationData`."""
+    """Return a policy as Pulsar's `NamespaceIsolationData`."""
     limits = {"min_limit": MIN_LIMIT_DEFAULT, "usage_threshold": USAGE_THRESHOLD_DEFAULT}
     return {
         **{name: items_of(document, name) for name in ("namespaces", "primary", "secondary")},

@@ -1,6 +1,6 @@
-"""The connections of one HTTP port: how many there may be, and what is said to one too many.
+"""Limit the connections of one HTTP port, and answer those beyond the limit.
 
-May live here: what aiohttp leaves open about connections. How long they may idle is a setting of aiohttp.
+aiohttp has no such limit. Its own setting limits idle time.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from equipoise.brokers.runtime.worker import Worker
 _logger: Final = logging.getLogger(__name__)
 
 PROBLEM: Final = "http"
-"""The key of what this says among the worker's `client_problems`."""
+"""The key of this problem in the worker's `client_problems`."""
 
-# A caller that is turned away has this long to read why. More than so many of them at once are cut off without a word:
-# they hold files of the reserve.
+# A rejected caller has this long to read the reason. More than `_LAST_WORDS_MAX` of them at once are disconnected without one: each uses a
+# file of the reserve.
 _LAST_WORDS_S: Final = 1.0
 _LAST_WORDS_MAX: Final = 16
 
@@ -33,10 +33,10 @@ _TOLD_AGAIN_MS: Final = 10_000
 
 
 class Connections:
-    """Counts the connections of one port, and turns away those beyond `http_connections_max`."""
+    """Counts the connections of one port, and rejects those beyond `http_connections_max`."""
 
     def __init__(self, server: web.Server, worker: Worker) -> None:
-        """`server` answers the requests on them."""
+        """`server` answers the requests of the connections."""
         self._server = server
         self._worker = worker
         self._max = worker.config.http_connections_max
@@ -47,13 +47,13 @@ class Connections:
         self._leaving = 0
 
     def made(self) -> asyncio.Protocol:
-        """What talks to the next caller."""
-        # aiohttp gives a type for the log of requests that leaves out "none", which it takes.
+        """Return the protocol of the next connection."""
+        # aiohttp's type for the access log lacks None, which it accepts.
         options: dict[str, Any] = {"access_log": None, "keepalive_timeout": self._worker.config.http_idle_ms / 1_000}
         return _Connection(self, self._server, loop=asyncio.get_running_loop(), **options)
 
     def admit(self) -> bool:
-        """Count one more connection, if there is room for it; whether there is."""
+        """Count one more connection if there is room. Return whether there is."""
         if self._open >= self._max:
             failures = self._failures.failed(self._worker.clock.now().boot_ms)
             if failures is not None:
@@ -66,13 +66,13 @@ class Connections:
         return True
 
     def ended(self) -> None:
-        """A connection that was admitted is gone."""
+        """Note that an admitted connection is gone."""
         self._open -= 1
         self._worker.client_problems.pop(PROBLEM, None)
 
     def turn_away(self, transport: asyncio.Transport) -> None:
-        """Tell a caller why it is not admitted, and let it go soon, whether or not it reads that."""
-        transport.set_protocol(_TurnedAway(self))  # So that its end counts here, and not among those that were admitted.
+        """Send a caller the reason for its rejection, and disconnect it soon, whether or not it reads that."""
+        transport.set_protocol(_TurnedAway(self))  # Its end must not count as that of an admitted connection.
         self._leaving += 1
         if self._leaving > _LAST_WORDS_MAX:
             transport.abort()
@@ -84,17 +84,17 @@ class Connections:
         head = f"HTTP/1.1 {status} {status.phrase}\r\nServer: {SERVER}\r\nContent-Type: {JSON}\r\n"
         head += f"Content-Length: {len(body)}\r\nRetry-After: {RETRY_AFTER_S}\r\nConnection: close\r\n\r\n"
         transport.write(head.encode() + body)
-        # Closed at once, with a request unread, the system would throw the answer away.
+        # If the socket were closed with an unread request, the system would drop the answer.
         transport.write_eof()
         asyncio.get_running_loop().call_later(_LAST_WORDS_S, transport.abort)
 
     def left(self) -> None:
-        """A caller that was turned away is gone."""
+        """Note that a rejected caller is gone."""
         self._leaving -= 1
 
 
 class _Connection(web.RequestHandler):
-    """A connection of aiohttp, counted."""
+    """A connection of aiohttp that is counted."""
 
     __slots__ = ("_connections",)
 
@@ -103,37 +103,37 @@ class _Connection(web.RequestHandler):
         self._connections = connections
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """A caller connected."""
+        """Admit or reject a caller that connected."""
         if self._connections.admit():
             super().connection_made(transport)
         else:
             self._connections.turn_away(cast("asyncio.Transport", transport))
 
     def connection_lost(self, exc: BaseException | None) -> None:
-        """The caller is gone; one that was turned away has another protocol by now."""
+        """Note that an admitted caller is gone. A rejected one has another protocol by now."""
         self._connections.ended()
         super().connection_lost(exc)
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
     ) -> web.StreamResponse:
-        """What aiohttp answers by itself, to what is no HTTP; signed as all answers."""
+        """Answer invalid HTTP as aiohttp does, with our Server header."""
         answer = super().handle_error(request, status, exc, message)
         answer.headers[hdrs.SERVER] = SERVER
         return answer
 
     def log_exception(self, *args: Any, **kw: Any) -> None:  # noqa: ANN401 - aiohttp's own
-        """Leave out what is the caller's mistake, and was answered: callers must not be able to fill a disk."""
+        """Log an exception, except for answered mistakes of callers: callers must not be able to fill a disk."""
         if not isinstance(kw.get("exc_info"), HttpProcessingError | web.RequestPayloadError):
             super().log_exception(*args, **kw)
 
 
 class _TurnedAway(asyncio.Protocol):
-    """A caller that reads why it is turned away. What it says is not looked at."""
+    """The protocol of a rejected caller. It ignores all input."""
 
     def __init__(self, connections: Connections) -> None:
         self._connections = connections
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - how it went away changes nothing
-        """It is gone."""
+        """Note that the caller is gone."""
         self._connections.left()

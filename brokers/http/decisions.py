@@ -1,7 +1,4 @@
-"""What balancing has decided, over HTTP.
-
-May live here: the path of decisions. They are the whole cluster's, whichever broker is asked.
-"""
+"""Serve the balancing decisions of the whole cluster, from any broker."""
 
 from __future__ import annotations
 
@@ -28,7 +25,7 @@ class Decisions:
         self._log_url = worker.config.log_url
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """The path."""
+        """Return the route."""
         return (web.get("/admin/v2/balancing/decisions", self.newest),)
 
     async def newest(self, request: web.Request) -> web.Response:

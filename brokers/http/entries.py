@@ -1,7 +1,4 @@
-"""Entries of the view as JSON: whole, for those who want to see what the channel says; and as rows of the assignment.
-
-May live here: pure spelling of entries. Who may ask, and when, is the handlers' business.
-"""
+"""Convert entries of the view to JSON: full documents, and rows of the assignment."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from equipoise.channel.core.view import View
 
 
 class AssignmentRow(TypedDict):
-    """Who serves a bundle. `broker` is None while nobody does, or while it is being handed over; then the next change tells."""
+    """The broker that serves a bundle. `broker` is None while there is none, or during a handover; the next change has it."""
 
     bundle: str
     low: int
@@ -25,7 +22,7 @@ class AssignmentRow(TypedDict):
 
 
 def assignment_row(view: View, bundle: BundleEntry) -> AssignmentRow:
-    """Who serves a bundle, as far as the view says."""
+    """Return the row of a bundle, as far as the view knows its broker."""
     server = server_of(view, bundle)
     return {
         "bundle": bundle.name,
@@ -39,7 +36,7 @@ def assignment_row(view: View, bundle: BundleEntry) -> AssignmentRow:
 
 
 def bundle_document(view: View, bundle: BundleEntry) -> dict[str, object]:
-    """All that the view holds of a bundle. `owner` and `source` are broker ids, their incarnations stand beside them."""
+    """Return everything that the view holds of a bundle. `owner` and `source` are broker ids; separate fields have their incarnations."""
     return {
         "offset": view.offset,
         "bundle": bundle.name,
@@ -60,7 +57,7 @@ def bundle_document(view: View, bundle: BundleEntry) -> dict[str, object]:
 
 
 def broker_document(view: View, broker: BrokerEntry, *, suspect: bool) -> dict[str, object]:
-    """All that the view holds of a broker, dead or alive; `suspect` says that its renewal is late as this reader sees it."""
+    """Return everything that the view holds of a broker, dead or alive. `suspect`: its renewal is late for this reader."""
     joined, leader = broker.joined, view.leader()
     held = view.held_by(broker.incarnation)
     return {
@@ -84,6 +81,6 @@ def broker_document(view: View, broker: BrokerEntry, *, suspect: bool) -> dict[s
 
 
 def _id_of(view: View, incarnation: int | None) -> str | None:
-    """The id of a live incarnation; those named in a bundle are alive."""
+    """Return the broker id of a live incarnation. All incarnations in a bundle are live."""
     broker = None if incarnation is None else view.live.get(incarnation)
     return None if broker is None else broker.broker

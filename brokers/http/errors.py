@@ -1,7 +1,6 @@
-"""Errors as HTTP answers: `{"reason": ...}` with a proper status, as Pulsar's, and never a traceback.
+"""Convert errors to HTTP answers: `{"reason": ...}` as Pulsar's, with a proper status and never a traceback.
 
-May live here: the table from errors to statuses, and what applies it to the handlers of the broker's port, those of services
-included.
+This covers all handlers of the broker's port, including those of services.
 """
 
 from __future__ import annotations
@@ -38,23 +37,23 @@ from equipoise.channel.core.records import Reason
 _logger: Final = logging.getLogger(__name__)
 
 RETRY_AFTER_S: Final = 1
-"""When a caller that was answered 503 may ask again: a failover takes seconds, an election none."""
+"""When a caller may retry after 503: a failover takes seconds, an election no time."""
 
 REQUEST_ID: Final = "X-Request-Id"
 _SHOWN_MAX: Final = 256
 _match_request_id: Final = re.compile(r"[!-~]{1,64}").fullmatch
 
-# The first row that fits counts. 412 is what Pulsar answers to a name or a boundary that cannot be, 409 to a state that is
-# in the way. 504 says that something was begun and may still happen, so that asking again blindly is not the remedy.
+# The first matching row wins. Like Pulsar, 412 means an impossible name or boundary, and 409 a conflicting state. 504 means that an
+# operation began and may still happen, so a blind retry is wrong.
 _STATUS_OF_ERROR: Final[tuple[tuple[tuple[type[EquipoiseError], ...], int], ...]] = (
     ((InvalidRequest,), 400),
     ((UnknownNamespace, UnknownTenant, UnknownBundle, UnknownBroker, UnknownCluster, UnknownPolicy, UnknownTopic, UnknownSchema), 404),
     ((Cancelled, PolicyLeavesNobody), 409),
     ((CallerError,), 412),
-    # It was waited for news, and nothing was begun.
+    # The broker waited for records. No operation began.
     ((ChannelLost,), 503),
     ((DeadlineExceeded, OutcomeUnknown), 504),
-    # A full disk is for an operator to mend; to its caller it is a broker that cannot serve now, and perhaps soon can.
+    # An operator must fix a full disk. For a caller, the broker cannot serve now and may recover soon.
     ((PeerError, LogStorageFull), 503),
 )
 
@@ -68,32 +67,32 @@ _STATUS_OF_REASON: Final[Mapping[str, int]] = {
     Reason.NOT_ADJACENT: 412,
     Reason.BAD_BOUNDARY: 412,
     Reason.MALFORMED: 412,
-    # This broker has just lost its incarnation, or never had one: another one can.
+    # This broker has just lost its incarnation, or never had one. Another broker can serve the request.
     Reason.DEAD_PUBLISHER: 503,
     Reason.NO_GENESIS: 503,
 }
 
 
 def status_of(error: EquipoiseError) -> int:
-    """The HTTP status that an error is answered with; 500 if an operator, or we, must act."""
+    """Return the HTTP status of an error; 500 if an operator or a developer must act."""
     if isinstance(error, Rejected):
         return _STATUS_OF_REASON.get(error.reason, 409)
     return next((status for kinds, status in _STATUS_OF_ERROR if isinstance(error, kinds)), 500)
 
 
 def error_answer(request: web.Request, error: EquipoiseError, *, status: int | None = None) -> web.Response:
-    """The answer to a request that failed; `status` if the table's would mislead here.
+    """Return the answer to a failed request. `status` overrides the table's.
 
-    The body has Pulsar's `reason`, for people, and our `error`, for programs: the reason of a rejection, or the class.
+    The body has Pulsar's `reason` for people, and our `error` for programs: the reason of a rejection, or the class.
     """
     code = error.reason if isinstance(error, Rejected) else type(error).__name__
     return problem_answer(request, status_of(error) if status is None else status, str(error), code, error)
 
 
 def typed(route: web.RouteDef) -> web.RouteDef:
-    """The same route, with a handler that answers whatever it raises.
+    """Return the same route, with a handler that answers its errors.
 
-    Not a middleware, because aiohttp would make every request pay for that, lookups too, which answer for themselves.
+    This is not a middleware, because aiohttp would slow down every request for it, including lookups.
     """
     handler = route.handler
 
@@ -108,12 +107,12 @@ def typed(route: web.RouteDef) -> web.RouteDef:
             reason = "the body cannot be read: it is not what its Content-Encoding says, or came to no end"
             return problem_answer(request, HTTPStatus.BAD_REQUEST, reason, "UnreadableBody", error)
         except web.HTTPException:
-            raise  # A redirect, or an error with words of the service's own: it is an answer already.
+            raise  # A redirect, or a service's own error: it already is an answer.
         except EquipoiseError as error:
             return error_answer(request, error)
         except Exception as error:  # noqa: BLE001 - whatever it was, a caller gets no traceback
             if error is request.content.exception():
-                reason = "the body came to no end: the connection was lost"  # Nobody reads it; but it is no fault of ours.
+                reason = "the body came to no end: the connection was lost"  # Nobody reads it, but it is not our fault.
                 return problem_answer(request, HTTPStatus.BAD_REQUEST, reason, "UnreadableBody")
             reason = "internal error; the log of the broker says more under the id of this request"
             return problem_answer(request, HTTPStatus.INTERNAL_SERVER_ERROR, reason, "InternalError", error)
@@ -122,12 +121,12 @@ def typed(route: web.RouteDef) -> web.RouteDef:
 
 
 def unmatched() -> web.RouteDef:
-    """The route for whatever no other route takes. It must be the last, or it would take what belongs to others."""
+    """Return the route for all unmatched paths. It must be the last one."""
     return typed(web.route("*", "/{path:(?s:.*)}", _unmatched))
 
 
 async def _unmatched(request: web.Request) -> web.Response:
-    """405 where only the method is wrong, else 404: what aiohttp would say itself, in the form of all errors."""
+    """Answer 405 if only the method is wrong, else 404: as aiohttp does, in the form of all errors."""
     ours = request.match_info.route.resource
     allowed = set[str]()
     for resource in request.app.router.resources():
@@ -142,15 +141,15 @@ async def _unmatched(request: web.Request) -> web.Response:
 
 
 async def _expected(request: web.Request) -> web.Response | None:
-    """Let a client that asks first send its body; whatever else it expects, it does not get."""
+    """Let a client that sends `Expect: 100-continue` send its body. Refuse any other expectation."""
     expectation = request.headers.get("Expect", "")
     if request.version < HttpVersion11:
-        return None  # To be passed over, as RFC 9110 has it.
+        return None  # RFC 9110: ignore it.
     if expectation.lower() != "100-continue":
         reason = f"the expectation {expectation[:_SHOWN_MAX]!r} cannot be met; only 100-continue can"
         return problem_answer(request, HTTPStatus.EXPECTATION_FAILED, reason, "UnknownExpectation")
     await request.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    request.writer.output_size = 0  # That was not the answer yet.
+    request.writer.output_size = 0  # That was not the final answer.
     return None
 
 
@@ -159,11 +158,11 @@ def _shown(request: web.Request) -> str:
 
 
 def problem_answer(request: web.BaseRequest, status: int, reason: str, code: str, error: Exception | None = None) -> web.Response:
-    """An answer with a `reason` for people and a `code` for programs. What is 500 is put down in the log, with `error`."""
+    """Return an answer with a `reason` for people and a `code` for programs. Log it with `error` if the status is 500."""
     given = request.headers.get(REQUEST_ID, "")
     request_id = given if _match_request_id(given) else secrets.token_hex(8)
     headers = {REQUEST_ID: request_id}
-    if status == HTTPStatus.INTERNAL_SERVER_ERROR:  # All others are answers; this one is a complaint.
+    if status == HTTPStatus.INTERNAL_SERVER_ERROR:  # Only this status is our fault.
         about = {"request": request_id, "method": request.method, "path": request.path}
         _logger.error("a request failed", exc_info=error, extra=about)
     if status == HTTPStatus.SERVICE_UNAVAILABLE:
@@ -172,5 +171,5 @@ def problem_answer(request: web.BaseRequest, status: int, reason: str, code: str
 
 
 def _expressible(text: str) -> str:
-    """Text that UTF-8 can express: a path may hold what it cannot."""
+    """Return text that UTF-8 can encode. A path may hold characters that it cannot."""
     return text.encode("utf-8", "backslashreplace").decode()

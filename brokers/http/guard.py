@@ -1,7 +1,7 @@
-"""Which requests no handler sees: those that a foreign web page, or a page under a foreign name, may have sent.
+"""Refuse requests that a foreign web page, or a page under a foreign name, may have sent, and limit the time of a body.
 
-May live here: the checks of Host, Origin and Content-Type, and the time that a body may take. A loopback address keeps no browser
-out: any page that an operator looks at may send requests to it.
+The guard checks Host, Origin and Content-Type. A loopback address is no protection: any page in an operator's browser may send requests to
+it.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from equipoise.brokers.http.answers import JSON
 from equipoise.brokers.http.errors import problem_answer
 from equipoise.brokers.runtime.config import WorkerConfig
 
-# These change nothing, and the browser keeps their answers from foreign pages.
+# These methods change nothing, and the browser hides the answers from foreign pages.
 _READING: Final = frozenset({hdrs.METH_GET, hdrs.METH_HEAD, hdrs.METH_OPTIONS})
 
-# What a browser says of a page that is not of this very origin. `none` is a person who typed the address.
+# Browsers send these for a page of another origin. They send `none` when a person typed the address.
 _FOREIGN_SITES: Final = frozenset({"cross-site", "same-site"})
 
-# Pulsar's own tools send JSON to these paths, and to no others. Services choose what their paths take.
+# Pulsar's tools send JSON to these paths only. Services choose what their paths accept.
 _JSON_PATHS: Final = "/admin/"
 
 _PORT_OF_SCHEME: Final = {"http": 80, "https": 443}
@@ -36,7 +36,7 @@ _SHOWN_MAX: Final = 256
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the guard looks at in a request. The caller connected to `arrived_at`, an address of this machine."""
+    """The parts of a request that the guard checks. `arrived_at` is the local address of the connection."""
 
     method: str
     path: str
@@ -50,7 +50,7 @@ class Asked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
-    """How a request is refused: `error` is for programs, `reason` for people."""
+    """The refusal of a request: `error` is for programs, `reason` for people."""
 
     status: HTTPStatus
     error: str
@@ -58,15 +58,15 @@ class Refusal:
 
 
 class Guard:
-    """The checks of one broker, with the names that it goes by."""
+    """The checks of one broker, with its names."""
 
     def __init__(self, config: WorkerConfig, advertised: Sequence[str]) -> None:
-        """The names are those of `http_hosts`, and the broker's own: `host`, `advertised_host`, and those in the URLs `advertised`."""
+        """The names are those of `http_hosts`, `host`, `advertised_host`, and the hosts of the `advertised` URLs."""
         own = (config.host, config.advertised_host or config.host, "localhost", *config.http_hosts)
         self._names = frozenset(map(_plain, (*own, *filter(None, map(_host_in, advertised)))))
 
     def refusal(self, asked: Asked) -> Refusal | None:
-        """Why a request is refused; None if a handler may see it."""
+        """Return why a request is refused; None if a handler may have it."""
         strange = next((host for host in asked.hosts if not self._is_own(host, asked.arrived_at)), None)
         if strange is not None:
             reason = (
@@ -86,14 +86,14 @@ class Guard:
         return None
 
     def _is_own(self, host: str, arrived_at: str | None) -> bool:
-        # An address cannot be made to stand for another one, as a name can; so one of a loopback interface is always own.
+        # An attacker can make a name resolve to any address, but cannot fake an address. A loopback address is always own.
         name = _name_in(host)
         address = _address(name)
         return name in self._names or (address is not None and (address.is_loopback or address == _address(arrived_at or "")))
 
 
 def guarded(config: WorkerConfig, advertised: Sequence[str]) -> Middleware:
-    """A middleware that answers what the broker's guard refuses, and 408 where a body takes longer than `http_body_ms`."""
+    """Return a middleware that refuses requests by the guard, and answers 408 if a body takes longer than `http_body_ms`."""
     guard = Guard(config, advertised)
 
     @web.middleware
@@ -109,7 +109,7 @@ def guarded(config: WorkerConfig, advertised: Sequence[str]) -> Middleware:
 
 
 async def _with_body_in_time(request: web.Request, handler: Handler, body_ms: int) -> web.StreamResponse:
-    """Let a handler go on for as long as it likes once the body is here, and end it if the body is late."""
+    """Call a handler with a time limit for the body. Once the body has arrived there is no limit."""
     limit = asyncio.timeout(body_ms / 1_000)
     try:
         async with limit:
@@ -127,7 +127,7 @@ async def _with_body_in_time(request: web.Request, handler: Handler, body_ms: in
 
 
 def _once_open(limit: asyncio.Timeout) -> Callable[[], None]:
-    """What lifts a limit, unless it is over: a handler may have answered before the body was here."""
+    """Return a callback that lifts a limit, unless it has ended: a handler may answer before the body has arrived."""
 
     def lift() -> None:
         try:
@@ -159,12 +159,12 @@ def _foreign(whose: str) -> Refusal:
 
 
 def _is_json(content_type: str) -> bool:
-    # `pulsar-admin` sends application/vnd.partitioned-topic-metadata+json, too.
+    # `pulsar-admin` also sends application/vnd.partitioned-topic-metadata+json.
     return content_type == JSON or (content_type.startswith("application/") and content_type.endswith("+json"))
 
 
 def _is_same_origin(origin: str, host: str) -> bool:
-    """Whether a page of `origin` was served under the name and the port by which this broker is asked."""
+    """Return whether a page of `origin` was served under the same name and port as in the Host header."""
     try:
         page = urlsplit(origin.lower())
         port = _PORT_OF_SCHEME.get(page.scheme)
@@ -176,7 +176,7 @@ def _is_same_origin(origin: str, host: str) -> bool:
 
 
 def _name_in(host: str) -> str:
-    """The name in a Host header, without its port."""
+    """Return the name in a Host header, without its port."""
     name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
     return _plain(name)
 
@@ -189,7 +189,7 @@ def _host_in(url: str) -> str | None:
 
 
 def _plain(name: str) -> str:
-    """A name as all are compared: addresses have several forms."""
+    """Return a name in canonical form: addresses have several forms."""
     address = _address(name)
     return name.lower().removesuffix(".") if address is None else str(address)
 
@@ -199,7 +199,7 @@ def _address(name: str) -> IPv4Address | IPv6Address | None:
         address = ip_address(name)
     except ValueError:
         return None
-    # So a socket of IPv6 names an address of IPv4 that was connected to.
+    # An IPv6 socket reports an IPv4 address in this form.
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
     return address if mapped is None else mapped
 

@@ -1,7 +1,4 @@
-"""Health, readiness and metrics: what a machine wants to know of a broker's process.
-
-May live here: these paths. They answer in any state of the broker, and touch nothing.
-"""
+"""Serve health, readiness and metrics of a broker. These paths answer in any state, and change nothing."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ class Health:
         self._worker = worker
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """The paths."""
+        """Return the routes."""
         return (
             web.get("/health", self.health),
             web.get("/ready", self.ready),
@@ -77,14 +74,14 @@ class Health:
         elif not agent.is_ready:
             left = self._worker.replay_progress.left
             problems.append("it is still reading the channel, or joining" if left is None else str(left))
-            if self._worker.disk_problem is not None:  # Of a member it would be an alarm, and no reason to send clients away.
+            if self._worker.disk_problem is not None:  # For a member this is only an alarm, and no reason to redirect clients.
                 problems.append(str(self._worker.disk_problem))
         elif agent.entry is not None and agent.entry.status == "draining":
             problems.append("it drains")
         return problems + list(self._worker.client_problems.values())
 
     def _losses(self) -> list[str]:
-        """What the loss of the channel has cost this broker so far."""
+        """Return the effects of a lost channel on this broker so far."""
         worker = self._worker
         is_fenced = worker.agent.is_ready and not worker.agent.lease.good(worker.clock.now())
         losses = ["its lease has run out"] if is_fenced else []
@@ -93,7 +90,7 @@ class Health:
         return losses if worker.log_is_available else [*losses, "the log cannot be read"]
 
     def _serves_on(self) -> bool:
-        """Whether it serves some of its bundles all the same: whoever took it off their clients' way would end that."""
+        """Return whether it still serves bundles although the channel is lost. It must then stay in rotation for clients."""
         loss = self._worker.channel_loss
         return loss is not None and bool(loss.serving_on)
 

@@ -1,10 +1,11 @@
-"""Lookups over HTTP: which broker serves a topic, and in which bundle it lies.
+"""Serve Pulsar's two lookup paths: the broker that serves a topic, and the topic's bundle.
 
-May live here: the two lookup paths of Pulsar, and the row of those who wait. The topic path is the hottest of the broker's
-port. So it is one route for aiohttp to match, and its answers are remembered by path; before one is given again, all that it
-stands on is checked. `make bench BENCH=lookup` compares it with a bare aiohttp application.
+Theory of operation:
 
-A lookup that cannot be answered yet is held (`brokers.runtime.lookups`), and one more than may be held is answered 503.
+* The topic path is the hottest of the port. `make bench BENCH=lookup` compares it with a bare aiohttp application.
+* It is therefore one route for aiohttp, and answers are cached by path. Before a cached answer is used, everything that it depends on is
+  checked.
+* A lookup without an answer yet is held (`brokers.runtime.lookups`). Beyond the limit of held lookups the answer is 503.
 """
 
 from __future__ import annotations
@@ -32,22 +33,24 @@ from equipoise.channel.core.errors import DeadlineExceeded, InvalidName
 from equipoise.channel.core.ranges import TopicName, parse_topic, topic_hash
 
 ANSWERS_REMEMBERED_MAX: Final = 8_192
-"""Answers that are remembered: about 600 bytes each, twice that at most, so 5 to 10 MiB in all. Clients come back for the same
-topics whenever a bundle moves. When there are so many, all are forgotten at once, which costs each topic one look."""
+"""Limit of cached answers: about 600 bytes each, twice that at most, so 5 to 10 MiB in all.
+
+Clients ask for the same topics whenever a bundle moves. At the limit the cache is cleared, which costs each topic one lookup.
+"""
 
 CHANNEL_LOST_MS: Final = "X-Channel-Lost-Ms"
-"""The header of an answer that was given although the broker has lost the channel: for how long, in milliseconds."""
+"""The header of an answer that was given without the channel: milliseconds since the channel was lost."""
 
 _PREFIX: Final = "/lookup/v2/topic/"
 _PARTS_OF_TOPIC: Final = 4
 _PATH_SHOWN_MAX: Final = 256
-_PATH_REMEMBERED_MAX: Final = 512  # Characters; a longer one is found anew each time, which costs it 20 microseconds.
+_PATH_REMEMBERED_MAX: Final = 512  # In characters. A longer path is not cached, which costs it 20 microseconds.
 _EXPECTED_PATH: Final = f"{_PREFIX}DOMAIN/TENANT/NAMESPACE/TOPIC, percent-encoded UTF-8"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answer:
-    """What was answered to a path, and the bundle and the broker that it was told of."""
+    """A cached answer to a path, with the bundle and the broker in it."""
 
     bundle: BundleEntry
     broker: BrokerEntry
@@ -58,9 +61,10 @@ class Lookup:
     """The lookup paths of one worker."""
 
     def __init__(self, worker: Worker, lookups: Lookups, *, is_pulsars: Callable[[TopicName], bool] | None = None) -> None:
-        """`is_pulsars`, if this broker takes clients of Pulsar, says whether they find a topic here; it raises for one that they do not.
+        """Take the worker and its lookups. `is_pulsars` is given if this broker accepts Pulsar's clients.
 
-        Of what is another service's they are told no address: it would refuse them.
+        It returns whether a topic is one of Pulsar's clients, and raises `NotServed` for one that would be stored. For a topic of another
+        service the answer has no Pulsar addresses, because that service would refuse them.
         """
         self._is_pulsars = is_pulsars
         self._worker = worker
@@ -68,7 +72,7 @@ class Lookup:
         self._answers: dict[str, _Answer] = {}
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """One route for both paths, `DOMAIN/TENANT/NAMESPACE/TOPIC` and the same with `/bundle`."""
+        """Return one route for both paths: `DOMAIN/TENANT/NAMESPACE/TOPIC`, and the same with `/bundle`."""
         return (web.get(f"{_PREFIX}{{path:(?s:.*)}}", self.lookup),)
 
     async def lookup(self, request: web.Request) -> web.Response:
@@ -85,9 +89,9 @@ class Lookup:
         return await self._topic(request, topic, started_ns=started_ns)
 
     def _holds(self, answer: _Answer) -> bool:
-        """Whether an answer would be given again: what `Worker.locate` looks at is as it was.
+        """Return whether a cached answer is still valid: everything that `Worker.locate` checks is unchanged.
 
-        A bundle's entry is replaced by whatever changes it, the death of its broker included.
+        Every change of a bundle replaces its entry, including the death of its broker.
         """
         agent, now = self._worker.agent, self._worker.clock.now()
         bundle = answer.bundle
@@ -100,10 +104,10 @@ class Lookup:
         try:
             located = await self._lookups.locate(topic.namespace, topic_hash(topic.full), started_ns=started_ns)
         except DeadlineExceeded as error:
-            # Not 504: nothing was begun that might still happen, and to ask again is the remedy.
+            # Not 504: no operation began that might still happen, and a retry is right.
             return error_answer(request, error, status=HTTPStatus.SERVICE_UNAVAILABLE)
         body = _spelled(located, tells_pulsar=tells_pulsar)
-        if located.lost_ms is not None:  # Not to be remembered: what it says of the loss is another number each time.
+        if located.lost_ms is not None:  # Not cached: the duration of the loss differs each time.
             return web.Response(body=body, content_type=JSON, headers={CHANNEL_LOST_MS: str(located.lost_ms)})
         self._remember(request.rel_url.raw_path, located, body)
         return web.Response(body=body, content_type=JSON)
@@ -122,7 +126,7 @@ class Lookup:
 
 
 def _topic_in(raw_path: str) -> tuple[TopicName, bool]:
-    """The topic in a path as it was sent, and whether its bundle is asked for.
+    """Return the topic in a raw path, and whether its bundle is requested.
 
     A topic's name may hold anything but a slash, and is percent-encoded once. Raises `InvalidName`.
     """
@@ -132,13 +136,13 @@ def _topic_in(raw_path: str) -> tuple[TopicName, bool]:
         parts.pop()
     try:
         domain, tenant, namespace, local = (unquote(part, errors="strict") for part in parts)
-    except ValueError:  # Too many parts, or too few; or bytes that are no UTF-8.
+    except ValueError:  # Too many or too few parts, or bytes that are not UTF-8.
         raise InvalidName(what="path of a topic", name=raw_path[:_PATH_SHOWN_MAX], expected=_EXPECTED_PATH) from None
     return parse_topic(f"{domain}://{tenant}/{namespace}/{local}"), wants_bundle
 
 
 def _spelled(located: Located, *, tells_pulsar: bool) -> bytes:
-    """Pulsar's `LookupData`. A key that is missing would crash its C++ client; one without an address is empty."""
+    """Return Pulsar's `LookupData`. A missing key would crash its C++ client, so one without an address is empty."""
     addresses = located.broker.joined.addresses
     pulsar, pulsar_tls = (addresses.get(each, "") if tells_pulsar else "" for each in ("pulsar", "pulsar+ssl"))
     return orjson.dumps(

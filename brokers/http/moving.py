@@ -1,7 +1,7 @@
-"""Moves as an operator asks a broker for them: proposed by it, and waited for until they have ended one way or another.
+"""Run an operator's moves through a broker, and wait for their end.
 
-May live here: the steps of moves, splits, merges, creations, deletions and changes of policies on a worker; each is followed to
-its end by `brokers.operations.following`. The same for the command line, straight on the channel, is in `brokers.operations`.
+`brokers.operations.following` follows each operation. `brokers.operations.moving` does the same for the command line, directly on the
+channel.
 """
 
 from __future__ import annotations
@@ -46,10 +46,15 @@ from equipoise.channel.system.deadline import Deadline
 
 
 class Moving:
-    """What one worker does for operators. Each step takes the deadline of its request.
+    """The operations of one worker for operators. Each call takes the deadline of its request.
 
-    All raise `Rejected` if the channel refuses, `Cancelled` if it accepted and nothing came of it, `DeadlineExceeded` if it
-    had not ended in time (it may still), `Overloaded` if too many wait, and what `Worker.request` raises.
+    All calls raise:
+
+    * `Rejected` if the channel refuses the record.
+    * `Cancelled` if the operation was accepted and then cancelled.
+    * `DeadlineExceeded` if it had not ended in time. It may still end.
+    * `Overloaded` if too many callers wait.
+    * What `Worker.request` raises.
     """
 
     def __init__(self, worker: Worker) -> None:
@@ -57,9 +62,9 @@ class Moving:
         self._following = Following(worker)
 
     async def transfer(self, bundle: str, destination: str, deadline: Deadline, *, force: bool = False) -> Outcome:
-        """Move `bundle` to the broker `destination`, until that one owns it and keeps it; what became of the bundle.
+        """Transfer `bundle` to the broker `destination`, and wait for a settled owner. Return what became of the bundle.
 
-        Raises `DestinationForbidden` if policies keep it from there, unless it is to be moved by `force`.
+        Raises `DestinationForbidden` if policies exclude the destination, unless `force` is set.
         """
         if not force:
             refuse_forbidden(self._worker.view, bundle, destination)
@@ -70,7 +75,7 @@ class Moving:
         return outcomes.check(bundle, self._worker.view, destination=destination)
 
     async def unload(self, bundle: str, deadline: Deadline) -> Outcome:
-        """Move `bundle` away from its owner, to another one if any may have it; what became of the bundle."""
+        """Move `bundle` away from its owner, to another broker if one is allowed. Return what became of the bundle."""
         with self._outcomes([self._worker.view.bundles[bundle]]) as outcomes:
             made = await self._following.move(MoveAway(bundle=bundle, reason=BY_OPERATOR), deadline, f"the unload of {bundle}")
             await self._settled(outcomes, deadline)
@@ -79,9 +84,9 @@ class Moving:
         return outcomes.of(bundle, self._worker.view)
 
     async def unload_all(self, bundles: Sequence[BundleEntry], deadline: Deadline) -> Sequence[Outcome]:
-        """Unload these bundles as far as they are owned, but for those that somebody else moves at the same moment.
+        """Unload the bundles that have an owner. Skip those that somebody else moves at the same moment.
 
-        Returns what became of each that was owned.
+        Return what became of each bundle that had an owner.
         """
         with self._outcomes([bundle for bundle in bundles if bundle.phase == "owned"]) as outcomes:
             for batch in unloads_of(bundles, kind=MoveAway):
@@ -90,45 +95,48 @@ class Moving:
         return outcomes.all(self._worker.view)
 
     async def split(self, bundle: str, algorithm: str, positions: Sequence[int] | None, deadline: Deadline) -> None:
-        """Have the owner of `bundle` cut it, until its children are there."""
+        """Have the owner of `bundle` split it, and wait for the children."""
         cuts = None if positions is None else tuple(positions)
         wish = SplitBundle(bundle=bundle, algorithm=algorithm, positions=cuts, reason=BY_OPERATOR)
         await self._following.move(wish, deadline, f"the split of {bundle}")
 
     async def merge(self, left: str, deadline: Deadline) -> None:
-        """Make one bundle of `left` and its right neighbour: that is one record."""
+        """Merge `left` with its right neighbour. This takes one record."""
         await self._following.settle(MergeBundles(left=left, reason=BY_OPERATOR), deadline)
 
     async def create_namespace(self, name: str, boundaries: Sequence[int], policies: Document, deadline: Deadline) -> None:
-        """Create a namespace with bundles between each two of `boundaries`: that is one record."""
+        """Create a namespace with one bundle between each two adjacent `boundaries`. This takes one record."""
         await self._following.settle(CreateNamespace(name=name, boundaries=boundaries, policies=policies), deadline)
 
     async def set_policy(self, name: str, policy: str, value: Scalar | None, deadline: Deadline) -> None:
-        """Set one of the policies of the namespace `name`, or take it away: that is one record, too."""
+        """Set one policy of the namespace `name`, or remove it (None). This takes one record."""
         await self._following.settle(SetPolicy(name=name, policy=policy, value=value), deadline)
 
     async def set_cluster_policy(self, key: str, document: Document | None, deadline: Deadline) -> None:
-        """Set the cluster policy `key`, or take it away, by one record.
+        """Set the cluster policy `key`, or remove it (None). This takes one record.
 
         Raises `InvalidPolicy` and `PolicyLeavesNobody` as `brokers.balancing.policy_changes.check_policy_change` does.
         """
         await self._following.settle(SetClusterPolicy(policy=key, document=document), deadline)
 
     async def cancel(self, bundle: str, deadline: Deadline) -> None:
-        """End a transfer or a split of `bundle` that has not happened: by one record, after which who served it owns it."""
+        """Cancel a transfer or a split of `bundle` that is not complete.
+
+        This takes one record, after which the source owns the bundle again.
+        """
         await self._following.settle(Cancel(bundle=bundle, reason=CANCELLED_BY_OPERATOR), deadline)
 
     async def cancel_all(self, bundles: Iterable[BundleEntry], deadline: Deadline) -> None:
-        """Cancel the moves of these bundles as far as they can be."""
+        """Cancel those moves of these bundles that can be cancelled."""
         for batch in calls_off_of(bundles):
             await self._side_by_side(self._following.settle(cancel, deadline) for cancel in batch)
 
     async def set_settings(self, changes: Changes, changed_by: str, deadline: Deadline) -> Folded:
-        """Change settings of balancing: one record, which says what they were."""
+        """Change balancing settings. Return the record, which has their previous values."""
         return await self._following.settle(SetSettings(changes=changes, changed_by=changed_by), deadline)
 
     async def delete_namespace(self, name: str, deadline: Deadline) -> None:
-        """Delete a namespace with all its bundles. `next_of_deletion` says in which steps."""
+        """Delete a namespace with all its bundles, in the steps of `next_of_deletion`."""
         while True:
             what = f"the release of all bundles of {name}"
             deadline.check(what)
@@ -145,7 +153,7 @@ class Moving:
 
     @contextmanager
     def _outcomes(self, bundles: Iterable[BundleEntry]) -> Iterator[Outcomes]:
-        """What becomes of bundles, followed from before their unload on."""
+        """Follow bundles, starting before their unload, so that their outcomes are known."""
         outcomes = Outcomes(self._worker.view, bundles)
         end = self._worker.listen(outcomes.folded)
         try:
@@ -154,17 +162,17 @@ class Moving:
             end()
 
     async def _settled(self, outcomes: Outcomes, deadline: Deadline) -> None:
-        """Wait until bundles that were released have an owner who keeps them, at most for `PLACED_MS` and until the deadline."""
+        """Wait until the released bundles have a settled owner, for at most `PLACED_MS` and until the deadline."""
         timeout_ms = min(PLACED_MS, deadline.remaining_ms())
         with suppress(DeadlineExceeded):
             await self._worker.until(lambda view: outcomes.are_settled(view) or None, timeout_ms=timeout_ms, what="an owner for each")
 
     async def _unload_batch(self, unloads: Sequence[Intent], deadline: Deadline) -> None:
-        """Request these unloads side by side, and follow each to its end."""
+        """Request these unloads concurrently, and follow each to its end."""
         await self._side_by_side(self._following.move(unload, deadline, f"the unload of {subject_of(unload)}") for unload in unloads)
 
     async def _side_by_side(self, steps: Iterable[Awaitable[object]]) -> None:
-        """Take all of these steps, but for those in which somebody else was quicker."""
+        """Run all of these steps, and ignore those that somebody else has overtaken."""
         for outcome in await asyncio.gather(*steps, return_exceptions=True):
             if isinstance(outcome, BaseException):
                 with unless_overtaken():

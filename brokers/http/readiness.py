@@ -1,6 +1,6 @@
-"""Whether a broker may answer for the channel: a view that is out of date would deny what exists.
+"""Check whether a broker may answer from its view. An outdated view would deny what exists.
 
-What reading handlers need before and after they look.
+Reading handlers use this before and after they read.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _DENIALS: Final = (UnknownNamespace, UnknownBundle, UnknownBroker, UnknownPolicy
 
 
 def ready_view(worker: Worker) -> View:
-    """The view of a broker that is ready. Raises `NotReady` and `WorkerEnded`."""
+    """Return the view of a broker that is ready. Raises `NotReady` and `WorkerEnded`."""
     worker.check()
     if not worker.agent.is_ready:
         left = worker.replay_progress.left
@@ -28,7 +28,7 @@ def ready_view(worker: Worker) -> View:
 
 
 def denying(worker: Worker, route: web.RouteDef) -> web.RouteDef:
-    """Return the same route, which raises `NotReady` in place of a denial while `worker` may not deny anything."""
+    """Return the same route, which raises `NotReady` instead of a denial while `worker` may not deny anything."""
     handler = route.handler
 
     @wraps(handler)

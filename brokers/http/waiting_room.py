@@ -1,7 +1,4 @@
-"""What a broker answers before it has a log: that it is alive, and what it waits for.
-
-May live here: these few paths. As soon as the log is there `brokers.http.app` takes their place.
-"""
+"""Answer requests while a broker waits for its log. Then `brokers.http.app` takes over."""
 
 from __future__ import annotations
 
@@ -20,18 +17,18 @@ class WaitingRoom:
     """The paths of a broker that waits for its log."""
 
     def __init__(self, *, broker: str, loss: Callable[[], ChannelLoss]) -> None:
-        """`broker` is its id; `loss` tells since when it waits, and what the log said last."""
+        """`broker` is its id. `loss` returns since when it waits, and the latest error of the log."""
         self._broker = broker
         self._loss = loss
 
     def app(self) -> web.Application:
-        """The application that is served meanwhile."""
+        """Return the application that is served meanwhile."""
         app = web.Application()
         app.add_routes([typed(route) for route in self.routes()])
         return app
 
     def routes(self) -> Sequence[web.RouteDef]:
-        """The paths; whatever else is asked for is refused for now."""
+        """Return the routes. All other paths are refused for now."""
         return (web.get("/health", self.health), web.get("/ready", self.ready), web.route("*", "/{path:(?s:.*)}", self.refused))
 
     async def health(self, _request: web.Request) -> web.Response:
