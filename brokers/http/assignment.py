@@ -113,8 +113,6 @@ class Assignment:
         self._tables[namespace] = (offset, table)
         return table
 
-    # --- as a stream ---
-
     async def _stream(self, request: web.Request, namespace: str) -> web.StreamResponse:
         with self._feed.follower(namespace) as follower:
             response = web.StreamResponse(headers={"Content-Type": _EVENTS, "Cache-Control": "no-store"})

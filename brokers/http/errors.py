@@ -37,7 +37,7 @@ from equipoise.channel.core.records import Reason
 _logger: Final = logging.getLogger(__name__)
 
 RETRY_AFTER_S: Final = 1
-"""When a caller may retry after 503: a failover takes seconds, an election no time."""
+"""When a caller may retry after 503: a failover takes seconds, an election is immediate."""
 
 REQUEST_ID: Final = "X-Request-Id"
 _SHOWN_MAX: Final = 256

@@ -1,7 +1,7 @@
 """Run the load workers of a local cluster on Kafka: start, restart and stop their processes.
 
-The cluster does not wait for load workers, since brokers serve without them. One thread per worker waits for the end of its process and
-starts the next. One condition guards the state that it shares with the caller's thread.
+One thread per worker waits for the end of its process and starts the next. One condition guards the state that it shares with the caller's
+thread.
 """
 
 from __future__ import annotations

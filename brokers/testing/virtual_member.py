@@ -136,8 +136,6 @@ class Member:
             log_is_readable=lambda: True,  # The log is in the same memory.
         )
 
-    # --- what makes it act ---
-
     def start(self) -> None:
         """Start to read. The log may be empty."""
         if not self.read():
@@ -204,8 +202,6 @@ class Member:
     def _end(self, _problem: str) -> None:
         """End the process of this broker, because its service cannot be stopped."""
         self._world.members.pop(self.broker_id, None)
-
-    # --- what its service may ask ---
 
     async def route(self, namespace: str, key: str, *, timeout_ms: int) -> Ownership | Peer:
         """Route a key as `brokers.runtime.service.ServiceHost.route` does. `timeout_ms` counts on the cluster's clock."""

@@ -1,6 +1,6 @@
 """Call the counter service: follow redirects, retry unknown outcomes, and record every attempt.
 
-`tests/judge/README.md` says what callers may do without a false alarm of the checker. The checker shares no code with them.
+`tests/judge/README.md` defines what callers may do without a false alarm of the checker, which shares no code with them.
 """
 
 from __future__ import annotations

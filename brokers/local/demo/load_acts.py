@@ -1,6 +1,6 @@
 """The acts in which the cluster balances itself: it evens out use, splits hot bundles and merges cold ones.
 
-Each act sets settings on the channel as an operator would, and removes them at its end.
+Each act sets settings on the channel, and removes them at its end.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ def evenness(stage: Stage) -> Evenness:
 
 
 async def comes_true(condition: Callable[[], bool], timeout_ms: int) -> bool:
-    """Wait for a condition. Return whether it came true in time. A timeout on a busy machine is not a fault of the cluster."""
+    """Wait for a condition. Return whether it came true in time; a busy machine may be too slow."""
     deadline = Deadline.after(timeout_ms=timeout_ms)
     while not (holds := condition()) and deadline.remaining_ms():  # noqa: ASYNC110 - what is watched has no event
         await asyncio.sleep(_LOOK_S)

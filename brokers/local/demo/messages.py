@@ -101,8 +101,6 @@ class MessageTally:
             elif life.sent_ns is None and life.delivered_ns is not None and now_ns - life.delivered_ns > OVERDUE_NS:
                 del self._lives[which]
 
-    # --- kills ---
-
     def kill_begins(self, now_ns: int) -> None:
         """Note that a broker is about to be killed."""
         self._windows.append((now_ns - BEFORE_A_KILL_NS, _NEVER_NS))

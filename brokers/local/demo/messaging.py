@@ -52,7 +52,7 @@ class PulsarClientMissing(OperatorError):
     """Pulsar clients are required but not available."""
 
     def __init__(self, *, problem: str) -> None:
-        """`problem` says what is missing."""
+        """`problem` is what is missing."""
         super().__init__(f"the demo is to show Pulsar clients, and {problem}; install what `make setup` does, or unset CI")
 
 

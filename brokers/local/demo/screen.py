@@ -60,8 +60,7 @@ class BundleRow:
 class MessagesShown:
     """What the screen shows of Pulsar clients: counts of messages with a receipt, and their fate.
 
-    A pause is the time that a producer waited for a receipt, in milliseconds. Effects of a kill are counted separately: non-persistent
-    topics promise nothing there.
+    A pause is the time that a producer waited for a receipt, in milliseconds. Effects of kills are separate (see `messages`).
     """
 
     per_second: float

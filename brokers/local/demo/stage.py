@@ -82,8 +82,6 @@ class Stage:
         """Show the output of another program."""
         self.screen.quote(lines)
 
-    # --- what acts do ---
-
     async def settled(self, *, without: int | None = None) -> None:
         """Wait until live brokers other than incarnation `without` own every bundle.
 
@@ -138,8 +136,6 @@ class Stage:
     def incarnation(self, number: int) -> int:
         """Return the newest incarnation of a broker of the cluster."""
         return self.table.view.brokers[self.cluster.broker_ids[number]].incarnation
-
-    # --- what the screen shows ---
 
     async def keep_drawing(self) -> None:
         """Draw the picture four times a second, until cancelled."""

@@ -35,7 +35,7 @@ BY_USE: Final[Changes] = {
     "transfer.target_deviation": "0.06",
     "transfer.hit_count_threshold": 1,
     "transfer.cool_down_ms": 1_000,
-    # All brokers of a machine share its network, so its use says nothing about one of them.
+    # All brokers of a machine share its network, so its use does not distinguish them.
     "weights.bandwidth_in": 0,
     "weights.bandwidth_out": 0,
 }

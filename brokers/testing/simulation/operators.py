@@ -99,7 +99,7 @@ class Operators:
         stage.chance.by_weight(self._operations)()
         stage.schedule.after(stage.chance.about(stage.scenario.operations.every_ms) * MICROSECONDS_PER_MS, self._go_on)
 
-    # --- ways to ask ---
+    # --- requests ---
 
     def _ask(self, intent: Intent) -> None:
         """Request `intent` from some running broker."""
