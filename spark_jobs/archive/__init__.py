@@ -1,1 +1,1 @@
-"""The archive: keep the history of a channel as tables."""
+"""Keep the history of a channel as tables."""

@@ -1,6 +1,6 @@
-"""The hold: a record on the channel by which an archive has the log keep what it has not read yet.
+"""Maintain an archive's retention hold: a record on the channel that makes the log keep what the archive has not read yet.
 
-May live here: writing and lifting that record. What it says, and what compaction makes of it, is told in `compaction.holds`.
+`compaction.holds` defines the record and its effect on compaction.
 """
 
 from __future__ import annotations
@@ -28,35 +28,38 @@ from equipoise.spark_jobs.streams.archive_errors import NoHold
 PUBLISHER: Final = "admin:archive"
 
 EVERY_S: Final = 30
-"""How often a hold is moved at most: each time is a record on the channel, and what it lags behind is only kept a little longer."""
+"""Shortest time between two updates. Each update is a record on the channel. Until then the log only keeps a little more."""
 
 AT_LEAST_EVERY_S: Final = 24 * 3_600
-"""How often it is written anew although nothing moved, so that it does not lapse while its archive is alive."""
+"""Longest time between two updates, even without progress, so that the hold of a live archive does not lapse."""
 
 READ_MS: Final = 5_000
-"""How long one batch of the archive waits for the channel to be read on, some hundred thousand records; the next one goes on."""
+"""How long one batch may wait for reading the channel: some hundred thousand records. The next batch continues."""
 
 OPEN_MS: Final = 30_000
-"""How long it waits for the view with which that reading begins, which cannot be read by halves: the snapshot of a million bundles."""
+"""How long a batch may wait for the snapshot, which has to be read in one go. Sized for a million bundles."""
 
 OPEN_MS_MAX: Final = 600_000
-"""Each time that was too short it waits twice as long, up to this: a machine that is twenty times slower. A batch waits no longer."""
+"""After each timeout the limit for the snapshot doubles, up to this: enough for a machine twenty times slower."""
 
 WRITE_MS: Final = 10_000
-"""How long it waits for one record to be written and read back. What fails is tried again with a later batch."""
+"""How long to wait until a record is written and read back. A later batch retries what fails."""
 
 ALONE_MS: Final = 300_000
-"""The same for who has no batch that waits: an archive that has come to its end, and whoever lifts a hold."""
+"""How long to read the channel when no batch waits: at the end of an archive, or to release a hold."""
 
 CLOCK_BEHIND_MS_MAX: Final = 10 * 365 * 24 * 3_600 * 1_000
-"""By how much this machine's clock may be behind the log's: ten years, as one that begins at the epoch of a firmware."""
+"""How far this machine's clock may be behind the log's. Ten years cover a clock that starts at its firmware's epoch."""
 
 
 class Hold:
-    """One archive's hold. It reads the channel beside the archive, because a record must be based on what was written last."""
+    """One archive's retention hold.
+
+    It reads the channel independently of the archive, because a record needs the newest offset as its expected offset.
+    """
 
     def __init__(self, log_url: str, name: str, *, tell: Callable[[str], None], now_s: Callable[[], float] = time.monotonic) -> None:
-        """`name` is the hold's, `tell` takes lines that say what could not be done. Raises `InvalidName`."""
+        """Prepare the hold `name`. `tell` receives a line for every failure. Raises `InvalidName`."""
         self._url = log_url
         self._key = hold_key(name)
         self._tell = tell
@@ -69,13 +72,14 @@ class Hold:
         self._told_s: float | None = None
         self._written_to = -1
         self._moved_to = -1
-        """The last offset at which the channel said something that is no hold, as far as it has been read."""
+        """The last offset read that holds a record other than a retention hold."""
         self._open_ms = OPEN_MS
 
     def archived(self, manifest: Manifest, *, at_once: bool = False) -> None:
-        """Say on the channel how far the archive has come, unless it was said just now. What fails is told, and tried again later.
+        """Publish the archive's progress on the channel, unless that was done recently.
 
-        A batch waits for it for so long as the constants above say. With `at_once` there is none that waits.
+        Failures are reported and retried later. A batch waits within the bounds of the constants above. `at_once` is for the end of an
+        archive, when no batch waits.
         """
         position = manifest.positions.get(Source.CHANNEL)
         if position is None:
@@ -102,7 +106,7 @@ class Hold:
             self._failed_s = None
 
     def _is_due(self, reached: int, *, at_once: bool) -> bool:
-        """Whether it is time to ask the channel if there is anything to say."""
+        """Return whether it is time to check for progress."""
         if self._failed_s is not None:
             return at_once or self._now_s() - self._failed_s >= EVERY_S
         if self._written_s is None or self._is_old(self._written_s):
@@ -110,10 +114,9 @@ class Hold:
         return reached > self._written_to and (at_once or self._now_s() - self._looked_s >= EVERY_S)
 
     def _has_news(self, reached: int) -> bool:
-        """Whether there is anything to say, once the channel has been read.
+        """Return whether there is progress to publish. Call it after reading the channel.
 
-        Holds are none: where nobody else writes, the newest records are this hold's and those of other archives, and to follow them
-        would be a record every time, each of which the others would follow in their turn.
+        Records of retention holds do not count as progress. Otherwise idle archives would answer each other's holds with new ones for ever.
         """
         if self._written_s is None or self._is_old(self._written_s):
             return True
@@ -123,12 +126,12 @@ class Hold:
         return self._now_s() - written_s >= AT_LEAST_EVERY_S
 
     def close(self) -> None:
-        """Let go of the log; the hold stays on the channel."""
+        """Close the log. The hold stays on the channel."""
         self._access = None
         self._stack.close()
 
     def _read(self, *, read_ms: int) -> Access:
-        """The channel, read to its end. The few records that are read while one is written move nothing before another follows them."""
+        """Read the channel to its end. Records read while a hold is written count as progress only once another record follows."""
         access = self._access = self._access or self._opened()
         for entry in entries_to_end(access.log, access.reader.position, deadline=Deadline.after(timeout_ms=read_ms)):
             folded = access.reader.feed(entry)
@@ -145,11 +148,11 @@ class Hold:
         self._written_to = reached
 
     def _opened(self) -> Access:
-        """The channel, of which nothing is read but its snapshot: what follows that is read on by one batch after the other."""
+        """Open the channel at its snapshot. Each batch then reads a part of the records after it."""
         deadline = Deadline.after(timeout_ms=self._open_ms)
         log = self._stack.enter_context(closing(open_log(self._url, create=False)))
         reader = restored(log, check=lambda: deadline.check(f"reading the snapshot of {self._url}"))
-        self._moved_to = reader.view.offset  # Whatever the snapshot stands for.
+        self._moved_to = reader.view.offset  # The snapshot may stand for records other than holds.
         return Access(log=log, reader=reader, publisher=PUBLISHER, deadline=deadline)
 
     def _tell_reading(self, access: Access) -> None:
@@ -161,7 +164,7 @@ class Hold:
 
 
 def release_hold(log_url: str, name: str) -> tuple[str, int]:
-    """Lift the hold `name`; the key of that, and the offset of the record that did it.
+    """Release the hold `name`. Return its key and the offset of the record that released it.
 
     Raises `InvalidName`, `NoHold`, `Rejected`, and what `opened` raises.
     """

@@ -1,7 +1,6 @@
-"""The archive as a job: what the channel says, and will forget, kept in tables, each row exactly once.
+"""Run the archive job: copy a channel's records into tables, each row exactly once.
 
-May live here: the job, from its options to its summary. One operator folds the log and makes the rows
-(`spark_jobs.streams.sequential_operator`), the driver writes them (`spark_jobs.archive.tables.sink`).
+`spark_jobs.streams.sequential_operator` folds the log and makes the rows. `spark_jobs.archive.tables.sink` writes them in the driver.
 """
 
 from __future__ import annotations
@@ -42,19 +41,24 @@ if TYPE_CHECKING:
 JOB: Final = "archive"
 
 STATE_VERSION: Final = 2
-"""The form of what the operator keeps. Whoever changes it so that what is kept cannot be gone on from raises this."""
+"""Format of the operator's state. Raise it with every change that makes older state unusable."""
 
 _SOURCES: Final = frozenset({Source.CHANNEL, *(SCHEMAS[table].source for table in ARCHIVED)})
-"""What its tables are made of: evidence of who served what is for the audit alone."""
+"""The sources of the archive's tables. Evidence of serving is for the audit only."""
 
 
 def run_archive(options: ArchiveOptions, screen: Screen) -> int:
-    """Archive a log until it ends (`to_end`) or somebody interrupts; 0, because an archive judges nothing.
+    """Archive a log to its end (`to_end`) or until interrupted. Return 0.
 
-    Raises what `channel.log.open_log` and `channel.snapshots.restore.earliest` raise for a log that cannot be read, what `open_sink`
-    raises for an archive that cannot be written, what `resumed` raises for one that cannot be gone on from, `CheckpointOfAnotherVersion`,
-    `MetricsPortTaken`, `SourceLost`, `WorkersLost`, `StreamFailed`, and what `release_hold` raises for a hold that cannot be lifted.
-    One that cannot be kept is told, and ends nothing, but for `InvalidName`.
+    Errors:
+
+    * for an unreadable log: what `channel.log.open_log` and `channel.snapshots.restore.earliest` raise
+    * for an unwritable archive: what `open_sink` raises
+    * for an archive that cannot be continued: what `resumed` raises, and `CheckpointOfAnotherVersion`
+    * for a hold that cannot be released: what `release_hold` raises
+    * `MetricsPortTaken`, `SourceLost`, `WorkersLost`, `StreamFailed`
+
+    A hold that cannot be updated is reported and does not end the job, except for `InvalidName`.
     """
     if options.release is not None:
         screen.result(_told_release(*release_hold(options.log_url, options.release), as_json=options.as_json))
@@ -92,7 +96,7 @@ def run_archive(options: ArchiveOptions, screen: Screen) -> int:
 
 
 def taker(sink: Sink, hold: Hold | None) -> Callable[[int, pa.Table], None]:
-    """What is done with the rows of each batch: written, and now and then joined with those of others, and told to the channel."""
+    """Return the function that handles a batch's rows: write them, compact small files now and then, update the hold."""
 
     def take(number: int, rows: pa.Table) -> None:
         sink.write(number, rows)
@@ -115,7 +119,7 @@ def _beginning(sink: Sink, log_url: str) -> Beginning:
 
 
 def _delta(archive: Path) -> Keeper:
-    from equipoise.spark_jobs.archive.tables.delta import DeltaStore  # noqa: PLC0415 - comes with an extra that few have
+    from equipoise.spark_jobs.archive.tables.delta import DeltaStore  # noqa: PLC0415 - comes with an optional extra
 
     return DeltaStore(archive)
 

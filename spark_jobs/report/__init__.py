@@ -1,7 +1,3 @@
-"""`equipoise spark report`: one page that shows what a channel went through.
-
-May live here: `run_report` under the name of the package. `figures` is what the page shows, `queries` gets it out of the archive,
-`failures` names what keeps it from that, `plots` draws it, `page` writes it down.
-"""
+"""Write one HTML page about the history of a channel: `equipoise spark report`."""
 
 from equipoise.spark_jobs.report.job import run_report as run_report

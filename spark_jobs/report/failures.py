@@ -1,7 +1,4 @@
-"""What Spark says where it cannot read an archive, as errors of ours that name the file.
-
-May live here: `failures_named`, and how Spark's texts are read for it.
-"""
+"""Translate Spark's errors about archive files into Equipoise errors that name the file."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
 
 JOB: Final = "report"
 
-# Of a failed task Spark tells an address, where it does not even find a file to plan with, a path.
+# For a failed task Spark reports a file URL. For a file missing at planning time it reports a plain path.
 _find_unread: Final = re.compile(r"\[FAILED_READ_FILE\.(?P<how>\w+)\][^\n]* file:/+(?P<address>[^\n]*\.parquet)").search
 _find_not_found: Final = re.compile(r"\[PATH_NOT_FOUND\][^\n]* file:/+(?P<path>[^\n]*\.parquet)").search
 _find_causes: Final = re.compile(r"^Caused by: (?:[\w.$]+: )?(?P<cause>\S[^\n]*)", re.MULTILINE).findall
@@ -33,10 +30,10 @@ _without_call: Final = re.compile(r"\AAn error occurred while calling [^\n]*\n: 
 
 @contextmanager
 def failures_named(archive: Path) -> Iterator[None]:
-    """Raises `ArchiveFileGone` for a file that is gone, `ArchiveDamaged` for one that cannot be read, `SparkFailed` for all else."""
+    """Raise `ArchiveFileGone` for a missing file, `ArchiveDamaged` for an unreadable file and `SparkFailed` for all other Spark errors."""
     try:
         yield
-    except (PySparkException, Py4JError) as error:  # Which of the two it is depends on whether PySpark knows the error's class in Java.
+    except (PySparkException, Py4JError) as error:  # PySpark raises the first if it knows the error's Java class, else the second.
         raise _named(archive, str(error)) from error
 
 

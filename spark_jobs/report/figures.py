@@ -1,7 +1,7 @@
-"""What a report shows, as numbers: made from an archive by `spark_jobs.report.queries`, drawn by `plots`, told by `page`.
+"""Define the figures that a report shows.
 
-May live here: these values, how many of each a page takes, and what follows from them by arithmetic. All of it is bounded, whatever
-the length of the archive, because all of it comes to one process and onto one page.
+`queries` computes them from an archive, `plots` draws them and `page` writes them. Their size is bounded whatever the length of the
+archive, because one process holds them all and one page shows them all.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Final, Generic, NamedTuple, TypeVar
 from equipoise.spark_jobs.rules.catalogue import BY_NAME, Severity
 
 BINS: Final = 120
-"""Columns of what is drawn over time: ten pixels each on a wide screen."""
+"""Columns of a chart over time: ten pixels each on a wide screen."""
 
 REPORTS_MISSED: Final = 3
-"""A broker is silent once so many of its load reports in a row are missing. The balancer leaves it out after the same number."""
+"""A broker counts as silent after this many missing load reports in a row. The balancer ignores it after the same number."""
 
 MARKS: Final = 2_000
-"""How finely the strip chart tells times apart: an ownership shorter than this part of the period is less than a pixel."""
+"""Time resolution of the strip chart: an ownership shorter than period / MARKS is narrower than a pixel."""
 
 LANES_MAX: Final = 40
-"""Bundles in the strip chart. The ownerships of a bundle do not overlap, so at most LANES_MAX * MARKS of them can be seen."""
+"""Bundles in the strip chart. Ownerships of a bundle do not overlap, so at most LANES_MAX * MARKS ownerships are drawn."""
 
 BROKERS_MAX: Final = 40
 FINDINGS_MAX: Final = 100
@@ -32,40 +32,40 @@ REASONS_EACH_MAX: Final = 3
 DEATHS_MAX: Final = 50
 SPLITS_AND_MERGES_MAX: Final = 50
 PARTS_MAX: Final = 8
-"""Children of one split that are named."""
+"""Children named for one split."""
 DECISIONS_MAX: Final = 40
 KINDS_MAX: Final = 200
 
 PAUSE_BINS_PER_DECADE: Final = 8
-"""Bars of the histogram for each power of ten of milliseconds: neighbours differ by a third."""
+"""Histogram bars per power of ten of milliseconds: neighbouring bars differ by a third."""
 
 SEVERITIES: Final[tuple[Severity, ...]] = ("alarm", "warning", "notice")
-"""The gravest first."""
+"""Severities, worst first."""
 
 Each = TypeVar("Each")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Period:
-    """From Unix time `from_ms` (included) to `to_ms` (not included); what is drawn over time has `BINS` columns."""
+    """A period from Unix time `from_ms` (inclusive) to `to_ms` (exclusive). Charts over time divide it into `BINS` columns."""
 
     from_ms: int
     to_ms: int
 
     @property
     def length_ms(self) -> int:
-        """How long it is; at least 1."""
+        """Length of the period; at least 1."""
         return max(1, self.to_ms - self.from_ms)
 
     @property
     def bin_ms(self) -> float:
-        """How long one column is."""
+        """Length of one column."""
         return self.length_ms / BINS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Broken:
-    """How often a rule was found broken in the period."""
+    """How often a rule was broken in the period."""
 
     rule: str
     count: int
@@ -73,7 +73,7 @@ class Broken:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
-    """One finding, as the table `findings` has it."""
+    """One row of the table `findings`."""
 
     rule: str
     subject: str
@@ -86,7 +86,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
-    """How many records of one kind came to one verdict. `kind` is None for what is no record."""
+    """The number of entries of one kind with one verdict. `kind` is None for entries that are not records."""
 
     kind: str | None
     verdict: str
@@ -95,7 +95,10 @@ class Counted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ownership:
-    """One broker serves one bundle. `how` it ended, None if it had not when the archive ended. Times lie within the period."""
+    """The time during which one broker served one bundle, cut to the period.
+
+    `how` is how it ended; None if it had not ended at the end of the archive.
+    """
 
     broker: str
     from_ms: int
@@ -105,7 +108,7 @@ class Ownership:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lane:
-    """A row of the strip chart. `changes` is how often the bundle got or lost its server in the period, drawn or not."""
+    """A row of the strip chart. `changes` counts all changes of the bundle's server in the period, drawn or not."""
 
     namespace: str
     bundle: str
@@ -115,9 +118,9 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grid:
-    """A row for each broker, with a figure for each column of time, None where nothing is known. `left_out` counts the rest.
+    """A figure per broker (row) and column of time; None means unknown.
 
-    The columns are alike and fill the period; there are `BINS` of them at most.
+    The columns have equal length and fill the period; there are at most `BINS`. `left_out` counts the brokers without a row.
     """
 
     brokers: tuple[str, ...] = ()
@@ -127,9 +130,11 @@ class Grid:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Moves:
-    """What became of moves in the period. `bins` has for each result a count for each of the `BINS` columns.
+    """The results and pauses of the moves in the period.
 
-    Pauses are in milliseconds, None if there were none; `pause_bars` counts pauses by the bar of the histogram (`pause_bar_ms`).
+    * `bins`: for each result, a count for each of the `BINS` columns.
+    * `pause_*_ms`: milliseconds; None if there were no pauses.
+    * `pause_bars`: the count of pauses for each bar of the histogram (see `pause_bar_ms`).
     """
 
     results: Mapping[str, int] = field(default_factory=dict)
@@ -143,13 +148,18 @@ class Moves:
 
     @property
     def count(self) -> int:
-        """All of them."""
+        """The number of all moves."""
         return sum(self.results.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Moves for one reason; `example` is one of them in full, where `text` has its numbers left out. `pause_p50_ms` as in `Moves`."""
+    """The moves made for one reason.
+
+    * `text`: the reason with its numbers left out.
+    * `example`: the full text of one of these reasons.
+    * `pause_p50_ms`: as in `Moves`.
+    """
 
     text: str
     example: str
@@ -160,7 +170,7 @@ class Reason:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleMoves:
-    """How often one bundle moved, for how long it paused in all, and for what reasons most."""
+    """The moves of one bundle, the sum of their pauses and their most frequent reasons."""
 
     namespace: str
     bundle: str
@@ -172,7 +182,7 @@ class BundleMoves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerMoves:
-    """How many moves took bundles away from a broker and how many brought it some; `failed` are those of both that came to nothing."""
+    """Moves away from a broker (`gave`) and to it (`got`). `failed` counts the failures of both."""
 
     broker: str
     gave: int
@@ -182,10 +192,12 @@ class BrokerMoves:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Death:
-    """The end of an incarnation. `kind` is that of its record: `down`, `left`, or `joined` if it came back under a new incarnation.
+    """The end of an incarnation.
 
-    `bundles` is how many it left without an owner, `waiting` how many of them had none when the archive ended, and `healed_ms` how
-    long it took until the last of the others had one again.
+    * `kind`: the kind of its record: `down`, `left`, or `joined` if the broker came back under a new incarnation.
+    * `bundles`: the number of bundles it left without an owner.
+    * `waiting`: how many of these had no owner at the end of the archive.
+    * `healed_ms`: the time until the last of the others had an owner again.
     """
 
     broker: str
@@ -200,7 +212,10 @@ class Death:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitOrMerge:
-    """One split or merge: which bundles it ended and which it began, at most `PARTS_MAX` of each, and how many there were."""
+    """One split or merge, with the bundles it ended and created.
+
+    `before` and `after` name at most `PARTS_MAX` bundles each. The counts cover all of them.
+    """
 
     kind: str
     at_ms: int
@@ -215,7 +230,7 @@ class SplitOrMerge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decided:
-    """How many decisions of one strategy came to one result for one cause."""
+    """The number of decisions of one strategy with one result and one cause."""
 
     kind: str
     strategy: str
@@ -226,23 +241,26 @@ class Decided:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Few(Generic[Each]):
-    """Some of many: those that a page has room for, and how many there are in all."""
+    """The items that fit on the page, and the count of all of them."""
 
     shown: tuple[Each, ...] = ()
     count: int = 0
 
     @property
     def left_out(self) -> int:
-        """How many are not shown."""
+        """The number of items not shown."""
         return max(0, self.count - len(self.shown))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """All that a page shows. `held` is what the archive holds, None if it is empty; `period` is what of it is told, None if nothing is.
+    """Everything that a page shows.
 
-    `asked` are the ends that were asked for, None where none was. `is_archived` and `is_audited` say whether the job of that
-    name has ever written to the archive. `unserved_ms` is the sum, over all bundles, of the time in which nobody served them.
+    * `asked`: the requested ends of the period; None for an end that was not given.
+    * `held`: the period that the archive covers; None if it is empty.
+    * `period`: the period shown; None if there is nothing to show.
+    * `is_archived`, `is_audited`: whether the job of that name has ever written to the archive.
+    * `unserved_ms`: the time without a server, summed over all bundles.
     """
 
     archive: str
@@ -269,13 +287,13 @@ class Report:
 
 
 def pause_bar_ms(bar: int) -> tuple[float, float]:
-    """From how many milliseconds (included) to how many (not included) a bar of the histogram of pauses goes; bar 0 begins at 0."""
+    """Return the lower (inclusive) and upper (exclusive) bound of a pause histogram bar in milliseconds. Bar 0 begins at 0."""
     low, high = (10 ** (number / PAUSE_BINS_PER_DECADE) for number in (bar, bar + 1))
     return (0.0 if bar == 0 else low), high
 
 
 def period_told(held: Period | None, from_ms: int | None, to_ms: int | None) -> Period | None:
-    """What of the period that was asked for the archive holds; None if it holds nothing of it."""
+    """Return the part of the requested period that the archive covers; None if there is none."""
     if held is None:
         return None
     first = held.from_ms if from_ms is None else max(held.from_ms, from_ms)
@@ -284,14 +302,14 @@ def period_told(held: Period | None, from_ms: int | None, to_ms: int | None) -> 
 
 
 def spread_counts(found: Mapping[int, int]) -> tuple[int, ...]:
-    """Counts by column as one for each of the `BINS` columns."""
+    """Return a count for each of the `BINS` columns."""
     return tuple(found.get(number, 0) for number in range(BINS))
 
 
 def averages(steps: Mapping[int, tuple[int, float]]) -> tuple[float, ...]:
-    """How many there were on average in each column, given how that number changes.
+    """Return the average of a running number in each column, given its changes.
 
-    `steps` has for a column the sum of the changes in it, and the sum of each change times the part of the column that comes after it.
+    `steps` maps a column to two sums: of its changes, and of each change times the part of the column after it.
     """
     found: list[float] = []
     before = 0
@@ -303,12 +321,12 @@ def averages(steps: Mapping[int, tuple[int, float]]) -> tuple[float, ...]:
 
 
 def columns_of(period: Period, interval_ms: int) -> int:
-    """Return how many columns show what comes every `interval_ms`: no column is shorter than that."""
+    """Return how many columns to use for values that arrive every `interval_ms`. No column is shorter than that."""
     return max(1, min(BINS, period.length_ms // max(1, interval_ms)))
 
 
 class Heard(NamedTuple):
-    """What one broker reported in one column: the average, the last figure, and when that came."""
+    """One broker's reports in one column: the average, the last value and the last report's Unix time."""
 
     mean: float
     last: float
@@ -316,9 +334,9 @@ class Heard(NamedTuple):
 
 
 def held(reports: Mapping[int, Heard], period: Period, *, columns: int, interval_ms: int) -> tuple[float | None, ...]:
-    """Return the figure of each column, given what a broker reported in some of them.
+    """Return the figure of each column, given a broker's reports.
 
-    A figure holds until the next one. It ends where the broker has missed `REPORTS_MISSED` reports that were due every `interval_ms`.
+    A figure holds until the next report. It ends when the broker has missed `REPORTS_MISSED` reports, due every `interval_ms`.
     """
     row: list[float | None] = []
     before: Heard | None = None
@@ -335,11 +353,11 @@ def held(reports: Mapping[int, Heard], period: Period, *, columns: int, interval
 
 
 def by_namespace(lanes: Sequence[Lane]) -> tuple[Lane, ...]:
-    """Rows of the strip chart in the order in which they are drawn: by namespace, and within it by the hash range."""
+    """Sort the rows of the strip chart by namespace, then by hash range."""
     return tuple(sorted(lanes, key=lambda lane: (lane.namespace, lane.bundle)))
 
 
 def gravity(rule: str) -> int:
-    """How grave it is that a rule was broken: 0 for the gravest. A rule that this version does not know comes last."""
+    """Return the rank of a rule's severity: 0 is the worst. Unknown rules rank last."""
     known = BY_NAME.get(rule)
     return len(SEVERITIES) if known is None else SEVERITIES.index(known.severity)

@@ -1,7 +1,6 @@
-"""Pieces of HTML, made of values that are escaped here and nowhere else.
+"""Build HTML from text.
 
-May live here: pure functions from texts to `Html`. A text that is not `Html` is escaped, so nothing that a record says can become a
-tag, whoever wrote it.
+Only this module escapes. Every text that is not `Html` is escaped, so no record can inject a tag.
 """
 
 from __future__ import annotations
@@ -17,36 +16,36 @@ EMPTY: Final = Html("")
 
 
 def text(value: str) -> Html:
-    """A text as it reads. Characters that order others about (line breaks, the direction of writing) are told by their numbers."""
+    """Return the escaped text. Control characters, line breaks and direction marks are shown as their code points."""
     shown = "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in value)
     return Html(escape(shown))
 
 
 def tag(name: str, *parts: Html, kind: str = "") -> Html:
-    """An element of class `kind` around its parts."""
+    """Return an element of class `kind` with these parts."""
     opening = f'{name} class="{escape(kind)}"' if kind else name
     return Html(f"<{opening}>{''.join(parts)}</{name}>")
 
 
 def joined(parts: Iterable[Html]) -> Html:
-    """Parts one after the other."""
+    """Join the non-empty parts, one per line."""
     return Html("\n".join(part for part in parts if part))
 
 
 def paragraph(value: str, *, kind: str = "") -> Html:
-    """A paragraph of text."""
+    """Return a paragraph of text."""
     return tag("p", text(value), kind=kind)
 
 
 def table(caption: str, heads: Sequence[str], rows: Sequence[Sequence[str]], *, kinds: Sequence[str]) -> Html:
-    """A table. `kinds` says of each column what it holds: `number`, `time`, `name` or `text`; it is a class of the style sheet."""
+    """Return a table. `kinds` gives each column's style sheet class: `number`, `time`, `name` or `text`."""
     head = tag("tr", *(Html(f'<th scope="col" class="{kind}">{text(name)}</th>') for name, kind in zip(heads, kinds, strict=True)))
     body = [tag("tr", *(tag("td", text(cell), kind=kind) for cell, kind in zip(row, kinds, strict=True))) for row in rows]
     return tag("div", tag("table", tag("caption", text(caption)), tag("thead", head), tag("tbody", *body)), kind="wide")
 
 
 def picture(light: bytes, dark: bytes, *, described: str, caption: str) -> Html:
-    """A picture that lies within the page, in the one or the other colours; `described` is for whoever does not see it."""
+    """Return an embedded picture with a light and a dark version. `described` is its alternative text."""
     sources = [f"data:image/png;base64,{b64encode(data).decode()}" for data in (light, dark)]
     return Html(
         f'<figure><picture><source media="(prefers-color-scheme: dark)" srcset="{sources[1]}">'
@@ -55,6 +54,6 @@ def picture(light: bytes, dark: bytes, *, described: str, caption: str) -> Html:
 
 
 def section(anchor: str, title: str, *parts: Html, kind: str = "") -> Html:
-    """A section of the page that can be pointed at."""
+    """Return a section of the page with an anchor."""
     opening = f' class="{escape(kind)}"' if kind else ""
     return Html(f'<section id="{escape(anchor)}"{opening}><h2>{text(title)}</h2>\n{joined(parts)}\n</section>')

@@ -1,7 +1,4 @@
-"""The report as a job: from its options to the page and the pictures beside it.
-
-May live here: `run_report`, and how its files are written.
-"""
+"""Run the report job: read the options, write the page and its pictures."""
 
 from __future__ import annotations
 
@@ -33,20 +30,20 @@ if TYPE_CHECKING:
 
 
 class PageUnwritable(OperatorError):
-    """The page, or a picture beside it, cannot be written."""
+    """The page or one of its pictures cannot be written."""
 
     def __init__(self, *, path: str, problem: str) -> None:
-        """`problem` is what the operating system says of `path`."""
+        """Describe why `path` cannot be written. `problem` is the operating system's message."""
         self.path = path
         self.problem = problem
         super().__init__(f"{path} cannot be written: {problem}; name another file with --out")
 
 
 def run_report(options: ReportOptions, screen: Screen) -> int:
-    """Write the page, and its pictures beside it; 0, because a report judges nothing: its findings are the audit's.
+    """Write the page and its pictures. Return 0: a report shows the audit's findings but does not fail because of them.
 
-    With `log_url` the log is archived and audited to its end first. Raises what `run_archive` and `run_audit` raise, `NoArchive`,
-    `PageUnwritable`, what `made_report` raises, and what `spark_session` raises.
+    With `log_url`, archive and audit the log to its end first. Raises `NoArchive`, `PageUnwritable`, and what `run_archive`, `run_audit`,
+    `made_report` and `spark_session` raise.
     """
     _check_out(options.out)
     archive = Archive(_archive_of(options, screen))
@@ -69,7 +66,7 @@ def run_report(options: ReportOptions, screen: Screen) -> int:
 
 
 def made_report(archive: Archive, spark: SparkSession, options: ReportOptions) -> Report:
-    """The figures of the period that was asked for, all made anew where a file was joined into another while they were made.
+    """Return the figures of the requested period. Start again if a file was compacted meanwhile.
 
     Raises `ArchiveDamaged`, which names the file, and `SparkFailed`.
     """
@@ -104,7 +101,7 @@ def _read_report(archive: Archive, spark: SparkSession, options: ReportOptions) 
 
 
 def _archive_of(options: ReportOptions, screen: Screen) -> Path:
-    """The archive to tell of; where a log is named, its own, brought up to the log's end."""
+    """Return the archive to read. If a log is named, bring the log's own archive up to date first."""
     if options.log_url is None:
         assert options.archive is not None, "the command line takes one of the two"
         return options.archive
@@ -113,7 +110,7 @@ def _archive_of(options: ReportOptions, screen: Screen) -> Path:
 
     archive = default_archive(options.log_url)
     aside = Screen(result=screen.note, note=screen.note, is_live=screen.is_live)
-    kept = read_manifest(archive, "archive")  # Whoever began the archive chose its form.
+    kept = read_manifest(archive, "archive")  # The job that began the archive chose its format.
     is_delta = kept is not None and kept.store == "delta"
     try:
         run_archive(ArchiveOptions(log_url=options.log_url, archive=archive, to_end=True, master=options.master, delta=is_delta), aside)
@@ -127,21 +124,21 @@ def _archive_of(options: ReportOptions, screen: Screen) -> Path:
 
 
 def _zone(report: Report) -> tzinfo:
-    """The local zone as it was at the end of what is told."""
+    """Return the local zone at the end of the period shown."""
     told = report.period or report.held
     return local_zone(time.time_ns() // 1_000_000 if told is None else told.to_ms)
 
 
 def _check_out(out: Path) -> None:
-    """Find out before Spark has worked for minutes that the page cannot be written."""
+    """Check that the page can be written, before Spark works for minutes."""
     if not out.parent.is_dir():
         raise PageUnwritable(path=str(out), problem=f"there is no folder {out.parent}")
-    if out.exists() and not out.is_file():  # It takes the place of what is there, which must not be a device.
+    if out.exists() and not out.is_file():  # The page replaces an existing file, which must not be a device.
         raise PageUnwritable(path=str(out), problem="it is no ordinary file")
 
 
 def _write(out: Path, text: str, drawn: tuple[Plot, ...]) -> list[Path]:
-    """The page, and each picture as a PNG file in the folder that is named after it."""
+    """Write the page, and each picture as a PNG file in the folder named after it. Return the pictures' paths."""
     folder = out.with_name(f"{out.stem}-plots")
     pictures = []
     writing = out

@@ -1,7 +1,6 @@
-"""The page of a report: findings first, then what happened, what was moved and why, and what it cost.
+"""Render a report as HTML: findings first, then what happened, which moves were made and why, and what they cost.
 
-May live here: pure functions from `Report` and its pictures to HTML. Each says plainly where there is nothing, and how many of many
-it leaves out.
+Every section states when there is nothing to show, and how many items it leaves out.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 ACCEPTED: Final = "accepted"
 
 _POLICY: Final = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
-"""Nothing is fetched and nothing runs, whatever a record may say."""
+"""The page fetches nothing and runs nothing, whatever a record contains."""
 
 _KIND_OF_DEATH: Final[Mapping[str, str]] = {"down": "declared down", "left": "left by itself", "joined": "came back anew"}
 _OFFSETS_SHOWN: Final = 6
@@ -33,7 +32,7 @@ _BROKERS_OF_LANE: Final = 4
 
 
 def page(report: Report, drawn: tuple[Plot, ...], *, zone: tzinfo, written_ms: int) -> str:
-    """The whole page. Times are told in `zone`; `written_ms` is the Unix time at which it is made."""
+    """Return the whole page. Times are shown in `zone`; `written_ms` is the Unix time of its creation."""
     pictures = {plot.name: plot for plot in drawn}
     sections = [_verdict(report, zone)]
     if report.period is not None:
@@ -58,7 +57,7 @@ def page(report: Report, drawn: tuple[Plot, ...], *, zone: tzinfo, written_ms: i
 
 
 def summary(report: Report) -> dict[str, Any]:
-    """The figures of the first lines of the page, for programs."""
+    """Return the key figures as a document for programs."""
     period = report.period
     return {
         "archive": report.archive,
@@ -103,7 +102,7 @@ def _header(report: Report, zone: tzinfo) -> Html:
 
 
 def _verdict(report: Report, zone: tzinfo) -> Html:
-    """The findings, or why there are none."""
+    """Render the findings, or the reason why there are none."""
     if report.held is None:
         told = "The archive is empty: neither a record nor a finding is in it yet. Run `equipoise spark archive`, and look again."
         return section("findings", "Nothing has been archived yet", paragraph(told), kind="verdict unknown")
@@ -195,7 +194,7 @@ def _cards(report: Report) -> Html:
 
 
 def _felt(deaths: Sequence[Death]) -> str:
-    """How long it took until what brokers left behind was owned again."""
+    """Describe how long the bundles of dead brokers had no owner."""
     if not any(death.bundles for death in deaths):
         return "none left a bundle behind"
     healed = max((death.healed_ms for death in deaths if death.healed_ms is not None), default=None)
@@ -310,7 +309,7 @@ def _moves(report: Report, pictures: Mapping[str, Plot]) -> Html:
 
 
 def _short(reason: str) -> str:
-    """The first words of a reason, which say what kind it is: a reason goes on, after a colon, with the figures of its case."""
+    """Return the text before the first colon, which names the kind of reason. The rest are the figures of one case."""
     return reason.partition(": ")[0]
 
 
@@ -405,7 +404,7 @@ def _records(report: Report) -> Html:
 
 
 def _kinds(report: Report) -> Iterator[tuple[str, str, str, str]]:
-    """A row for each kind, the most frequent first."""
+    """Yield a row for each kind, most frequent first."""
     totals: Counter[str | None] = Counter()
     for each in report.records:
         totals[each.kind] += each.count

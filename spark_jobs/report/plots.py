@@ -1,10 +1,10 @@
-"""The pictures of a report, each drawn twice: for a light page and for a dark one.
+"""Draw the pictures of a report, each for a light page and for a dark one.
 
-May live here: drawing with matplotlib, straight onto its own canvas, with no window and no state that outlives a picture. What is drawn is
-`spark_jobs.report.figures`; the words beside a picture are `spark_jobs.report.page`.
+They are drawn with matplotlib on its own canvas, without a window or global state.
 
-Brokers are told apart by the colours of Okabe and Ito ("Color Universal Design", 2008), which people with any form of colour
-blindness tell apart, and beyond these by hatches. Heat is drawn in cividis, whose lightness rises all through (Nunez, 2018).
+* Brokers have the colours of Okabe and Ito ("Color Universal Design", 2008), which are distinct for colour-blind people too. Further
+  brokers get hatches.
+* Heat maps use cividis, whose lightness rises monotonically (Nunez, 2018).
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 
 WIDTH_INCHES: Final = 12.0
 DOTS_PER_INCH: Final = 144
-"""Twice the dots of a common screen at the width at which the page shows them, so that they stay sharp on a fine one."""
+"""Twice the resolution of a common screen at the page's width, so that pictures are sharp on high-resolution screens."""
 
 _PAUSE_MS_MIN: Final = 0.75
-"""Where the logarithmic axis of pauses begins: the log's time is in milliseconds, and many pauses are 0 of them."""
+"""Start of the logarithmic axis of pauses. The log's time has a resolution of 1 ms, so many pauses are 0 ms."""
 
 _LANE_INCHES: Final = 0.19
 _HEAT_INCHES: Final = 0.26
 _MAP_SHARE: Final = 0.915
-"""Where a heat map ends: right of it, its scale's bar, numbers of five figures, and label have room."""
+"""Right edge of a heat map. The rest of the width holds the scale, its five-digit numbers and its label."""
 _LEGEND_COLUMNS: Final = 8
 _LEGEND_CHARACTERS: Final = 150
-"""Of a line of a legend, in which each entry takes `_KEY_CHARACTERS` more than its name."""
+"""Characters in a line of a legend. Each entry takes `_KEY_CHARACTERS` plus its name."""
 _KEY_CHARACTERS: Final = 7
 _CHARACTER_SHARE: Final = 0.0075
-"""The part of the picture's width that one character above the strip chart takes."""
+"""Width of one character above the strip chart, as a share of the picture's width."""
 _LABEL_CHARACTERS_MAX: Final = 34
 
 _HUES: Final = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#F0E442", "#8C8C8C")
@@ -82,7 +82,7 @@ DARK: Final = Theme(paper="#161b22", ink="#e6edf3", faint="#3a424c", alarm="#ff8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plot:
-    """One picture, as the bytes of two PNG files."""
+    """One picture as two PNG files."""
 
     name: str
     light: bytes
@@ -93,7 +93,7 @@ Drawing = Callable[[Report, Theme, tzinfo], Figure]
 
 
 def plots(report: Report, zone: tzinfo) -> tuple[Plot, ...]:
-    """The pictures for which there is something to draw, times in `zone`."""
+    """Draw the pictures that have data. Times are shown in `zone`."""
     if report.period is None:
         return ()
     wanted: list[tuple[str, Drawing]] = []
@@ -107,7 +107,7 @@ def plots(report: Report, zone: tzinfo) -> tuple[Plot, ...]:
         wanted.append(("moves", draw_moves))
     if report.moves.pauses:
         wanted.append(("pauses", draw_pauses))
-    with rc_context({"text.parse_math": False}):  # A name may hold `$`, between two of which matplotlib reads a formula.
+    with rc_context({"text.parse_math": False}):  # Matplotlib parses text between two `$` as a formula, and a name may hold `$`.
         return tuple(
             Plot(name=name, light=_png(draw(report, LIGHT, zone), LIGHT), dark=_png(draw(report, DARK, zone), DARK))
             for name, draw in wanted
@@ -115,7 +115,7 @@ def plots(report: Report, zone: tzinfo) -> tuple[Plot, ...]:
 
 
 def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:
-    """The strip chart: a row for each bundle, in the colour of the broker that serves it; ends that are no transfer are marked."""
+    """Draw the strip chart: a row per bundle in the colour of its server. Ends other than transfers are marked."""
     period, lanes = _period(report), report.lanes.shown
     brokers = list(report.owned.brokers)
     brokers += sorted({ownership.broker for lane in lanes for ownership in lane.ownerships} - set(brokers))
@@ -166,17 +166,17 @@ def draw_ownership(report: Report, theme: Theme, zone: tzinfo) -> Figure:
 
 
 def draw_cpu(report: Report, theme: Theme, zone: tzinfo) -> Figure:
-    """The heat map of brokers: the share of its processor that each used."""
+    """Draw the heat map of brokers' processor use."""
     return _heat(report.cpu, _period(report), theme, zone, label="CPU used", top=max(1.0, _greatest(report.cpu)), form="{:.0%}")
 
 
 def draw_owned(report: Report, theme: Theme, zone: tzinfo) -> Figure:
-    """The heat map of brokers: how many bundles each served."""
+    """Draw the heat map of bundles served per broker."""
     return _heat(report.owned, _period(report), theme, zone, label="bundles", top=max(1.0, _greatest(report.owned)), form="{:.0f}")
 
 
 def draw_moves(report: Report, theme: Theme, zone: tzinfo) -> Figure:
-    """How many moves ended when, and with which result."""
+    """Draw how many moves ended over time, by result."""
     period, bins = _period(report), report.moves.bins
     figure = Figure(figsize=(WIDTH_INCHES, 2.6), layout="constrained")
     axes = figure.add_subplot()
@@ -197,7 +197,7 @@ def draw_moves(report: Report, theme: Theme, zone: tzinfo) -> Figure:
 
 
 def draw_pauses(report: Report, theme: Theme, zone: tzinfo) -> Figure:  # noqa: ARG001 - as the others
-    """How long the pauses of moves were: bars on a logarithmic axis, with the median, the 99th percentile and the longest."""
+    """Draw a histogram of pauses on a logarithmic axis, with the median, the 99th percentile and the maximum."""
     moves = report.moves
     figure = Figure(figsize=(WIDTH_INCHES, 2.8), layout="constrained")
     axes = figure.add_subplot()
@@ -205,9 +205,9 @@ def draw_pauses(report: Report, theme: Theme, zone: tzinfo) -> Figure:  # noqa: 
     bars = [(*_drawn_ms(bar), count) for bar, count in sorted(moves.pause_bars.items())]
     for low, high, count in bars:
         axes.bar(low, count, width=high - low, align="edge", color=_HUES[0], edgecolor=theme.paper, linewidth=0.8)
-    # So wide that two of the marks below fit in even around one bar: matplotlib would take others, many of one name.
+    # Wide enough for two ticks even around one bar. Else matplotlib picks its own ticks, many with the same label.
     axes.set_xlim(bars[0][0] / 2, bars[-1][1] * 2)
-    axes.set_ylim(0, 1.35 * max(moves.pause_bars.values(), default=1))  # Room for the words above the bars.
+    axes.set_ylim(0, 1.35 * max(moves.pause_bars.values(), default=1))  # Room for the labels above the bars.
     for level, (name, value_ms, hue) in enumerate(
         (("p50", moves.pause_p50_ms, _HUES[2]), ("p99", moves.pause_p99_ms, _HUES[1]), ("max", moves.pause_max_ms, theme.alarm))
     ):
@@ -254,17 +254,17 @@ def _heat(grid: Grid, period: Period, theme: Theme, zone: tzinfo, *, label: str,
     bar.ax.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=form == "{:.0f}"))
     bar.ax.tick_params(colors=theme.ink, labelsize=8)
     bar.outline.set_visible(False)
-    # The layout finds the room that names need. What the numbers of a scale need is not left to it, so that all maps end alike.
+    # The layout engine finds the room for names. The scale's numbers get fixed room, so that all maps end at the same place.
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     place = axes.get_position()
     axes.set_position(Bbox.from_extents(place.x0, place.y0, _MAP_SHARE, place.y1))
-    bar.ax.set_position(Bbox.from_extents(_MAP_SHARE + 0.01, place.y0, 1, place.y1))  # Its aspect says how wide it is.
+    bar.ax.set_position(Bbox.from_extents(_MAP_SHARE + 0.01, place.y0, 1, place.y1))  # Its aspect ratio sets its width.
     return figure
 
 
 def _mark_ends(axes: Axes, lanes: Sequence[Lane], theme: Theme, zone: tzinfo) -> list[str]:
-    """Mark how ownerships ended; which marks there are."""
+    """Mark how ownerships ended. Return the kinds of marks used."""
     marked = []
     for how, (marker, _) in _MARK_OF.items():
         places = [
@@ -278,17 +278,17 @@ def _mark_ends(axes: Axes, lanes: Sequence[Lane], theme: Theme, zone: tzinfo) ->
 
 
 def _hue(number: int) -> str:
-    """The colour of a broker, by its place in the legend."""
+    """Return the colour of a broker by its place in the legend."""
     return _HUES[number % len(_HUES)]
 
 
 def _hatch(number: int) -> str:
-    """What tells a broker from another of the same colour."""
+    """Return the hatch that separates brokers of the same colour."""
     return _HATCHES[(number // len(_HUES)) % len(_HATCHES)]
 
 
 def short_names(brokers: Sequence[str]) -> dict[str, str]:
-    """Names of brokers for pictures: without the end, from a dot or a colon on, that all of them share."""
+    """Return short names of brokers: without their common suffix, cut at a dot or a colon."""
     if not brokers:
         return {}
     first, shared = brokers[0], 0
@@ -301,7 +301,7 @@ def short_names(brokers: Sequence[str]) -> dict[str, str]:
 
 
 def _apart(deaths: Sequence[Death], period: Period, names: Mapping[str, str]) -> Iterator[Death]:
-    """Those deaths whose names do not run into the one named before."""
+    """Yield the deaths whose labels do not overlap the previous label."""
     free = -1.0
     for death in deaths:
         half = _CHARACTER_SHARE * len(names.get(death.broker, death.broker)) / 2
@@ -321,7 +321,7 @@ def _lane_label(lane: Lane) -> str:
 
 
 def _short(name: str) -> str:
-    """A name that leaves room for the picture: its end tells bundles and brokers apart."""
+    """Shorten a name to fit. Keep its end, which distinguishes bundles and brokers."""
     return name if len(name) <= _LABEL_CHARACTERS_MAX else "…" + name[1 - _LABEL_CHARACTERS_MAX :]
 
 
@@ -330,7 +330,7 @@ def _greatest(grid: Grid) -> float:
 
 
 def _at(at_ms: int, zone: tzinfo) -> float:
-    """A time as matplotlib counts it: days since 1970, in the zone's own reckoning, so that no part of it need know the zone."""
+    """Return a time as matplotlib counts it: days since 1970 in the zone's local time, so that matplotlib needs no zone."""
     at_ms = tellable_ms(at_ms)
     offset = datetime.fromtimestamp(at_ms / 1_000, zone).utcoffset() or timedelta()
     return (at_ms + offset / timedelta(milliseconds=1)) / 86_400_000
@@ -356,7 +356,7 @@ def _time_axis(axes: Axes, period: Period, theme: Theme, zone: tzinfo) -> None:
 
 
 def _plain(axes: Axes, theme: Theme) -> None:
-    """No frame, faint lines, and words in the colour of the page's own."""
+    """Remove the frame, draw faint lines, and use the page's text colour."""
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
     axes.spines["bottom"].set_color(theme.faint)
@@ -379,6 +379,6 @@ def _legend(figure: Figure, theme: Theme, keys: Sequence[Artist]) -> None:
 
 def _png(figure: Figure, theme: Theme) -> bytes:
     buffer = BytesIO()
-    # No metadata: the same figures make the same bytes.
+    # No metadata, so that the same figures give the same bytes.
     figure.savefig(buffer, format="png", dpi=DOTS_PER_INCH, facecolor=theme.paper, metadata={"Software": None})
     return buffer.getvalue()

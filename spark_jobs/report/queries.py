@@ -1,6 +1,6 @@
-"""What a report shows, got out of an archive by Spark: sums, the greatest and the latest, never whole tables.
+"""Query an archive with Spark for the figures of a report.
 
-May live here: queries over the archive's tables, each of which brings to this process no more than `spark_jobs.report.figures` says.
+Every query returns a bounded result: sums, or the top or latest rows. The bounds are in `spark_jobs.report.figures`.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ if TYPE_CHECKING:
 ACCEPTED: Final = "accepted"
 
 _NUMBERS: Final = r"0x[0-9a-fA-F]+|[0-9][0-9.,]*"
-"""What differs between two reasons that are the same to a reader: figures, and the numbers in names."""
+"""Differences between reasons that mean the same: figures, and numbers in names."""
 
 
 def extent(archive: Archive, spark: SparkSession) -> Period | None:
-    """From the first to the last time in an archive; None if it holds nothing."""
+    """Return the period from the first to the last time in an archive; None if it is empty."""
     found: list[tuple[int, int]] = []
     for table in (Table.RECORDS, Table.FINDINGS, Table.BROKER_LOAD, Table.DECISIONS):
         days = archive.days(table)
         if days:
-            # The log's time never falls, so the days between the first and the last need not be read.
+            # The log's time never falls, so only the first and the last day are read.
             firsts = archive.frame(spark, table, first_day=days[0], last_day=days[0])
             lasts = archive.frame(spark, table, first_day=days[-1], last_day=days[-1])
             row = firsts.select("at").union(lasts.select("at")).agg(F.min(_ms("at")), F.max(_ms("at"))).first()
@@ -68,18 +68,18 @@ class Queries:
     """The figures of one period of an archive."""
 
     def __init__(self, archive: Archive, spark: SparkSession, period: Period) -> None:
-        """`close` lets go of what is kept between queries."""
+        """Cache the ownerships of the period until `close`."""
         self._archive = archive
         self._spark = spark
         self._period = period
         self._ownerships = self._all_ownerships().persist()
 
     def close(self) -> None:
-        """Let go of what was kept."""
+        """Release the cached ownerships."""
         self._ownerships.unpersist()
 
     def filled(self, about: Report) -> Report:
-        """`about` with all figures of the period."""
+        """Return `about` with all figures of the period."""
         return replace(
             about,
             broken=self.broken(),
@@ -101,13 +101,13 @@ class Queries:
     # --- what was found, what was written ----------------------------------------------------------------------------------------------
 
     def broken(self) -> tuple[figures.Broken, ...]:
-        """How often which rule was broken, the gravest first."""
+        """Count the findings by rule, worst rule first."""
         rows = self._within(Table.FINDINGS).groupBy("rule").count().limit(figures.KINDS_MAX).collect()
         found = [figures.Broken(rule=row["rule"], count=row["count"]) for row in rows]
         return tuple(sorted(found, key=lambda each: (gravity(each.rule), -each.count, each.rule)))
 
     def findings(self) -> Few[Found]:
-        """The gravest findings of the period; of equals those that came first."""
+        """Return the most severe findings of the period, the earliest first among equals."""
         frame = self._within(Table.FINDINGS)
         graveness = F.lit(gravity(""))
         for name in BY_NAME:
@@ -128,7 +128,7 @@ class Queries:
         return Few(shown=shown, count=count)
 
     def records(self) -> tuple[figures.Counted, ...]:
-        """Records by kind and verdict, the most of them first."""
+        """Count the records by kind and verdict, most frequent first."""
         counts = self._within(Table.RECORDS).groupBy("kind", "verdict").count()
         rows = counts.orderBy(F.desc("count"), "kind", "verdict").limit(figures.KINDS_MAX).collect()
         return tuple(figures.Counted(kind=row["kind"], verdict=row["verdict"], count=row["count"]) for row in rows)
@@ -136,7 +136,7 @@ class Queries:
     # --- who served what ---------------------------------------------------------------------------------------------------------------
 
     def lanes(self) -> Few[Lane]:
-        """The ownerships of the bundles that changed hands most often."""
+        """Return the ownerships of the bundles whose server changed most often."""
         ownerships = self._ownerships
         begun = (~F.col("is_older")).cast("int") + (F.col("to_ms") < self._period.to_ms).cast("int")
         of_bundles = ownerships.groupBy("namespace", "bundle").agg(F.sum(begun).alias("changes"))
@@ -154,7 +154,7 @@ class Queries:
         return Few(shown=figures.by_namespace(lanes), count=count)
 
     def owned(self) -> Grid:
-        """How many bundles each broker served on average in each column of time."""
+        """Return the average number of bundles that each broker served, per column of time."""
         period = self._period
         begun = self._ownerships.select("broker", F.col("from_ms").alias("at_ms"), F.lit(1).alias("change"))
         ended = self._ownerships.select("broker", F.col("to_ms").alias("at_ms"), F.lit(-1).alias("change"))
@@ -169,12 +169,12 @@ class Queries:
         return Grid(brokers=tuple(brokers), rows=tuple(figures.averages(found[broker]) for broker in brokers), left_out=left_out)
 
     def cpu(self) -> Grid:
-        """The share of its processor that each broker used, as it reported it."""
+        """Return each broker's reported processor use, per column of time."""
         every = self._within(Table.BROKER_LOAD).where(F.col("broker").isNotNull() & F.col("cpu").isNotNull())
         brokers, left_out = self._greatest(every, "broker", F.avg("cpu"))
         loads = every.where(F.col("broker").isin(brokers)).select("broker", "at", "cpu", _ms("at").alias("ms"))
         gap = F.col("ms") - F.lag("ms").over(Window.partitionBy("broker").orderBy("ms"))
-        # Reports are due as often as they usually come. One gap in ten may be a silence, and does not count.
+        # The 90th percentile of the gaps is the report interval. One gap in ten may be a silence.
         usual = loads.withColumn("gap", gap).groupBy("broker").agg(F.percentile_approx("gap", 0.9).alias("gap"))
         due_ms = {row["broker"]: row["gap"] or 0 for row in usual.collect()}
         columns = figures.columns_of(self._period, median_low(due_ms.values() or [0]))
@@ -186,7 +186,7 @@ class Queries:
         return Grid(brokers=tuple(brokers), rows=rows, left_out=left_out)
 
     def unserved_ms(self) -> int:
-        """The sum, over all bundles, of the time of the period in which nobody served them."""
+        """Return the time in the period without a server, summed over all bundles."""
         steps = self._steps_until_end().select("bundle", "offset", "ordinal", "phase_after", _ms("at").alias("ms"), _served("after"))
         following = F.lead("ms").over(Window.partitionBy("bundle").orderBy("offset", "ordinal"))
         waited = F.least(F.coalesce("next_ms", F.lit(self._period.to_ms)), F.lit(self._period.to_ms)) - F.greatest(
@@ -199,7 +199,7 @@ class Queries:
     # --- moves -------------------------------------------------------------------------------------------------------------------------
 
     def moves(self) -> Moves:
-        """What became of moves, when, and how long clients may have noticed them."""
+        """Return the results, times and pauses of the moves."""
         frame = self._within(Table.TRANSFERS)
         bins: dict[str, dict[int, int]] = defaultdict(dict)
         for row in frame.groupBy("result", self._bin("at").alias("bin")).count().collect():
@@ -227,7 +227,7 @@ class Queries:
         )
 
     def reasons(self) -> Few[Reason]:
-        """The reasons for which most moves were asked for."""
+        """Return the most frequent reasons for moves."""
         frame = self._moves_with_reason()
         groups = frame.groupBy("what_for").agg(
             F.count("*").alias("count"),
@@ -243,7 +243,7 @@ class Queries:
         return Few(shown=shown, count=count)
 
     def bundle_moves(self) -> Few[BundleMoves]:
-        """The bundles that moved most often, and why."""
+        """Return the bundles that moved most often, with their reasons."""
         frame = self._moves_with_reason()
         groups = frame.groupBy("namespace", "bundle").agg(
             F.count("*").alias("count"),
@@ -266,7 +266,7 @@ class Queries:
         return Few(shown=shown, count=count)
 
     def broker_moves(self) -> Few[BrokerMoves]:
-        """The brokers that moves went to and came from most often."""
+        """Return the brokers with the most moves to and from them."""
         frame = self._within(Table.TRANSFERS)
         went = F.col("result").isin("done", "unloaded")
         gave = frame.select(F.col("source").alias("broker"), F.lit("gave").alias("side"), went.alias("went"))
@@ -289,7 +289,7 @@ class Queries:
     # --- deaths, splits, merges, decisions ---------------------------------------------------------------------------------------------
 
     def deaths(self) -> Few[Death]:
-        """The latest ends of brokers, in the order in which they came, and how long their bundles waited for an owner."""
+        """Return the latest ends of brokers in log order, with the time until their bundles had owners again."""
         ends = self._ends_of_brokers()
         latest, count = _first(ends, (F.desc("offset"),), figures.DEATHS_MAX)
         children = self._healing([row["offset"] for row in latest])
@@ -312,7 +312,7 @@ class Queries:
         return Few(shown=tuple(shown), count=count)
 
     def splits_and_merges(self) -> Few[SplitOrMerge]:
-        """The latest splits and merges, in the order in which they came."""
+        """Return the latest splits and merges in log order."""
         steps = self._within(Table.TRANSITIONS).where(F.col("kind").isin("split", "merge"))
         ended, began = F.col("phase_after").isNull(), F.col("phase_before").isNull() & F.col("phase_after").isNotNull()
 
@@ -351,29 +351,29 @@ class Queries:
         return Few(shown=shown, count=count)
 
     def decisions(self) -> Few[figures.Decided]:
-        """What the balancer's rounds came to, the most frequent first."""
+        """Count the results of the balancing rounds, most frequent first."""
         names = ("kind", "strategy", "result", "cause")
         groups = self._within(Table.DECISIONS).select(*(F.coalesce(name, F.lit("?")).alias(name) for name in names)).groupBy(*names)
         rows, count = _first(groups.count(), (F.desc("count"), *names), figures.DECISIONS_MAX)
         shown = tuple(figures.Decided(**{name: row[name] for name in names}, count=row["count"]) for row in rows)
         return Few(shown=shown, count=count)
 
-    # --- what the queries stand on -----------------------------------------------------------------------------------------------------
+    # --- shared frames ------------------------------------------------------------------------------------------------------------------
 
     def _within(self, table: Table) -> DataFrame:
-        """The rows of a table whose time lies in the period."""
+        """Return the rows of a table whose time lies in the period."""
         period = self._period
         frame = self._archive.frame(self._spark, table, first_day=_day(period.from_ms), last_day=_day(period.to_ms - 1))
         at_ms = _ms("at")
         return frame.where((at_ms >= period.from_ms) & (at_ms < period.to_ms))
 
     def _steps_until_end(self) -> DataFrame:
-        """All transitions before the end of the period: what stands at its beginning was done before."""
+        """Return all transitions before the end of the period. Older ones determine the state at its beginning."""
         frame = self._archive.frame(self._spark, Table.TRANSITIONS, last_day=_day(self._period.to_ms - 1))
         return frame.where(_ms("at") < self._period.to_ms)
 
     def _all_ownerships(self) -> DataFrame:
-        """Who served what in the period: namespace, bundle, broker, from_ms, to_ms (cut off at its ends), how, is_older."""
+        """Return all ownerships in the period: namespace, bundle, broker, from_ms, to_ms (cut to the period), how, is_older."""
         period = self._period
         ended = self._archive.frame(self._spark, Table.OWNERSHIP_INTERVALS, first_day=_day(period.from_ms)).select(
             "namespace", "bundle", "broker", _ms("from_at").alias("begun_ms"), _ms("to_at").alias("ended_ms"), "how"
@@ -382,7 +382,7 @@ class Queries:
         still = _served_at_first(self._archive)
         if still:
             every = every.union(self._still_ownerships(still))
-        # One whose beginning nobody archived began when the one before it had ended, or before all that is known.
+        # An ownership without an archived beginning began at the end of the previous one, or before all known times.
         rising = Window.partitionBy("namespace", "bundle").orderBy(F.asc_nulls_last("ended_ms"), F.asc_nulls_last("begun_ms"))
         every = every.withColumn("before_ms", F.max("ended_ms").over(rising.rowsBetween(Window.unboundedPreceding, -1)))
         begun_ms, ended_ms = F.coalesce("begun_ms", "before_ms", F.lit(0)), F.coalesce("ended_ms", F.lit(2**62))
@@ -398,7 +398,7 @@ class Queries:
         return cut.where(F.col("from_ms") < F.col("to_ms"))
 
     def _open_ownerships(self) -> DataFrame:
-        """Ownerships that had not ended when the archive did: those that the last transition of their bundle leaves."""
+        """Return the ownerships open at the end of the archive: those after each bundle's last transition."""
         steps = self._archive.frame(self._spark, Table.TRANSITIONS)
         place = F.struct("offset", "ordinal")
         served = steps.select("namespace", "bundle", place.alias("place"), _ms("at").alias("ms"), _served("before"), _served("after"))
@@ -411,7 +411,7 @@ class Queries:
         return last.where(F.col("broker").isNotNull()).select("namespace", "bundle", "broker", "begun_ms", ended_ms, how)
 
     def _still_ownerships(self, rows: list[tuple[str, str, str | None]]) -> DataFrame:
-        """Of what was served at the first snapshot, what the archive has seen no transition of: it is served so to this day."""
+        """Return the ownerships in the first snapshot whose bundles have no archived transition: they are still open."""
         schema = "namespace STRING, bundle STRING, broker STRING, begun_ms BIGINT, ended_ms BIGINT, how STRING"
         frame = self._spark.createDataFrame([(*row, None, None, None) for row in rows], schema)
         return frame.join(self._archive.frame(self._spark, Table.TRANSITIONS).select("bundle"), "bundle", "left_anti").select(
@@ -419,7 +419,7 @@ class Queries:
         )
 
     def _moves_with_reason(self) -> DataFrame:
-        """Moves of the period; `what_for` is the reason without what differs from one move to the next."""
+        """Return the moves of the period. `what_for` is the reason with its numbers replaced."""
         reason = F.regexp_replace(F.coalesce("reason", F.lit("no reason told")), _NUMBERS, "#")
         return self._within(Table.TRANSFERS).withColumn("what_for", reason)
 
@@ -433,7 +433,7 @@ class Queries:
         return found
 
     def _ends_of_brokers(self) -> DataFrame:
-        """Accepted records that ended an incarnation: who is down or left, and who came back and so took its own place."""
+        """Return the accepted records that ended an incarnation: `down`, `left`, and each `joined` that replaced one."""
         records = self._within(Table.RECORDS).where(F.col("verdict") == ACCEPTED)
         records = records.select("offset", _ms("at").alias("at_ms"), "key", "kind", "publisher")
         ended = self._archive.frame(self._spark, Table.OWNERSHIP_INTERVALS, first_day=_day(self._period.from_ms))
@@ -442,7 +442,7 @@ class Queries:
         return records.where(F.col("kind").isin("down", "left")).union(came_back)
 
     def _healing(self, offsets: list[int]) -> Mapping[int, tuple[int, int, int | None]]:
-        """For each of these deaths: how many bundles it left without a server, how many still have none, when the last had one again."""
+        """Return for each death: the bundles left without a server, how many still have none, and when the last of the others got one."""
         steps = self._archive.frame(self._spark, Table.TRANSITIONS).select(
             "offset", "bundle", _ms("at").alias("ms"), "phase_after", _served("after"), _served("before")
         )
@@ -456,25 +456,25 @@ class Queries:
         return {row["death"]: (row["bundles"], row["bundles"] - (row["healed"] or 0), row["ms"]) for row in rows}
 
     def _greatest(self, frame: DataFrame, name: str, weight: Column) -> tuple[list[str], int]:
-        """The names with the greatest weights, in order of their names; and how many more there are."""
+        """Return the names with the greatest weights, sorted by name, and the number of further names."""
         groups = frame.where(F.col(name).isNotNull()).groupBy(name).agg(weight.alias("weight"))
         rows = groups.orderBy(F.desc("weight"), name).limit(figures.BROKERS_MAX + 1).collect()
         left_out = 0 if len(rows) <= figures.BROKERS_MAX else groups.count() - figures.BROKERS_MAX
         return sorted(row[name] for row in rows[: figures.BROKERS_MAX]), left_out
 
     def _bin(self, name: str, columns: int = BINS) -> Column:
-        """The column of time in which a timestamp lies."""
+        """Return the time column of a timestamp."""
         return F.least(F.floor((_ms(name) - self._period.from_ms) * columns / self._period.length_ms), F.lit(columns - 1)).cast("int")
 
 
 def _first(frame: DataFrame, order: Iterable[Column | str], most: int) -> tuple[list[Row], int]:
-    """The first rows of a frame, and how many it has; only where these are more than are wanted are all counted."""
+    """Return the first rows of a frame and its row count. The full count runs only if there are more than `most` rows."""
     rows = frame.orderBy(*order).limit(most + 1).collect()
     return rows[:most], len(rows) if len(rows) <= most else frame.count()
 
 
 def _served_at_first(archive: Archive) -> list[tuple[str, str, str | None]]:
-    """Namespace, bundle and broker of what was served at the archive's first snapshot. It is one view, which all readers hold."""
+    """Return namespace, bundle and broker of all bundles served at the archive's first snapshot. Memory: one view."""
     for path in archive.files(Table.SNAPSHOTS):
         for batch in archive.file_batches(path, Table.SNAPSHOTS, columns=("bytes",)):
             view = unpacked(batch.column("bytes")[0].as_py())
@@ -486,7 +486,7 @@ def _served_at_first(archive: Archive) -> list[tuple[str, str, str | None]]:
 
 
 def _served(side: str) -> Column:
-    """The broker that serves a bundle before or after a transition, as `BundleEntry.server` has it; null if nobody does."""
+    """Return the broker that serves a bundle before or after a transition, as in `BundleEntry.server`; null if there is none."""
     phase = F.col(f"phase_{side}")
     by_owner = F.when(phase.isin("owned", "splitting"), F.col(f"owner_{side}"))
     return by_owner.when(phase.isin("transferring", "handing_over", "unloading"), F.col(f"source_{side}")).alias(f"server_{side}")

@@ -1,6 +1,6 @@
-"""How the page looks, light and dark, on a screen and on paper.
+"""Define the page's style sheet, for light, dark and print.
 
-May live here: the style sheet. It names no address: the page brings all it needs, and its policy forbids it to fetch more.
+It names no address. The page contains everything it needs, and its content policy forbids fetching.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Numbers as people read them: times, durations, counts.
-
-May live here: functions from a number to a text, and the zone in which times are told.
-"""
+"""Format times, durations and counts for people."""
 
 from __future__ import annotations
 
@@ -13,20 +10,20 @@ _MINUTE_MS: Final = 60 * _SECOND_MS
 _HOUR_MS: Final = 60 * _MINUTE_MS
 _DAY_MS: Final = 24 * _HOUR_MS
 _TELLABLE_MS_MAX: Final = 253_402_214_400_000
-"""The last midnight (UTC) of the year 9999: no zone is a day ahead."""
+"""The last midnight (UTC) of the year 9999. The margin of a day keeps the year at four digits in every time zone."""
 
 NONE: Final = "\N{EN DASH}"
 
 
 def told_count(count: int, one: str = "", many: str = "") -> str:
-    """A count with its thousands apart, and what is counted: `1,204 moves`. `many` is `one` with an s, unless it is given."""
+    """Format a count with thousands separators and its noun: `1,204 moves`. `many` defaults to `one` plus "s"."""
     if not one:
         return f"{count:,}"
     return f"{count:,} {one if count == 1 else many or one + 's'}"
 
 
 def told_duration(duration_ms: float | None) -> str:
-    """A duration in the units that fit it: `87 ms`, `1.4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
+    """Format a duration in fitting units: `87 ms`, `1.4 s`, `3 min 20 s`, `2 h 5 min`, `3 d 4 h`."""
     if duration_ms is None:
         return NONE
     if duration_ms < _SECOND_MS:
@@ -46,31 +43,31 @@ def told_duration(duration_ms: float | None) -> str:
 
 
 def told_time(at_ms: int, zone: tzinfo) -> str:
-    """A Unix time in a zone, to the second."""
+    """Format a Unix time in a zone, to the second."""
     return datetime.fromtimestamp(tellable_ms(at_ms) / _SECOND_MS, zone).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def tellable_ms(at_ms: int) -> int:
-    """A Unix time, or the last that has a year of four digits in each zone: what a damaged row says is cut to the end of 9999 in UTC."""
+    """Return the Unix time, capped at the end of 9999 (UTC). A damaged row may hold any number."""
     return min(at_ms, _TELLABLE_MS_MAX)
 
 
 def local_zone(at_ms: int) -> tzinfo:
-    """The local zone as it is at a Unix time, with one offset from UTC all through, so that no time is told twice."""
+    """Return the local zone at a Unix time as a fixed offset from UTC, so that no clock time occurs twice."""
     zone = datetime.fromtimestamp(tellable_ms(at_ms) / _SECOND_MS, UTC).astimezone().tzinfo
     assert zone is not None, "astimezone gives a zone"
     return zone
 
 
 def told_zone(zone: tzinfo) -> str:
-    """A fixed zone as `UTC` or `UTC+02:00`."""
+    """Format a fixed zone as `UTC` or `UTC+02:00`."""
     offset = datetime.fromtimestamp(0, zone).utcoffset()
     return "UTC" if not offset else str(timezone(offset))
 
 
 def told_share(part: int, whole: int) -> str:
-    """A part of a whole in percent; a part that is not nothing never reads as nothing."""
+    """Format a share in percent. A share above zero is never shown as zero."""
     if whole == 0:
         return NONE
     percent = 100 * part / whole
-    return "below 0.1 %" if 0 < percent < 0.1 else f"{percent:.1f} %"  # noqa: PLR2004 - the digit that the text has
+    return "below 0.1 %" if 0 < percent < 0.1 else f"{percent:.1f} %"  # noqa: PLR2004 - the last digit shown

@@ -1,1 +1,1 @@
-"""Sources of a channel for Spark: Kafka topics and SQLite files."""
+"""Read a channel with Spark, from Kafka topics or SQLite files."""

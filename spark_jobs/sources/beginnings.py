@@ -1,6 +1,6 @@
-"""Where a stream begins that has no batch yet: noted beside its checkpoint, so that each attempt at the first batch begins alike.
+"""Store where a new stream begins, next to its checkpoint, so that every attempt at the first batch begins at the same place.
 
-May live here: `Beginning`, how it is kept, and where a log begins. Once a batch was committed the checkpoint alone says where it goes on.
+After the first committed batch only the checkpoint determines where the stream continues.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ FILE: Final = "beginning"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Beginning:
-    """`positions` by source (`spark_jobs.sequence.arrivals.Source`; one that is not named begins with its first entry), and the view there.
+    """The start positions of a stream and the view there.
 
-    `snapshot` is that of `channel.core.snapshot`; None: the log begins with its first record.
+    * `positions`: by source (`spark_jobs.sequence.arrivals.Source`). A missing source begins with its first entry.
+    * `snapshot`: as in `channel.core.snapshot`. None if the log begins with its first record.
     """
 
     positions: Mapping[str, int] = field(default_factory=dict)
@@ -37,20 +38,20 @@ class Beginning:
 
 
 def beginning_of(log: Log) -> Beginning:
-    """Where all that is left of a log can be told from. Raises what `channel.snapshots.restore.earliest` raises."""
+    """Return the earliest place from which a log can be read. Raises what `channel.snapshots.restore.earliest` raises."""
     reader = earliest(log)
     snapshot = None if reader.view.offset < 0 else to_bytes(reader.view)
     return Beginning(positions={Source.CHANNEL.value: reader.position}, snapshot=snapshot)
 
 
 def beginning_at(log_url: str) -> Beginning:
-    """As `beginning_of`, of the log at a URL. Raises what `channel.log.open_log` raises, too."""
+    """Return `beginning_of` the log at a URL. Also raises what `channel.log.open_log` raises."""
     with closing(open_log(log_url, create=False)) as log:
         return beginning_of(log)
 
 
 def kept_beginning(checkpoint: Path, make: Callable[[], Beginning]) -> Beginning:
-    """The beginning that is noted beside `checkpoint`; `make` makes the one that is noted there first. Raises `OSError`."""
+    """Return the beginning stored next to `checkpoint`. Store the result of `make` first if there is none. Raises `OSError`."""
     path = checkpoint / FILE
     if path.exists():
         head, _, packed = path.read_bytes().partition(b"\n")

@@ -1,8 +1,4 @@
-"""The channel as a frame of Spark, whatever keeps it: the one way in which every job reads a log.
-
-May live here: the choice of the source by the log's URL. What each source does is `spark_jobs.sources.sqlite_source` and
-`spark_jobs.sources.kafka_source`.
-"""
+"""Return a channel as a Spark frame, on Kafka or SQLite. All jobs read logs through this module."""
 
 from __future__ import annotations
 
@@ -22,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def is_on_kafka(url: str) -> bool:
-    """Whether the log at `url` is a topic, for which a session needs Spark's connector."""
+    """Return whether the log at `url` is a Kafka topic, which needs Spark's Kafka connector."""
     return url.startswith("kafka:")
 
 
@@ -37,17 +33,19 @@ def channel_frame(
     per_trigger: int = PER_TRIGGER,
     kafka: Mapping[str, str] | None = None,
 ) -> DataFrame:
-    """The entries of the log at `url`, and of what stands beside it, with the columns of `spark_jobs.sequence.arrivals.FRAME_DDL`.
+    """Return the entries of the log at `url` and its companion sources, with the columns of `spark_jobs.sequence.arrivals.FRAME_DDL`.
 
-    Of `sources` alone, of which the channel must be one; who wants less reads less.
+    * `sources`: the sources to read; the channel must be one of them.
+    * `start`, `end`: positions by source (`spark_jobs.sequence.arrivals.Source`): the first offset to read, and for a batch the first
+      offset not to read. A missing source is read from its beginning to its end.
+    * `per_trigger`: most entries in a batch of a stream. On SQLite this applies to each source, and each has a bound in bytes too. Load
+      reports have a lower bound of their own.
+    * `kafka`: settings of Kafka's client; by default those of this process.
 
-    A stream brings at most `per_trigger` entries in a batch (on SQLite: of each source, and so many bytes of each; load reports have a
-    lower bound of their own), and those of one source in their order once they are sorted by offset; a batch brings what is there
-    when it is planned. `start` and `end` are positions by source (`spark_jobs.sequence.arrivals.Source`): the first offset that is wanted,
-    and for a batch the first that is not; a source that is not named is read from its beginning to its end. `kafka` are settings of Kafka's
-    client, by default those of this process.
+    The entries of one source are in order once they are sorted by offset. A batch reads the entries that exist when it is planned. A SQLite
+    file need not exist yet.
 
-    Raises `InvalidLogUrl`, `InvalidKafkaSetting`, and for positions on Kafka `MissingExtra`, `LogUnavailable`. A file need not be there.
+    Raises `InvalidLogUrl` and `InvalidKafkaSetting`; for positions on Kafka also `MissingExtra` and `LogUnavailable`.
     """
     if is_in_memory(url):
         raise InvalidLogUrl(url=url, problem="a log in memory is known only to the process that made it, and Spark works in others")

@@ -1,10 +1,10 @@
-"""The settings of Kafka's client as Spark's connector wants them: the same cluster, credentials and certificates, in Java's names.
+"""Translate librdkafka settings into options for Spark's Kafka connector, which uses the Java client.
 
-May live here: the mapping. Users write settings once, in librdkafka's names (`channel.kafka.settings`); here they become options
-`kafka.NAME` of the connector. Pure: who calls brings the texts of files that Java wants whole.
+Users write settings once, in librdkafka's names (`channel.kafka.settings`). They become connector options `kafka.NAME`. The functions are
+pure: the caller reads the files whose text Java needs.
 
-What only tunes librdkafka has no meaning in Java's client and is left out. What says how to get in has a counterpart here, or is
-refused: to connect in another way than was asked for would be worse than not at all.
+Settings that only tune librdkafka are dropped. Settings about access are translated or refused: a connection with other security than
+requested is worse than none.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _SAME: Final = frozenset(
         "ssl.keystore.password",
     }
 )
-"""Named and meant alike by both clients."""
+"""Settings with the same name and meaning in both clients."""
 
 _RENAMED: Final = {"sasl.mechanism": "sasl.mechanism", "sasl.mechanisms": "sasl.mechanism"}
 
@@ -60,9 +60,9 @@ _PEM: Final = "PEM"
 
 
 def connector_options(settings: Mapping[str, str], *, read: Callable[[str], str]) -> dict[str, str]:
-    """Options of Spark's connector for settings in librdkafka's names; `read` gives the text of a file of certificates or keys.
+    """Return connector options for settings in librdkafka's names. `read` returns the text of a certificate or key file.
 
-    Raises `InvalidKafkaSetting` for one about access that has no counterpart here, or whose file cannot be read.
+    Raises `InvalidKafkaSetting` for an access setting that Java's client lacks, or whose file cannot be read.
     """
     for setting in sorted(settings):
         is_about_access = setting.startswith(("sasl.", "ssl.", "enable.ssl", "enable.sasl", "oauthbearer", "https."))
@@ -80,13 +80,13 @@ def connector_options(settings: Mapping[str, str], *, read: Callable[[str], str]
 
 
 def _trust(settings: Mapping[str, str], read: Callable[[str], str]) -> dict[str, str]:
-    """Whose certificates are believed: the texts themselves, since a path would have to be on each worker."""
+    """Return the trusted certificates as text. A path would have to exist on every worker."""
     text = _text(settings, "ssl.ca", read)
     return {} if text is None else {"ssl.truststore.type": _PEM, "ssl.truststore.certificates": text}
 
 
 def _keys(settings: Mapping[str, str], read: Callable[[str], str]) -> dict[str, str]:
-    """The certificate by which this process says who it is, and its key."""
+    """Return the client's certificate and key."""
     certificate, key = _text(settings, "ssl.certificate", read), _text(settings, "ssl.key", read)
     if certificate is None and key is None:
         return {}
@@ -99,7 +99,7 @@ def _text(settings: Mapping[str, str], stem: str, read: Callable[[str], str]) ->
     if f"{stem}.pem" in settings:
         return settings[f"{stem}.pem"]
     path = settings.get(f"{stem}.location")
-    if path is None or path == "probe":  # librdkafka's word for the certificates of the system, which Java takes by itself.
+    if path is None or path == "probe":  # librdkafka's name for the system's certificates, which are Java's default.
         return None
     try:
         return read(path)
@@ -108,7 +108,7 @@ def _text(settings: Mapping[str, str], stem: str, read: Callable[[str], str]) ->
 
 
 def _login(mechanism: str | None, settings: Mapping[str, str]) -> dict[str, str]:
-    """How Java's client logs in: one line with what librdkafka takes as several settings."""
+    """Return the login options: Java takes several librdkafka settings in one line."""
     if mechanism in _MODULES:
         words = {"username": settings.get("sasl.username", ""), "password": settings.get("sasl.password", "")}
         return {"sasl.jaas.config": _line(_MODULES[mechanism], words)}

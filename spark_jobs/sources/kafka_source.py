@@ -1,7 +1,6 @@
-"""The channel on Kafka as a source of Spark: one connector, which reads the log's topic and those beside it together.
+"""Read a channel on Kafka with Spark: one connector reads the log's topic and its companion topics.
 
-May live here: which topics those are, where reading begins, and the options of the connector. A topic that is made later is found by
-its name, and read from its beginning.
+A topic created later is found by its name and read from its beginning.
 """
 
 from __future__ import annotations
@@ -27,28 +26,30 @@ if TYPE_CHECKING:
 _EARLIEST: Final = -2
 _LATEST: Final = -1
 _PARTITION: Final = 0
-"""Each of the topics is made with one partition, since each is read in its order. In others of one that was made otherwise no position
-is kept: what they bring is read from its beginning, by each generation of a checkpoint."""
+"""The partition whose positions are kept: every topic is created with one partition, because it is read in order. Other partitions are
+read from the beginning by each generation of a checkpoint.
+"""
 
-# How long Spark asks again while Kafka does not answer, before a batch fails: 10 minutes, as a file is waited for.
+# How long Spark retries while Kafka does not answer, before a batch fails: 600 * 1 s = 10 minutes, as for a missing file.
 _OFFSET_RETRIES: Final = 600
 _OFFSET_RETRY_MS: Final = 1_000
 _POLL_MS: Final = 60_000
 _ASK_MS: Final = 10_000
 
 _TASK_RECORDS_MAX: Final = 50_000
-"""Records that one task reads: a topic of one partition would otherwise be read by one core. Small batches stay whole."""
+"""Records per task. Otherwise one core would read all of a topic with one partition. Small batches stay whole."""
 
 LOADS_PER_TRIGGER: Final = 4_000
-"""Load reports in a batch at most. Each becomes a row for every bundle that it names, twenty by default: 84,000 rows, all at once in the
-JVM, which has 1 GiB (`spark_jobs.streams.session.DRIVER_MEMORY`)."""
+"""Load reports in a batch. Each becomes a row per bundle it names, twenty by default: 4,000 * 21 = 84,000 rows, all at once in the JVM,
+which has 1 GiB (`spark_jobs.streams.session.DRIVER_MEMORY`).
+"""
 
 HEADER_OFFSET: Final = 0
-"""What stands first on a log's topic is no record: see `channel.kafka.topic`."""
+"""The first entry of a log's topic is a header, not a record: see `channel.kafka.topic`."""
 
 
 def topics_of(address: KafkaAddress) -> dict[str, str]:
-    """The topic of each source, by the source's name."""
+    """Return the topic of each source."""
     return {
         Source.CHANNEL.value: address.topic,
         Source.DECISIONS.value: f"{address.topic}-decisions",
@@ -69,14 +70,14 @@ def kafka_frame(
     end: Positions,
     per_trigger: int,
 ) -> DataFrame:
-    """The frame of `spark_jobs.sources.frames.channel_frame`, from the topics of these sources of a log at `address`.
+    """Return the frame of `spark_jobs.sources.frames.channel_frame` for these sources of the log at `address`.
 
-    Raises `InvalidKafkaSetting`, and, if positions are given, `MissingExtra` and `LogUnavailable`.
+    Raises `InvalidKafkaSetting`; if positions are given, also `MissingExtra` and `LogUnavailable`.
     """
     topics = {source: topic for source, topic in topics_of(address).items() if source in sources}
     options = {
         "kafka.bootstrap.servers": address.servers,
-        # What is gone is noticed by whoever folds, as a gap, and is no reason for the connector to end the query.
+        # The fold detects lost entries as a gap. The connector must not end the query because of them.
         "failOnDataLoss": "false",
         "fetchOffset.numRetries": str(_OFFSET_RETRIES),
         "fetchOffset.retryIntervalMs": str(_OFFSET_RETRY_MS),
@@ -93,7 +94,7 @@ def kafka_frame(
     if not streaming:
         ending = offsets_option(topics, end, there=there, otherwise=_LATEST) if end else "latest"
         return as_frame(spark.read.format("kafka").options(**among(topics), endingOffsets=ending).load(), topics)
-    # The connector has one bound for all topics of a reader, so that load reports, of which a batch takes fewer, have one of their own.
+    # The connector has one bound for all topics of a reader. Load reports need a lower one, so they get their own reader.
     loads = {source: topic for source, topic in topics.items() if source == Source.LOADS}
     others = {source: topic for source, topic in topics.items() if source != Source.LOADS}
 
@@ -105,12 +106,12 @@ def kafka_frame(
 
 
 def pattern_of(topics: Iterable[str]) -> str:
-    """Finds these topics and no other. The connector asks whether it is found *in* a name: that of a log is in all beside it."""
+    """Return a pattern that matches exactly these topics. The connector searches *within* names, and all names contain the log's."""
     return f"^(?:{'|'.join(re.escape(topic) for topic in topics)})$"
 
 
 def as_frame(rows: DataFrame, topics: Mapping[str, str]) -> DataFrame:
-    """Rows of the connector in the columns of `FRAME_DDL`, without the header of the log's topic."""
+    """Return the connector's rows with the columns of `FRAME_DDL`, without the header of the log's topic."""
     column = functions.col
     is_header = (column("topic") == topics[Source.CHANNEL]) & (column("offset") <= HEADER_OFFSET)
     return rows.where(~is_header).select(
@@ -131,7 +132,7 @@ def _source_of(topics: Mapping[str, str]) -> Column:
 
 
 def offsets_option(topics: Mapping[str, str], positions: Positions, *, there: Mapping[str, int], otherwise: int) -> str:
-    """Positions as the connector wants them: of each topic that is there, with all the partitions that it has, and of no other."""
+    """Return positions for the connector, with all partitions of each existing topic."""
     return json.dumps(
         {
             topic: {str(each): positions.get(source, otherwise) if each == _PARTITION else otherwise for each in range(there[topic])}
@@ -142,7 +143,7 @@ def offsets_option(topics: Mapping[str, str], positions: Positions, *, there: Ma
 
 
 def _existing(address: KafkaAddress, topics: Mapping[str, str], *, url: str, settings: Mapping[str, str]) -> dict[str, int]:
-    """Which of the topics are there, with how many partitions. The connector takes positions only of those, and asks for all of them."""
+    """Return the partition counts of the topics that exist. The connector requires positions for exactly these."""
     try:
         from equipoise.channel.kafka.client import Clients  # noqa: PLC0415 - its client comes with an extra
     except ModuleNotFoundError as error:

@@ -1,10 +1,10 @@
-"""The embedded channel as a source of entries: its log, the decisions beside it, and what brokers observed, each a table in a file.
+"""Read the entries of an embedded channel from SQLite: the log, the decisions, and the brokers' evidence and load reports.
 
-May live here: which entries there are, up to where one batch reads, and the reading itself. How Spark asks for it is
-`spark_jobs.sources.sqlite_source`. Every file is opened by SQLite as a reader that takes part (never `immutable=1`: it would not see the
-WAL), and no read transaction outlives a call, since an open one keeps the WAL from starting over.
+`spark_jobs.sources.sqlite_source` connects this to Spark.
 
-The observations file may be missing, or come at any time: brokers of an older version write none.
+* SQLite opens each file as an ordinary reader, never with `immutable=1`, which ignores the WAL.
+* No read transaction outlives a call: an open one keeps the WAL from starting over.
+* The observations file may be missing or appear at any time. Older brokers write none.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ from equipoise.spark_jobs.sequence.arrivals import Arrival, Positions, Source
 from equipoise.spark_jobs.streams.errors import OtherLog
 
 COMPANIONS: Final = (Source.DECISIONS, Source.SERVING, Source.LOADS)
-"""What stands beside the channel: for each a table of its name with `id`, `at_ms`, `broker` and `document`, ids rising."""
+"""The sources other than the channel. Each has a table of its name with `id` (rising), `at_ms`, `broker` and `document`."""
 
 ROWS_AT_ONCE: Final = 10_000
-"""Rows of one read transaction: 10 MB of records of 1 kB, and some 20 ms in which the WAL cannot start over."""
+"""Rows per read transaction: 10 MB of records of 1 kB, and about 20 ms in which the WAL cannot start over."""
 
 BYTES_AT_ONCE: Final = 16 << 20
-"""Bytes after which one transaction adds no further row, so that a run of giant records does not fill the memory."""
+"""Bytes after which a transaction adds no further row, to bound memory for a run of very large records."""
 
 BATCH_BYTES_MAX: Final = 64 << 20
-"""Bytes of one source in a batch, unless a single entry is larger: all rows of a batch are in the JVM at once, a few times over, and it
-has 1 GiB (`spark_jobs.streams.session.DRIVER_MEMORY`)."""
+"""Bytes of one source in a batch, unless a single entry is larger. All rows of a batch are in the JVM at once, several times over, and it
+has 1 GiB (`spark_jobs.streams.session.DRIVER_MEMORY`).
+"""
 
 LOADS_BYTES_MAX: Final = 8 << 20
-"""The same of load reports, each of which becomes a row for every bundle that it names: 4,000 reports of 20 bundles are 90,000 rows."""
+"""The same bound for load reports. Each becomes a row per bundle it names: 4,000 reports of 20 bundles are 90,000 rows."""
 
 TIME_MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999, the last that Spark has: what a damaged row says beyond it is cut to it."""
+"""The end of the year 9999, Spark's latest time. Later times in damaged rows are capped to it."""
 
 BEGINNING: Final[Positions] = {source.value: FIRST_OFFSET for source in Source}
 
 
 class ChannelFiles:
-    """A connection to each of the two files. Used by one thread, and closed by it."""
+    """A connection to each of the two files, for use by one thread."""
 
     def __init__(self, path: str, *, name: str, identity: str | None = None, sources: Collection[Source] = tuple(Source)) -> None:
-        """Open the log at `path`, whose URL is `name`, for the channel and what else is in `sources`. With `identity` it must be that log.
+        """Open the log at `path`, whose URL is `name`, for these `sources`. With `identity` it must be that log.
 
-        Raises `OtherLog`, and as `channel.log.open_log.open_log` does without `create`.
+        Raises `OtherLog`, and what `channel.log.open_log.open_log` raises without `create`.
         """
         self.name = name
         self._companions = tuple(source for source in COMPANIONS if source in sources)
@@ -69,13 +70,13 @@ class ChannelFiles:
             raise OtherLog(log=name, expected=str(identity), found=self.identity)
 
     def close(self) -> None:
-        """Let go of both files."""
+        """Close both files."""
         self._storage.close()
         if self._observations is not None:
             self._observations.close()
 
     def ends(self) -> dict[str, int]:
-        """For each source the position behind its newest entry; where nothing is, where it would begin."""
+        """Return for each source the position after its newest entry; for an empty source, its first position."""
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
             ends = {Source.CHANNEL.value: (bounds.newest or bounds.start - 1) + 1}
         for source in self._companions:
@@ -84,7 +85,7 @@ class ChannelFiles:
         return {**self._beginning(), **ends}
 
     def begins(self) -> dict[str, int]:
-        """For each source the lowest position at which something may stand."""
+        """Return for each source the lowest position that may hold an entry."""
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
             return {**self._beginning(), Source.CHANNEL.value: bounds.start}
 
@@ -92,11 +93,11 @@ class ChannelFiles:
         return {source: BEGINNING[source] for source in (Source.CHANNEL, *self._companions)}
 
     def batch_end(self, start: Positions, *, limit: int, until: Positions | None = None) -> dict[str, int]:
-        """Up to where a batch from `start` reads: at most `limit` entries and so many bytes of each source, and none at or above `until`.
+        """Return the end of a batch from `start`: bounded by `limit` entries and the byte limit per source, and by `until`.
 
-        While the channel is not read to its end, of the others only what is no younger than the batch's last record is taken: so
-        a replay meets evidence beside the records that it belongs to, as whoever reads live does. Where a source was begun anew,
-        as a file of observations is that was deleted, its end is its beginning, from where the next batch reads.
+        Until the channel is read to its end, companion entries newer than the batch's last record wait. So a replay sees evidence together
+        with its records, as a live reader does. If a source was started anew, as after deleting the observations file, the result is its
+        first position, where the next batch begins.
 
         Raises `LogWentBack` if the channel ends below `start`.
         """
@@ -107,16 +108,15 @@ class ChannelFiles:
         for source in self._companions:
             bound = None if until is None else until[source]
             ends[source] = start[source]
-            # What cannot be read just now is read later; the channel does not wait for what stands beside it.
+            # Companion entries that cannot be read now are read later. The channel does not wait for them.
             with contextlib.suppress(sqlite3.Error):
                 ends[source] = self._companion_end(source, start[source], limit=limit, until=bound, youngest_ms=youngest_ms)
         return ends
 
     def rows(self, source: str, begin: int, end: int) -> Iterator[Arrival]:
-        """The entries of one source from `begin` up to `end`, which is left out, in order.
+        """Yield the entries of one source from `begin` to `end` (exclusive), in order.
 
-        A record whose bytes do not match their checksum comes without a value: what it says cannot be trusted, and where it stands
-        can be told.
+        A record with a wrong checksum has no value: its contents cannot be trusted, but its position is known.
         """
         while begin < end:
             rows = self._channel_rows(begin, end) if source == Source.CHANNEL else self._companion_rows(Source(source), begin, end)
@@ -126,7 +126,7 @@ class ChannelFiles:
             begin = rows[-1].offset + 1
 
     def _channel_end(self, start: int, *, limit: int, until: int | None) -> tuple[int, int | None]:
-        """The end of the channel's part of a batch, and the time of its last record; None if nothing is left behind it."""
+        """Return the end of the channel's part of a batch, and the time of its last record; None if the channel has no more."""
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds:
             if start > bounds.end + 1:
                 raise LogWentBack(log=self.name, position=start, end=bounds.end)
@@ -142,7 +142,7 @@ class ChannelFiles:
             return end, _time_ms(at_ms)
 
     def _within_bytes(self, begin: int, end: int) -> int:
-        """Up to where the entries from `begin` are no more than `BATCH_BYTES_MAX`, and `end` at most; at least one of them."""
+        """Return the end of the entries from `begin` that fit in `BATCH_BYTES_MAX`, at most `end`. At least one entry is included."""
         held_bytes = 0
         query = "SELECT offset, length(data) FROM entries WHERE offset >= ? AND offset < ? ORDER BY offset"
         with contextlib.closing(self._storage.connection.execute(query, (begin, end))) as cursor:
@@ -165,19 +165,19 @@ class ChannelFiles:
                 if left_bytes < 0 and end > start:
                     break
                 end = number + 1
-            # Numbers of one file never fall: this is another one, made since somebody deleted that which was read so far.
+            # Ids in one file never fall. This file was created after the one read so far was deleted.
             return FIRST_OFFSET if _newest_id(connection, source) + 1 < start else end
 
     def _channel_rows(self, begin: int, end: int) -> list[Arrival]:
         found: list[Arrival] = []
         held_bytes = 0
         query = "SELECT offset, data, checksum, appended_ms FROM entries WHERE offset >= ? AND offset < ? ORDER BY offset LIMIT ?"
-        # The cursor is closed before the transaction ends, which could not end under it.
+        # Close the cursor before the transaction ends: an open cursor prevents its end.
         with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX) as bounds, contextlib.ExitStack() as taken:
-            begin = max(begin, bounds.start)  # What a truncation has not removed yet is gone all the same.
+            begin = max(begin, bounds.start)  # Entries below the start are gone, even if a truncation has not removed them yet.
             cursor = taken.enter_context(contextlib.closing(self._storage.connection.execute(query, (begin, end, ROWS_AT_ONCE))))
             for offset, data, checksum, appended_ms in cursor:
-                if offset < begin:  # A damaged page leads astray; a reader that followed would go round for ever.
+                if offset < begin:  # A damaged page may point backwards. Following it would loop for ever.
                     raise LogDamaged(log=self.name, problem=f"the entry at offset {offset} stands out of order", offset=offset)
                 is_whole = type(data) is bytes and checksum_of(offset, data) == checksum
                 begin = offset + 1
@@ -202,7 +202,7 @@ class ChannelFiles:
 
     @contextlib.contextmanager
     def _connection_of(self, source: Source) -> Iterator[sqlite3.Connection | None]:
-        """The connection in which the table of a companion can be read now; None where there is none yet. Raises `sqlite3.Error`."""
+        """Yield the connection that can read a companion's table now; None if the table does not exist yet. Raises `sqlite3.Error`."""
         if source is Source.DECISIONS:
             with self._storage.transaction("BEGIN", timeout_ms=READ_MS_MAX):
                 yield self._storage.connection if has_decisions(self._storage.connection) else None
@@ -219,7 +219,7 @@ class ChannelFiles:
 
     def _opened_observations(self) -> sqlite3.Connection | None:
         found = with_id(self._observations_path)[1]
-        if self._observations is not None and found != self._observations_id:  # Removed, or replaced by another.
+        if self._observations is not None and found != self._observations_id:  # Removed or replaced.
             self._observations.close()
             self._observations = None
         if self._observations is None and found is not None:
@@ -235,12 +235,12 @@ def _has_table(connection: sqlite3.Connection, name: str) -> bool:
 
 
 def _newest_id(connection: sqlite3.Connection, table: Source) -> int:
-    [(newest,)] = connection.execute(f"SELECT max(id) FROM {table}").fetchall()  # noqa: S608 - a name of ours
+    [(newest,)] = connection.execute(f"SELECT max(id) FROM {table}").fetchall()  # noqa: S608 - a fixed name
     return int(newest or 0)
 
 
 def _time_ms(value: object) -> int:
-    """A Unix time that Spark has; 0 for what is none."""
+    """Return a Unix time within Spark's range; 0 for an invalid value."""
     return min(max(value, 0), TIME_MS_MAX) if isinstance(value, int) else 0
 
 

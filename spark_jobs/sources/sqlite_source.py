@@ -1,10 +1,11 @@
-"""The embedded channel as a data source of Spark, streaming and batch: what Spark asks, answered by `spark_jobs.sources.sqlite_reading`.
+"""Provide an embedded channel as a Spark data source, for streaming and batch.
 
-May live here: the classes that Spark pickles and calls, in processes of its own, and how long they wait for a file that is away.
+Spark pickles these classes and calls them in processes of its own.
 
-A position is a place in all sources together: `{"log": identity, "channel": 7, "decisions": 1, "serving": 1, "loads": 1}`, the next
-offset of each, and which log it is of. A streaming query never fails because the file is away: it has nothing new then, and whoever
-watches it tells that (`spark_jobs.streams.silence`). Rows that a batch has planned must come, and are waited for within `AWAY_S_MAX`.
+* A position covers all sources: `{"log": identity, "channel": 7, "decisions": 1, "serving": 1, "loads": 1}` holds the identity of the log
+  and the next offset of each source.
+* A streaming query does not fail while the file is unavailable. It reports no new entries; `spark_jobs.streams.silence` detects that.
+* A task that reads planned rows waits up to `AWAY_S_MAX` for the file.
 """
 
 from __future__ import annotations
@@ -33,16 +34,16 @@ from equipoise.spark_jobs.streams.options import PER_TRIGGER
 NAME: Final = "equipoise_sqlite"
 
 AWAY_S_MAX: Final = 600
-"""How long a task waits for a file of which rows are planned: a restored copy, a mount that comes back, somebody who looks."""
+"""How long a task waits for the file of planned rows: time to restore a copy, to mount a disk again, or for an operator to act."""
 
 _RETRY_S: Final = 0.25
 _TOLD_EVERY_S: Final = 30.0
 
 IDLE_MS: Final = 200
-"""How long a question for what is new waits for an answer before it is "nothing": Spark asks a hundred times a second otherwise."""
+"""How long a query for new entries waits for one. Without it Spark would ask a hundred times per second."""
 
 PARTITION_ENTRIES: Final = 250_000
-"""Entries of one task of a batch: 2 s of reading, so that two cores end at about the same time."""
+"""Entries per task of a batch: 2 s of reading, so that two cores finish at about the same time."""
 
 _PARTITIONS_MAX: Final = 10_000
 
@@ -60,16 +61,16 @@ SCHEMA: Final = pa.schema(
         ("day", pa.date32()),
     ]
 )
-"""`FRAME_DDL`, as Arrow has it."""
+"""`FRAME_DDL` as an Arrow schema."""
 
 _Answer = TypeVar("_Answer")
 
 
 class Piece(InputPartition):
-    """The entries of one source from `begin` up to `end`, which is left out; `identity` is of their log, "" for any."""
+    """The entries of one source from `begin` to `end` (exclusive) in the log `identity`; "" stands for any log."""
 
     def __init__(self, source: str, begin: int, end: int, identity: str) -> None:
-        """Pickled as it is."""
+        """Keep the arguments. Spark pickles the object."""
         super().__init__((source, begin, end, identity))
         self.source = source
         self.begin = begin
@@ -82,30 +83,30 @@ class SqliteChannel(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """As `spark.read.format` names it."""
+        """Return the name for `spark.read.format`."""
         return NAME
 
     def schema(self) -> str:
-        """The frame of every source."""
+        """Return the columns, the same for every source."""
         return FRAME_DDL
 
     def reader(self, schema: StructType) -> SqliteBatchReader:  # noqa: ARG002 - its columns are fixed
-        """For a batch."""
+        """Return a reader for a batch."""
         start, end = _positions(self.options, "start"), _positions(self.options, "end")
         return SqliteBatchReader(self.options["url"], sources=_sources(self.options), start=start, end=end)
 
     def streamReader(self, schema: StructType) -> SqliteStreamReader:  # noqa: ARG002, N802 - as above; the name is Spark's
-        """For a stream."""
+        """Return a reader for a stream."""
         per_trigger = int(self.options.get("per_trigger", PER_TRIGGER))
         start = _positions(self.options, "start")
         return SqliteStreamReader(self.options["url"], sources=_sources(self.options), start=start, per_trigger=per_trigger)
 
 
 class SqliteBatchReader(DataSourceReader):
-    """All entries that are there when the query is planned, in pieces that are read side by side."""
+    """Read all entries that exist when the query is planned, in pieces that run in parallel."""
 
     def __init__(self, url: str, *, sources: Sequence[Source], start: Positions, end: Positions) -> None:
-        """Of `sources`, from `start` up to `end`, which is left out; one that is not named there is read from and to its ends."""
+        """Read `sources` from `start` to `end` (exclusive). A source that is missing there is read from its beginning or to its end."""
         self._url = url
         self._sources = sources
         self._start = start
@@ -132,10 +133,10 @@ class SqliteBatchReader(DataSourceReader):
 
 
 class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """New entries, at most `per_trigger` of each source in one batch."""
+    """Read new entries, at most `per_trigger` of each source per batch."""
 
     def __init__(self, url: str, *, sources: Sequence[Source] = tuple(Source), start: Positions, per_trigger: int) -> None:
-        """Of `sources`, from `start`, or the beginning of what is not named in it."""
+        """Read `sources` from `start`. A source that is missing there is read from its beginning."""
         self._url = url
         self._sources = sources
         self._start = start
@@ -153,11 +154,11 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(self._per_trigger)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """See `SupportsTriggerAvailableNow`: what comes from now on is not read."""
+        """See `SupportsTriggerAvailableNow`: entries added after this call are not read."""
         self._until = insisted(self._url, ChannelFiles.ends, sources=self._sources)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """See `DataSourceStreamReader.latestOffset`. `start` itself while the file is away."""
+        """See `DataSourceStreamReader.latestOffset`. Return `start` while the file is unavailable."""
         entries = (
             sys.maxsize if isinstance(limit, ReadAllAvailable) else min(self._per_trigger, getattr(limit, "max_rows", self._per_trigger))
         )
@@ -176,7 +177,7 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {**found, _LOG: files.identity}
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """See `DataSourceStreamReader.partitions`. One for each source: who folds the channel wants it in its order."""
+        """See `DataSourceStreamReader.partitions`. Return one piece per source, because the fold needs the channel in order."""
         return [Piece(source.value, start[source], end[source], end[_LOG]) for source in self._sources if start[source] < end[source]]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -185,7 +186,7 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_piece(self._url, partition)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        """See `DataSourceStreamReader.reportLatestOffset`: by it a query knows how far it is behind."""
+        """See `DataSourceStreamReader.reportLatestOffset`. Spark computes a query's lag from it."""
         try:
             files = self._opened(None)
             return {**files.ends(), _LOG: files.identity}
@@ -205,7 +206,7 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._files
 
     def _wait(self, position: int) -> None:
-        """Wait a little for the channel to have an entry at `position` or above."""
+        """Wait up to `IDLE_MS` until the channel has an entry at or above `position`."""
         if self._log is None:
             self._log = open_log(self._url, create=False)
         self._log.wait(max(position, self._log.start()), timeout_ms=IDLE_MS)
@@ -219,11 +220,11 @@ class SqliteStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 _ALL: Final = 1 << 40
-"""More entries than a file can hold, and small enough to be added to an offset."""
+"""More entries than a file can hold, and small enough to add to an offset."""
 
 
 def pieces(source: str, begin: int, end: int, *, identity: str) -> list[InputPartition]:
-    """The entries from `begin` up to `end` in pieces of about the same size, each of which one task reads."""
+    """Split the entries from `begin` to `end` (exclusive) into pieces of similar size, one per task."""
     if begin >= end:
         return []
     size = max(PARTITION_ENTRIES, -(-(end - begin) // _PARTITIONS_MAX))
@@ -231,7 +232,7 @@ def pieces(source: str, begin: int, end: int, *, identity: str) -> list[InputPar
 
 
 def read_piece(url: str, piece: Piece) -> Iterator[pa.RecordBatch]:
-    """The entries of a piece as Arrow has them, in their order. Raises `SourceAway`, `OtherLog`, `LogDamaged`."""
+    """Yield the entries of a piece as Arrow batches, in order. Raises `SourceAway`, `OtherLog`, `LogDamaged`."""
     begin = piece.begin
     while begin < piece.end:
         at = begin
@@ -252,7 +253,7 @@ def read_piece(url: str, piece: Piece) -> Iterator[pa.RecordBatch]:
 
 
 def record_batch(arrivals: Sequence[Arrival]) -> pa.RecordBatch:
-    """Entries as columns of `SCHEMA`."""
+    """Return entries as columns of `SCHEMA`."""
     times_ms = [arrival.at_ms for arrival in arrivals]
     columns = [
         pa.array([arrival.source for arrival in arrivals], pa.string()),
@@ -268,7 +269,7 @@ def record_batch(arrivals: Sequence[Arrival]) -> pa.RecordBatch:
 def insisted(
     url: str, ask: Callable[[ChannelFiles], _Answer], *, identity: str | None = None, sources: Sequence[Source] = tuple(Source)
 ) -> _Answer:
-    """What `ask` says of the files, which are opened for it; a file that is away is waited for. Raises `SourceAway`, and what it raises."""
+    """Open the files and return the result of `ask`. Wait while they are unavailable. Raises `SourceAway`, and what `ask` raises."""
     began_s = time.monotonic()
     told_s = began_s
     while True:
@@ -299,6 +300,6 @@ def _positions(options: Mapping[str, str], name: str) -> Positions:
 
 
 def _sources(options: Mapping[str, str]) -> tuple[Source, ...]:
-    """Those that are asked for, in the order in which a batch reads them."""
+    """Return the requested sources in the order in which a batch reads them."""
     names = json.loads(options["sources"])
     return tuple(source for source in Source if source in names)

@@ -1,7 +1,4 @@
-"""Files that are whole, or are not there: how a job writes one so that nobody, not even after a power cut, sees half of it.
-
-May live here: `replacing`. What is written is its callers' own.
-"""
+"""Write files atomically and durably: even after a power cut a file is complete or absent."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ from equipoise.channel.sqlite.file import sync_folder
 
 @contextmanager
 def replacing(path: Path, *, part: Path) -> Iterator[BinaryIO]:
-    """What is written in the block is all of the file `path` after it; an older one is replaced. Until then it is called `part`.
+    """Yield a file that replaces `path` when the block ends. Until then it is named `part`.
 
-    Its bytes are safe before it has its name, and its name is safe when the block ends. Raises `OSError`.
+    The contents are on disk before the file has its name. The name is on disk when the block ends. Raises `OSError`.
     """
     with part.open("wb") as file:
         yield file

@@ -1,5 +1,10 @@
-"""The archive: tables in files that outlive the channel, one folder for each table, partitioned by day.
+"""Store the archive's tables in files that outlive the channel: a folder per table, partitioned by day.
 
-May live here: this docstring. What the columns are stands in `schema`, how files are named in `layout`, what a writer says of itself
-in `manifest`; `sink` writes, `reading` reads, `tidying` joins small files, and `delta` does as `sink` does for Delta tables.
+* `schema`: the columns
+* `layout`: file names
+* `manifest`: a writer's progress
+* `sink`: writing
+* `reading`: reading
+* `tidying`: compacting small files
+* `delta`: Delta tables as an alternative to Parquet files
 """

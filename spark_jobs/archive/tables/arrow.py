@@ -1,7 +1,6 @@
-"""Tables as Arrow holds them: the schema of each, and rows of the operators made into them.
+"""Convert the operators' rows to Arrow tables.
 
-May live here: what turns values into Arrow's; no files. A field that a document from outside spells wrongly is null: what is told in
-`spark_jobs.archive.tables.schema` is held for every row.
+A field with an invalid value in an external document becomes null. `spark_jobs.archive.tables.schema` applies to every row.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ _OF_THE_ROW: Final = frozenset({"offset", "ordinal", "at"})
 
 
 def arrow_schema(schema: TableSchema) -> pa.Schema:
-    """The columns of a table's files; their metadata says of which table and version they are."""
+    """Return the columns of a table's files. Their metadata names the table and its version."""
     metadata = {"equipoise.table": str(schema.table), "equipoise.version": str(schema.version)}
     return pa.schema([(column.name, _TYPES[column.type]) for column in schema.columns], metadata=metadata)
 
 
 def ddl(schema: TableSchema) -> str:
-    """The columns of a table, with its partition, as Spark spells them."""
+    """Return the columns of a table with its partition, as Spark DDL."""
     return ", ".join([*(f"`{column.name}` {SQL_TYPES[column.type]}" for column in schema.columns), "day DATE"])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """What a snapshot says of itself, without a view's being made of it. `digest` is in decimal digits."""
+    """The header of a snapshot, read without building a view. `digest` is in decimal digits."""
 
     offset: int
     base: int
@@ -57,7 +56,7 @@ class Snapshot:
 
 
 def read_snapshot(body: bytes) -> Snapshot:
-    """What the snapshot in the body of a row says of itself. Raises `ValueError` or `KeyError` where it is none."""
+    """Read the header of the snapshot in a row's body. Raises `ValueError` or `KeyError` if the body is not a snapshot."""
     raw = orjson.loads(whole_again(body, size_max=SNAPSHOT_BYTES_MAX).partition(b"\n")[2])
     return Snapshot(
         offset=raw["offset"], base=raw["base"], digest=str(raw["digest"]), bundles=len(raw["bundles"]), brokers=len(raw["brokers"])
@@ -65,15 +64,15 @@ def read_snapshot(body: bytes) -> Snapshot:
 
 
 def base_in(rows: pa.Table, before: int) -> int:
-    """The base of the channel's offsets, as the newest snapshot among these rows says it; `before` if there is none."""
+    """Return the base of the channel's offsets in the newest snapshot among these rows; `before` if there is none."""
     snapshots = rows.filter(pc.equal(rows["table"], str(Table.SNAPSHOTS)))
     return read_snapshot(snapshots["body"][-1].as_py()).base if snapshots.num_rows else before
 
 
 def by_table(rows: pa.Table, *, base: int) -> Iterator[tuple[TableSchema, pa.Table]]:
-    """Rows of `spark_jobs.sequence.emitted.EMITTED_DDL` as the tables that they belong to, each in order of (offset, ordinal).
+    """Split rows of `spark_jobs.sequence.emitted.EMITTED_DDL` by table, each sorted by (offset, ordinal).
 
-    `base` is that of the channel's logical offsets. Rows of no table of the archive are left out.
+    `base` is the base of the channel's logical offsets. Rows of other tables are dropped.
     """
     for schema in SCHEMAS.values():
         part = _sorted(rows.filter(pc.equal(rows["table"], str(schema.table))))
@@ -82,7 +81,7 @@ def by_table(rows: pa.Table, *, base: int) -> Iterator[tuple[TableSchema, pa.Tab
 
 
 def by_day(table: pa.Table) -> Iterator[tuple[str, pa.Table]]:
-    """A table cut by the day (UTC) of its column `at`, as `YYYY-MM-DD`, in order."""
+    """Split a table by the day (UTC) of its column `at`. Yield each day as `YYYY-MM-DD`, in order."""
     days = pc.cast(table["at"], pa.date32())
     found = sorted(day.as_py() for day in pc.unique(days))
     for day in found:
@@ -143,7 +142,7 @@ def _of_documents(schema: TableSchema, rows: pa.Table, documents: Sequence[Mappi
 
 
 def _column(values: list[Any], kind: Type) -> pa.Array:
-    """Values from documents as a column. What is ours fits as it is; only where something does not, each is looked at."""
+    """Return values from documents as a column. Check single values only if the fast conversion fails."""
     try:
         if kind == "timestamp":
             return pa.array(values, pa.int64()).cast(pa.timestamp("ms", tz="UTC")).cast(_TYPES[kind])
@@ -187,7 +186,7 @@ def _text(value: object) -> str | None:
 
 
 def _bytes(_value: object) -> None:
-    """No document holds bytes."""
+    """Return None: no document holds bytes."""
 
 
 def _timestamp(value: object) -> int | None:

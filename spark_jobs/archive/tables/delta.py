@@ -1,8 +1,7 @@
-"""Delta tables in place of Parquet files: for those whose other tools read Delta. Written without a JVM, by the extra `delta`.
+"""Write and read the archive as Delta tables, without a JVM (extra `delta`).
 
-May live here: `DeltaStore`, which files of such a table count, and how some are taken out and others in. Each batch is one transaction
-of each of its tables, which bears the number of the batch as Delta's own *application transaction*: a batch that is done again finds its
-number there, and adds nothing.
+Each batch is one transaction per table. It carries the batch number as Delta's *application transaction*, so a repeated batch finds its
+number and adds nothing.
 """
 
 from __future__ import annotations
@@ -34,17 +33,17 @@ except ImportError as error:
     raise MissingExtra(what="an archive of Delta tables", extra="delta") from error
 
 CHECKPOINT_EVERY: Final = 100
-"""Transactions after which a table's log is summed up, so that whoever opens it reads no more than so many."""
+"""Transactions between two checkpoints of a table's log: opening a table reads at most this many."""
 
 COMMITS_MAX: Final = 16
-"""How often a transaction is tried, while those of others come between: batches of the archive, each a second apart."""
+"""Attempts to commit a transaction while others commit: batches of the archive, one second apart."""
 
 _without_colours: Final = re.compile(r"\x1b\[[0-9;]*m").sub
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaFile:
-    """One file of a version of a table: its path within the table, the day of its rows, and what the table's log says of it."""
+    """One file in a version of a table, as the table's log describes it."""
 
     path: str
     day: str
@@ -53,19 +52,19 @@ class DeltaFile:
 
     @property
     def name(self) -> Path:
-        """The path as the file is called: in the log it is an address."""
+        """The path as a file name. The log stores it URL-encoded."""
         return Path(unquote(self.path))
 
 
 class DeltaStore:
-    """Keeps the archive as Delta tables, one in each folder that would hold a table's Parquet files."""
+    """Store the archive as Delta tables, in the folders otherwise used for Parquet files."""
 
     def __init__(self, archive: Path) -> None:
-        """`archive` is the folder of the archive."""
+        """Use the folder `archive`."""
         self._archive = archive
 
     def put(self, schema: TableSchema, table: pa.Table, *, generation: int, batch: int) -> None:
-        """Add the rows of one table of one batch, unless they have been added.
+        """Add the rows of one table of one batch, unless they were already added.
 
         Raises `ArchiveDamaged`, `ArchiveFull` and `ArchiveUnwritable`.
         """
@@ -74,7 +73,7 @@ class DeltaStore:
         found = opened(self._archive, schema.table)
         if found is not None and (found.transaction_version(application) or 0) > batch:
             return
-        # Numbers from 1, because Delta has no word for "none yet" but 0.
+        # Numbers start at 1, because Delta uses 0 for "none yet".
         done = deltalake.CommitProperties(app_transactions=[deltalake.Transaction(application, batch + 1)])
         days = table["at"].cast(DAY.type)
         with telling(self._archive, folder):
@@ -89,7 +88,7 @@ class DeltaStore:
             )
 
     def clear(self, writer: str, *, generation: int, after: int) -> None:
-        """Take back what a batch above `after` has added to some tables, where it was never finished for all.
+        """Remove what batches above `after` added to some tables without finishing.
 
         Raises `ArchiveDamaged`, `ArchiveFull` and `ArchiveUnwritable`.
         """
@@ -101,17 +100,17 @@ class DeltaStore:
 
 
 def opened(archive: Path, table: Table) -> deltalake.DeltaTable | None:
-    """The newest version of a table; None if there is none. Raises `ArchiveDamaged`."""
+    """Return the newest version of a table; None if there is none. Raises `ArchiveDamaged`."""
     with _reading(archive, table):
         folder = str(archive / table)
         return deltalake.DeltaTable(folder) if deltalake.DeltaTable.is_deltatable(folder) else None
 
 
 def files_of(table: deltalake.DeltaTable) -> list[DeltaFile]:
-    """The files of this version of a table, in order of the day and of what is in them."""
+    """Return the files of this version of a table, sorted by day and first offset."""
     actions = pa.table(table.get_add_actions(flatten=True))
     rows = actions.select(["partition.day", "min.offset", "path", "size_bytes", "num_records"]).to_pylist()
-    # A file of another program's may not say which offsets are in it.
+    # A file written by another program may lack statistics of its offsets.
     rows.sort(key=lambda row: (row["partition.day"], -1 if row["min.offset"] is None else row["min.offset"], row["path"]))
     return [
         DeltaFile(path=row["path"], day=row["partition.day"].isoformat(), size_bytes=row["size_bytes"], rows=row["num_records"])
@@ -120,21 +119,21 @@ def files_of(table: deltalake.DeltaTable) -> list[DeltaFile]:
 
 
 def delta_files(archive: Path, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
-    """The files that hold a table's rows of these days, in order of the day and of what is in them. Raises `ArchiveDamaged`."""
+    """Return the files that hold a table's rows of these days, sorted by day and first offset. Raises `ArchiveDamaged`."""
     return tuple(archive / table / file.name for file in newest(archive, table)[1] if first_day <= file.day <= last_day)
 
 
 def newest(archive: Path, table: Table) -> tuple[int, list[DeltaFile]]:
-    """The number of the newest version of a table and its files, as `files_of`; -1 and none if there is none. Raises `ArchiveDamaged`."""
+    """Return the newest version of a table and its files as `files_of` does; -1 and [] if there is none. Raises `ArchiveDamaged`."""
     found = opened(archive, table)
     with _reading(archive, table):
         return (-1, []) if found is None else (found.version(), files_of(found))
 
 
 def unfinished(archive: Path, table: Table, *, generation: int, after: int) -> list[DeltaFile]:
-    """What a batch above `after` has added to a table: it is being written just now, or was never finished. Raises `ArchiveDamaged`.
+    """Return the files that batches above `after` added: they are being written, or were never finished. Raises `ArchiveDamaged`.
 
-    Who asks later than they learned of `after` may be told of what was finished since.
+    If `after` is out of date, the result may include batches finished since.
     """
     found, application = opened(archive, table), _application(table, generation)
     if found is None:
@@ -148,17 +147,17 @@ def unfinished(archive: Path, table: Table, *, generation: int, after: int) -> l
             if found.version() > 0:
                 found.load_as_version(found.version() - 1)
                 before, below = _by_path(found), found.transaction_version(application) or 0
-            if below != number:  # Else it was not the archive that wrote this version, but somebody who tidied.
+            if below != number:  # Otherwise compaction wrote this version, not the archive.
                 added |= {path: file for path, file in files.items() if path not in before}
             files, number = before, below
     return [file for path, file in added.items() if path in there]
 
 
 def changed(archive: Path, table: Table, *, out: Collection[DeltaFile], into: Sequence[AddAction] = ()) -> bool:
-    """Take files out of a table, and others in, in one transaction; False if others took some of them out, or gave it no rest.
+    """Remove files from a table and add others in one transaction.
 
-    With `into` its rows stay the same, and whoever streams the table is not told them again. Raises `ArchiveDamaged`, `ArchiveFull`
-    and `ArchiveUnwritable`.
+    Return False if another transaction removed one of the files, or if all attempts conflicted. With `into` the rows stay the same, so
+    streaming readers of the table do not see them again. Raises `ArchiveDamaged`, `ArchiveFull` and `ArchiveUnwritable`.
     """
     is_change = not into
     for _ in range(COMMITS_MAX):
@@ -177,7 +176,7 @@ def changed(archive: Path, table: Table, *, out: Collection[DeltaFile], into: Se
                 mode="append",
                 schema=found.schema(),
                 partition_by=[DAY.name],
-                # Delta would put it behind whatever came between, also behind what took the same files out.
+                # A retry by Delta would commit after conflicting transactions, even one that removed the same files.
                 commit_properties=deltalake.CommitProperties(max_commit_retries=0),
             )
             return True
@@ -186,7 +185,7 @@ def changed(archive: Path, table: Table, *, out: Collection[DeltaFile], into: Se
 
 @contextmanager
 def telling(archive: Path, folder: Path) -> Iterator[None]:
-    """What `deltalake` cannot write, as the archive's own errors; it tells those of the operating system only in words."""
+    """Translate write errors of `deltalake` into the archive's errors. It reports the operating system's errors only as text."""
     with told(archive, folder):
         try:
             yield
@@ -208,10 +207,10 @@ def _by_path(table: deltalake.DeltaTable) -> dict[str, DeltaFile]:
 
 
 def _line(error: Exception) -> str:
-    """The first line of what an error says: those of `deltalake` go on with a trace of Rust, in colours."""
+    """Return the first line of an error. `deltalake` appends a coloured Rust backtrace."""
     return _without_colours("", str(error)).strip().partition("\n")[0] or type(error).__name__
 
 
 def _application(table: Table, generation: int) -> str:
-    """What Delta calls him who writes a table: his transactions are numbered for themselves."""
+    """Return the name of a writer in Delta: each name has its own transaction numbers."""
     return f"equipoise-{table}-g{generation:04}"

@@ -1,10 +1,11 @@
-"""Tidying of Delta tables: small files are joined in the order of their rows, which Delta's own OPTIMIZE does not keep.
+"""Compact the small files of Delta tables and keep the order of rows, which Delta's own OPTIMIZE does not.
 
-May live here: `DeltaFolder`, which `spark_jobs.archive.tables.tidying` drives, and forgetting the files that no version of late needs.
+Theory of operation:
 
-How files are joined: their rows are written into a file that no version of the table knows yet, and one transaction takes it in and
-those out that it was joined of. If another transaction came between, both are looked at anew. So readers see the rows once, whenever
-it dies: a file that no version came to know is removed with those that none needs any more.
+1. Write the rows of a group into a file that no version of the table lists.
+2. In one transaction, add that file and remove the group's files. After a conflicting transaction, check both again.
+
+Readers see every row once, even after a crash. A file that no version lists is removed with the files that are no longer needed.
 """
 
 from __future__ import annotations
@@ -31,14 +32,14 @@ from equipoise.spark_jobs.sequence.emitted import Table
 from equipoise.spark_jobs.streams.archive_errors import ArchiveFileGone
 
 KEPT_H: Final = 7 * 24
-"""For how long a file stays on the disk that was joined into another: Delta's own time, in which older versions can be read."""
+"""How long a replaced file stays on disk. Older versions stay readable for as long; Delta's own default."""
 
 Step = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaFolder:
-    """The files of one day of a Delta table, as its `version` has them, but for those of a batch that is not finished."""
+    """The files of one day in one `version` of a Delta table, except those of an unfinished batch."""
 
     archive: Archive
     table: Table
@@ -48,7 +49,7 @@ class DeltaFolder:
     step: Step
 
     def groups(self, *, size_max: int, files_min: int) -> Sequence[Sequence[Path]]:
-        """What to join; what a tidying that died was about to write is removed first."""
+        """Return the groups to join. First remove the partial files of an interrupted compaction."""
         for part in self._path.glob(f".*{PART_SUFFIX}"):
             with told(self.archive.path, part):
                 part.unlink(missing_ok=True)
@@ -56,12 +57,12 @@ class DeltaFolder:
         return joins(files, size_max=size_max, files_min=files_min, kind=lambda _: None)
 
     def join(self, group: Sequence[Path], rows: Iterable[pa.Table]) -> int | None:
-        """Put one file in the place of a group; None if others changed the group meanwhile.
+        """Replace a group by one file. Return its size in bytes; None if others changed the group meanwhile.
 
-        Raises what the rows raise, `ArchiveFull` and `ArchiveUnwritable`.
+        Raises `ArchiveFull`, `ArchiveUnwritable`, and what `rows` raises.
         """
         out = [file for file in self.files if self._root / file.name in group]
-        # A version is followed by another before this is tried again, so that none knows a file of this name.
+        # Another version precedes any retry, so no version lists a file of this name.
         into = self._path / f"joined-{self.version:010}-{self.files.index(out[0]):06}{SUFFIX}"
         try:
             write_file(self.archive.path, into, rows, arrow_schema(SCHEMAS[self.table]))
@@ -100,9 +101,9 @@ class DeltaFolder:
 
 
 def delta_folders(archive: Archive, table: Table, manifest: Manifest, step: Step) -> list[DeltaFolder]:
-    """The days of a table, rising. Raises `ArchiveDamaged`."""
+    """Return the days of a table in order. Raises `ArchiveDamaged`."""
     version, files = newest(archive.path, table)
-    # A batch that is not finished may be taken back, and must be found then as it was written.
+    # An unfinished batch may be rolled back. Its files must stay as they were written.
     apart = {file.path for file in unfinished(archive.path, table, generation=manifest.generation, after=manifest.batch)}
     joinable = [file for file in files if file.path not in apart and file.rows != 0]
     return [
@@ -119,6 +120,6 @@ def forget(archive: Archive, table: Table) -> None:
     root = archive.path / table
     with telling(archive.path, root):
         vacuum = partial(found.vacuum, retention_hours=KEPT_H, enforce_retention_duration=False, full=True)
-        # To remove them is two transactions, also where all have gone before, so it is asked first whether any is there.
+        # Removing costs two transactions even if the files are gone, so check first whether any exists.
         if any((root / path).exists() for path in vacuum(dry_run=True)):
             vacuum(dry_run=False)

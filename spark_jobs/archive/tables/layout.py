@@ -1,16 +1,14 @@
-"""How the files of the archive are named, which of them count, and which are worth joining.
+"""Name the archive's files, select those that count, and choose those to join.
 
-May live here: names, and what can be told from names and sizes alone.
+    ARCHIVE/TABLE/day=2026-11-22/g0001-b0000000012.parquet               batch 12 of generation 1
+    ARCHIVE/TABLE/day=2026-11-22/g0001-b0000000000-0000000099.parquet    batches 0 to 99, joined
 
-    ARCHIVE/TABLE/day=2026-11-22/g0001-b0000000012.parquet               what batch 12 of generation 1 wrote
-    ARCHIVE/TABLE/day=2026-11-22/g0001-b0000000000-0000000099.parquet    what batches 0 to 99 wrote, joined
+A *generation* is the life of one checkpoint. Within it a batch number stands for fixed contents, so a repeated batch replaces its own
+files. Readers skip a file in three cases:
 
-A *generation* is the life of one checkpoint: within it the number of a batch says what is in it, so a batch that is done again
-replaces its own files. Three rules tell which files of a folder count:
-
-1. A file whose batches lie within those of another file of its generation is not read: it has been joined into that one.
-2. A file of one batch above the last that the writer has finished is not read: it is being written, or was never finished.
-3. Names that are no such names are passed over. While a file is written its name begins with a dot.
+1. Another file of its generation covers its batches: it was joined into that file.
+2. It is a single batch above the writer's last finished batch: it is being written, or was never finished.
+3. Its name does not have this form. A file being written has a name with a leading dot.
 """
 
 from __future__ import annotations
@@ -25,14 +23,14 @@ Item = TypeVar("Item")
 SUFFIX: Final = ".parquet"
 PART_SUFFIX: Final = ".part"
 
-# Ten digits are enough for a batch each second for three centuries.
+# Ten digits are enough for a batch per second for three centuries.
 _match_name: Final = re.compile(r"g(\d{4})-b(\d{10})(?:-(\d{10}))?\.parquet", re.ASCII).fullmatch
 _match_day: Final = re.compile(r"day=(\d{4}-\d{2}-\d{2})", re.ASCII).fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class FileName:
-    """One file: its generation, and the first and last batch in it."""
+    """A file name: the generation, and the first and last batch in the file."""
 
     generation: int
     first: int
@@ -40,18 +38,18 @@ class FileName:
 
     @property
     def text(self) -> str:
-        """As it is spelled."""
+        """The name as text."""
         joined = f"-{self.last:010}" if self.last != self.first else ""
         return f"g{self.generation:04}-b{self.first:010}{joined}{SUFFIX}"
 
     def covers(self, other: FileName) -> bool:
-        """Whether all batches of another file are in this one too."""
+        """Return whether this file contains all batches of another file."""
         within = self.first <= other.first and other.last <= self.last
         return self.generation == other.generation and within and (self.first, self.last) != (other.first, other.last)
 
 
 def parse_name(text: str) -> FileName | None:
-    """The name that `FileName.text` spelled; None for anything else."""
+    """Parse a name made by `FileName.text`. Return None for other names."""
     match = _match_name(text)
     if match is None:
         return None
@@ -61,51 +59,51 @@ def parse_name(text: str) -> FileName | None:
 
 
 def part_name(text: str) -> str:
-    """What a file is called until it is whole: no reader of ours or of others takes it for a file of the table."""
+    """Return a file's name while it is being written. Neither Equipoise nor other readers treat it as part of the table."""
     return f".{text}{PART_SUFFIX}"
 
 
 def parse_part(text: str) -> FileName | None:
-    """The name that a file was to have that is still called as `part_name` says; None for anything else."""
+    """Return the final name of a file named by `part_name`; None for other names."""
     is_part = text.startswith(".") and text.endswith(PART_SUFFIX)
     return parse_name(text[1 : -len(PART_SUFFIX)]) if is_part else None
 
 
 def day_folder(day: str) -> str:
-    """The folder of a day, given as `YYYY-MM-DD`."""
+    """Return the folder name of a day in the form `YYYY-MM-DD`."""
     return f"day={day}"
 
 
 def parse_day(folder: str) -> str | None:
-    """The day whose folder this is; None for anything else."""
+    """Return the day of a folder; None for other names."""
     match = _match_day(folder)
     return None if match is None else match[1]
 
 
 def is_finished(name: FileName, finished: Mapping[int, int]) -> bool:
-    """Whether a file is of finished batches alone. `finished` says of each generation which batch is its last.
+    """Return whether a file holds only finished batches. `finished` maps a generation to its last finished batch.
 
-    Only finished batches are joined, maybe since `finished` was read: their own files are gone then.
+    Joined files always count, because only finished batches are joined. They may be newer than `finished`, with their own files removed.
     """
     return name.first != name.last or name.last <= finished.get(name.generation, -1)
 
 
 def resolved(names: Iterable[str], finished: Mapping[int, int]) -> tuple[FileName, ...]:
-    """The files of one folder that count, in the order in which they were written; each row of it is in exactly one of them."""
+    """Return the files of one folder that count, in order of writing. Each row is in exactly one of them."""
     files = sorted(
         (name for name in map(parse_name, names) if name is not None and is_finished(name, finished)),
         key=lambda name: (name.generation, name.first, -name.last),
     )
     found: list[FileName] = []
     for name in files:
-        # Sorted so, whatever covers a file stands before it, and of those the last taken reaches furthest.
+        # In this order a file comes after those that cover it, and the last one taken reaches furthest.
         if not found or not found[-1].covers(name):
             found.append(name)
     return tuple(found)
 
 
 def covered(names: Iterable[str]) -> tuple[FileName, ...]:
-    """The files of one folder that have been joined into others, and are only still there because nobody has removed them yet."""
+    """Return the files of one folder that were joined into others and not removed yet."""
     files = sorted({name for name in map(parse_name, names) if name is not None})
     return tuple(name for name in files if any(other.covers(name) for other in files))
 
@@ -113,9 +111,9 @@ def covered(names: Iterable[str]) -> tuple[FileName, ...]:
 def joins(
     files: Sequence[tuple[Item, int]], *, size_max: int, files_min: int, kind: Callable[[Item], object]
 ) -> tuple[tuple[Item, ...], ...]:
-    """Which files of one folder to join, each group into one file, given those that count with their sizes in bytes.
+    """Return groups of files to join, given the files that count with their sizes in bytes.
 
-    A group is a run of neighbours of one `kind`, of at least `files_min` files and, together, of at most `size_max` bytes.
+    A group is a run of neighbours of one `kind`: at least `files_min` files, at most `size_max` bytes in total.
     """
     groups: list[tuple[Item, ...]] = []
     run: list[Item] = []
@@ -132,5 +130,5 @@ def joins(
 
 
 def joined(group: Sequence[FileName]) -> FileName:
-    """The name of the file that a group is joined into."""
+    """Return the name of the file that replaces a group."""
     return FileName(generation=group[0].generation, first=group[0].first, last=group[-1].last)

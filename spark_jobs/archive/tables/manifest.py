@@ -1,7 +1,4 @@
-"""What a writer of the archive says of itself in ARCHIVE/WRITER.json: of which log it is, how far it has come, and in which form.
-
-May live here: that file, its spelling and checks, and how it is told that a file of an archive cannot be written.
-"""
+"""Read and write ARCHIVE/WRITER.json: the log that a writer archives, its progress and its format."""
 
 from __future__ import annotations
 
@@ -21,17 +18,19 @@ from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveF
 Store = Literal["parquet", "delta"]
 
 MANIFEST_BYTES_MAX: Final = 1 << 20
-"""A thousand generations of ten bytes, a hundred times over."""
+"""A hundred times the size of a thousand generations of ten bytes each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """What one writer has written.
+    """The progress of one writer.
 
-    `log` is the identity of the log and `url` how it was named last. `generation` and `batch` are the last that is finished, -1 for
-    none; `finished` says of each generation before, which batch was its last. `positions` are those at which each source goes on
-    (`spark_jobs.sequence.arrivals.Source`, storage offsets), and `base` is what the channel's logical offsets have above these.
-    `batch_rows` is how many rows of each table the last batch had; None where nobody counted them, as before there was this field.
+    * `log`, `url`: the identity of the log, and its last URL.
+    * `generation`, `batch`: the last finished ones; -1 for none.
+    * `finished`: the last batch of each earlier generation.
+    * `positions`: the storage offset at which each source continues (`spark_jobs.sequence.arrivals.Source`).
+    * `base`: the difference between the channel's logical and storage offsets.
+    * `batch_rows`: rows per table in the last batch; None in manifests written before this field existed.
     """
 
     writer: str
@@ -47,17 +46,17 @@ class Manifest:
 
     @property
     def last_batches(self) -> Mapping[int, int]:
-        """Which batch is the last of each generation, the present one's among them."""
+        """The last batch of each generation, including the current one."""
         return {**self.finished, self.generation: self.batch}
 
 
 def manifest_path(archive: Path, writer: str) -> Path:
-    """The file of a writer."""
+    """Return the manifest file of a writer."""
     return archive / f"{writer}.json"
 
 
 def read_manifest(archive: Path, writer: str) -> Manifest | None:
-    """What a writer says of itself; None if it has written nothing. Raises `ArchiveDamaged` and `ArchiveTooNew`."""
+    """Read a writer's manifest; None if it has written nothing. Raises `ArchiveDamaged` and `ArchiveTooNew`."""
     path = manifest_path(archive, writer)
     try:
         with path.open("rb") as file:
@@ -77,7 +76,7 @@ def read_manifest(archive: Path, writer: str) -> Manifest | None:
 
 
 def write_manifest(archive: Path, manifest: Manifest) -> None:
-    """Replace what a writer says of itself, durably. Raises `ArchiveFull` and `ArchiveUnwritable`."""
+    """Replace a writer's manifest durably. Raises `ArchiveFull` and `ArchiveUnwritable`."""
     versions = {str(table): SCHEMAS[table].version for table in WRITTEN_BY[manifest.writer]}
     raw = {"format": ARCHIVE_FORMAT, **asdict(manifest), "tables": versions}
     data = orjson.dumps(raw, option=orjson.OPT_INDENT_2 | orjson.OPT_NON_STR_KEYS | orjson.OPT_APPEND_NEWLINE)
@@ -88,7 +87,7 @@ def write_manifest(archive: Path, manifest: Manifest) -> None:
 
 @contextmanager
 def told(archive: Path, file: Path) -> Iterator[None]:
-    """What the operating system refuses while `file` is written, as the archive's own errors: `ArchiveFull`, `ArchiveUnwritable`."""
+    """Translate the operating system's errors while writing `file` into `ArchiveFull` and `ArchiveUnwritable`."""
     try:
         yield
     except OSError as error:

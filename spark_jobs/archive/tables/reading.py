@@ -1,7 +1,6 @@
-"""Reading the archive: the files that count, as Arrow batches and as Spark frames.
+"""Read the archive's tables as Arrow batches and Spark frames.
 
-May live here: `Archive`, for all that reads tables, and reading anew what was tidied meanwhile. Rows of the channel's tables come in
-order of their offsets, because files are named in the order in which they were written, and the log's time never falls.
+Rows of the channel's tables come in order of their offsets: file names sort in order of writing, and the log's time never falls.
 """
 
 from __future__ import annotations
@@ -27,13 +26,13 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 BATCH_ROWS: Final = 16 * 1024
-"""Rows in one Arrow batch: 4 MB of records."""
+"""Rows per Arrow batch: 4 MB of records."""
 
 LOOKS_MAX: Final = 3
-"""How often files that have gone are looked for again: an archive that is written is tidied meanwhile, which takes seconds each time."""
+"""Attempts to read after files have vanished. While an archive grows, its files are compacted, at intervals of seconds or more."""
 
 _OFFSETS_SAID: Final = ("INT64", 1, 0)
-"""How Parquet describes the column of offsets: its physical type, that a cell may be null, and that it is no list."""
+"""Parquet's description of the column `offset`: its physical type, that cells may be null, and that it is not a list."""
 
 NOT_IN_ORDER: Final = (
     "its rows are not in order of their offsets, as after Delta's OPTIMIZE; deltalake.DeltaTable(FOLDER).optimize.z_order(['offset']) of "
@@ -45,30 +44,30 @@ _replace_glob_characters: Final = re.compile(r"[\\*?\[\]{}]").sub
 Result = TypeVar("Result")
 
 FINDING: Final = ("rule", "subject", "offset", "text")
-"""By these columns one finding is told from another: one of another generation that has all of them is the same."""
+"""The columns that identify a finding. A finding of another generation with the same values is the same finding."""
 
 
 class Archive:
-    """An archive as it is now; each call looks anew, so that a reader sees what was finished meanwhile."""
+    """An archive. Every call looks at the files again, so readers see what was finished meanwhile."""
 
     def __init__(self, path: Path) -> None:
-        """The archive in the folder `path`. Raises `NoArchive`, and what `manifest` raises."""
+        """Open the archive in the folder `path`. Raises `NoArchive`, and what `manifest` raises."""
         self.path = path
         if all(self.manifest(writer) is None for writer in WRITTEN_BY):
             raise NoArchive(archive=str(path))
 
     def manifest(self, writer: str = "archive") -> Manifest | None:
-        """What a writer says of itself; None if it has written nothing. Raises `ArchiveDamaged` and `ArchiveTooNew`."""
+        """Return a writer's manifest; None if it has written nothing. Raises `ArchiveDamaged` and `ArchiveTooNew`."""
         return read_manifest(self.path, writer)
 
     def days(self, table: Table) -> tuple[str, ...]:
-        """The days for which a table has a folder, rising, as `YYYY-MM-DD`. Raises `ArchiveDamaged`."""
+        """Return the days for which a table has a folder, in order, as `YYYY-MM-DD`. Raises `ArchiveDamaged`."""
         folder = self.path / table
         names = sorted(self.names(folder)) if folder.is_dir() else []
         return tuple(day for day in map(parse_day, names) if day is not None)
 
     def files(self, table: Table, *, first_day: str = "", last_day: str = "9") -> tuple[Path, ...]:
-        """The files that hold a table's rows of these days, each row in exactly one of them, in the order of writing.
+        """Return the files with a table's rows of these days, in order of writing. Each row is in exactly one of them.
 
         Raises `ArchiveDamaged` and `ArchiveTooNew`.
         """
@@ -87,7 +86,7 @@ class Archive:
         return tuple(found)
 
     def names(self, folder: Path) -> list[str]:
-        """What is in one of its folders. Raises `ArchiveDamaged`."""
+        """Return the names in a folder of the archive. Raises `ArchiveDamaged`."""
         try:
             return [path.name for path in folder.iterdir()]
         except OSError as error:
@@ -103,9 +102,9 @@ class Archive:
         first_day: str = "",
         last_day: str = "9",
     ) -> Iterator[pa.RecordBatch]:
-        """The rows of a table in batches of bounded size, those of offsets from `first` to `last` alone where these are given.
+        """Yield the rows of a table in bounded batches, limited to offsets from `first` to `last` if given.
 
-        Columns that a file of an older version does not have are null. Raises what `files` and `file_batches` raise.
+        Columns that an older file lacks are null. Raises what `files` and `file_batches` raise.
         """
         for path in self.files(table, first_day=first_day, last_day=last_day):
             yield from self.file_batches(path, table, columns=columns, first=first, last=last)
@@ -113,7 +112,7 @@ class Archive:
     def file_batches(
         self, path: Path, table: Table, *, columns: Sequence[str] | None = None, first: int | None = None, last: int | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """As the function `file_batches`. Raises `ArchiveDamaged` for a file that cannot be read, `ArchiveFileGone` for none."""
+        """Read as the function `file_batches`. Raises `ArchiveDamaged` for an unreadable file and `ArchiveFileGone` for a missing one."""
         try:
             yield from file_batches(path, table, columns=columns, first=first, last=last)
         except FileNotFoundError as error:
@@ -122,9 +121,9 @@ class Archive:
             raise ArchiveDamaged(archive=str(self.path), problem=f"its file {path} cannot be read: {error}") from error
 
     def table(self, table: Table, *, columns: Sequence[str] | None = None, first_day: str = "", last_day: str = "9") -> pa.Table:
-        """All rows of a table at once: for tables that fit into memory. Of findings that were found again, each once.
+        """Return all rows of a table that fits into memory. Duplicate findings are removed.
 
-        With `columns`, that holds of findings as far as they tell one from another (`FINDING`). Raises what `batches` raises.
+        With `columns`, duplicates are removed only if all columns of `FINDING` are included. Raises what `batches` raises.
         """
         schema = _schema(table, columns)
         rows = read_again(
@@ -133,16 +132,16 @@ class Archive:
         return _once(rows) if table is Table.FINDINGS and (columns is None or {*FINDING} <= {*columns}) else rows
 
     def frame(self, spark: SparkSession, table: Table, *, first_day: str = "", last_day: str = "9") -> DataFrame:
-        """A table as a Spark frame, with `day` as its last column. Of findings that were found again, each once.
+        """Return a table as a Spark frame with `day` as its last column. Duplicate findings are removed.
 
-        Raises what `files` raises, and `ArchiveDamaged` for a file of no bytes, which Spark would pass over.
+        Raises what `files` raises, and `ArchiveDamaged` for an empty file, which Spark would skip.
         """
         schema = ddl(SCHEMAS[table])
         files = self.files(table, first_day=first_day, last_day=last_day)
         if not files:
             return spark.createDataFrame([], schema)
         for path in files:
-            with suppress(FileNotFoundError):  # Spark tells that itself, as of any file that goes while it reads.
+            with suppress(FileNotFoundError):  # Spark reports files that vanish.
                 if not path.stat().st_size:
                     raise ArchiveDamaged(archive=str(self.path), problem=f"its file {path} has no bytes")
         frame = spark.read.schema(schema).option("basePath", str(self.path / table)).parquet(*map(_unglobbed, files))
@@ -150,14 +149,14 @@ class Archive:
 
 
 def _unglobbed(path: Path) -> str:
-    """A path as Spark takes it for this one file: it expands what it reads, although not its `basePath`."""
+    """Return a path escaped for Spark, which expands globs in the paths that it reads, but not in `basePath`."""
     return _replace_glob_characters(r"\\\g<0>", str(path))
 
 
 def read_again(read: Callable[[], Result]) -> Result:
-    """What `read` reads of an archive, all of it anew where a file has gone meanwhile: it was joined into another.
+    """Return the result of `read`. Start again if a file vanished meanwhile because it was joined into another.
 
-    Raises what `read` raises, `ArchiveFileGone` too if that goes on for more than `LOOKS_MAX` times.
+    Raises what `read` raises. Raises `ArchiveFileGone` if that happens more than `LOOKS_MAX` times.
     """
     for _ in range(LOOKS_MAX):
         with suppress(ArchiveFileGone):
@@ -167,9 +166,9 @@ def read_again(read: Callable[[], Result]) -> Result:
 
 @contextmanager
 def telling_damage() -> Iterator[None]:
-    """Whatever form the damage of a file takes while pyarrow reads it, as the exceptions that `file_batches` names.
+    """Translate pyarrow's various exceptions for damaged files into those that `file_batches` documents.
 
-    To stand around reading alone: beyond it these exceptions are those of a mistake in a program.
+    Put only reading inside: elsewhere these exceptions are programming errors.
     """
     try:
         yield
@@ -180,7 +179,7 @@ def telling_damage() -> Iterator[None]:
 
 
 def file_offsets(path: Path) -> tuple[int, int, int]:
-    """The first and last offset in a file, and how many rows it has, by its own statistics. The file is one of the archive's tables.
+    """Return the first and last offset of a file and its row count, from the file's own statistics.
 
     Raises `OSError` and `pyarrow.ArrowException`.
     """
@@ -193,9 +192,9 @@ def file_offsets(path: Path) -> tuple[int, int, int]:
 
 
 def check_order(path: Path, table: Table, *, after: int) -> int:
-    """The last offset in a file, whose first is above `after`, as that of the file before it.
+    """Return the last offset of a file. `after` is the last offset of the file before it.
 
-    Raises `pyarrow.ArrowInvalid` for one whose offsets fall, as those may that others joined, and what `file_batches` raises.
+    Raises `pyarrow.ArrowInvalid` if offsets fall, as in files joined by other programs, and what `file_batches` raises.
     """
     last = after
     for batch in file_batches(path, table, columns=("offset",)):
@@ -209,12 +208,12 @@ def check_order(path: Path, table: Table, *, after: int) -> int:
 def file_batches(
     path: Path, table: Table, *, columns: Sequence[str] | None = None, first: int | None = None, last: int | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one file in batches of bounded size; see `Archive.batches`. Groups of rows outside the offsets are not read.
+    """Yield the rows of one file in bounded batches; see `Archive.batches`. Row groups outside the offsets are not read.
 
     Raises `OSError` and `pyarrow.ArrowException`.
     """
     schema = _schema(table, columns)
-    # What a reader does with a batch is outside of this, although it stands around the `yield`: it raises nothing in here.
+    # The `yield` is inside this block, but the reader's own errors are not raised here.
     with telling_damage(), pq.ParquetFile(path) as file:
         there = [name for name in {**dict.fromkeys(schema.names), "offset": None} if name in file.schema_arrow.names]
         groups = [group for group in range(file.num_row_groups) if _may_hold(file, group, first, last)]
@@ -231,13 +230,13 @@ def _may_hold(file: pq.ParquetFile, group: int, first: int | None, last: int | N
 
 
 def _bounds(file: pq.ParquetFile, group: int) -> tuple[int, int] | None:
-    """The first and last offset in a group of rows, if the file says them. Raises `pyarrow.ArrowInvalid` if they cannot be offsets."""
+    """Return the first and last offset of a row group; None if the file has no statistics. Raises `pyarrow.ArrowInvalid` if invalid."""
     about = file.metadata
     column = file.schema_arrow.get_field_index("offset")
     if column < 0:
         raise pa.ArrowInvalid("it has no column offset")
-    # Asked about a column whose descriptions in the file do not fit together, pyarrow ends the process, and raises nothing. Asked for a
-    # row of it, it raises; but so it looks at no statistics, and the type by which those are read is compared here.
+    # Reading statistics of a column with inconsistent metadata makes pyarrow abort the process. Reading a row raises instead, but does
+    # not check the statistics, so their type is compared here.
     next(file.iter_batches(1, row_groups=[group], columns=["offset"], use_threads=False), None)
     said = about.schema.column(column)
     if (said.physical_type, said.max_definition_level, said.max_repetition_level) != _OFFSETS_SAID:
@@ -255,7 +254,7 @@ def _bounds(file: pq.ParquetFile, group: int) -> tuple[int, int] | None:
 
 
 def _check_cells(batch: pa.RecordBatch) -> None:
-    """Raise `pyarrow.ArrowInvalid` where cells cannot be what was written: text that is none, and rows without an offset."""
+    """Raise `pyarrow.ArrowInvalid` for cells that were never written so: invalid text, or rows without an offset."""
     batch.validate(full=True)
     if batch["offset"].null_count:
         raise pa.ArrowInvalid("rows of it have no offset")
@@ -268,7 +267,7 @@ def _within(batch: pa.RecordBatch, first: int | None, last: int | None) -> pa.Re
 
 
 def _widened(batch: pa.RecordBatch, schema: pa.Schema, path: Path) -> pa.RecordBatch:
-    """With all columns of the present version, and the day of the file's folder where that is asked for."""
+    """Add the columns of the current version, and the day of the file's folder if requested."""
     columns = []
     for field in schema:
         if field.name in batch.schema.names:
@@ -287,7 +286,7 @@ def _schema(table: Table, columns: Sequence[str] | None) -> pa.Schema:
 
 
 def _once(findings: pa.Table) -> pa.Table:
-    """A generation of the audit that began anew finds again what the one before it found: of these the first stays."""
+    """Remove duplicate findings and keep the first. An audit that starts anew repeats the findings of the previous generation."""
     numbered = findings.append_column("row", pa.array(range(findings.num_rows), pa.int64()))
     firsts = numbered.group_by(list(FINDING)).aggregate([("row", "min")])["row_min"]
     return findings.take(firsts.sort())

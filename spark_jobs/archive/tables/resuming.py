@@ -1,7 +1,4 @@
-"""Where a new generation of the archive goes on: the view of all that it holds, from its newest snapshot and the records after it.
-
-May live here: that view, and the beginning that is made of it.
-"""
+"""Resume an archive in a new generation: build the view of its contents from the newest snapshot and the records after it."""
 
 from __future__ import annotations
 
@@ -23,10 +20,9 @@ from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveO
 
 
 def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:
-    """Where the archive goes on by its own account; None if it holds nothing of the channel yet.
+    """Return where the archive continues; None if it holds nothing of the channel yet.
 
-    Raises `ArchiveOutOfOrder`, and `ArchiveDamaged` where its snapshot and its records do not fit together, or a file of them cannot
-    be read.
+    Raises `ArchiveOutOfOrder`. Raises `ArchiveDamaged` if a file cannot be read, or if the snapshot and the records do not fit together.
     """
     if Source.CHANNEL not in manifest.positions:
         return None
@@ -41,7 +37,7 @@ def resumed(archive: Archive, manifest: Manifest) -> Beginning | None:
 
 
 def _read(archive: Archive) -> tuple[View, int]:
-    """That view, and the position of the last entry that is archived: what no reader may fold is kept, and read over."""
+    """Return the view, and the position of the last archived entry. Entries that were archived without folding are skipped."""
     view = _newest_snapshot(archive)
     last = view.offset - view.base
     reader: Reader | None = None
@@ -50,7 +46,7 @@ def _read(archive: Archive) -> tuple[View, int]:
             last = position
             if verdict == NOT_FOLDED:
                 continue
-            with suppress(LevelTooNew, LogClosed):  # The record that raises the level is the last that can be folded.
+            with suppress(LevelTooNew, LogClosed):  # The record that raises the format version is the last one that can be folded.
                 reader = reader or Reader(log=str(archive.path), view=view)
                 reader.feed(Entry(position, data or b""))
     return view, last

@@ -1,10 +1,7 @@
-"""The tables of the archive as data: their columns, what these say, and since which version of the table they are there.
+"""Define the archive's tables: columns, meanings, and the table version that added each column.
 
-May live here: the columns, and what follows from them alone. How files hold them is `spark_jobs.archive.tables.arrow`; the page
-docs/reference/archive.md is drawn from them.
-
-A column is added, never changed or removed: whoever adds some raises the table's version, and gives them that as `since`. A reader
-finds null in the files of older versions, and refuses those of newer ones.
+The page docs/reference/archive.md is generated from these definitions. To change a table, add a column: raise the table's version and set
+the column's `since` to it. Never change or remove a column. Readers get null from files of older versions and refuse newer ones.
 """
 
 from __future__ import annotations
@@ -27,15 +24,15 @@ SQL_TYPES: Final[Mapping[Type, str]] = {
     "timestamp": "TIMESTAMP",
     "longs": "ARRAY<BIGINT>",
 }
-"""What Spark calls each type."""
+"""Each type's name in Spark."""
 
 ARCHIVE_FORMAT: Final = 1
-"""Of the folder itself: how files are named and found, and what its manifests say. A newer one is refused."""
+"""Format version of the folder: file names and manifests. Readers refuse newer ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Column:
-    """One column. `timestamp` is in UTC, to the microsecond; `longs` is a list. `meaning` is a sentence without its full stop."""
+    """One column. `timestamp` is UTC with microseconds; `longs` is a list. `meaning` is a sentence without its full stop."""
 
     name: str
     type: Type
@@ -45,9 +42,10 @@ class Column:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableSchema:
-    """One table: `columns` in their order, and after them the partition `day`, which stands in the folder's name alone.
+    """One table.
 
-    `source` is where the offsets in its column `offset` come from: the channel's are logical, all others are the source's own.
+    * `columns`: in order. The partition `day` follows them; it exists only in the folder's name.
+    * `source`: where the column `offset` counts. The channel's offsets are logical, all others are the source's own.
     """
 
     table: Table
@@ -58,7 +56,7 @@ class TableSchema:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The names of its columns, without `day`."""
+        """The names of the columns, without `day`."""
         return tuple(column.name for column in self.columns)
 
 
@@ -279,16 +277,16 @@ _ALL: Final = (
     _FINDINGS,
 )
 SCHEMAS: Final[Mapping[Table, TableSchema]] = {schema.table: schema for schema in _ALL}
-"""The schema of each table, in the order in which they are told."""
+"""The schema of each table, in the order of the documentation."""
 
 ARCHIVED: Final = frozenset(schema.table for schema in _ALL if schema.table is not Table.FINDINGS)
-"""What the archive asks the sequential operator for; findings come from the audit."""
+"""The tables that the archive requests from the sequential operator. Findings come from the audit."""
 
 WRITTEN_BY: Final[Mapping[str, tuple[Table, ...]]] = {
     "archive": tuple(schema.table for schema in _ALL if schema.table is not Table.FINDINGS),
     "audit": (Table.FINDINGS,),
 }
-"""Which tables each writer writes: each table has one, so that no two processes ever name the same file."""
+"""The tables of each writer. Every table has one writer, so two processes never write the same file."""
 
 WRITER_OF: Final[Mapping[Table, str]] = {table: writer for writer, tables in WRITTEN_BY.items() for table in tables}
 """The writer of each table."""

@@ -1,16 +1,14 @@
-"""The sink: what Spark's driver does with the rows of one batch, so that each row is in the archive exactly once.
+"""Write each batch of rows to the archive exactly once.
 
-May live here: `Sink`, its lock, its generations, and the order of its steps.
+How a batch is written:
 
-How a batch is written
-1. Its rows are cut by table and day, and each part becomes one file, named by generation and batch. Safe on the disk, but no reader
-   takes them in, because
-2. only then ARCHIVE/WRITER.json says that the batch is finished, and where each source goes on.
-3. When this returns Spark notes in its checkpoint that the batch is done.
+1. Split its rows by table and day. Write each part to a file named by generation and batch. Readers ignore it still.
+2. Write ARCHIVE/WRITER.json: the batch is finished, and each source continues at the given position.
+3. Return. Spark then marks the batch as done in its checkpoint.
 
-A process that dies between any two of these does the batch again when it starts: the checkpoint says which entries are in it, so the
-same names get the same rows; after 2 it is finished, and stays as it is. A checkpoint that is gone ends the generation: what was not
-finished is removed, and the next generation goes on at the positions that ARCHIVE/WRITER.json tells.
+After a crash between these steps, the next process repeats the batch. The checkpoint names the batch's entries, so the same file names
+get the same rows. After step 2 a repeated batch changes nothing. A lost checkpoint ends the generation: unfinished files are removed,
+and the next generation continues at the positions in ARCHIVE/WRITER.json.
 """
 
 from __future__ import annotations
@@ -38,44 +36,44 @@ from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveI
 CHECKPOINTS: Final = ".checkpoints"
 
 _SIGNS: Final = ("metadata", BEGINNING)
-"""Files of which one is there before the first batch of a checkpoint begins: Spark's own, and ours."""
+"""Files, by Spark and by Equipoise. One of them exists before the first batch of a checkpoint begins."""
 
 
 class Keeper(Protocol):
-    """Where rows go: `spark_jobs.archive.tables.parquet.ParquetStore`, or `spark_jobs.archive.tables.delta.DeltaStore`."""
+    """A store for rows: `spark_jobs.archive.tables.parquet.ParquetStore` or `spark_jobs.archive.tables.delta.DeltaStore`."""
 
     def put(self, schema: TableSchema, table: pa.Table, *, generation: int, batch: int) -> None:
-        """Keep the rows of one table of one batch, once, however often this is called. Raises `ArchiveFull`, `ArchiveUnwritable`."""
+        """Store the rows of one table of one batch. Repeated calls store them once. Raises `ArchiveFull` and `ArchiveUnwritable`."""
         ...
 
     def clear(self, writer: str, *, generation: int, after: int) -> None:
-        """Forget what batches of this generation above `after` have put."""
+        """Remove what batches of this generation above `after` have stored."""
         ...
 
 
 class Sink:
-    """Writes the tables of one writer. One at a time has them; it is a context manager, which gives them back."""
+    """Write the tables of one writer, with exclusive access. As a context manager it releases that access."""
 
     def __init__(self, archive: Path, *, manifest: Manifest, keeper: Keeper, held: ExitStack, is_new: bool) -> None:
-        """As `open_sink` makes it."""
+        """Build a sink; see `open_sink`."""
         self.archive = archive
         self.manifest = manifest
         self.is_new = is_new
-        """Whether this generation begins with this process: its query has no checkpoint yet."""
+        """Whether this process begins the generation: its query has no checkpoint yet."""
         self.rows_written = 0
         self._keeper = keeper
         self._held = held
 
     @property
     def checkpoint(self) -> Path:
-        """Where the query of this generation keeps its checkpoint."""
+        """The checkpoint folder of this generation's query."""
         return _checkpoint(self.archive, self.manifest)
 
     def write(self, batch: int, rows: pa.Table) -> None:
-        """Write the rows (`spark_jobs.sequence.emitted.EMITTED_DDL`) of a batch, unless it is finished; again, if it was begun before.
+        """Write the rows (`spark_jobs.sequence.emitted.EMITTED_DDL`) of a batch, unless it is finished.
 
-        Raises `CheckpointBehind` for a batch before the last one, and for the last one of Delta tables if there is more in it now,
-        `ArchiveFull`, `ArchiveUnwritable`.
+        Raises `ArchiveFull` and `ArchiveUnwritable`. Raises `CheckpointBehind` for a batch before the last one; with Delta tables also for
+        the last one if it has more rows now.
         """
         before = self.manifest
         base = base_in(rows, before.base)
@@ -83,9 +81,9 @@ class Sink:
         counts = _counted(rows, before.writer)
         is_finished = batch == before.batch
         if is_finished and positions == before.positions and not _has_more(counts, before):
-            # It is whole already. Done again it may be less: what is archived the channel may forget, and has since the process died.
+            # The batch is complete. Repeated it may be smaller, because the channel may have forgotten archived entries.
             return
-        # One that has more in it was planned anew, which a power cut makes Spark do. Files are replaced; what Delta has added stays added.
+        # After a power cut Spark may plan the batch anew with more entries. Parquet files are replaced. Rows added to Delta tables stay.
         if batch < before.batch or (is_finished and before.store == "delta"):
             where, last = str(self.checkpoint), before.batch
             raise CheckpointBehind(archive=str(self.archive), writer=before.writer, checkpoint=where, batch=batch, finished=last)
@@ -106,10 +104,10 @@ class Sink:
 
 
 def open_sink(archive: Path, *, writer: str, log: str, url: str, store: Store = "parquet", keeper: Keeper | None = None) -> Sink:
-    """The sink of `writer` (`archive` or `audit`) into the folder `archive`, which is made; `log` is the identity of the log.
+    """Open the sink of `writer` (`archive` or `audit`) in the folder `archive`, and create the folder. `log` is the log's identity.
 
-    Without a checkpoint that goes on from what is written a new generation begins. Raises `ArchiveInUse`, `ArchiveOfAnotherLog`,
-    `ArchiveTooNew`, `ArchiveDamaged`, `OtherStore`, `ArchiveFull` and `ArchiveUnwritable`.
+    A new generation begins unless a checkpoint continues what is written. Raises `ArchiveInUse`, `ArchiveOfAnotherLog`, `ArchiveTooNew`,
+    `ArchiveDamaged`, `OtherStore`, `ArchiveFull` and `ArchiveUnwritable`.
     """
     with ExitStack() as stack:
         with told(archive, archive):
@@ -129,14 +127,14 @@ def open_sink(archive: Path, *, writer: str, log: str, url: str, store: Store = 
         if is_new:
             keeper.clear(writer, generation=before.generation, after=before.batch)
             if found is not None:
-                # A number is never taken again, not even where nothing was finished: a transaction of Delta outlives what it added.
+                # Generation numbers are never reused, even without a finished batch: a Delta transaction outlives the rows it added.
                 manifest = replace(manifest, generation=before.generation + 1, batch=-1, batch_rows=None, finished=before.last_batches)
         write_manifest(archive, manifest)
         return Sink(archive, manifest=manifest, keeper=keeper, held=stack.pop_all(), is_new=is_new)
 
 
 def locked(archive: Path, who: str) -> int:
-    """The descriptor of a file that this process now has for itself, until it closes it or ends. Raises `ArchiveInUse`."""
+    """Return the descriptor of a lock file, locked until it is closed or the process ends. Raises `ArchiveInUse`."""
     path = archive / f".{who}.lock"
     with told(archive, path):
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -149,7 +147,7 @@ def locked(archive: Path, who: str) -> int:
 
 
 def _reached(rows: pa.Table, before: Manifest, base: int) -> dict[str, int]:
-    """Where each source goes on once these rows are written."""
+    """Return the position at which each source continues after these rows."""
     positions = dict(before.positions)
     for schema in (SCHEMAS[table] for table in WRITTEN_BY[before.writer]):
         last = pc.max(rows.filter(pc.equal(rows["table"], str(schema.table)))["offset"]).as_py()
@@ -160,16 +158,16 @@ def _reached(rows: pa.Table, before: Manifest, base: int) -> dict[str, int]:
 
 
 def _counted(rows: pa.Table, writer: str) -> dict[str, int]:
-    """How many rows of each of its tables a writer is given."""
+    """Count the rows of each of a writer's tables."""
     found = pc.value_counts(rows["table"])
     counts = dict(zip(found.field("values").to_pylist(), found.field("counts").to_pylist(), strict=True))
     return {str(table): counts[table] for table in WRITTEN_BY[writer] if table in counts}
 
 
 def _has_more(counts: Mapping[str, int], before: Manifest) -> bool:
-    """Whether a batch has more rows than when it was finished, and of no table fewer, as it has where the channel forgot some.
+    """Return whether a batch has more rows than when it was finished, and no table has fewer (the channel may have forgotten some).
 
-    Positions do not tell of findings: of those at one offset, or before it, some may only come with what else is in the batch.
+    Positions alone do not show new findings: other entries of the batch may cause findings at the same or an earlier offset.
     """
     finished = before.batch_rows
     if finished is None or any(counts.get(table, 0) < count for table, count in finished.items()):
@@ -182,7 +180,7 @@ def _checkpoint(archive: Path, manifest: Manifest) -> Path:
 
 
 def _check_empty(archive: Path, writer: str) -> None:
-    """Tables whose description is gone belong to nobody knows what."""
+    """Raise `ArchiveDamaged` if tables exist without a manifest: their log is unknown."""
     found = next((table for table in WRITTEN_BY[writer] if (archive / table).exists()), None)
     if found is not None:
         problem = f"it has a table {found}, and no {manifest_path(archive, writer).name} that says of which log"

@@ -1,16 +1,16 @@
-"""Tidying: joins the small files that a stream leaves behind into files that are worth opening.
+"""Compact small files: join those that a stream leaves behind.
 
-May live here: `tidy_table` and `run_tidy`, and when a job tidies by itself. Which files are joined is `spark_jobs.archive.tables.layout`'s
-choice.
+`spark_jobs.archive.tables.layout` chooses the files. `spark_jobs.archive.tables.delta_tidying` does this for Delta tables.
 
-How Parquet files of one folder are joined (Delta tables: `spark_jobs.archive.tables.delta_tidying`)
-1. What is still there of files that were joined before is removed, and what was half written.
-2. The rows of a group of neighbours are written into one file under a hidden name, and made safe on the disk.
-3. That file gets its name: from this moment on our readers take it, and none of those whose batches are in it.
-4. Those are removed.
+How the Parquet files of one folder are joined:
 
-It may die between any two of these, and within each: until 3 nothing has happened, and after it the next one goes on with 1. Between 3
-and 4, some milliseconds, a program that reads all files of a folder, and does not know these names, finds rows twice.
+1. Remove leftovers: files that were joined before, and partial files.
+2. Write the rows of a group of neighbours to one file with a hidden name, and sync it to disk.
+3. Rename the file. From now on Equipoise's readers read it instead of the group's files.
+4. Remove the group's files.
+
+A crash at any point is safe. Before step 3 nothing has changed; after it the next run continues with step 1. For some milliseconds
+between steps 3 and 4, a program that reads all files and ignores the names sees rows twice.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from equipoise.spark_jobs.streams.archive_errors import ArchiveDamaged, ArchiveI
 from equipoise.spark_jobs.streams.options import Screen, TidyOptions
 
 FILE_BYTES_MAX: Final = 64 << 20
-"""What a joined file takes at most: 2 million records, which a reader opens once, and passes over by the offsets in its foot."""
+"""Largest joined file: 2 million records, which a reader opens once and skips by the offsets in its footer."""
 
 FILES_MAX: Final = 64
-"""Files that the present day gathers in one folder before a job joins them; a minute's worth of batches of a second."""
+"""Files in the current day's folder before a job joins them: a minute of one-second batches."""
 
 BATCHES_BETWEEN: Final = 32
-"""Batches between two looks of a job at its folders."""
+"""Batches between two checks by a job."""
 
 LOCK: Final = "tidy"
 
@@ -51,9 +51,9 @@ Step = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tidied:
-    """What came of it: so many files, `before`, became `after` fewer ones, of `size_bytes`.
+    """The result of a compaction: `before` files became `after` files of `size_bytes` in total.
 
-    `damaged` names the first file that cannot be read: it stays as it is, with those that would be joined with it.
+    `damaged` names the first unreadable file. It stays as it is, together with the files of its group.
     """
 
     before: int = 0
@@ -63,7 +63,7 @@ class Tidied:
 
     @property
     def document(self) -> dict[str, int]:
-        """Its figures, for JSON."""
+        """The figures, for JSON."""
         return {"before": self.before, "after": self.after, "bytes": self.size_bytes}
 
     def __add__(self, other: Tidied) -> Tidied:
@@ -76,10 +76,10 @@ class Tidied:
 
 
 def run_tidy(options: TidyOptions, screen: Screen) -> int:
-    """Join the small files of all tables of an archive; 0, because there is nothing that anybody should look at.
+    """Compact the small files of all tables of an archive. Return 0.
 
-    Raises `NoArchive`, `ArchiveInUse` while another process tidies it, what `tidy_table` raises, and, once all else is joined,
-    `ArchiveDamaged` for a file that cannot be read.
+    Raises `NoArchive`, `ArchiveInUse` if another process compacts the archive, and what `tidy_table` raises. Raises `ArchiveDamaged` for an
+    unreadable file, after all else is joined.
     """
     archive = Archive(options.archive)
     all_done = dict[Table, Tidied]()
@@ -103,10 +103,10 @@ def run_tidy(options: TidyOptions, screen: Screen) -> int:
 def tidy_table(
     archive: Archive, table: Table, *, files_min: int, last_day_files_min: int = FILES_MAX, step: Step = lambda _step: None
 ) -> Tidied:
-    """Join the small files of each day of one table, if it has at least `files_min` neighbours; more of its last day, which goes on.
+    """Compact each day of a table with at least `files_min` joinable neighbours; `last_day_files_min` for the last day, which still grows.
 
-    `step` is told what is done. A file that cannot be read keeps no other day, and no other group of its own, from being joined, nor
-    does a folder. Raises `ArchiveFull`, `ArchiveUnwritable`, and what `Archive.manifest` raises.
+    `step` is called with the name of each step. An unreadable file or folder does not keep other days and groups from being joined. Raises
+    `ArchiveFull`, `ArchiveUnwritable`, and what `Archive.manifest` raises.
     """
     manifest = archive.manifest(WRITER_OF[table])
     if manifest is None:
@@ -126,10 +126,10 @@ def tidy_table(
 
 
 def tidy_beside(archive: Archive, writer: str, batch: int) -> Tidied:
-    """What a job does of itself after `batch`: it tidies what it writes, once in so many batches, unless another process tidies.
+    """Compact a writer's own tables after every `BATCHES_BETWEEN` batches, unless another process is compacting.
 
-    A damaged file stays where it is, with what would be joined to it, for `equipoise spark verify` to name: to add rows needs none of
-    them. Raises what `tidy_table` raises.
+    A damaged file and its group stay as they are, and `equipoise spark verify` reports it: adding rows needs neither. Raises what
+    `tidy_table` raises.
     """
     if batch % BATCHES_BETWEEN != BATCHES_BETWEEN - 1:
         return Tidied()
@@ -147,19 +147,19 @@ def tidy_beside(archive: Archive, writer: str, batch: int) -> Tidied:
 
 
 class Folder(Protocol):
-    """The files of one day of one table: those of the archive itself, or those of Delta (`spark_jobs.archive.tables.delta_tidying`)."""
+    """The files of one day of one table: Parquet files, or those of Delta (`spark_jobs.archive.tables.delta_tidying`)."""
 
     def groups(self, *, size_max: int, files_min: int) -> Sequence[Sequence[Path]]:
-        """What to join, each group into one file; first it removes what an earlier tidying left behind. Raises `ArchiveDamaged`."""
+        """Return the groups to join. First remove what an earlier compaction left behind. Raises `ArchiveDamaged`."""
         ...
 
     def join(self, group: Sequence[Path], rows: Iterable[pa.Table]) -> int | None:
-        """Put one file with these `rows` in the place of a group, and return its size in bytes; None if others changed the group."""
+        """Replace a group by one file with these `rows`. Return its size in bytes; None if others changed the group."""
         ...
 
 
 def _folders(archive: Archive, table: Table, manifest: Manifest, step: Step) -> Sequence[Folder]:
-    """The days of a table, rising. Raises `ArchiveDamaged`."""
+    """Return the days of a table in order. Raises `ArchiveDamaged`."""
     if manifest.store == "delta":
         from equipoise.spark_jobs.archive.tables.delta_tidying import delta_folders  # noqa: PLC0415 - needs an extra that few have
 
@@ -186,7 +186,7 @@ def _tidied(folder: Folder, archive: Archive, table: Table, *, files_min: int, s
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ParquetFolder:
-    """Files that their names put into the place of others."""
+    """Parquet files, which replace others by their names."""
 
     archive: Archive
     table: Table
@@ -198,7 +198,7 @@ class _ParquetFolder:
         names = self.archive.names(self._path)
         parts = [name for name in names if (part := parse_part(name)) is not None and part.first != part.last]
         self._remove([*parts, *(name.text for name in covered(names))])
-        # The last batch may be done again, which would replace its file beside one that it has been joined into.
+        # The last batch may be repeated. That would replace its file next to the one it was joined into.
         safe = {**self.manifest.last_batches, self.manifest.generation: self.manifest.batch - 1}
         files = [(name, (self._path / name.text).stat().st_size) for name in resolved(names, safe)]
         groups = joins(files, size_max=size_max, files_min=files_min, kind=lambda name: name.generation)
@@ -224,7 +224,7 @@ class _ParquetFolder:
 
 
 def _rows(archive: Archive, table: Table, files: Sequence[Path], step: Step) -> Iterator[pa.Table]:
-    """The rows of some files, about as many at a time as fill a group of rows."""
+    """Yield the rows of some files, in tables of about one row group."""
     columns = list(SCHEMAS[table].names)
     held: list[pa.RecordBatch] = []
     for path in files:
