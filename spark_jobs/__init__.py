@@ -1,5 +1,5 @@
-"""The past, at scale: PySpark audits, archives, verifies and reports on a channel.
+"""Audit, archive, verify and report on a channel's history with PySpark.
 
-The only package that imports `pyspark`, and of that only at its rim: what is decided about a record, a bundle or an interval
-is decided by pure modules, which the tests run without a JVM.
+Only this package imports `pyspark`, and only in its outer modules. Pure modules decide about records, bundles and intervals, so tests run
+without a JVM.
 """

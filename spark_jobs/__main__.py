@@ -1,7 +1,7 @@
-"""`python -m spark_jobs JOB ...`, and the file that `spark-submit` starts: the same as `equipoise spark JOB ...`.
+"""Run a job from the command line: `python -m spark_jobs JOB ...` equals `equipoise spark JOB ...`.
 
-May live here: what hands a command line on. `spark-submit --py-files equipoise.whl .../spark_jobs/__main__.py audit --log URL` runs the
-job in the session that `spark-submit` has begun.
+`spark-submit` starts this file too, and the job uses its session:
+`spark-submit --py-files equipoise.whl .../spark_jobs/__main__.py audit --log URL`.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import sys
 
 
 def main() -> None:
-    """Run the command line of this process as one of the group `spark`."""
-    # The command line stands above the jobs; here a process begins, and what it begins with is that.
-    from equipoise.brokers.cli.__main__ import main as run  # noqa: PLC0415 - as a program alone, not when a module of ours is imported
+    """Run this process's command line as `equipoise spark`."""
+    # The command line is a layer above the jobs. Only this entry point may import it.
+    from equipoise.brokers.cli.__main__ import main as run  # noqa: PLC0415 - only as a program, not on import
 
     sys.argv[1:1] = ["spark"]
     run()

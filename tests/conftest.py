@@ -1,7 +1,4 @@
-"""What pytest must know before it looks at any test: fixtures that tests in several folders share, and what some of them run on.
-
-May live here, too: what holds of all tests, such as how long one may take, and which are traced for the coverage.
-"""
+"""Configure pytest: shared fixtures, time limits and coverage for all tests."""
 
 from __future__ import annotations
 
@@ -30,23 +27,22 @@ __all__ = [
 ]
 
 
-# How long an example takes says nothing where others use the machine, too; pytest's timeout guards against one that hangs.
+# On a shared machine the time of one example means nothing. pytest's timeout stops an example that hangs.
 settings.register_profile("unhurried", deadline=None)
 settings.load_profile("unhurried")
 
-# Each JVM of Spark lives for minutes at most: it saves two fifths of the time to start if it optimises little, and has no threads for
-# its garbage.
+# Spark's JVMs live for minutes at most. Little optimisation and no garbage collector threads save two fifths of their start time.
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")
 
 UNTRACED: Final = ("tests/property/", "tests/test_house_rules.py")
-"""Tests that take two to three times as long when they are traced, and reach nothing that others do not reach, but for `ALONE`."""
+"""Tests that tracing slows down two- to threefold, and that cover no further lines, except `ALONE`."""
 
 ALONE: Final = ("tests/property/test_command_line_garbage.py", "tests/property/test_schema.py")
 
 
 @pytest.fixture
 def hears_interrupts() -> Iterator[None]:
-    """Have SIGINT raise `KeyboardInterrupt` here and in processes that a test starts, even if pytest was started with SIGINT ignored."""
+    """Make SIGINT raise `KeyboardInterrupt` here and in child processes, even if pytest was started with SIGINT ignored."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -68,13 +64,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> GroupScheduling | None:
-    """See `GroupScheduling`, which takes the place of xdist's own way to keep a scope together."""
+    """See `GroupScheduling`. It replaces xdist's own grouping by scope."""
     return GroupScheduling(config, log) if config.getoption("dist") == "loadscope" else None
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_sessionstart(session: pytest.Session) -> None:
-    """End what pytest-cov began in a worker of xdist: its own hook, which comes next, begins again, and `no_cover` stops only that."""
+    """Stop pytest-cov's tracing in an xdist worker. Its own hook runs next and starts tracing again, and `no_cover` stops only that."""
     traced = Coverage.current()
     if hasattr(session.config, "workerinput") and traced is not None:
         traced.stop()

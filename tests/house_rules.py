@@ -1,8 +1,7 @@
-"""The rules of the house that no other tool holds, read from the syntax tree: size, names, purity, order, places of imports.
+"""Check the project's own rules on syntax trees: size, names, purity, order and places of imports.
 
-May live here: rules, each a pure function from a `Source` to its findings, and the way to the texts that they apply to.
-What ruff, mypy or import-linter can say is said in pyproject.toml, and not again here. A rule has no way to be switched off
-in the line that breaks it: if it makes the code worse, it is changed here, with the reason.
+A rule is a pure function from a `Source` to its findings. Rules that ruff, mypy or import-linter can check belong in pyproject.toml. A rule
+cannot be switched off in a line: if it makes the code worse, change it here and give the reason.
 """
 
 from __future__ import annotations
@@ -18,14 +17,14 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PRODUCT = ("equipoise",)
-# Folders at the root that are packages of `equipoise`: it has a link to each.
+# Folders at the root that are packages of `equipoise` (by symlink).
 LINKED = ("brokers", "channel", "compaction", "shedder", "spark_jobs")
 FUNCTION_LINES_MAX = 70
 MODULE_LINES_MAX = 800
 FOLDER_MODULES_MAX = 20
 VAGUE_NAMES = frozenset({"base", "common", "helper", "helpers", "manager", "misc", "util", "utils"})
 
-# All modules of these packages are pure. `__main__` is where a package meets a terminal: a driver.
+# All modules of these packages are pure. `__main__` is exempt: it drives a terminal.
 PURE = (
     "equipoise.brokers.agent",
     "equipoise.brokers.balancing",
@@ -39,7 +38,7 @@ PURE = (
     "equipoise.spark_jobs.rules",
     "equipoise.spark_jobs.sequence",
 )
-SEEDED = ("equipoise.brokers.testing.simulation",)  # May make a `random.Random` from a seed, and nothing else of `random`.
+SEEDED = ("equipoise.brokers.testing.simulation",)  # May import `random.Random`, which takes a seed, and nothing else of `random`.
 # fmt: off
 IMPURE_IMPORTS = frozenset({
     "aiohttp", "asyncio", "concurrent", "confluent_kafka", "datetime", "faust", "http", "logging", "multiprocessing", "os", "pathlib",
@@ -47,13 +46,13 @@ IMPURE_IMPORTS = frozenset({
     "sqlite3", "ssl", "subprocess", "tempfile", "threading", "time", "uuid", "uvloop",
 })
 # fmt: on
-# `hash` of a text differs from process to process, and `id` from run to run.
+# `hash` of a text differs between processes, and `id` between runs.
 IMPURE_CALLS = frozenset({"__import__", "eval", "exec", "hash", "id", "input", "open"})
-# Where the order of what is iterated cannot be seen in the result.
+# Calls whose result does not depend on the order of iteration.
 ORDER_FREE_CALLS = frozenset({"all", "any", "frozenset", "len", "set", "sorted", "sum"})
 ORDER_KEEPING_CALLS = frozenset({"enumerate", "iter", "list", "map", "max", "min", "next", "reversed", "tuple", "zip"})
 
-# What may be imported only by the modules named: clients of other systems, each kept behind one door, and the tests.
+# Imports limited to the named modules: clients of other systems, and the tests.
 ONLY_IN = {
     "confluent_kafka": ("equipoise.channel.kafka.client", "tests.kafka"),
     "faust": ("equipoise.brokers.load.worker",),
@@ -63,12 +62,12 @@ ONLY_IN = {
     "tests": ("tests",),
     "zstandard": ("equipoise.compaction.compressed",),
 }
-JUDGE = "tests.judge"  # Imports nothing of ours: it would share our mistakes.
+JUDGE = "tests.judge"  # Imports nothing of the product: shared code would share its mistakes.
 
 TEXT_SUFFIXES = frozenset({".cfg", ".md", ".py", ".sh", ".toml", ".txt", ".yaml", ".yml"})
 TEXT_NAMES = frozenset({".gitignore", "Dockerfile", "Makefile", "run"})
-NOT_OURS = frozenset({"build", "dist", "htmlcov", "__pycache__"})  # Beside these, each folder that starts with a dot, save .ci.
-# The brackets keep these patterns from finding themselves.
+NOT_OURS = frozenset({"build", "dist", "htmlcov", "__pycache__"})  # Folders that start with a dot are excluded too, except .ci.
+# The brackets keep these patterns from matching themselves.
 UNFINISHED = re.compile(r"\b(?:T[O]DO|F[I]XME|X[X]X)\b")
 MACHINE_PATH = re.compile(r"(?<![\w.)}>-])/(?:home|root|tmp|work)\b")
 ONE_SENTENCE = re.compile(r"(?!.*[.!?] [A-Z])\S.*[^.]\.")
@@ -78,19 +77,19 @@ FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One file of text: its dotted name if it is a module, else its path, and what it says."""
+    """One text file. `name` is the dotted name of a module, else the path."""
 
     name: str
     text: str
 
     @cached_property
     def tree(self) -> ast.Module:
-        """The syntax tree; only asked of modules."""
+        """The syntax tree. Only for modules."""
         return ast.parse(self.text)
 
     @cached_property
     def functions(self) -> tuple[FunctionNode, ...]:
-        """Every function and method, nested ones too."""
+        """All functions and methods, including nested ones."""
         return tuple(node for node in ast.walk(self.tree) if isinstance(node, FunctionNode))
 
 
@@ -98,17 +97,17 @@ Rule = Callable[[Source], Iterator[str]]
 
 
 def within(name: str, packages: tuple[str, ...]) -> bool:
-    """Whether a dotted name is one of the packages, or lies in one."""
+    """Return whether a dotted name is one of the packages, or inside one."""
     return any(name == package or name.startswith(f"{package}.") for package in packages)
 
 
 def is_pure(name: str) -> bool:
-    """Whether a module of the product must be pure."""
+    """Return whether a module of the product must be pure."""
     return within(name, PURE) and not name.endswith((".__main__", "_pb2"))
 
 
 def imports(source: Source) -> frozenset[str]:
-    """The dotted names that a module imports; `from a import b` counts as `a` and as `a.b`, since b may be a module."""
+    """Return the dotted names that a module imports. `from a import b` counts as `a` and `a.b`, because b may be a module."""
     found = set[str]()
     for node in ast.walk(source.tree):
         if isinstance(node, ast.Import):
@@ -120,17 +119,17 @@ def imports(source: Source) -> frozenset[str]:
 
 
 def roots(names: Iterable[str]) -> list[str]:
-    """The first parts of dotted names, each once, in order."""
+    """Return the first parts of dotted names, sorted and without duplicates."""
     return sorted({name.split(".")[0] for name in names})
 
 
 def impure_roots(source: Source, *, seeded: bool) -> list[str]:
-    """What a module imports of the world; `random` is no part of it for a module that is seeded."""
+    """Return the impure imports of a module. A seeded module may import `random`."""
     return [root for root in roots(imports(source)) if root in IMPURE_IMPORTS and not (seeded and root == "random")]
 
 
 def short_functions(source: Source) -> Iterator[str]:
-    """Functions of at most 70 lines, docstring and all."""
+    """Require functions of at most 70 lines, including the docstring."""
     for function in source.functions:
         lines = (function.end_lineno or function.lineno) - function.lineno + 1
         if lines > FUNCTION_LINES_MAX:
@@ -138,47 +137,47 @@ def short_functions(source: Source) -> Iterator[str]:
 
 
 def short_modules(source: Source) -> Iterator[str]:
-    """Modules of at most 800 lines."""
+    """Require modules of at most 800 lines."""
     lines = source.text.count("\n")
     if lines > MODULE_LINES_MAX:
         yield f"{source.name} has {lines} lines; at most {MODULE_LINES_MAX}"
 
 
 def telling_names(source: Source) -> Iterator[str]:
-    """No module or package is named for nothing in particular."""
+    """Refuse vague names of modules and packages."""
     for vague in sorted(VAGUE_NAMES.intersection(source.name.split("."))):
         yield f"{source.name} is named {vague!r}, which says nothing; name it for what it holds"
 
 
 def one_door(source: Source) -> Iterator[str]:
-    """A client of another system is imported only behind its door; the product never imports the tests."""
+    """Limit each client of another system to its modules, and keep the tests out of the product."""
     for root in roots(imports(source)):
         if root in ONLY_IN and not within(source.name, ONLY_IN[root]):
             yield f"{source.name} imports {root}, which only {' and '.join(ONLY_IN[root])} may"
 
 
 def one_name(source: Source) -> Iterator[str]:
-    """Modules of the product are imported by their only name, below `equipoise`."""
+    """Require imports of product modules by their name below `equipoise`."""
     for root in roots(imports(source)):
         if root in LINKED:
             yield f"{source.name} imports {root}; import equipoise.{root}"
 
 
 def impartial_judge(source: Source) -> Iterator[str]:
-    """The judge imports nothing of the product that it judges."""
+    """Keep the checker free of imports from the product that it checks."""
     for root in roots(imports(source)) if within(source.name, (JUDGE,)) else ():
         if root in PRODUCT:
             yield f"{source.name} imports {root}; the judge shares nothing with what it judges"
 
 
 def pure_imports(source: Source) -> Iterator[str]:
-    """No pure module imports the world; a seeded one may import `random`."""
+    """Keep pure modules free of impure imports. A seeded module may import `random`."""
     for root in impure_roots(source, seeded=within(source.name, SEEDED)) if is_pure(source.name) else ():
         yield f"{source.name} is pure, and imports {root}"
 
 
 def pure_calls(source: Source) -> Iterator[str]:
-    """No pure module calls what reads the world or differs from run to run (`__hash__` may call `hash`)."""
+    """Keep pure modules free of calls that do IO or differ between runs. `__hash__` may call `hash`."""
     if not is_pure(source.name):
         return
     hashing = {id(call) for function in source.functions if function.name == "__hash__" for call in ast.walk(function)}
@@ -188,7 +187,7 @@ def pure_calls(source: Source) -> Iterator[str]:
 
 
 def seeded_random(source: Source) -> Iterator[str]:
-    """The only name of `random` that a pure module may touch is `Random`, which takes a seed."""
+    """Allow pure modules only `Random` of `random`, because it takes a seed."""
     if not is_pure(source.name):
         return
     for node in ast.walk(source.tree):
@@ -199,13 +198,13 @@ def seeded_random(source: Source) -> Iterator[str]:
 
 
 def is_set_type(annotation: ast.expr | None) -> bool:
-    """Whether an annotation says set or frozenset, with or without what is in it."""
+    """Return whether an annotation is set or frozenset, with or without an item type."""
     head = annotation.value if isinstance(annotation, ast.Subscript) else annotation
     return isinstance(head, ast.Name) and head.id in {"frozenset", "set"}
 
 
 def is_set(node: ast.expr, names: frozenset[str]) -> bool:
-    """Whether an expression is a set as far as its own text and the names known for sets show."""
+    """Return whether an expression is a set, judged by its own text and the known set names."""
     match node:
         case ast.Set() | ast.SetComp():
             return True
@@ -214,14 +213,14 @@ def is_set(node: ast.expr, names: frozenset[str]) -> bool:
         case ast.Name(id=name) | ast.Attribute(attr=name):
             return name in names
         case ast.BinOp(op=ast.BitOr() | ast.BitAnd() | ast.Sub() | ast.BitXor(), left=left, right=right):
-            # The algebra of `.keys()` gives sets as well.
+            # Operators on `.keys()` also give sets.
             return any(is_set(side, names) or ast.unparse(side).endswith((".keys()", ".items()")) for side in (left, right))
         case _:
             return False
 
 
 def set_names(scope: ast.AST) -> frozenset[str]:
-    """The names of variables, arguments and attributes that a scope annotates as sets or assigns a set to."""
+    """Return the variables, arguments and attributes that a scope annotates as sets or assigns a set to."""
     found = set[str]()
     for node in ast.walk(scope):
         if isinstance(node, ast.arg) and is_set_type(node.annotation):
@@ -234,29 +233,29 @@ def set_names(scope: ast.AST) -> frozenset[str]:
 
 
 def is_call_of(node: ast.AST | None, names: frozenset[str]) -> bool:
-    """Whether a node calls one of the builtins named."""
+    """Return whether a node calls one of these builtins."""
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
 
 
 def iterated(scope: ast.AST) -> Iterator[ast.expr]:
-    """Every expression whose elements are taken one by one where their order can be seen."""
+    """Yield all expressions that are iterated where the order matters."""
     parent_of = {child: parent for parent in ast.walk(scope) for child in ast.iter_child_nodes(parent)}
     for node, parent in parent_of.items():
         if isinstance(node, ast.For | ast.AsyncFor):
             yield node.iter
         elif isinstance(node, ast.comprehension):
-            # A set of a set has no order, nor has what `sorted` and the like make of a generator.
+            # A set of a set has no order. `sorted` and the like ignore a generator's order.
             if not isinstance(parent, ast.SetComp) and not is_call_of(parent_of.get(parent), ORDER_FREE_CALLS):
                 yield node.iter
         elif isinstance(node, ast.Starred) and not isinstance(parent, ast.Set):
             yield node.value
         elif isinstance(node, ast.Call) and is_call_of(node, ORDER_KEEPING_CALLS) and not is_call_of(parent, ORDER_FREE_CALLS):
-            # Without a key, min and max have one answer in any order.
+            # Without a key, the result of min and max does not depend on the order.
             yield from node.args if node.keywords or not is_call_of(node, frozenset({"max", "min"})) else ()
 
 
 def no_order_from_sets(source: Source) -> Iterator[str]:
-    """No pure module iterates a plain set: its order differs from process to process, and would leak into a decision."""
+    """Refuse iteration over plain sets in pure modules: the order differs between processes and could affect a decision."""
     if not is_pure(source.name):
         return
     classes = [node for node in source.tree.body if isinstance(node, ast.ClassDef)]
@@ -270,7 +269,7 @@ def no_order_from_sets(source: Source) -> Iterator[str]:
 
 
 def told_tests(source: Source) -> Iterator[str]:
-    """Each test says in one sentence, on one line, what it shows."""
+    """Require of each test a docstring of one sentence on one line."""
     if not source.name.split(".")[-1].startswith("test_"):
         return
     for function in source.functions:
@@ -280,14 +279,14 @@ def told_tests(source: Source) -> Iterator[str]:
 
 
 def finished(source: Source) -> Iterator[str]:
-    """No text leaves a mark that something is still to be done: it is done, or it is an issue."""
+    """Refuse marks of unfinished work: finish it, or open an issue."""
     for number, line in enumerate(source.text.splitlines(), start=1):
         if UNFINISHED.search(line):
             yield f"{source.name}:{number} is unfinished: {line.strip()}"
 
 
 def portable(source: Source) -> Iterator[str]:
-    """No text names a path of one machine."""
+    """Refuse paths of one machine."""
     for number, line in enumerate(source.text.splitlines(), start=1):
         if MACHINE_PATH.search(line):
             yield f"{source.name}:{number} names a path of one machine: {line.strip()}"
@@ -311,7 +310,7 @@ TEXT_RULES: tuple[Rule, ...] = (finished, portable)
 
 @cache
 def texts() -> tuple[Source, ...]:
-    """Every text that people write here, by its path below the root."""
+    """Return all hand-written texts, named by their path below the root."""
     paths = list[Path]()
     for folder, below, files in os.walk(ROOT):
         below[:] = [name for name in below if name == ".ci" or not (name in NOT_OURS or name.startswith("."))]
@@ -321,7 +320,7 @@ def texts() -> tuple[Source, ...]:
 
 @cache
 def modules() -> dict[str, Source]:
-    """Every module of the product, of what runs around it, and of the tests, by its dotted name."""
+    """Return all modules of the product, of compose and of the tests, by dotted name."""
     found = {}
     for text in texts():
         if text.name.endswith(".py") and text.name.split("/")[0] in {*PRODUCT, *LINKED, "compose", "tests"}:
@@ -332,10 +331,10 @@ def modules() -> dict[str, Source]:
 
 
 def way_to_impurity(name: str, known: dict[str, Source]) -> tuple[str, ...]:
-    """The shortest way over our own imports from a module to one that imports the world; empty if there is none."""
+    """Return the shortest import chain from a module to an impure import; empty if there is none."""
     ways: list[tuple[str, ...]] = [(name,)]
     seen = {name}
-    for way in ways:  # Grows while it is walked: breadth first.
+    for way in ways:  # The list grows during the loop: breadth-first search.
         for root in impure_roots(known[way[-1]], seeded=within(name, SEEDED)):
             return (*way, root)
         onwards = sorted(imports(known[way[-1]]) & known.keys() - seen)
@@ -345,14 +344,14 @@ def way_to_impurity(name: str, known: dict[str, Source]) -> tuple[str, ...]:
 
 
 def rows_of_arrows() -> tuple[str, ...]:
-    """The names that stand in the rows of the layers contracts in pyproject.toml."""
+    """Return the names in the rows of the layers contracts in pyproject.toml."""
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = (contract for contract in settings["tool"]["importlinter"]["contracts"] if contract["type"] == "layers")
     return tuple(name.strip(" ()") for contract in contracts for row in contract["layers"] for name in row.split(":"))
 
 
 def homeless(names: Iterable[str], rows: tuple[str, ...]) -> list[str]:
-    """The modules of the product that stand in no row; a package above rows needs none for its docstring."""
+    """Return the product modules that are in no row. A package that contains rows needs none for its own docstring."""
     return [
         name for name in names if within(name, PRODUCT) and not within(name, rows) and not any(row.startswith(f"{name}.") for row in rows)
     ]

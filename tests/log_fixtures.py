@@ -1,10 +1,10 @@
-"""The log of a test that does not care what keeps it; tests/conftest.py makes the fixtures known.
-
-May live here: which kinds of log such a test runs on. Without the option that is SQLite, and, for tests marked `on_every_log`,
-Kafka too; with `EQUIPOISE_TEST_LOG=kafka` (or `sqlite`) it is that kind alone, for all of them.
+"""Provide the log for tests that run on any kind of log; tests/conftest.py registers the fixtures.
 
 * `log_url`: a log for the brokers of one test.
-* `log_place`: one that the test may take away from them.
+* `log_place`: a log that the test may make unavailable.
+
+By default tests run on SQLite, and those marked `on_every_log` on Kafka too. `EQUIPOISE_TEST_LOG=kafka` (or `sqlite`) runs all of them on
+that kind only.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PARAMETER: Final = "log_kind"
 
 
 def chosen_kind() -> LogKind | None:
-    """The kind that the option asks for; None if it is not given. Raises `pytest.UsageError` if there is no such kind."""
+    """Return the kind that the variable requests; None if it is not set. Raises `pytest.UsageError` for an unknown kind."""
     given = os.environ.get(OPTION)
     try:
         return LogKind(given) if given else None
@@ -34,14 +34,14 @@ def chosen_kind() -> LogKind | None:
 
 
 def run_on_kinds(metafunc: pytest.Metafunc) -> None:
-    """Have a test that takes some log run on the kind that is asked for, or on each."""
+    """Run a test that takes a log on the requested kind, or on every kind."""
     if _PARAMETER in metafunc.fixturenames:
         chosen = chosen_kind()
         metafunc.parametrize(_PARAMETER, list(LogKind) if chosen is None else [chosen], indirect=True, ids=str)
 
 
 def leave_out_all_but_some_on_kafka(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Unless a kind is asked for, keep of the tests on Kafka only those that are marked so: each of its leases takes 15 s."""
+    """Without a requested kind, deselect Kafka tests that are not marked `on_every_log`: each lease on Kafka takes 15 s."""
     if chosen_kind() is not None:
         return
     left_out = [item for item in items if kind_of(item) is LogKind.KAFKA and item.get_closest_marker(ON_EVERY_LOG) is None]
@@ -51,7 +51,7 @@ def leave_out_all_but_some_on_kafka(config: pytest.Config, items: list[pytest.It
 
 
 def kind_of(item: pytest.Item) -> LogKind | None:
-    """On which kind of log a test runs; None if it does not take some log."""
+    """Return the kind of log that a test runs on; None if it takes no log."""
     given = item.callspec.params if isinstance(item, pytest.Function) and hasattr(item, "callspec") else {}
     kind = given.get(_PARAMETER)
     return kind if isinstance(kind, LogKind) else None
@@ -59,13 +59,13 @@ def kind_of(item: pytest.Item) -> LogKind | None:
 
 @pytest.fixture
 def log_kind(request: pytest.FixtureRequest) -> LogKind:
-    """What keeps the log of this test."""
+    """Return the kind of this test's log."""
     return LogKind(request.param)
 
 
 @pytest.fixture
 def log_url(log_kind: LogKind, request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A log that is this test's alone, beside its other files if it is one."""
+    """Return the URL of a log for this test only. A log file is next to the test's other files."""
     if log_kind is LogKind.SQLITE:
         return LogFile(path=tmp_path / "channel.db").url
     kafka = request.getfixturevalue("kafka")
@@ -75,7 +75,7 @@ def log_url(log_kind: LogKind, request: pytest.FixtureRequest, tmp_path: Path) -
 
 @pytest.fixture
 def log_place(log_kind: LogKind, request: pytest.FixtureRequest, tmp_path: Path) -> LogPlace:
-    """The same, and the test may take it away."""
+    """Return a log for this test only that the test may make unavailable."""
     if log_kind is LogKind.SQLITE:
         return LogFile(path=tmp_path / "channel.db")
     own_kafka = request.getfixturevalue("own_kafka")

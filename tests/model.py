@@ -1,8 +1,7 @@
-"""The slow model of the fold: the tables of docs/protocol.md once more, slow and straight, to be compared with `channel.core.view`.
+"""Implement the fold a second time, slowly and simply from the tables of docs/protocol.md, to compare it with `channel.core.view`.
 
-May live here: a second fold that shares no rule, table or index with the first, and the way to lay a view beside it. It
-takes decoded records, since bytes are the codec's business, and tells the same reasons, in the order that the head of
-`channel.core.view` promises. Brokers stand in a dict and bundles in a list that is searched from end to end each time.
+It shares no rule, table or index with the first fold. It takes decoded records, because bytes are the codec's concern, and gives reasons
+in the order that the head of `channel.core.view` promises. Bundles are a list that is searched from end to end each time.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ HASH_END = 0xFFFFFFFF
 ADMIN_WINDOW = 10_000
 
 
-# The two tables as the contract prints them: from, to, who, and whether an ownership begins. A letter is an incarnation; one
-# that only `to` has is the target, who must be alive, not draining, and none of those that `from` names.
+# The two tables as in the contract: from, to, who, and whether an ownership begins. A letter is an incarnation. One that only `to` has is
+# the target: it must be alive, not draining, and different from those in `from`.
 MOVES = [
     tuple(cell.strip() for cell in line.split("|"))
     for line in """
@@ -53,7 +52,7 @@ MOVES = [
     splitting(o)           | owned(o)               | any |
     """.strip().splitlines()
 ]
-# What becomes of each when `x` dies.
+# The new state of each bundle when `x` dies.
 DEATHS = [
     tuple(cell.strip() for cell in line.split("|"))
     for line in """
@@ -70,14 +69,14 @@ DEATHS = [
 
 
 def spelled(cell: str) -> tuple[str, str | None, str | None]:
-    """State, owner and source of a cell of the tables, each a letter or None."""
+    """Parse a cell of the tables into state, owner and source, each a letter or None."""
     match = re.fullmatch(r"(\w+)(?:\((\w)?(?:, )?(?:source=(\w))?\))?", cell)
     assert match is not None, cell
     return match[1], match[2], match[3]
 
 
 def bind(cell: str, state: str, owner: int | None, source: int | None, known: dict[str, int]) -> dict[str, int] | None:
-    """What the letters of a cell stand for if it describes this bundle, given those known already; None if it does not."""
+    """Return what the letters of a cell stand for if it matches this bundle, given the known ones; None if it does not match."""
     expected, *letters = spelled(cell)
     names = dict(known)
     for letter, incarnation in zip(letters, (owner, source), strict=True):
@@ -126,7 +125,7 @@ class Named:
 
 @dataclass(kw_only=True)
 class Model:
-    """Everything that a prefix of the log says."""
+    """The state after a prefix of the log."""
 
     offset: int = -1
     cluster: str | None = None
@@ -142,7 +141,7 @@ class Model:
 
 
 class RefusedError(Exception):
-    """Leaves the snapshot where a condition does not hold."""
+    """A condition of the fold does not hold."""
 
     def __init__(self, reason: Reason) -> None:
         self.reason = reason
@@ -150,18 +149,18 @@ class RefusedError(Exception):
 
 
 def need(condition: bool, reason: Reason) -> None:
-    """Refuse unless the condition holds."""
+    """Raise `RefusedError` unless the condition holds."""
     if not condition:
         raise RefusedError(reason)
 
 
 def facts(model: Model) -> dict[str, object]:
-    """All that a snapshot holds, with bundles by name."""
+    """Return everything in a model as a document, with bundles by name."""
     return asdict(model) | {"bundles": {bundle.name(): asdict(bundle) for bundle in model.bundles}}
 
 
 def facts_of(view: View) -> dict[str, object]:
-    """All that a view holds, laid out as `facts` lays out a snapshot."""
+    """Return everything in a view, in the form of `facts`."""
     return facts(
         Model(
             offset=view.offset,
@@ -202,7 +201,7 @@ def facts_of(view: View) -> dict[str, object]:
 
 
 def judge(model: Model, offset: int, record: AnyRecord | Unreadable) -> Reason | None:
-    """Fold one record into the snapshot; the reason if it is refused."""
+    """Fold one record into the model. Return the reason if it is refused."""
     model.offset = offset
     try:
         _judge(model, offset, record)
@@ -212,7 +211,7 @@ def judge(model: Model, offset: int, record: AnyRecord | Unreadable) -> Reason |
 
 
 def member_of(model: Model, incarnation: int | None) -> Member | None:
-    """The live member with this incarnation."""
+    """Return the live member with this incarnation."""
     for member in model.members.values():
         if member.live() and member.incarnation == incarnation:
             return member
@@ -228,7 +227,7 @@ def _judge(model: Model, offset: int, record: AnyRecord | Unreadable) -> None:
         _joined(model, offset, record)
         return
 
-    # Who speaks, and which attempt it is: settled before anything else, whatever comes of the record.
+    # Check the publisher and the number of the attempt first, whatever the record is.
     if record.publisher is not None and not record.publisher.startswith("admin:"):
         speaker = model.members.get(record.publisher)
         need(speaker is not None and speaker.live() and speaker.incarnation == record.incarnation, Reason.DEAD_PUBLISHER)

@@ -1,4 +1,4 @@
-"""Which tests stay in one worker of xdist, which start first, and what the fast run cuts short."""
+"""Group tests for xdist's workers, start slow tests first, and limit the fast run."""
 
 from __future__ import annotations
 
@@ -11,43 +11,43 @@ from hypothesis import settings
 from xdist.scheduler.loadscope import LoadScopeScheduling
 
 FAST: Final = "EQUIPOISE_TEST_FAST"
-"""The variable that asks for the fast run; `make test-fast` sets it."""
+"""The variable that requests the fast run. `make test-fast` sets it."""
 
 EXAMPLES_MAX: Final = 10
-"""Examples of one property in the fast run."""
+"""Examples per property in the fast run."""
 
 _SLOW: Final = "slow"
 _SPARK: Final = "tests/integration/spark/"
-# Half of what Spark does. Each half has a session of its own, which takes a gigabyte and 10 s to start.
+# Half of the Spark tests. Each half shares a session, which takes a gigabyte of memory and 10 s to start.
 _FIRST_OF_SPARK: Final = tuple(f"{_SPARK}{name}" for name in ("test_archive.py", "test_report.py"))
 _SPARKS_COMMANDS: Final = "[spark "
-# Files with several slow tests that share nothing costly.
+# Files with several slow tests that share nothing expensive.
 _APART: Final = tuple(
     f"tests/integration/test_{name}.py::"
     for name in ("compaction_crashes", "copied_channel", "demo", "interrupted_commands", "pulsar_clients", "stress", "up")
 )
-# Where hypothesis keeps the settings of a property. It has no public way to lower the number of examples from outside.
+# Where hypothesis keeps a property's settings. It has no public way to reduce the number of examples from outside.
 _OF_A_PROPERTY: Final = "_hypothesis_internal_use_settings"
 _LEFT_OUT: Final = ("os.fork", "os.posix_spawn", "os.system", "subprocess.Popen")
 
 
 class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
-    """Gives each worker of xdist one group of tests after another. Groups start in the order of their first tests."""
+    """Give each xdist worker one group of tests after another. Groups start in the order of their first tests."""
 
     def _split_scope(self, nodeid: str) -> str:
-        """Return the group of a test: half of Spark's tests, or a file, which starts its Kafka once, or the test alone."""
+        """Return the group of a test: half of the Spark tests, one file (which starts Kafka once), or the single test."""
         if nodeid.startswith(_SPARK) or _SPARKS_COMMANDS in nodeid:
             return f"{_SPARK}{nodeid.startswith(_FIRST_OF_SPARK)}"
         return nodeid if nodeid.startswith(_APART) else nodeid.partition("::")[0]
 
 
 def start_slow_ones_first(items: list[pytest.Item]) -> None:
-    """Move slow tests to the front, and Spark's before them: these take longest."""
+    """Move slow tests to the front, and Spark tests before them, because they take longest."""
     items.sort(key=lambda item: (not item.nodeid.startswith(_SPARK), item.get_closest_marker(_SLOW) is None))
 
 
 def hurry(items: list[pytest.Item]) -> None:
-    """Make a fast run, if one is asked for: few examples of each property, and a test that starts a process is skipped."""
+    """Apply the fast run if requested: few examples per property, and skip tests that start a process."""
     if not os.environ.get(FAST):
         return
     for item in items:

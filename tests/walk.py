@@ -1,8 +1,8 @@
-"""Random walks over a channel: streams of records that are mostly plausible, from many publishers with views of their own.
+"""Generate random streams of mostly plausible records from several publishers, each with a view of its own.
 
-May live here: the seeded generator `Walk`. A publisher reads the log with a lag, so that what it proposes is often stale; it
-knows the number of its own attempts, mostly; it now and then proposes what no row allows. Between its records come late
-duplicates, records with a field broken, garbage, gaps between offsets, and leaps that make admins late.
+A publisher reads the log with a lag, so its proposals are often stale. It usually knows the number of its own attempts, and sometimes
+proposes an illegal transition. In between come late duplicates, records with a broken field, garbage, gaps between offsets, and jumps that
+make admins late.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POLICIES = ("isolation", "groups")
 CUTS = tuple(0x10000000 * sixteenth for sixteenth in range(1, 16))
 BUNDLES_MAX = 24
 
-# What a broken record may hold in place of a field.
+# Values for a field of a broken record.
 STRANGE: tuple[object, ...] = (
     None,
     True,
@@ -58,7 +58,7 @@ Proposals = list[Callable[[], AnyRecord]]
 
 
 class Reader:
-    """Who publishes: a name, a view that lags behind the log, and how many attempts each incarnation has made."""
+    """A publisher: a name, a view that lags behind the log, and the number of attempts of each incarnation."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -67,13 +67,13 @@ class Reader:
         self.attempts: dict[int, int] = {}
 
     def read(self, entries: list[tuple[int, bytes]], until: int) -> None:
-        """Fold on, up to the entry with the index `until`."""
+        """Fold the entries before the index `until`."""
         for offset, data in entries[self.position : until]:
             apply(self.view, offset, decode(data))
         self.position = max(self.position, until)
 
     def author(self, rng: random.Random) -> Author:
-        """The signature of the next record, now and then with the number of an older attempt or of an older view."""
+        """Return the author of the next record. Sometimes its attempt or its view is too old."""
         if self.name.startswith("admin:"):
             behind = rng.choice((0, 0, 0, 1, 7, ADMIN_WINDOW_OFFSETS))
             return Author(publisher=self.name, as_of=max(0, self.view.offset - behind))
@@ -85,17 +85,17 @@ class Reader:
 
 
 class Walk:
-    """One seed, one stream. `step` gives the next entry; the same seed gives the same entries."""
+    """A stream of entries. The same seed gives the same entries."""
 
     def __init__(self, seed: int, *, levels: bool = False) -> None:
-        """With `levels` there may be records that raise the level, after which old brokers are refused."""
+        """Seed the stream. With `levels` it may contain records that raise the format version, after which old brokers are refused."""
         self.rng = random.Random(seed)
         self.levels = levels
         self.entries: list[tuple[int, bytes]] = []
         self.readers = [Reader(name) for name in (*BROKERS, *ADMINS)]
 
     def step(self) -> tuple[int, bytes]:
-        """The next entry of the log: its offset and its bytes."""
+        """Append the next entry. Return its offset and its bytes."""
         rng = self.rng
         leap = rng.choice((1,) * 60 + (2, 9, ADMIN_WINDOW_OFFSETS + 5))
         offset = (self.entries[-1][0] if self.entries else 0) + leap
@@ -103,7 +103,7 @@ class Walk:
         return self.entries[-1]
 
     def next_data(self) -> bytes:
-        """The bytes of the next entry, for who gives it an offset and adds it to `entries` himself."""
+        """Return the bytes of the next entry. The caller chooses the offset and appends it to `entries`."""
         rng = self.rng
         chance = rng.random()
         if not self.entries or (chance < 0.02 and len(self.entries) < 20):
@@ -140,7 +140,7 @@ class Walk:
         return self._misnamed(record, view) if rng.random() < 0.03 else record
 
     def _interesting(self, view: View, live: list[BrokerEntry]) -> list[BundleEntry]:
-        """Mostly the bundles that wait for this publisher, or those that wait for nobody."""
+        """Return mostly the bundles that wait for this publisher, or those that wait for nobody."""
         chance = self.rng.random()
         mine = [entry for entry in view.unsettled() if live and live[0].incarnation in (entry.owner, entry.source)]
         if mine and chance < 0.6:
@@ -149,7 +149,7 @@ class Walk:
         return anybodys if anybodys and chance < 0.85 else list(view.bundles.values())
 
     def _misnamed(self, record: AnyRecord, view: View) -> AnyRecord:
-        """A transition that names somebody at random, where it names anybody."""
+        """Replace an incarnation in a transition by a random one."""
         if not isinstance(record, BundleTransition):
             return record
         anybody = self.rng.choice([entry.incarnation for entry in view.brokers.values()] or [0])
@@ -260,7 +260,7 @@ class Walk:
         return by_phase[bundle.phase] if rng.random() < 0.9 else by_phase[rng.choice(sorted(by_phase))]
 
     def _split(self, author: Author, view: View, bundle: BundleEntry) -> Split | Merge:
-        """Cuts inside the bundle, mostly; a merge where there are many bundles already."""
+        """Return a split, mostly with cuts inside the bundle; a merge if there are many bundles already."""
         rng = self.rng
         inside = [cut for cut in CUTS if bundle.low < cut < bundle.high] or [bundle.low + 1]
         if len(view.bundles) > BUNDLES_MAX:

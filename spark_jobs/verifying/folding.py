@@ -1,10 +1,14 @@
-"""The folding of one segment: from the view of its first snapshot, record by record, to the digest of its last.
+"""Replay one segment from the view of its first snapshot to the digest of its last.
 
-May live here: the fold of a segment, and what it compares. Where the rows come from is `spark_jobs.verifying.job`.
+What is compared:
 
-What is compared: offsets rise; the verdict that the archive holds is the fold's; the digest that each renewal says is that of the view;
-and at the end the digest is that of the next snapshot. A segment ends at the first difference, since what follows it means nothing;
-but what a renewal says is one broker's word, which anybody may forge: after it the segment is read on.
+* Offsets rise.
+* The archived verdict of each record equals the fold's.
+* The digest in each renewal equals the view's.
+* At the end, the digest equals the next snapshot's.
+
+A segment ends at its first difference, because later results mean nothing. A renewal is the exception: one broker wrote its digest and may
+have forged it, so the replay goes on.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ Kind = Literal["damaged", "gone", "missing", "order", "verdict", "renewal", "dig
 
 
 class Rows(NamedTuple):
-    """Some records in order: their logical offsets, their bytes as they stood on the log, and their verdicts, each as long."""
+    """Records in order: their logical offsets, bytes and verdicts, in columns of equal length."""
 
     offsets: Sequence[int]
     bodies: Sequence[bytes | None]
@@ -36,9 +40,9 @@ class Rows(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """Where an archive is not what it should be: the records from `first` to `last`, one of which is to blame, and `text`.
+    """A defect of an archive, somewhere in the records from `first` to `last`.
 
-    Of a `file` that cannot be read (`damaged`, `gone`) it is not known which records are in it, and none is to blame.
+    For an unreadable `file` (`damaged`, `gone`) its records are unknown, so there are no offsets.
     """
 
     kind: Kind
@@ -50,9 +54,10 @@ class Difference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What the folding of one segment came to. `agreements` counts renewals whose digest is the view's.
+    """The result of replaying one segment.
 
-    `trusted` is how many records could not be folded, because the archive begins with them and not with the log's own beginning.
+    * `agreements`: the number of renewals whose digest equals the view's.
+    * `trusted`: the number of records that could not be replayed, because the archive begins after the log's beginning.
     """
 
     number: int
@@ -65,10 +70,10 @@ class Checked:
 
 
 class Folding:
-    """Folds one segment, batch by batch; `checked` is what it came to."""
+    """Replay one segment, batch by batch."""
 
     def __init__(self, segment: Segment, view: View | None) -> None:
-        """Fold on from `view`, that of the segment's opening snapshot; None where it has none."""
+        """Start from `view`, the view of the segment's first snapshot; None if it has none."""
         self._segment = segment
         self._view = view
         self._verdicts: Counter[str] = Counter()
@@ -77,15 +82,15 @@ class Folding:
         self._trusted = 0
         self._last = segment.first - 1
         self._difference: Difference | None = None
-        self._claim: Difference | None = None  # The first renewal whose digest is not the view's.
+        self._claim: Difference | None = None  # The first renewal whose digest differs from the view's.
 
     @property
     def goes_on(self) -> bool:
-        """Whether the next rows are wanted."""
+        """Whether the replay needs further rows."""
         return self._difference is None
 
     def feed(self, rows: Rows) -> None:
-        """Fold some rows."""
+        """Replay some rows."""
         if not rows.offsets or not self.goes_on:
             return
         if self._view is None:
@@ -98,12 +103,12 @@ class Folding:
         self._verdicts.update(str(verdict) for verdict in rows.verdicts)
 
     def unreadable(self, kind: Kind, *, file: str, text: str) -> None:
-        """The file with rows of this segment, or with its snapshot, cannot be read: it is damaged, or gone."""
+        """Record that a file with the segment's rows or snapshot is damaged or gone."""
         if self.goes_on:
             self._difference = Difference(kind=kind, file=file, text=text)
 
     def checked(self) -> Checked:
-        """What it came to, after the last rows."""
+        """Return the result, after the last rows."""
         if self.goes_on:
             self._difference = self._at_the_end()
         return Checked(
@@ -113,18 +118,18 @@ class Folding:
             agreements=self._agreements,
             trusted=self._trusted,
             last=self._last if self._last >= self._segment.first else None,
-            # What ended the folding is told beside a renewal: it may follow from the same record, or be of another, further on.
+            # Report this next to the renewal: it may follow from the same record, or be a different defect further on.
             differences=tuple(each for each in (self._claim, self._difference) if each is not None),
         )
 
     def _begin(self, rows: Rows) -> None:
-        """The archive's first records: they can be folded if they are the log's first, too."""
+        """Start from an empty view if the archive's first records are also the log's first."""
         first = decode(rows.bodies[0] or b"")
         if rows.offsets[0] == FIRST_OFFSET or (isinstance(first, Genesis) and first.base == 0):
             self._view = View()
 
     def _fold(self, view: View, rows: Rows) -> Difference | None:
-        """The hot loop: nine tenths of a log are renewals that agree, and pay for one comparison each of verdict and digest."""
+        """Replay rows until the first difference. The hot loop: nine tenths of a log are matching renewals, at two comparisons each."""
         last, agreed_at, agreements = self._last, self._agreed_at, 0
         try:
             for offset, body, archived in zip(*rows, strict=True):
@@ -170,14 +175,14 @@ class Folding:
 
 
 def check_opening(mark: Mark, view: View) -> None:
-    """Raise `SnapshotDamaged` unless a view is what its row of the archive says."""
+    """Raise `SnapshotDamaged` unless the view matches its row in the archive."""
     if (view.offset, str(view.digest())) != (mark.offset, mark.digest):
         problem = f"its row promises digest {mark.digest} at offset {mark.offset}, and it holds {view.digest()} at {view.offset}"
         raise SnapshotDamaged(problem=problem)
 
 
 def _folded_ones(rows: Rows) -> Rows:
-    """Without those that the archive's reader did not fold."""
+    """Return the rows that the archive's reader folded."""
     if NOT_FOLDED not in rows.verdicts:
         return rows
     kept = [row for row in zip(*rows, strict=True) if row[2] != NOT_FOLDED]
@@ -200,7 +205,7 @@ def _other_verdict(offset: int, archived: str | None, found: str) -> Difference:
 
 
 def _other_digest(offset: int, record: Renewed, agreed_at: int) -> Difference:
-    """A renewal says the digest that its author's view had just after the record that it is based on."""
+    """Describe a renewal whose digest differs. The digest is that of its author's view just after the record at its expected offset."""
     at = record.based_on
     first = agreed_at + 1 if agreed_at < at else offset
     text = (

@@ -1,10 +1,7 @@
-"""`equipoise spark verify`: folds an archive again, all its segments side by side.
+"""Run the verify job: read the archive, replay its segments in parallel on Spark's cores, and report progress.
 
-May live here: reading the archive for it, spreading the segments over Spark's cores, and telling how far it has come. What a segment
-is, and what is compared, stands in `spark_jobs.verifying`.
-
-Each segment is one task, which reads its own rows, a batch at a time, and sends back a few numbers: so memory is bounded whatever the
-length of the archive, and by the view, which every reader of the channel must hold.
+Each segment is one task. It reads its own rows in batches and returns a few numbers. So memory is bounded by the view, which every reader
+of the channel has to hold, whatever the length of the archive.
 """
 
 from __future__ import annotations
@@ -47,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark import SparkContext
 
 TASKS_MAX: Final = 5_000
-"""Tasks of one verification: where there are more segments, a task folds several. A hundred million records are 1,000 segments."""
+"""Tasks of one verification. With more segments a task replays several. A hundred million records are 1,000 segments."""
 
 NOTE_EVERY_S: Final = 10.0
 
@@ -56,7 +53,7 @@ _MARK_COLUMNS: Final = ("offset", "at", "digest")
 
 
 def run_verify(options: VerifyOptions, screen: Screen) -> int:
-    """Fold an archive again; how many differences were found. Raises `NoArchive`, and what `spark_session` raises."""
+    """Verify an archive. Return the number of differences. Raises `NoArchive`, and what `spark_session` raises."""
     archive = Archive(options.archive)
     marks, files, unreadable = look(archive)
     segments = judged(plan(marks, files, from_ms=options.from_ms, to_ms=options.to_ms), unreadable)
@@ -87,21 +84,21 @@ def _tell(result: Verification, archive: Archive, options: VerifyOptions, screen
 
 
 def look(archive: Archive) -> tuple[list[Mark], list[RecordFile], list[Difference]]:
-    """The snapshots of an archive, without their bytes; its files of records, by their own statistics; and what cannot be read."""
+    """Return an archive's snapshots without their bytes, its record files by their own statistics, and its unreadable files."""
     for _ in range(LOOKS_MAX):
-        with suppress(FileNotFoundError):  # Joined into another file since its folder was read.
+        with suppress(FileNotFoundError):  # Joined into another file after its folder was read.
             return _look(archive)
     return _look(archive, also_gone=True)
 
 
 def judged(segments: Sequence[Segment], unreadable: Sequence[Difference]) -> tuple[Segment, ...]:
-    """The segments without those of files that lost their order: folded so, their rows would say of the log what is true of the file."""
+    """Drop the segments of files with rows out of order. Replaying them would blame the log for the file's defect."""
     disordered = {each.file for each in unreadable if NOT_IN_ORDER in each.text}
     return tuple(each for each in segments if disordered.isdisjoint(each.files))
 
 
 def looked_again(archive: Archive, segments: Sequence[Segment], checked: Sequence[Checked]) -> tuple[Segment, ...]:
-    """The segments of which a file was gone when it was to be read, with the files that hold their records now."""
+    """Return the segments whose files vanished before reading, with the files that hold their records now."""
     gone = {each.number for each in checked if any(difference.kind == "gone" for difference in each.differences)}
     if not gone:
         return ()
@@ -113,7 +110,7 @@ def _look(archive: Archive, *, also_gone: bool = False) -> tuple[list[Mark], lis
     marks: list[Mark] = []
     files: list[RecordFile | str] = []
     unreadable: list[Difference] = []
-    manifest = archive.manifest()  # Before the files are looked for: what is finished meanwhile is there too.
+    manifest = archive.manifest()  # Read before the files, so that the files include everything it promises.
     for table, read in ((Table.SNAPSHOTS, _marks), (Table.RECORDS, _record_file)):
         last = -1
         for path in archive.files(table):
@@ -140,13 +137,13 @@ def _damaged(path: Path, error: Exception) -> Difference:
 
 
 def _promised(manifest: Manifest | None) -> int:
-    """The last offset that an archive says it holds; -1 for none."""
+    """Return the last offset that the manifest promises; -1 for none."""
     position = None if manifest is None else manifest.positions.get(Source.CHANNEL)
     return -1 if manifest is None or position is None else position - 1 + manifest.base
 
 
 def _cut_short(promised: int, files: Sequence[RecordFile]) -> Iterator[Difference]:
-    """Whether records are gone from the end of an archive, where no snapshot and no later record would miss them."""
+    """Yield a difference if records are missing from the end of an archive. No snapshot or later record reveals such a loss."""
     last = max((file.last for file in files), default=-1)
     if last < promised:
         text = f"the archive says that it holds records up to offset {promised}, and its last is at {last}"
@@ -175,7 +172,7 @@ def _milliseconds(at: Any) -> int:  # noqa: ANN401 - a timestamp as pyarrow give
 
 
 def check_segment(segment: Segment) -> Checked:
-    """Read and fold one segment. What cannot be read is a difference, and never raises."""
+    """Read and replay one segment. A file that cannot be read becomes a difference; nothing is raised."""
     folding = Folding(segment, None)
     reading = "" if segment.opening is None else segment.opening.file
     try:
@@ -203,14 +200,14 @@ def _opening(mark: Mark) -> View:
 
 
 def _rows(path: Path, segment: Segment) -> Iterator[Rows]:
-    # A column at a time: a Python object for each cell of pyarrow would cost as much as the fold.
+    # Convert whole columns: a Python object per pyarrow cell would cost as much as the fold.
     for batch in file_batches(path, Table.RECORDS, columns=_RECORD_COLUMNS, first=segment.first, last=segment.last):
         yield Rows(*(batch.column(name).to_pylist() for name in _RECORD_COLUMNS))
 
 
 @contextmanager
 def _few_collections() -> Iterator[None]:
-    """Let the collector of cycles look less often: what a fold makes has no cycles, and looking through a view takes its time."""
+    """Run the garbage collector less often. A fold makes no cycles, and scanning a view takes time."""
     thresholds = gc.get_threshold()
     gc.set_threshold(100_000, 50, 1_000)
     try:
@@ -223,7 +220,7 @@ def _few_collections() -> Iterator[None]:
 
 
 def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen) -> list[Checked]:
-    """What each segment comes to, in their order; tells meanwhile how far they are."""
+    """Verify all segments in parallel and report progress. Return their results in order."""
     if not segments:
         return []
     done = context.accumulator(0)
@@ -246,7 +243,7 @@ def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen
 
 @contextmanager
 def _watch(screen: Screen, total: int) -> Iterator[Callable[[int], None]]:
-    """A bar for somebody who looks on, a line now and then for a file; what is yielded takes the records that are done."""
+    """Yield a function that takes the number of verified records. Show a bar on a terminal, and print a line now and then elsewhere."""
     if not screen.is_live:
         due_s = time.monotonic() + NOTE_EVERY_S
 

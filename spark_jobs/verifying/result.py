@@ -1,7 +1,4 @@
-"""What all segments come to: one result for the archive, and how it is told.
-
-May live here: the sum of the segments, and the lines that a command prints of it.
-"""
+"""Sum up the results of all segments and format them."""
 
 from __future__ import annotations
 
@@ -17,14 +14,14 @@ from equipoise.spark_jobs.verifying.folding import Checked, Difference
 from equipoise.spark_jobs.verifying.segments import Segment
 
 DIFFERENCES_MAX: Final = 20
-"""Differences that are told; further ones are counted. One lost file may make a hundred segments differ."""
+"""Differences shown; the rest are only counted. One lost file may affect a hundred segments."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verification:
-    """What the verification of an archive came to. `differences` are in the order of the log, the first of them first.
+    """The result of verifying an archive.
 
-    What cannot be read at all comes before them, because it may explain them. `seconds` is how long the folding took.
+    `differences` are in log order. Unreadable files come first, because they may explain the rest. `seconds` is the time of the replay.
     """
 
     segments: int
@@ -47,14 +44,14 @@ class Verification:
 
     @property
     def document(self) -> Mapping[str, Any]:
-        """As one JSON document."""
+        """The result as one JSON document."""
         return {**asdict(self), "in_order": self.in_order}
 
 
 def verification(
     segments: Sequence[Segment], checked: Sequence[Checked], *, unreadable: Sequence[Difference] = (), seconds: float
 ) -> Verification:
-    """The sum of what each segment came to; `unreadable` are files of which not even the plan could take notice."""
+    """Sum up the results of the segments. `unreadable` are files that could not be planned."""
     verdicts: Counter[str] = Counter()
     for each in checked:
         verdicts.update(each.verdicts)
@@ -78,7 +75,7 @@ def verification(
 
 
 def _once(differences: Sequence[Difference]) -> Iterator[Difference]:
-    """What is wrong with a file is told once, however many segments need it."""
+    """Yield each file's difference once, even if several segments need the file."""
     files: set[str] = set()
     for each in differences:
         if each.file is None:
@@ -89,7 +86,7 @@ def _once(differences: Sequence[Difference]) -> Iterator[Difference]:
 
 
 def lines(result: Verification, *, url: str) -> Iterator[str]:
-    """What a person reads of it, as `equipoise channel verify` tells its own; `url` is the log that the archive is of."""
+    """Format the result for people, as `equipoise channel verify` does. `url` is the archived log."""
     if not result.records and result.in_order:
         yield "there was nothing to verify: the archive holds no record of that time"
         return

@@ -1,10 +1,10 @@
-"""The plan of a verification: an archive cut at its snapshots into segments, which are folded independently of one another.
+"""Plan a verification: cut an archive at its snapshots into independent segments.
 
-May live here: the values that the plan is made of, and how it is made.
+A segment begins with the view of one snapshot and must reach the digest of the next. The segment before a snapshot proves it. So if every
+segment holds, the whole archive holds from the first snapshot to the last.
 
-A segment begins with the view of one snapshot, and must come to the digest of the next. The snapshot itself is proved by the segment
-before it: so if every segment holds, then so does the whole, from the first snapshot to the last. Records before the first snapshot are
-folded from an empty view, if they begin where the log began; those after the last one are held against the digests of renewals alone.
+* Records before the first snapshot are replayed from an empty view, if they begin where the log began.
+* Records after the last snapshot are checked against the digests of renewals only.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from itertools import accumulate, pairwise
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """One snapshot of the archive: the view after the record at `offset`, whose digest is `digest` (decimal digits).
+    """One archived snapshot: the view after the record at `offset`.
 
-    `at_ms` is the log's time there, and `file` where the snapshot itself is to be read.
+    * `digest`: the digest of the view, in decimal digits.
+    * `at_ms`: the log's time at the snapshot.
+    * `file`: the file that holds the snapshot.
     """
 
     offset: int
@@ -30,7 +32,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordFile:
-    """One file of records: `rows` of them, of offsets from `first` to `last`."""
+    """One file of `rows` records with offsets from `first` to `last`."""
 
     path: str
     first: int
@@ -39,10 +41,10 @@ class RecordFile:
 
 
 def with_unreadable(files: Sequence[RecordFile | str], *, last: int) -> list[RecordFile]:
-    """Files in the order of the log, some of which cannot be read, and are given by their path alone.
+    """Return all files in log order. A file given only by its path cannot be read.
 
-    Of such a one it is known where it stands: it may hold all that its neighbours leave out, or, at the end, what is there up to `last`.
-    So the segments that need it fail by it, and those beside it are folded. One that nothing is missing for is left out.
+    Such a file is assumed to hold everything between its neighbours; at the end, everything up to `last`. So the segments that need it
+    fail, and all others are replayed. It is left out if nothing is missing between its neighbours.
     """
     found: list[RecordFile] = []
     below = 0
@@ -59,10 +61,12 @@ def with_unreadable(files: Sequence[RecordFile | str], *, last: int) -> list[Rec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Segment:
-    """The records above `opening` up to `closing`, both included in neither or the other: `(opening.offset, closing.offset]`.
+    """The records with offsets in `(opening.offset, closing.offset]`.
 
-    Without `opening` it begins with the archive's first record, without `closing` it ends with the last. `files` are those in which
-    its records are, in the order of the log. `rows` is how many there are at most.
+    * `opening`: None if the segment begins with the archive's first record.
+    * `closing`: None if it ends with the last record.
+    * `files`: the files that hold its records, in log order.
+    * `rows`: an upper bound on its number of records.
     """
 
     number: int
@@ -73,23 +77,23 @@ class Segment:
 
     @property
     def first(self) -> int:
-        """The least offset that a record of it may have."""
+        """The lowest possible offset of its records."""
         return 0 if self.opening is None else self.opening.offset + 1
 
     @property
     def last(self) -> int | None:
-        """The greatest offset that a record of it may have; None for whatever comes."""
+        """The highest possible offset of its records; None for no bound."""
         return None if self.closing is None else self.closing.offset
 
 
 def plan(
     marks: Sequence[Mark], files: Sequence[RecordFile], *, from_ms: int | None = None, to_ms: int | None = None
 ) -> tuple[Segment, ...]:
-    """The segments of an archive, in order; of those that lie between two times (Unix, `to_ms` not included) all that are touched."""
+    """Return the segments of an archive in order. With times (Unix ms, `to_ms` exclusive) return those that touch the period."""
     distinct = {mark.offset: mark for mark in marks}
     ordered = [distinct[offset] for offset in sorted(distinct)]
     times = [mark.at_ms for mark in ordered]
-    # A record of exactly this time may stand on either side of a snapshot of this time: so both sides are taken.
+    # Records with exactly this time may be on either side of a snapshot with this time, so take both sides.
     first = 0 if from_ms is None else bisect_left(times, from_ms)
     last = len(ordered) if to_ms is None else bisect_right(times, to_ms - 1)
     edges: list[Mark | None] = [None, *ordered, None]
@@ -104,7 +108,7 @@ def plan(
 
 
 def placed_anew(segments: Sequence[Segment], marks: Sequence[Mark], files: Sequence[RecordFile]) -> tuple[Segment, ...]:
-    """The same segments, as their records and snapshots lie now: somebody has joined files into others."""
+    """Return the same segments with the current files of their records and snapshots, after others joined files."""
     now, holders = {mark.offset: mark for mark in marks}, _Holders(files)
     placed = []
     for segment in segments:
@@ -114,7 +118,7 @@ def placed_anew(segments: Sequence[Segment], marks: Sequence[Mark], files: Seque
 
 
 class _Holders:
-    """Which files hold the records between two snapshots, found without a look at all of them."""
+    """An index of the files that hold the records between two snapshots."""
 
     def __init__(self, files: Sequence[RecordFile]) -> None:
         self._files = sorted(files, key=lambda file: (file.first, file.last))
@@ -122,7 +126,7 @@ class _Holders:
         self._ends = list(accumulate((file.last for file in self._files), max))
 
     def between(self, opening: Mark | None, closing: Mark | None) -> list[RecordFile]:
-        """Those that hold a record above the one and up to the other, in the order of the log."""
+        """Return the files with records above the opening and up to the closing snapshot, in log order."""
         low = -1 if opening is None else opening.offset
         begin = bisect_right(self._ends, low)
         end = len(self._files) if closing is None else bisect_right(self._starts, closing.offset)
@@ -136,6 +140,6 @@ def _segment(number: int, opening: Mark | None, closing: Mark | None, files: Seq
 
 
 def _rows_within(file: RecordFile, low: int, high: int | None) -> int:
-    """About how many rows of a file lie above `low` and up to `high`: offsets have gaps, so this is for a progress bar."""
+    """Estimate how many rows of a file lie above `low` and up to `high`, for a progress bar. Offsets have gaps."""
     first, last = max(file.first, low + 1), file.last if high is None else min(file.last, high)
     return max(1, file.rows * (last - first + 1) // (file.last - file.first + 1))
