@@ -1,7 +1,6 @@
-"""The case that is judged: what callers saw, what the store holds, what brokers noted, put in order.
+"""Arrange the checker's input: calls of clients, rows of the store, evidence of brokers.
 
-May live here: the shapes of what is read, what a status says of its call, and the indexing. Only the standard library is imported,
-and nothing of the product. The rules are in `rules.py`, reading and printing in `judge.py`.
+Imports only the standard library, and nothing of the product. The rules are in `rules.py`, reading and printing in `judge.py`.
 """
 
 from collections import defaultdict
@@ -11,14 +10,14 @@ from typing import NamedTuple
 
 
 class UnusableInputError(Exception):
-    """The input cannot be judged: `where` it is, and `what` is wrong with it."""
+    """Unusable input: `where` it is, and `what` is wrong with it."""
 
     def __init__(self, where: str, what: str) -> None:
         super().__init__(f"{where}: {what}")
 
 
 class Call(NamedTuple):
-    """One line of a history: one attempt of one request. Status None: the connection broke."""
+    """One line of a history: one attempt of one request. Status None means that the connection broke."""
 
     request: str
     key: str
@@ -31,7 +30,7 @@ class Call(NamedTuple):
 
 
 class Write(NamedTuple):
-    """One row of the store's `writes`, in the order of their positions: an increment that was applied."""
+    """One row of the store's `writes`, in order of position: an increment that was applied."""
 
     request: str
     key: str
@@ -52,8 +51,8 @@ class Refusal(NamedTuple):
 class Work(NamedTuple):
     """One line of a broker's evidence: the clock at the two ownership checks of a piece of answered work.
 
-    `message` is what a producer sent, PRODUCER:SEQUENCE, if the work was to take it. `by_token`: past the end of a lease, in a
-    namespace that leaves exclusivity to the store.
+    * `message`: PRODUCER:SEQUENCE of the accepted message, if the work accepted one.
+    * `by_token`: the lease had ended, in a namespace where the store enforces exclusivity.
     """
 
     broker: str
@@ -67,7 +66,7 @@ class Work(NamedTuple):
 
 
 class Operation(NamedTuple):
-    """One acknowledged request, retries included: it took effect between `call_ns` and `return_ns`."""
+    """One acknowledged request with all its retries. It took effect between `call_ns` and `return_ns`."""
 
     request: str
     key: str
@@ -79,7 +78,7 @@ class Operation(NamedTuple):
 
 
 class Case(NamedTuple):
-    """All that is judged: attempts and rows by request, acknowledged requests by key."""
+    """The input of the checker: attempts and rows by request, acknowledged requests by key."""
 
     attempts: dict[str, list[Call]]
     operations: dict[str, list[Operation]]
@@ -90,7 +89,7 @@ class Case(NamedTuple):
 
 
 def outcome(status: int | None) -> str:
-    """What an answer says of its request. A 500 promises nothing: its work may have been applied, like that of no answer."""
+    """Classify an answer. A 500 promises nothing: like a call without an answer, it may have been applied."""
     if status == 200:
         return "acknowledged"
     if status == 307:
@@ -99,7 +98,7 @@ def outcome(status: int | None) -> str:
 
 
 def assembled(calls: Iterable[Call], writes: list[Write], refusals: list[Refusal], works: list[Work]) -> Case:
-    """Index the parts; raise UnusableInputError for a call that contradicts itself, or if there is nothing to judge.
+    """Index the input. Raise UnusableInputError for a call that contradicts itself, and for input without an acknowledged call.
 
     A retried request is ONE operation, from its first attempt that may have been applied to its first acknowledgement.
     """

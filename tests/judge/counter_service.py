@@ -1,7 +1,7 @@
-"""A counter service in virtual time: the model whose leavings the judge must accept, as long as it is honest.
+"""Model a counter service in virtual time, to test the checker.
 
-`CounterService` may be driven into any interleaving of calls, retries, transfers and broken connections, and what it
-leaves behind is clean by construction, unless one of its two checks is taken away. No test lives here, and no IO.
+`CounterService` can be driven into any interleaving of calls, retries, transfers and broken connections. Its output is clean unless one of
+its two checks is disabled. It has no tests and does no IO.
 """
 
 from collections.abc import Sequence
@@ -24,7 +24,7 @@ class Ownership:
 
 @dataclass(slots=True, kw_only=True)
 class Attempt:
-    """One try of one request, on its way: `ownership` is set once a broker started to work on it."""
+    """One attempt of a request in progress. `ownership` is set once a broker starts to work on it."""
 
     request: str
     key: str
@@ -41,13 +41,13 @@ Record = TypeVar("Record", case.Call, case.Write, case.Refusal, case.Work)
 
 
 def changed(record: Record, **changes: object) -> Record:
-    """A copy of a record with some fields changed, be it to values that do not belong there."""
+    """Return a copy of a record with changed fields, even to values of a wrong type."""
     return type(record)._make((record._asdict() | changes).values())
 
 
 @dataclass(slots=True)
 class Leavings:
-    """What a run leaves for the judge, and how a test may tamper with it."""
+    """The output of a run, with methods to tamper with it."""
 
     calls: list[case.Call] = field(default_factory=list)
     writes: list[case.Write] = field(default_factory=list)
@@ -61,11 +61,11 @@ class Leavings:
         return case.assembled(self.calls, self.writes, self.refusals, self.works)
 
     def change_answers(self, request: str, /, **changes: object) -> None:
-        """Change what the caller wrote down of a request."""
+        """Change a request in the callers' history."""
         self.calls = [changed(call, **changes) if call.request == request else call for call in self.calls]
 
     def change_rows(self, request: str, /, **changes: object) -> None:
-        """Change what the store holds of a request."""
+        """Change a request in the store."""
         self.writes = [changed(row, **changes) if row.request == request else row for row in self.writes]
 
     def change_both(self, request: str, /, **changes: object) -> None:
@@ -75,7 +75,7 @@ class Leavings:
 
 
 class CounterService:
-    """Brokers, callers and a store that keep every promise but those taken away; each method is one instant of one of them."""
+    """Brokers, callers and a store, correct except for disabled checks. Each method is one instant of one of them."""
 
     def __init__(self, *, store_checks_tokens: bool = True, brokers_check_ownership: bool = True) -> None:
         self.store_checks_tokens = store_checks_tokens
@@ -91,18 +91,18 @@ class CounterService:
         return self.now_ns
 
     def transfer(self, key: str, broker: str) -> None:
-        """Another ownership begins, under the next token; what the old one has in hand it may no longer answer."""
+        """Begin an ownership with the next token. The old owner may no longer answer."""
         newest = max(ownership.token for ownership in self.owner.values())
         self.owner[key] = self.last_ownership[key, broker] = Ownership(token=newest + 7, broker=broker)
 
     def call(self, key: str, target: str, request: str) -> Attempt:
-        """A caller sends a request to the broker that it believes to be the owner."""
+        """Send a request to the broker that the caller believes to be the owner."""
         attempt = Attempt(request=request, key=key, target=target, call_ns=self.tick())
         self.on_the_way.append(attempt)
         return attempt
 
     def start(self, attempt: Attempt) -> None:
-        """The request reaches its broker, which redirects it unless it owns the key, or ever did if it does not check."""
+        """Deliver a request to its broker. The broker redirects it unless it owns the key; without its check, unless it ever did."""
         ownership = self.last_ownership.get((attempt.key, attempt.target))
         if ownership is None or not self.may_work(attempt.key, ownership):
             self.answer(attempt, 307)
@@ -110,11 +110,11 @@ class CounterService:
             attempt.ownership, attempt.started_ns = ownership, self.tick()
 
     def may_work(self, key: str, ownership: Ownership) -> bool:
-        """The check of ownership, made when work starts and again before it is answered."""
+        """Return whether the ownership check passes. It runs when work starts and again before the answer."""
         return self.owner[key] == ownership or not self.brokers_check_ownership
 
     def write(self, attempt: Attempt) -> None:
-        """The broker's write reaches the store, perhaps long after its ownership ended; the token decides."""
+        """Deliver the broker's write to the store, perhaps long after the ownership ended. The token decides."""
         assert attempt.ownership is not None
         rows = [row for row in self.left.writes if row.key == attempt.key]
         known = [row for row in rows if row.request == attempt.request]  # A retried request is applied once.
@@ -129,7 +129,7 @@ class CounterService:
             self.left.writes.append(attempt.result)
 
     def finish(self, attempt: Attempt) -> None:
-        """The broker checks its ownership again and answers: what the store did, or that it cannot know any more."""
+        """Check the ownership again and answer: the store's result, or that the result is unknown."""
         ownership, result, checked_ns = attempt.ownership, attempt.result, self.tick()
         assert ownership is not None
         if result is None:
@@ -143,13 +143,13 @@ class CounterService:
             self.answer(attempt, 200, result)
 
     def answer(self, attempt: Attempt, status: int | None, result: case.Write | None = None) -> None:
-        """The answer reaches the caller, if it is still there, and the caller writes it down."""
+        """Deliver the answer. The caller records it if it still waits."""
         self.on_the_way.remove(attempt)
         if not attempt.caller_gone:
             self.note(attempt, status, result)
 
     def hang_up(self, attempt: Attempt) -> None:
-        """The connection breaks: the caller writes down an unknown outcome; the broker does not notice."""
+        """Break the connection. The caller records an unknown outcome; the broker does not notice."""
         attempt.caller_gone = True
         self.note(attempt, None, None)
 
@@ -158,14 +158,14 @@ class CounterService:
         self.left.calls.append(case.Call(attempt.request, attempt.key, broker, token, value, status, attempt.call_ns, self.tick()))
 
     def increment(self, key: str, *requests: str) -> None:
-        """Undisturbed calls that overlap in time: all are sent before the first is answered."""
+        """Make calls that overlap in time: send all before the first answer."""
         attempts = [self.call(key, self.owner[key].broker, request) for request in requests]
         for step in (self.start, self.write, self.finish):
             for attempt in attempts:
                 step(attempt)
 
     def advance(self, attempt: Attempt) -> None:
-        """The next instant in the life of a request, whichever that is."""
+        """Run the next step of a request."""
         if attempt.ownership is None:
             self.start(attempt)
         elif attempt.result is None and not attempt.refused:
@@ -175,7 +175,7 @@ class CounterService:
 
 
 def plain_run() -> Leavings:
-    """a1 and a2 overlap, a3 follows; the key moves to b1; b4 and b5 overlap; a stale write is refused; c6 and c7 on another key."""
+    """Run a story: a1 and a2 overlap, a3 follows; the key moves to b1; b4 and b5 overlap; a stale write is refused; c6, c7: other key."""
     service = CounterService()
     service.increment(HOT, "a1", "a2")
     service.increment(HOT, "a3")
@@ -191,26 +191,26 @@ def plain_run() -> Leavings:
 
 
 class Step(NamedTuple):
-    """One instant of a random run: what happens, and two numbers that choose to whom."""
+    """One step of a random run: an action, and two numbers that choose its target."""
 
     action: str
     first: int
     second: int
 
 
-# Three calls and ten instants of their lives, so that few are on the way at once and most are answered before the next transfer.
+# Three call actions for ten steps of progress, so that few requests are in progress and most are answered before the next transfer.
 ACTIONS = ("call", "call", "retry", *["advance"] * 10, "give up", "hang up", "transfer")
 STEPS = st.lists(st.builds(Step, st.sampled_from(ACTIONS), st.integers(0, 11), st.integers(0, 11)), max_size=150)
 
 
 def run(steps: Sequence[Step], service: CounterService) -> Leavings:
-    """Drive the model through an interleaving; a caller retries only what it does not know the outcome of."""
+    """Drive the model through an interleaving. A caller retries only requests with an unknown outcome."""
     for number, step in enumerate(steps):
         attempt = service.on_the_way[step.first % len(service.on_the_way)] if service.on_the_way else None
         unknown = [call for call in service.left.calls if call.status in (None, 500)]
         key, broker = (HOT, COLD)[step.first % 2], f"b{step.second % 3}"
         if step.action == "call":
-            # A third of the calls go wherever a stubborn caller likes, the others to the owner.
+            # A third of the calls go to an arbitrary broker, the others to the owner.
             service.call(key, broker if step.first % 3 == 0 else service.owner[key].broker, f"r{number}")
         elif step.action == "retry" and unknown:
             again = unknown[step.first % len(unknown)]
@@ -223,5 +223,5 @@ def run(steps: Sequence[Step], service: CounterService) -> Leavings:
             service.hang_up(attempt)
         elif step.action == "transfer":
             service.transfer(key, broker)
-    service.increment(HOT, "last")  # So that there is something to judge in the shortest of runs.
+    service.increment(HOT, "last")  # So that the shortest run has something to check.
     return service.left

@@ -1,12 +1,11 @@
-"""The judge: reads what callers saw and what the store holds, and says whether any key ever had two owners.
+"""Check from clients' calls and the store's rows whether any key ever had two owners.
 
-May live here: reading, counting, printing, the command line. What is judged is in `case.py`, and by which rules in `rules.py`: three
-files that import only one another and the standard library, and nothing of the product, for a judge that shared code with the
-accused would share its mistakes. README.md gives the formats, what a clean verdict proves, and what it cannot.
+The checker is this file, `case.py` and `rules.py`. They import only each other and the standard library, and nothing of the product: shared
+code would share its mistakes. README.md describes the formats and what a clean verdict proves.
 
     python judge.py HISTORY.jsonl [HISTORY2.jsonl ...] --store STORE.db [--evidence ACCEPTS.jsonl ...] [--json]
 
-Exit code 0: clean; 1: violations; 2: input that cannot be judged.
+Exit code 0: clean; 1: violations; 2: unusable input.
 """
 
 import argparse
@@ -25,7 +24,7 @@ from typing import TypeVar, get_args
 from case import Call, Case, Refusal, UnusableInputError, Work, Write, assembled, outcome
 from rules import DOUBLE_OWNER_RULES, violations
 
-SHOWN_PER_RULE = 20  # One fault can break a rule at every call that follows; a person reads the first few.
+SHOWN_PER_RULE = 20  # One fault can break a rule at every later call. The first few are enough for a person.
 
 Shape = TypeVar("Shape", Call, Write, Refusal, Work)
 KINDS = {shape: [get_args(kind) or (kind,) for kind in shape.__annotations__.values()] for shape in (Call, Write, Refusal, Work)}
@@ -33,7 +32,7 @@ ACCEPTED_KINDS = {shape: frozenset(product(*kinds)) for shape, kinds in KINDS.it
 
 
 def checked(shape: type[Shape], values: Sequence[object], where: str) -> Shape:
-    """Make a record of `values`, which stand in the order of its fields; raise UnusableInputError for a wrong type."""
+    """Make a record from `values` in the order of its fields. Raise UnusableInputError for a wrong type."""
     if tuple(map(type, values)) not in ACCEPTED_KINDS[shape]:
         fields = zip(shape._fields, values, KINDS[shape], strict=True)
         raise UnusableInputError(where, next(f"{name} is {value!r:.80}" for name, value, kinds in fields if type(value) not in kinds))
@@ -41,7 +40,7 @@ def checked(shape: type[Shape], values: Sequence[object], where: str) -> Shape:
 
 
 def read_lines(path: str, shape: type[Shape]) -> Iterator[Shape]:
-    """Read JSON lines. Only a last line without its end, as a killed writer leaves it, may be damaged: it is passed over."""
+    """Read JSON lines. Skip an incomplete last line, as a killed writer leaves it; any other damage is an error."""
     in_order, absent = itemgetter(*shape._fields), shape._field_defaults
     with Path(path).open("rb") as lines:
         for number, line in enumerate(lines, 1):
@@ -62,15 +61,15 @@ def read_lines(path: str, shape: type[Shape]) -> Iterator[Shape]:
 
 
 def read_table(store: sqlite3.Connection, table: str, shape: type[Shape]) -> list[Shape]:
-    """Read a table of the store in the order of its positions."""
+    """Read a table of the store in order of position."""
     rows = store.execute(f"SELECT {', '.join(shape._fields)} FROM {table} ORDER BY position")  # noqa: S608 (our own names)
     return [checked(shape, row, f"store table {table} row {number}") for number, row in enumerate(rows, 1)]
 
 
 def read_case(histories: Sequence[str], store_path: str, evidence: Sequence[str]) -> Case:
-    """Read everything; raise UnusableInputError or OSError.
+    """Read all input. Raise UnusableInputError or OSError.
 
-    The histories come before the store: what they acknowledge is then in the store, even while brokers go on writing.
+    Read the histories before the store, so that the store has everything they acknowledge, even while brokers write.
     """
     calls = [call for path in histories for call in read_lines(path, Call)]
     works = [work for path in evidence for work in read_lines(path, Work)]
@@ -84,7 +83,7 @@ def read_case(histories: Sequence[str], store_path: str, evidence: Sequence[str]
 
 
 def ownership_changes(case: Case) -> int:
-    """How many tokens, each with its broker, followed another token on some key of the store."""
+    """Count the ownership changes in the store: tokens, each with its broker, that followed another token of the same key."""
     last: dict[str, int] = {}
     followed: set[tuple[int, str]] = set()
     for row in case.writes:
@@ -95,13 +94,13 @@ def ownership_changes(case: Case) -> int:
 
 
 def longest_pause(case: Case) -> tuple[int, str]:
-    """The longest time in ns between two successive acknowledgements on one key, and the key ('' if none has two)."""
+    """Return the longest time in ns between two successive acknowledgements of one key, and the key ('' if there is none)."""
     moments = {key: sorted(operation.return_ns for operation in operations) for key, operations in case.operations.items()}
     return max(((later - earlier, key) for key, times in moments.items() for earlier, later in pairwise(times)), default=(0, ""))
 
 
 def totals(case: Case) -> dict[str, int | float | str]:
-    """What was judged, in numbers: a clean verdict on little says little."""
+    """Return figures about the input: a clean verdict on little input means little."""
     outcomes = Counter(outcome(call.status) for tries in case.attempts.values() for call in tries)
     pause_ns, pause_key = longest_pause(case)
     return {
@@ -120,7 +119,7 @@ def totals(case: Case) -> dict[str, int | float | str]:
 
 
 def report(found: dict[str, list[str]], numbers: dict[str, int | float | str], *, as_json: bool) -> str:
-    """The verdict: one JSON line for programs, or for people the violations, the numbers, and the verdict last."""
+    """Format the verdict: one JSON line, or text with violations, figures and the verdict last."""
     double_owners = sum(len(found.get(name, [])) for name in DOUBLE_OWNER_RULES)
     if as_json:
         broken = {name: {"count": len(messages), "first": messages[:SHOWN_PER_RULE]} for name, messages in found.items()}
@@ -133,7 +132,7 @@ def report(found: dict[str, list[str]], numbers: dict[str, int | float | str], *
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge what the command line names, print the verdict, and return the exit code."""
+    """Check the files on the command line, print the verdict, and return the exit code."""
     parser = argparse.ArgumentParser(description="Judge what callers saw against what the store holds.")
     parser.add_argument("histories", nargs="+", metavar="HISTORY.jsonl", help="what callers saw, one call a line")
     parser.add_argument("--store", required=True, metavar="STORE.db", help="the SQLite file with the tables writes and refusals")
@@ -153,5 +152,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    gc.disable()  # Millions of records that live to the end, and no cycles: to search them again and again takes a tenth of the time.
+    gc.disable()  # Millions of records live to the end, without cycles. Scanning them repeatedly takes a tenth of the time.
     sys.exit(main())

@@ -1,11 +1,11 @@
-"""The judge of messages: reads what Pulsar clients sent, had receipted and received, and says what was lost, doubled or disordered.
+"""Check from Pulsar clients' histories whether messages were lost, delivered twice or out of order.
 
-May live here: the rules of messages, and the reading of clients' histories. Evidence of brokers is held to the rules of `rules.py`. As
-in `judge.py`, nothing of the product is imported. README.md gives the formats, and what a clean verdict proves.
+Brokers' evidence is checked with the rules of `rules.py`. Like `judge.py` it imports nothing of the product. README.md describes the
+formats and what a clean verdict proves.
 
     python messages.py HISTORY.jsonl [HISTORY2.jsonl ...] [--evidence ACCEPTS.jsonl ...] [--excused FROM_NS TO_NS ...] [--json]
 
-Exit code 0: clean; 1: violations; 2: input that cannot be judged.
+Exit code 0: clean; 1: violations; 2: unusable input.
 """
 
 import argparse
@@ -23,12 +23,12 @@ from rules import work_ends_within_its_lease, work_of_two_tokens_never_overlaps
 
 PARTITION = re.compile(r"-partition-(?:0|[1-9][0-9]*)$")
 NEVER_NS = 1 << 63
-# Evidence names a topic behind the namespace of its bundle.
+# In evidence a topic follows the namespace of its bundle.
 TOPIC = re.compile(r"[a-z-]+://.*", re.DOTALL)
 
 
 class Message(NamedTuple):
-    """A message, wherever it is told of. A producer of a partitioned topic counts over all partitions, so `topic` names none."""
+    """A message. A producer of a partitioned topic counts over all partitions, so `topic` names no partition."""
 
     topic: str
     producer: str
@@ -36,7 +36,7 @@ class Message(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A message as a consumer received it; `topic` names the partition."""
+    """A message as a consumer received it. `topic` names the partition."""
 
     message: Message
     topic: str
@@ -45,10 +45,12 @@ class Delivery(NamedTuple):
 
 
 class Run:
-    """All that is judged. `deliveries` are by subscription, those to one consumer in the order in which it received them.
+    """The input of the checker.
 
-    `is_witnessed` says whether brokers gave evidence. `owed_from_ns` is by subscription and topic; `windows` are the times, from
-    and to, in which brokers died.
+    * `deliveries`: by subscription; those to one consumer are in order of receipt.
+    * `is_witnessed`: whether brokers gave evidence.
+    * `owed_from_ns`: by subscription and topic.
+    * `windows`: the start and end of the times in which brokers died.
     """
 
     def __init__(self) -> None:
@@ -63,22 +65,22 @@ class Run:
         self.windows: list[tuple[int, int]] = []
 
     def is_excused(self, message: Message, until_ns: int) -> bool:
-        """Whether a window touches the life of a message, from its sending on."""
+        """Return whether a window overlaps the time from the sending of a message to `until_ns`."""
         return any(self.sent_ns[message] <= end and start <= until_ns for start, end in self.windows)
 
     def owed(self, subscription: str) -> Iterator[Message]:
-        """What was receipted, and sent when the subscription was there; for a pattern, when it had found the topic."""
+        """Yield acknowledged messages that were sent after the subscription existed; with a pattern, after it had found the topic."""
         for message in self.receipted_ns:
             if self.owed_from_ns.get((subscription, message.topic), NEVER_NS) < self.sent_ns[message]:
                 yield message
 
     def lost(self, subscription: str) -> list[Message]:
-        """What was owed to a subscription and never delivered, excused or not."""
+        """Return the messages owed to a subscription and never delivered, excused or not."""
         got = {delivery.message for delivery in self.deliveries[subscription]}
         return [message for message in self.owed(subscription) if message not in got]
 
     def accepted(self) -> set[Message]:
-        """The messages that brokers say that they took."""
+        """Return the messages in the brokers' evidence."""
         found = set()
         for work in self.works:
             topic, (producer, _, sequence) = TOPIC.search(work.key), (work.message or "").rpartition(":")
@@ -87,7 +89,7 @@ class Run:
         return found
 
     def doubled(self, subscription: str) -> dict[Message, list[Delivery]]:
-        """The deliveries of each message that came more than once, excused or not."""
+        """Return the deliveries of each message that was delivered more than once, excused or not."""
         found: defaultdict[Message, list[Delivery]] = defaultdict(list)
         for delivery in self.deliveries[subscription]:
             found[delivery.message].append(delivery)
@@ -95,7 +97,7 @@ class Run:
 
 
 def receipted_messages_are_delivered(run: Run) -> Iterator[str]:
-    """Each subscription got every message that was receipted, but for what a death excuses."""
+    """Require that each subscription got every acknowledged message, unless a death excuses it."""
     for subscription in run.deliveries:
         for message in run.lost(subscription):
             if not run.is_excused(message, run.receipted_ns[message]):
@@ -103,7 +105,7 @@ def receipted_messages_are_delivered(run: Run) -> Iterator[str]:
 
 
 def deliveries_were_sent(run: Run) -> Iterator[str]:
-    """Nobody receives what nobody sent."""
+    """Require that every delivered message was sent."""
     for subscription, deliveries in run.deliveries.items():
         for delivery in deliveries:
             if delivery.message not in run.sent_ns:
@@ -111,7 +113,7 @@ def deliveries_were_sent(run: Run) -> Iterator[str]:
 
 
 def messages_are_delivered_once(run: Run) -> Iterator[str]:
-    """No subscription gets a message twice, but for what a death excuses: a receipt was lost, and the message sent again."""
+    """Require that no subscription gets a message twice. A death excuses it: an acknowledgement was lost and the message sent again."""
     for subscription in run.deliveries:
         for message, copies in run.doubled(subscription).items():
             if message in run.sent_ns and not run.is_excused(message, max(copy.at_ns for copy in copies)):
@@ -119,7 +121,7 @@ def messages_are_delivered_once(run: Run) -> Iterator[str]:
 
 
 def messages_keep_their_order(run: Run) -> Iterator[str]:
-    """To each consumer the numbers of a producer rise within a topic or partition; what came twice counts where it came first."""
+    """Require that a producer's numbers rise per consumer and topic or partition. Repeated messages count where they came first."""
     for subscription, deliveries in run.deliveries.items():
         seen: set[Message] = set()
         highest: dict[tuple[str, str, str], int] = {}
@@ -132,7 +134,7 @@ def messages_keep_their_order(run: Run) -> Iterator[str]:
 
 
 def tokens_have_one_broker(run: Run) -> Iterator[str]:
-    """A token of a topic belongs to one broker."""
+    """Require that a topic's token belongs to one broker."""
     holders: dict[tuple[str, int], Work] = {}
     for work in run.works:
         first = holders.setdefault((work.key, work.token), work)
@@ -141,9 +143,9 @@ def tokens_have_one_broker(run: Run) -> Iterator[str]:
 
 
 def receipts_have_evidence(run: Run) -> Iterator[str]:
-    """Some broker says that it took each message that was receipted, but for what a death excuses: its last lines went with it.
+    """Require evidence for every acknowledged message. A death excuses its absence: the broker's last lines are lost.
 
-    Clients give each message the number that a history has as its sequence number, so that no other message is taken for it.
+    Clients use the number in the history as the sequence number, so messages cannot be confused.
     """
     if not run.is_witnessed:
         return
@@ -165,14 +167,14 @@ EVIDENCE_RULES = (work_ends_within_its_lease, work_of_two_tokens_never_overlaps)
 
 
 def violations(run: Run) -> dict[str, list[str]]:
-    """The messages of each rule that was broken, by the rule's name."""
+    """Return the messages of each broken rule, by the rule's name."""
     of_brokers = Case({}, {}, [], {}, [], run.works)
     found = {rule.__name__: list(rule(run)) for rule in RULES} | {rule.__name__: list(rule(of_brokers)) for rule in EVIDENCE_RULES}
     return {name: messages for name, messages in found.items() if messages}
 
 
 def text(said: dict[str, object], name: str) -> str:
-    """A field that is a text; raise UnusableInputError if it is missing or something else."""
+    """Return a field that is text. Raise UnusableInputError if it is missing or has another type."""
     value = said.get(name)
     if not isinstance(value, str):
         raise UnusableInputError(f"{said!r:.300}", f"{name} is {value!r:.80}")
@@ -180,7 +182,7 @@ def text(said: dict[str, object], name: str) -> str:
 
 
 def number(said: dict[str, object], name: str) -> int:
-    """A field that is an integer; as `text`."""
+    """Return a field that is an integer. Raise as `text`."""
     value = said.get(name)
     if not isinstance(value, int) or isinstance(value, bool):
         raise UnusableInputError(f"{said!r:.300}", f"{name} is {value!r:.80}")
@@ -188,7 +190,7 @@ def number(said: dict[str, object], name: str) -> int:
 
 
 def note(run: Run, said: dict[str, object]) -> None:
-    """Take up one line of a history. Raise UnusableInputError."""
+    """Add one line of a history to the run. Raise UnusableInputError."""
     event, at_ns = text(said, "event"), number(said, "at_ns")
     if event == "ready":
         if "subscription" in said:
@@ -216,8 +218,8 @@ def note(run: Run, said: dict[str, object]) -> None:
 
 
 def note_subscription(run: Run, subscription: str, topics: object, at_ns: int) -> None:
-    """A consumer is there. With a pattern it does not say for which topics; then the first message of each tells."""
-    run.deliveries[subscription] += []  # One that never gets anything is judged all the same.
+    """Register a consumer. With a pattern its topics are unknown; the first message of each topic determines them."""
+    run.deliveries[subscription] += []  # A subscription that never gets anything is checked too.
     if topics is None:
         run.by_pattern.add(subscription)
     elif isinstance(topics, list):
@@ -228,7 +230,7 @@ def note_subscription(run: Run, subscription: str, topics: object, at_ns: int) -
 
 
 def history_lines(path: str) -> Iterator[dict[str, object]]:
-    """The lines of a history; clients that are judged have ended by themselves, so none may be damaged."""
+    """Yield the lines of a history. Its clients ended normally, so no line may be damaged."""
     with Path(path).open("rb") as lines:
         for count, line in enumerate(lines, 1):
             try:
@@ -241,7 +243,7 @@ def history_lines(path: str) -> Iterator[dict[str, object]]:
 
 
 def read_run(histories: Sequence[str], evidence: Sequence[str], windows: Iterable[tuple[int, int]]) -> Run:
-    """Read everything. Raise UnusableInputError or OSError."""
+    """Read all input. Raise UnusableInputError or OSError."""
     run = Run()
     run.windows += windows
     for path in histories:
@@ -255,7 +257,7 @@ def read_run(histories: Sequence[str], evidence: Sequence[str], windows: Iterabl
 
 
 def totals(run: Run) -> dict[str, int | float | str]:
-    """What was judged, in numbers: a clean verdict on little says little. Of losses and copies also those that a death excuses."""
+    """Return figures about the input: a clean verdict on little input means little. Losses and copies include excused ones."""
     return {
         "sent": len(run.sent_ns),
         "receipted": len(run.receipted_ns),
@@ -272,7 +274,7 @@ def totals(run: Run) -> dict[str, int | float | str]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Judge what the command line names, print the verdict, and return the exit code."""
+    """Check the files on the command line, print the verdict, and return the exit code."""
     parser = argparse.ArgumentParser(description="Judge what Pulsar clients sent and received.")
     parser.add_argument("histories", nargs="+", metavar="HISTORY.jsonl", help="what clients said, one event a line")
     parser.add_argument("--evidence", nargs="+", action="extend", default=[], metavar="ACCEPTS.jsonl", help="what brokers accepted")

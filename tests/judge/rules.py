@@ -1,7 +1,6 @@
-"""The rules of the judge: each is a function from a case to the messages that tell how the case breaks it.
+"""Define the checker's rules: functions from a case to messages about its violations.
 
-May live here: the rules, and nothing that reads, counts or prints. This module, with the shapes in `case.py`, is all that a
-sceptic must believe. README.md beside it says what a clean verdict proves, and what it cannot.
+This module and the record types in `case.py` are all that a sceptic must trust. README.md describes what a clean verdict proves.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -14,12 +13,12 @@ Rule = Callable[[Case], Iterator[str]]
 
 
 def told(what: Write | Operation) -> str:
-    """How a message names a write or an acknowledged request."""
+    """Format a write or an acknowledged request for a message."""
     return f"request {what.request!r} (broker {what.broker!r}, token {what.token}, value {what.value})"
 
 
 def acknowledged_writes_are_stored(case: Case) -> Iterator[str]:
-    """Each answered increment is in the store with the key, broker, token and value that the caller was told."""
+    """Require every acknowledged increment in the store, with the answer's key, broker, token and value."""
     for request, tries in case.attempts.items():
         rows = case.stored.get(request, [])
         for call in tries:
@@ -28,21 +27,21 @@ def acknowledged_writes_are_stored(case: Case) -> Iterator[str]:
 
 
 def requests_are_applied_once(case: Case) -> Iterator[str]:
-    """No request, whatever its outcome and however often it was tried, stands in the store more than once."""
+    """Require that a request is in the store at most once, whatever its outcome and number of attempts."""
     for request, rows in case.stored.items():
         if len(rows) > 1:
             yield f"key {rows[0].key!r}: request {request!r} was applied {len(rows)} times: {rows}"
 
 
 def refused_calls_left_nothing(case: Case) -> Iterator[str]:
-    """A request whose every answer promised that nothing was applied is not in the store; a redirect promises nothing."""
+    """Require that a request is not in the store if every answer promised so. A redirect promises nothing."""
     for request, tries in case.attempts.items():
         if request in case.stored and {outcome(call.status) for call in tries} - {"redirected"} == {"refused"}:
             yield f"key {tries[0].key!r}: request {request!r} was refused with {tries[-1].status}, but is in the store"
 
 
 def values_count_up(case: Case) -> Iterator[str]:
-    """In the store the values of a key are 1, 2, 3, ...: no update was lost, none invented."""
+    """Require that the values of a key in the store are 1, 2, 3, ...: no update lost, none invented."""
     last: dict[str, int] = {}
     for row in case.writes:
         if row.value != last.get(row.key, 0) + 1:
@@ -51,7 +50,7 @@ def values_count_up(case: Case) -> Iterator[str]:
 
 
 def stored_tokens_never_fall(case: Case) -> Iterator[str]:
-    """The store took no write with a token older than one that it had taken for the key."""
+    """Require that the store took no write with a token older than one taken before for the key."""
     highest: dict[str, Write] = {}
     for row in case.writes:
         if row.token < highest.setdefault(row.key, row).token:
@@ -61,14 +60,14 @@ def stored_tokens_never_fall(case: Case) -> Iterator[str]:
 
 
 def refusals_were_stale(case: Case) -> Iterator[str]:
-    """The store refused only what was older than the highest token that it had seen."""
+    """Require that the store refused only tokens older than the highest that it had seen."""
     for row in case.refusals:
         if row.token >= row.highest:
             yield f"key {row.key!r}: request {row.request!r} was refused with token {row.token}, not older than {row.highest}"
 
 
 def tokens_have_one_broker(case: Case) -> Iterator[str]:
-    """A token of a key belongs to one broker, in the store and in the answers."""
+    """Require that a key's token belongs to one broker, in the store and in the answers."""
     holders: dict[tuple[str, int], Write | Operation] = {}
     served: Iterable[Write | Operation] = chain(case.writes, *case.operations.values())
     for what in served:
@@ -78,15 +77,15 @@ def tokens_have_one_broker(case: Case) -> Iterator[str]:
 
 
 def out_of_order(operations: Iterable[Operation]) -> Iterator[tuple[Operation, Operation]]:
-    """Yield (earlier, later): `earlier` had returned before `later` was called, yet its (token, value) is not lower.
+    """Yield (earlier, later): `earlier` returned before `later` was called, yet its (token, value) is not lower.
 
-    One sweep over the operations of a key in the order of their calls, beside the highest that had returned by then.
+    Sweep once over the operations of a key in order of call, and track the highest that had returned by then.
     """
     by_call = sorted(operations, key=attrgetter("call_ns"))
     by_return = sorted(by_call, key=attrgetter("return_ns"))
     highest, returned = by_return[0], 0
     for later in by_call:
-        while by_return[returned].return_ns < later.call_ns:  # It ends: `later` itself returns no earlier than its call.
+        while by_return[returned].return_ns < later.call_ns:  # This ends: `later` itself returns no earlier than its call.
             highest = max(highest, by_return[returned], key=attrgetter("token", "value"))
             returned += 1
         if returned and (highest.token, highest.value) >= (later.token, later.value):
@@ -94,34 +93,34 @@ def out_of_order(operations: Iterable[Operation]) -> Iterator[tuple[Operation, O
 
 
 def one_owner_at_a_time(case: Case) -> Iterator[str]:
-    """Once a call was answered under a token, no later call of the key is answered under an older one."""
+    """Require that after an answer under a token no later call of the key is answered under an older one."""
     for earlier, later in chain.from_iterable(map(out_of_order, case.operations.values())):
         if earlier.token > later.token:
             yield f"key {later.key!r}: two owners: {told(later)} was called after {told(earlier)} had returned"
 
 
 def values_follow_real_time(case: Case) -> Iterator[str]:
-    """Under one token, a call made after another had returned gets the higher value (the store's rules order the rest)."""
+    """Require under one token that a call made after another returned gets the higher value. The store's rules order the rest."""
     for earlier, later in chain.from_iterable(map(out_of_order, case.operations.values())):
         if earlier.token == later.token:
             yield f"key {later.key!r}: {told(later)} was called after {told(earlier)} had returned, yet has no higher value"
 
 
 def work_ends_within_its_lease(case: Case) -> Iterator[str]:
-    """No broker started or answered work past the deadline of its lease, but where only the token is to guard."""
+    """Require that no broker started or answered work past its lease, except where only the token guards."""
     for work in case.works:
         if not work.by_token and max(work.started_ns, work.answered_ns) > work.lease_deadline_ns:
             yield f"key {work.key!r}: worked past the lease: {work}"
 
 
 def work_of_two_tokens_never_overlaps(case: Case) -> Iterator[str]:
-    """By the brokers' own clocks all work under a token of a key was answered before any under a newer one started.
+    """Require that by the brokers' clocks all work under a token was answered before work under a newer one started.
 
-    What only the token guards is left out; that the store took none of it is for the store's rules to find.
+    Work guarded only by the token is left out. The store's rules check that the store took none of it.
     """
     guarded = (work for work in case.works if not work.by_token)
     for key, of_key in groupby(sorted(guarded, key=attrgetter("key", "token")), key=attrgetter("key")):
-        latest: Work | None = None  # The last that was answered under the older tokens.
+        latest: Work | None = None  # The last work answered under older tokens.
         for _, of_token in groupby(of_key, key=attrgetter("token")):
             works = list(of_token)
             first = min(works, key=attrgetter("started_ns"))
@@ -150,6 +149,6 @@ DOUBLE_OWNER_RULES = ("tokens_have_one_broker", "one_owner_at_a_time", "work_of_
 
 
 def violations(case: Case) -> dict[str, list[str]]:
-    """The messages of each rule that was broken, by the rule's name."""
+    """Return the messages of each broken rule, by the rule's name."""
     found = {name: list(rule(case)) for name, rule in RULES.items()}
     return {name: messages for name, messages in found.items() if messages}

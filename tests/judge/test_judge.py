@@ -1,6 +1,6 @@
-"""Each rule of the judge: an honest run passes it in any interleaving, and the fault it is there for does not.
+"""Test the checker's rules: an honest run passes each rule in any interleaving, and the rule finds its injected fault.
 
-Faults are edits of what `CounterService` leaves behind.
+Faults are edits of the output of `CounterService`.
 """
 
 import random
@@ -18,48 +18,48 @@ from counter_service import ACTIONS, COLD, HOT, STEPS, CounterService, Leavings,
 
 
 def change_first_work(left: Leavings, **changes: object) -> None:
-    """Change the evidence of a1, the first work of all."""
+    """Change the evidence of a1, the first work."""
     left.works[0] = changed(left.works[0], **changes)
 
 
 def lose_row(left: Leavings) -> None:
-    """Of an acknowledged request the store holds nothing."""
+    """Remove an acknowledged request from the store."""
     left.writes[:] = [row for row in left.writes if row.request != "b5"]
 
 
 def apply_twice(left: Leavings) -> None:
-    """A retry of b5 is applied as if it were new."""
+    """Apply a retry of b5 as if it were new."""
     left.writes.append(case.Write("b5", HOT, "b1", 17, 6))
 
 
 def apply_unknown_twice(left: Leavings) -> None:
-    """The caller of `lost` never heard, and both of its attempts were applied."""
+    """Apply both attempts of `lost`, whose caller never got an answer."""
     left.calls.append(case.Call("lost", HOT, None, None, None, None, 1, None))
     left.writes += [case.Write("lost", HOT, "b1", 17, value) for value in (6, 7)]
 
 
 def take_stale_write(left: Leavings) -> None:
-    """The store does not refuse the old owner's write."""
+    """Let the store accept the old owner's write."""
     left.change_answers("stale", status=None)
     left.refusals.clear()
     left.writes.append(case.Write("stale", HOT, "b0", 10, 6))
 
 
 def answer_late(left: Leavings) -> None:
-    """The old owner's a3, first in the store, is called and answered after the new owner's b5 was answered."""
+    """Call and answer the old owner's a3, first in the store, after the answer to the new owner's b5."""
     after_ns = max(call.return_ns or 0 for call in left.calls) + 1
     left.change_answers("a3", call_ns=after_ns, return_ns=after_ns + 1)
 
 
 def reverse_values(left: Leavings) -> None:
-    """Of two calls, one after the other, the later gets the lower value."""
+    """Give the later of two successive calls the lower value."""
     left.change_both("c6", value=2)
     left.change_both("c7", value=1)
     left.writes[-2:] = reversed(left.writes[-2:])
 
 
 def overlap_work(left: Leavings) -> None:
-    """The old owner still works, under a lease that is good, when the new one has started."""
+    """Let the old owner still work, under a valid lease, when the new one has started."""
     during_b4_ns = next(work.started_ns for work in left.works if work.token == 17) + 1
     change_first_work(left, answered_ns=during_b4_ns, lease_deadline_ns=during_b4_ns)
 
@@ -70,7 +70,7 @@ class Fault:
     rule: str
     plant: Callable[[Leavings], None]
     key: str = HOT
-    names: str = "'b5'"  # What the message must name besides the key: the request, or the broker where evidence has none.
+    names: str = "'b5'"  # What the message must contain besides the key: the request, or for evidence the broker.
 
 
 FAULTS = (
@@ -141,7 +141,7 @@ FAULTS = (
 
 
 def test_work_that_only_a_token_guards_is_judged_by_the_store() -> None:
-    """Past its lease, beside the new owner: no rule is broken as long as the store has refused what was older."""
+    """Work past its lease and during the next ownership breaks no rule if only the token guards it and the store refused older tokens."""
     left = plain_run()
     overlap_work(left)
     change_first_work(left, by_token=True, lease_deadline_ns=left.works[0].started_ns - 1)
@@ -154,13 +154,13 @@ def faults() -> pytest.MarkDecorator:
 
 
 def test_an_honest_run_is_clean() -> None:
-    """What an honest service leaves is accepted."""
+    """The output of an honest service is accepted."""
     assert {} == plain_run().violations()
 
 
 @faults()
 def test_a_planted_fault_breaks_its_rule_alone(fault: Fault) -> None:
-    """Each fault is found by the one rule that is there for it, in a message that names key and request."""
+    """Each fault is found by its own rule only, in a message that names key and request."""
     left = plain_run()
     fault.plant(left)
     found = left.violations()
@@ -171,7 +171,7 @@ def test_a_planted_fault_breaks_its_rule_alone(fault: Fault) -> None:
 
 @faults()
 def test_without_its_rule_a_fault_would_pass(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No rule is idle: take it away and its fault goes unseen."""
+    """Every rule is needed: without it its fault is not found."""
     left = plain_run()
     fault.plant(left)
     monkeypatch.delitem(rules.RULES, fault.rule)
@@ -179,25 +179,25 @@ def test_without_its_rule_a_fault_would_pass(fault: Fault, monkeypatch: pytest.M
 
 
 def test_each_rule_has_a_fault() -> None:
-    """The faults cover the whole table of rules, and the double-owner count names rules of that table."""
+    """The faults cover all rules, and the double-owner count names existing rules."""
     assert set(rules.RULES) == {fault.rule for fault in FAULTS}
     assert set(rules.DOUBLE_OWNER_RULES) <= set(rules.RULES)
 
 
 @given(STEPS)
 def test_honest_runs_are_clean_in_any_interleaving(steps: list[Step]) -> None:
-    """Transfers, retries, broken connections, stubborn callers and writes that arrive late never make a false alarm."""
+    """Transfers, retries, broken connections, stubborn callers and late writes never cause a false alarm."""
     assert {} == run(steps, CounterService()).violations()
 
 
 def random_steps(seed: int) -> list[Step]:
-    """A run longer than hypothesis would draw."""
+    """Return a run longer than hypothesis would draw."""
     generator = random.Random(seed)
     return [Step(generator.choice(ACTIONS), generator.randrange(12), generator.randrange(12)) for _ in range(4000)]
 
 
 def test_a_long_honest_run_is_clean_and_meets_every_case() -> None:
-    """The model is no empty promise: one long run has every kind of answer, stale writes, and retries that were applied before."""
+    """One long run of the model has every kind of answer, stale writes, and retries that were applied before."""
     left = run(random_steps(4), CounterService())
     assert {} == left.violations()
     numbers = judge.totals(left.case())
@@ -208,19 +208,19 @@ def test_a_long_honest_run_is_clean_and_meets_every_case() -> None:
 
 
 def test_a_store_that_ignores_tokens_is_found() -> None:
-    """Where the store takes what is stale, tokens fall, although no broker ever answers after its ownership."""
+    """If the store accepts stale tokens, tokens fall, although no broker answers after its ownership."""
     left = run(random_steps(5), CounterService(store_checks_tokens=False))
     assert {"stored_tokens_never_fall"} == set(left.violations())
 
 
 def test_brokers_that_do_not_check_are_found() -> None:
-    """Where brokers serve what they once owned, the evidence shows two owners that the store's check hides from the callers."""
+    """If brokers serve what they once owned, the evidence shows two owners that the store's check hides from callers."""
     left = run(random_steps(6), CounterService(brokers_check_ownership=False))
     assert {"work_of_two_tokens_never_overlaps"} == set(left.violations())
 
 
 def test_without_either_check_callers_see_two_owners() -> None:
-    """Where neither store nor broker looks, the answers themselves show it."""
+    """If neither store nor broker checks, the answers show two owners."""
     left = run(random_steps(7), CounterService(store_checks_tokens=False, brokers_check_ownership=False))
     assert {"one_owner_at_a_time", "stored_tokens_never_fall", "work_of_two_tokens_never_overlaps"} <= set(left.violations())
 
@@ -236,7 +236,7 @@ CORRUPTIONS: tuple[dict[str, object], ...] = (
 
 @given(STEPS, st.sampled_from(CORRUPTIONS), st.integers(min_value=0))
 def test_a_changed_row_is_never_overlooked(steps: list[Step], corruption: dict[str, object], choice: int) -> None:
-    """Whatever field of whichever acknowledged row of whatever run changes, the verdict is not clean."""
+    """If any field of any acknowledged row of any run changes, the verdict is not clean."""
     left = run(steps, CounterService())
     acknowledged = sorted({call.request for call in left.calls if call.status == 200})
     left.change_rows(acknowledged[choice % len(acknowledged)], **corruption)
@@ -245,7 +245,7 @@ def test_a_changed_row_is_never_overlooked(steps: list[Step], corruption: dict[s
 
 @st.composite
 def operations(draw: st.DrawFn) -> case.Operation:
-    """Any acknowledged request, honest or not."""
+    """Generate an acknowledged request, honest or not."""
     small = st.integers(0, 6)
     call_ns = draw(st.integers(0, 20))
     return case.Operation("r", HOT, "b0", draw(small), draw(small), call_ns, call_ns + draw(small))
@@ -253,7 +253,7 @@ def operations(draw: st.DrawFn) -> case.Operation:
 
 @given(st.lists(operations(), min_size=1))
 def test_the_sweep_agrees_with_its_slow_snapshot(of_key: list[case.Operation]) -> None:
-    """The sweep finds exactly the operations that comparing all pairs finds, each beside a true culprit."""
+    """The sweep finds exactly the operations that comparing all pairs finds, each with a true culprit."""
 
     def broken(earlier: case.Operation, later: case.Operation) -> bool:
         return earlier.return_ns < later.call_ns and (earlier.token, earlier.value) >= (later.token, later.value)
@@ -265,7 +265,7 @@ def test_the_sweep_agrees_with_its_slow_snapshot(of_key: list[case.Operation]) -
 
 
 def test_a_retried_request_is_one_operation() -> None:
-    """A retry answered from the first attempt's row is no second owner, though newer answers lie between the two."""
+    """A retry answered from the first attempt's row is no second owner, even if newer answers lie between the two."""
     left = plain_run()
     first, *_ = [call for call in left.calls if call.request == "a3"]
     left.change_answers("a3", status=None, token=None, value=None)
@@ -274,7 +274,7 @@ def test_a_retried_request_is_one_operation() -> None:
 
 
 def test_a_refused_attempt_does_not_stretch_its_operation() -> None:
-    """An attempt answered 503 was not applied, so it excuses nothing that a later attempt of the request does."""
+    """An attempt answered 503 was not applied, so it does not excuse a later attempt of the request."""
     left = plain_run()
     first, *_ = [call for call in left.calls if call.request == "a3"]
     left.change_answers("a3", status=503, token=None, value=None)
@@ -283,7 +283,7 @@ def test_a_refused_attempt_does_not_stretch_its_operation() -> None:
 
 
 def test_totals_say_what_was_judged() -> None:
-    """The numbers of the plain run are those that its story tells."""
+    """The totals of the plain run match its scenario."""
     left = plain_run()
     left.change_answers("b5", return_ns=2_000_000_000)
     before_ns = next(call.return_ns or 0 for call in left.calls if call.request == "b4")

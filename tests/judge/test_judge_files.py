@@ -1,4 +1,4 @@
-"""The judge as a program: the files that it reads, its exit codes, and what it says of input that is damaged."""
+"""Test the checker as a program: files, exit codes, and messages about damaged input."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ from counter_service import HOT, Leavings, plain_run
 
 
 def json_lines(records: Sequence[case.Call] | Sequence[case.Work], **more: object) -> str:
-    """The records as lines, with fields that the judge does not read."""
+    """Format records as lines, with extra fields that the checker ignores."""
     return "".join(json.dumps(record._asdict() | more) + "\n" for record in records)
 
 
@@ -32,7 +32,7 @@ CREATE TABLE refusals(position INTEGER PRIMARY KEY AUTOINCREMENT, key TEXT, toke
 
 
 def save(left: Leavings, folder: Path) -> list[str]:
-    """Write the leavings as files, as callers, store and brokers do; the judge's arguments for them."""
+    """Write the output of a run to files. Return the checker's arguments for them."""
     history, store_path, evidence = folder / "history.jsonl", folder / "store.db", folder / "accepts.jsonl"
     history.write_text(json_lines(left.calls, caller="c1", target="b0"), encoding="utf-8")
     evidence.write_text(json_lines(left.works, bundle="shop/orders/0x00000000_0xffffffff"), encoding="utf-8")
@@ -44,7 +44,7 @@ def save(left: Leavings, folder: Path) -> list[str]:
 
 
 def alone(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a copy of the judge's three files as a process that sees nothing else but the standard library."""
+    """Run a copy of the checker's three files in a process that sees only the standard library."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("case.py", "rules.py", "judge.py"):
             shutil.copy(Path(__file__).with_name(name), folder)
@@ -53,7 +53,7 @@ def alone(arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_clean_case_exits_with_zero(tmp_path: Path) -> None:
-    """The judge runs alone, without any package, and its last lines are the count of double owners and the verdict."""
+    """The checker runs without any package, and its last lines are the count of double owners and the verdict."""
     ended = alone(save(plain_run(), tmp_path))
     assert (0, ["double owners: 0", "verdict: clean, no violation"]) == (ended.returncode, ended.stdout.splitlines()[-2:])
 
@@ -71,7 +71,7 @@ def test_violations_exit_with_one(tmp_path: Path) -> None:
 
 
 def test_a_flood_of_violations_is_shown_in_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a rule broken a hundred times the first few are shown, and all are counted."""
+    """If a rule is broken a hundred times, the first few are shown and all are counted."""
     left = plain_run()
     left.refusals += [case.Refusal(f"x{number}", HOT, 9, 9) for number in range(100)]
     arguments = save(left, tmp_path)
@@ -82,7 +82,7 @@ def test_a_flood_of_violations_is_shown_in_part(tmp_path: Path, capsys: pytest.C
 
 
 def test_a_half_written_last_line_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What a killed caller leaves at the end of its file is no ground to refuse the case, and is mentioned."""
+    """An incomplete last line of a killed caller does not make the case unusable, and is mentioned."""
     arguments = save(plain_run(), tmp_path)
     with (tmp_path / "history.jsonl").open("a", encoding="utf-8") as history:
         history.write('{"request": "a9", "ke')
@@ -91,7 +91,7 @@ def test_a_half_written_last_line_is_passed_over(tmp_path: Path, capsys: pytest.
 
 
 def test_several_histories_are_one_case(tmp_path: Path) -> None:
-    """Callers with a file each are judged together."""
+    """Histories of several callers are checked together."""
     arguments = save(plain_run(), tmp_path)
     lines = (tmp_path / "history.jsonl").read_text(encoding="utf-8").splitlines(keepends=True)
     (tmp_path / "history.jsonl").write_text("".join(lines[:3]), encoding="utf-8")
@@ -115,7 +115,7 @@ DAMAGED_LINES = {
 
 @pytest.mark.parametrize("damaged", DAMAGED_LINES.values(), ids=DAMAGED_LINES.keys())
 def test_a_damaged_line_makes_the_case_unusable(damaged: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Damage anywhere but at the very end of a file is reported with its place, and nothing is judged."""
+    """Damage anywhere but at the very end of a file is reported with its place, and nothing is checked."""
     arguments = save(plain_run(), tmp_path)
     history = tmp_path / "history.jsonl"
     history.write_bytes(damaged.encode(errors="surrogateescape") + b"\n" + history.read_bytes())
@@ -126,7 +126,7 @@ def test_a_damaged_line_makes_the_case_unusable(damaged: str, tmp_path: Path, ca
 
 
 def test_a_case_without_an_acknowledged_call_is_unusable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """An empty case is not clean: it proves nothing."""
+    """An empty case is not clean, because it proves nothing."""
     assert 2 == judge.main(save(Leavings(), tmp_path))
     assert "no call was acknowledged" in capsys.readouterr().out
 
@@ -138,7 +138,7 @@ BAD_STORES = {"missing": None, "no database": b"long enough to be taken for a da
 def test_a_store_that_cannot_be_read_makes_the_case_unusable(
     content: bytes | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The judge says which store it could not read, and makes none in its place."""
+    """The checker names the store that it cannot read, and creates none in its place."""
     arguments = save(plain_run(), tmp_path)
     other = tmp_path / "other.db"
     if content is not None:
@@ -149,7 +149,7 @@ def test_a_store_that_cannot_be_read_makes_the_case_unusable(
 
 
 def test_a_row_without_a_request_makes_the_case_unusable(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A row of the store that lacks a field is reported with its place."""
+    """A row of the store without a field is reported with its place."""
     left = plain_run()
     left.change_rows("a2", request=None)
     assert 2 == judge.main(save(left, tmp_path))
@@ -158,7 +158,7 @@ def test_a_row_without_a_request_makes_the_case_unusable(tmp_path: Path, capsys:
 
 @given(st.binary(max_size=200))
 def test_garbage_is_unusable_and_never_a_traceback(garbage: bytes) -> None:
-    """Any bytes as history, evidence or store are refused with exit code 2 where they are no case."""
+    """Any bytes that are no valid history, evidence or store are refused with exit code 2."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = save(plain_run(), Path(folder))
         spoilt = Path(folder) / "garbage"

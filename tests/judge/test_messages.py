@@ -1,6 +1,6 @@
-"""Each rule of the judge of messages: an honest run passes, and the fault that the rule is there for does not.
+"""Test the rules about messages: an honest run passes each rule, and the rule finds its injected fault.
 
-Faults are edits of the lines that an honest run leaves behind: two producers, a topic and a partitioned one, a transfer, two subscriptions.
+Faults are edits of an honest run's lines: two producers, a topic and a partitioned one, a transfer, two subscriptions.
 """
 
 import json
@@ -27,24 +27,24 @@ Line = dict[str, object]
 
 @dataclass(slots=True, kw_only=True)
 class Leavings:
-    """The lines of clients and of brokers."""
+    """The lines of clients and brokers."""
 
     history: list[Line] = field(default_factory=list)
     evidence: list[Line] = field(default_factory=list)
 
     def find(self, event: str, producer: str, n: int, *, topic: str = TOPIC, consumer: str | None = None) -> Line:
-        """The line of an event."""
+        """Return the line of an event."""
         wanted = {"event": event, "producer": producer, "n": n, "topic": topic}
         wanted |= {} if consumer is None else {"consumer": consumer}
         return next(line for line in self.history if wanted.items() <= line.items())
 
     def lose(self, event: str, producer: str, n: int, **of: str) -> None:
-        """Take a line away."""
+        """Remove a line."""
         self.history.remove(self.find(event, producer, n, **of))
 
 
 def honest_run() -> Leavings:
-    """Messages 0 to 7 of each producer and topic, one each 10 ns; the plain topic moves from b0 to b1 at `MOVED_AT`."""
+    """Return a run with messages 0 to 7 of each producer and topic, 10 ns apart; the plain topic moves from b0 to b1 at `MOVED_AT`."""
     left = Leavings()
     for subscription, consumer, topics in (("all", "c0", [TOPIC, PARTED]), ("some", "c1", None)):
         left.history.append({"event": "ready", "subscription": subscription, "consumer": consumer, "topics": topics, "at_ns": -1})
@@ -57,7 +57,7 @@ def honest_run() -> Leavings:
 
 
 def tell(left: Leavings, topic: str, producer: str, n: int) -> None:
-    """All that is said of one message."""
+    """Add all lines about one message."""
     at_ns = n * 10
     what: Line = {"topic": topic, "producer": producer, "n": n}
     full = topic if topic == TOPIC else f"{topic}-partition-{n % 2}"
@@ -72,7 +72,7 @@ def tell(left: Leavings, topic: str, producer: str, n: int) -> None:
 
 
 def judged(left: Leavings, *windows: tuple[int, int]) -> dict[str, int]:
-    """The rules that were broken, and how often."""
+    """Return the broken rules, and how often each was broken."""
     run = messages.Run()
     run.windows += windows
     for line in left.history:
@@ -83,51 +83,51 @@ def judged(left: Leavings, *windows: tuple[int, int]) -> dict[str, int]:
 
 
 def test_an_honest_run_is_clean() -> None:
-    """No rule is broken, although a topic moved, another is partitioned, and one subscription goes by pattern."""
+    """No rule is broken, although a topic moved, another is partitioned, and one subscription uses a pattern."""
     assert {} == judged(honest_run())
 
 
 def repeat(left: Leavings) -> None:
-    """A message is delivered again, after others."""
+    """Deliver a message again, after others."""
     left.history.append(left.find("received", "p0", 5, consumer="c0") | {"at_ns": 99})
 
 
 def swap(left: Leavings) -> None:
-    """Two messages of a producer change places on their way to one consumer."""
+    """Swap two messages of a producer on their way to one consumer."""
     one, other = (left.history.index(left.find("received", "p0", n, consumer="c0")) for n in (5, 6))
     left.history[one], left.history[other] = left.history[other], left.history[one]
 
 
 def swap_in_a_partition(left: Leavings) -> None:
-    """The same within a partition, whose messages are every other one."""
+    """Swap two messages within a partition, which has every other message."""
     partition = f"{PARTED}-partition-1"
     one, other = (left.history.index(left.find("received", "p0", n, topic=partition, consumer="c0")) for n in (5, 7))
     left.history[one], left.history[other] = left.history[other], left.history[one]
 
 
 def invent(left: Leavings) -> None:
-    """A consumer receives what nobody sent."""
+    """Deliver a message that was never sent."""
     left.history.append(left.find("received", "p0", 7, consumer="c0") | {"n": 8})
 
 
 def old_owner_goes_on(left: Leavings) -> None:
-    """The old owner accepts once more after the new one has begun."""
+    """Let the old owner accept once more after the new one has begun."""
     left.evidence.append(left.evidence[0] | {"started_ns": 60, "answered_ns": 61})
 
 
 def old_owner_answers_late(left: Leavings) -> None:
-    """What the old owner began in time, it answers when the new one is at work; its lease is good."""
+    """Let the old owner answer late, when the new one is at work, under a valid lease."""
     left.evidence[0]["answered_ns"] = 55
 
 
 def forget(left: Leavings, topic: str, sequence: int) -> None:
-    """The broker that took a message of p0 has no evidence of it."""
+    """Remove the evidence of a message of p0."""
     message = {"key": f"t/n/{topic}", "message": f"p0:{sequence}"}
     left.evidence.remove(next(line for line in left.evidence if message.items() <= line.items()))
 
 
 def new_owner_works_twice(left: Leavings) -> None:
-    """Another broker accepts under the token of the new owner."""
+    """Let another broker accept under the token of the new owner."""
     left.evidence.append(left.evidence[7] | {"broker": "b2", "started_ns": 90, "answered_ns": 91})
 
 
@@ -177,7 +177,7 @@ FAULTS = (
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_breaks_its_rule_alone(fault: Fault) -> None:
-    """Each planted fault is found by the rule that is there for it, once, and by no other."""
+    """Each injected fault is found once by its own rule, and by no other."""
     left = honest_run()
     fault.plant(left)
     assert {fault.rule: 1} == judged(left)
@@ -185,7 +185,7 @@ def test_a_fault_breaks_its_rule_alone(fault: Fault) -> None:
 
 @pytest.mark.parametrize("fault", FAULTS[:6], ids=lambda fault: fault.name)
 def test_a_death_excuses_losses_and_repetitions(fault: Fault) -> None:
-    """What a window touches may be lost or doubled; a window elsewhere excuses nothing."""
+    """A message that overlaps a window may be lost or doubled, and a window elsewhere excuses nothing."""
     left = honest_run()
     fault.plant(left)
     assert {} == judged(left, (48, 99))
@@ -193,7 +193,7 @@ def test_a_death_excuses_losses_and_repetitions(fault: Fault) -> None:
 
 
 def test_a_death_excuses_no_disorder_and_no_double_owner() -> None:
-    """A window excuses nothing else."""
+    """A window excuses neither disorder nor double owners."""
     for fault in FAULTS[6:]:
         left = honest_run()
         fault.plant(left)
@@ -201,7 +201,7 @@ def test_a_death_excuses_no_disorder_and_no_double_owner() -> None:
 
 
 def test_what_is_sent_again_in_order_is_no_disorder() -> None:
-    """After a death a producer sends again what was delivered and not receipted: doubled, and in order."""
+    """After a death a producer may repeat delivered messages without an acknowledgement: doubled, and in order."""
     left = honest_run()
     for n in (5, 6, 7):
         left.history.append(left.find("received", "p0", n, consumer="c0") | {"at_ns": 99})
@@ -209,7 +209,7 @@ def test_what_is_sent_again_in_order_is_no_disorder() -> None:
 
 
 def test_what_was_not_receipted_may_be_lost() -> None:
-    """Without a receipt, or given up by the client, a message is owed to nobody."""
+    """A message without an acknowledgement, or given up by the client, may be lost."""
     left = honest_run()
     left.lose("receipted", "p0", 5)
     left.find("receipted", "p0", 6)["event"] = "failed"
@@ -219,7 +219,7 @@ def test_what_was_not_receipted_may_be_lost() -> None:
 
 
 def test_what_a_client_gave_up_is_no_evidence_of_another_message() -> None:
-    """A broker may have taken what has failed; that does not stand for what was receipted behind it."""
+    """Evidence of a failed message does not count for the acknowledged messages after it."""
     left = honest_run()
     left.find("receipted", "p0", 6)["event"] = "failed"
     left.lose("received", "p0", 6, consumer="c0")
@@ -229,7 +229,7 @@ def test_what_a_client_gave_up_is_no_evidence_of_another_message() -> None:
 
 
 def test_work_that_is_no_message_is_no_evidence_of_one() -> None:
-    """Other services of a broker write to the same file."""
+    """Evidence of other services in the same file does not count as a message."""
     left = honest_run()
     left.evidence.append(left.evidence[0] | {"key": "t/n/counter", "message": None})
     assert {} == judged(left)
@@ -238,7 +238,7 @@ def test_work_that_is_no_message_is_no_evidence_of_one() -> None:
 
 
 def test_what_was_sent_before_the_subscription_is_not_owed() -> None:
-    """A consumer that came late did not lose what went before."""
+    """A consumer does not lose messages sent before its subscription."""
     left = honest_run()
     left.history[0]["at_ns"] = 15
     for n in (0, 1):
@@ -249,14 +249,14 @@ def test_what_was_sent_before_the_subscription_is_not_owed() -> None:
 
 
 def test_a_subscription_that_gets_nothing_at_all_is_found() -> None:
-    """To have received nothing is no way out of being judged."""
+    """A subscription that received nothing at all is checked too."""
     left = honest_run()
     left.history = [line for line in left.history if line.get("consumer") != "c0" or line["event"] == "ready"]
     assert {"receipted_messages_are_delivered": 32} == judged(left)
 
 
 def save(left: Leavings, folder: Path) -> list[str]:
-    """Write the lines to files; the arguments that name them."""
+    """Write the lines to files. Return the arguments that name them."""
     for name in ("history", "evidence"):
         lines = getattr(left, name)
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -264,7 +264,7 @@ def save(left: Leavings, folder: Path) -> list[str]:
 
 
 def alone(arguments: list[str]) -> subprocess.CompletedProcess[str]:
-    """Run a copy of the judge's files as a process that sees nothing else but the standard library."""
+    """Run a copy of the checker's files in a process that sees only the standard library."""
     with tempfile.TemporaryDirectory() as folder:
         for name in ("case.py", "rules.py", "judge.py", "messages.py"):
             shutil.copy(Path(__file__).with_name(name), folder)
@@ -273,7 +273,7 @@ def alone(arguments: list[str]) -> subprocess.CompletedProcess[str]:
 
 
 def test_the_judge_runs_alone(tmp_path: Path) -> None:
-    """Clean, excused and broken runs have their exit codes, and the totals say on how much the verdict stands."""
+    """Clean, excused and broken runs have their exit codes, and the totals show the size of the input."""
     left = honest_run()
     assert (0, "verdict: clean, no violation") == ((ended := alone(save(left, tmp_path))).returncode, ended.stdout.splitlines()[-1])
     left.lose("received", "p0", 5, consumer="c0")
@@ -287,7 +287,7 @@ def test_the_judge_runs_alone(tmp_path: Path) -> None:
         "never_settled": 0,
         "subscriptions": 2,
         "deliveries": 63,
-        "deliveries_owed": 60,  # Who goes by pattern is owed nothing before its first message of a topic.
+        "deliveries_owed": 60,  # A pattern subscription is owed nothing before its first message of a topic.
         "lost": 1,
         "doubled": 0,
         "pieces_of_work_in_evidence": 32,
@@ -319,7 +319,7 @@ def test_what_cannot_be_judged_is_no_clean_run(
     assert "unusable" == json.loads(capsys.readouterr().out)["verdict"]
 
 
-@settings(deadline=None)  # It writes files, on a machine that may be busy.
+@settings(deadline=None)  # It writes files, and the machine may be busy.
 @given(garbage=st.binary(max_size=200))
 def test_garbage_is_unusable_and_never_a_traceback(garbage: bytes) -> None:
     """Any bytes in a history or in evidence are refused with exit code 2."""
@@ -331,7 +331,7 @@ def test_garbage_is_unusable_and_never_a_traceback(garbage: bytes) -> None:
 
 
 def test_a_half_written_last_line_is_passed_over(tmp_path: Path) -> None:
-    """A broker that was killed leaves half a line of evidence."""
+    """An incomplete last line of evidence, as a killed broker leaves it, is skipped."""
     arguments = save(honest_run(), tmp_path)
     with (tmp_path / "evidence.jsonl").open("a") as evidence:
         evidence.write('{"broker": "b')
