@@ -204,7 +204,7 @@ def _felt(deaths: Sequence[Death]) -> str:
     return f"{which} was owned again after at most {told_duration(healed)}"
 
 
-# --- who served what, brokers ----------------------------------------------------------------------------------------------------------
+# --- ownerships, brokers ---------------------------------------------------------------------------------------------------------------
 
 
 def _served(report: Report, pictures: Mapping[str, Plot]) -> Html:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from statistics import median_low
 from typing import TYPE_CHECKING, Final
 
-from pyspark.sql import functions as F  # noqa: N812 - as all of Spark's pages call it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name in Spark's documentation
 from pyspark.sql.window import Window
 
 from equipoise.spark_jobs.archive.tables.reading import Archive
@@ -98,7 +98,7 @@ class Queries:
             unserved_ms=self.unserved_ms(),
         )
 
-    # --- what was found, what was written ----------------------------------------------------------------------------------------------
+    # --- findings, records -------------------------------------------------------------------------------------------------------------
 
     def broken(self) -> tuple[figures.Broken, ...]:
         """Count the findings by rule, worst rule first."""
@@ -133,7 +133,7 @@ class Queries:
         rows = counts.orderBy(F.desc("count"), "kind", "verdict").limit(figures.KINDS_MAX).collect()
         return tuple(figures.Counted(kind=row["kind"], verdict=row["verdict"], count=row["count"]) for row in rows)
 
-    # --- who served what ---------------------------------------------------------------------------------------------------------------
+    # --- ownerships, brokers -----------------------------------------------------------------------------------------------------------
 
     def lanes(self) -> Few[Lane]:
         """Return the ownerships of the bundles whose server changed most often."""

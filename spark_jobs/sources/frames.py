@@ -50,7 +50,7 @@ def channel_frame(
     if is_in_memory(url):
         raise InvalidLogUrl(url=url, problem="a log in memory is known only to the process that made it, and Spark works in others")
     if is_on_kafka(url):
-        from equipoise.spark_jobs.sources.kafka_source import kafka_frame  # noqa: PLC0415 - imports pyspark, which who only asks for the URL does not need
+        from equipoise.spark_jobs.sources.kafka_source import kafka_frame  # noqa: PLC0415 - imports pyspark, which a check of the URL does not need
 
         settings = kafka_settings() if kafka is None else checked(kafka)
         return kafka_frame(

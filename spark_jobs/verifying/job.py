@@ -168,7 +168,7 @@ def _milliseconds(at: Any) -> int:  # noqa: ANN401 - a timestamp as pyarrow give
     return int(at.timestamp() * 1_000)
 
 
-# --- one segment, wherever it is folded --------------------------------------------------------------------------------------
+# --- one segment, in a task --------------------------------------------------------------------------------------------------
 
 
 def check_segment(segment: Segment) -> Checked:
@@ -216,7 +216,7 @@ def _few_collections() -> Iterator[None]:
         gc.set_threshold(*thresholds)
 
 
-# --- all segments, side by side ------------------------------------------------------------------------------------------------
+# --- all segments, in parallel -------------------------------------------------------------------------------------------------
 
 
 def check_all(context: SparkContext, segments: Sequence[Segment], screen: Screen) -> list[Checked]:

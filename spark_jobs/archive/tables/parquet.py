@@ -63,7 +63,7 @@ class ParquetStore:
             write_file(self._archive, self._archive / schema.table / day_folder(day) / name.text, (rows,), table.schema)
 
     def clear(self, writer: str, *, generation: int, after: int) -> None:
-        """Remove the unfinished batches above `after` in this generation, and all partial files."""
+        """Remove the unfinished batches above `after` in this generation, and the partial files of single batches."""
         for path in [path for table in WRITTEN_BY[writer] for path in (self._archive / table).glob("day=*/*")]:
             name, part = parse_name(path.name), parse_part(path.name)
             is_unfinished = name is not None and name.generation == generation and name.last > after

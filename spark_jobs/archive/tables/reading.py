@@ -29,7 +29,7 @@ BATCH_ROWS: Final = 16 * 1024
 """Rows per Arrow batch: 4 MB of records."""
 
 LOOKS_MAX: Final = 3
-"""Attempts to read after files have vanished. While an archive grows, its files are compacted, at intervals of seconds or more."""
+"""Attempts to read after files have vanished. While an archive grows, its files are compacted, which takes seconds each time."""
 
 _OFFSETS_SAID: Final = ("INT64", 1, 0)
 """Parquet's description of the column `offset`: its physical type, that cells may be null, and that it is not a list."""
@@ -75,7 +75,7 @@ class Archive:
         if manifest is None:
             return ()
         if manifest.store == "delta":
-            from equipoise.spark_jobs.archive.tables.delta import delta_files  # noqa: PLC0415 - needs an extra that few have
+            from equipoise.spark_jobs.archive.tables.delta import delta_files  # noqa: PLC0415 - needs an optional extra
 
             return delta_files(self.path, table, first_day=first_day, last_day=last_day)
         found = []

@@ -2,7 +2,7 @@
 
 How a batch is written:
 
-1. Split its rows by table and day. Write each part to a file named by generation and batch. Readers ignore it still.
+1. Split its rows by table and day. Write each part to a file named by generation and batch. Readers still ignore these files.
 2. Write ARCHIVE/WRITER.json: the batch is finished, and each source continues at the given position.
 3. Return. Spark then marks the batch as done in its checkpoint.
 

@@ -119,7 +119,7 @@ def tidy_table(
     for folder in folders:
         done += _tidied(folder, archive, table, files_min=last_day_files_min if folder is folders[-1] else files_min, step=step)
     if manifest.store == "delta" and done.damaged is None:
-        from equipoise.spark_jobs.archive.tables.delta_tidying import forget  # noqa: PLC0415 - needs an extra that few have
+        from equipoise.spark_jobs.archive.tables.delta_tidying import forget  # noqa: PLC0415 - needs an optional extra
 
         forget(archive, table)
     return done
@@ -161,7 +161,7 @@ class Folder(Protocol):
 def _folders(archive: Archive, table: Table, manifest: Manifest, step: Step) -> Sequence[Folder]:
     """Return the days of a table in order. Raises `ArchiveDamaged`."""
     if manifest.store == "delta":
-        from equipoise.spark_jobs.archive.tables.delta_tidying import delta_folders  # noqa: PLC0415 - needs an extra that few have
+        from equipoise.spark_jobs.archive.tables.delta_tidying import delta_folders  # noqa: PLC0415 - needs an optional extra
 
         return delta_folders(archive, table, manifest, step)
     return [_ParquetFolder(archive=archive, table=table, day=day, manifest=manifest, step=step) for day in archive.days(table)]
