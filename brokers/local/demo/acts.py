@@ -85,18 +85,23 @@ async def _kill(stage: Stage, number: int) -> None:
     with stage.killing():
         await asyncio.to_thread(stage.cluster.kill, number)
         await stage.settled(without=incarnation)
-        stage.say(f"all bundles are owned again after {(stage.now_s - began_s) * 1_000:.0f} ms")
+        owned_ms = (stage.now_s - began_s) * 1_000
         await stage.flow_again()
-    back = "" if stage.pulsar is None else f"all Pulsar clients are back after {(stage.now_s - began_s) * 1_000:.0f} ms; "
-    stage.say(f"{back}{broker} is started again")
+    back = "" if stage.pulsar is None else f"all Pulsar clients are back after {(stage.now_s - began_s) * 1_000:.0f} ms, "
+    stage.say(f"all bundles are owned again after {owned_ms:.0f} ms, {back}and {broker} is started again")
     await asyncio.to_thread(stage.cluster.restart, number)
     await asyncio.sleep(_BETWEEN_ACTS_S)
 
 
 async def _move(stage: Stage, deed: Deed, times: int) -> None:
+    """Do a deed so many times, and report how long those that were done took."""
+    took_ms: list[float] = []
     for _ in range(times):
-        await stage.move(deed)
+        ms = await stage.move(deed)
+        took_ms += [] if ms is None else [ms]
         await asyncio.sleep(_BETWEEN_MOVES_S)
+    if took_ms:
+        stage.say(f"{len(took_ms)} {deed}s done, each in {min(took_ms):.0f} to {max(took_ms):.0f} ms")
 
 
 async def begin(stage: Stage) -> None:
@@ -105,13 +110,13 @@ async def begin(stage: Stage) -> None:
     Raises `BrokerUnreachable` if a namespace cannot be created, and what `tune` raises.
     """
     await tune(stage.cluster.log_url, QUICK)
-    stage.say("settings are put on the channel, by which brokers report, and balance, each second")
     broker, address = stage.cluster.broker_ids[0], stage.cluster.addresses[0]
     for namespace, bundles in stage.bundles.items():
         problem = await operator.create_namespace(stage.http, address, namespace, bundles=bundles)
         if problem is not None:
             raise BrokerUnreachable(broker=broker, address=address, problem=problem)
-        stage.say(f"namespace {namespace} is made; its {bundles} bundles are shared by {len(stage.cluster.broker_ids)} brokers")
+    made = " and ".join(f"{namespace} with {bundles} bundles" for namespace, bundles in stage.bundles.items())
+    stage.say(f"the brokers share {made}")
     await stage.settled()
 
 

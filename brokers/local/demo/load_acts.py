@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from shlex import quote
 from typing import Final
 
 from equipoise.brokers.balancing.decisions import Decision, Kind
@@ -37,7 +36,6 @@ _LOOK_S: Final = 0.25
 
 # How many decisions are searched for the effects of an act. Each broker adds at most one a second.
 _DECISIONS_MAX: Final = 300
-_REASONS_MAX: Final = 2
 
 # A small share, so that the busiest bundle exceeds the limit even on a busy machine. Its halves stay below it.
 _LIMIT_SHARE: Final = 0.6
@@ -107,7 +105,6 @@ async def _set(stage: Stage, changes: Changes) -> None:
 async def _take_off(stage: Stage, changes: Changes) -> None:
     """Restore the defaults of changed settings."""
     await tune(stage.cluster.log_url, dict.fromkeys(changes))
-    stage.say("what was set for this is taken off the channel again")
 
 
 async def _pile(stage: Stage, number: int) -> int:
@@ -123,11 +120,11 @@ async def _say_why(stage: Stage, kind: Kind, *, since_ms: int) -> None:
     """Show the decisions of one kind made since then, with the reasons of the first few."""
     decisions = await asyncio.to_thread(_decisions, stage.cluster.log_url, since_ms)
     moves = [(decision, move) for decision in decisions if decision.kind == kind for move in decision.moves]
-    for decision, move in moves[:_REASONS_MAX]:
+    if moves:
+        decision, move = moves[0]
         where = f"from {move.source} to {move.destination}" if move.source != move.destination else f"at {move.source}"
-        stage.say(f"{decision.strategy}: {move.bundle} {where}, because {move.reason}")
-    if len(moves) > _REASONS_MAX:
-        stage.say(f"and {len(moves) - _REASONS_MAX} more of kind {kind}: see `equipoise decisions --log {quote(stage.cluster.log_url)}`")
+        more = f"; and {len(moves) - 1} more (see `equipoise decisions`)" if len(moves) > 1 else ""
+        stage.say(f"{decision.strategy}: {move.bundle} {where}, because {move.reason}{more}")
 
 
 def _decisions(log_url: str, since_ms: int) -> Sequence[Decision]:

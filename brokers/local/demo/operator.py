@@ -32,6 +32,9 @@ _LOOK_S: Final = 0.01
 _PLAN_S: Final = 20.0
 _AS_WIDE: Final = {"COLUMNS": "120"}
 
+# Of each table of a plan: two heads, and six rows.
+_PLAN_LINES_MAX: Final = 8
+
 # A bundle of fewer hash points is not split: hardly a key of the demo would be in it.
 _WIDTH_MIN: Final = 1 << 20
 
@@ -141,8 +144,12 @@ async def plan(log_url: str) -> Sequence[str]:
 
 def _short(sections: Sequence[str]) -> list[str]:
     """Return the lines of a plan's tables and of its conclusion. An error has one section, which is returned whole."""
-    kept = [section for section in sections if section.startswith(("brokers\n", "moves\n"))] + [sections[-1]]
-    return [line for section in kept for line in section.splitlines()]
+    kept = [section.splitlines() for section in sections if section.startswith(("brokers\n", "moves\n"))]
+    cut = [
+        [*lines[:_PLAN_LINES_MAX], f"and {len(lines) - _PLAN_LINES_MAX} more"] if len(lines) > _PLAN_LINES_MAX + 1 else lines
+        for lines in kept
+    ]
+    return [line for lines in (*cut, sections[-1].splitlines()) for line in lines]
 
 
 async def _ask(

@@ -15,8 +15,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-# Plain lines: how often they sum up the whole. A run of 90 s prints 60 lines in all.
-_SUM_UP_S: Final = 20.0
+# Plain lines: how often they sum up the whole. A whole run prints 60 lines.
+_SUM_UP_S: Final = 30.0
 
 # Column titles. Work is calls of counters, and messages in and out of topics. Use is that of the busiest resource on average.
 _WORK: Final = "calls or messages/s"
@@ -139,7 +139,7 @@ class PlainScreen:
     """Prints one line per action, and a summary from time to time."""
 
     def __init__(self) -> None:
-        self._sum_up_at_s = 0.0
+        self._sum_up_at_s = _SUM_UP_S
 
     def say(self, elapsed_s: float, text: str) -> None:
         """See `Screen.say`."""

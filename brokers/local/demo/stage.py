@@ -99,19 +99,24 @@ class Stage:
             deadline.check(f"a word of {broker}")
             await asyncio.sleep(_DRAW_S)
 
-    async def move(self, deed: Deed) -> None:
-        """Have a live broker run an operation in the next namespace, and show the result."""
+    async def move(self, deed: Deed) -> float | None:
+        """Have some live broker do a deed in the namespace whose turn it is. Report a problem.
+
+        Return the milliseconds that it took, None if it could not be done.
+        """
         view = self.table.view
         namespace = next(self.turns)
         move = operator.choose(deed, view, namespace, self.random)
         if move is None:
             self.say(f"{deed} in {namespace}: there is nothing that could be done")
-            return
+            return None
         began_s = self.now_s
         addresses = [address for broker in view.live_brokers() if (address := broker.joined.addresses.get("http")) is not None]
         problem = await operator.make(self.http, self.random.choice(addresses), move)
-        took_ms = (self.now_s - began_s) * 1_000
-        self.say(f"{move.text}: {problem or f'done in {took_ms:.0f} ms'}")
+        if problem is None:
+            return (self.now_s - began_s) * 1_000
+        self.say(f"{move.text}: {problem}")
+        return None
 
     @contextmanager
     def killing(self) -> Iterator[None]:

@@ -62,10 +62,11 @@ def test_plain_lines_sum_up_now_and_then(capsys: pytest.CaptureFixture[str]) -> 
     """Each deed is a line; the picture is one only every few seconds."""
     with PlainScreen() as screen:
         screen.show(PICTURE)
-        screen.show(PICTURE)
-        screen.say(13.0, "something happens")
-    whole = [f"  12.3 s    {line}" for line in PICTURE.headlines]
-    assert [*whole, "  13.0 s  something happens"] == capsys.readouterr().out.splitlines()
+        for elapsed_s in (30.0, 31.0):
+            screen.show(replace(PICTURE, elapsed_s=elapsed_s))
+        screen.say(33.0, "something happens")
+    whole = [f"  30.0 s    {line}" for line in PICTURE.headlines]
+    assert [*whole, "  33.0 s  something happens"] == capsys.readouterr().out.splitlines()
 
 
 @pytest.mark.parametrize("screen", [PlainScreen, LiveScreen])
