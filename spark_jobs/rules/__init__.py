@@ -1,4 +1,4 @@
-"""The rules of the channel, written a second time on purpose, as data and by other hands than the fold's.
+"""The rules of the channel, written a second time on purpose, as data and independently of the fold.
 
 Nothing here imports `channel`: an audit that asks the fold whether the fold is right proves nothing.
 """

@@ -1,10 +1,8 @@
-"""Attempts of one broker: their numbers, and whether what they refer to was ever there.
+"""Check the attempts of one broker: their sequence numbers, and the offsets they refer to.
 
-May live here: the rules `sequence_reused` and `baseless`.
-
-A broker gives each attempt a number of its own, which rises, and a retry is a new attempt. On the log its records may still be late,
-double or out of order, since the way there is not reliable: that is normal, and the fold rejects them. What no honest broker does is to
-use one number for two records: then two processes write in one name, or somebody forges its records.
+A broker gives each attempt a new, rising sequence number; a retry is a new attempt. Records may arrive late, twice or out of order; the
+fold rejects those, and that is normal. Two different records with one number are not: two processes write under one name, or somebody
+forges records.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ from equipoise.spark_jobs.rules.standing import Standing
 from equipoise.spark_jobs.rules.telling import told
 
 ATTEMPTS_MAX: Final = 64
-"""Attempts whose bytes are remembered: a broker has far fewer under way at a time, but for a herd of placements."""
+"""Attempts to remember. A broker has far fewer in flight, except when it places many bundles at once."""
 
 
 def check_attempt(standing: Standing, fact: Fact, record: Raw) -> Iterator[Finding]:
-    """What is wrong with the signature of a record that this broker has published, or is said to have."""
+    """Check the incarnation and sequence number of a record signed with this broker's name."""
     incarnation, sequence = record.get("incarnation"), record.get("sequence")
     if type(incarnation) is not int or type(sequence) is not int:
         return
@@ -47,7 +45,7 @@ def check_attempt(standing: Standing, fact: Fact, record: Raw) -> Iterator[Findi
 
 
 def check_ties(standing: Standing, fact: Fact, record: Raw) -> Iterator[Finding]:
-    """Whether a record of this broker's key is based on one that was there: its author has read that it was accepted."""
+    """Check that a record of this broker's key expects an offset where a record was accepted."""
     based_on, lasts = record.get("based_on"), standing.lasts
     if type(based_on) is not int:
         return
@@ -59,12 +57,12 @@ def check_ties(standing: Standing, fact: Fact, record: Raw) -> Iterator[Finding]
 
 
 def _never_was(standing: Standing, fact: Fact, incarnation: int) -> Iterator[Finding]:
-    """A broker signs as an incarnation only after it has read that its `joined` was accepted there."""
+    """Check the incarnation: a broker signs with it only after it has read that its `joined` record was accepted there."""
     known = standing.incarnations
     if incarnation >= fact.offset or (known and incarnation > known[0] and incarnation not in known):
         yield from told(standing.told, fact, "baseless", f"it is signed as incarnation {incarnation}, which this broker never was")
 
 
 def _hash(record: Raw) -> int:
-    # Of 56 bits: JSON spells it as a number without loss.
+    # 56 bits fit in a JSON number without loss.
     return int.from_bytes(blake2b(orjson.dumps(record, option=orjson.OPT_SORT_KEYS), digest_size=7).digest(), "little")

@@ -1,7 +1,4 @@
-"""The checker of one broker: what it signs, how its membership goes on, and what of it is rejected.
-
-May live here: the order in which the rules are asked of a fact.
-"""
+"""Check the facts of one broker: the records it signs, the records of its key, and its rejections."""
 
 from __future__ import annotations
 
@@ -20,16 +17,16 @@ from equipoise.spark_jobs.rules.telling import ALARM, bounded, tell_held_back, t
 from equipoise.spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions
 
 FORGOTTEN_AFTER_MS: Final = 3_600_000
-"""After this much of the log's time a broker that was removed, or never was, is forgotten: ids are made anew, and anybody invents some."""
+"""Log time after which a broker that was removed, or never existed, is forgotten. Otherwise ids pile up: anyone can invent some."""
 
 _GONE: Final = "gone"
 
 
 class BrokerChecker:
-    """Checks the facts of one broker id, in order of their offsets. What it remembers is a `Standing`."""
+    """Check the facts of one broker id, in order of their offsets. It remembers a `Standing`."""
 
     def check(self, memory: Memory, fact: Fact) -> Iterator[Finding]:
-        """What is wrong with a record that this broker published, or with one of its key."""
+        """Yield what is wrong with a record that this broker published, or with a record of its key."""
         record = fact.record
         if record is None or fact.verdict in (None, NOT_FOLDED):
             return
@@ -56,9 +53,9 @@ class BrokerChecker:
         set_alarm(memory, _GONE, fact.at_ms + FORGOTTEN_AFTER_MS if standing.status in _NO_MEMBER else None)
 
     def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:
-        """Nothing is wrong, but how many findings were held back is told.
+        """Report how many findings were held back.
 
-        Silence is counted in the time in which the log was written to, which one broker's facts do not tell.
+        Silence is not checked here: it counts the time in which the log was written to, which one broker's facts do not show.
         """
         due = due_alarms(memory, now_ms)
         if ALARM in due:
@@ -74,7 +71,7 @@ _NO_MEMBER: Final = ("unknown", "gone")
 
 
 def _compare_states(standing: Standing, fact: Fact) -> Iterator[Finding]:
-    """What the fold made of this broker, against what its records say, and the digest against the renewal's."""
+    """Compare the fold's state of this broker with the state from its records, and its digest with the one in the renewal."""
     after = fact.after
     if after is None:
         return

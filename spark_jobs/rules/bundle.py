@@ -1,10 +1,9 @@
-"""What is wrong with the facts of one bundle: its own state, kept a second time, by the second table.
+"""Check the facts of one bundle against a second, independent state of it.
 
-May live here: `BundleChecker`, and what it remembers of a bundle. The table is `spark_jobs.rules.transitions`, what evidence of
-serving proves `spark_jobs.rules.serving`.
+The transition table is in `spark_jobs.rules.transitions`; the rules about serving evidence are in `spark_jobs.rules.serving`.
 
-Where the fold and this state differ there is one finding, and then this state goes on as the fold's did. Of a bundle that is
-not known yet, because the audit began after it was made, the state before the first accepted record is taken as the fold has it.
+Where the fold and this state differ, the checker yields one finding and then adopts the fold's state. The audit may begin after a bundle
+was made. Then the checker adopts the fold's state before the first accepted record.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ _ON_MERGES: Final = frozenset({ACCEPTED, "unknown_bundle", "stale", "not_adjacen
 
 
 class State(NamedTuple):
-    """One bundle. `begun` is the `begun` of the context that it was known in (`spark_jobs.rules.membership.view.Context`)."""
+    """The state of one bundle. `begun` is the context's `begun` at that time (`spark_jobs.rules.membership.view.Context`)."""
 
     phase: str
     owner: int | None
@@ -40,12 +39,12 @@ class State(NamedTuple):
     begun: int = 0
 
     def holder(self) -> int | None:
-        """The incarnation that serves it, as far as the log says; None while nobody does."""
+        """Return the incarnation that serves the bundle according to the log, or None."""
         served_by = SERVED_BY.get(self.phase)
         return None if served_by is None else self.owner if served_by == "owner" else self.source
 
     def whom(self, whom: Whom) -> int | None:
-        """Whom a cell of the tables names of this state."""
+        """Return the incarnation that a table cell means: `o` is the owner, `s` the source, anything else None."""
         return self.owner if whom == "o" else self.source if whom == "s" else None
 
 
@@ -53,7 +52,7 @@ class BundleChecker:
     """See `spark_jobs.rules.memory.Checker`. A fact takes about 20 microseconds."""
 
     def check(self, memory: Memory, fact: Fact) -> Iterator[Finding]:
-        """What is wrong with the next fact of a bundle."""
+        """Yield what is wrong with the next fact of a bundle."""
         if fact.source == "serving":
             yield from check_serving(memory, fact)
             _forget_later(memory, fact)
@@ -77,9 +76,9 @@ class BundleChecker:
         _forget_later(memory, fact)
 
     def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:
-        """What is wrong with a bundle when an alarm is due: evidence waits, and how many findings were held back is told.
+        """Check evidence that is still waiting, and report how many findings were held back.
 
-        What is stuck is told by the membership.
+        The membership finds stuck bundles, not this timer.
         """
         due = due_alarms(memory, now_ms)
         if ALARM in due:
@@ -92,7 +91,7 @@ class BundleChecker:
 
 
 def _wrong(state: State | None, fact: Fact) -> Iterator[Finding]:
-    """What is wrong with a fact of the channel about a bundle in this state."""
+    """Check a fact of the channel about a bundle in this state."""
     yield from _stuck(state, fact)
     yield from compare_opinions(fact)
     if fact.verdict != ACCEPTED:
@@ -110,7 +109,7 @@ def _wrong(state: State | None, fact: Fact) -> Iterator[Finding]:
 
 
 def _remembered(memory: Memory, fact: Fact) -> State | None:
-    """The state as it is remembered; None if it is not known, or was known before a gap in what was read."""
+    """Return the remembered state; None if there is none, or if it is from before a gap in the reading."""
     value = memory.get(_NAME)
     if value is None:
         return None
@@ -123,13 +122,13 @@ def _remembered(memory: Memory, fact: Fact) -> State | None:
 
 
 def _forget_later(memory: Memory, fact: Fact) -> None:
-    """Of a bundle that is gone, or never was, nothing shall be kept for ever."""
+    """Set the alarm that forgets a bundle which is gone or never existed."""
     if memory.get(_NAME) is None:
         set_alarm(memory, _GONE, fact.at_ms + GONE_FOR_MS)
 
 
 def _ownership(state: State | None) -> tuple[int, int] | None:
-    """Token and incarnation of who may serve the bundle in this state; None while nobody may."""
+    """Return the token and incarnation that may serve the bundle in this state, or None."""
     holder = None if state is None else state.holder()
     return None if state is None or holder is None else (state.token, holder)
 
@@ -164,7 +163,7 @@ def _rising(*offsets: int) -> tuple[int, ...]:
 
 
 def _is_named(fact: Fact, record: Raw) -> bool:
-    """Whether the record is about this bundle, and not about one that it comes from, or whose owner died."""
+    """Return whether the record names this bundle itself, not only its parent, child or owner."""
     kind, name = record.get("kind"), fact.subject.partition(":")[2]
     return kind in ("bundle", "split", "merge") and (record.get("key") == name or (kind == "merge" and record.get("right") == name))
 
@@ -173,7 +172,7 @@ def _is_named(fact: Fact, record: Raw) -> bool:
 
 
 def _rejected(state: State | None, fact: Fact) -> Iterator[Finding]:
-    """A rejected record: its verdict is the expected one, and it changes nothing."""
+    """Check a rejected record: its verdict is the expected one, and it changes nothing."""
     if fact.before is not None or fact.after is not None:
         yield finding("state_differs", fact, f"{told(fact)} was rejected ({fact.verdict}), and changed it all the same")
     record = fact.record or {}
@@ -187,9 +186,9 @@ def _rejected(state: State | None, fact: Fact) -> Iterator[Finding]:
 
 
 def _senseless(state: State, fact: Fact, record: Raw) -> Iterator[Finding]:
-    """A proposal that was rejected, and that nobody makes who has read the state on which it is based.
+    """Check for a rejected proposal that no correct writer makes after reading the state it expects.
 
-    Only a transfer to the owner itself is illegal and yet made, because operators ask for it.
+    One illegal proposal is normal: a transfer to the present owner, because operators ask for it.
     """
     if fact.verdict == "dead_target" and fact.context.get("target") == "never":
         text = f"{told(fact)} gives it to incarnation {record.get('owner')}, which no broker ever had"
@@ -207,7 +206,7 @@ def _is_for_its_owner(state: State, record: Raw) -> bool:
 
 
 def _expected(state: State, fact: Fact, record: Raw) -> str:
-    """The verdict that the second rules have for a transition or a split of a bundle in this state."""
+    """Return the verdict of the second rules on a transition or split of a bundle in this state."""
     if record["based_on"] != state.last:
         return "stale"
     if record["kind"] == "split":
@@ -237,7 +236,7 @@ _ON_TARGET: Final = {"up": ACCEPTED, "draining": "draining_target", "dead": "dea
 
 
 def _may_write(step: Step, state: State, incarnation: int | None) -> bool:
-    """Whether this incarnation, None for an admin, is one that the table lets write the record."""
+    """Return whether the table lets this incarnation (None for an admin) write the record."""
     if step.who == "anybody":
         return True
     if incarnation is None:
@@ -255,7 +254,7 @@ def _on_split(state: State, fact: Fact, record: Raw) -> str:
 
 
 def _half_of_merge(state: State, fact: Fact, record: Raw) -> str | None:
-    """Why this half alone forbids a merge; None if it does not, whatever the other half says."""
+    """Return why this half alone forbids a merge; None if it does not."""
     is_left = record["key"] == fact.subject.partition(":")[2]
     if record["based_on" if is_left else "based_on_right"] != state.last:
         return "stale"
@@ -270,7 +269,7 @@ def _half_of_merge(state: State, fact: Fact, record: Raw) -> str | None:
 
 
 def _accepted(state: State | None, fact: Fact) -> Iterator[Finding]:
-    """An accepted record: it may be accepted, and makes of the bundle what the second rules make of it."""
+    """Check an accepted record: it was acceptable, and the new state matches the second rules."""
     record = fact.record or {}
     if _is_named(fact, record):
         yield from _named(state, fact, record)
@@ -308,7 +307,7 @@ def _named(state: State | None, fact: Fact, record: Raw) -> Iterator[Finding]:
 
 
 def _died(state: State | None, fact: Fact) -> Iterator[Finding]:
-    """A bundle that a record about something else changed: only the death of who it names may do that."""
+    """Check a bundle that changed by a record that does not name it: only the death of its owner or source may do that."""
     dead = fact.context.get("dead")
     if state is None or dead is None or dead not in (state.owner, state.source):
         yield finding("state_differs", fact, f"{told(fact)} changed it, and says nothing of it")
@@ -320,7 +319,7 @@ def _died(state: State | None, fact: Fact) -> Iterator[Finding]:
 
 
 def _left_alone(state: State | None, fact: Fact) -> Iterator[Finding]:
-    """A bundle that the fold left as it was: had it named the dead, it would have had to change."""
+    """Check a bundle that the fold did not change: it must not name a dead incarnation."""
     dead = fact.context.get("dead")
     if dead is None or (state is not None and dead not in (state.owner, state.source)):
         return
@@ -329,7 +328,7 @@ def _left_alone(state: State | None, fact: Fact) -> Iterator[Finding]:
 
 
 def _made(fact: Fact, record: Raw) -> Iterator[Finding]:
-    """A bundle that was not there: made by the creation of its namespace, a split or a merge, and as these make it."""
+    """Check a new bundle: only a creation, a split or a merge makes one, with a fixed initial state."""
     after, kind, at = _state(fact.after or {}, fact), record.get("kind"), _range(fact)
     free = State("free", None, None, fact.offset, fact.offset, after.begun)
     if kind == "namespace" and record.get("status") == "created":
@@ -359,7 +358,7 @@ def _deleted(state: State | None, fact: Fact, record: Raw) -> Iterator[Finding]:
 
 
 def _same(before: State, expected: State | None, fact: Fact) -> Iterator[Finding]:
-    """A finding if the fold made something else of the bundle than the second rules do."""
+    """Yield a finding if the fold's new state is not the one of the second rules."""
     after = None if fact.after is None else _state(fact.after, fact)
     if after == expected:
         return
@@ -373,7 +372,7 @@ def _same(before: State, expected: State | None, fact: Fact) -> Iterator[Finding
 
 
 def _handed_on(before: State | None, fact: Fact, record: Raw) -> Iterator[Finding]:
-    """A new server without a word of the one before, who is not dead either."""
+    """Yield a finding if the server changed although the previous one neither released the bundle nor died."""
     if before is None or fact.before is None or fact.after is None:
         return
     server, next_server = before.holder(), _state(fact.after, fact).holder()

@@ -1,8 +1,4 @@
-"""Every rule of the audit as data: what it is about, what it means when it is broken, and what to do then.
-
-May live here: the table of rules, its type, and how a finding is made from a row of it. When a rule is broken is decided by
-the checkers beside this module.
-"""
+"""List every rule of the audit as data: its subject, what a violation means, and what to do. The checkers decide when one is broken."""
 
 from __future__ import annotations
 
@@ -16,12 +12,12 @@ from equipoise.spark_jobs.rules.findings import Finding
 from equipoise.spark_jobs.rules.ranges import parse_bundle
 
 Severity = Literal["alarm", "warning", "notice"]
-"""`alarm`: a promise was broken, or somebody writes who must not. `warning`: look at it today. `notice`: good to know."""
+"""`alarm`: a promise was broken, or an unauthorised process writes. `warning`: look at it today. `notice`: good to know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """One rule. `says` is the rule in a sentence, `means` what follows if it is broken, and `remedy` what to do."""
+    """One rule. `says` states the rule, `means` the consequence of a violation, `remedy` what to do."""
 
     name: str
     subject: SubjectKind
@@ -396,9 +392,9 @@ BY_NAME: Final[Mapping[str, Rule]] = {rule.name: rule for rule in RULES}
 
 
 def finding(rule: str, fact: Fact, text: str, *, offsets: tuple[int, ...] | None = None) -> Finding:
-    """A finding about the subject of `fact`; `offsets` are those of records, rising, and the fact's own unless they are given.
+    """Return a finding about the subject of `fact`. `offsets` are the rising offsets of records; default: the fact's own.
 
-    Raises `KeyError` for a rule that is not in the table.
+    Raise `KeyError` for a rule that is not in the table.
     """
     publisher = (fact.record or {}).get("publisher")
     return found(
@@ -412,9 +408,9 @@ def finding(rule: str, fact: Fact, text: str, *, offsets: tuple[int, ...] | None
 
 
 def found(rule: str, subject: str, text: str, *, offsets: tuple[int, ...], at_ms: int, publisher: str | None = None) -> Finding:
-    """A finding about `subject` at the last of `offsets`, with the command that shows it.
+    """Return a finding about `subject` at the last of `offsets`, with the command that shows it.
 
-    Raises `KeyError` for a rule that is not in the table.
+    Raise `KeyError` for a rule that is not in the table.
     """
     return Finding(
         rule=BY_NAME[rule].name,
@@ -428,11 +424,14 @@ def found(rule: str, subject: str, text: str, *, offsets: tuple[int, ...], at_ms
 
 
 def command(rule: str, subject: str, offsets: Sequence[int]) -> str:
-    """The line that shows a finding: a bundle's whole story, else the last record, or all of the log where records are gone.
+    """Return the command that shows a finding.
 
-    Of records of which one is forged, and nobody can say which, both.
+    * Records are lost: verify the log.
+    * A bundle: show its history.
+    * One of two records is forged: show both.
+    * Otherwise: show the last record.
 
-    `{log}` in it stands for the log's URL. The rest is quoted for a shell, and may hold braces too: put the URL in with
+    The command contains `{log}` for the log's URL. The rest is quoted for a shell and may contain braces: insert the URL with
     `str.replace`, never with `str.format`.
     """
     kind, _, name = subject.partition(":")

@@ -1,7 +1,4 @@
-"""Which checker judges which kind of subject.
-
-May live here: the one table.
-"""
+"""The checker for each kind of subject."""
 
 from __future__ import annotations
 

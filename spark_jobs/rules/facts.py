@@ -1,10 +1,11 @@
-"""Facts: what the sequential operator tells the operators keyed by bundle, broker and namespace of one record.
+"""Define a fact, which the sequential operator sends to the operators keyed by subject, and its JSON form (a row of `Table.FACTS`).
 
-May live here: the value of a fact, its subjects, and its spelling as one JSON object (the body of a row of `Table.FACTS`).
+A fact carries three things:
+* the record as it is on the log, only parsed as JSON;
+* the fold's verdict, and what the fold changed of this subject;
+* the second rules' verdict, where it needs a view of the whole (`spark_jobs.rules.membership.view`).
 
-A fact carries the record as it stands on the log (parsed as JSON, no more), what the fold that the brokers run said of it and
-what it changed of this subject, and the second opinion on what only a view of the whole can know (`spark_jobs.rules.membership.view`).
-Whoever judges it needs nothing of `channel`.
+So a checker needs nothing of `channel`.
 """
 
 from __future__ import annotations
@@ -20,33 +21,33 @@ Raw = Mapping[str, Any]
 
 
 def subject(kind: SubjectKind, name: str) -> str:
-    """How a subject is spelled as a key: `bundle:tenant/ns/0x00000000_0xffffffff`, `broker:b1`, `namespace:tenant/ns`, `log:`."""
+    """Return the key of a subject: `bundle:tenant/ns/0x00000000_0xffffffff`, `broker:b1`, `namespace:tenant/ns` or `log:`."""
     return f"{kind}:{name}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fact:
-    """One thing that happened to one subject.
+    """One event of one subject.
 
-    `source` is where it was read (`spark_jobs.sequence.arrivals.Source`); `offset` is logical for the channel, else that source's own.
-    `at_ms` is the log's time, for notes beside the log as well. `record` is the entry's JSON object, None if it is none; facts of
-    those that a record does not name but changes have its scalar fields alone. `verdict` is `accepted` or the reason of the fold;
-    None for what is no record. `context` is the second opinion, the same for all subjects of one record: see
-    `spark_jobs.rules.membership.view.Context`.
+    * `source`: where it was read (`spark_jobs.sequence.arrivals.Source`).
+    * `offset`: logical for the channel, else the source's own.
+    * `at_ms`: the log's time, also for notes.
+    * `record`: the entry's JSON object, or None. A subject that the record changes but does not name gets only its scalar fields.
+    * `verdict`: `accepted` or the fold's reason for a rejection; None if the entry is not a record.
+    * `context`: the second rules' view, the same for all subjects of a record: `spark_jobs.rules.membership.view.Context`.
 
-    `before` and `after` are what the fold made of this subject, both None if it changed nothing of it:
-
-    * a bundle: {phase, owner, source, last, token, low, high}; None before it is there, and after it is gone.
-    * a broker: {status, incarnation, last}, and {diverged: true} after a renewal whose digest was not the fold's. Before a record
-      that ends one incarnation by another, the older one. After it was removed, None.
+    `before` and `after` are the fold's states of this subject. Both are None if it changed nothing:
+    * a bundle: {phase, owner, source, last, token, low, high}; None before it exists and after it is gone.
+    * a broker: {status, incarnation, last}, and {diverged: true} after a renewal whose digest was not the fold's. `before` is the older
+      incarnation if the record replaces it. After a removal, None.
     * a namespace: {status, last}, and after its bundles changed {removed, added}: lists of [low, high, phase, owner, token].
-    * the log: `after` is {event, ...}; of what is no record the events `garbage`, `null` and `malformed`, of the log itself
-      `time_fell`, `time_leapt`, `records_lost`, `log_went_back`, `level_too_new`, `log_closed`, `begun_above`, `channel_incomplete`,
-      and of a note that is no document of its source `unreadable_note`, with `reached` as its `context`.
+    * the log: `after` is {event, ...}. Events of an entry: `garbage`, `null`, `malformed`. Events of the log: `time_fell`, `time_leapt`,
+      `records_lost`, `log_went_back`, `level_too_new`, `log_closed`, `begun_above`, `channel_incomplete`. Event of a malformed note:
+      `unreadable_note`, with `context` {reached}.
 
-    A note of what a broker serves is told to its bundle: `after` is the bundle as it stands on the channel so far, and `context`
-    is {begin, reached, log, stopped}: the logical offset after which the channel is known, the last one folded, the log's identity
-    if it is known, and true if nothing more of it will be folded.
+    A serving note is a fact of its bundle. `after` is the bundle as the channel has it so far. `context` is {begin, reached, log, stopped}:
+    the logical offset after which the channel is known, the last one folded, the log's identity if known, and whether folding has stopped
+    for good.
     """
 
     subject: str
@@ -60,10 +61,10 @@ class Fact:
     context: Raw = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
-        """As the body of a row."""
+        """Return the body of a row."""
         return orjson.dumps(self)
 
 
 def parse_fact(body: bytes) -> Fact:
-    """The fact that `Fact.to_bytes` spelled."""
+    """Return the fact from the output of `Fact.to_bytes`."""
     return Fact(**orjson.loads(body))

@@ -1,7 +1,4 @@
-"""Findings of the audit: what was found, of what, at which offsets, and the command that shows it.
-
-May live here: the value and its spelling. Which rules there are stands in `spark_jobs.rules`.
-"""
+"""Define a finding of the audit and its JSON form. The rules themselves are in `spark_jobs.rules.catalogue`."""
 
 from __future__ import annotations
 
@@ -13,10 +10,13 @@ import orjson
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One broken rule. `offsets` are logical, rising; the last is the record at which it showed. `at_ms` is the log's time there.
+    """One broken rule.
 
-    `subject` is spelled as `spark_jobs.rules.facts.subject` does. `text` says in a sentence what was found of what. `command` is the line
-    that shows it to whoever reads this, with `{log}` where the log's URL belongs.
+    * `subject`: in the format of `spark_jobs.rules.facts.subject`.
+    * `offsets`: logical offsets, rising; the last is the record that showed the fault.
+    * `at_ms`: the log's time at that record.
+    * `text`: one sentence that describes the fault.
+    * `command`: a command that shows it, with `{log}` in place of the log's URL.
     """
 
     rule: str
@@ -28,16 +28,16 @@ class Finding:
     publisher: str | None = None
 
     def to_bytes(self) -> bytes:
-        """As the body of a row of `Table.FINDINGS`, and as a message of the topic of findings."""
+        """Return it as the body of a row of `Table.FINDINGS` and of a message on the findings topic."""
         return orjson.dumps(self)
 
 
 def parse_finding(body: bytes) -> Finding:
-    """The finding that `Finding.to_bytes` spelled."""
+    """Return the finding from the output of `Finding.to_bytes`."""
     raw = orjson.loads(body)
     return Finding(**{**raw, "offsets": tuple(raw["offsets"])})
 
 
 def command_on(log: str, command: str) -> str:
-    """The `command` of a finding as it is typed where the log's URL is `log`."""
+    """Return the `command` of a finding for the log with URL `log`."""
     return command.replace("{log}", quote(log))

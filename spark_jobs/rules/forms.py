@@ -1,8 +1,4 @@
-"""What a record must look like, whatever the state is: the second reading of the form of records, as one table.
-
-May live here: the table of fields of each kind, the checks of single fields, and `is_well_formed`. Whether a record fits the
-state is not asked here.
-"""
+"""Check the form of a record against one table, independently of the codec and of any state."""
 
 from __future__ import annotations
 
@@ -26,12 +22,12 @@ ADMIN: Final = "admin:"
 
 
 def is_integer(value: object) -> TypeGuard[int]:
-    """Whether this is an integer from 0 to 2**63 - 1; `true` is none."""
+    """Return whether the value is an integer from 0 to 2**63 - 1. A boolean is not."""
     return type(value) is int and 0 <= value <= _LARGEST
 
 
 def is_key(value: object) -> TypeGuard[str]:
-    """Whether this is a text that may be a key or a publisher."""
+    """Return whether the value is a string that can be a key or a publisher."""
     return type(value) is str and 0 < len(value) <= _KEY_CHARACTERS_MAX
 
 
@@ -94,7 +90,7 @@ _WHO_PUBLISHES: Final[Mapping[str, Check]] = {
     "timestamp_ms": _optional(is_integer),
 }
 
-# What each kind says beside its envelope. Of `broker`, by its status.
+# Fields of each kind besides the envelope; for `broker`, also by status.
 _OWN: Final[Mapping[str, Mapping[str, Check]]] = {
     "genesis": {"cluster": _is_text, "base": _optional(is_integer)},
     "bundle": {
@@ -139,7 +135,7 @@ _OWN: Final[Mapping[str, Mapping[str, Check]]] = {
 
 _FORMS: Final = {kind: (*_WHO_PUBLISHES.items(), *own.items()) for kind, own in _OWN.items()}
 
-# Which states go with whom: (state, an owner is named, a source is named) -> the phase that it is spelled for.
+# (state, owner is set, source is set) -> phase.
 PHASES: Final[Mapping[tuple[str, bool, bool], str]] = {
     ("free", False, False): "free",
     ("assigning", True, False): "assigning",
@@ -152,7 +148,7 @@ PHASES: Final[Mapping[tuple[str, bool, bool], str]] = {
 
 
 def is_well_formed(raw: Raw) -> bool:
-    """Whether a JSON object is a record, by its form alone. Fields that no kind has are ignored; null is the same as absent."""
+    """Return whether a JSON object has the form of a record. Unknown fields are ignored; null means absent."""
     form = form_of(raw)
     if form is None:
         return False
@@ -170,7 +166,7 @@ def is_well_formed(raw: Raw) -> bool:
 
 
 def form_of(raw: Raw) -> str | None:
-    """The row of the table that a record falls under: its kind, for `joined` and `renewed` with their status; None for no record."""
+    """Return the record's row in the table: its kind, with the status for `joined` and `renewed`. Return None if it is no record."""
     kind = raw.get("kind")
     if kind == "broker":
         status = raw.get("status")
@@ -179,12 +175,12 @@ def form_of(raw: Raw) -> str | None:
 
 
 def phase_of(raw: Raw) -> str | None:
-    """The phase that a record of kind `bundle` asks for; None if its state does not go with whom it names."""
+    """Return the phase that a `bundle` record asks for; None if its state does not fit the parties that it names."""
     return PHASES.get((raw["state"], raw.get("owner") is not None, raw.get("source") is not None))
 
 
 def _is_signed(raw: Raw) -> bool:
-    """A broker gives its incarnation and the number of the attempt; an admin neither, but the offset of its view."""
+    """Return whether a broker gives its incarnation and attempt number, and an admin only the offset of its view."""
     get = raw.get
     incarnation, sequence, as_of = get("incarnation"), get("sequence"), get("as_of")
     if raw["publisher"].startswith(ADMIN):

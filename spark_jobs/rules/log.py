@@ -1,8 +1,4 @@
-"""The checker of the log as a whole: what stands on it or beside it that is nothing, whose log it is, its level and time, and what it lost.
-
-May live here: the rules `malformed`, `unreadable_note`, `above_level`, `foreign_genesis`, `genesis_twice`, `records_lost`, `time_fell`,
-`time_leapt`, `folding_stopped`, `log_closed`, and the rejected records of admins, who are no subject of their own.
-"""
+"""Check the log as a whole: unreadable entries, genesis records, format version, log time, lost records and admins' rejected records."""
 
 from __future__ import annotations
 
@@ -21,14 +17,17 @@ from equipoise.spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_op
 NAME: Final = "log"
 
 GENESIS_RACE_MS: Final = 120_000
-"""How long after the first genesis a broker's may come that was written to an empty log: brokers that start together all write one, and
-what one writes that is cut off as it starts comes once it is back, or as long as a producer tries: two minutes."""
+"""How long after the accepted genesis a broker's own genesis may still arrive.
+
+Brokers that start together on an empty log each write one. A broker that is cut off while it starts writes its genesis when it is back; a
+producer retries for up to two minutes.
+"""
 
 ADMINS_GENESIS_RACE_MS: Final = 10_000
-"""The same of an admin's, whose command ends with an error by then."""
+"""The same limit for an admin's genesis: the admin's command has ended with an error by then."""
 
 TIME_FELL_MS_MIN: Final = 1_000
-"""Smaller steps back are the order of two writers, and of two clocks that are kept in step, not a clock that was set."""
+"""Smaller steps back are normal: two writers out of order, or two synchronised clocks. A clock that was set back moves further."""
 
 ADMIN: Final = "admin:"
 
@@ -41,7 +40,7 @@ _NO_RECORD: Final = {
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """What the audit remembers of the log: where and when it began, and what was rejected and told lately."""
+    """What the audit remembers of the log: its genesis, recent rejections and recently reported findings."""
 
     genesis: int | None = None
     genesis_ms: int | None = None
@@ -50,10 +49,10 @@ class Record:
 
 
 class LogChecker:
-    """Checks the facts of the log, in order of their offsets."""
+    """Check the facts of the log, in order of their offsets."""
 
     def check(self, memory: Memory, fact: Fact) -> Iterator[Finding]:
-        """What is wrong with the log at this fact."""
+        """Yield what is wrong with the log at this fact."""
         known = _recall(memory)
         yield from _check_event(known, fact)
         yield from bounded(known.told, fact, compare_opinions(fact))
@@ -64,7 +63,7 @@ class LogChecker:
         save(memory, NAME, known)
 
     def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:
-        """Nothing of the log is waited for; how many findings were held back is told."""
+        """Report how many findings were held back. Nothing else about the log depends on a timer."""
         if ALARM in due_alarms(memory, now_ms):
             known = _recall(memory)
             yield from tell_held_back(known.told, subject, now_ms)
@@ -81,9 +80,10 @@ def _recall(memory: Memory) -> Record:
 
 
 def _check_event(known: Record, fact: Fact) -> Iterator[Finding]:
-    """What the sequential operator tells of the log itself; an event that it does not know concerns nobody here.
+    """Check an event of the log that the sequential operator reports. Ignore unknown events.
 
-    What is found of a note stands at the record of the channel that was folded last: a note's own offset is none of the log's.
+    A finding about a note carries the offset of the channel record that was folded last: a note's own offset is not an offset of the
+    channel.
     """
     event = fact.after or {}
     match event.get("event"):
@@ -101,7 +101,7 @@ def _check_event(known: Record, fact: Fact) -> Iterator[Finding]:
             )
             yield from told(known.told, fact, "time_leapt", text)
         case "records_lost":
-            # Logs leave out numbers, too. Which of these had a record only the log could tell, and it has nothing below its beginning.
+            # A log may skip offsets. Below its beginning it holds nothing, so the audit cannot know which of these offsets had a record.
             text = (
                 f"the audit had not read the offsets from {event['from']} on, below {event['to']}, when the log was truncated there: "
                 "what records they had was lost to it"
@@ -137,7 +137,10 @@ def _check_record(known: Record, fact: Fact, record: Raw) -> Iterator[Finding]:
 
 
 def _is_above_level(record: Raw) -> bool:
-    """Whether a record that was rejected for its level needs a higher one; else it is a broker that supports too little."""
+    """Return whether the record was rejected because it needs a higher format version.
+
+    The other cause of this rejection is a broker that supports too few versions.
+    """
     level = record.get("level")
     return type(level) is int and level > 1
 

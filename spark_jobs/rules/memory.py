@@ -1,7 +1,6 @@
-"""What a checker is, what it remembers of one subject, and how it is woken.
+"""Define a checker, its memory of one subject, and named alarms on the memory's one timer.
 
-May live here: the protocols `Memory` and `Checker`, `DictMemory`, and named alarms over the one timer of a memory.
-Where a memory is kept in Spark is `spark_jobs.audit.keyed_operator`'s business.
+`spark_jobs.audit.keyed_operator` keeps a memory in Spark's state.
 """
 
 from __future__ import annotations
@@ -20,37 +19,37 @@ _ALARMS: Final = "alarms"
 class Memory(Protocol):
     """What a checker keeps of one subject: small named values, and one timer in the log's time (Unix milliseconds).
 
-    What may be many values has a `:` in its names: each is read and written apart from the others, which lie together.
+    A name with a `:` belongs to a group of many values. Each of these is stored on its own; all other values are stored together.
     """
 
     @property
     def due_ms(self) -> int | None:
-        """When the timer is due; None if none is set."""
+        """When the timer is due; None if it is not set."""
 
     def get(self, name: str) -> bytes | None:
-        """The value under a name; None if there is none."""
+        """Return the value under a name, or None."""
 
     def put(self, name: str, value: bytes) -> None:
         """Set the value under a name."""
 
     def remove(self, name: str) -> None:
-        """Forget a name; one that is not there is no error."""
+        """Remove a name. A missing name is no error."""
 
     def names(self, prefix: str) -> Iterable[str]:
-        """The names that begin with `prefix`, sorted."""
+        """Return the names that begin with `prefix`, sorted."""
 
     def wake_at(self, at_ms: int | None) -> None:
-        """Have `Checker.expire` called when the log's time has passed `at_ms`; None takes the timer back."""
+        """Call `Checker.expire` when the log's time has passed `at_ms`. None clears the timer."""
 
 
 class Checker(Protocol):
-    """Judges one kind of subject. It keeps nothing but what it puts into the memory that it is handed, and never raises."""
+    """Check one kind of subject. A checker keeps state only in the given memory, and never raises."""
 
     def check(self, memory: Memory, fact: Fact) -> Iterable[Finding]:
-        """What is wrong with the next fact of a subject; facts of one subject come in order of the channel's offsets."""
+        """Return what is wrong with the next fact of a subject. A subject's facts come in order of the channel's offsets."""
 
     def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterable[Finding]:
-        """What is wrong with a subject of which nothing more came up to `now_ms`, the log's time, after the timer was due."""
+        """Return what is wrong with a subject without new facts up to `now_ms`, the log's time, after its timer was due."""
 
 
 class DictMemory:
@@ -59,7 +58,7 @@ class DictMemory:
     __slots__ = ("due_ms", "values")
 
     def __init__(self) -> None:
-        """Nothing is remembered yet."""
+        """Begin with an empty memory."""
         self.values: dict[str, bytes] = {}
         self.due_ms: int | None = None
 
@@ -84,19 +83,19 @@ class DictMemory:
         self.due_ms = at_ms
 
 
-def load(memory: Memory, name: str) -> Any:  # noqa: ANN401 - what JSON gives; who put it there knows its shape
-    """The JSON value under a name; None if there is none."""
+def load(memory: Memory, name: str) -> Any:  # noqa: ANN401 - the caller that saved the value knows its shape
+    """Return the JSON value under a name, or None."""
     value = memory.get(name)
     return None if value is None else orjson.loads(value)
 
 
 def save(memory: Memory, name: str, value: object) -> None:
-    """Keep a value as JSON under a name."""
+    """Save a value as JSON under a name."""
     memory.put(name, orjson.dumps(value))
 
 
 def set_alarm(memory: Memory, name: str, at_ms: int | None) -> None:
-    """Set an alarm of this name, or take it back with None: many alarms share the one timer of a memory."""
+    """Set an alarm, or clear it with None. All alarms of a memory share its one timer."""
     alarms: dict[str, int] = load(memory, _ALARMS) or {}
     if alarms.get(name) == at_ms:
         return
@@ -108,7 +107,7 @@ def set_alarm(memory: Memory, name: str, at_ms: int | None) -> None:
 
 
 def due_alarms(memory: Memory, now_ms: int) -> list[str]:
-    """The names of the alarms that are due at `now_ms`, sorted; they are taken back, and the timer is set to the next one."""
+    """Clear the alarms that are due at `now_ms`, set the timer to the next one, and return the names of the due ones, sorted."""
     alarms: dict[str, int] = load(memory, _ALARMS) or {}
     due = sorted(name for name, at_ms in alarms.items() if at_ms <= now_ms)
     _keep_alarms(memory, {name: at_ms for name, at_ms in alarms.items() if at_ms > now_ms})

@@ -1,7 +1,6 @@
-"""What is wrong with the facts of one namespace: its bundles must cover the hash space exactly once, after each record.
+"""Check the facts of one namespace: after each record its bundles must cover the hash space exactly once.
 
-May live here: `NamespaceChecker`, and the ranges that it remembers, in pages by the highest byte of their lower end; and the rule
-`deleting_too_long`, whose namespaces have no facts of their own while nothing happens.
+`check_deletions` runs on facts of brokers, because a namespace whose deletion has stopped gets no facts of its own.
 """
 
 from __future__ import annotations
@@ -21,21 +20,21 @@ from equipoise.spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_op
 _NAME: Final = "namespace"
 _PAGE: Final = "range:"
 _PAGE_BITS: Final = 24
-"""Ranges whose lower ends agree above these bits lie on one page: 256 pages at most, each of 256 ranges after a creation of 65,536."""
+"""Ranges whose low ends agree above these bits share a page: at most 256 pages, each of 256 ranges after a creation with 65,536."""
 
 _SHOWN_MAX: Final = 4
 _WHOLE_SPACE: Final = [(0, HASH_END)]
 
 Ranges = list[tuple[int, int]]
 Row = Sequence[Any]
-"""A range that came or went: its low and high, and then, where they are told, its phase, owner and token."""
+"""A range that was added or removed: low, high, then (where given) phase, owner and token."""
 
 
 class NamespaceChecker:
     """See `spark_jobs.rules.memory.Checker`."""
 
     def check(self, memory: Memory, fact: Fact) -> Iterator[Finding]:
-        """What is wrong with the next fact of a namespace."""
+        """Yield what is wrong with the next fact of a namespace."""
         if fact.source != "channel" or fact.verdict == NOT_FOLDED:
             return
         yield from compare_opinions(fact)
@@ -52,12 +51,12 @@ class NamespaceChecker:
         yield from _take_over(memory, fact, record, _spans(removed), _spans(added))
 
     def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:  # noqa: ARG002 - as the protocol has it
-        """What is wrong with a namespace of which nothing more came: nothing."""
+        """Yield nothing: no rule of a namespace depends on a timer."""
         yield from ()
 
 
 def check_deletions(fact: Fact) -> Iterator[Finding]:
-    """Whether deletions of namespaces have stopped half-way, when `fact` told of a live publisher."""
+    """Yield a finding for each namespace whose deletion has stopped half-way. `fact` is a record of a live publisher."""
     for name, since in fact.context.get("deleting_since", ()):
         text = f"it has been on its way out since offset {since}, and nobody goes on with that"
         yield found("deleting_too_long", subject("namespace", name), text, offsets=(since, fact.offset), at_ms=fact.at_ms)
@@ -73,7 +72,10 @@ def _spelled(ranges: Ranges) -> str:
 
 
 def _rejected(fact: Fact, record: Raw) -> Iterator[Finding]:
-    """What nobody writes who has read the namespace; and a deletion of which the membership leaves open whether bundles are free."""
+    """Check a rejected record for what no correct writer proposes.
+
+    For a deletion the membership may not know whether all bundles are free. Then both verdicts, accepted and `bundles_in_use`, are right.
+    """
     expected, status = fact.context.get("expected"), record.get("status")
     if expected == fact.verdict == "bad_boundary":
         yield finding("writes_what_it_may_not", fact, f"{told(fact)} has boundaries that leave points out, or do not rise")
@@ -86,7 +88,7 @@ def _rejected(fact: Fact, record: Raw) -> Iterator[Finding]:
 
 
 def _coverage(fact: Fact, record: Raw, removed: Ranges, added: Ranges) -> Iterator[Finding]:
-    """What came covers exactly what went, and is what the record says."""
+    """Check that the added ranges cover exactly the removed ones and match the record."""
     if record.get("kind") == "namespace" and record.get("status") == "deleted":
         covered, _ = joined_up(removed)
         if covered != _WHOLE_SPACE or added:
@@ -112,7 +114,7 @@ def _coverage(fact: Fact, record: Raw, removed: Ranges, added: Ranges) -> Iterat
 
 
 def _expected(record: Raw) -> tuple[Ranges, Ranges] | None:
-    """The ranges that go and that come by an accepted record that makes bundles, rising; None if it is none."""
+    """Return the sorted ranges that an accepted record removes and adds; None if the record makes no bundles."""
     kind, status = record.get("kind"), record.get("status")
     if kind == "namespace" and status == "created":
         return [], whole_space(record.get("boundaries") or ()) or []
@@ -126,7 +128,7 @@ def _expected(record: Raw) -> tuple[Ranges, Ranges] | None:
 
 
 def _inheritance(fact: Fact, record: Raw, removed: Sequence[Row], added: Sequence[Row]) -> Iterator[Finding]:
-    """Children have the owner and the token of their parent, a union that of both and the greater token."""
+    """Check that children have their parent's owner and token, and a merged bundle the common owner and the greater token."""
     if record.get("kind") not in ("split", "merge") or any(len(row) <= _TOKEN for row in (*removed, *added)) or not removed:
         return
     owners = dict.fromkeys(row[_OWNER] for row in (*removed, *added))
@@ -148,7 +150,7 @@ def _listed(values: Iterable[object]) -> str:
 
 
 def _take_over(memory: Memory, fact: Fact, record: Raw, removed: Ranges, added: Ranges) -> Iterator[Finding]:
-    """Remember the ranges after a record; one that goes and was never there is a finding, if all are known."""
+    """Remember the ranges after a record. If all ranges are known, yield a finding for a removed range that did not exist."""
     known, begun = load(memory, _NAME), fact.context.get("begun", 0)
     is_created = record.get("kind") == "namespace" and record.get("status") == "created"
     if is_created or known is None or known["begun"] != begun:

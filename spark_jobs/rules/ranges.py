@@ -1,7 +1,6 @@
-"""Bundle names and ranges of the hash space, read a second time: nothing here comes from the package that brokers use.
+"""Parse bundle names and compute with ranges of the hash space, independently of the package that brokers use.
 
-May live here: pure arithmetic over names and ranges. A range goes from `low` inclusive to `high` exclusive; `HASH_END` itself
-belongs to the range that ends there.
+A range includes `low` and excludes `high`. `HASH_END` itself belongs to the range that ends there.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _NAME_CHARACTERS: Final = frozenset("0123456789abcdefghijklmnopqrstuvwxyzABCDEFG
 
 
 class Range(NamedTuple):
-    """A bundle's name taken apart."""
+    """The parts of a bundle's name."""
 
     namespace: str
     low: int
@@ -29,7 +28,7 @@ class Range(NamedTuple):
 
 
 def parse_bundle(name: str) -> Range | None:
-    """The namespace and range in `tenant/namespace/0xLOW_0xHIGH`; None if the name is not spelled exactly so."""
+    """Return the namespace and range of `tenant/namespace/0xLOW_0xHIGH`; None unless the name has exactly this form."""
     namespace, slash, span = name.rpartition("/")
     if not slash or len(span) != _RANGE_CHARACTERS or not is_namespace(namespace):
         return None
@@ -40,31 +39,31 @@ def parse_bundle(name: str) -> Range | None:
 
 
 def bundle_name(namespace: str, low: int, high: int) -> str:
-    """How a bundle is named."""
+    """Return the name of a bundle."""
     return f"{namespace}/0x{low:08x}_0x{high:08x}"
 
 
 def is_namespace(name: str) -> bool:
-    """Whether this is `tenant/namespace`, each of 1 to 255 ASCII letters, digits, and `_`, `-`, `=`, `:`, `.`."""
+    """Return whether this is `tenant/namespace`, each of 1 to 255 ASCII letters, digits, and `_`, `-`, `=`, `:`, `.`."""
     tenant, slash, rest = name.partition("/")
     return bool(slash) and all(0 < len(part) <= NAME_CHARACTERS_MAX and _NAME_CHARACTERS.issuperset(part) for part in (tenant, rest))
 
 
 def is_broker_id(name: str) -> bool:
-    """Whether a broker may have this id: 1 to 255 printable ASCII characters, neither blank nor `/`, not that of an admin."""
+    """Return whether this can be a broker id: 1 to 255 printable ASCII characters without blank and `/`, and not an admin's name."""
     printable = all("!" <= character <= "~" and character != "/" for character in name)
     return 0 < len(name) <= NAME_CHARACTERS_MAX and printable and not name.startswith("admin:")
 
 
 def pieces(low: int, high: int, cuts: Sequence[int]) -> list[tuple[int, int]] | None:
-    """The ranges into which `cuts` divide one; None unless there are cuts, and they rise strictly inside it."""
+    """Return the ranges into which `cuts` split one; None unless there are cuts and they rise strictly inside it."""
     edges = [low, *cuts, high]
     cut = list(pairwise(edges))
     return cut if cuts and all(first < second for first, second in cut) else None
 
 
 def whole_space(boundaries: Sequence[int]) -> list[tuple[int, int]] | None:
-    """The ranges between `boundaries`; None unless these rise strictly from 0 to the end of the hash space."""
+    """Return the ranges between `boundaries`; None unless these rise strictly from 0 to the end of the hash space."""
     if not 1 < len(boundaries) <= BUNDLES_AT_CREATION_MAX + 1 or boundaries[0] != 0 or boundaries[-1] != HASH_END:
         return None
     spans = list(pairwise(boundaries))
@@ -72,7 +71,7 @@ def whole_space(boundaries: Sequence[int]) -> list[tuple[int, int]] | None:
 
 
 def joined_up(ranges: Iterable[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """What `ranges` cover, as the fewest ranges, rising; and the parts that more than one of them covers."""
+    """Return the union of `ranges` as the fewest sorted ranges, and the parts that more than one of them covers."""
     covered: list[tuple[int, int]] = []
     twice: list[tuple[int, int]] = []
     for low, high in sorted(ranges):

@@ -1,7 +1,4 @@
-"""Rejected records by reason and publisher: what nobody writes by a race, and how much of the rest is too much.
-
-May live here: the rules `writes_what_it_may_not` and `too_many_rejections`, with their bounds as data, and what is counted for them.
-"""
+"""Check rejected records by reason and publisher: those that no race explains, and too many of the others."""
 
 from __future__ import annotations
 
@@ -15,50 +12,52 @@ from equipoise.spark_jobs.rules.telling import Marks, told
 from equipoise.spark_jobs.rules.verdicts import told as record_told
 
 WINDOW_MS: Final = 10_000
-"""Rejections are counted in windows of the log's time that follow one another."""
+"""Length of a counting window in log time. Windows do not overlap."""
 
 NEVER_WRITTEN: Final[Mapping[str, str]] = {
     "malformed": "nobody who has our code spells such a record",
     "not_the_actor": "the tables leave this step to another one",
     "not_adjacent": "a merge names two neighbours",
 }
-"""Reasons that nobody meets by a race, with what they say: one record is a finding."""
+"""Reasons that no race explains, each with its message. One record is a finding."""
 
 NEVER_WRITTEN_OF: Final[Mapping[tuple[str, str], str]] = {
     ("still_alive", "removed"): "only who has left, or is down, is forgotten",
 }
-"""The same of one status alone."""
+"""The same for one status only."""
 
 REJECTED_MAX: Final[Mapping[str, int]] = {
-    # Races lost. A death frees ten thousand bundles, and each lookup of a free one is a proposal that all others may lose.
+    # Lost races. A death frees ten thousand bundles. Each lookup of a free bundle is a proposal, and all but one may lose.
     "stale": 5_000,
     "late": 5_000,
-    # What was under way when the broker died, and what a broker that was paused sends before it reads of its death.
+    # Records in flight when the broker died, and records that a paused broker sends before it reads of its death.
     "dead_publisher": 500,
-    # Targets that died or began to drain, bundles and namespaces that went, while a proposal was on its way.
+    # Targets that died or began to drain, and bundles and namespaces that were removed, while the proposal was in flight.
     "dead_target": 500,
     "draining_target": 500,
     "unknown_bundle": 500,
     "namespace_deleting": 500,
     "bundles_in_use": 500,
-    # What operators ask for is proposed, also what cannot be.
+    # Operators' requests are proposed even if they are impossible.
     "illegal_transition": 500,
-    # A process without its data directory asks to join once each renewal, for as long as its predecessor looks alive.
+    # A process without its data directory tries to join once per renewal while its predecessor looks alive.
     "still_alive": 200,
 }
-"""How many rejections of one reason are in order in one window of one publisher. The simulator's worst is 103, of operators that ask
-for something every 6 ms."""
+"""Rejections of one reason per window and publisher that are normal.
+
+The simulator's maximum is 103, with operators that send a request every 6 ms.
+"""
 REJECTED_OTHERWISE_MAX: Final = 100
-"""The same, of every reason that the table does not name."""
+"""The same limit for every reason that is not in the table."""
 
 KINDS_MAX: Final = 200
-"""Pairs of publisher and reason that are counted in one window: names of admins are anybody's to invent."""
+"""Pairs of publisher and reason to count in one window. Anyone can invent names of admins."""
 OTHERS: Final = "others"
 
 
 @dataclass(slots=True, kw_only=True)
 class Rejections:
-    """What was rejected in the present window: how often by `PUBLISHER REASON`, and at which offset first."""
+    """Rejections in the current window, by `PUBLISHER REASON`: how many, and the offset of the first."""
 
     window: int = -1
     counts: dict[str, int] = field(default_factory=dict)
@@ -66,7 +65,7 @@ class Rejections:
 
 
 def check_rejection(rejections: Rejections, marks: Marks, fact: Fact, publisher: str) -> Iterator[Finding]:
-    """What is wrong with a record of `publisher` that was rejected."""
+    """Yield what is wrong with a rejected record of `publisher`."""
     reason = fact.verdict
     if reason is None:
         return
@@ -83,7 +82,7 @@ def check_rejection(rejections: Rejections, marks: Marks, fact: Fact, publisher:
     count = rejections.counts[kind] = rejections.counts.get(kind, 0) + 1
     first = rejections.firsts.setdefault(kind, fact.offset)
     limit = REJECTED_MAX.get(reason, REJECTED_OTHERWISE_MAX)
-    # Once in each window: when the count passes the limit.
+    # Report once per window, when the count passes the limit.
     if count == limit + 1:
         text = f"more than {limit} records of {kind.partition(' ')[0]} were rejected as {reason} within {WINDOW_MS // 1_000} s"
         yield from told(marks, fact, "too_many_rejections", text, offsets=(first,))

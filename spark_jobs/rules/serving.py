@@ -1,13 +1,11 @@
-"""What brokers say that they served, joined with what the log gave them: the rules about serving evidence.
+"""Check serving evidence: compare when brokers served a bundle with the ownerships on the log.
 
-May live here: what is remembered of one bundle's ownerships and stretches of serving, and the rules over both. It goes by the ownerships
-that the second rules found (`follow_holder`), never by those of the fold. Evidence comes beside the log, early or late, and some
-of it is lost: what is not known is no finding.
-
-* A *ownership* is the right of one incarnation to serve the bundle under one token, from one offset of the channel to another.
-* A *stretch* is what one document of evidence tells: from when until when that incarnation served. Its boot times compare with
-  those of other stretches of the same run of one machine; with all other times only its wall time does, give or take
-  `CLOCKS_APART_MS`. Where only the token guards (`by_token`), neither the lease nor another server is held against it.
+* Ownerships come from the second rules (`follow_holder`), never from the fold.
+* An *ownership* is the right of one incarnation to serve the bundle under one token, between two offsets of the channel.
+* A *stretch* is one document of evidence: from when until when an incarnation served.
+* Boot times compare only with stretches of the same boot of one machine. Otherwise wall times count, within `CLOCKS_APART_MS`.
+* A stretch that only the token guards (`by_token`) may outlast its lease and overlap another server.
+* Evidence does not come through the log. It may be early, late or lost, so missing knowledge is no finding.
 """
 
 from __future__ import annotations
@@ -24,37 +22,37 @@ from equipoise.spark_jobs.rules.findings import Finding
 from equipoise.spark_jobs.rules.memory import Memory, load, set_alarm
 
 ALARM: Final = "serving"
-"""The name of the alarm at which `expire_serving` is to be called."""
+"""Name of the alarm that calls `expire_serving`."""
 
 CLOCKS_APART_MS: Final = 5_000
-"""How far the wall clocks of brokers, and that of the log, may lie apart before the audit draws wrong conclusions of them."""
+"""Largest difference to tolerate between the wall clocks of brokers and of the log."""
 
 COMES_LATE_MS: Final = 10_000
-"""The record of an ownership is read at the latest when the log's time is so far beyond that of evidence which names it."""
+"""How far log time must pass a document's time before the ownership that the document names must have been read."""
 
 GONE_FOR_MS: Final = 3_600_000
-"""After this much of the log's time all of a bundle that is gone is forgotten: evidence about it comes within seconds."""
+"""Log time after which a deleted bundle is forgotten. Evidence arrives within seconds."""
 
 OWNERSHIPS_MAX: Final = 16
-"""Ownerships of one bundle that are remembered; of evidence about older ones nothing is said."""
+"""Ownerships to remember per bundle. Evidence about older ones is not checked."""
 
 STRETCHES_MAX: Final = 16
-"""Stretches of one bundle that are compared with each other: evidence of one that is older has long come."""
+"""Stretches to compare per bundle. Evidence about older ones arrived long ago."""
 
 _NAME: Final = "serving"
 _NANOSECONDS_PER_MILLISECOND: Final = 1_000_000
 _INTEGER_MAX: Final = 2**63 - 1
 
 _TIME_MS_MAX: Final = 253_402_300_799_999
-"""The end of the year 9999: an alarm after what a document says is its time must still be one that Spark can set."""
+"""End of the year 9999. An alarm after a document's time must be one that Spark can set."""
 
 Holder = tuple[int, int]
-"""Who may serve a bundle: the token, and the incarnation."""
+"""The token and incarnation that may serve a bundle."""
 
 
 @dataclass(slots=True, kw_only=True)
 class _Ownership:
-    """`since_ms` is the earliest that its record may have been written, `read_ms` the log's time when it was."""
+    """An ownership. `since_ms` is the earliest time its record may have been written; `read_ms` is the log's time at that record."""
 
     token: int
     incarnation: int
@@ -65,10 +63,12 @@ class _Ownership:
 
 @dataclass(slots=True, kw_only=True)
 class _Stretch:
-    """One stretch. `due_ms` is when its ownership must be known, None once it is judged; `told` are findings that were made of it.
+    """A stretch of serving.
 
-    `is_within` says that its ownership, if there is one, is among what is read of the log, which was or will be read from before its token
-    on. Not that it has been: a bundle that comes of a split or a merge inherits a token that is older than itself.
+    * `due_ms`: when its ownership must be known; None once that is checked.
+    * `told`: findings already made about it.
+    * `is_within`: its token lies in the part of the log that is or will be read. The ownership itself may be unknown: a bundle made by a
+      split or merge inherits a token that is older than itself.
     """
 
     broker: str
@@ -88,9 +88,10 @@ class _Stretch:
 
 @dataclass(slots=True, kw_only=True)
 class _State:
-    """What is remembered of one bundle. `known_from` is the first offset from which on each of its ownerships is known, if any is.
+    """What is remembered of one bundle.
 
-    `written_ms` is when the last record of its ownerships was written, as far as that is believed.
+    * `known_from`: every ownership from this offset on is known; None if none is.
+    * `written_ms`: when the last record of its ownerships was written, as far as its timestamp is credible.
     """
 
     known_from: int | None = None
@@ -100,10 +101,10 @@ class _State:
 
 
 def follow_holder(memory: Memory, holder: Holder | None, fact: Fact) -> Iterable[Finding]:
-    """By the second rules the bundle of this fact of the channel is `holder`'s from here on, or nobody's (None).
+    """Record that from this fact on `holder` (None for nobody) may serve the bundle.
 
-    To be called for each fact that tells of the bundle's state, the first included. Gives what is found of evidence that waited
-    for it.
+    Call it for every fact of the channel that shows the bundle's state, the first included. Return the findings about evidence that waited
+    for this.
     """
     state = _loaded(memory)
     newest = state.ownerships[-1] if state.ownerships and not state.ownerships[-1].is_over else None
@@ -117,10 +118,10 @@ def follow_holder(memory: Memory, holder: Holder | None, fact: Fact) -> Iterable
     since_ms = state.written_ms = _written_ms(state, fact)
     last = state.ownerships[-1] if state.ownerships else None
     if last is not None and (last.token, last.incarnation) == holder:
-        last.is_over = False  # A split that came to nothing, say, leaves it as it was.
+        last.is_over = False  # For example after a cancelled split.
     elif holder is not None:
         if is_first and fact.before is not None and holder[0] < fact.offset:
-            since_ms = 0  # It was there, and held under that token, before the audit began: nobody here knows since when.
+            since_ms = 0  # The ownership began before the audit, so the time is unknown.
         state.ownerships.append(_Ownership(token=holder[0], incarnation=holder[1], since_ms=since_ms, read_ms=fact.at_ms))
         if len(state.ownerships) > OWNERSHIPS_MAX:
             del state.ownerships[0]
@@ -131,9 +132,10 @@ def follow_holder(memory: Memory, holder: Holder | None, fact: Fact) -> Iterable
 
 
 def _written_ms(state: _State, fact: Fact) -> int:
-    """When the record of `fact` was written: by its own time, where it stands on the log later, as one that was copied does.
+    """Return when the record of `fact` was written: its own timestamp if that is earlier than the log's, as for a copied record.
 
-    Not by one that lies before what the bundle's last record says: with that a thief could make its ownership as old as it likes.
+    A timestamp before the bundle's previous record is not credible: a forger could make an ownership as old as it likes. Then return the
+    log's time.
     """
     said_ms = (fact.record or {}).get("timestamp_ms")
     if not _is_count(said_ms) or said_ms < max(state.written_ms - CLOCKS_APART_MS, 1):
@@ -142,13 +144,13 @@ def _written_ms(state: _State, fact: Fact) -> int:
 
 
 def forget_serving(memory: Memory) -> None:
-    """Forget what is known of the bundle's ownerships and stretches: the log was not read without a gap."""
+    """Forget the bundle's ownerships and stretches after a gap in the reading."""
     memory.remove(_NAME)
     set_alarm(memory, ALARM, None)
 
 
 def check_serving(memory: Memory, fact: Fact) -> Iterable[Finding]:
-    """What is wrong with one document of evidence about the bundle; one that is not in its form, or of another log, tells nothing."""
+    """Return what is wrong with one document of evidence. Ignore malformed documents and those of another log."""
     said = None if _is_of_another_log(fact) else _stretch(fact.record or {})
     if said is None:
         return ()
@@ -166,7 +168,7 @@ def check_serving(memory: Memory, fact: Fact) -> Iterable[Finding]:
 
 
 def expire_serving(memory: Memory, subject: str, now_ms: int) -> Iterable[Finding]:
-    """What is wrong with evidence whose ownership did not come to be known up to `now_ms`, the log's time."""
+    """Return findings for evidence whose ownership is still unknown at `now_ms` of the log's time."""
     state = _loaded(memory)
     findings: list[Finding] = []
     for stretch in state.stretches:
@@ -199,13 +201,13 @@ def _keep(memory: Memory, state: _State) -> None:
 
 
 def _is_of_another_log(fact: Fact) -> bool:
-    """A log that was made anew under its old name finds what was served of the one before."""
+    """Return whether the evidence belongs to an earlier log of the same name."""
     known, said = fact.context.get("log"), (fact.record or {}).get("log")
     return known is not None and said != known
 
 
 def _stretch(said: Raw) -> _Stretch | None:
-    """A document as a stretch; None if it is not in the form of evidence."""
+    """Return a document as a stretch; None if it is malformed."""
     texts = [said.get(name) for name in ("broker", "boot")]
     counts = [said.get(name) for name in ("incarnation", "token", "started_ns", "lease_deadline_ns", "at_ms", "at_ns")]
     answered_ns, by_token = said.get("answered_ns"), said.get("by_token", False)
@@ -228,7 +230,7 @@ def _stretch(said: Raw) -> _Stretch | None:
 
 
 def _taken(state: _State, said: _Stretch, fact: Fact) -> _Stretch:
-    """The stretch as it is remembered, with what was `said` now: its end, or the whole of it."""
+    """Return the remembered stretch, updated with the document: its end, or all of it."""
     key = (said.incarnation, said.token, said.boot, said.started_ns)
     known = next((one for one in state.stretches if (one.incarnation, one.token, one.boot, one.started_ns) == key), None)
     if known is None:
@@ -265,12 +267,12 @@ def _of_others(state: _State, stretch: _Stretch, subject: str, at_ms: int) -> It
 
 
 def _together_ms(one: _Stretch, other: _Stretch) -> float:
-    """For how long two stretches lasted at the same time, at least; 0 if that is not certain. One without an end is a moment."""
+    """Return for how many milliseconds two stretches certainly overlap; 0 if that is not certain. One without an end is a moment."""
     if one.boot == other.boot and one.boot:
         overlap_ns = min(_end_ns(one), _end_ns(other)) - max(one.started_ns, other.started_ns)
         if overlap_ns > 0:
             return overlap_ns / _NANOSECONDS_PER_MILLISECOND
-        # A moment that lies within the other: it has begun, and may have ended at once.
+        # A stretch without an end that starts inside the other one overlaps it for a moment.
         begun = any(a.answered_ns is None and b.started_ns < a.started_ns < _end_ns(b) for a, b in ((one, other), (other, one)))
         return 1 / _NANOSECONDS_PER_MILLISECOND if begun else 0
     end_ms = min(_end_ms(one), _end_ms(other))
@@ -278,7 +280,7 @@ def _together_ms(one: _Stretch, other: _Stretch) -> float:
 
 
 def _of_ownerships(state: _State, stretch: _Stretch, subject: str, at_ms: int) -> Iterator[Finding]:
-    """What is wrong with a stretch by the ownerships that are known; whether there is one at all may turn out later."""
+    """Check a stretch against the known ownerships. If none matches yet, one may still be read later."""
     bearing = [ownership for ownership in state.ownerships if ownership.token == stretch.token]
     own = next((ownership for ownership in bearing if ownership.incarnation == stretch.incarnation), None)
     newer = next((ownership for ownership in state.ownerships if ownership.token > stretch.token), None)
@@ -297,15 +299,17 @@ def _of_ownerships(state: _State, stretch: _Stretch, subject: str, at_ms: int) -
 
 
 def _is_too_old(state: _State, stretch: _Stretch) -> bool:
-    """Whether the ownership would have been over, or begun, before anything is known of the bundle."""
+    """Return whether the ownership is older than all that is known of the bundle."""
     return state.known_from is not None and stretch.token < state.known_from
 
 
 def _if_read_past(state: _State, stretch: _Stretch, said_ms: int, fact: Fact) -> Iterator[Finding]:
-    """A stretch without an ownership, said at `said_ms`: wrong at once if the log was read past it, right if its ownership cannot be known.
+    """Check a stretch without ownership, reported at `said_ms`, against how far the log was read.
 
-    What lies before the beginning of the reading, or is folded no more, will never be known; nor what was known of a bundle that is
-    forgotten, whose evidence came late. Otherwise it is waited for.
+    * The log was read past it: yield a finding now.
+    * The ownership can never be known: drop the check. It is from before the reading began or after it stopped, or the evidence came so
+      late that the bundle is forgotten.
+    * Otherwise wait.
     """
     begin, reached = fact.context.get("begin"), fact.context.get("reached")
     if not _is_count(begin) or not _is_count(reached):
@@ -326,7 +330,7 @@ def _never_owned(stretch: _Stretch, subject: str, at_ms: int) -> Iterator[Findin
 
 
 def _told(stretch: _Stretch, rule: str, subject: str, text: str, *, offsets: tuple[int, ...], at_ms: int) -> Iterator[Finding]:
-    """A finding, if it was not made of this stretch before. The first word of `rule` is its name; the rest tells it from others."""
+    """Yield a finding unless this stretch already has it. The first word of `rule` is its name; the rest distinguishes repetitions."""
     if rule not in stretch.told:
         stretch.told.append(rule)
         yield found(rule.partition(" ")[0], subject, text, offsets=offsets, at_ms=at_ms, publisher=stretch.broker)

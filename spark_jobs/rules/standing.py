@@ -1,7 +1,6 @@
-"""What the audit remembers of one broker id between two facts: one value under one name, as one JSON object.
+"""Define what the audit remembers of one broker id between two facts: one JSON object under one name.
 
-May live here: the value, its spelling, and how it follows the accepted records of the broker's key. What is judged by it stands
-in the modules named for what they judge.
+The modules that check a broker use it; they hold the rules.
 """
 
 from __future__ import annotations
@@ -18,21 +17,23 @@ Status = Literal["unknown", "up", "draining", "left", "down", "gone"]
 
 NAME: Final = "standing"
 LASTS_MAX: Final = 64
-"""Accepted offsets of the key that are kept: at one renewal a second a proposal is known for a minute, longer than any is late."""
+"""Accepted offsets of the key to keep. At one renewal per second that is a minute, and no proposal is that late."""
 INCARNATIONS_MAX: Final = 16
-"""Incarnations that are kept: what a broker wrote sixteen lives ago does not arrive any more."""
+"""Incarnations to keep. Records from sixteen incarnations ago no longer arrive."""
 
 _STATUS_AFTER: Final[dict[str, Status]] = {"joined": "up", "draining": "draining", "left": "left", "down": "down", "removed": "gone"}
 
 
 @dataclass(slots=True, kw_only=True)
 class Standing:
-    """One broker id. `incarnation` is the newest, alive or not.
+    """What is known of one broker id.
 
-    `begun` is from where the audit has read without a gap. What it has not seen, because it stands before that, is None
-    (`status`: `unknown`), and nothing is concluded from it. `lasts` and `incarnations` are the newest accepted offsets of the key, and
-    of its joinings. `attempts` are [sequence, hash, offset] of the newest attempts of the incarnation `attempts_of`. `told` counts
-    findings by rule.
+    * `begun`: the offset from which the audit has read without a gap. What is before it is unknown (None, or `status` `unknown`), and no
+      rule uses it.
+    * `incarnation`: the newest one, alive or not.
+    * `lasts`, `incarnations`: the newest accepted offsets of the key, and of its `joined` records.
+    * `attempts`: [sequence, hash, offset] of the newest attempts of the incarnation `attempts_of`.
+    * `told`: findings reported, by rule.
     """
 
     begun: int = 0
@@ -47,28 +48,28 @@ class Standing:
 
     @property
     def known(self) -> bool:
-        """Whether the audit has seen, or been told of, how it stands."""
+        """Whether the audit knows this broker's status."""
         return self.status != "unknown"
 
     def adopt(self, before: Raw) -> None:
-        """Take over how the fold says that it stood, where the audit began later than this broker."""
+        """Take over the fold's state of a broker that is older than the audit's reading."""
         self.status, self.incarnation = before["status"], before["incarnation"]
         self.incarnations = [before["incarnation"]]
         self.lasts = [] if before.get("last") is None else [before["last"]]
 
     def follow(self, fact: Fact, record: Raw) -> None:
-        """Take in an accepted record of this broker's key."""
+        """Apply an accepted record of this broker's key."""
         status = record["status"]
         self.status = _STATUS_AFTER.get(status, self.status)
         if status == "joined":
             self.incarnation = fact.offset
             self.incarnations = [*self.incarnations, fact.offset][-INCARNATIONS_MAX:]
-        # What comes after a removal is based on any key's removal, of which this broker's facts know nothing.
+        # A record after a removal expects the offset of the last removal of any key. This broker's facts do not show that.
         self.lasts = [] if status == "removed" else [*self.lasts, fact.offset][-LASTS_MAX:]
 
 
 def recall(memory: Memory, *, begun: int | None = None) -> Standing:
-    """What is remembered of this broker; nothing of one that is met for the first time, nor from before a gap that ends at `begun`."""
+    """Return what is remembered of this broker. It is empty for a new broker, and after a gap in the reading that ends at `begun`."""
     raw = load(memory, NAME)
     if raw is None or (begun is not None and raw["begun"] < begun):
         return Standing(begun=begun or 0)
@@ -76,5 +77,5 @@ def recall(memory: Memory, *, begun: int | None = None) -> Standing:
 
 
 def remember(memory: Memory, standing: Standing) -> None:
-    """Keep it for the next fact."""
+    """Save `standing` for the next fact."""
     save(memory, NAME, standing)

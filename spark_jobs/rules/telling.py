@@ -1,7 +1,6 @@
-"""How often findings of one kind about one subject are told.
+"""Limit how often findings of one rule about one subject are reported.
 
-May live here: the bounds by which a repeated finding is held back. One damaged record may make thousands of those that follow it
-look wrong; ten of them say all that there is to say.
+One damaged record can make thousands of later ones look wrong. Ten of them are enough.
 """
 
 from __future__ import annotations
@@ -16,29 +15,29 @@ from equipoise.spark_jobs.rules.findings import Finding
 from equipoise.spark_jobs.rules.memory import Memory, load, save, set_alarm
 
 TELL_EVERY_MS: Final = 60_000
-"""A while, in the log's time."""
+"""Length of a reporting period in log time."""
 TOLD_MAX: Final = 10
-"""Findings of one rule about one subject in a while; the first of the next while tells how many came after, or its end."""
+"""Findings of one rule about one subject in a period. The next finding, or the end of the next period, reports how many were held back."""
 TOLD_ONCE: Final = frozenset({"digest_differs"})
-"""Of these one in a while is enough: two views that have parted differ at every renewal from then on."""
+"""One per period is enough for these: two views that differ once differ at every later renewal."""
 
 ALARM: Final = "held back"
-"""The name of the alarm at which `tell_held_back` is to be called."""
+"""Name of the alarm that calls `tell_held_back`."""
 
 _NAME: Final = "told"
 
 Marks = dict[str, list[int]]
-"""By rule: when its while began, how many were told in it, how many were held back since, and the offset of the last of these."""
+"""By rule: start of the period, findings reported in it, findings held back since, and the offset of the last one held back."""
 
 
 def told(marks: Marks, fact: Fact, rule: str, text: str, *, offsets: tuple[int, ...] = ()) -> Iterator[Finding]:
-    """The finding that `fact` breaks `rule`, unless enough of its kind were told lately; `offsets` are earlier ones that it is about."""
+    """Yield the finding that `fact` breaks `rule`, unless the limit is reached. `offsets` are the earlier offsets that it concerns."""
     earlier = sorted({offset for offset in offsets if offset < fact.offset})
     yield from bounded(marks, fact, (finding(rule, fact, text, offsets=(*earlier, fact.offset)),))
 
 
 def bounded(marks: Marks, fact: Fact, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Those of the findings about `fact` of whose rule not enough were told lately."""
+    """Yield the findings about `fact` that are within the limit of their rule."""
     for each in findings:
         held_back = _mark(marks, each.rule, fact)
         if held_back:
@@ -48,7 +47,7 @@ def bounded(marks: Marks, fact: Fact, findings: Iterable[Finding]) -> Iterator[F
 
 
 def _mark(marks: Marks, rule: str, fact: Fact) -> int | None:
-    """How many were held back before this one, or None if this one is held back, too."""
+    """Return how many findings were held back before this one; None if this one is held back too."""
     began_ms, count, held_back, _ = marks.get(rule, (fact.at_ms, 0, 0, 0))
     if fact.at_ms - began_ms >= TELL_EVERY_MS:
         began_ms, count = fact.at_ms, 0
@@ -60,7 +59,7 @@ def _mark(marks: Marks, rule: str, fact: Fact) -> int | None:
 
 
 def bounded_in(memory: Memory, fact: Fact, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """As `bounded`, with the marks that `memory` keeps of its subject: nothing is kept of one of which nothing was found."""
+    """Do the same as `bounded`, with the marks kept in `memory`. Store nothing for a subject without findings."""
     found = tuple(findings)
     if found:
         marks: Marks = load(memory, _NAME) or {}
@@ -70,7 +69,7 @@ def bounded_in(memory: Memory, fact: Fact, findings: Iterable[Finding]) -> Itera
 
 
 def tell_held_back_in(memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:
-    """As `tell_held_back`, with the marks that `memory` keeps of its subject."""
+    """Do the same as `tell_held_back`, with the marks kept in `memory`."""
     marks: Marks = load(memory, _NAME) or {}
     yield from tell_held_back(marks, subject, now_ms)
     wake_for_held_back(memory, marks)
@@ -78,19 +77,19 @@ def tell_held_back_in(memory: Memory, subject: str, now_ms: int) -> Iterator[Fin
 
 
 def forget_marks(memory: Memory) -> None:
-    """Forget what was told of the subject of `memory`."""
+    """Forget what was reported about the subject of `memory`."""
     memory.remove(_NAME)
     set_alarm(memory, ALARM, None)
 
 
 def wake_for_held_back(memory: Memory, marks: Marks) -> None:
-    """Set the alarm for when what was held back will have to be told, if nothing like it comes before that tells the number."""
+    """Set the alarm that reports the number held back if no later finding does so first."""
     ends = [began_ms + 2 * TELL_EVERY_MS for began_ms, _, held_back, _ in marks.values() if held_back]
     set_alarm(memory, ALARM, min(ends, default=None))
 
 
 def tell_held_back(marks: Marks, subject: str, now_ms: int) -> Iterator[Finding]:
-    """How many findings were held back in a while, if none came in the next one that would have said so."""
+    """Report how many findings were held back in a period, if none in the next period did."""
     for rule, (began_ms, count, held_back, offset) in sorted(marks.items()):
         if held_back and now_ms - began_ms >= 2 * TELL_EVERY_MS:
             marks[rule] = [began_ms, count, 0, 0]

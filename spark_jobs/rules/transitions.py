@@ -1,9 +1,7 @@
-"""The life of a bundle, written a second time from the protocol's own table: which step is whose, and what a death makes of it.
+"""The bundle's transition tables, written a second time from the protocol: who may take each step, and what a death changes.
 
-May live here: the two tables and the types of their cells. They are read by `spark_jobs.rules.bundle`.
-
-A phase is a state together with who is named in it (`spark_jobs.rules.forms.PHASES`). `o` below is the owner before, `s` the
-source before, `d` a live broker that does not drain and is not the owner before.
+A phase is a state together with the parties that are set (`spark_jobs.rules.forms.PHASES`). In the cells, `o` is the owner before, `s` the
+source before, and `d` a live broker that does not drain and is not the owner before.
 """
 
 from __future__ import annotations
@@ -12,14 +10,14 @@ from collections.abc import Mapping
 from typing import Final, Literal, NamedTuple
 
 Who = Literal["anybody", "broker", "admin", "owner", "source"]
-"""Who may write the record; `anybody` is any live broker and an admin."""
+"""Who may write the record; `anybody` is any live broker and any admin."""
 
 Whom = Literal["-", "o", "s", "d"]
-"""Whom a phase names after a step."""
+"""The party that a phase names after a step."""
 
 
 class Step(NamedTuple):
-    """One row: who writes it, whom it names as owner and as source, whether it begins an ownership, and whether a deletion bars it."""
+    """One row: who writes it, the owner and source after it, whether an ownership begins, and whether a namespace deletion forbids it."""
 
     who: Who
     owner: Whom
@@ -43,11 +41,11 @@ STEPS: Final[Mapping[tuple[str, str], Step]] = {
     ("owned",        "splitting"):    Step("anybody", "o", "-", barred_by_deletion=True),
     ("splitting",    "owned"):        Step("anybody", "o", "-"),
 }
-"""(phase before, phase after) -> what makes the step legal. What is not here is illegal."""
+"""(phase before, phase after) -> the conditions of the step. A pair that is missing is illegal."""
 
 
 class Death(NamedTuple):
-    """What becomes of a bundle: the phase after, who owns it then, and whether an ownership begins."""
+    """What becomes of a bundle: its next phase and owner, and whether an ownership begins."""
 
     after: str
     owner: Whom
@@ -64,7 +62,7 @@ DEATHS: Final[Mapping[tuple[str, str], Death]] = {
     ("transferring", "source"): Death("assigning", "o"),
     ("handing_over", "source"): Death("owned",     "o", ownership=True),
 }
-"""(phase, whether the dead incarnation was its owner or its source) -> what becomes of it."""
+"""(phase, role of the dead incarnation) -> what becomes of the bundle."""
 
 SERVED_BY: Final[Mapping[str, Literal["owner", "source"]]] = {
     "owned": "owner",
@@ -73,7 +71,7 @@ SERVED_BY: Final[Mapping[str, Literal["owner", "source"]]] = {
     "handing_over": "source",
     "unloading": "source",
 }
-"""Who serves in each phase. In one that is not here nobody does."""
+"""Who serves in each phase. In phases that are missing nobody serves."""
 
 ACCEPTED_ALTHOUGH: Final[Mapping[str, str]] = {
     "stale": "stale_accepted",
@@ -91,7 +89,7 @@ ACCEPTED_ALTHOUGH: Final[Mapping[str, str]] = {
     "level": "above_level",
     "foreign_genesis": "foreign_genesis",
 }
-"""The verdict that the second rules expect -> the rule that is broken if the fold accepted the record all the same."""
+"""The verdict of the second rules -> the rule that is broken if the fold accepted the record."""
 
 ACCEPTED_ALTHOUGH_OF: Final[Mapping[tuple[str, str], str]] = {
     ("broker down", "still_alive"): "false_proof",
@@ -99,5 +97,5 @@ ACCEPTED_ALTHOUGH_OF: Final[Mapping[tuple[str, str], str]] = {
     ("level", "level"): "level_raised_early",
     ("genesis", "stale"): "genesis_twice",
 }
-"""The same for kinds of record that have a rule of their own; what is in neither is a `verdict_differs`."""
+"""The same for kinds of record with a rule of their own. What is in neither table is a `verdict_differs`."""
 # fmt: on

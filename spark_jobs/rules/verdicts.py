@@ -1,8 +1,4 @@
-"""Two opinions on one record, compared: where the fold's and that of the second rules differ, which rule is broken.
-
-May live here: the comparison, and how records and brokers are called in what is found. The opinions come from
-`spark_jobs.rules.membership.view` and from the checkers.
-"""
+"""Compare the fold's verdict on a record with that of the second rules, and name the rule that is broken."""
 
 from __future__ import annotations
 
@@ -17,11 +13,11 @@ from equipoise.spark_jobs.rules.transitions import ACCEPTED_ALTHOUGH, ACCEPTED_A
 ACCEPTED: Final = "accepted"
 
 NOT_FOLDED: Final = "not_folded"
-"""The verdict on what stands behind a record at which the fold stopped for good: there is nothing to compare."""
+"""The verdict on records after one at which the fold stopped for good. There is nothing to compare."""
 
 
 def compare_opinions(fact: Fact) -> Iterator[Finding]:
-    """What the membership says of a record against the fold or its publisher, from the one subject that judges the record."""
+    """Compare the membership's verdict on a record with the fold's. Only the one subject that checks the record does this."""
     if fact.subject != fact.context.get("judged_by"):
         return
     if "expected" in fact.context:
@@ -32,7 +28,7 @@ def compare_opinions(fact: Fact) -> Iterator[Finding]:
 
 
 def compare(fact: Fact, expected: str) -> Iterator[Finding]:
-    """A finding if the fold's verdict on the record of `fact` is not the one that is expected of it."""
+    """Yield a finding if the fold's verdict on the record of `fact` is not `expected`."""
     if fact.verdict in (expected, NOT_FOLDED, None):
         return
     rule = broken_rule(fact, expected) if fact.verdict == ACCEPTED else "verdict_differs"
@@ -40,7 +36,7 @@ def compare(fact: Fact, expected: str) -> Iterator[Finding]:
 
 
 def broken_rule(fact: Fact, expected: str) -> str:
-    """The rule that a record breaks which was accepted, and should have been rejected as `expected`."""
+    """Return the rule that an accepted record breaks if it should have been rejected as `expected`."""
     record = fact.record or {}
     kind = record.get("kind")
     form = f"broker {record.get('status')}" if kind == "broker" else str(kind)
@@ -48,7 +44,7 @@ def broken_rule(fact: Fact, expected: str) -> str:
 
 
 def told(fact: Fact) -> str:
-    """A record as a sentence begins with it: `the record "bundle owned" of b1`."""
+    """Return a record as the subject of a sentence: `the record "bundle owned" of b1`."""
     record = fact.record or {}
     what = record.get("state") or record.get("status")
     kind = record.get("kind")
@@ -57,7 +53,7 @@ def told(fact: Fact) -> str:
 
 
 def who(incarnation: int | None, fact: Fact) -> str:
-    """An incarnation as people know it, with its broker's id: `b1 (incarnation 7)`, as far as the record tells that."""
+    """Return an incarnation with its broker's id, if known: `b1 (incarnation 7)`."""
     context, record = fact.context, fact.record or {}
     name = record.get("key") if incarnation == context.get("dead") else context.get("names", {}).get(str(incarnation))
     return f"incarnation {incarnation}" if name is None else f"{name} (incarnation {incarnation})"

@@ -1,1 +1,1 @@
-"""The independent view of who is a member and who holds what."""
+"""The audit's independent view of who is a member and who holds which bundle."""

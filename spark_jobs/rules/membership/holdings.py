@@ -1,10 +1,10 @@
-"""Which incarnation is named by which bundles, and which of these nobody has for good: what a death concerns, and what is stuck.
+"""Track which incarnations each bundle names, which bundles a death concerns, and which bundles are stuck.
 
-May live here: the class `Holdings`, told by accepted records alone.
+Only accepted records change it. Each bundle has two clocks, which both end when it is owned:
+* moving: since it left the owned or free state, through all attempts and targets;
+* unserved: since it became free, through all refused assignments.
 
-Two clocks run for a bundle, both until it is owned. One is that of its way: from when it was owned or free, through whatever is tried
-then, to whomever. The other is that of being served by nobody: from when it became free, through all assignments that end in refusals.
-A death begins both anew, since then those who are left have something new to do.
+A death starts both again, because the remaining brokers have new work.
 """
 
 from __future__ import annotations
@@ -17,20 +17,22 @@ from typing import Final, NamedTuple
 from equipoise.spark_jobs.rules.ranges import bundle_name, parse_bundle, pieces
 
 TOLD_AT_ONCE_MAX: Final = 16
-"""Overdue bundles told with one record, because each of its facts carries all their names; the others come with the next."""
+"""Overdue bundles to report with one record: each of its facts carries all their names. The others follow with the next record."""
 
 
 _NOTHING: Final[Mapping[str, int]] = {}
 
 Since = tuple[int, int]
-"""When a clock began to run: at which offset, and at which awake time."""
+"""When a clock started: the offset and the awake time."""
 
 
 class Holding(NamedTuple):
-    """Whom a bundle names, nobody if it is free; since when it is on its way, and since when nobody serves it; None for neither.
+    """The incarnations that a bundle names (none if it is free), and its clocks.
 
-    `releasing` is true once the source was told to close it: if that one dies, the destination need not be asked again. `is_told`
-    says that one of its clocks ran out, which is told once until it is owned.
+    * `moving`: since when it is pending; None if it is not.
+    * `unserved`: since when nobody serves it; None if somebody does.
+    * `releasing`: the source has been asked to close it. If the source dies now, the destination need not be asked again.
+    * `is_told`: a clock ran out and was reported. This happens once until the bundle is owned.
     """
 
     owner: int | None
@@ -47,11 +49,11 @@ class Holding(NamedTuple):
 
 
 class Holdings:
-    """The bundles, each with whom it names."""
+    """All bundles, with the incarnations that each names."""
 
     def __init__(self) -> None:
         self._held: dict[str, Holding] = {}
-        # Dicts keep an order: by incarnation that of holding, and of the clocks that of their beginnings.
+        # Insertion order matters in these dicts: by incarnation, when the holding began; for the clocks, when they started.
         self._of: dict[int, dict[str, None]] = {}
         self._moving: dict[str, Since] = {}
         self._unserved: dict[str, Since] = {}
@@ -59,21 +61,21 @@ class Holdings:
         self._told: list[str] = []
 
     def get(self, name: str) -> Holding | None:
-        """Whom a bundle names; None if it is not there."""
+        """Return the holding of a bundle, or None if the bundle does not exist."""
         return self._held.get(name)
 
     def names(self) -> Iterable[str]:
-        """All bundles."""
+        """Return the names of all bundles."""
         return self._held
 
     def changed(self) -> list[str]:
-        """The bundles that changed since this was last asked."""
+        """Return the bundles that changed since the last call."""
         changed = list(self._changed)
         self._changed.clear()
         return changed
 
     def hold(self, name: str, holding: Holding) -> None:
-        """Let a bundle name these from now on."""
+        """Set the holding of a bundle."""
         self._let_go(name)
         self._held[name] = holding
         for incarnation in (holding.owner, holding.source):
@@ -82,12 +84,12 @@ class Holdings:
         for clocks, since in ((self._moving, holding.moving), (self._unserved, holding.unserved)):
             if since is None or holding.is_told:
                 clocks.pop(name, None)
-            elif clocks.get(name) != since:  # A clock that goes on keeps its place among the others.
+            elif clocks.get(name) != since:  # A running clock keeps its place.
                 clocks.pop(name, None)
                 clocks[name] = since
 
     def follow(self, name: str, owner: int | None, source: int | None, state: str, now: Since) -> None:
-        """An accepted record has put a bundle into this state, as records spell it, and names these."""
+        """Apply an accepted record that puts a bundle into `state` (as written in records) with these incarnations."""
         before = self._held.get(name)
         if state == "owned":
             self.hold(name, Holding(owner, source))
@@ -106,19 +108,19 @@ class Holdings:
         )
 
     def restore(self, held: Mapping[str, Holding]) -> None:
-        """Become what held these."""
+        """Restore these holdings."""
         for name, holding in held.items():
             self.hold(name, holding)
         self._moving, self._unserved = _in_order(self._moving), _in_order(self._unserved)
         self._changed.clear()
 
     def create(self, namespace: str, ranges: Iterable[tuple[int, int]], now: Since) -> None:
-        """A namespace was made, of these ranges, which are free."""
+        """Add the bundles of a new namespace, all free."""
         for low, high in ranges:
             self.follow(bundle_name(namespace, low, high), None, None, "free", now)
 
     def delete(self, namespace: str) -> None:
-        """A namespace is gone, with all its bundles."""
+        """Remove a namespace with all its bundles."""
         for name in [name for name in self._held if name.rpartition("/")[0] == namespace]:
             self._drop(name)
 
@@ -138,9 +140,9 @@ class Holdings:
                     del self._of[incarnation]
 
     def declare_dead(self, dead: int, now: Since) -> Sequence[str]:
-        """Strike out a dead incarnation; the bundles that named it, in order of their names.
+        """Remove a dead incarnation. Return the bundles that named it, sorted.
 
-        Who is left of two keeps the bundle: the source, which still serves, or a destination.
+        The remaining party keeps the bundle: the source, which still serves, or the destination.
         """
         concerned = sorted(self._of.get(dead, ()))
         for name in concerned:
@@ -153,7 +155,7 @@ class Holdings:
         return concerned
 
     def split(self, parent: str, cuts: Sequence[int], owner: int | None) -> None:
-        """Put the children in place of their parent, all with its owner."""
+        """Replace a parent by its children, all with its owner."""
         self._drop(parent)
         at = parse_bundle(parent)
         if at is None:
@@ -162,7 +164,7 @@ class Holdings:
             self.hold(bundle_name(at.namespace, low, high), Holding(owner, None))
 
     def merge(self, left: str, right: str) -> None:
-        """Put the union in place of two neighbours, with the owner of the left one."""
+        """Replace two neighbours by their union, with the owner of the left one."""
         holding, first, second = self._held.get(left), parse_bundle(left), parse_bundle(right)
         self._drop(left)
         self._drop(right)
@@ -170,13 +172,13 @@ class Holdings:
             self.hold(bundle_name(first.namespace, first.low, second.high), holding)
 
     def overdue(self, moving_max_ms: int, unserved_max_ms: int, *, may_lie: Callable[[str], bool]) -> Mapping[str, int]:
-        """Some of the bundles of which a clock has run since before these awake times, with the offset at which it began.
+        """Return some bundles with a clock that started before these awake times, with the offset of that start.
 
-        Each is told once. What is free in a namespace that `may_lie` says may have free bundles is passed over for good.
+        Each is reported once. A free bundle in a namespace for which `may_lie` is true is never reported.
         """
         if not (_has_before(self._moving, moving_max_ms) or _has_before(self._unserved, unserved_max_ms)):
-            return _NOTHING  # As nearly always, and asked of each record.
-        # Both stand in order of their beginnings, and of the names of those that began with one record.
+            return _NOTHING  # The usual case: this runs for each record.
+        # Both are sorted by start, then by name.
         late = merge(_before(self._moving, moving_max_ms), _before(self._unserved, unserved_max_ms))
         found: dict[str, int] = {}
         for (offset, _), name in list(islice(late, TOLD_AT_ONCE_MAX)):
@@ -188,7 +190,7 @@ class Holdings:
         return found
 
     def take_told(self) -> Sequence[str]:
-        """The bundles that `overdue` told last, once, in order of their names."""
+        """Return the bundles of the last `overdue` call, sorted. A second call returns nothing."""
         told, self._told = self._told, []
         return told
 
@@ -200,7 +202,7 @@ def _has_before(clocks: Mapping[str, Since], since_max_ms: int) -> bool:
 
 
 def _before(clocks: Mapping[str, Since], since_max_ms: int) -> Iterable[tuple[Since, str]]:
-    """The clocks that began before an awake time, and whose they are."""
+    """Return the clocks that started before an awake time, with their bundles."""
     return takewhile(lambda clock: clock[0][1] < since_max_ms, ((since, name) for name, since in clocks.items()))
 
 

@@ -1,7 +1,6 @@
-"""Who is a member, and what else there is one of: the state of the second membership, as values.
+"""Define the state of the second membership as values.
 
-May live here: the values, and what `Membership` begins from. They are judged by in `spark_jobs.rules.membership.opinions`, and changed by
-`spark_jobs.rules.membership.view` alone.
+`spark_jobs.rules.membership.opinions` checks records with it. Only `spark_jobs.rules.membership.view` changes it.
 """
 
 from __future__ import annotations
@@ -14,31 +13,36 @@ from typing import Final
 from equipoise.spark_jobs.rules.facts import Raw
 
 FIRST_LEVEL: Final = 1
-"""The level of rules of a record that names none."""
+"""Format version of a record that names none."""
 
 INCARNATIONS_MAX: Final = 1_024
-"""Incarnations that are remembered, the dead ones too: of one that is older it cannot be said that it never was."""
+"""Incarnations to remember, dead ones included. For an older one it is unknown whether it existed."""
 
 APPEND_TIME_ERROR_MS: Final = 50
-"""How wrong the log's times of two records may be to one another: rounding, and two Kafka brokers' clocks."""
+"""Largest error between the log times of two records: rounding, and the clocks of two Kafka brokers."""
 
 SOON_IN_A_ROW_MAX: Final = 2
-"""So many renewals come too soon where the log's clock is set back once: two if its time stands meanwhile, and none renews twice in that.
-Where more do it is the broker's clock that is fast, which proves nothing of the log's: its broker accuses others too early."""
+"""Early renewals in a row that one set-back of the log's clock explains.
+
+There are two if the log's time stands still in between and no broker renews twice meanwhile. More in a row mean that the broker's own clock
+is fast. Then they prove nothing about the log's clock, and the broker may accuse others too early.
+"""
 
 LIVE: Final = ("up", "draining")
-"""The statuses of a broker that the log counts as alive."""
+"""Statuses of a broker that count as alive."""
 
 
 @dataclass(slots=True, kw_only=True)
 class Member:
-    """A broker id and its newest incarnation; `last_at_ms` is the log's time at `last`, None if that was not read.
+    """A broker id and its newest incarnation. Times are log times, None if not read, unless noted.
 
-    `back_at_ms` is the log's time at which its own lease last became good: when it joined, or came back after a gap that was longer than
-    its lease; None if that was not read. `renewed_at_ms` is that of its last renewal, `soon_ms` by how much those up to `soon_at_ms` came
-    sooner than it promised, so that time passed which the log's does not show, and `soon_in_a_row` how many of the last ones did.
-    `heard_ms` is the awake time (`spark_jobs.rules.membership.view`) of its own last accepted membership record, and `is_silence_told` says
-    that its silence since then has been told.
+    * `last_at_ms`: the time at `last`.
+    * `back_at_ms`: when its own lease last became valid: it joined, or came back after a gap longer than its lease.
+    * `renewed_at_ms`: its last renewal.
+    * `soon_ms`: how much earlier than promised its renewals up to `soon_at_ms` came. That much time passed without showing in log time.
+    * `soon_in_a_row`: how many of its last renewals were early.
+    * `heard_ms`: awake time (`spark_jobs.rules.membership.view`) of its own last accepted membership record.
+    * `is_silence_told`: its silence since then has been reported.
     """
 
     status: str
@@ -60,7 +64,7 @@ class Member:
     is_silence_told: bool = False
 
     def renewed(self, at_ms: int) -> None:
-        """It renewed at this time of the log: whoever comes sooner than it promised shows that the log's clock was set back."""
+        """Record a renewal. One that comes earlier than promised shows that the log's clock was set back."""
         soon_ms = 0 if self.renewed_at_ms is None else self.renewed_at_ms + self.renew_ms - at_ms
         self.renewed_at_ms = at_ms
         if soon_ms <= APPEND_TIME_ERROR_MS:
@@ -73,7 +77,7 @@ class Member:
 
 
 def joined_member(offset: int, at_ms: int, raw: Raw) -> Member:
-    """The broker that the accepted record `joined` at this offset makes, with the log's time."""
+    """Return the broker that an accepted `joined` record creates at this offset and log time."""
     return Member(
         status="up",
         incarnation=offset,
@@ -92,9 +96,9 @@ def joined_member(offset: int, at_ms: int, raw: Raw) -> Member:
 
 @dataclass(slots=True, kw_only=True)
 class Standing:
-    """What a membership begins from if the head of the log is gone: taken from a view that somebody else folded.
+    """The state to begin from if the head of the log is gone. It comes from a view of the fold.
 
-    `namespaces` maps each name to (status, last), `policies` to last, `bundles` to (owner, source, state as records spell it).
+    `namespaces` maps names to (status, last), `policies` to last, and `bundles` to (owner, source, state as in records).
     """
 
     offset: int
@@ -112,10 +116,10 @@ class Standing:
 
 @dataclass(slots=True, kw_only=True)
 class Whole:
-    """What there is one of. `awake_ms` is the awake time, `at_ms` the log's time, of the last record.
+    """State that exists once per log. `at_ms` is the log's time and `awake_ms` the awake time of the last record.
 
-    `stood_ms` is the log's time at which it last stood still, though time passed: an entry was older, or one broker renewed twice.
-    `up_since_ms` is the awake time since when there is a broker that is up, None if there is none.
+    * `stood_ms`: the log's time when it last stood still while time passed: an entry was older, or one broker renewed twice.
+    * `up_since_ms`: awake time since when some broker is up; None if none is.
     """
 
     begun: int = 0
@@ -133,19 +137,19 @@ class Whole:
 
 @dataclass(slots=True, kw_only=True)
 class Incarnations:
-    """The offsets of the newest accepted `joined` records, rising; `known_from` is the offset above which all are here."""
+    """The sorted offsets of the newest accepted `joined` records. All above `known_from` are included."""
 
     known_from: int = 0
     offsets: list[int] = field(default_factory=list)
 
     def add(self, offset: int) -> None:
-        """One more, above all others."""
+        """Add an offset above all others."""
         self.offsets.append(offset)
         if len(self.offsets) > INCARNATIONS_MAX:
             self.known_from = self.offsets.pop(0)
 
     def never_was(self, incarnation: int) -> bool:
-        """Whether it is certain that no broker ever had this incarnation."""
+        """Return whether it is certain that no broker ever had this incarnation."""
         if incarnation <= self.known_from:
             return False
         place = bisect_left(self.offsets, incarnation)
@@ -154,7 +158,10 @@ class Incarnations:
 
 @dataclass(slots=True, kw_only=True)
 class Known:
-    """All of it. `live` maps live incarnations to ids, `namespaces` names to (status, last), `policies` names to last."""
+    """All of the membership's state.
+
+    `live` maps live incarnations to ids, `namespaces` names to (status, last), `policies` names to last.
+    """
 
     whole: Whole = field(default_factory=Whole)
     brokers: dict[str, Member] = field(default_factory=dict)
@@ -164,11 +171,11 @@ class Known:
     incarnations: Incarnations = field(default_factory=Incarnations)
 
     def unseen_ms(self, member: Member) -> int:
-        """By how much live brokers renewed too soon since that member was heard of."""
+        """Return by how much live brokers' renewals were early since the member's last record."""
         since_ms = member.last_at_ms or 0
         others = (self.brokers[name] for name in self.live.values())
         return max((other.soon_ms for other in others if other.soon_at_ms > since_ms), default=0)
 
     def find_live(self) -> None:
-        """Set `live` by the statuses of the brokers."""
+        """Compute `live` from the statuses of the brokers."""
         self.live = {member.incarnation: name for name, member in sorted(self.brokers.items()) if member.status in LIVE}

@@ -1,7 +1,4 @@
-"""The second opinion on a record: each rule that needs no bundle's state, read from the protocol a second time.
-
-May live here: pure functions over a record and what is known of the whole. They change nothing.
-"""
+"""Compute the second rules' verdict on a record, where no bundle's state is needed, with pure functions."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ from equipoise.spark_jobs.rules.membership.members import FIRST_LEVEL, LIVE, Kno
 from equipoise.spark_jobs.rules.ranges import is_broker_id, is_namespace, whole_space
 
 ADMIN_WINDOW_OFFSETS: Final = 10_000
-"""How far an admin's view may be behind its record."""
+"""How many offsets an admin's view may be behind its record."""
 
 _ACCEPTED: Final = "accepted"
 
 
 def envelope_of(raw: Raw | None) -> tuple[str, int, int] | None:
-    """Publisher, incarnation and sequence of a broker's record, as far as they can be read whatever else is wrong with it."""
+    """Return publisher, incarnation and sequence of a broker's record. They count even if the rest of the record is wrong."""
     if raw is None:
         return None
     publisher, incarnation, sequence = raw.get("publisher"), raw.get("incarnation"), raw.get("sequence")
@@ -30,7 +27,7 @@ def envelope_of(raw: Raw | None) -> tuple[str, int, int] | None:
 
 
 def settled_verdict(known: Known, offset: int, raw: Raw | None, *, is_well_formed: bool) -> str | None:
-    """The verdict that is reached before the content is looked at: who publishes, which attempt it is, which level it needs."""
+    """Return the verdict that does not depend on the content: by publisher, attempt and format version. None if there is none."""
     form = forms.form_of(raw) if raw is not None and is_well_formed else None
     if form == "genesis":
         return None
@@ -57,12 +54,12 @@ def settled_verdict(known: Known, offset: int, raw: Raw | None, *, is_well_forme
 
 
 def opinion(known: Known, raw: Raw) -> str | None:
-    """The verdict on a well-formed record that is not settled; None where only the state of bundles can tell."""
+    """Return the verdict on a well-formed record that has no settled one; None if it depends on the state of bundles."""
     return _OPINIONS[raw["kind"]](known, raw)
 
 
 def _opinion_on_bundle(_known: Known, _raw: Raw) -> None:
-    """Only the bundle's own state can tell."""
+    """Return None: only the bundle's own state decides."""
 
 
 def _opinion_on_genesis(known: Known, raw: Raw) -> str:
@@ -71,7 +68,7 @@ def _opinion_on_genesis(known: Known, raw: Raw) -> str:
         return _ACCEPTED
     if raw["cluster"] != whole.cluster:
         return "foreign_genesis"
-    # Only the first record of a copy is a second genesis: it goes on above the end of the log before, at the same level.
+    # Only the first record of a copied log is a valid second genesis: it continues above the old log's end, at the same format version.
     is_of_copy = whole.genesis <= whole.base == (raw.get("base") or 0) and (raw.get("level") or FIRST_LEVEL) == whole.level
     return _ACCEPTED if is_of_copy else "stale"
 
@@ -107,7 +104,7 @@ def _opinion_on_namespace(known: Known, raw: Raw) -> str | None:
         return "unknown_namespace"
     is_deleting = entry[0] == "deleting"
     if status == "deleted":
-        return None if is_deleting else "illegal_transition"  # Whether its bundles are free their own states tell.
+        return None if is_deleting else "illegal_transition"  # The state of its bundles decides.
     return "illegal_transition" if is_deleting else _ACCEPTED
 
 

@@ -1,13 +1,11 @@
-"""The second membership: what only a view of the whole can know, folded a second time from the records alone.
+"""Fold the records a second time, independently, into a view of the whole: members, namespaces, policies, and who holds which bundle.
 
-May live here: the class `Membership`, the context that it gives to each record, and its state as rows. The states of bundles
-are not here: they are kept by bundle (`spark_jobs.rules.bundle`), where the same table is read a second time.
+The states of bundles are not here. `spark_jobs.rules.bundle` keeps them per bundle.
 
-It has an opinion of its own on each record (`judge`), made before it is told what the fold said of it. Then it goes on as the
-fold did (`follow`): so that one difference of opinion is one finding, and not a thousand.
-
-It counts *awake* time beside the log's: a log to which nobody writes does not age. A cluster that was switched off in the
-middle of a transfer was not stuck all night.
+* `judge` computes a verdict on each record before it sees the fold's verdict.
+* `follow` then adopts the fold's verdict, so that one difference is one finding, not a thousand.
+* *Awake* time counts beside log time: it stops while nobody writes to the log. A cluster that was switched off during a transfer was not
+  stuck all night.
 """
 
 from __future__ import annotations
@@ -36,24 +34,29 @@ from equipoise.spark_jobs.rules.membership.opinions import envelope_of, opinion,
 from equipoise.spark_jobs.rules.ranges import whole_space
 
 PREFIX: Final = "member:"
-"""With this begin the keys of all state rows of this part."""
+"""Prefix of the keys of all state rows of this part."""
 
 IN_FLIGHT_MAX_MS: Final = 60_000
-"""How long a bundle may be on its way, in awake time, unless it is said: brokers cancel what is stuck after half as long."""
+"""Default limit of a move, in awake time. Brokers cancel a stuck move after half as long."""
 
 UNSERVED_IN_FLIGHTS: Final = 5
-"""For so many times as long a bundle may be with nobody while a broker is up, and a namespace on its way out: the leader places what is
-free in batches, and so have all 65,536 bundles that a namespace may have a broker, at 220 a second."""
+"""How many times as long a bundle may be unserved while a broker is up, and a namespace may be deleting.
+
+The leader places free bundles in batches: at 220 per second all 65,536 bundles of a namespace have a broker in that time.
+"""
 
 SILENCE_MAX_MS: Final = 5_000
-"""A longer silence of the log counts as so long only: on a log that is alive each broker renews every 3 s at most."""
+"""A longer silence of the log counts only as this much: on a live log each broker renews at least every 3 s."""
 
 SILENT_MAX_MS: Final = 60_000
 SILENT_LEASES_MAX: Final = 10
-"""How long a live broker may be silent, in awake time: so many leases and margins, and a minute at least. It is accused after one."""
+"""Limit of a live broker's silence in awake time: this many times lease + grace period, and at least a minute.
+
+Other brokers accuse it after one.
+"""
 
 CLOCK_RATE_ERROR_PERCENT: Final = 3
-"""How much faster than a broker's the log's clock may run."""
+"""How much faster the log's clock may run than a broker's."""
 
 _INCARNATIONS: Final = f"{PREFIX}incarnations"
 _ACCEPTED: Final = "accepted"
@@ -61,29 +64,28 @@ _THE_LOG: Final = subject("log", "")
 
 
 class Context(TypedDict, total=False):
-    """The second opinion on one record, the same on all of its facts. Fields that have nothing to say are left out.
+    """The second rules' view of one record, the same on all of its facts. Fields without a value are absent.
 
-    `begun`: the offset from which the audit has read without a gap; what was remembered before it no longer holds.
-    `judged_by`: the subject whose checker compares `expected` with the fold's verdict; there is always a fact of it. What is no
-        well-formed record is judged by the log.
-    `publisher`: `live`, `dead`, `never` (an incarnation that no broker ever had), `admin`, or `nobody` where no such envelope can be
-        read (or none is due: genesis, joined).
-    `settled`: whether `expected` was reached before the content was looked at: no_genesis, dead_publisher, late, level, malformed.
-    `expected`: the verdict of the second rules; absent where only the state of bundles can tell.
-    `target`: what the `owner` that a bundle's record names is now: up, draining, dead, or never (no broker ever had it).
-    `deleting`: true if the namespace of the bundle is being deleted.
-    `dead`: the incarnation that this record ends, if it is accepted.
-    `owner`: of a merge, the incarnation that the left bundle names as its owner.
-    `names`: of a record about bundles, the broker ids of the live incarnations that it and its bundle name.
-    `member`: of a record of a broker's key other than a renewal, how that broker stood before: see `Member`.
-    `timeless`: true if the log's time stood still since that broker was last heard of: how long it was silent, nobody can tell.
-    `unseen_ms`: for how long, as renewals that came too soon tell, time has passed since then that the log's time does not show.
-    `accuser_back_ms`: of a `down` by a broker, the log's time at which the lease of that one last became good; absent if unknown.
-    `silent`: [broker, last, last_at_ms] of live brokers that have not been heard of for too long, told once for each silence, with a
-        record of a live publisher: there is a fact of that one.
-    `deleting_since`: [namespace, offset] of namespaces that have been on their way out for too long since that offset, as `silent`.
-    `overdue`: bundles that have been on their way, or with nobody, for too long, each with the offset since when; told once, and
-        there is a fact of each of them.
+    * `begun`: the offset from which the audit has read without a gap. State from before it is invalid.
+    * `judged_by`: the subject whose checker compares `expected` with the fold's verdict; it always gets a fact. For an entry that is not a
+      well-formed record it is the log.
+    * `publisher`: `live`, `dead`, `never` (no broker ever had this incarnation), `admin`, or `nobody` (no readable envelope, or none
+      needed: genesis, joined).
+    * `settled`: true if `expected` does not depend on the content: no_genesis, dead_publisher, late, level, malformed.
+    * `expected`: the verdict of the second rules; absent if it depends on the state of bundles.
+    * `target`: status of the `owner` that a bundle's record names: up, draining, dead, or never (no broker ever had it).
+    * `deleting`: true if the bundle's namespace is being deleted.
+    * `dead`: the incarnation that this record ends if it is accepted.
+    * `owner`: for a merge, the owner of the left bundle.
+    * `names`: for records about bundles, the broker ids of the live incarnations that the record and its bundle name.
+    * `member`: for a record of a broker's key other than a renewal, the `Member` before it.
+    * `timeless`: true if the log's time stood still since that broker's last record, so that its silence cannot be measured.
+    * `unseen_ms`: how much time passed since then without showing in log time, according to early renewals.
+    * `accuser_back_ms`: for a `down` by a broker, the log's time when that broker's lease last became valid; absent if unknown.
+    * `silent`: [broker, last, last_at_ms] of live brokers that are silent for too long. Each silence is reported once, with a record of a
+      live publisher, who gets a fact.
+    * `deleting_since`: [namespace, offset] of namespaces whose deletion takes too long since that offset, reported like `silent`.
+    * `overdue`: bundles that are pending or unserved for too long, with the offset since when. Reported once; each gets a fact.
     """
 
     begun: int
@@ -106,17 +108,17 @@ class Context(TypedDict, total=False):
 
 
 class Membership:
-    """Who is a member, which namespaces, policies and level there are, and which incarnation holds which bundles."""
+    """The members, namespaces, policies and format version, and which incarnation holds which bundles."""
 
     def __init__(self, *, in_flight_max_ms: int = IN_FLIGHT_MAX_MS) -> None:
-        """Nothing is known yet: the log begins with its genesis, unless `begin` or `restore` say otherwise."""
+        """Begin empty, at a log's genesis. `begin` and `restore` set another state."""
         self._in_flight_max_ms = in_flight_max_ms
         self._known = Known()
         self._holdings = Holdings()
-        self._heard: dict[str, int] = {}  # When live brokers were heard of last, in that order.
-        self._deleting: dict[str, Since] = {}  # Since when namespaces are on their way out, in that order; not those that were told.
+        self._heard: dict[str, int] = {}  # Awake time of live brokers' last records, oldest first.
+        self._deleting: dict[str, Since] = {}  # Deletions not yet reported, oldest first.
         self._changed: dict[str, None] = {}
-        self._is_well_formed = False  # Whether the record that was judged last is one.
+        self._is_well_formed = False  # Whether the last judged entry is well-formed.
         self._followers: Mapping[str, Callable[[int, Raw], Sequence[str]]] = {
             "genesis": self._follow_genesis,
             "bundle": self._follow_bundle,
@@ -131,7 +133,7 @@ class Membership:
     # --- the part of a sequence ---
 
     def begin(self, standing: Standing) -> None:
-        """Go on from here: records before it were not read. What was known is forgotten."""
+        """Forget everything and continue from `standing`. Records before it were not read."""
         for name in self._row_names():
             self._changed[name] = None
         whole = self._known.whole
@@ -168,13 +170,13 @@ class Membership:
             self._changed[name] = None
 
     def changed_rows(self) -> list[tuple[str, bytes | None]]:
-        """The rows of state that changed since this was last asked, None for what is gone; later rows of a key count."""
+        """Return the rows of state that changed since the last call; None for removed ones. The last row of a key counts."""
         changed = [*self._changed, *(f"{PREFIX}held:{name}" for name in self._holdings.changed())]
         self._changed.clear()
         return [(f"{PREFIX}whole", orjson.dumps(self._known.whole)), *((name, self._row(name)) for name in changed)]
 
     def restore(self, rows: Mapping[str, bytes]) -> None:
-        """Become what had these rows, among which those of other parts may be."""
+        """Restore the state from its rows. Ignore rows of other parts."""
         self._known, self._holdings = Known(), Holdings()
         held: dict[str, Holding] = {}
         deleting: list[tuple[Since, str]] = []
@@ -232,16 +234,16 @@ class Membership:
     # --- the second opinion ---
 
     def judge(self, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int = 0) -> Context:
-        """What the second rules say of the next record, an object or None for what is none, before the fold has been asked.
+        """Return the second rules' view of the next entry (None if it is no JSON object), before the fold is asked.
 
-        `behind_ms` is by how much the time of its append is less than `at_ms`, the log's time, which never falls.
+        `behind_ms` is how far the entry's append time is below `at_ms`, the log's time, which never falls.
         """
         whole = self._known.whole
         if at_ms > whole.at_ms:
             whole.awake_ms += min(at_ms - whole.at_ms, SILENCE_MAX_MS) if whole.at_ms else 0
             whole.at_ms = at_ms
         if behind_ms > APPEND_TIME_ERROR_MS:
-            whole.stood_ms = at_ms  # The clock was set back, or another's was ahead: until it has come here again no time passes.
+            whole.stood_ms = at_ms  # The clock was set back, or another's was ahead. Log time stands still until the clock catches up.
         context: Context = {"begun": whole.begun, "judged_by": _THE_LOG, "publisher": self._publisher(raw)}
         self._is_well_formed = raw is not None and forms.is_well_formed(raw)
         settled = settled_verdict(self._known, offset, raw, is_well_formed=self._is_well_formed)
@@ -272,7 +274,7 @@ class Membership:
         return context
 
     def _lingering(self, since_max_ms: int) -> list[tuple[str, int]]:
-        """The namespaces that have been on their way out since before an awake time; each is told once."""
+        """Return the namespaces that have been deleting since before an awake time, each once."""
         found = [(name, offset) for name, (offset, awake_ms) in self._deleting.items() if awake_ms < since_max_ms]
         for name, _ in found:
             del self._deleting[name]
@@ -286,7 +288,7 @@ class Membership:
         return offset, self._known.whole.awake_ms
 
     def _mark_up(self) -> None:
-        """Note since when a broker is up that can take bundles, after the brokers changed."""
+        """Update since when a broker is up that can take bundles. Call it after the brokers changed."""
         whole = self._known.whole
         if not any(self._known.brokers[name].status == "up" for name in self._known.live.values()):
             whole.up_since_ms = None
@@ -294,7 +296,7 @@ class Membership:
             whole.up_since_ms = whole.awake_ms
 
     def _silent(self) -> list[tuple[str, int, int | None]]:
-        """The live brokers whose silence has become too long and was not told yet, in order of their names."""
+        """Return the live brokers that are silent for too long, each silence once, sorted by name."""
         found: list[tuple[str, int, int | None]] = []
         for name, heard_ms in self._heard.items():
             silent_ms = self._known.whole.awake_ms - heard_ms
@@ -308,7 +310,7 @@ class Membership:
         return sorted(found)
 
     def _hear(self, name: str) -> None:
-        """A live broker was heard of just now."""
+        """Record that a live broker wrote just now."""
         member, awake_ms = self._known.brokers[name], self._known.whole.awake_ms
         member.heard_ms, member.is_silence_told = awake_ms, False
         self._heard.pop(name, None)
@@ -366,10 +368,10 @@ class Membership:
     # --- going on as the fold did ---
 
     def follow(self, offset: int, raw: Raw | None, verdict: str) -> Sequence[str]:
-        """Go on as the fold did, which said `verdict` (`accepted`, or the reason) of the record just judged.
+        """Apply the fold's `verdict` (`accepted`, or a reason) on the record just judged.
 
-        Returns the bundles that need a fact of this record beside those that it names and those that the fold changed: the ones
-        that a dead incarnation held, and those that are overdue. In order of their names.
+        Return the further bundles that need a fact of this record, sorted: those that a dead incarnation held, and overdue ones. The caller
+        knows those that the record names or the fold changed.
         """
         self._settle(raw, verdict)
         told = self._holdings.take_told()
@@ -442,13 +444,14 @@ class Membership:
             self._mark_up()
             return concerned
         if member is None:
-            return ()  # The fold accepted it of a broker that is not known here: told by `expected`.
+            return ()  # The fold accepted a record of an unknown broker; `expected` reports that.
         at_ms = self._known.whole.at_ms
         if member.last_at_ms is not None and 100 * (at_ms - member.last_at_ms) > (100 + CLOCK_RATE_ERROR_PERCENT) * member.lease_ms:
             member.back_at_ms = at_ms
         if status == "renewed":
             if member.last_at_ms == at_ms:
-                # None renews twice in a millisecond. The log's clock was set back, and who keeps the log lets its time stand until then.
+                # No broker renews twice in a millisecond: the log's clock was set back, and the log's time stands still until it catches
+                # up.
                 self._known.whole.stood_ms = at_ms
             member.renewed(at_ms)
         member.last, member.last_at_ms = offset, at_ms
@@ -488,7 +491,7 @@ class Membership:
 
 
 def judged_by(raw: Raw) -> str:
-    """The subject whose checker compares the verdicts on a well-formed record: that of its key, or the log."""
+    """Return the subject whose checker compares the verdicts on a well-formed record: its key's subject, or the log."""
     about = _SUBJECTS.get(raw["kind"])
     return _THE_LOG if about is None else subject(about, raw["key"])
 
