@@ -1,4 +1,4 @@
-"""The log's order is one: what only a reader of the whole log can tell, as rows and facts for those who see a part of it.
+"""Read the whole log in order, and make rows and facts for operators that see only a part of it.
 
-Pure: `Sequence` is fed with arrivals, and gives rows; where they come from and go to is `spark_jobs.streams.sequential_operator`.
+This package is pure: it turns arrivals into rows. `spark_jobs.streams.sequential_operator` connects it to Spark.
 """

@@ -1,7 +1,4 @@
-"""What comes out of a source: entries of the channel and of what stands beside it, in one frame.
-
-May live here: the value, the names of the sources, and the columns of the frame. Where they are read is `spark_jobs.sources.frames`.
-"""
+"""Define the entries that come from the sources: the channel's log and the notes. `spark_jobs.sources.frames` reads them."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from typing import Final, NamedTuple
 
 
 class Source(StrEnum):
-    """Where an arrival comes from. `CHANNEL` is the log itself; all others are notes beside it, on which no verdict depends."""
+    """Where an arrival comes from. `CHANNEL` is the log; all others are notes, and no verdict depends on them."""
 
     CHANNEL = "channel"
     DECISIONS = "decisions"
@@ -22,14 +19,14 @@ class Source(StrEnum):
 ALL_SOURCES: Final = frozenset(Source)
 
 Positions = Mapping[str, int]
-"""For each source, by its name, the offset that is wanted next."""
+"""The next offset to read of each source, by source name."""
 
 
 class Arrival(NamedTuple):
-    """One entry: `offset` is the storage's own, and rises within its source alone; `at_ms` is the time of whoever kept it (Unix).
+    """One entry. `offset` is the storage's own and rises within its source; `at_ms` is the time of the storage (Unix).
 
-    Times of the channel are its storage's, and never fall. Those of other sources may be of other clocks, and on Kafka a first
-    batch may bring some that are hours ahead of the records that it brings: whoever makes one time of all takes the channel's.
+    The channel's times come from its storage and never fall. Other sources may use other clocks, and a first batch from Kafka may bring
+    notes that are hours ahead of its records. So the channel's time is the one to use for all.
     """
 
     source: str
@@ -40,4 +37,4 @@ class Arrival(NamedTuple):
 
 
 FRAME_DDL: Final = "source STRING, offset BIGINT, timestamp TIMESTAMP, key BINARY, value BINARY, day DATE"
-"""The columns of every source's frame, batch or streaming; `day` (UTC) is what tables are partitioned by."""
+"""Columns of every source's frame, batch or streaming. Tables are partitioned by `day` (UTC)."""

@@ -1,7 +1,4 @@
-"""What the sequential operator emits: rows of tables, and facts for the operators that follow it.
-
-May live here: the row, its columns, and the names of the tables. What a table's body holds is `spark_jobs.archive.tables`.
-"""
+"""Define the rows that the sequential operator emits. `spark_jobs.archive.tables` defines the bodies."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Final, NamedTuple
 
 
 class Table(StrEnum):
-    """Where a row belongs. `FACTS` are no table: they go on to the keyed operators; all others are tables of the archive."""
+    """The destination of a row. `FACTS` go to the keyed operators; all others are tables of the archive."""
 
     FACTS = "facts"
     RECORDS = "records"
@@ -25,13 +22,13 @@ class Table(StrEnum):
 
 
 class Emitted(NamedTuple):
-    """One row. `(table, offset, ordinal)` is unique, and the same in every replay of the same entries (of findings: a checksum).
+    """One row. `(table, offset, ordinal)` is unique, and the same in every replay of the same entries (for findings, a checksum).
 
-    `subject` is the key of a fact (see `spark_jobs.rules.facts`), and of a record its own key. `offset` is logical for what comes from
-    the channel, else its source's own. `at_ms` is the log's time, made never to fall: the greatest that any entry had so far; in the
-    tables of notes it is that of the note's own source.
-    `kind`, `publisher` and `verdict` are those of a record (verdict: `accepted`, or the reason); None elsewhere. `body` is the
-    entry's bytes as they stand on the log for `RECORDS`, a compressed snapshot for `SNAPSHOTS`, and one JSON object elsewhere.
+    * `subject`: of a fact its key (see `spark_jobs.rules.facts`), of a record its own key.
+    * `offset`: logical for rows of the channel, else the source's own.
+    * `at_ms`: the log's time, which never falls: the greatest of all entries so far. In the tables of notes, the source's own time.
+    * `kind`, `publisher`, `verdict`: of a record (verdict: `accepted` or the reason), else None.
+    * `body`: the entry's bytes for `RECORDS`, a compressed snapshot for `SNAPSHOTS`, else one JSON object.
     """
 
     table: str

@@ -1,10 +1,10 @@
-"""Histories: rows of transitions, ownership intervals and transfers, made of what records changed.
+"""Make rows of transitions, ownership intervals and transfers from the fold's changes.
 
-May live here: `Histories`, the part of the sequential operator that makes them, and its state. What their columns mean stands in
-`spark_jobs.archive.tables.schema`. What changed is told by the fold; nothing of it is decided here a second time.
+`spark_jobs.archive.tables.schema` defines their columns.
 
-An interval is as long as one incarnation serves one bundle (`BundleEntry.server`); a transfer as long as a bundle is `transferring`,
-`handing_over` or `unloading`. Both are written when they end.
+* An interval lasts while one incarnation serves one bundle (`BundleEntry.server`).
+* A transfer lasts while a bundle is `transferring`, `handing_over` or `unloading`.
+* Both are written when they end.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ _HOLDER: Final = "holder:"
 _ON_ITS_WAY: Final[tuple[Phase, ...]] = ("transferring", "handing_over", "unloading")
 
 
-# Tuples, because several are made for each move of a bundle.
+# Tuples for speed: each move of a bundle makes several.
 
 
 class _Ownership(NamedTuple):
-    """Who serves a bundle now, and since when; `from_offset` and `from_at` are None if that was before what we have seen."""
+    """Who serves a bundle now, and since when. `from_offset` and `from_at` are None if that was before the reading began."""
 
     broker: str | None
     incarnation: int
@@ -44,7 +44,7 @@ class _Ownership(NamedTuple):
 
 
 class _Way(NamedTuple):
-    """A bundle on its way: who asked for it, and how far it has come. `owner` and `giver` are incarnations."""
+    """A pending move of a bundle: who asked for it, and its progress. `owner` and `giver` are incarnations."""
 
     owner: int | None
     giver: int | None
@@ -59,7 +59,7 @@ class _Way(NamedTuple):
 
 
 class _Moment(NamedTuple):
-    """The record in hand. `dead` is the incarnation that it ended, `dead_how` how (`died` or `left`)."""
+    """The current record. `dead` is the incarnation that it ended, and `dead_how` is `died` or `left`."""
 
     offset: int
     at_ms: int
@@ -69,17 +69,17 @@ class _Moment(NamedTuple):
 
 
 class Histories:
-    """Makes rows of what each record changed. Its state is rows of bytes, so that it goes on where another process ended."""
+    """Make rows from the changes of each record. The state is rows of bytes, so that another process can continue."""
 
     def __init__(self) -> None:
-        """At the beginning of a log, where nobody serves anything."""
+        """Begin at the start of a log, where nobody serves anything."""
         self._holders: dict[int, str] = {}
         self._ownerships: dict[str, _Ownership] = {}
         self._ways: dict[str, _Way] = {}
         self._changed: dict[str, None] = {}
 
     def begin(self, view: View) -> None:
-        """Go on from `view`: what it has open began before, unless this knows better; what it no longer has ended unseen."""
+        """Continue from `view`. Intervals and transfers that are not known yet began before it; known ones that it lacks are dropped."""
         for key in self._keys():
             self._changed[key] = None
         self._holders = {broker.incarnation: broker.broker for broker in view.live_brokers()}
@@ -99,7 +99,7 @@ class Histories:
             self._changed[key] = None
 
     def feed(self, folded: Folded, at_ms: int) -> Iterator[Emitted]:
-        """The rows of one record, which was accepted and changed something. `at_ms` is the log's time, which never falls."""
+        """Yield the rows of an accepted record with changes. `at_ms` is the log's time, which never falls."""
         changes = folded.verdict.changes
         moment = _Moment(offset=folded.offset, at_ms=at_ms, record=folded.record, dead=None, dead_how="died")
         for broker in changes:
@@ -118,12 +118,12 @@ class Histories:
             self._put_holder(moment.dead, None)
 
     def changed_rows(self) -> Iterable[tuple[str, bytes | None]]:
-        """The rows of its state that changed since this was last asked; None for what is gone."""
+        """Return the rows of state that changed since the last call; None for removed ones."""
         keys, self._changed = list(self._changed), {}
         return [(key, self._row(key)) for key in keys]
 
     def restore(self, rows: Mapping[str, bytes]) -> None:
-        """Take up the state that these rows hold; those of others among them are passed over."""
+        """Restore the state from these rows. Ignore rows of other parts."""
         for key, data in rows.items():
             prefix, _, name = key.partition(":")
             match f"{prefix}:":

@@ -1,7 +1,6 @@
-"""Load reports as rows: the documents of `Source.LOADS`, which are the load bus's summaries, as columns of two tables.
+"""Turn a load report (a document of `Source.LOADS`) into rows of two tables.
 
-May live here: the way from one document to the rows. How a summary is spelled is said in `brokers.load.bus.spelling`; what the
-columns mean, in `spark_jobs.archive.tables.schema`.
+`brokers.load.bus.spelling` defines the documents, `spark_jobs.archive.tables.schema` the columns.
 """
 
 from __future__ import annotations
@@ -19,17 +18,14 @@ Row = Mapping[str, str | int | float | None]
 
 
 class LoadRows(NamedTuple):
-    """The rows of one document: one of `broker_load`, and one of `bundle_load` for each bundle that it names."""
+    """The rows of one document: one of `broker_load`, and one of `bundle_load` for each bundle in it."""
 
     brokers: tuple[Row, ...]
     bundles: tuple[Row, ...]
 
 
 def load_rows(document: bytes) -> LoadRows | None:
-    """The rows of a load report; None for what is none.
-
-    A figure that is not a number, or not finite, is null.
-    """
+    """Return the rows of a load report, or None for another document. A figure that is not a finite number is null."""
     try:
         summary = parse_summary(document)
     except UnreadableLoad:
@@ -70,7 +66,7 @@ def _of_bundle(broker: str, bundle: SampledBundle) -> Row:
 
 
 def _rates(traffic: Traffic) -> Row:
-    """Bytes and messages per second."""
+    """Return bytes and messages per second."""
     return {
         "bytes_in": _figure(traffic.bytes_in_per_second),
         "bytes_out": _figure(traffic.bytes_out_per_second),
@@ -80,7 +76,7 @@ def _rates(traffic: Traffic) -> Row:
 
 
 def _share(use: Use) -> float | None:
-    """The use of a resource as a fraction; None where there is no limit."""
+    """Return the use of a resource as a fraction; None if it has no limit."""
     return _figure(use.used / use.limit) if use.limit > 0 else None
 
 

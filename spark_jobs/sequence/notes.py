@@ -1,6 +1,6 @@
-"""Notes beside the log, decisions, loads and what brokers serve, as rows and facts.
+"""Turn notes (decisions, loads and serving evidence) into rows and facts.
 
-May live here: what a document becomes. None of them is folded, and none can change a verdict or move the log's time.
+Notes are not folded. No note changes a verdict or the log's time.
 """
 
 from __future__ import annotations
@@ -19,17 +19,20 @@ from equipoise.spark_jobs.sequence.parts import LoadRows
 from equipoise.spark_jobs.sequence.telling import LOG, parsed, spelled, told_bundle
 
 FACT_ORDINALS: Final = {Source.SERVING: 1 << 30, Source.DECISIONS: (1 << 30) + (1 << 28), Source.LOADS: (1 << 30) + (1 << 29)}
-"""Where the ordinals of a source's facts begin: its offsets say nothing of the channel's, whose facts have ordinals of their own.
+"""First ordinal of each source's facts. A note's offset may equal a record's, so their ordinals must differ.
 
-A record of the channel has some 65,540 of them at most: a namespace is made of so many bundles.
+A record of the channel has at most some 65,540 facts: the creation of a namespace with that many bundles.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Now:
-    """Where the channel stands when a note comes: its time, its view, and the offset after which it is known (0: from its beginning).
+    """The state of the channel when a note arrives.
 
-    `log` is the identity of its log, None where nobody said it; `stopped` says that what comes of it is folded no more.
+    * `at_ms`: the log's time.
+    * `begin`: the offset after which the channel is known (0: from its beginning).
+    * `log`: the log's identity, None if unknown.
+    * `stopped`: whether folding has stopped for good.
     """
 
     at_ms: int
@@ -40,13 +43,13 @@ class Now:
 
 
 def rows_of_note(arrival: Arrival, *, now: Now, load_rows: LoadRows) -> Sequence[Emitted]:
-    """The rows and facts of one note. Facts bear the log's time: whoever judges them goes by one clock.
+    """Return the rows and facts of one note. Facts carry the log's time, so that checkers use one clock.
 
-    What is no document of its source becomes a fact of the log, and no row.
+    A malformed document becomes a fact of the log and makes no row.
     """
     source = Source(arrival.source)
     if source is Source.LOADS and arrival.value is None:
-        return ()  # A broker that leaves takes its report back.
+        return ()  # A broker that leaves deletes its report.
     raw = None if arrival.value is None else parsed(arrival.value)
     rows = None if raw is None else _ROWS[source](arrival, raw, now, load_rows)
     if rows is None:
@@ -107,7 +110,7 @@ _ROWS: Final[dict[Source, Callable[[Arrival, Raw, Now, LoadRows], Sequence[Emitt
 
 
 def _row(table: Table, arrival: Arrival, ordinal: int, body: bytes | None) -> Emitted:
-    """A row of a table of notes bears their own source's time."""
+    """Return a row of a table of notes, with the source's own time."""
     return Emitted(table, "", arrival.offset, ordinal, max(arrival.at_ms, 0), None, None, None, body)
 
 

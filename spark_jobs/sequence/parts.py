@@ -1,7 +1,6 @@
-"""What is plugged into a `Sequence`: parts that see every record in order, and keep a state of their own.
+"""Define the parts that plug into a `Sequence`: they see every record in order, and keep state of their own.
 
-May live here: the ports of these parts. What a part's state comes to is its own business: rows, each under a key that begins
-with the part's own prefix.
+A part's state is rows, each under a key with the part's own prefix.
 """
 
 from __future__ import annotations
@@ -17,31 +16,31 @@ from equipoise.spark_jobs.rules.membership.members import Standing
 from equipoise.spark_jobs.sequence.emitted import Emitted
 
 Lost = Callable[[int, int], bytes | None]
-"""Asked about the positions from the first on, below the second (physical offsets), that no entry stands at: were there any?
+"""Ask whether entries were lost at the missing physical offsets from the first argument to below the second.
 
-None: nothing is lost, the log leaves out numbers. Else a snapshot of the view from which what is left of the log can be told.
-Raises `ChannelIncomplete`, `LevelTooNew` or `LogClosed` where nothing leads on, and `LogUnavailable` where it cannot be known now.
+Return None if nothing is lost (a log may skip offsets). Else return a snapshot of the view from which the rest of the log can be folded.
+Raise `ChannelIncomplete`, `LevelTooNew` or `LogClosed` if nothing leads on, and `LogUnavailable` if it is not known now.
 """
 
 LoadRows = Callable[[bytes], tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None]
-"""A load summary as rows of `broker_load` and of `bundle_load`; None if it is none."""
+"""Turn a load summary into rows of `broker_load` and of `bundle_load`. Return None for another document."""
 
 StateRow = tuple[str, bytes | None]
-"""One key of a state and what it now is; None: it is gone."""
+"""A key of a state and its value; None if it is removed."""
 
 SNAPSHOT_RECORDS: Final = 100_000
-"""Records between two snapshots of an archive: about a second of folding, so that a verification of some millions has many parts."""
+"""Records between two snapshots of an archive: about a second of folding. A verification of millions of records then has many parts."""
 
 
 class Part(Protocol):
     """A part whose state outlives its process."""
 
     def changed_rows(self) -> Iterable[StateRow]:
-        """What changed since it was last asked; of several rows of one key the last counts."""
+        """Return the rows that changed since the last call. The last row of a key counts."""
         ...
 
     def restore(self, rows: Mapping[str, bytes]) -> None:
-        """Take up the state that all rows of a `Sequence` hold; those of other parts are none of its business."""
+        """Restore the state from all rows of a `Sequence`. Ignore rows of other parts."""
         ...
 
 
@@ -49,45 +48,45 @@ class SecondOpinion(Part, Protocol):
     """The second membership: `spark_jobs.rules.membership.view.Membership`."""
 
     def begin(self, standing: Standing) -> None:
-        """Forget what was, and go on from here: the log is read from here on, or what lay between was lost."""
+        """Forget everything and continue from `standing`: reading begins here, or what came before was lost."""
         ...
 
     def judge(self, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int = 0) -> Raw:
-        """What goes with each fact of this record; asked before `follow`, once for each record that is folded.
+        """Return the context for each fact of this record. Call it once per folded record, before `follow`.
 
-        `at_ms` is the log's time, and `behind_ms` by how much the record's own time is less than that.
+        `at_ms` is the log's time; `behind_ms` is how far the record's own time is below it.
         """
         ...
 
     def follow(self, offset: int, raw: Raw | None, verdict: str) -> Iterable[str]:
-        """Take over what the fold said of the record; further bundles that are to be told of it."""
+        """Apply the fold's verdict on the record. Return further bundles that need a fact of it."""
         ...
 
 
 class Histories(Part, Protocol):
-    """Who makes rows of what records changed: `spark_jobs.sequence.histories.Histories`."""
+    """Make rows from what records changed: `spark_jobs.sequence.histories.Histories`."""
 
     def begin(self, view: View) -> None:
-        """As that of a second opinion."""
+        """Continue from `view`."""
         ...
 
     def feed(self, folded: Folded, at_ms: int) -> Iterable[Emitted]:
-        """The rows of one record that changed something; it is not asked about others."""
+        """Return the rows of a record with changes. Do not call it for others."""
         ...
 
 
 def nothing_lost(_first: int, _below: int) -> None:
-    """The `Lost` of those whose log is whole."""
+    """Return None: a `Lost` for a log that is whole."""
 
 
 def no_load_rows(_document: bytes) -> tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]]:
-    """The `LoadRows` of those who want none."""
+    """Return no rows: a `LoadRows` for callers that want none."""
     return (), ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plugs:
-    """What one `Sequence` works with. Parts are its own: each is made anew for it. `log` is the log's identity, where it is known."""
+    """What one `Sequence` works with. Its parts must be new. `log` is the log's identity, if known."""
 
     opinion: SecondOpinion | None = None
     histories: Histories | None = None

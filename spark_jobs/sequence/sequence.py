@@ -1,14 +1,14 @@
-"""`Sequence`: the one reader of the whole log that a job has, fed in batches, with a state that outlives its process.
+"""Fold the whole log in batches, with a state that outlives the process, and emit rows and facts.
 
-May live here: the course of one arrival, and what becomes of those that cannot be folded. What a record is told of to whom is
-`telling`, notes beside the log are `notes`, the rows of the state `state_rows`; histories and the second opinion are plugged in.
+`telling` chooses the facts of a record, `notes` handles notes, `state_rows` stores the view. Histories and the second membership are
+plugged in.
 
-What holds
-1. The same entries of the channel give the same rows, however they are cut into batches, and wherever it is restored between them.
-   What stands beside the channel comes after it in each batch, and bears the log's time as it is then.
-2. It never raises for what stands on the log. What no reader may go on from (a closed log, a level too new, a log that went back)
-   ends the folding for good: it is told once, as a fact of the log, and later entries are archived with the verdict `not_folded`.
-3. Only the channel moves the log's time, and that never falls.
+Guarantees:
+1. The same entries of the channel give the same rows, for any cut into batches and any restart between them. Notes come after the channel
+   in each batch, with the log's time at that moment.
+2. No entry of the log makes it raise. A closed log, a format version that is too new or a log that went back ends the folding for good. One
+   fact of the log reports that, and later entries get the verdict `not_folded`.
+3. Only the channel moves the log's time, which never falls.
 """
 
 from __future__ import annotations
@@ -49,19 +49,19 @@ from equipoise.spark_jobs.sequence.telling import (
 )
 
 NOT_FOLDED: Final = "not_folded"
-"""The verdict of an entry that no reader of the channel comes to."""
+"""The verdict of an entry after the end of folding."""
 
 STATE_KEY: Final = "sequence:"
-"""The row of state that says where the sequence stands."""
+"""Key of the state row with the sequence's own position."""
 
 TIME_MS_MAX: Final = 9_223_372_036_854
-"""The last time, in the year 2262, that a frame of pandas holds. What a damaged entry says beyond it is no time, and moves none."""
+"""The last time, in the year 2262, that a pandas frame holds. A later time is from a damaged entry and is ignored."""
 
 LEAP_MS_MIN: Final = 60_000
-"""A shorter step ahead is a pause of those who write, whatever comes after it."""
+"""A shorter step ahead is a pause of the writers."""
 
 LEAPS_MAX: Final = 8
-"""So many of the last leaps are remembered: whose clock is ahead may itself pause between entries, and each pause looks like a leap."""
+"""Leaps to remember. A clock that is ahead may write with pauses, and each pause looks like a leap."""
 
 _NAME: Final = "the channel"
 _CHANNEL: Final = Source.CHANNEL.value
@@ -72,12 +72,12 @@ _HISTORIES: Final = frozenset({Table.TRANSITIONS, Table.OWNERSHIP_INTERVALS, Tab
 
 
 class Sequence:
-    """Makes rows of arrivals, one after the other. `changed_rows` is what a state that `restored` takes up must learn of them."""
+    """Turn arrivals into rows, one after the other. `restored` continues from the rows of `changed_rows`."""
 
     def __init__(self, wants: frozenset[Table], begin: bytes | None = None, *, plugs: Plugs | None = None) -> None:
-        """Begin at the log's first record, or go on from the snapshot `begin` (`channel.core.snapshot`); only what is wanted is made.
+        """Begin at the log's first record, or at the snapshot `begin` (`channel.core.snapshot`). Emit only rows of the tables in `wants`.
 
-        Raises `SnapshotDamaged`.
+        Raise `SnapshotDamaged`.
         """
         self._wants = wants
         self._wants_facts, self._wants_records, self._wants_snapshots = _FACTS in wants, _RECORDS in wants, _SNAPSHOTS in wants
@@ -85,12 +85,12 @@ class Sequence:
         self._opinion = self._plugs.opinion if Table.FACTS in wants else None
         self._histories = self._plugs.histories if wants & _HISTORIES else None
         self._parts = tuple(part for part in (self._opinion, self._histories) if part is not None)
-        # Where it stands, beside its view: see `_standing`.
+        # The position besides the view: see `_standing`.
         self._log_ms = 0
-        self._behind_ms = 0  # By how much the entry that is fed is older than the log's time.
-        self._before_leaps_ms: list[int] = []  # The log's times before its last leaps ahead, rising; none once one of them is told.
+        self._behind_ms = 0  # How much older the current entry is than the log's time.
+        self._before_leaps_ms: list[int] = []  # The log's times before its last leaps ahead, rising; empty once a leap is reported.
         self._seen = FIRST_OFFSET - 1
-        self._until_snapshot = 0  # One is due after the first record.
+        self._until_snapshot = 0  # The first record is followed by a snapshot.
         self._stopped: Raw | None = None
         self._is_stop_told = False
         self._take_up(View() if begin is None else from_bytes(begin))
@@ -100,9 +100,9 @@ class Sequence:
 
     @classmethod
     def restored(cls, rows: Mapping[str, bytes], wants: frozenset[Table], *, plugs: Plugs | None = None) -> Sequence:
-        """The sequence whose `changed_rows` came to these rows: it gives the rows that the other one would go on with.
+        """Return the sequence with this state. It emits the rows that the former one would emit next.
 
-        Raises `CompactedSnapshotDamaged` where the rows do not fit together, and `KeyError` where they are those of no sequence.
+        Raise `CompactedSnapshotDamaged` if the rows do not fit together, and `KeyError` if they are not a sequence's state.
         """
         sequence = cls(wants, plugs=plugs)
         standing = orjson.loads(rows[STATE_KEY])
@@ -117,13 +117,13 @@ class Sequence:
 
     @property
     def view(self) -> View:
-        """The view of all that was folded, to be read only."""
+        """The view of all that was folded. Read-only."""
         return self._view
 
     # --- the state ---
 
     def changed_rows(self) -> list[StateRow]:
-        """The rows of state that changed since it was last asked; the data of a row that is gone is None."""
+        """Return the rows of state that changed since the last call; None for removed ones."""
         rows: list[StateRow] = [(STATE_KEY, orjson.dumps(self._standing())), *self._rows.changed()]
         for part in self._parts:
             rows.extend(part.changed_rows())
@@ -142,7 +142,7 @@ class Sequence:
         }
 
     def _take_up(self, view: View) -> None:
-        """Go on from a view, unless no reader may."""
+        """Continue from a view, unless its format version is too new or its log is closed."""
         self._view = view
         self._begin = max(view.offset, 0)
         self._teller = Teller(view)
@@ -162,10 +162,10 @@ class Sequence:
     # --- feeding ---
 
     def feed(self, arrivals: Iterable[Arrival]) -> Iterator[Emitted]:
-        """The rows of these arrivals: those of the channel first, by offset, then the others.
+        """Yield the rows of these arrivals: first those of the channel, by offset, then the others.
 
-        Take all of them, or give the sequence up: it is fed as far as rows were taken. Raises what `Plugs.lost` raises of a log
-        that cannot be asked now.
+        Consume the iterator to its end, or discard the sequence: it has folded only as far as rows were taken. Raise what `Plugs.lost`
+        raises for a log that is unavailable.
         """
         wants_facts, wants_records, wants_snapshots = self._wants_facts, self._wants_records, self._wants_snapshots
         events: list[Raw] = []
@@ -174,7 +174,7 @@ class Sequence:
             if source != _CHANNEL:
                 yield from self._note(arrival)
                 continue
-            if offset < FIRST_OFFSET:  # Where a topic says whose it is: no log issues this offset.
+            if offset < FIRST_OFFSET:  # A topic's note about its owner. No log issues this offset.
                 continue
             if self._log_ms < at_ms <= TIME_MS_MAX:
                 if self._log_ms and at_ms - self._log_ms > LEAP_MS_MIN:
@@ -189,7 +189,7 @@ class Sequence:
                 self._seen = offset
             record = None if folded is None or wants_facts else folded.record
             if folded is not None and type(record) is Renewed and folded.verdict.reason is None:
-                # Nine tenths of a channel: of these there is nothing else to say.
+                # Nine tenths of a channel are accepted renewals. They have no other rows.
                 if wants_records and is_new:
                     yield Emitted(_RECORDS, record.key, folded.offset, 0, self._log_ms, "renewed", record.publisher, ACCEPTED, value)
             else:
@@ -202,9 +202,9 @@ class Sequence:
             events.clear()
 
     def _fallen(self, at_ms: int) -> Iterator[Raw]:
-        """What befell the log's time by an entry that is older than one before it."""
+        """Yield what an entry that is older than an earlier one shows about the log's time."""
         yield {"event": "time_fell", "by_ms": self._log_ms - at_ms}
-        # A leap alone may be a night in which nobody wrote. It was none if the clock then goes on nearer to where it was before.
+        # A leap may be a night without writers. It was a wrong clock if the time is now nearer to the time before the leap.
         for before_ms in reversed(self._before_leaps_ms):
             if -LEAP_MS_MIN < at_ms - before_ms < self._log_ms - at_ms:
                 self._before_leaps_ms = []
@@ -218,7 +218,7 @@ class Sequence:
                 yield row
 
     def _rows_of(self, folded: Folded | None, offset: int, value: bytes | None, events: list[Raw], *, is_new: bool) -> list[Emitted]:
-        """The rows of one entry of the channel."""
+        """Return the rows of one entry of the channel."""
         rows: list[Emitted] = []
         raw = parsed(value or b"") if self._wants_facts or folded is None or type(folded.record) is Unreadable else None
         if self._wants_records and is_new:
@@ -235,7 +235,7 @@ class Sequence:
         return rows
 
     def _record(self, folded: Folded | None, offset: int, value: bytes | None, raw: Raw | None) -> Emitted:
-        """The row of the table of records: the entry as it stands, with what can be read of it."""
+        """Return the entry's row of the table of records, with the fields that can be read."""
         if folded is None:
             record, verdict, place = decode(value or b""), NOT_FOLDED, offset + self._view.base
         else:
@@ -246,7 +246,7 @@ class Sequence:
         return Emitted(_RECORDS, record.key, place, 0, self._log_ms, kind, record.publisher, verdict, value)
 
     def _facts(self, folded: Folded | None, offset: int, value: bytes | None, events: list[Raw], raw: Raw | None) -> Iterator[Emitted]:
-        """The facts of one entry: first what befell the log, then what the record is told of to whom."""
+        """Yield the facts of one entry: first the events of the log, then the facts of the record."""
         place, at_ms = offset + self._view.base, self._log_ms
         facts = [Fact(subject=LOG, source=_CHANNEL, offset=place, at_ms=at_ms, after=event) for event in events]
         if folded is not None:
@@ -262,7 +262,7 @@ class Sequence:
             told = {subject("broker", record.key): self._teller.renewed(record, offset, folded.verdict)}
         else:
             told = self._teller.told(folded, raw, is_null=value is None)
-            # Where the second opinion is compared with the first there must be a fact, even of what only looks like a record.
+            # The checker that compares the verdicts needs a fact, even of an entry that only resembles a record.
             if "judged_by" in context:
                 told.setdefault(context["judged_by"], NAMED)
         for name in further:
@@ -284,12 +284,12 @@ class Sequence:
             )
 
     def _asked(self, opinion: SecondOpinion, folded: Folded, raw: Raw | None, verdict: str) -> tuple[Raw, Iterable[str]]:
-        """The second opinion on a record, made before it is told the first."""
+        """Return the second rules' context, computed before they see the fold's verdict, and the further bundles."""
         context = opinion.judge(folded.offset, self._log_ms, raw, behind_ms=self._behind_ms)
         return context, opinion.follow(folded.offset, raw, verdict)
 
     def _remember_gone(self, changes: tuple[Change, ...]) -> None:
-        """Note which keys are gone, so that their rows of state go too."""
+        """Record which keys are removed, so that their rows of state are removed too."""
         for change in changes:
             if not isinstance(change, LevelChanged) and change.after is None:
                 self._rows.removed(f"{_KEY_PREFIXES[type(change)]}:{change.name}")
@@ -297,7 +297,7 @@ class Sequence:
     # --- folding ---
 
     def _fold(self, offset: int, data: bytes, events: list[Raw]) -> Folded | None:
-        """What the fold says of one entry; None if no reader comes to it. What befell the log is added to `events`."""
+        """Return the fold's result for one entry; None if it is not folded. Append events of the log to `events`."""
         reader = self._reader
         if reader is not None and offset != reader.position:
             reader = self._reader_at(reader, offset, events)
@@ -312,12 +312,12 @@ class Sequence:
         try:
             return reader.feed(entry)
         except (LevelTooNew, LogClosed) as error:
-            # That was the record which raised the level: it is accepted, and the last one that can be folded.
+            # The record raised the format version or closed the log. It is accepted, and is the last one that can be folded.
             self._stop(error, copied_to=claimed(parsed(entry.data), "copied_to"))
             changes = (LevelChanged(before=level, after=self._view.level),)
             return Folded(offset=self._view.offset, record=decode(entry.data), verdict=Verdict(changes=changes))
         except BegunAbove as error:
-            # A copy that was being made when the job began: what it goes on above stands in its snapshot.
+            # The log is a copy that was being made when the job began. Its snapshot has the state to continue from.
             regained = self._regained(FIRST_OFFSET - 1, entry.offset, events)
             if regained is None or regained.view.genesis is None:
                 self._stop(error)
@@ -325,18 +325,18 @@ class Sequence:
             return None if entry.offset < regained.position else regained.feed(entry)
 
     def _reader_at(self, reader: Reader, offset: int, events: list[Raw]) -> Reader | None:
-        """The reader for an entry at another position than the next; None if it is one that must not be folded."""
+        """Return the reader for an entry at another position than the next; None if it must not be folded."""
         if offset <= self._seen:
             self._stopped = {"event": "log_went_back", "position": reader.position, "found": offset}
             self._reader = None
             return None
-        if offset < reader.position:  # The view that the sequence began with, or regained, holds it already.
+        if offset < reader.position:  # The view that the sequence began with, or regained, includes it already.
             return None
         regained = self._regained(reader.position, offset, events)
         return regained if regained is not None and offset >= regained.position else None
 
     def _regained(self, first: int, below: int, events: list[Raw]) -> Reader | None:
-        """The reader that goes on after a gap, over what was lost if anything was; None if nothing leads on."""
+        """Return the reader that continues after a gap, past lost records if there are any; None if that is impossible."""
         base = self._view.base
         lost = {"event": "records_lost", "from": first + base, "to": below + base}
         try:
@@ -355,7 +355,7 @@ class Sequence:
         return self._reader
 
     def _stop(self, error: BegunAbove | ChannelIncomplete | LevelTooNew | LogClosed, *, copied_to: str | None = None) -> None:
-        """Fold no further, for good; a log that was closed says where its channel is copied to."""
+        """Stop folding for good. `copied_to` is where the channel of a closed log continues."""
         self._stopped = {"event": _EVENTS[type(error)], "problem": str(error)}
         if copied_to is not None:
             self._stopped = {**self._stopped, "copied_to": copied_to}

@@ -1,9 +1,6 @@
-"""Snapshots as an archive keeps them: `channel.core.snapshot`, in an order that tells of no past, and compressed.
+"""Turn a view into the snapshot of an archive (compressed, entries sorted by name), and back.
 
-May live here: the way from a view to these bytes and back.
-
-A view that was restored holds its entries in another order than one that folded them. Rows must be the same either way, so
-entries are sorted here by their names.
+A restored view has another order of entries than a folded one. Sorting makes the rows equal.
 """
 
 from __future__ import annotations
@@ -17,11 +14,11 @@ from equipoise.channel.core.view import View
 from equipoise.compaction.compressed import shortened, whole_again
 
 SNAPSHOT_BYTES_MAX: Final = 1 << 30
-"""The largest snapshot that is taken for one: that of 4,000,000 bundles, at 250 bytes each."""
+"""Largest snapshot to decompress: 4,000,000 bundles at 250 bytes each."""
 
 
 def canonical(view: View) -> bytes:
-    """The view as `channel.core.snapshot` spells it, the same for all views that are equal and at one offset."""
+    """Return the snapshot of a view (`channel.core.snapshot`), identical for equal views at one offset."""
     parts = still(view)
     return replace(
         parts,
@@ -33,12 +30,12 @@ def canonical(view: View) -> bytes:
 
 
 def packed(view: View) -> bytes:
-    """The view as the body of a row of `Table.SNAPSHOTS`; `unpacked` gives an equal one back."""
+    """Return the view as the body of a row of `Table.SNAPSHOTS`. `unpacked` reverses it."""
     return shortened(canonical(view))
 
 
 def unpacked(data: bytes) -> View:
-    """The view that `packed` spelled. Raises `SnapshotDamaged`."""
+    """Return the view from the output of `packed`. Raise `SnapshotDamaged`."""
     try:
         spelled = whole_again(data, size_max=SNAPSHOT_BYTES_MAX)
     except ValueError as error:

@@ -1,6 +1,6 @@
-"""How a view stands, in the terms of the second membership: what it begins from where the head of a log is gone.
+"""Convert a view into the second membership's state, to begin from if the head of the log is gone.
 
-May live here: the one translation. It stands outside of `spark_jobs.rules`, which know nothing of views.
+It is not in `spark_jobs.rules`, because those know nothing of views.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from equipoise.spark_jobs.rules.membership.members import Member, Standing
 
 
 def standing_of(view: View) -> Standing:
-    """What `Membership.begin` needs to go on after the last record that is folded into `view`."""
+    """Return the argument of `Membership.begin` for continuing after the last record in `view`."""
     return Standing(
         offset=view.offset,
         genesis=view.genesis,

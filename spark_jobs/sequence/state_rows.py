@@ -1,8 +1,7 @@
-"""A view as rows of state, of which a batch writes only those that it changed.
+"""Store a view as rows of state, so that a batch writes only the rows that it changed.
 
-May live here: the way from a view to these rows and back. They are the rows and the marker of a snapshot
-(`channel.snapshots.snapshot_rows`), which prove themselves by checksums and by the view's digest; a view that has read no genesis has
-none of them yet.
+The rows and the marker are those of a compacted snapshot (`channel.snapshots.snapshot_rows`). Checksums and the view's digest protect them.
+A view without a genesis has no rows yet.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ PREFIX: Final = "view:"
 _MARKER: Final = f"{PREFIX}{MARKER_KEY}"
 
 _LOG: Final = "spark"
-"""What the marker says in place of a log's identity: of which log a checkpoint is, is said beside it, not in each of its batches."""
+"""The marker's field for a log identity. The log of a checkpoint is recorded elsewhere, once."""
 
 
 class ViewRows:
-    """Which rows of one view are written already."""
+    """Track which rows of one view are written."""
 
     def __init__(self, view: View, *, gone: Iterable[str] = (), written: bool = False) -> None:
-        """Of `view`, none of whose rows is written, or all; `gone` are keys of rows that stand in its place so far."""
+        """Track `view`, with all of its rows written or none. `gone` are keys of rows of a replaced view."""
         self._view = view
         self._since = view.offset if written else -1
         self._gone: dict[str, None] = dict.fromkeys(gone)
 
     def removed(self, key: str) -> None:
-        """A record took this key (`bundle:NAME`, `broker:NAME` ...) out of the view."""
+        """Record that a record removed this key (`bundle:NAME`, `broker:NAME` ...) from the view."""
         self._gone[key] = None
 
     def replaced_by(self, view: View) -> ViewRows:
-        """The rows of another view, which takes the place of this one."""
+        """Return the rows of another view that replaces this one."""
         return ViewRows(view, gone=(*sorted(keys_of(self._view)), *self._gone))
 
     def changed(self) -> Iterator[StateRow]:
-        """The rows that records changed since it was last asked."""
+        """Yield the rows that records changed since the last call."""
         view = self._view
         gone = [key for key in self._gone if not _is_there(view, key)]
         for row in rows_of(view, self._since, gone):
@@ -52,7 +51,7 @@ class ViewRows:
 
 
 def _is_there(view: View, key: str) -> bool:
-    """Whether a key that was taken away has come back."""
+    """Return whether a removed key exists again."""
     kind, _, name = key.partition(":")
     entries: Mapping[str, Container[str]] = {
         "namespace": view.namespaces,
@@ -64,7 +63,7 @@ def _is_there(view: View, key: str) -> bool:
 
 
 def view_from(rows: Mapping[str, bytes], *, offset: int) -> View:
-    """The view that these rows hold, at the logical `offset`. Raises `CompactedSnapshotDamaged` where they do not fit together."""
+    """Return the view in these rows, at the logical `offset`. Raise `CompactedSnapshotDamaged` if they do not fit together."""
     marker = rows.get(_MARKER)
     if marker is None:
         view = View()

@@ -1,6 +1,6 @@
-"""What one record is told of to whom: the subjects of its facts, and what the fold made of each.
+"""Choose the subjects of a record's facts, and describe each subject before and after the record.
 
-May live here: the choice of subjects, and the spelling of entries before and after. `spark_jobs.rules.facts` says what a fact is.
+`spark_jobs.rules.facts` defines a fact.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from equipoise.channel.core.view import View
 from equipoise.spark_jobs.rules.facts import Fact, Raw, subject
 
 LOG: Final = subject("log", "")
-"""The subject of what concerns the log as a whole."""
+"""The subject of events of the log as a whole."""
 
 ACCEPTED: Final = "accepted"
 
@@ -57,11 +57,11 @@ _SCALARS: Final = (str, int, float, bool, type(None))
 
 
 Range = list[object]
-"""A range that came into a namespace or went: [low, high, phase, owner, token], as whoever compares the two wants it."""
+"""A range that was added to a namespace or removed: [low, high, phase, owner, token]."""
 
 
 class Told(NamedTuple):
-    """One subject of a record, before and after. `is_named` says that the record is about it, and goes with the fact whole."""
+    """One subject of a record, before and after. If `is_named`, the record names it, and its fact carries the whole record."""
 
     before: Raw | None = None
     after: Raw | None = None
@@ -73,7 +73,7 @@ CONCERNED: Final = Told(is_named=False)
 
 
 def kind_of(record: AnyRecord | Unreadable, raw: Raw | None) -> str | None:
-    """The kind as rows spell it: the record's own, for a broker's its status; of what is no record, what it claims to be."""
+    """Return the kind for a row: a broker record's status, else the record's kind; for an unreadable entry, the kind that it claims."""
     if isinstance(record, BrokerRecord):
         return record.status
     if isinstance(record, Unreadable):
@@ -82,18 +82,18 @@ def kind_of(record: AnyRecord | Unreadable, raw: Raw | None) -> str | None:
 
 
 def verdict_text(verdict: Verdict) -> str:
-    """The verdict as rows and facts spell it."""
+    """Return the verdict as in rows and facts."""
     return ACCEPTED if verdict.reason is None else _TEXTS[verdict.reason]
 
 
 def claimed(raw: Raw | None, name: str) -> str | None:
-    """A text that stands in what is no record, cut off where no record's may go on; None if there is none."""
+    """Return a string field of an unreadable entry, cut to the length of a key; None if there is none."""
     value = None if raw is None else raw.get(name)
     return value[:KEY_CHARACTERS_MAX] if type(value) is str else None
 
 
 def parsed(data: bytes) -> Raw | None:
-    """The JSON object that these bytes spell; None if they spell none."""
+    """Return the JSON object in these bytes, or None."""
     try:
         raw = orjson.loads(data)
     except orjson.JSONDecodeError:
@@ -102,7 +102,7 @@ def parsed(data: bytes) -> Raw | None:
 
 
 def short(raw: Raw) -> Raw:
-    """What of a record goes with the facts of those that it only changed: a death may change thousands, a creation 65,536."""
+    """Return the scalar fields of a record, for subjects that it changes but does not name: a creation may have 65,536 of them."""
     return {
         name: value
         for name, value in raw.items()
@@ -111,7 +111,7 @@ def short(raw: Raw) -> Raw:
 
 
 def spelled(fact: Fact) -> bytes:
-    """The fact as bytes, without those fields of its record that are nested deeper than can be spelled."""
+    """Return the fact as bytes, without fields of its record that are nested too deeply for JSON."""
     try:
         return fact.to_bytes()
     except orjson.JSONEncodeError:
@@ -128,15 +128,15 @@ def _is_spelled(value: object) -> bool:
 
 
 class Teller:
-    """Tells the subjects of each record. It knows which incarnation each broker id had last, which changes do not say."""
+    """Choose the subjects of each record. Remember the last incarnation of each broker id, which changes do not include."""
 
     def __init__(self, view: View) -> None:
-        """Go on from `view`, which is read and never written."""
+        """Continue from `view`, which stays unchanged."""
         self._view = view
         self._incarnations = {name: entry.incarnation for name, entry in view.brokers.items()}
 
     def renewed(self, record: Renewed, offset: int, verdict: Verdict) -> Told:
-        """The one subject of an accepted renewal, nine tenths of a channel: the broker that published it."""
+        """Return the one subject of an accepted renewal (nine tenths of a channel): the broker that published it."""
         broker = self._view.brokers[record.key]
         after: dict[str, Any] = {"status": broker.status, "incarnation": broker.incarnation, "last": offset}
         before = {**after, "last": record.based_on}
@@ -145,7 +145,7 @@ class Teller:
         return Told(before, after)
 
     def told(self, folded: Folded, raw: Raw | None, *, is_null: bool = False) -> dict[str, Told]:
-        """Every subject of a record, in the order in which their facts stand. `is_null`: the entry had no value at all."""
+        """Return every subject of a record, in the order of their facts. `is_null`: the entry had no value."""
         record, verdict = folded.record, folded.verdict
         told = dict.fromkeys(self._named(record, verdict, raw), NAMED)
         if isinstance(record, Renewed) and verdict.accepted:
@@ -172,7 +172,7 @@ class Teller:
         return told
 
     def _named(self, record: AnyRecord | Unreadable, verdict: Verdict, raw: Raw | None) -> list[str]:
-        """The subjects that the record names, whatever became of it."""
+        """Return the subjects that the record names, for any verdict."""
         named: list[str] = []
         publisher = claimed(raw, "publisher") if isinstance(record, Unreadable) else record.publisher
         if isinstance(record, (BundleTransition, Split, Merge)):
@@ -191,7 +191,7 @@ class Teller:
         return named
 
     def _broker(self, change: BrokerChanged, record: AnyRecord | Unreadable) -> Told:
-        # An accepted record is based on the last one of its key, so that need not be remembered.
+        # An accepted record expects the offset of the last one of its key, so that need not be stored.
         last = record.based_on if isinstance(record, (Joined, BrokerRecord)) else None
         before = None if change.before is None else {"status": change.before, "incarnation": self._incarnations[change.name], "last": last}
         if change.after is None:
@@ -201,7 +201,7 @@ class Teller:
         return Told(before, _broker(change.after))
 
     def _add_ranges(self, told: dict[str, Told], name: str, offset: int, removed: list[Range], added: list[Range]) -> None:
-        """Tell a namespace which of its ranges came and went; a split or a merge changes nothing else of it."""
+        """Add the changed ranges to a namespace's fact. A split or a merge changes nothing else of it."""
         key = subject("namespace", name)
         before, after, is_named = told.get(key, Told(_namespace(self._view.namespaces.get(name))))
         entry = _namespace(self._view.namespaces.get(name)) or {"status": "deleted", "last": offset}
@@ -209,7 +209,7 @@ class Teller:
 
 
 def told_bundle(entry: BundleEntry) -> Raw:
-    """A bundle as facts spell it."""
+    """Return a bundle as in facts."""
     return {
         "phase": entry.phase,
         "owner": entry.owner,
