@@ -1,9 +1,8 @@
-"""Where findings go beside the archive: a table of a file beside the log's, or a topic beside the channel's.
+"""Publish findings outside the archive: in a table next to the log's file, or on a topic next to the channel's.
 
-May live here: both places, and the choice between them. What a finding says is `spark_jobs.rules.findings`; the archive is its own.
-
-A batch that is done again tells its findings again. The table keeps each once, by the identity that it also has in the archive
-(`offset`, `ordinal`). In the topic it appears again, with the same key and the same bytes: whoever reads it leaves out what it has seen.
+A repeated batch publishes its findings again.
+* The table keeps each once, by the identity that it has in the archive (`offset`, `ordinal`).
+* The topic gets it again with the same key and bytes. Readers must drop duplicates.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from equipoise.spark_jobs.rules.findings import Finding
 TOPIC_SUFFIX: Final = "-findings"
 
 KEPT_MS: Final = 30 * 86_400_000
-"""How long a finding stays in the topic: nobody looks at it twice after a month, and the archive keeps it for ever."""
+"""How long the topic keeps a finding. The archive keeps it for ever."""
 
 ROWS_MAX: Final = 100_000
-"""The oldest rows of the table beyond these go: some 100 MB."""
+"""Rows to keep in the table, some 100 MB. Older ones are deleted."""
 
-_LOCK_MS_MAX: Final = 5_000  # How long a write waits for the brokers that write to the same file, each for some milliseconds.
+_LOCK_MS_MAX: Final = 5_000  # How long a write waits for brokers that write to the same file. Each takes some milliseconds.
 _SETTINGS: Final = (f"PRAGMA busy_timeout = {_LOCK_MS_MAX}", "PRAGMA journal_mode = WAL", "PRAGMA synchronous = NORMAL")
 _MAKE: Final = (
     "CREATE TABLE IF NOT EXISTS findings (id INTEGER PRIMARY KEY AUTOINCREMENT, at_ms INTEGER NOT NULL, offset INTEGER NOT NULL, "
@@ -42,10 +41,10 @@ _TIDY: Final = "DELETE FROM findings WHERE id <= (SELECT max(id) FROM findings) 
 
 
 class FindingsNotKept(PeerError):
-    """What the audit found could not be put where others look for it."""
+    """The findings cannot be published outside the archive."""
 
     def __init__(self, *, place: str, problem: str) -> None:
-        """`place` is a table or a topic, `problem` what it says."""
+        """`place` is a table or a topic, `problem` its error."""
         self.place = place
         self.problem = problem
         super().__init__(
@@ -55,27 +54,27 @@ class FindingsNotKept(PeerError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Numbered:
-    """A finding as the archive keeps it, where (`finding.offsets[-1]`, `ordinal`) is its identity."""
+    """A finding with its archive identity (`finding.offsets[-1]`, `ordinal`)."""
 
     ordinal: int
     finding: Finding
 
 
 class FindingsOut(Protocol):
-    """Somewhere that findings go. One thread at a time."""
+    """A destination of findings, for one thread at a time."""
 
     @property
     def place(self) -> str:
-        """Where that is, as it is told to people."""
+        """The place, for messages."""
         ...
 
     def put(self, findings: Sequence[Numbered]) -> None:
-        """Put the findings of one batch there, in order. Raises `FindingsNotKept`: none, some or all of them may be there then."""
+        """Write the findings of one batch, in order. After `FindingsNotKept` none, some or all of them may be written."""
         ...
 
 
 class FindingsTable:
-    """The table `findings` in a file of observations, which is made with the first one. See `FindingsOut`."""
+    """The table `findings` in a file of observations, created with the first finding. See `FindingsOut`."""
 
     def __init__(self, path: Path, *, rows_max: int = ROWS_MAX) -> None:
         self.place = f"in the table findings of {path}"
@@ -83,7 +82,7 @@ class FindingsTable:
         self._rows_max = rows_max
 
     def put(self, findings: Sequence[Numbered]) -> None:
-        """See `FindingsOut.put`: all of them, or none."""
+        """See `FindingsOut.put`. Writes all or nothing."""
         if not findings:
             return
         rows = [
@@ -109,9 +108,9 @@ def _text(finding: Finding) -> str:
 
 
 def findings_out(log_url: str) -> FindingsOut:
-    """Where findings about the log at `log_url` go: a table beside a file, the topic `TOPIC-findings` beside a topic.
+    """Return the destination for the log at `log_url`: a table next to a file, the topic `TOPIC-findings` next to a topic.
 
-    Raises `InvalidLogUrl` for a log of another kind; for a topic `MissingExtra` and `InvalidKafkaSetting`.
+    Raise `InvalidLogUrl` for other logs; for a topic also `MissingExtra` and `InvalidKafkaSetting`.
     """
     path = log_path(log_url)
     if path is not None:

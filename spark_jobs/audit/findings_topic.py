@@ -1,7 +1,4 @@
-"""Findings on a topic of Kafka beside the channel's.
-
-May live here: `FindingsTopic`. What Kafka is asked for is in `channel.kafka.client`.
-"""
+"""Publish findings on a Kafka topic next to the channel's."""
 
 from __future__ import annotations
 
@@ -20,10 +17,10 @@ _logger: Final = logging.getLogger(__name__)
 
 
 class FindingsTopic:
-    """A handle on the topic, which is made with the first finding. Messages are keyed by subject. See `FindingsOut`.
+    """The topic of findings, created with the first one. Messages are keyed by subject. See `FindingsOut`.
 
-    One who may read the channel need not be allowed to write beside it: where Kafka denies that, it is told once, and findings are
-    only on the screen and in the archive.
+    A reader of the channel may have no right to write this topic. If Kafka denies it, one warning is logged, and findings go only to the
+    screen and the archive.
     """
 
     def __init__(self, clients: Clients, topic: str, *, kept_ms: int) -> None:

@@ -1,9 +1,7 @@
-"""The streaming audit: proves from the channel, and from evidence beside it, that the balancer kept its promises.
+"""Run the streaming audit: check a channel and its serving evidence against `spark_jobs.rules` while it grows.
 
-May live here: the job, from its options to its summary. What is wrong with a record is decided in `spark_jobs.rules`.
-
-The log's order is one, so one operator folds it and makes facts (`spark_jobs.streams.sequential_operator`). All that is asked of one
-bundle, broker or namespace is asked by operators keyed by these (`spark_jobs.audit.keyed_operator`), on all cores.
+One operator folds the log in order and makes facts (`spark_jobs.streams.sequential_operator`). Operators keyed by bundle, broker and
+namespace check them on all cores (`spark_jobs.audit.keyed_operator`).
 """
 
 from __future__ import annotations
@@ -47,20 +45,20 @@ if TYPE_CHECKING:
 JOB: Final = "audit"
 
 STATE_VERSION: Final = 2
-"""The form of what the audit's operators keep. Whoever changes it so that what is kept cannot be gone on from raises this."""
+"""Version of the state of the audit's operators. Raise it with every change that makes existing state unusable."""
 
 TOLD_MAX: Final = 50
-"""Findings of one batch that are printed for people; a log full of garbage must not hide the first ones. A program gets all."""
+"""Findings of one batch to print for people, so that a log full of garbage does not hide the first ones. JSON output has all."""
 
 _WANTS: Final = frozenset({Table.FACTS})
 
 
 def run_audit(options: AuditOptions, screen: Screen) -> int:
-    """Audit a log until it ends (`to_end`) or somebody interrupts; how many findings this run made, however many there were before.
+    """Audit a log until its end (`to_end`) or an interrupt. Return how many findings this run made.
 
-    Raises what `channel.log.open_log` and `channel.snapshots.restore.earliest` raise for a log that cannot be read, what `open_sink`
-    raises for an archive that cannot be written, `CheckpointOfAnotherVersion`, `MetricsPortTaken`, `SourceLost`, `PlaceLost`,
-    `WorkersLost` and `StreamFailed`.
+    Raise what `channel.log.open_log` and `channel.snapshots.restore.earliest` raise for a log that cannot be read, what `open_sink` raises
+    for an archive that cannot be written, `CheckpointOfAnotherVersion`, `MetricsPortTaken`, `SourceLost`, `PlaceLost`, `WorkersLost` and
+    `StreamFailed`.
     """
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity = log.name, log.identity
@@ -72,7 +70,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
     ):
         check_version(JOB, sink.checkpoint, STATE_VERSION)
         beginning = kept_beginning(sink.checkpoint, lambda: beginning_at(options.log_url))
-        # py4j lets go of objects of Java at any time, and loses a Ctrl-C that comes just then.
+        # py4j frees Java objects at any time, and loses a Ctrl-C during that.
         with delayed_interrupts():
             watch.note(_told_start(name, sink, beginning))
             watch.note(f"findings go here, to {options.archive / Table.FINDINGS}, and {out.place}")
@@ -93,7 +91,7 @@ def run_audit(options: AuditOptions, screen: Screen) -> int:
 
 
 def _frame(spark: SparkSession, options: AuditOptions, beginning: Beginning, identity: str) -> DataFrame:
-    """From entries to findings, as rows of `EMITTED_DDL`."""
+    """Return the frame of findings (`EMITTED_DDL`), from the log's entries."""
     entries = channel_frame(spark, options.log_url, streaming=True, start=beginning.positions, per_trigger=options.per_trigger)
     facts = sequence_operator(
         entries,
@@ -108,10 +106,9 @@ def _frame(spark: SparkSession, options: AuditOptions, beginning: Beginning, ide
 
 
 def taker(sink: Sink, out: FindingsOut, watch: Watch, *, log: str, as_json: bool) -> Callable[[int, pa.Table], None]:
-    """What is done with the findings of each batch: kept, told, put where others look, and now and then their files joined.
+    """Return the function that handles each batch: store the findings, print them, publish them, and sometimes compact small files.
 
-    Told before they are put: where that place cannot be written, whoever looks on shall know what was found. A batch that is done
-    again by this process is told once.
+    It prints before it publishes, so that findings are visible even if publishing fails. It prints a repeated batch once per process.
     """
     told_last = -1
 
@@ -145,7 +142,7 @@ def _tell(found: Sequence[Numbered], sink: Sink, watch: Watch, *, log: str, as_j
 
 
 def told(finding: Finding, *, log: str) -> Iterator[str]:
-    """A finding for people: where, of what, what, and the command that shows it."""
+    """Yield the lines of a finding for people: severity, rule, offset, subject, description, and the command that shows it."""
     kind, _, name = finding.subject.partition(":")
     of = f"{kind} {name}" if name else f"the {kind}"
     yield f"{BY_NAME[finding.rule].severity} {finding.rule} at {finding.offsets[-1]}, {of}: {finding.text}"
@@ -166,7 +163,7 @@ def _told_start(log: str, sink: Sink, beginning: Beginning) -> str:
 
 
 def kept_findings(archive: Path, tell: Callable[[str], None]) -> int:
-    """How many findings are in the archive; none where one of their files is damaged, which keeps no audit from finding more."""
+    """Return how many findings the archive has. Return 0 if a file is damaged: the audit must still run."""
     try:
         kept: int = Archive(archive).table(Table.FINDINGS, columns=FINDING).num_rows
     except ArchiveDamaged as error:

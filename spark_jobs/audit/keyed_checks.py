@@ -1,12 +1,9 @@
-"""One fact after another through the checker of its subject: time-outs in their place, and checkers that fail.
+"""Pass facts to the checker of their subject, run due timers first, and contain checkers that fail.
 
-May live here: what stands between whoever brings facts (`spark_jobs.audit.keyed_operator`, the tests) and the checkers of
-`spark_jobs.rules`.
-
-Time-outs belong to the log's time, so a timer that is due before a fact is looked at before that fact, although Spark would only tell
-of it after the whole batch: that a record came too late does not depend on how the log was cut into batches. A checker is told the
-log's time as it is then, not when its timer was due: after an outage of the log nobody was late by the hours that nobody could write.
-What stands beside the log bears the time at the end of its batch, which may be hours after what it tells of: before it nothing is due.
+How the log is cut into batches must not change the findings:
+* Timers go by the log's time. Spark would run one only after the whole batch, so a due timer runs here before the next later fact.
+* A timer gets the present log time, not its due time. After an outage of the log nobody is late by the hours in which nobody could write.
+* A note carries the time at the end of its batch, possibly hours after its event. So notes run no timers.
 """
 
 from __future__ import annotations
@@ -21,16 +18,16 @@ from equipoise.spark_jobs.rules.memory import Checker, Memory
 from equipoise.spark_jobs.sequence.arrivals import Source
 
 NO_OFFSET: Final = 0
-"""What stands for the offset of a check that failed at a time-out, which is at no record."""
+"""Offset of a check that failed in a timer, which belongs to no record."""
 
 _CHANNEL: Final = Source.CHANNEL.value
-_BROKEN: Final = "broken"  # The name under which a memory counts how often its checker failed.
+_BROKEN: Final = "broken"  # Name under which a memory counts the failures of its checker.
 
 
 def judged(checkers: Mapping[SubjectKind, Checker], memory: Memory, fact: Fact) -> list[Finding]:
-    """What is wrong with `fact`, and before it with what should have happened by then to its subject.
+    """Return the findings of `fact`, after those of its subject's due timer.
 
-    A checker that raises makes a finding, and forgets its subject: what it knew of it may be half of one thing and half of another.
+    A checker that raises makes a finding and forgets its subject, since its state may be inconsistent.
     """
     checker = checkers[_kind(fact.subject)]
     findings: list[Finding] = []
@@ -44,7 +41,7 @@ def judged(checkers: Mapping[SubjectKind, Checker], memory: Memory, fact: Fact) 
 
 
 def overdue(checkers: Mapping[SubjectKind, Checker], memory: Memory, subject: str, now_ms: int) -> list[Finding]:
-    """What is wrong with a subject whose timer was due at `now_ms` or before; nothing if it was not."""
+    """Return the findings of a subject whose timer is due at `now_ms`; nothing if it is not due."""
     if memory.due_ms is None or memory.due_ms > now_ms:
         return []
     memory.wake_at(None)
@@ -55,7 +52,7 @@ def overdue(checkers: Mapping[SubjectKind, Checker], memory: Memory, subject: st
 
 
 def _broken(memory: Memory, subject: str, error: Exception, *, offset: int, at_ms: int) -> Iterable[Finding]:
-    """The first failure of a subject's checker is told, then the tenth, the hundredth: one that always fails must not flood."""
+    """Report a checker's first, tenth, hundredth ... failure of a subject: a check that always fails must not flood the findings."""
     times = int(memory.get(_BROKEN) or b"0") + 1
     for name in tuple(memory.names("")):
         memory.remove(name)
@@ -70,4 +67,4 @@ def _broken(memory: Memory, subject: str, error: Exception, *, offset: int, at_m
 
 def _kind(subject: str) -> SubjectKind:
     kind, _, _ = subject.partition(":")
-    return kind  # type: ignore[return-value]  # Facts are ours: each subject begins with its kind.
+    return kind  # type: ignore[return-value]  # The subjects are our own: each begins with its kind.

@@ -1,13 +1,10 @@
-"""The second operator of the audit: for each subject its facts, its memory and its timer, spread over all cores.
+"""Run the checkers in Spark: each subject has its facts, its memory and its timer, spread over all cores.
 
-May live here: what ties `spark_jobs.audit.keyed_checks` to Spark's state and timers. What is wrong with a fact is decided there.
-
-Each call of Spark's state is a round trip between two processes, a quarter of a millisecond long, which is most of what a key
-costs. So what a checker keeps under small names lies together on one *page*, read once and written at most once a batch; only
-names with a colon, of which there may be thousands, have a row each.
-
-Spark lets state die of itself only by the machine's clock (`ttlDurationMs` wants `timeMode` "ProcessingTime"), while ours goes by
-the log's. So a checker's timer does that: a memory in which nothing is left takes no room.
+* Each access to Spark's state is a round trip between two processes, about 0.25 ms, and most of the cost of a key. So small values of a
+  memory share one *page*, read once and written at most once per batch. Only names with a colon, of which there may be thousands, have
+  their own rows.
+* Spark expires state only by the machine's clock (`ttlDurationMs` needs `timeMode` "ProcessingTime"), but the audit goes by log time. So
+  checkers use timers to expire state; an empty memory takes no room.
 """
 
 from __future__ import annotations
@@ -29,10 +26,10 @@ from equipoise.spark_jobs.sequence.arrivals import Source
 from equipoise.spark_jobs.sequence.emitted import EMITTED_DDL, Table
 
 LATENESS: Final = "1 second"
-"""How far the watermark stays behind. `at` never falls, so nothing is ever late; zero is what Spark takes least well."""
+"""Delay of the watermark. `at` never falls, so nothing is late, but Spark does not handle zero well."""
 
 _PAGE: Final = "page"
-_WAKE: Final = "wake"  # On the page: [when the checker wants to be woken, for when Spark's timer stands], either may be null.
+_WAKE: Final = "wake"  # On the page: [when the checker wants to be woken, when Spark's timer is set]; both may be null.
 _OWN_ROW: Final = ":"
 _ORDINALS: Final = 1 << 31
 
@@ -40,7 +37,7 @@ Page = dict[str, str]
 
 
 class Rows(Protocol):
-    """Of Spark's `MapState` what is used here; keys are (name,), values (bytes,)."""
+    """The methods of Spark's `MapState` that are used here; keys are (name,), values (bytes,)."""
 
     def getValue(self, key: tuple[str]) -> tuple[bytes] | None: ...  # noqa: N802, D102 - Spark's
     def updateValue(self, key: tuple[str], value: tuple[bytes]) -> None: ...  # noqa: N802, D102 - Spark's
@@ -49,17 +46,17 @@ class Rows(Protocol):
 
 
 class Timers(Protocol):
-    """Of Spark's `StatefulProcessorHandle` what is used here."""
+    """The methods of Spark's `StatefulProcessorHandle` that are used here."""
 
     def registerTimer(self, expiryTimestampMs: int) -> None: ...  # noqa: N802, N803, D102 - Spark's
     def deleteTimer(self, expiryTimestampMs: int) -> None: ...  # noqa: N802, N803, D102 - Spark's
 
 
 class KeyedMemory:
-    """The memory of one subject for the length of one batch, on Spark's state. Nothing is written before `flush`."""
+    """The memory of one subject during one batch, on Spark's state. `flush` writes it."""
 
     def __init__(self, rows: Rows, timers: Timers, *, fired: bool = False) -> None:
-        """`fired` says that Spark's timer for this subject has just gone off, and so is no longer there."""
+        """`fired` means that Spark's timer of this subject has just fired, and so no longer exists."""
         self._rows = rows
         self._timers = timers
         stored = rows.getValue((_PAGE,))
@@ -89,7 +86,7 @@ class KeyedMemory:
         if _OWN_ROW in name:
             self._changed[name] = value
         else:
-            self._page[name] = value.decode("latin-1")  # Any bytes fit, and JSON holds them.
+            self._page[name] = value.decode("latin-1")  # Latin-1 maps any bytes to a JSON string.
 
     def remove(self, name: str) -> None:
         """See `Memory`."""
@@ -110,9 +107,9 @@ class KeyedMemory:
         self.due_ms = at_ms
 
     def flush(self) -> None:
-        """Write what has changed.
+        """Write the changes.
 
-        A timer that is put off, as most are at each renewal, is left standing: it goes off in vain once, and is then set anew.
+        A timer that is postponed, as most are at each renewal, stays set. It fires once without effect and is then set again.
         """
         if self.due_ms is not None and (self._standing_ms is None or self.due_ms < self._standing_ms):
             if self._standing_ms is not None:
@@ -134,22 +131,22 @@ class KeyedMemory:
 
 
 def _place(fact: tuple[Fact, int]) -> tuple[int, bool, int, int]:
-    """Where a fact stands in the order of its subject's: by the log's time, which never falls from one record to the next.
+    """Return the sort key of a fact of a subject: the log's time, which never falls, then records before notes.
 
-    Offsets alone do not order what comes from several sources; at the same moment records go before what stands beside the log.
+    Offsets alone do not order facts of several sources.
     """
     told, ordinal = fact
     return told.at_ms, told.source != Source.CHANNEL, told.offset, ordinal
 
 
 class KeyedProcessor(StatefulProcessor):
-    """Facts of one subject in, findings out, each as a row of `EMITTED_DDL`."""
+    """Turn the facts of one subject into findings, as rows of `EMITTED_DDL`."""
 
     def __init__(self, checkers: Mapping[SubjectKind, Checker]) -> None:
         self._checkers = checkers
 
     def init(self, handle: StatefulProcessorHandle) -> None:
-        """Called once in each task, before all else."""
+        """Open the state. Spark calls this first in each task."""
         self._handle = handle
         self._rows = handle.getMapState("memory", "name STRING", "value BINARY")
 
@@ -159,7 +156,7 @@ class KeyedProcessor(StatefulProcessor):
         rows: Iterator[pd.DataFrame],
         timerValues: TimerValues,  # noqa: ARG002, N803 - time is that of the facts
     ) -> Iterator[pd.DataFrame]:
-        """All facts of one subject in one batch."""
+        """Check all facts of one subject in one batch."""
         memory = KeyedMemory(self._rows, self._handle)
         facts = [(parse_fact(body), ordinal) for frame in rows for body, ordinal in zip(frame["body"], frame["ordinal"], strict=True)]
         facts.sort(key=_place)
@@ -171,9 +168,9 @@ class KeyedProcessor(StatefulProcessor):
         self,
         key: tuple[str],
         timerValues: TimerValues,  # noqa: N803
-        expiredTimerInfo: ExpiredTimerInfo,  # noqa: ARG002, N803 - which of its timers went off, the memory knows
+        expiredTimerInfo: ExpiredTimerInfo,  # noqa: ARG002, N803 - the memory knows its timer
     ) -> Iterator[pd.DataFrame]:
-        """The watermark has passed the timer of a subject."""
+        """Run a subject's timer after the watermark has passed it."""
         memory = KeyedMemory(self._rows, self._handle, fired=True)
         findings = overdue(self._checkers, memory, key[0], timerValues.getCurrentWatermarkInMs())
         memory.flush()
@@ -181,15 +178,15 @@ class KeyedProcessor(StatefulProcessor):
 
 
 def _ordinal(finding: Finding) -> int:
-    """The same in whichever batch it is found: findings of one record come from many tasks, which cannot count together.
+    """Return an ordinal that does not depend on the batch: the findings of one record come from many tasks, which share no counter.
 
-    Its time does not count: evidence is judged at the end of a batch, and another reading of the log may cut it elsewhere.
+    The time is left out: evidence is checked at the end of a batch, and another run may cut batches elsewhere.
     """
     return crc32(orjson.dumps([finding.rule, finding.subject, finding.text])) % _ORDINALS
 
 
 def emitted(findings: list[Finding]) -> Iterator[pd.DataFrame]:
-    """One frame with the rows of all findings; none without."""
+    """Yield one frame with the rows of all findings, or nothing if there are none."""
     if not findings:
         return
     bodies = [finding.to_bytes() for finding in findings]
@@ -207,6 +204,6 @@ def emitted(findings: list[Finding]) -> Iterator[pd.DataFrame]:
 
 
 def findings_of(facts: DataFrame, checkers: Mapping[SubjectKind, Checker]) -> DataFrame:
-    """A frame of `EMITTED_DDL` with what is wrong with `facts`, a streaming frame of rows of `Table.FACTS`."""
+    """Return a frame (`EMITTED_DDL`) of the findings about `facts`, a streaming frame of rows of `Table.FACTS`."""
     keyed = facts.withWatermark("at", LATENESS).groupBy("subject")
     return keyed.transformWithStateInPandas(KeyedProcessor(checkers), EMITTED_DDL, "Append", "EventTime")
