@@ -1,7 +1,4 @@
-"""What can go wrong with an archive, and who must act.
-
-May live here: exception classes with typed attributes, as in `channel.core.errors`.
-"""
+"""Define the errors of an archive, by who must act."""
 
 from __future__ import annotations
 
@@ -11,7 +8,7 @@ from equipoise.channel.core.errors import CallerError, OperatorError
 
 
 class NoArchive(CallerError):
-    """There is no archive where somebody wants to read one."""
+    """There is no archive to read."""
 
     def __init__(self, *, archive: str) -> None:
         """`archive` is the folder as given."""
@@ -20,10 +17,10 @@ class NoArchive(CallerError):
 
 
 class ArchiveOfAnotherLog(OperatorError):
-    """The archive holds what another log said: to mix two would make both worthless."""
+    """The archive belongs to another log. Records of two logs must not mix."""
 
     def __init__(self, *, archive: str, expected: str, found: str) -> None:
-        """`expected` is the identity of the log that is read, `found` that of the archive's."""
+        """`expected` is the identity of the log being read, `found` the archive's."""
         self.archive = archive
         self.expected = expected
         self.found = found
@@ -31,7 +28,7 @@ class ArchiveOfAnotherLog(OperatorError):
 
 
 class ArchiveTooNew(OperatorError):
-    """A newer version has written this archive."""
+    """A newer version wrote this archive."""
 
     def __init__(self, *, archive: str, what: str, found: int, supported: int) -> None:
         """`what` has the version `found`; this version reads up to `supported`."""
@@ -43,46 +40,46 @@ class ArchiveTooNew(OperatorError):
 
 
 class ArchiveDamaged(OperatorError):
-    """The archive's own description or a file of it cannot be read, or is gone from beside its tables."""
+    """The archive's description or a file of it is unreadable or missing."""
 
     def __init__(self, *, archive: str, problem: str) -> None:
-        """`problem` says what was found."""
+        """`problem` describes the damage."""
         self.archive = archive
         self.problem = problem
         super().__init__(f"the archive {archive} cannot be used: {problem}; restore it from a copy, or name another folder with --archive")
 
 
 class ArchiveFileGone(ArchiveDamaged):
-    """A file is not there any more: whoever reads beside a job that tidies looks again, and finds the one that it was joined into."""
+    """A file is missing. A reader next to a job that compacts small files lists again, and finds the file that replaced it."""
 
     def __init__(self, *, archive: str, file: str) -> None:
-        """`file` is the one that is gone."""
+        """`file` is the missing one."""
         self.file = file
         super().__init__(archive=archive, problem=f"its file {file} is not there any more")
 
 
 class ArchiveOutOfOrder(OperatorError):
-    """Records of the archive are there, and not in the order in which they are folded."""
+    """The archive's records are not in the order of folding."""
 
     def __init__(self, *, archive: str, problem: str) -> None:
-        """`problem` says of what, and what mends it."""
+        """`problem` names the records and the remedy."""
         self.archive = archive
         self.problem = problem
         super().__init__(f"the archive {archive} cannot be gone on from: {problem}; then start again")
 
 
 class ArchiveInUse(OperatorError):
-    """Another process writes the same tables of the archive, or tidies it."""
+    """Another process writes the same tables of the archive, or compacts its small files."""
 
     def __init__(self, *, archive: str, who: str) -> None:
-        """`who` is what holds the lock: `archive`, `audit` or `tidy`."""
+        """`who` holds the lock: `archive`, `audit` or `tidy`."""
         self.archive = archive
         self.who = who
         super().__init__(f"another process ({who}) works on the archive {archive}; stop it first, or wait until it has ended")
 
 
 class ArchiveFull(OperatorError):
-    """The archive's disk is full: the batch in hand was not finished, and is done again after a restart."""
+    """The archive's disk is full. The current batch is unfinished, and runs again after a restart."""
 
     def __init__(self, *, archive: str, file: str) -> None:
         """`file` is the one that could not be written."""
@@ -92,10 +89,10 @@ class ArchiveFull(OperatorError):
 
 
 class ArchiveUnwritable(OperatorError):
-    """The archive cannot be written: rights, or a disk that fails."""
+    """The archive cannot be written: missing rights or a failing disk."""
 
     def __init__(self, *, archive: str, problem: str) -> None:
-        """`problem` is what the operating system says."""
+        """`problem` is the operating system's message."""
         self.archive = archive
         self.problem = problem
         super().__init__(f"the archive {archive} cannot be written: {problem}; mend that, and start again")
@@ -105,14 +102,14 @@ WITHOUT_CHECKPOINT: Final = {
     "archive": "it goes on where the archive ends",
     "audit": "it reads the log from where the log begins, and our readers take what it finds again once",
 }
-"""What each writer does that finds no checkpoint beside its tables."""
+"""What each writer does if it finds no checkpoint next to its tables."""
 
 
 class CheckpointBehind(OperatorError):
-    """Spark's checkpoint is older than the archive: its next batch would not be the one that the archive expects."""
+    """Spark's checkpoint is older than the archive: its next batch is not the one that the archive expects."""
 
     def __init__(self, *, archive: str, writer: str, checkpoint: str, batch: int, finished: int) -> None:
-        """`batch` came where `finished` is the last that the archive holds from this writer, `archive` or `audit`."""
+        """`batch` arrived, but the archive already has up to `finished` from this writer, `archive` or `audit`."""
         self.archive = archive
         self.writer = writer
         self.checkpoint = checkpoint
@@ -126,7 +123,7 @@ class CheckpointBehind(OperatorError):
 
 
 class OtherStore(OperatorError):
-    """The archive is kept in the other of the two forms."""
+    """The archive is in the other store format."""
 
     def __init__(self, *, archive: str, found: str, asked: str) -> None:
         """`found` and `asked` are `parquet` or `delta`."""
@@ -138,10 +135,10 @@ class OtherStore(OperatorError):
 
 
 class NoHold(CallerError):
-    """There is no hold of this name on the channel."""
+    """The channel has no retention hold of this name."""
 
     def __init__(self, *, key: str) -> None:
-        """`key` is that of its record."""
+        """`key` is the key of its record."""
         self.key = key
         super().__init__(
             f"there is no hold {key} on the channel; the holds that compaction counts are named by `equipoise channel compact`"

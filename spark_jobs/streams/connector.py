@@ -1,7 +1,6 @@
-"""The jars of Spark's Kafka connector: fetched once by Maven into the user's cache, and checked each time before they are loaded.
+"""Fetch the jars of Spark's Kafka connector with Maven into the user's cache, once, and verify them before each use.
 
-May live here: what knows of Maven, and of the folder. Which jars, in which versions and with which bytes, is data:
-`connector-jars.json` beside this file. Why it names these is told in docs/adr/0012-spark.md.
+`connector-jars.json` lists the jars with versions and checksums. docs/adr/0012-spark.md explains the choice.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from equipoise.spark_jobs.streams.errors import JarsMissing, WrongJar
 
 CACHE_VARIABLE: Final = "XDG_CACHE_HOME"
 
-# Maven's own plugins and 10 MB of jars over a slow line, 200 kB/s.
+# For Maven's own plugins and 10 MB of jars at 200 kB/s.
 _FETCH_S: Final = 600.0
 _READ_BYTES: Final = 1 << 20
-# The rest of what Maven says is a stack of its own plugins.
+# The rest of Maven's output is a stack trace of its plugins.
 _TOLD_CHARACTERS: Final = 600
 
-# Transitive ones are left out: Spark brings what is needed of them, and the set as it is published does not resolve.
+# Transitive dependencies are excluded: Spark brings the needed ones, and the published set does not resolve.
 _DEPENDENCY: Final = (
     "<dependency><groupId>{group}</groupId><artifactId>{artifact}</artifactId><version>{version}</version>"
     "<exclusions><exclusion><groupId>*</groupId><artifactId>*</artifactId></exclusion></exclusions></dependency>"
@@ -53,18 +52,18 @@ class Jar:
 
     @property
     def file_name(self) -> str:
-        """As Maven names it."""
+        """The file name that Maven uses."""
         return f"{self.artifact}-{self.version}.jar"
 
 
 def jars_of_connector() -> tuple[Jar, ...]:
-    """What `connector-jars.json` names."""
+    """Return the jars of `connector-jars.json`."""
     document = json.loads(files("equipoise.spark_jobs.streams").joinpath("connector-jars.json").read_text(encoding="utf-8"))
     return tuple(Jar(**jar) for jar in document["jars"])
 
 
 def cache_folder() -> Path:
-    """Where the jars are kept for this user; one folder for each set, so that versions of this program do not disturb one another."""
+    """Return this user's folder for the jars. Each set has its own, so that versions of this program do not interfere."""
     given = os.environ.get(CACHE_VARIABLE, "")
     root = Path(given) if os.path.isabs(given) else Path.home() / ".cache"  # noqa: PTH117 - of a text that may be empty
     digest = hashlib.sha256("".join(jar.sha256 for jar in jars_of_connector()).encode()).hexdigest()[:12]
@@ -72,7 +71,7 @@ def cache_folder() -> Path:
 
 
 def connector_jars(*, folder: Path | None = None, telling: Callable[[str], None] = lambda _: None) -> tuple[Path, ...]:
-    """The jars, each checked, and fetched first if one is not there; `telling` hears of that. Raises `JarsMissing`, `WrongJar`."""
+    """Return the verified jars, after fetching missing ones (reported to `telling`). Raise `JarsMissing`, `WrongJar`."""
     folder = cache_folder() if folder is None else folder
     jars = jars_of_connector()
     with _locked(folder):
@@ -85,7 +84,7 @@ def connector_jars(*, folder: Path | None = None, telling: Callable[[str], None]
 
 
 def check_jar(path: Path, jar: Jar) -> None:
-    """Raise `WrongJar` unless the file holds the bytes that the data names: 10 ms for all of them."""
+    """Raise `WrongJar` unless the file has the expected checksum. All jars take 10 ms."""
     digest = hashlib.sha256()
     with path.open("rb") as opened:
         while piece := opened.read(_READ_BYTES):
@@ -96,7 +95,7 @@ def check_jar(path: Path, jar: Jar) -> None:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """In the body nobody else fetches into the folder. The lock ends with its process."""
+    """Hold the lock for fetching into the folder. The operating system releases it when the process ends."""
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -104,7 +103,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _fetch(jars: Sequence[Jar], folder: Path, telling: Callable[[str], None]) -> None:
-    """Have Maven copy the jars, check each, and only then give it its name, so that no half of one is ever found under it."""
+    """Fetch the jars with Maven, and verify each before it gets its name, so that no partial jar is ever found."""
     names = tuple(jar.file_name for jar in jars)
     program = shutil.which("mvn")
     if program is None:
@@ -128,7 +127,7 @@ def _fetch(jars: Sequence[Jar], folder: Path, telling: Callable[[str], None]) ->
 
 
 def pom_of(jars: Sequence[Jar]) -> str:
-    """What Maven is asked for."""
+    """Return the POM that makes Maven fetch the jars."""
     dependencies = "".join(
         _DEPENDENCY.format(group=escape(jar.group), artifact=escape(jar.artifact), version=escape(jar.version)) for jar in jars
     )

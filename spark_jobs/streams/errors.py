@@ -1,7 +1,4 @@
-"""The errors of the Spark jobs, split by who must act, as in `channel.core.errors`.
-
-May live here: exception classes with typed attributes that nothing in `channel` raises.
-"""
+"""Define the errors of the Spark jobs, by who must act, beyond those in `channel.core.errors`."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import Final
 from equipoise.channel.core.errors import OperatorError, PeerError
 
 JAVA_MIN: Final = 17
-"""What the line of Spark that the extra names runs on; see docs/adr/0012-spark.md."""
+"""The Java that the extra's Spark needs; see docs/adr/0012-spark.md."""
 
 _JAVA_ADVICE: Final = (
     f"on Debian: apt-get install openjdk-{JAVA_MIN}-jre-headless; elsewhere any JRE from https://adoptium.net; "
@@ -19,19 +16,19 @@ _JAVA_ADVICE: Final = (
 
 
 class MissingJava(OperatorError):
-    """Spark runs in a Java virtual machine, and this machine has none that is new enough."""
+    """This machine has no Java virtual machine that is new enough for Spark."""
 
     def __init__(self, *, problem: str) -> None:
-        """`problem` says what was found instead."""
+        """`problem` describes what was found instead."""
         self.problem = problem
         super().__init__(f"Spark needs Java {JAVA_MIN} or newer: {problem}; {_JAVA_ADVICE}")
 
 
 class JarsMissing(OperatorError):
-    """The jars of Spark's Kafka connector are not in their folder, and cannot be fetched."""
+    """The jars of Spark's Kafka connector are missing and cannot be fetched."""
 
     def __init__(self, *, folder: str, problem: str, names: tuple[str, ...]) -> None:
-        """`folder` is where the jars named `names` belong, `problem` why they are not there."""
+        """`folder` is where the jars `names` belong, `problem` the reason why they are missing."""
         self.folder = folder
         self.problem = problem
         self.names = names
@@ -42,10 +39,10 @@ class JarsMissing(OperatorError):
 
 
 class WrongJar(OperatorError):
-    """A jar is not the one that was tried out: its bytes differ."""
+    """A jar has another checksum than the tested one."""
 
     def __init__(self, *, path: str, expected: str, found: str) -> None:
-        """`expected` and `found` are the SHA-256 of the file `path`."""
+        """`expected` and `found` are SHA-256 checksums of the file `path`."""
         self.path = path
         self.expected = expected
         self.found = found
@@ -56,10 +53,10 @@ class WrongJar(OperatorError):
 
 
 class SourceAway(PeerError):
-    """A file that entries are read from was not there for so long that a job gave up."""
+    """A file of entries was missing for so long that a job gave up."""
 
     def __init__(self, *, source: str, problem: str, waited_s: int) -> None:
-        """`source` is what is read, `problem` what it last said, `waited_s` for how long."""
+        """`source` is the file, `problem` its last error, `waited_s` the time waited."""
         self.source = source
         self.problem = problem
         self.waited_s = waited_s
@@ -67,10 +64,10 @@ class SourceAway(PeerError):
 
 
 class OtherLog(OperatorError):
-    """Where a job read one log there is another now: its positions mean nothing there."""
+    """The URL now leads to another log, so the job's positions are meaningless."""
 
     def __init__(self, *, log: str, expected: str, found: str) -> None:
-        """`log` is its URL; `expected` and `found` are identities, made at random when a log is."""
+        """`log` is the URL; `expected` and `found` are identities, which are random for each log."""
         self.log = log
         self.expected = expected
         self.found = found
@@ -81,10 +78,10 @@ class OtherLog(OperatorError):
 
 
 class SparkFailed(PeerError):
-    """A job of Spark ended with an error that none of ours explains."""
+    """A Spark job ended with an error that is none of ours."""
 
     def __init__(self, *, job: str, problem: str) -> None:
-        """`job` is its name, `problem` what Spark says, in a line."""
+        """`job` is its name, `problem` Spark's message in one line."""
         self.job = job
         self.problem = problem
         super().__init__(f"the Spark job {job} failed: {problem}; mend what that names, and start it again")

@@ -1,7 +1,6 @@
-"""Ctrl-C while Spark runs: noted at once, and raised where no call into Spark is under way.
+"""Delay Ctrl-C while Spark runs, and raise it where no call into Spark is in progress.
 
-May live here: the handlers, and who waits for Spark in the place of a thread that calls it. PySpark's own handler asks Java to cancel
-what runs in the midst of whatever other call the main thread has with it, and the two answers get mixed.
+PySpark's own handler asks Java to cancel the running work during another call of the main thread. The two answers then get mixed up.
 """
 
 from __future__ import annotations
@@ -15,17 +14,17 @@ from types import FrameType
 from typing import Final, TypeVar
 
 LOOK_S: Final = 0.25
-"""How often who waits for Spark looks up: to tell how far it is, and to cancel again."""
+"""How often the thread that waits for Spark shows progress and, after Ctrl-C, cancels again."""
 
 Result = TypeVar("Result")
 
 
 @contextmanager
 def delayed_interrupts() -> Iterator[Callable[[], None]]:
-    """Ctrl-C waits for the end of the block, or for the next call of what is yielded: these raise `KeyboardInterrupt`.
+    """Delay Ctrl-C to the end of the block or the next call of the yielded function. Both then raise `KeyboardInterrupt`.
 
-    For what must be whole: half an import swallows Ctrl-C, half a start leaves a JVM behind. A second one raises it wherever the program
-    is: somebody is out of patience. Threads that are not the main one have no signals.
+    Use it for steps that must not be cut: an interrupted import swallows Ctrl-C, an interrupted start leaves a JVM behind. A second Ctrl-C
+    raises at once. Outside the main thread this does nothing, since only the main thread gets signals.
     """
     is_noted = False
 
@@ -52,28 +51,28 @@ def delayed_interrupts() -> Iterator[Callable[[], None]]:
 def interruptible(
     work: Callable[[], Result], *, cancel: Callable[[], None], meanwhile: Callable[[], None] = lambda: None
 ) -> Future[Result]:
-    """What becomes of `work`, which calls into Spark on a thread of its own, so that Ctrl-C meets no such call under way.
+    """Run `work`, which calls into Spark, on its own thread, so that Ctrl-C interrupts no such call. Return its finished future.
 
-    `meanwhile` is called now and then. Ctrl-C calls `cancel`, which ends what Spark works on, until the thread has ended, and is
-    raised then; a second one is raised at once.
+    Call `meanwhile` regularly. On Ctrl-C call `cancel`, which ends Spark's work, until the thread has ended, then raise
+    `KeyboardInterrupt`. A second Ctrl-C raises at once.
     """
     job: Future[Result] = Future()
 
     def done() -> None:
         try:
             job.set_result(work())
-        except BaseException as error:  # noqa: BLE001 - whatever it is, it is for who waits
+        except BaseException as error:  # noqa: BLE001 - the waiting thread gets any error
             job.set_exception(error)
 
-    # No thread that anybody must wait for: who presses Ctrl-C again is out of patience.
+    # A daemon thread, so that a second Ctrl-C can end the program.
     threading.Thread(target=done, name="spark-work", daemon=True).start()
     try:
         while not job.done():
             wait([job], timeout=LOOK_S)
             meanwhile()
     except KeyboardInterrupt:
-        while not job.done():  # Again, for `work` may be between two calls just now.
-            with suppress(Exception):  # Where Spark is gone `work` ends by itself.
+        while not job.done():  # Repeated, because `work` may be between two calls.
+            with suppress(Exception):  # If Spark is gone, `work` ends too.
                 cancel()
             wait([job], timeout=LOOK_S)
         raise

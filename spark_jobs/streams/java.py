@@ -1,7 +1,4 @@
-"""The Java that Spark runs in: whether it is there, and new enough, before anything of Spark is started.
-
-May live here: what knows how `java` is found and asked.
-"""
+"""Check that a new enough Java is installed, before Spark starts."""
 
 from __future__ import annotations
 
@@ -15,15 +12,15 @@ from typing import Final
 
 from equipoise.spark_jobs.streams.errors import JAVA_MIN, MissingJava
 
-# A Java virtual machine says its version in a quarter of a second; this machine may be busy.
+# Java prints its version in a quarter of a second; a busy machine may need longer.
 _ANSWER_S: Final = 60.0
 
 _find_version: Final = re.compile(r'version "(?:1\.)?(\d+)').search
-"""Java 8 called itself 1.8, all since by their number."""
+"""Java 8 reports 1.8, all later ones their number."""
 
 
 def java_program(environment: Mapping[str, str] = os.environ) -> str:
-    """The `java` that Spark will start: that of JAVA_HOME, or else the first on the path. Raises `MissingJava` if there is none."""
+    """Return the `java` that Spark will start: from JAVA_HOME, else the first on the path. Raise `MissingJava` if there is none."""
     home = environment.get("JAVA_HOME")
     if home:
         program = Path(home) / "bin" / "java"
@@ -37,7 +34,7 @@ def java_program(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def check_java(environment: Mapping[str, str] = os.environ) -> int:
-    """The version of the Java that Spark will run in. Raises `MissingJava` if it is too old, or says nothing."""
+    """Return the version of the Java that Spark will use. Raise `MissingJava` if it is too old or unknown."""
     program = java_program(environment)
     try:
         answer = subprocess.run([program, "-version"], capture_output=True, text=True, check=False, timeout=_ANSWER_S)

@@ -1,8 +1,7 @@
-"""What each job is asked to do: the values that a command line makes, and that every job takes.
+"""Define each job's options and its output.
 
-May live here: those values, what they are by default, and how a job tells what it finds. A job is a function
-`run_NAME(options, screen) -> int`; it returns how many things it found that somebody should look at, and raises an
-`EquipoiseError` where it cannot go on.
+A job is a function `run_NAME(options, screen) -> int`. It returns how many problems it found, and raises an `EquipoiseError` if it cannot
+continue.
 """
 
 from __future__ import annotations
@@ -16,20 +15,20 @@ from equipoise.channel.kafka.settings import address_of
 from equipoise.channel.log.open_log import log_path
 
 PER_TRIGGER: Final = 40_000
-"""Entries in one batch at most: 10 MB of records of 250 bytes, which one worker folds in about a second."""
+"""Most entries in one batch: 10 MB of records of 250 bytes. One worker folds them in about a second."""
 
 ARCHIVE_PER_TRIGGER: Final = 200_000
-"""The same for an archive, which nobody waits for: what each batch costs once is shared by more entries. 50 MB of them."""
+"""The same for an archive, 50 MB. Latency does not matter there, and larger batches spread the fixed cost of each."""
 
 IN_FLIGHT_MAX_S: Final = 60
-"""How long a bundle may stay between two owners before the audit calls it stuck: a step takes milliseconds, a retry seconds."""
+"""How long a bundle may be between two owners before the audit reports it: a step takes milliseconds, a retry seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Screen:
-    """Whom a job talks to. `result` takes lines that were asked for, `note` those that only say how it goes.
+    """The output of a job. `result` takes lines that were asked for, `note` takes progress lines.
 
-    `is_live` says whether a person looks on, so that a bar or a line that is written over makes sense.
+    `is_live` means that a person is watching, so that a progress bar makes sense.
     """
 
     result: Callable[[str], None]
@@ -39,10 +38,12 @@ class Screen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AuditOptions:
-    """`run_audit` reads the log at `log_url` and all that stands beside it, and tells broken rules.
+    """Options of `run_audit`, which audits the log at `log_url` and its notes.
 
-    `archive` is where findings and checkpoints go. With `to_end` it ends once it has read what was there when it began; else it
-    goes on until it is stopped. `master` names a Spark cluster, None this machine. `metrics_port` serves `/metrics`, None does not.
+    * `archive`: folder for findings and checkpoints.
+    * `to_end`: stop after the entries that existed at the start. Default: run until interrupted.
+    * `master`: a Spark cluster; None for this machine.
+    * `metrics_port`: serves `/metrics`; None for no metrics.
     """
 
     log_url: str
@@ -57,10 +58,11 @@ class AuditOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArchiveOptions:
-    """`run_archive` writes the tables of `archive` from the log at `log_url`. Fields as those of `AuditOptions`.
+    """Options of `run_archive`, which writes the tables of `archive` from the log at `log_url`. See also `AuditOptions`.
 
-    `hold` is the name under which the channel is asked to keep what is not archived yet; None does not ask. With `release` it only
-    lifts the hold of that name, and ends. `delta` writes Delta tables in place of Parquet files.
+    * `hold`: name of the retention hold that keeps unarchived records in the channel; None for no hold.
+    * `release`: only release the retention hold of this name.
+    * `delta`: write Delta tables instead of Parquet files.
     """
 
     log_url: str
@@ -77,7 +79,7 @@ class ArchiveOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyOptions:
-    """`run_verify` folds `archive` again, from Unix time `from_ms` (included) to `to_ms` (not included); None: from its ends."""
+    """Options of `run_verify`, which folds `archive` again from Unix time `from_ms` to `to_ms` (exclusive); None is the archive's end."""
 
     archive: Path
     from_ms: int | None = None
@@ -88,7 +90,10 @@ class VerifyOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportOptions:
-    """`run_report` writes the page `out` about `archive`, or about the log at `log_url`; one of the two is None. Times as above."""
+    """Options of `run_report`, which writes the page `out` about `archive` or the log at `log_url`; one of the two is None.
+
+    `from_ms` and `to_ms` are as in `VerifyOptions`.
+    """
 
     out: Path
     archive: Path | None = None
@@ -101,16 +106,16 @@ class ReportOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TidyOptions:
-    """`run_tidy` joins the small files of `archive`."""
+    """Options of `run_tidy`, which compacts the small files of `archive`."""
 
     archive: Path
     as_json: bool = False
 
 
 def default_archive(log_url: str) -> Path:
-    """Where the archive of a log lies if nobody says it: beside the log's file, or for a topic in the working folder.
+    """Return the default archive of a log: next to the log's file, or for a topic in the working folder.
 
-    Raises `InvalidLogUrl` for an address of Kafka that is none.
+    Raise `InvalidLogUrl` for a malformed Kafka address.
     """
     path = log_path(log_url)
     return Path(f"{path}.archive") if path is not None else Path(f"{address_of(log_url).topic}.archive")

@@ -1,7 +1,6 @@
-"""Arrivals on their way to the one operator that takes all of them: packed into few rows, each a batch of Arrow.
+"""Pack arrivals into few rows, each an Arrow batch, for the one operator that takes all of them.
 
-May live here: packing and unpacking. Rows one by one cost Spark more on that way, where it writes, sorts, groups and rebuilds each of
-them, than folding them does.
+Spark writes, sorts, groups and rebuilds each row on that way. For single rows this costs more than the folding.
 """
 
 from __future__ import annotations
@@ -20,21 +19,21 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 PACK_BYTES_MAX: Final = 8 << 20
-"""Bytes of one pack, unless a single row is larger: Spark keeps a row in one piece, and some of them at a time."""
+"""Largest pack, unless a single row is larger. Spark holds several rows in memory, each in one piece."""
 
 _PACKS: Final = pa.schema([("log", pa.string()), ("pack", pa.binary())])
 _PACKS_DDL: Final = "log STRING, pack BINARY"
 
 
 def packed(frame: DataFrame) -> DataFrame:
-    """A frame of arrivals (`FRAME_DDL`) as rows of (`log`, `pack`), all with the same `log` to be grouped by."""
-    # Times as numbers, because a timestamp is turned into the session's time zone on its way to Python.
+    """Return a frame of arrivals (`FRAME_DDL`) as rows of (`log`, `pack`), all with the same `log` to group by."""
+    # Times are numbers, because Spark converts timestamps to the session's time zone for Python.
     numbered = frame.select("source", "offset", F.coalesce(F.unix_millis("timestamp"), F.lit(0)).alias("at_ms"), "value")
     return numbered.mapInArrow(pack, _PACKS_DDL)
 
 
 def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Each batch with the columns of an arrival as one pack, or as several where it is large."""
+    """Yield each batch of arrivals as one pack, or as several if it is large."""
     for batch in batches:
         for part in _parts(batch):
             stream = pa.BufferOutputStream()
@@ -44,7 +43,7 @@ def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def unpacked(packs: Iterable[bytes]) -> Iterator[Arrival]:
-    """The arrivals of one batch, whatever order its packs are in: those of the channel first, and each source by its offsets."""
+    """Yield the arrivals of one batch, for any order of packs: first the channel, then the other sources, each by offset."""
     table = _sorted(pa.concat_tables(pa.ipc.open_stream(each).read_all() for each in packs))
     source, offset, at_ms, value = (table[name].to_pylist() for name in ("source", "offset", "at_ms", "value"))
     return map(Arrival, source, offset, at_ms, repeat(None), value)

@@ -1,9 +1,6 @@
-"""Whoever looks on while a stream runs: lines on the terminal, a line that is written over, and `/metrics`.
+"""Show the progress of a running stream: lines on the terminal, a live line, and `/metrics`.
 
-May live here: who asks Spark, who prints, and what Prometheus is told. What the figures are is `spark_jobs.streams.stream_progress`.
-
-Findings come on a thread of Spark's; all that is printed is printed by the one thread that
-calls `Watch.show`, so that no two write over one another.
+Findings arrive on a thread of Spark. Only the thread that calls `Watch.show` prints, so that lines do not mix.
 """
 
 from __future__ import annotations
@@ -31,7 +28,7 @@ from equipoise.spark_jobs.streams.stream_errors import MetricsPortTaken
 from equipoise.spark_jobs.streams.stream_progress import BatchDone, Rate, batch_done, told
 
 NOTE_MS: Final = 10_000
-"""How often a line says how it goes where nobody could see one that is written over, such as in a file of logs."""
+"""How often to print a progress line where there is no live line, such as in a log file."""
 
 _Item = TypeVar("_Item")
 
@@ -41,9 +38,9 @@ def _now_ms() -> int:
 
 
 class StreamMetrics:
-    """What Prometheus is told of the job `job`, in a registry of its own; names begin with `spark_JOB_`.
+    """The Prometheus metrics of `job`, in their own registry, with names that begin with `spark_JOB_`.
 
-    `docs/reference/metrics.md` says what each one means.
+    `docs/reference/metrics.md` describes each one.
     """
 
     def __init__(self, job: str) -> None:
@@ -72,46 +69,46 @@ class StreamMetrics:
         self._findings = counter("findings_total", "What it has found since its start.", "rule")
 
     def batch(self, done: BatchDone, *, rows_per_second: float) -> None:
-        """One batch has ended."""
+        """Count a finished batch."""
         self._ended_ms = _now_ms()
         self._rows.inc(done.rows)
         self._batches.inc()
         self._rate.set(rows_per_second)
-        if done.behind is not None:  # Else the last that is known is still the best.
+        if done.behind is not None:  # Else keep the last known value.
             self._behind.set(done.behind)
         self._batch.set(done.took_ms / 1_000)
         self._state_rows.set(done.state_rows)
         self._state_bytes.set(done.state_bytes)
 
     def found(self, rule: str, count: int) -> None:
-        """So many findings of one rule."""
+        """Count findings of one rule."""
         self._findings.labels(rule).inc(count)
 
     def missed(self, since_ms: int | None) -> None:
-        """Nothing has come since then from the log, which does not answer; None if it does."""
+        """Set since when the log has not answered; None if it answers."""
         self._missed_since_ms = since_ms
 
     def restarted(self) -> None:
-        """The stream was started again."""
+        """Count a restart of the stream."""
         self._restarts.inc()
 
 
 @dataclass(frozen=True, slots=True)
 class LookedAt:
-    """The log that a stream reads: what it is called, and how to find out whether it is there, which may take a while."""
+    """The log that a stream reads: its name, and a function that checks whether it is available, which may take a while."""
 
     name: str
     look: Callable[[], Seen]
 
 
 class Watch:
-    """Who looks on while the stream `job` runs.
+    """Show the progress of the stream `job`.
 
-    `say`, `remark`, `found` and `batch` may be called on any thread, the others on one alone.
+    `say`, `remark`, `found` and `batch` may run on any thread, all other methods on one thread only.
     """
 
     def __init__(self, job: str, screen: Screen, *, metrics: StreamMetrics, log: LookedAt | None = None, finds: bool = False) -> None:
-        """`finds` says whether this job can find anything, and so should tell how much; without `log` nobody looks where it stays."""
+        """`finds` means that this job makes findings and shows their number. Without `log`, no availability check runs."""
         self.job = job
         self.rows = 0
         self._screen = screen
@@ -129,46 +126,46 @@ class Watch:
 
     @property
     def batches(self) -> int:
-        """How many batches have ended, as far as they have been shown."""
+        """How many finished batches have been shown."""
         return self._batches
 
     @property
     def findings(self) -> Tally[str]:
-        """How often each rule was found broken."""
+        """How many findings each rule has."""
         return Tally() if self._found is None else Tally(self._found)
 
     def batch(self, done: BatchDone) -> None:
-        """A batch has ended."""
+        """Queue a finished batch."""
         self._waiting.put(done)
 
     def say(self, line: str) -> None:
-        """A line that was asked for."""
+        """Queue a line that was asked for."""
         self._waiting.put(partial(self._beside, self._screen.result, line))
 
     def remark(self, line: str) -> None:
-        """A line that says how it goes."""
+        """Queue a progress line."""
         self._waiting.put(partial(self.note, line))
 
     def found(self, rule: str, count: int) -> None:
-        """So many findings of one rule."""
+        """Count findings of one rule."""
         self._metrics.found(rule, count)
         if self._found is not None:
             self._found[rule] += count
 
     def restarted(self) -> None:
-        """The stream was started again."""
+        """Count a restart of the stream."""
         self._metrics.restarted()
 
     def note(self, line: str) -> None:
-        """Print at once a line that says how it goes; see `remark` for one of another thread."""
+        """Print a progress line now. Other threads call `remark`."""
         self._beside(self._screen.note, line)
 
     def idle(self) -> None:
-        """Spark has found nothing new in its sources."""
+        """Record that Spark found nothing new in its sources."""
         self._waiting.put(lambda: self._silence.idle(_now_ms()))
 
     def show(self) -> None:
-        """Print what has come since, and how it goes."""
+        """Print queued lines and the progress."""
         self._print()
         self._tell()
 
@@ -182,7 +179,7 @@ class Watch:
                 waiting()
 
     def close(self) -> None:
-        """Print what is left, and take the line away that is written over."""
+        """Print queued lines, and remove the live line."""
         self._print()
         self._aside()
 
@@ -206,7 +203,7 @@ class Watch:
     def _tell(self) -> None:
         now_ms = _now_ms()
         if self._log is not None and self._silence.wants_look(now_ms):
-            # On a thread, since a look at a log that is away takes as long as its client waits; there is one at a time.
+            # On a thread, because a check of an unavailable log takes as long as its client waits. Only one runs at a time.
             threading.Thread(target=self._look, name="log-look", daemon=True).start()
         self._note_all(self._silence.wait(now_ms))
         missed_since_ms = self._silence.missed_since_ms
@@ -234,7 +231,7 @@ class Watch:
 
 
 def _taken(queue: SimpleQueue[_Item]) -> Iterator[_Item]:
-    """What is in the queue now; what is put in meanwhile is for the next time."""
+    """Yield what is in the queue now. Items added meanwhile wait for the next call."""
     for _ in range(queue.qsize()):
         try:
             yield queue.get_nowait()
@@ -243,7 +240,7 @@ def _taken(queue: SimpleQueue[_Item]) -> Iterator[_Item]:
 
 
 class Follower:
-    """Tells a `Watch` of each batch of one start of a query, asked now and again: a listener of Spark's may be told after the end."""
+    """Report each batch of one start of a query to a `Watch`, by polling: a listener of Spark may be called after the end."""
 
     def __init__(self, query: StreamingQuery, watch: Watch) -> None:
         self._query = query
@@ -251,17 +248,17 @@ class Follower:
         self._told = -1
         self._looked_at: str | None = None
         self.has_waited = False
-        """Whether its sources have answered that there was nothing, for some seconds on end."""
+        """Whether the sources have had nothing new for some seconds."""
 
     def follow(self) -> None:
-        """Tell of the batches that have ended since; Spark remembers the last 100. Raises what Spark raises once it has ended itself."""
+        """Report the batches that ended since the last call. Spark keeps the last 100. Raise Spark's error after the query has failed."""
         last = self._query.lastProgress
         if last is None or last.timestamp == self._looked_at:
             return
         self._looked_at = last.timestamp
         for progress in self._query.recentProgress:
             if "addBatch" not in progress.durationMs:
-                # While nothing comes Spark tells of the next batch now and again, which has not been worked on.
+                # Without new entries Spark sometimes reports the next batch, which has not run.
                 self.has_waited = True
             elif progress.batchId > self._told:
                 self._told = progress.batchId
@@ -274,9 +271,9 @@ class Follower:
 def watching(
     job: str, screen: Screen, *, log: LookedAt | None = None, metrics_port: int | None = None, finds: bool = False
 ) -> Iterator[Watch]:
-    """A `Watch` on the stream `job`, which reads `log`; with `metrics_port` Prometheus finds it at `/metrics` there while the block runs.
+    """Yield a `Watch` of the stream `job`, which reads `log`. With `metrics_port`, serve `/metrics` on that port during the block.
 
-    Raises `MetricsPortTaken`.
+    Raise `MetricsPortTaken`.
     """
     metrics = StreamMetrics(job)
     watch = Watch(job, screen, metrics=metrics, log=log, finds=finds)

@@ -1,7 +1,7 @@
-"""A JVM that starts without saying what concerns nobody.
+"""Start a JVM without its irrelevant messages.
 
-May live here: `quietly`. What Spark itself logs is set in `log4j2.properties`; these are lines of Java's own, of the script that
-starts it, and of Spark's workers, which no setting turns off.
+`log4j2.properties` configures Spark's own logging. This module drops lines of Java, of its start script and of Spark's workers, which no
+setting turns off.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _NOISE: Final = (
     b"WARNING: Please consider reporting this to the maintainers",
     b"Using Spark's default log4j profile",
     b"Picked up JAVA_TOOL_OPTIONS",
-    # What a stateful operator's Python worker says at each batch, with an empty line behind each.
+    # Messages of a stateful operator's Python worker in each batch, with an empty line after each.
     b"Starting Streaming TransformWithState",
     b"Streaming TransformWithState",
     b"\n",
@@ -31,9 +31,9 @@ _NOISE: Final = (
 
 @contextmanager
 def quietly(*, on: bool = True) -> Iterator[None]:
-    """Programs that are started in the block, and live on, write to the standard error through a thread that drops noise.
+    """Send the standard error of programs started in the block through a thread that drops noise, also after the block.
 
-    The thread ends with the last of them. Without `on` nothing is changed.
+    The thread ends with the last of these programs. If `on` is false, change nothing.
     """
     if not on:
         yield
@@ -56,5 +56,5 @@ def _forward(reading: int, target: int) -> None:
             if not line.startswith(_NOISE):
                 try:
                     out.write(line)
-                except OSError:  # Nobody reads it any more; a full pipe would stop the JVM.
+                except OSError:  # Nobody reads the output any more, but a full pipe would block the JVM.
                     continue

@@ -1,13 +1,12 @@
-"""The first operator of each streaming job: one `Sequence` over the whole channel, as Spark's `transformWithState` runs it.
+"""Run one `Sequence` over the whole channel as Spark's `transformWithState`: the first operator of each streaming job.
 
-May live here: the rim around `spark_jobs.sequence`. It turns frames into arrivals and rows into frames, keeps the state where Spark
-commits it with the batch, and asks the log itself what became of a gap.
+It turns frames into arrivals and rows into frames, keeps the state where Spark commits it with the batch, and asks the log about gaps.
 
-How the state is kept
-1. It is a list of rows (key, data), to which each batch appends those that it changed; of several of one key the last counts. It is
-   written anew once it is more than twice as long as it need be. A list costs one call a batch, where a map costs one for each key.
-2. A worker keeps the sequence that it has fed, under the number of the batch that comes next. It is taken up again only if the
-   state says the same number: not after an attempt that failed, nor where another worker was faster, nor after a restart.
+The state:
+1. It is a list of rows (key, data). Each batch appends the rows that it changed; the last row of a key counts. A list costs one call per
+   batch, a map one per key. The list is rewritten when it is more than twice as long as necessary.
+2. A worker caches its sequence under the number of the next batch. It uses the cache only if the state has the same number: not after a
+   failed attempt, after another worker was faster, or after a restart.
 """
 
 from __future__ import annotations
@@ -42,21 +41,21 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.stateful_processor import TimerValues
 
 CHUNK_ROWS_MAX: Final = 20_000
-"""Rows in one frame that goes back to Spark, so that a batch does not stand in memory twice."""
+"""Rows in one frame that returns to Spark, so that a batch is not in memory twice."""
 
 CHUNK_BYTES_MAX: Final = 32 << 20
-"""Bytes of bodies after which a frame is full: records may be a MiB each."""
+"""Bytes of bodies after which a frame is full: a record may have a MiB."""
 
 STATE_ROWS_AT_ONCE: Final = 5_000
-"""Rows of state in one call to Spark: 1.5 MB of them at 300 bytes."""
+"""Rows of state in one call to Spark: 1.5 MB at 300 bytes each."""
 
 STATE_ROWS_SPARE: Final = 1_000
-"""Rows of state that are not worth writing anew, however few there need be."""
+"""Surplus rows of state that are not worth a rewrite."""
 
 CACHED_MAX: Final = 2
-"""Sequences that one worker keeps: of a query that ended, what it left goes when the next two come."""
+"""Sequences that one worker caches. The sequence of an ended query is dropped when the next two arrive."""
 
-# Times as numbers, because a timestamp is turned into the session's time zone on its way from Python.
+# Times are numbers, because Spark converts timestamps from Python to the session's time zone.
 _ROWS_DDL: Final = EMITTED_DDL.replace("at TIMESTAMP", "at_ms BIGINT")
 _TYPES: Final = {"STRING": pa.string(), "BIGINT": pa.int64(), "INT": pa.int32(), "BINARY": pa.binary()}
 _COLUMNS: Final = {name: _TYPES[kind] for name, kind in (column.split() for column in _ROWS_DDL.split(", "))}
@@ -73,12 +72,13 @@ def sequence_operator(
     in_flight_max_ms: int = IN_FLIGHT_MAX_MS,
     log: str | None = None,
 ) -> DataFrame:
-    """The rows (`EMITTED_DDL`) of a streaming frame of arrivals (`FRAME_DDL`).
+    """Return the rows (`EMITTED_DDL`) of a streaming frame of arrivals (`FRAME_DDL`).
 
-    `begin` is the snapshot that a new checkpoint begins with (`channel.core.snapshot`), None for a log that is read from its first
-    record; one that exists goes on from its own state. `run_id` is another one at each start of the query. `in_flight_max_ms` is how
-    long a bundle may be on its way before the second opinion says that it is overdue. `log` is the log's identity, by which evidence of
-    another one that bore its name can be told.
+    * `begin`: snapshot for a new checkpoint to begin with (`channel.core.snapshot`); None to begin with the log's first record. An existing
+      checkpoint continues from its own state.
+    * `run_id`: different at each start of the query.
+    * `in_flight_max_ms`: how long a bundle may be pending before it is overdue.
+    * `log`: the log's identity, which distinguishes evidence of a former log with the same name.
     """
     processor = SequentialProcessor(
         wants=wants,
@@ -97,7 +97,7 @@ def sequence_operator(
 
 @dataclass(slots=True, kw_only=True)
 class Kept:
-    """A sequence as of the beginning of batch `version`, all rows of its state, and of how many the list is made."""
+    """A cached sequence: the next batch (`version`), all rows of its state, and the length of the list in Spark."""
 
     version: int
     sequence: Sequence
@@ -109,7 +109,7 @@ _kept: dict[str, Kept] = {}
 
 
 class SequentialProcessor(StatefulProcessor):
-    """One `Sequence` as a processor of Spark; all rows have one key."""
+    """Run one `Sequence` as a Spark processor. All rows have one key."""
 
     def __init__(
         self,
@@ -136,9 +136,9 @@ class SequentialProcessor(StatefulProcessor):
         self._rows = handle.getListState("rows", "key STRING, data BINARY")
 
     def handleInputRows(self, key: object, rows: Iterator[pd.DataFrame], timerValues: TimerValues) -> Iterator[pd.DataFrame]:  # noqa: ARG002, N802, N803 - Spark's names
-        """Feed one batch, and keep the state."""
+        """Feed one batch and save the state."""
         kept = self._take()
-        gc.disable()  # A batch makes a million values and no cycle among them: looking for some costs a fifth of it.
+        gc.disable()  # A batch makes a million values without cycles. Searching for cycles costs a fifth of its time.
         try:
             yield from _frames(kept.sequence.feed(unpacked(pack for frame in rows for pack in frame["pack"])))
         finally:
@@ -146,7 +146,7 @@ class SequentialProcessor(StatefulProcessor):
         self._keep(kept)
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: no resource is open."""
 
     def _plugs(self) -> Plugs:
         return Plugs(
@@ -159,8 +159,8 @@ class SequentialProcessor(StatefulProcessor):
         )
 
     def _take(self) -> Kept:
-        """The sequence as of the last batch that was committed."""
-        kept = _kept.pop(self._run_id, None)  # Taken out: should this attempt fail, nobody must find what it has made of it.
+        """Return the sequence after the last committed batch."""
+        kept = _kept.pop(self._run_id, None)  # Removed from the cache, because a failed attempt leaves it in an unusable state.
         committed = self._version.get() if self._version.exists() else None
         if committed is None:
             begin = None if self._begin is None else whole_again(self._begin, size_max=SNAPSHOT_BYTES_MAX)
@@ -174,7 +174,7 @@ class SequentialProcessor(StatefulProcessor):
         return Kept(version=version, sequence=Sequence.restored(rows, self._wants, plugs=self._plugs()), rows=rows, listed=len(listed))
 
     def _keep(self, kept: Kept) -> None:
-        """Write what this batch changed, so that Spark commits it with the batch, and keep the sequence for the next."""
+        """Write this batch's changes, which Spark commits with the batch, and cache the sequence."""
         changed = kept.sequence.changed_rows()
         _put(kept.rows, changed)
         if kept.listed + len(changed) > 2 * len(kept.rows) + STATE_ROWS_SPARE:
@@ -199,7 +199,7 @@ def _put(rows: dict[str, bytes], changed: Iterable[StateRow]) -> None:
 
 
 def _frames(rows: Iterable[Emitted]) -> Iterator[pd.DataFrame]:
-    """The rows as frames of bounded size."""
+    """Yield the rows as frames of bounded size."""
     chunk: list[Emitted] = []
     chunk_bytes = 0
     for row in rows:
@@ -213,16 +213,16 @@ def _frames(rows: Iterable[Emitted]) -> Iterator[pd.DataFrame]:
 
 
 def _frame(chunk: list[Emitted]) -> pd.DataFrame:
-    """As columns of Arrow, which Spark takes as they are: those of pandas are lists of objects, made for nothing."""
+    """Return a frame with Arrow columns, which Spark takes unchanged. Pandas columns would be lists of objects."""
     columns = zip(_COLUMNS.items(), zip(*chunk, strict=True), strict=True)
     return pd.DataFrame({name: pd.array(pa.array(values, kind), pd.ArrowDtype(kind)) for (name, kind), values in columns})
 
 
 def lost(log_url: str, first: int, below: int) -> bytes | None:  # noqa: ARG001 - as `spark_jobs.sequence.parts.Lost`
-    """What `Plugs.lost` asks, of the log at this URL.
+    """Answer `Plugs.lost` for the log at this URL.
 
-    Numbers are left out only where a writer failed, so the log is opened anew for each gap. It is asked after the batch was read, and
-    its beginning only rises: below it nothing is missed, and above it nothing was lost.
+    Skipped offsets occur only after a failed write, so opening the log for each gap is cheap enough. The log is asked after the batch was
+    read, and its start only rises. If the start is not above `first`, nothing was lost.
     """
     with closing(open_log(log_url, create=False)) as log:
         return None if log.start() <= first else to_bytes(beginning(log).reader.view)

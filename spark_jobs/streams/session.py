@@ -1,7 +1,4 @@
-"""The Spark session that every job runs in: started quietly, with what the jobs need and a user should not have to hunt for.
-
-May live here: `spark_session`, the settings that all jobs share, and what is checked before anything of Spark starts.
-"""
+"""Start the Spark session of every job, with the settings and checks that all jobs share."""
 
 from __future__ import annotations
 
@@ -26,56 +23,63 @@ if TYPE_CHECKING:
 _EXTRA_MODULES: Final = ("google.protobuf", "matplotlib", "pandas", "pyarrow", "pyspark")
 
 LOCAL_MASTER: Final = "local[*,4]"
-"""All cores of this machine, and four attempts at each task: one that meets a file that is away for a moment does not end the job."""
+"""All cores of this machine, and four attempts per task: a file that is missing for a moment does not end the job."""
 
 DRIVER_MEMORY: Final = "1g"
-"""Of the JVM, with everything in it in local mode, unless `MEMORY_VARIABLE` says otherwise. A batch of 40,000 records takes 10 MB as
-rows, a few times that on its way."""
+"""Memory of the JVM, with everything in it in local mode; `MEMORY_VARIABLE` overrides it.
+
+A batch of 40,000 records takes 10 MB as rows, and a few times that in transit.
+"""
 
 MEMORY_VARIABLE: Final = "SPARK_DRIVER_MEMORY"
-"""Spark's own name for it."""
+"""Spark's own environment variable."""
 
 STACK: Final = "16m"
-"""Of each thread of the JVM; only what is used of it takes memory. A query that is stopped within a batch has its error searched by a
-pattern that recurses for each character, which is too much for the 1 MB of Java's default."""
+"""Stack of each JVM thread; only the used part takes memory.
+
+Spark searches the error of a query that is stopped during a batch with a pattern that recurses for each character. Java's default of 1 MB
+is too small for that.
+"""
 
 SHUFFLE_PARTITIONS: Final = 2
-"""Tasks of each keyed operator. A checkpoint keeps it for its life, each has a state store of its own, and two suffice for the
-2,000 records/s that a cluster writes at most."""
+"""Tasks of each keyed operator. A checkpoint keeps this number for ever, and each task has its own state store.
+
+Two suffice for the 2,000 records/s that a cluster writes at most.
+"""
 
 _STATE_STORE: Final = "org.apache.spark.sql.execution.streaming.state.RocksDBStateStoreProvider"
 
 _SETTINGS: Final[Mapping[str, str]] = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.streaming.stateStore.providerClass": _STATE_STORE,
-    # Only what a batch changed is written to the checkpoint, not the whole of the state.
+    # Write only the changes of a batch to the checkpoint, not the whole state.
     "spark.sql.streaming.stateStore.rocksdb.changelogCheckpointing.enabled": "true",
     "spark.sql.shuffle.partitions": str(SHUFFLE_PARTITIONS),
-    # Rows pass between the JVM and Python in as few pieces as there are.
+    # Pass rows between the JVM and Python in few pieces.
     "spark.sql.execution.arrow.maxRecordsPerBatch": "10000",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
-    # A task whose Python worker waits for a file that is away is alive.
+    # Keep Python workers: one that waits for a missing file is alive.
     "spark.python.worker.reuse": "true",
 }
 
 _IN_PROCESS: Final = "local["
-"""How a master begins whose workers are children of this process; those of `local-cluster[...]` are not."""
+"""Prefix of masters whose workers are children of this process. Those of `local-cluster[...]` are not."""
 
 OUR_PACKAGE: Final = "equipoise"
-"""What a worker on another machine is sent, where it was not installed."""
+"""The package to send to workers on machines where it is not installed."""
 
 
 def spark_session(
     app: str, *, master: str | None = None, kafka: bool = False, telling: Callable[[str], None] = lambda _: None
 ) -> SparkSession:
-    """A session named `app`, or the one that this process has already.
+    """Return a session named `app`, or the session that this process already has.
 
     It runs on this machine, unless `master` or `spark-submit` names a cluster. With `kafka`, Spark's connector is on its path, and is
-    fetched first if it never was. `telling` hears of that, and of the start, during which nothing else can be told.
+    fetched if it is missing. `telling` gets a message about the fetch and the start; the start blocks.
 
-    Raises `MissingExtra`, `MissingJava`, `JarsMissing`, `WrongJar`.
+    Raise `MissingExtra`, `MissingJava`, `JarsMissing`, `WrongJar`.
     """
     check_extra()
     check_java()
@@ -86,7 +90,7 @@ def spark_session(
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
-    # Workers are started by this name, and must find what this process finds.
+    # Workers must run the same Python, with the same packages.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     conf = SparkConf().setAppName(app)
     is_submitted = "PYSPARK_GATEWAY_PORT" in os.environ
@@ -101,7 +105,7 @@ def spark_session(
         conf.set(name, value)
     if not is_submitted:
         telling("starting Spark, which takes some 10 s")
-    # In two steps, because the first ends with PySpark's own handler of Ctrl-C in the place of ours.
+    # In two steps, because the first replaces our handler of Ctrl-C by PySpark's.
     with delayed_interrupts(), quietly(on=not is_submitted):
         SparkContext.getOrCreate(conf)
     with delayed_interrupts():
@@ -112,12 +116,12 @@ def spark_session(
 
 
 def driver_memory(environment: Mapping[str, str] = os.environ) -> str:
-    """What the JVM of a session on this machine may take, in Java's words for it: `1g`."""
+    """Return the memory limit of the JVM of a local session, in Java's notation: `1g`."""
     return environment.get(MEMORY_VARIABLE) or DRIVER_MEMORY
 
 
 def check_extra() -> None:
-    """Raise `MissingExtra` unless all that comes with the extra `spark` is installed."""
+    """Raise `MissingExtra` unless everything in the extra `spark` is installed."""
     for module in _EXTRA_MODULES:
         root = module.partition(".")[0]
         if find_spec(root) is None or find_spec(module) is None:
@@ -125,19 +129,19 @@ def check_extra() -> None:
 
 
 def _java_options() -> list[str]:
-    """Options of the JVM: its stacks, and what it logs. From within a zip there is no file to name, and Spark's own default holds."""
+    """Return the options of the JVM: stack size and logging. In a zip there is no configuration file, and Spark's default applies."""
     path = Path(__file__).with_name("log4j2.properties")
     return [f"-Xss{STACK}", *([f"-Dlog4j2.configurationFile={path.as_uri()}"] if path.is_file() else [])]
 
 
 def _ship(session: SparkSession) -> None:
-    """Send our packages to the workers of a cluster. What they stand on (`equipoise[spark]`) must be installed there, or sent along."""
+    """Send our packages to the workers of a cluster. Their dependencies (`equipoise[spark]`) must be installed or sent separately."""
     folder = Path(tempfile.mkdtemp(prefix="equipoise-"))
     path = folder / "equipoise-packages.zip"
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
         spec = find_spec(OUR_PACKAGE)
         for root in (spec.submodule_search_locations or ()) if spec is not None else ():
-            # In a checkout the packages below it are links.
+            # In a checkout the subpackages are links.
             for below, _, names in os.walk(root, followlinks=True):
                 for name in sorted(names):
                     found = Path(below, name)

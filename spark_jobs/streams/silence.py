@@ -1,7 +1,7 @@
-"""What is said while no batch of a stream ends: whether its log is there, which Spark does not tell.
+"""Decide what to report while no batch of a stream ends.
 
-May live here: a look at the log, and what follows from looks and batches. Spark waits without a word, for minutes, for a Kafka or a
-file that is away; so the driver looks at the log itself. When it looks, and who prints, is `spark_jobs.streams.progress`.
+Spark waits silently, for minutes, for a Kafka or a file that is unavailable. So the driver checks the log itself.
+`spark_jobs.streams.progress` runs the checks and prints.
 """
 
 from __future__ import annotations
@@ -15,21 +15,23 @@ from equipoise.channel.core.errors import EquipoiseError, LogNotBegun, LogUnavai
 from equipoise.channel.log.open_log import open_log
 
 LOOK_MS: Final = 10_000
-"""After how long without a batch the log is looked at, and how often at most from then on: it costs a connection."""
+"""Time without a batch before a check of the log, and the interval between checks. A check costs a connection."""
 
 SILENCE_MS: Final = 30_000
-"""After how long without a batch somebody is told although the log is there: brokers renew every few seconds, so it is never so quiet.
-Also how long a look may take before that is told."""
+"""Time without a batch before a message although the log answers: brokers renew every few seconds, so it is never so quiet.
+
+Also how long a check may take before a message.
+"""
 
 REMIND_MS: Final = 60_000
-"""How often it is said again that nothing can be read. Not each new problem: Kafka's client spells one outage in many ways."""
+"""Interval of reminders that the log cannot be read. New problems do not shorten it: Kafka's client words one outage in many ways."""
 
 _ABSENT: Final = (LogUnavailable, LogNotBegun)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What a look at a log found: the problem, None where it answered; and whether it is away, or there and cannot be read."""
+    """The result of a check: the problem, None if the log answers; and whether it is unavailable, or available but unreadable."""
 
     problem: str | None = None
     is_away: bool = True
@@ -39,22 +41,22 @@ _NO_ANSWER: Final = Seen(f"it has not answered within {SILENCE_MS // 1_000} s")
 
 
 def look(url: str) -> Seen:
-    """Ask the log at `url` whether it is there. Takes as long as opening a log does: some 10 s for a Kafka that is away."""
+    """Check whether the log at `url` answers. This takes as long as opening it: some 10 s for an unavailable Kafka."""
     try:
         with closing(open_log(url, create=False)) as log:
             log.end()
     except _ABSENT as error:
         return Seen(error.problem)
-    except (EquipoiseError, OSError) as error:  # Whatever it is: the stream itself says when it cannot go on.
+    except (EquipoiseError, OSError) as error:  # Any other error: the stream itself reports when it cannot continue.
         return Seen(str(error), is_away=False)
     return Seen()
 
 
 class Silence:
-    """What is known of the log called `name` since the last batch. Times are ms of one clock that only rises."""
+    """What is known of the log `name` since the last batch. Times are milliseconds of one monotonic clock."""
 
     def __init__(self, name: str, now_ms: int) -> None:
-        """The stream starts now."""
+        """`now_ms` is the start of the stream."""
         self._name = name
         self._batch_ms = self._quiet_ms = self._there_ms = self._looked_ms = now_ms
         self._has_batches = False
@@ -66,38 +68,38 @@ class Silence:
 
     @property
     def missed_since_ms(self) -> int | None:
-        """Since when nothing has come from a log that does not answer; None while it does, as far as is known."""
+        """Since when nothing has come from a log that does not answer; None if it answers, as far as is known."""
         return None if self._lack is None else self._there_ms
 
     def batch(self, now_ms: int, *, began_ms: int) -> Iterator[str]:
-        """A batch has ended; what is to be said about that. That the log was there is known of its beginning, and of nothing later."""
+        """Record the end of a batch and yield messages. It proves that the log was available when the batch began, not later."""
         if self._lack is None or began_ms > self._looked_ms:
             yield from self._there(began_ms, now_ms)
         self._batch_ms = self._quiet_ms = now_ms
         self._has_batches, self._idle_ms, self._told = True, None, None
 
     def idle(self, now_ms: int) -> None:
-        """Spark has found nothing new in its sources, which it says every 10 s: it does not work on a batch."""
+        """Record that Spark found nothing new, which it reports every 10 s. No batch is running then."""
         self._idle_ms = now_ms
 
     def wants_look(self, now_ms: int) -> bool:
-        """Whether it is time to look at the log; who asks does it, and says with `seen` what came of it. One look at a time."""
+        """Return whether the caller should check the log now and pass the result to `seen`. One check runs at a time."""
         if self._is_looking or min(now_ms - self._batch_ms, now_ms - self._looked_ms) < LOOK_MS:
             return False
         self._is_looking, self._looked_ms = True, now_ms
         return True
 
     def seen(self, now_ms: int, seen: Seen) -> Iterator[str]:
-        """The look has ended; what is to be said."""
+        """Record the result of a check and yield messages."""
         self._is_looking = False
         if seen.problem is None:
             yield from self._there(now_ms, now_ms)
             yield from self._quiet(now_ms)
-        elif self._looked_ms >= self._there_ms:  # Else a batch has begun since the look did, and what it found is past.
+        elif self._looked_ms >= self._there_ms:  # Else a batch has begun since the check did, and its result is outdated.
             yield from self._missed(now_ms, seen)
 
     def wait(self, now_ms: int) -> Iterator[str]:
-        """Time has passed; what is to be said about a look that takes too long."""
+        """Yield a message if a check takes too long."""
         if self._is_looking and now_ms - max(self._looked_ms, self._there_ms) >= SILENCE_MS:
             yield from self._missed(now_ms, _NO_ANSWER)
 
@@ -112,11 +114,11 @@ class Silence:
         yield f"{self._name} {what}, and nothing has come from it for {missed_s} s: {lack.problem}; waiting for it"
 
     def _there(self, at_ms: int, now_ms: int) -> Iterator[str]:
-        """It was there at `at_ms`, which is known since `now_ms`."""
+        """Record, at `now_ms`, that the log was available at `at_ms`."""
         if self._lack is not None:
             yield f"{self._name} is there again; nothing came from it for {(at_ms - self._there_ms) // 1_000} s"
             self._lack = None
-            self._quiet_ms = now_ms  # What was waited for until now has been told.
+            self._quiet_ms = now_ms  # The wait until now has been reported.
         self._there_ms = max(self._there_ms, at_ms)
 
     def _quiet(self, now_ms: int) -> Iterator[str]:

@@ -1,7 +1,6 @@
-"""What stops a stream: its errors, split by who must act, and what an error of Spark says about that.
+"""Define the errors that stop a stream, by who must act, and find the cause in Spark's error messages.
 
-May live here: exception classes with typed attributes, and the reading of Spark's own messages. Who starts a stream again is
-`spark_jobs.streams.streams`.
+`spark_jobs.streams.streams` decides about restarts.
 """
 
 from __future__ import annotations
@@ -18,21 +17,21 @@ from equipoise.spark_jobs.streams.archive_errors import WITHOUT_CHECKPOINT
 
 _MODULES: Final = (of_the_channel, of_the_jobs, of_the_tables)
 
-# A traceback of Python ends with the dotted name of the error and its message. Spark quotes tracebacks of its workers whole.
+# A Python traceback ends with the error's dotted name and its message. Spark quotes its workers' tracebacks in full.
 _OURS: Final = re.compile(r"^\s*equipoise\.[\w.]+\.(?P<kind>[A-Z]\w*): (?P<text>.+)$", re.MULTILINE)
-# That of the driver ends with what brought Java's error here, in which there is nothing of its own.
+# The driver's traceback ends with the errors that carry Java's error to Python, which have no content of their own.
 _PYTHON: Final = re.compile(
     r"^\s*(?!py4j\.|pyspark\.errors\.exceptions\.captured\.|org\.|java\.)"
     r"(?P<kind>(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception|Timeout)): (?P<text>.+)$",
     re.MULTILINE,
 )
-# One names its cause in its own message, so that a match must not swallow the text in which the next one stands.
+# A Java error may quote its cause in its message, so a match must not consume the text that contains the next one.
 _JAVA: Final = re.compile(r"(?:^|(?<=: ))(?:[a-z]\w*\.)+(?P<kind>[A-Z][\w$]*(?:Exception|Error))(?:(?=: (?P<text>[^\n]+)))?", re.MULTILINE)
 
 _PASSING: Final = frozenset({
     "BrokerNotAvailableException",
     "ConnectException",
-    "ConfigException",  # Of Kafka's client, where no name of its servers can be resolved.
+    "ConfigException",  # Of Kafka's client, if no server name can be resolved.
     "CoordinatorNotAvailableException",
     "DisconnectException",
     "LeaderNotAvailableException",
@@ -43,9 +42,9 @@ _PASSING: Final = frozenset({
     "TimeoutException",
     "UnknownTopicOrPartitionException",
 })  # fmt: skip
-"""What a source of Spark says while it is away: simple names of exceptions, of Java and of Kafka's client."""
+"""Errors of a source that is unavailable: simple names of exceptions of Java and of Kafka's client."""
 
-# Java's 10 s for it are written into Spark. They pass without one where all cores are busy, or where the interpreter cannot run at all.
+# Spark hard-codes a limit of 10 s. A worker misses it if all cores are busy or the interpreter cannot run at all.
 _WORKER: Final = re.compile(r"Python worker (?:failed )?to connect back|Python daemon failed to launch worker")
 
 _INTERPRETER: Final = re.compile(r"reading the port number from pyspark\.daemon's stdout|Cannot run program")
@@ -61,20 +60,20 @@ PROBLEM_CHARACTERS_MAX: Final = 400
 
 
 class MetricsPortTaken(CallerError):
-    """Nothing can listen at the port that was named for metrics."""
+    """The metrics port cannot be opened."""
 
     def __init__(self, *, port: int, problem: str) -> None:
-        """`port` as given, `problem` what the system says."""
+        """`port` as given, `problem` the system's message."""
         self.port = port
         self.problem = problem
         super().__init__(f"cannot serve metrics at port {port}: {problem}; name another one with --metrics-port")
 
 
 class CheckpointOfAnotherVersion(OperatorError):
-    """What a checkpoint keeps is in a form that this version does not know."""
+    """A checkpoint's state has a version that this program does not know."""
 
     def __init__(self, *, folder: str, job: str, found: str, expected: str) -> None:
-        """The state in the checkpoint `folder` of the job `job` is of the version `found`; this one has `expected`."""
+        """The state in the checkpoint `folder` of `job` has version `found`; this program has `expected`."""
         self.folder = folder
         self.job = job
         self.found = found
@@ -86,10 +85,10 @@ class CheckpointOfAnotherVersion(OperatorError):
 
 
 class StreamFailed(OperatorError):
-    """A stream that failed in the same way each time it was started again."""
+    """A stream failed in the same way at each start."""
 
     def __init__(self, *, job: str, problem: str, details: str) -> None:
-        """`problem` in a line, `details` the file that holds the whole story."""
+        """`problem` is one line; `details` is the file with the full error."""
         self.job = job
         self.problem = problem
         self.details = details
@@ -97,10 +96,10 @@ class StreamFailed(OperatorError):
 
 
 class SparkDied(OperatorError):
-    """The Java process of Spark ended while a stream ran in it."""
+    """Spark's Java process ended during a stream."""
 
     def __init__(self, *, job: str, problem: str, memory: str, variable: str) -> None:
-        """`problem` is what became of the last thing that it was asked; it had `memory`, as the environment's `variable` may change."""
+        """`problem` is the error of the last call. The process had `memory`; the environment's `variable` sets it."""
         self.job = job
         self.problem = problem
         self.memory = memory
@@ -112,10 +111,10 @@ class SparkDied(OperatorError):
 
 
 class SourceLost(PeerError):
-    """What a stream reads was away for longer than it waits."""
+    """The source of a stream was unavailable for longer than the stream waits."""
 
     def __init__(self, *, job: str, problem: str, waited_s: int) -> None:
-        """`problem` is what the source last said; `waited_s` how long nothing came."""
+        """`problem` is the source's last error; `waited_s` is how long nothing came."""
         self.job = job
         self.problem = problem
         self.waited_s = waited_s
@@ -125,10 +124,10 @@ class SourceLost(PeerError):
 
 
 class GaveUp(PeerError):
-    """What a stream needs besides its log was not to be had for longer than it waits."""
+    """Something that a stream needs besides its log was missing for longer than the stream waits."""
 
     def __init__(self, *, job: str, problem: str, waited_s: int) -> None:
-        """`problem` names what was missing, and says what is wrong with it; `waited_s` is how long the batch in hand was tried."""
+        """`problem` names what was missing and why; `waited_s` is how long the current batch was tried."""
         self.job = job
         self.problem = problem
         self.waited_s = waited_s
@@ -138,18 +137,21 @@ class GaveUp(PeerError):
 
 
 class PlaceLost(GaveUp):
-    """Where a stream puts what comes out of it could not be written."""
+    """The destination of a stream's output could not be written."""
 
 
 class WorkersLost(GaveUp):
-    """The Python workers of Spark did not start."""
+    """Spark's Python workers did not start."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cause:
-    """Why a stream failed: `kind` is the simple name of an error, `text` its message in a line, `passes` whether it may mend itself.
+    """Why a stream failed.
 
-    `lost` is how a stream ends that has waited for that too long: by default what it reads is away.
+    * `kind`: the simple name of an error.
+    * `text`: its message in one line.
+    * `passes`: whether it may resolve without action.
+    * `lost`: the error to raise after waiting too long; by default the source is unavailable.
     """
 
     kind: str
@@ -159,9 +161,9 @@ class Cause:
 
 
 def cause_of(message: str) -> Cause:
-    """What Spark's account of a failure, tracebacks of Java and Python and all, comes down to.
+    """Return the cause in Spark's message, which may contain tracebacks of Java and Python.
 
-    An error of ours says it best; else the last of a worker's traceback, else the innermost of Java's.
+    Prefer an error of ours, then the last one of a worker's traceback, then Java's innermost.
     """
     for pattern in (_OURS, _PYTHON, _JAVA):
         found = list(pattern.finditer(message))
@@ -175,7 +177,7 @@ def cause_of(message: str) -> Cause:
 
 
 def cause_of_error(error: BaseException, *, lost: type[SourceLost | GaveUp] = SourceLost) -> Cause:
-    """As `cause_of`, of an error that was caught as it was raised."""
+    """Return the cause for a caught error."""
     kind = type(error).__name__
     return Cause(kind=kind, text=_shortened(str(error) or kind), passes=isinstance(error, PeerError), lost=lost)
 

@@ -1,6 +1,6 @@
-"""What Spark says of one batch of a stream, and how that is told to whoever looks on.
+"""Parse Spark's report on one batch of a stream, and format it for people.
 
-May live here: the value, the way to it from Spark's own JSON, and the line of text. Who listens to Spark is `spark_jobs.streams.progress`.
+`spark_jobs.streams.progress` listens to Spark.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from typing import Any, Final
 import orjson
 
 WINDOW_MS: Final = 10_000
-"""Over how long a rate is told: some ten batches."""
+"""Window of the reported rate: some ten batches."""
 
-_BATCHES_MAX: Final = 1_000  # Batches of 10 ms in such a window; none is so short.
+_BATCHES_MAX: Final = 1_000  # A window of 1,000 batches of 10 ms; none is shorter.
 
 _BATCHES_MIN: Final = 2
 
@@ -25,13 +25,14 @@ _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchDone:
-    """One batch that a stream has finished.
+    """One finished batch of a stream.
 
-    `batch` is its number, `rows` what it took from its sources, `took_ms` the whole time of it, of which `worked_ms` went into the
-    rows themselves. `behind` is how many entries the sources held beyond it when it began, None where a source does not tell: it was
-    not asked for a batch that was planned before a restart.
-    `state_rows` and `state_bytes` are of all stateful operators together, after it. `log_time` is the watermark: up to there, in the
-    log's own time, time-outs have been looked at; None before the first.
+    * `rows`: entries taken from the sources.
+    * `took_ms`: total time; `worked_ms`: the part spent on the rows.
+    * `behind`: entries that the sources held beyond the batch when it began. None if unknown, as for a batch that was planned before a
+      restart.
+    * `state_rows`, `state_bytes`: of all stateful operators, after the batch.
+    * `log_time`: the watermark. Timers up to this log time have run. None before the first.
     """
 
     batch: int
@@ -45,12 +46,12 @@ class BatchDone:
 
     @property
     def rows_per_second(self) -> float:
-        """How quickly this batch went; 0 for one without rows."""
+        """Rows per second of this batch; 0 for a batch without rows."""
         return 1_000 * self.rows / max(1, self.took_ms)
 
 
 def batch_done(document: bytes | str) -> BatchDone:
-    """The batch of which `document`, the JSON of Spark's `StreamingQueryProgress`, tells. What is missing in it counts as 0."""
+    """Return the batch described by `document`, the JSON of Spark's `StreamingQueryProgress`. Missing numbers are 0."""
     raw: Mapping[str, Any] = orjson.loads(document)
     durations = raw.get("durationMs") or {}
     states = raw.get("stateOperators") or []
@@ -67,19 +68,19 @@ def batch_done(document: bytes | str) -> BatchDone:
 
 
 def _behind(sources: list[Mapping[str, Any]]) -> int | None:
-    """By how much the newest offsets that the sources know exceed those that the batch ended with."""
+    """Return how far the newest offsets in the sources are beyond the batch's end."""
     behind = 0
     for source in sources:
         newest, end = dict(_numbers(_object(source.get("latestOffset")))), dict(_numbers(_object(source.get("endOffset"))))
         if not newest:
             return None
-        # A part that the batch has not begun on, such as a topic made a moment ago, is behind from its first offset.
+        # A part without an end offset, such as a new topic, is behind from its first offset.
         behind += sum(max(0, offset - end.get(name, 0)) for name, offset in newest.items())
     return behind
 
 
 def _object(offset: object) -> object:
-    """An offset as JSON has it: Spark hands over some as a text that holds it."""
+    """Return an offset as parsed JSON. Spark gives some as a string of JSON."""
     if not isinstance(offset, str):
         return offset
     try:
@@ -89,7 +90,7 @@ def _object(offset: object) -> object:
 
 
 def _numbers(offsets: object, name: str = "") -> Iterator[tuple[str, int]]:
-    """Each whole number in an offset, which is of whatever shape its source likes, by the names that lead to it."""
+    """Yield each integer in an offset of any shape, with the path to it."""
     match offsets:
         case bool():
             return
@@ -104,10 +105,10 @@ def _numbers(offsets: object, name: str = "") -> Iterator[tuple[str, int]]:
 
 
 def told(done: BatchDone, *, rows_per_second: float, found: int | None, missed_ms: int | None = None) -> str:
-    """One line about a stream after `done`; `rows_per_second` is over the last while, `found` its findings, None if it makes none.
+    """Return one line about a stream after `done`. `found` is its number of findings, None if it makes none.
 
-    `missed_ms` is how long nothing has come from its log, which does not answer; None while it does, for only then is it known how far
-    behind the stream is.
+    * `rows_per_second`: the rate over the last window.
+    * `missed_ms`: how long the log has not answered; None if it answers. Only an answering log shows how far behind the stream is.
     """
     parts = [f"{rows_per_second:,.0f} rows/s"]
     if missed_ms is not None:
@@ -121,7 +122,7 @@ def told(done: BatchDone, *, rows_per_second: float, found: int | None, missed_m
 
 
 def size(count: int) -> str:
-    """A number of bytes in the largest unit of which there is at least one."""
+    """Format a number of bytes in the largest unit that gives at least 1."""
     amount, unit = float(count), 0
     while amount >= _KIB and unit < len(_UNITS) - 1:
         amount, unit = amount / _KIB, unit + 1
@@ -129,18 +130,18 @@ def size(count: int) -> str:
 
 
 class Rate:
-    """Rows per second over the last while: one batch alone says little, since they come in bursts."""
+    """Rows per second over a window. A single batch means little, since rows come in bursts."""
 
     def __init__(self) -> None:
         self._batches: deque[tuple[int, int]] = deque(maxlen=_BATCHES_MAX)
 
     def add(self, now_ms: int, rows: int) -> None:
-        """So many rows have been taken up to `now_ms`, by a clock that only rises."""
+        """Count rows taken up to `now_ms`, a monotonic time."""
         self._batches.append((now_ms, rows))
 
     def per_second(self, now_ms: int) -> float:
-        """The mean of those that came after the oldest of the window, over the time since that one."""
-        # Two are kept however old they are: a stream whose batches are long is slow, and does not stand still.
+        """Return the rate of all batches after the oldest in the window."""
+        # Keep two batches of any age: a stream with long batches is slow, not stopped.
         while len(self._batches) > _BATCHES_MIN and self._batches[0][0] < now_ms - WINDOW_MS:
             self._batches.popleft()
         if not self._batches:

@@ -1,7 +1,6 @@
-"""A stream from its start to its end: checkpoint, batches, failures that pass, Ctrl-C.
+"""Run a stream from its start to its end: checkpoint, batches, restarts after failures, Ctrl-C.
 
-May live here: what all streaming jobs do alike. What one reads and makes of it is its own; what is printed is
-`spark_jobs.streams.progress`.
+This is what all streaming jobs share. `spark_jobs.streams.progress` prints.
 """
 
 from __future__ import annotations
@@ -35,30 +34,30 @@ from equipoise.spark_jobs.streams.stream_errors import (
 )
 
 ATTEMPTS_MAX: Final = 3
-"""How often a stream is started, without a batch done in between, for a failure that does not look as if it mended itself."""
+"""Starts of a stream without a finished batch in between, for a failure that is not expected to pass."""
 
 AWAY_MAX_S: Final = 900
-"""How long a stream waits, without a batch done, for what it reads or writes: longer than a Kafka takes to be restarted or moved."""
+"""How long a stream waits without a finished batch for its source or destination: longer than a Kafka takes to restart or move."""
 
 WORKERS_MAX_S: Final = 180
-"""The same for Spark's Python workers: a machine is that busy for minutes, and an interpreter that cannot run them is so for ever."""
+"""The same for Spark's Python workers. A machine is too busy to start them for minutes at most; an unfit interpreter never starts them."""
 
 _PAUSES_S: Final = (1, 2, 4, 8, 15)
-"""Before each next start; the last one again and again. A start takes some seconds more."""
+"""Pauses before restarts; the last one repeats. A start takes some seconds more."""
 
 _GONE: Final = (Py4JError, ConnectionError)
-"""What a call into Spark's Java process raises once that is gone."""
+"""What a call into Spark's Java process raises after that process has ended."""
 
-_POLL_S: Final = 0.25  # How often the terminal is looked after: not too seldom for an eye.
+_POLL_S: Final = 0.25  # Refresh interval of the terminal, short enough for the eye.
 
 _POLLING_DELAY: Final = "100ms"
-"""How soon Spark asks a source again that had nothing: ten times a second, not a hundred, as it would by itself."""
+"""How often Spark polls a source that had nothing: ten times a second instead of Spark's hundred."""
 
 _STOP_MAX: Final = "30s"
-"""How long a stream that is stopped may take over the batch in hand; by itself Spark would wait for ever."""
+"""How long a stopped stream may take to finish the current batch. By default Spark waits for ever."""
 
 _BATCHES_RETAINED: Final = "20"
-"""How many batches Spark keeps in a checkpoint; its default is 100. Nobody goes back further than one."""
+"""Batches that Spark keeps in a checkpoint (default 100). A restart goes back by one at most."""
 
 _VERSION: Final = "state-version"
 
@@ -67,9 +66,9 @@ _VERSION: Final = "state-version"
 class Stream:
     """One streaming query.
 
-    `frame` makes its frame anew for each start. `take` gets the number and the rows of each batch; it may be called again with the
-    same batch after a failure, with the same rows, and must then do the same. With `to_end` the stream ends once it has taken
-    what its sources held when it began.
+    * `frame`: makes a new frame for each start.
+    * `take`: gets the number and rows of each batch. After a failure it may get the same batch again, and must have the same effect.
+    * `to_end`: end after the entries that the sources held at the start.
     """
 
     job: str
@@ -80,7 +79,7 @@ class Stream:
 
 
 def check_version(job: str, checkpoint: Path, version: int) -> None:
-    """Note in a checkpoint that is new that the state of `job` is of this version; raise `CheckpointOfAnotherVersion` if it is not."""
+    """Write the state version of `job` into a new checkpoint. Raise `CheckpointOfAnotherVersion` if an old one differs."""
     file = checkpoint / _VERSION
     if not (checkpoint / "offsets").exists():  # No batch has begun, so there is no state yet.
         checkpoint.mkdir(parents=True, exist_ok=True)
@@ -92,11 +91,13 @@ def check_version(job: str, checkpoint: Path, version: int) -> None:
 
 
 def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
-    """Run `stream` to its end; without `to_end`, until somebody interrupts it, which raises `KeyboardInterrupt`.
+    """Run `stream` to its end, or without `to_end` until an interrupt, which raises `KeyboardInterrupt`.
 
-    A failure is told, and the stream started again from its checkpoint. Raises `SourceLost` if nothing came for `AWAY_MAX_S`,
-    `PlaceLost` if `Stream.take` raised a `PeerError` for as long, and anything else that it raises; `WorkersLost` if Spark's workers did
-    not start for `WORKERS_MAX_S`; `StreamFailed` if the stream fails `ATTEMPTS_MAX` times at one batch.
+    After a failure, report it and restart the stream from its checkpoint. Raise:
+    * `SourceLost` if nothing came for `AWAY_MAX_S`;
+    * `PlaceLost` if `Stream.take` raised a `PeerError` for that long, and any other `EquipoiseError` of it at once;
+    * `WorkersLost` if Spark's workers did not start for `WORKERS_MAX_S`;
+    * `StreamFailed` if the stream fails `ATTEMPTS_MAX` times at one batch.
     """
     with delayed_interrupts() as check:
         spark.conf.set("spark.sql.streaming.pollingDelay", _POLLING_DELAY)
@@ -139,9 +140,10 @@ def _details(stream: Stream) -> Path:
 
 
 class _Run:
-    """One start of a stream. `batches` is how many batches its checkpoint counts as done, whoever did them.
+    """One start of a stream.
 
-    `has_waited` says that its sources were there, and had nothing new: a log on which nothing happens is not away.
+    * `batches`: how many batches the checkpoint counts as done, in any run.
+    * `has_waited`: its sources were available and had nothing new. A log without events is not unavailable.
     """
 
     def __init__(self, stream: Stream, watch: Watch) -> None:
@@ -152,13 +154,13 @@ class _Run:
 
     @property
     def batches(self) -> int:
-        """The number of the last batch that was done, -1 before the first."""
+        """The number of the last finished batch; -1 before the first."""
         with suppress(OSError):
             return max((int(file.name) for file in (self._stream.checkpoint / "commits").iterdir() if file.name.isdigit()), default=-1)
         return -1
 
     def to_its_end(self, check: Callable[[], None]) -> Cause | None:
-        """Start it and wait; why it failed, None if it came to its end. Raises what cannot pass, and what `check` raises."""
+        """Start the stream and wait. Return why it failed, or None at its end. Raise errors that cannot pass, and those of `check`."""
         query: StreamingQuery | None = None
         try:
             query = self._started()
@@ -180,9 +182,9 @@ class _Run:
             problem = cause_of_error(error).text
             raise SparkDied(job=self._stream.job, problem=problem, memory=driver_memory(), variable=MEMORY_VARIABLE) from error
         finally:
-            # First of all, whatever comes of the rest: a batch that is under way when the interpreter ends makes it abort.
+            # Before anything else: a batch that is running when the interpreter ends makes it abort.
             if query is not None:
-                with suppress(PySparkException, *_GONE):  # It is stopped for good all the same when this process ends.
+                with suppress(PySparkException, *_GONE):  # The end of this process stops it too.
                     query.stop()
             self._watch.show()
         return None
@@ -197,12 +199,12 @@ class _Run:
         try:
             self._stream.take(number, frame.toArrow())
         except Exception as error:
-            # What Spark makes of it further down is a text; what it was says who must act.
+            # Spark turns the error into text, but its class shows who must act.
             self._raised = error
             raise
 
     def _cause(self, error: Exception) -> Cause:
-        with suppress(OSError):  # A full disk may be what it is all about; that it is full, and where, is told below.
+        with suppress(OSError):  # A full disk may be the cause of the failure; the code below reports that.
             _details(self._stream).write_text(str(error), encoding="utf-8")
         raised = self._raised
         if not isinstance(raised, EquipoiseError):
