@@ -1,6 +1,7 @@
 """Publish findings outside the archive: in a table next to the log's file, or on a topic next to the channel's.
 
 A repeated batch publishes its findings again.
+
 * The table keeps each once, by the identity that it has in the archive (`offset`, `ordinal`).
 * The topic gets it again with the same key and bytes. Readers must drop duplicates.
 """
@@ -119,8 +120,8 @@ def findings_out(log_url: str) -> FindingsOut:
         raise InvalidLogUrl(url=log_url, problem="a log of this kind lives in one process, and Spark is another")
     address = address_of(log_url)
     try:
-        from equipoise.channel.kafka.client import Clients  # noqa: PLC0415 - its client comes with an extra
-        from equipoise.spark_jobs.audit.findings_topic import FindingsTopic  # noqa: PLC0415 - as above
+        from equipoise.channel.kafka.client import Clients  # noqa: PLC0415 - the Kafka client is an extra
+        from equipoise.spark_jobs.audit.findings_topic import FindingsTopic  # noqa: PLC0415 - the same
     except ModuleNotFoundError as error:
         if error.name != "confluent_kafka":
             raise

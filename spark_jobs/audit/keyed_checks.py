@@ -1,6 +1,7 @@
 """Pass facts to the checker of their subject, run due timers first, and contain checkers that fail.
 
 How the log is cut into batches must not change the findings:
+
 * Timers go by the log's time. Spark would run one only after the whole batch, so a due timer runs here before the next later fact.
 * A timer gets the present log time, not its due time. After an outage of the log nobody is late by the hours in which nobody could write.
 * A note carries the time at the end of its batch, possibly hours after its event. So notes run no timers.
@@ -35,7 +36,7 @@ def judged(checkers: Mapping[SubjectKind, Checker], memory: Memory, fact: Fact) 
         findings += overdue(checkers, memory, fact.subject, fact.at_ms)
     try:
         findings += list(checker.check(memory, fact))
-    except Exception as error:  # noqa: BLE001 - whatever it is, the audit of all other subjects goes on
+    except Exception as error:  # noqa: BLE001 - no error may stop the audit of other subjects
         findings += _broken(memory, fact.subject, error, offset=fact.offset, at_ms=fact.at_ms)
     return findings
 
@@ -47,7 +48,7 @@ def overdue(checkers: Mapping[SubjectKind, Checker], memory: Memory, subject: st
     memory.wake_at(None)
     try:
         return list(checkers[_kind(subject)].expire(memory, subject, now_ms))
-    except Exception as error:  # noqa: BLE001 - as above
+    except Exception as error:  # noqa: BLE001 - the same
         return list(_broken(memory, subject, error, offset=NO_OFFSET, at_ms=now_ms))
 
 

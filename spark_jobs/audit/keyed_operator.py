@@ -1,7 +1,7 @@
 """Run the checkers in Spark: each subject has its facts, its memory and its timer, spread over all cores.
 
 * Each access to Spark's state is a round trip between two processes, about 0.25 ms, and most of the cost of a key. So small values of a
-  memory share one *page*, read once and written at most once per batch. Only names with a colon, of which there may be thousands, have
+  memory share one *page*, read once and written at most once per batch. Only names with a colon, possibly thousands, have
   their own rows.
 * Spark expires state only by the machine's clock (`ttlDurationMs` needs `timeMode` "ProcessingTime"), but the audit goes by log time. So
   checkers use timers to expire state; an empty memory takes no room.
@@ -150,11 +150,11 @@ class KeyedProcessor(StatefulProcessor):
         self._handle = handle
         self._rows = handle.getMapState("memory", "name STRING", "value BINARY")
 
-    def handleInputRows(  # noqa: N802 - Spark's; in pandas mode rows are frames
+    def handleInputRows(  # noqa: N802 - Spark's name; in pandas mode rows are frames
         self,
         key: tuple[str],  # noqa: ARG002 - each fact names its subject
         rows: Iterator[pd.DataFrame],
-        timerValues: TimerValues,  # noqa: ARG002, N803 - time is that of the facts
+        timerValues: TimerValues,  # noqa: ARG002, N803 - time comes from the facts
     ) -> Iterator[pd.DataFrame]:
         """Check all facts of one subject in one batch."""
         memory = KeyedMemory(self._rows, self._handle)
@@ -164,7 +164,7 @@ class KeyedProcessor(StatefulProcessor):
         memory.flush()
         yield from emitted(findings)
 
-    def handleExpiredTimer(  # noqa: N802 - Spark's, as above
+    def handleExpiredTimer(  # noqa: N802 - Spark's name
         self,
         key: tuple[str],
         timerValues: TimerValues,  # noqa: N803

@@ -1,6 +1,7 @@
 """Define a fact, which the sequential operator sends to the operators keyed by subject, and its JSON form (a row of `Table.FACTS`).
 
 A fact carries three things:
+
 * the record as it is on the log, only parsed as JSON;
 * the fold's verdict, and what the fold changed of this subject;
 * the second rules' verdict, where it needs a view of the whole (`spark_jobs.rules.membership.view`).
@@ -37,6 +38,7 @@ class Fact:
     * `context`: the second rules' view, the same for all subjects of a record: `spark_jobs.rules.membership.view.Context`.
 
     `before` and `after` are the fold's states of this subject. Both are None if it changed nothing:
+
     * a bundle: {phase, owner, source, last, token, low, high}; None before it exists and after it is gone.
     * a broker: {status, incarnation, last}, and {diverged: true} after a renewal whose digest was not the fold's. `before` is the older
       incarnation if the record replaces it. After a removal, None.

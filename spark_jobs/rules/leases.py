@@ -1,6 +1,7 @@
 """Check the leases of one broker: whether it was declared dead too early, or not at all.
 
 All times are log times, from the append of one record to the append of another.
+
 * The accuser reads the last renewal, waits for lease and grace period, and appends.
 * So the two appends are at least lease + grace period apart, less the error of the accuser's clock.
 * A lease that began before the audit, or that runs while the log's time stands still, cannot be checked.

@@ -76,7 +76,7 @@ def _recall(memory: Memory) -> Record:
     return Record() if raw is None else Record(**{**raw, "rejections": Rejections(**raw["rejections"])})
 
 
-# --- what happened to the log ----------------------------------------------------------------------------------------------
+# --- events of the log -----------------------------------------------------------------------------------------------------
 
 
 def _check_event(known: Record, fact: Fact) -> Iterator[Finding]:
@@ -118,7 +118,7 @@ def _check_event(known: Record, fact: Fact) -> Iterator[Finding]:
             pass
 
 
-# --- what stands on it -----------------------------------------------------------------------------------------------------
+# --- records ---------------------------------------------------------------------------------------------------------------
 
 
 def _check_record(known: Record, fact: Fact, record: Raw) -> Iterator[Finding]:

@@ -50,7 +50,7 @@ class NamespaceChecker:
         yield from _inheritance(fact, record, removed, added)
         yield from _take_over(memory, fact, record, _spans(removed), _spans(added))
 
-    def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:  # noqa: ARG002 - as the protocol has it
+    def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:  # noqa: ARG002 - required by the protocol
         """Yield nothing: no rule of a namespace depends on a timer."""
         yield from ()
 

@@ -180,7 +180,7 @@ def expire_serving(memory: Memory, subject: str, now_ms: int) -> Iterable[Findin
     return findings
 
 
-# --- what is remembered ---
+# --- state ---
 
 
 def _loaded(memory: Memory) -> _State:
@@ -244,7 +244,7 @@ def _taken(state: _State, said: _Stretch, fact: Fact) -> _Stretch:
     return known
 
 
-# --- the rules ---
+# --- rules ---
 
 
 def _of_lease(stretch: _Stretch, subject: str, at_ms: int) -> Iterator[Finding]:

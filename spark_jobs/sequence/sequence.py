@@ -4,6 +4,7 @@
 plugged in.
 
 Guarantees:
+
 1. The same entries of the channel give the same rows, for any cut into batches and any restart between them. Notes come after the channel
    in each batch, with the log's time at that moment.
 2. No entry of the log makes it raise. A closed log, a format version that is too new or a log that went back ends the folding for good. One

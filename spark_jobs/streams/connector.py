@@ -65,7 +65,7 @@ def jars_of_connector() -> tuple[Jar, ...]:
 def cache_folder() -> Path:
     """Return this user's folder for the jars. Each set has its own, so that versions of this program do not interfere."""
     given = os.environ.get(CACHE_VARIABLE, "")
-    root = Path(given) if os.path.isabs(given) else Path.home() / ".cache"  # noqa: PTH117 - of a text that may be empty
+    root = Path(given) if os.path.isabs(given) else Path.home() / ".cache"  # noqa: PTH117 - the text may be empty
     digest = hashlib.sha256("".join(jar.sha256 for jar in jars_of_connector()).encode()).hexdigest()[:12]
     return root / "equipoise" / f"spark-connector-{digest}"
 

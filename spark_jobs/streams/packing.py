@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from equipoise.spark_jobs.sequence.arrivals import Arrival, Source
 
@@ -51,7 +51,7 @@ def unpacked(packs: Iterable[bytes]) -> Iterator[Arrival]:
 
 def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
     rows = batch.num_rows
-    if rows < 2 or batch.nbytes <= PACK_BYTES_MAX:  # noqa: PLR2004 - one row is not cut
+    if rows < 2 or batch.nbytes <= PACK_BYTES_MAX:  # noqa: PLR2004 - one row cannot be cut
         if rows:
             yield batch
         return

@@ -3,6 +3,7 @@
 It turns frames into arrivals and rows into frames, keeps the state where Spark commits it with the batch, and asks the log about gaps.
 
 The state:
+
 1. It is a list of rows (key, data). Each batch appends the rows that it changed; the last row of a key counts. A list costs one call per
    batch, a map one per key. The list is rewritten when it is more than twice as long as necessary.
 2. A worker caches its sequence under the number of the next batch. It uses the cache only if the state has the same number: not after a
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 import pandas as pd
 import pyarrow as pa
-from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
+from pyspark.sql import functions as F  # noqa: N812 - the usual name
 from pyspark.sql.streaming.stateful_processor import StatefulProcessor, StatefulProcessorHandle
 
 from equipoise.channel.core.snapshot import to_bytes
@@ -218,7 +219,7 @@ def _frame(chunk: list[Emitted]) -> pd.DataFrame:
     return pd.DataFrame({name: pd.array(pa.array(values, kind), pd.ArrowDtype(kind)) for (name, kind), values in columns})
 
 
-def lost(log_url: str, first: int, below: int) -> bytes | None:  # noqa: ARG001 - as `spark_jobs.sequence.parts.Lost`
+def lost(log_url: str, first: int, below: int) -> bytes | None:  # noqa: ARG001 - see `spark_jobs.sequence.parts.Lost`
     """Answer `Plugs.lost` for the log at this URL.
 
     Skipped offsets occur only after a failed write, so opening the log for each gap is cheap enough. The log is asked after the batch was

@@ -84,7 +84,7 @@ def spark_session(
     check_extra()
     check_java()
     jars = connector_jars(telling=telling) if kafka else ()
-    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - comes with the extra, which is checked first
+    from pyspark import SparkConf, SparkContext  # noqa: PLC0415 - an extra, which is checked first
     from pyspark.sql import SparkSession  # noqa: PLC0415 - the same
 
     active = SparkSession.getActiveSession()

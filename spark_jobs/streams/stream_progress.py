@@ -15,7 +15,7 @@ import orjson
 WINDOW_MS: Final = 10_000
 """Window of the reported rate: some ten batches."""
 
-_BATCHES_MAX: Final = 1_000  # A window of 1,000 batches of 10 ms; none is shorter.
+_BATCHES_MAX: Final = 1_000  # Enough for a full window of 10 ms batches; none is shorter.
 
 _BATCHES_MIN: Final = 2
 

@@ -94,6 +94,7 @@ def run_stream(spark: SparkSession, stream: Stream, watch: Watch) -> None:
     """Run `stream` to its end, or without `to_end` until an interrupt, which raises `KeyboardInterrupt`.
 
     After a failure, report it and restart the stream from its checkpoint. Raise:
+
     * `SourceLost` if nothing came for `AWAY_MAX_S`;
     * `PlaceLost` if `Stream.take` raised a `PeerError` for that long, and any other `EquipoiseError` of it at once;
     * `WorkersLost` if Spark's workers did not start for `WORKERS_MAX_S`;

@@ -1,6 +1,7 @@
 """Track which incarnations each bundle names, which bundles a death concerns, and which bundles are stuck.
 
 Only accepted records change it. Each bundle has two clocks, which both end when it is owned:
+
 * moving: since it left the owned or free state, through all attempts and targets;
 * unserved: since it became free, through all refused assignments.
 
@@ -174,7 +175,7 @@ class Holdings:
     def overdue(self, moving_max_ms: int, unserved_max_ms: int, *, may_lie: Callable[[str], bool]) -> Mapping[str, int]:
         """Return some bundles with a clock that started before these awake times, with the offset of that start.
 
-        Each is reported once. A free bundle in a namespace for which `may_lie` is true is never reported.
+        Each is reported once. Free bundles are never reported if `may_lie` is true of their namespace.
         """
         if not (_has_before(self._moving, moving_max_ms) or _has_before(self._unserved, unserved_max_ms)):
             return _NOTHING  # The usual case: this runs for each record.

@@ -17,7 +17,7 @@ _ACCEPTED: Final = "accepted"
 
 
 def envelope_of(raw: Raw | None) -> tuple[str, int, int] | None:
-    """Return publisher, incarnation and sequence of a broker's record. They count even if the rest of the record is wrong."""
+    """Return publisher, incarnation and sequence of a broker's record, however malformed the rest is; None if unreadable."""
     if raw is None:
         return None
     publisher, incarnation, sequence = raw.get("publisher"), raw.get("incarnation"), raw.get("sequence")

@@ -130,7 +130,7 @@ class Membership:
             "level": self._follow_level,
         }
 
-    # --- the part of a sequence ---
+    # --- state ---
 
     def begin(self, standing: Standing) -> None:
         """Forget everything and continue from `standing`. Records before it were not read."""
@@ -231,7 +231,7 @@ class Membership:
             content = self._known.brokers.get(name) if kind == "broker" else self._known.policies.get(name)
         return None if content is None else orjson.dumps(content)
 
-    # --- the second opinion ---
+    # --- checking records ---
 
     def judge(self, offset: int, at_ms: int, raw: Raw | None, *, behind_ms: int = 0) -> Context:
         """Return the second rules' view of the next entry (None if it is no JSON object), before the fold is asked.
@@ -365,7 +365,7 @@ class Membership:
             return self._known.brokers[name].status
         return "never" if self._known.incarnations.never_was(incarnation) else "dead"
 
-    # --- going on as the fold did ---
+    # --- following the fold ---
 
     def follow(self, offset: int, raw: Raw | None, verdict: str) -> Sequence[str]:
         """Apply the fold's `verdict` (`accepted`, or a reason) on the record just judged.
@@ -450,8 +450,7 @@ class Membership:
             member.back_at_ms = at_ms
         if status == "renewed":
             if member.last_at_ms == at_ms:
-                # No broker renews twice in a millisecond: the log's clock was set back, and the log's time stands still until it catches
-                # up.
+                # No broker renews twice in a millisecond: the log's clock was set back. Log time stands still until the clock catches up.
                 self._known.whole.stood_ms = at_ms
             member.renewed(at_ms)
         member.last, member.last_at_ms = offset, at_ms
