@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 JOB: Final = "audit"
 
 STATE_VERSION: Final = 2
-"""Version of the state of the audit's operators. Raise it with every change that makes existing state unusable."""
+"""Raise it with every change that makes the state of existing checkpoints unusable."""
 
 TOLD_MAX: Final = 50
 """Findings of one batch to print for people, so that a log full of garbage does not hide the first ones. JSON output has all."""
@@ -56,9 +56,8 @@ _WANTS: Final = frozenset({Table.FACTS})
 def run_audit(options: AuditOptions, screen: Screen) -> int:
     """Audit a log until its end (`to_end`) or an interrupt. Return how many findings this run made.
 
-    Raise what `channel.log.open_log` and `channel.snapshots.restore.earliest` raise for a log that cannot be read, what `open_sink` raises
-    for an archive that cannot be written, `CheckpointOfAnotherVersion`, `MetricsPortTaken`, `SourceLost`, `PlaceLost`, `WorkersLost` and
-    `StreamFailed`.
+    Raise the errors of `channel.log.open_log`, `channel.snapshots.restore.earliest` and `open_sink`, and `CheckpointOfAnotherVersion`,
+    `MetricsPortTaken`, `SourceLost`, `PlaceLost`, `WorkersLost` and `StreamFailed`.
     """
     with closing(open_log(options.log_url, create=False)) as log:
         name, identity = log.name, log.identity
@@ -106,9 +105,9 @@ def _frame(spark: SparkSession, options: AuditOptions, beginning: Beginning, ide
 
 
 def taker(sink: Sink, out: FindingsOut, watch: Watch, *, log: str, as_json: bool) -> Callable[[int, pa.Table], None]:
-    """Return the function that handles each batch: store the findings, print them, publish them, and sometimes compact small files.
+    """Return the function that handles each batch: store, print and publish its findings, and sometimes compact small files.
 
-    It prints before it publishes, so that findings are visible even if publishing fails. It prints a repeated batch once per process.
+    It prints before it publishes, because publishing may fail. It prints a repeated batch once per process.
     """
     told_last = -1
 
@@ -142,7 +141,7 @@ def _tell(found: Sequence[Numbered], sink: Sink, watch: Watch, *, log: str, as_j
 
 
 def told(finding: Finding, *, log: str) -> Iterator[str]:
-    """Yield the lines of a finding for people: severity, rule, offset, subject, description, and the command that shows it."""
+    """Yield the lines of a finding for people."""
     kind, _, name = finding.subject.partition(":")
     of = f"{kind} {name}" if name else f"the {kind}"
     yield f"{BY_NAME[finding.rule].severity} {finding.rule} at {finding.offsets[-1]}, {of}: {finding.text}"

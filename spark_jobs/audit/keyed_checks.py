@@ -2,8 +2,8 @@
 
 How the log is cut into batches must not change the findings:
 
-* Timers go by the log's time. Spark would run one only after the whole batch, so a due timer runs here before the next later fact.
-* A timer gets the present log time, not its due time. After an outage of the log nobody is late by the hours in which nobody could write.
+* A due timer runs before the next later fact. Spark alone would run it after the whole batch.
+* A timer gets the present log time, not its due time: after an outage of the log nobody is late by its length.
 * A note carries the time at the end of its batch, possibly hours after its event. So notes run no timers.
 """
 
@@ -53,7 +53,7 @@ def overdue(checkers: Mapping[SubjectKind, Checker], memory: Memory, subject: st
 
 
 def _broken(memory: Memory, subject: str, error: Exception, *, offset: int, at_ms: int) -> Iterable[Finding]:
-    """Report a checker's first, tenth, hundredth ... failure of a subject: a check that always fails must not flood the findings."""
+    """Report a checker's first, tenth, hundredth ... failure of a subject, so that it does not flood the findings."""
     times = int(memory.get(_BROKEN) or b"0") + 1
     for name in tuple(memory.names("")):
         memory.remove(name)

@@ -1,10 +1,9 @@
 """Run the checkers in Spark: each subject has its facts, its memory and its timer, spread over all cores.
 
-* Each access to Spark's state is a round trip between two processes, about 0.25 ms, and most of the cost of a key. So small values of a
-  memory share one *page*, read once and written at most once per batch. Only names with a colon, possibly thousands, have
-  their own rows.
+* An access to Spark's state costs about 0.25 ms, most of the cost of a key. So small values share one *page*, read once and written at most
+  once per batch. Only names with a colon, possibly thousands, have their own rows.
 * Spark expires state only by the machine's clock (`ttlDurationMs` needs `timeMode` "ProcessingTime"), but the audit goes by log time. So
-  checkers use timers to expire state; an empty memory takes no room.
+  checkers expire it by timers; an empty memory takes no room.
 """
 
 from __future__ import annotations
@@ -109,7 +108,7 @@ class KeyedMemory:
     def flush(self) -> None:
         """Write the changes.
 
-        A timer that is postponed, as most are at each renewal, stays set. It fires once without effect and is then set again.
+        A postponed timer, as most are at each renewal, stays set. It fires once without effect and is then set again.
         """
         if self.due_ms is not None and (self._standing_ms is None or self.due_ms < self._standing_ms):
             if self._standing_ms is not None:
@@ -131,10 +130,7 @@ class KeyedMemory:
 
 
 def _place(fact: tuple[Fact, int]) -> tuple[int, bool, int, int]:
-    """Return the sort key of a fact of a subject: the log's time, which never falls, then records before notes.
-
-    Offsets alone do not order facts of several sources.
-    """
+    """Return the sort key of a fact: the log's time, then records before notes. Offsets alone do not order several sources."""
     told, ordinal = fact
     return told.at_ms, told.source != Source.CHANNEL, told.offset, ordinal
 
@@ -178,15 +174,15 @@ class KeyedProcessor(StatefulProcessor):
 
 
 def _ordinal(finding: Finding) -> int:
-    """Return an ordinal that does not depend on the batch: the findings of one record come from many tasks, which share no counter.
+    """Return an ordinal that does not depend on the batch: the findings of one record come from many tasks.
 
-    The time is left out: evidence is checked at the end of a batch, and another run may cut batches elsewhere.
+    It ignores the time: evidence is checked at the end of a batch, and another run may cut batches elsewhere.
     """
     return crc32(orjson.dumps([finding.rule, finding.subject, finding.text])) % _ORDINALS
 
 
 def emitted(findings: list[Finding]) -> Iterator[pd.DataFrame]:
-    """Yield one frame with the rows of all findings, or nothing if there are none."""
+    """Yield one frame with the rows of all findings, if there are any."""
     if not findings:
         return
     bodies = [finding.to_bytes() for finding in findings]

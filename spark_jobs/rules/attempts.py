@@ -1,8 +1,7 @@
-"""Check the attempts of one broker: their sequence numbers, and the offsets they refer to.
+"""Check the sequence numbers of one broker's attempts, and the offsets that its records refer to.
 
-A broker gives each attempt a new, rising sequence number; a retry is a new attempt. Records may arrive late, twice or out of order; the
-fold rejects those, and that is normal. Two different records with one number are not: two processes write under one name, or somebody
-forges records.
+Each attempt, also a retry, has a new, rising number. Late, repeated or reordered records are normal; the fold rejects them. Two different
+records with one number are not: two processes write under one name, or records are forged.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ def check_ties(standing: Standing, fact: Fact, record: Raw) -> Iterator[Finding]
 
 
 def _never_was(standing: Standing, fact: Fact, incarnation: int) -> Iterator[Finding]:
-    """Check the incarnation: a broker signs with it only after it has read that its `joined` record was accepted there."""
+    """Check that the incarnation existed: a broker uses it only after it has read its accepted `joined` record."""
     known = standing.incarnations
     if incarnation >= fact.offset or (known and incarnation > known[0] and incarnation not in known):
         yield from told(standing.told, fact, "baseless", f"it is signed as incarnation {incarnation}, which this broker never was")

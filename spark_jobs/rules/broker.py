@@ -17,13 +17,13 @@ from equipoise.spark_jobs.rules.telling import ALARM, bounded, tell_held_back, t
 from equipoise.spark_jobs.rules.verdicts import ACCEPTED, NOT_FOLDED, compare_opinions
 
 FORGOTTEN_AFTER_MS: Final = 3_600_000
-"""Log time after which a broker that was removed, or never existed, is forgotten. Otherwise ids pile up: anyone can invent some."""
+"""Log time after which a removed or invented broker id is forgotten. Anyone can invent ids."""
 
 _GONE: Final = "gone"
 
 
 class BrokerChecker:
-    """Check the facts of one broker id, in order of their offsets. It remembers a `Standing`."""
+    """Check the facts of one broker id. It remembers a `Standing`."""
 
     def check(self, memory: Memory, fact: Fact) -> Iterator[Finding]:
         """Yield what is wrong with a record that this broker published, or with a record of its key."""
@@ -53,10 +53,7 @@ class BrokerChecker:
         set_alarm(memory, _GONE, fact.at_ms + FORGOTTEN_AFTER_MS if standing.status in _NO_MEMBER else None)
 
     def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:
-        """Report how many findings were held back.
-
-        Silence is not checked here: it counts the time in which the log was written to, which one broker's facts do not show.
-        """
+        """Report how many findings were held back. Silence is not checked here: one broker's facts do not show awake time."""
         due = due_alarms(memory, now_ms)
         if ALARM in due:
             standing = recall(memory)
@@ -71,7 +68,7 @@ _NO_MEMBER: Final = ("unknown", "gone")
 
 
 def _compare_states(standing: Standing, fact: Fact) -> Iterator[Finding]:
-    """Compare the fold's state of this broker with the state from its records, and its digest with the one in the renewal."""
+    """Compare the fold's state with the broker's records, and its digest with the renewal's."""
     after = fact.after
     if after is None:
         return

@@ -1,9 +1,9 @@
 """Check the facts of one bundle against a second, independent state of it.
 
-The transition table is in `spark_jobs.rules.transitions`; the rules about serving evidence are in `spark_jobs.rules.serving`.
+`spark_jobs.rules.transitions` has the transition table, `spark_jobs.rules.serving` the rules about serving evidence.
 
-Where the fold and this state differ, the checker yields one finding and then adopts the fold's state. The audit may begin after a bundle
-was made. Then the checker adopts the fold's state before the first accepted record.
+Where the fold and this state differ, the checker yields one finding and adopts the fold's state. It also adopts the fold's state of a
+bundle that is older than the audit.
 """
 
 from __future__ import annotations
@@ -128,7 +128,6 @@ def _forget_later(memory: Memory, fact: Fact) -> None:
 
 
 def _ownership(state: State | None) -> tuple[int, int] | None:
-    """Return the token and incarnation that may serve the bundle in this state, or None."""
     holder = None if state is None else state.holder()
     return None if state is None or holder is None else (state.token, holder)
 
@@ -172,7 +171,6 @@ def _is_named(fact: Fact, record: Raw) -> bool:
 
 
 def _rejected(state: State | None, fact: Fact) -> Iterator[Finding]:
-    """Check a rejected record: its verdict is the expected one, and it changes nothing."""
     if fact.before is not None or fact.after is not None:
         yield finding("state_differs", fact, f"{told(fact)} was rejected ({fact.verdict}), and changed it all the same")
     record = fact.record or {}
@@ -186,9 +184,9 @@ def _rejected(state: State | None, fact: Fact) -> Iterator[Finding]:
 
 
 def _senseless(state: State, fact: Fact, record: Raw) -> Iterator[Finding]:
-    """Check for a rejected proposal that no correct writer makes after reading the state it expects.
+    """Check for a rejected proposal that no correct writer makes.
 
-    One illegal proposal is normal: a transfer to the present owner, because operators ask for it.
+    One illegal proposal is normal: operators ask for a transfer to the present owner.
     """
     if fact.verdict == "dead_target" and fact.context.get("target") == "never":
         text = f"{told(fact)} gives it to incarnation {record.get('owner')}, which no broker ever had"
@@ -206,7 +204,6 @@ def _is_for_its_owner(state: State, record: Raw) -> bool:
 
 
 def _expected(state: State, fact: Fact, record: Raw) -> str:
-    """Return the verdict of the second rules on a transition or split of a bundle in this state."""
     if record["based_on"] != state.last:
         return "stale"
     if record["kind"] == "split":
@@ -236,7 +233,6 @@ _ON_TARGET: Final = {"up": ACCEPTED, "draining": "draining_target", "dead": "dea
 
 
 def _may_write(step: Step, state: State, incarnation: int | None) -> bool:
-    """Return whether the table lets this incarnation (None for an admin) write the record."""
     if step.who == "anybody":
         return True
     if incarnation is None:
@@ -269,7 +265,6 @@ def _half_of_merge(state: State, fact: Fact, record: Raw) -> str | None:
 
 
 def _accepted(state: State | None, fact: Fact) -> Iterator[Finding]:
-    """Check an accepted record: it was acceptable, and the new state matches the second rules."""
     record = fact.record or {}
     if _is_named(fact, record):
         yield from _named(state, fact, record)
@@ -307,7 +302,7 @@ def _named(state: State | None, fact: Fact, record: Raw) -> Iterator[Finding]:
 
 
 def _died(state: State | None, fact: Fact) -> Iterator[Finding]:
-    """Check a bundle that changed by a record that does not name it: only the death of its owner or source may do that."""
+    """Check a bundle that a record changes without naming it: only a death may do that."""
     dead = fact.context.get("dead")
     if state is None or dead is None or dead not in (state.owner, state.source):
         yield finding("state_differs", fact, f"{told(fact)} changed it, and says nothing of it")
@@ -319,7 +314,7 @@ def _died(state: State | None, fact: Fact) -> Iterator[Finding]:
 
 
 def _left_alone(state: State | None, fact: Fact) -> Iterator[Finding]:
-    """Check a bundle that the fold did not change: it must not name a dead incarnation."""
+    """Check that an unchanged bundle names no dead incarnation."""
     dead = fact.context.get("dead")
     if dead is None or (state is not None and dead not in (state.owner, state.source)):
         return
@@ -328,7 +323,7 @@ def _left_alone(state: State | None, fact: Fact) -> Iterator[Finding]:
 
 
 def _made(fact: Fact, record: Raw) -> Iterator[Finding]:
-    """Check a new bundle: only a creation, a split or a merge makes one, with a fixed initial state."""
+    """Check a new bundle: only a creation, a split or a merge makes one."""
     after, kind, at = _state(fact.after or {}, fact), record.get("kind"), _range(fact)
     free = State("free", None, None, fact.offset, fact.offset, after.begun)
     if kind == "namespace" and record.get("status") == "created":
@@ -358,7 +353,6 @@ def _deleted(state: State | None, fact: Fact, record: Raw) -> Iterator[Finding]:
 
 
 def _same(before: State, expected: State | None, fact: Fact) -> Iterator[Finding]:
-    """Yield a finding if the fold's new state is not the one of the second rules."""
     after = None if fact.after is None else _state(fact.after, fact)
     if after == expected:
         return

@@ -1,4 +1,4 @@
-"""List every rule of the audit as data: its subject, what a violation means, and what to do. The checkers decide when one is broken."""
+"""List every rule of the audit as data: its subject, what a violation means, and what to do."""
 
 from __future__ import annotations
 
@@ -392,9 +392,9 @@ BY_NAME: Final[Mapping[str, Rule]] = {rule.name: rule for rule in RULES}
 
 
 def finding(rule: str, fact: Fact, text: str, *, offsets: tuple[int, ...] | None = None) -> Finding:
-    """Return a finding about the subject of `fact`. `offsets` are the rising offsets of records; default: the fact's own.
+    """Return a finding about the subject of `fact`. `offsets` are rising; default: the fact's own.
 
-    Raise `KeyError` for a rule that is not in the table.
+    Raise `KeyError` for an unknown rule.
     """
     publisher = (fact.record or {}).get("publisher")
     return found(
@@ -410,7 +410,7 @@ def finding(rule: str, fact: Fact, text: str, *, offsets: tuple[int, ...] | None
 def found(rule: str, subject: str, text: str, *, offsets: tuple[int, ...], at_ms: int, publisher: str | None = None) -> Finding:
     """Return a finding about `subject` at the last of `offsets`, with the command that shows it.
 
-    Raise `KeyError` for a rule that is not in the table.
+    Raise `KeyError` for an unknown rule.
     """
     return Finding(
         rule=BY_NAME[rule].name,

@@ -1,12 +1,7 @@
 """Define a fact, which the sequential operator sends to the operators keyed by subject, and its JSON form (a row of `Table.FACTS`).
 
-A fact carries three things:
-
-* the record as it is on the log, only parsed as JSON;
-* the fold's verdict, and what the fold changed of this subject;
-* the second rules' verdict, where it needs a view of the whole (`spark_jobs.rules.membership.view`).
-
-So a checker needs nothing of `channel`.
+A fact carries the record (only parsed as JSON), the fold's verdict and changes, and the second rules' verdict where it needs a view of the
+whole. So a checker needs nothing of `channel`.
 """
 
 from __future__ import annotations

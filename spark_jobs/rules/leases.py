@@ -1,11 +1,11 @@
 """Check the leases of one broker: whether it was declared dead too early, or not at all.
 
-All times are log times, from the append of one record to the append of another.
+All times are log times, from append to append.
 
-* The accuser reads the last renewal, waits for lease and grace period, and appends.
-* So the two appends are at least lease + grace period apart, less the error of the accuser's clock.
-* A lease that began before the audit, or that runs while the log's time stands still, cannot be checked.
-* A false proof that was accepted is a verdict, and is checked in `spark_jobs.rules.membership.view`.
+* The accuser reads the last renewal, waits for lease and grace period, and appends. So the two appends are at least that far apart, less
+  the error of the accuser's clock.
+* A lease from before the audit, or one during which the log's time stands still, cannot be checked.
+* An accepted false proof is a verdict: `spark_jobs.rules.membership.view` checks it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def check_lease(standing: Standing, fact: Fact, record: Raw) -> Iterator[Finding
 
 
 def check_proof(standing: Standing, fact: Fact, record: Raw) -> Iterator[Finding]:
-    """Yield a finding if a rejected record declared this broker dead with another instance id than that of the live incarnation."""
+    """Yield a finding if a rejected record declared this broker dead with a wrong instance id."""
     if record.get("status") == "down" and fact.verdict == "still_alive":
         text = f"{record.get('publisher')} tried to call it down with a nonce that is not that of the live incarnation"
         yield from told(standing.told, fact, "false_proof", text)
@@ -68,6 +68,6 @@ def check_silence(fact: Fact) -> Iterator[Finding]:
 
 
 def _early_by_ms(member: Raw, silence_ms: int) -> int:
-    """Return how many milliseconds a silence is too short to declare a broker dead; 0 if it is long enough."""
+    """Return how many milliseconds a silence is too short; 0 if it is long enough."""
     least_ms: int = (member["lease_ms"] + member["margin_ms"]) * (100 - CLOCK_RATE_ERROR_PERCENT) // 100 - APPEND_TIME_ERROR_MS
     return max(0, least_ms - silence_ms)

@@ -19,15 +19,14 @@ NAME: Final = "log"
 GENESIS_RACE_MS: Final = 120_000
 """How long after the accepted genesis a broker's own genesis may still arrive.
 
-Brokers that start together on an empty log each write one. A broker that is cut off while it starts writes its genesis when it is back; a
-producer retries for up to two minutes.
+Brokers that start together on an empty log each write one. It may be late after an interrupted start; a producer retries for two minutes.
 """
 
 ADMINS_GENESIS_RACE_MS: Final = 10_000
 """The same limit for an admin's genesis: the admin's command has ended with an error by then."""
 
 TIME_FELL_MS_MIN: Final = 1_000
-"""Smaller steps back are normal: two writers out of order, or two synchronised clocks. A clock that was set back moves further."""
+"""Smaller steps back are normal between two writers or two synchronised clocks."""
 
 ADMIN: Final = "admin:"
 
@@ -40,7 +39,7 @@ _NO_RECORD: Final = {
 
 @dataclass(slots=True, kw_only=True)
 class Record:
-    """What the audit remembers of the log: its genesis, recent rejections and recently reported findings."""
+    """What the audit remembers of the log."""
 
     genesis: int | None = None
     genesis_ms: int | None = None
@@ -63,7 +62,7 @@ class LogChecker:
         save(memory, NAME, known)
 
     def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterator[Finding]:
-        """Report how many findings were held back. Nothing else about the log depends on a timer."""
+        """Report how many findings were held back."""
         if ALARM in due_alarms(memory, now_ms):
             known = _recall(memory)
             yield from tell_held_back(known.told, subject, now_ms)
@@ -80,10 +79,9 @@ def _recall(memory: Memory) -> Record:
 
 
 def _check_event(known: Record, fact: Fact) -> Iterator[Finding]:
-    """Check an event of the log that the sequential operator reports. Ignore unknown events.
+    """Check an event of the log. Ignore unknown events.
 
-    A finding about a note carries the offset of the channel record that was folded last: a note's own offset is not an offset of the
-    channel.
+    A finding about a note carries the channel's last folded offset, because the note's own offset is not one of the channel.
     """
     event = fact.after or {}
     match event.get("event"):
@@ -137,10 +135,7 @@ def _check_record(known: Record, fact: Fact, record: Raw) -> Iterator[Finding]:
 
 
 def _is_above_level(record: Raw) -> bool:
-    """Return whether the record was rejected because it needs a higher format version.
-
-    The other cause of this rejection is a broker that supports too few versions.
-    """
+    """Return whether the record needs a higher format version. Else its broker supports too few versions."""
     level = record.get("level")
     return type(level) is int and level > 1
 

@@ -19,7 +19,7 @@ _ALARMS: Final = "alarms"
 class Memory(Protocol):
     """What a checker keeps of one subject: small named values, and one timer in the log's time (Unix milliseconds).
 
-    A name with a `:` belongs to a group of many values. Each of these is stored on its own; all other values are stored together.
+    Names with a `:` are stored one by one, because there may be many; all others are stored together.
     """
 
     @property
@@ -46,10 +46,10 @@ class Checker(Protocol):
     """Check one kind of subject. A checker keeps state only in the given memory, and never raises."""
 
     def check(self, memory: Memory, fact: Fact) -> Iterable[Finding]:
-        """Return what is wrong with the next fact of a subject. A subject's facts come in order of the channel's offsets."""
+        """Return what is wrong with the next fact of a subject. Facts come in order of the channel's offsets."""
 
     def expire(self, memory: Memory, subject: str, now_ms: int) -> Iterable[Finding]:
-        """Return what is wrong with a subject without new facts up to `now_ms`, the log's time, after its timer was due."""
+        """Return what is wrong with a subject whose timer was due, at `now_ms` of the log's time."""
 
 
 class DictMemory:
@@ -107,7 +107,7 @@ def set_alarm(memory: Memory, name: str, at_ms: int | None) -> None:
 
 
 def due_alarms(memory: Memory, now_ms: int) -> list[str]:
-    """Clear the alarms that are due at `now_ms`, set the timer to the next one, and return the names of the due ones, sorted."""
+    """Clear and return the alarms that are due at `now_ms`, sorted. Set the timer to the next one."""
     alarms: dict[str, int] = load(memory, _ALARMS) or {}
     due = sorted(name for name, at_ms in alarms.items() if at_ms <= now_ms)
     _keep_alarms(memory, {name: at_ms for name, at_ms in alarms.items() if at_ms > now_ms})

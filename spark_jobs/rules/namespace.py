@@ -1,6 +1,6 @@
 """Check the facts of one namespace: after each record its bundles must cover the hash space exactly once.
 
-`check_deletions` runs on facts of brokers, because a namespace whose deletion has stopped gets no facts of its own.
+`check_deletions` runs on brokers' facts, because a namespace whose deletion has stopped gets none.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ def _spelled(ranges: Ranges) -> str:
 def _rejected(fact: Fact, record: Raw) -> Iterator[Finding]:
     """Check a rejected record for what no correct writer proposes.
 
-    For a deletion the membership may not know whether all bundles are free. Then both verdicts, accepted and `bundles_in_use`, are right.
+    If the membership cannot tell whether all bundles of a deletion are free, accepted and `bundles_in_use` are both right.
     """
     expected, status = fact.context.get("expected"), record.get("status")
     if expected == fact.verdict == "bad_boundary":
@@ -128,7 +128,7 @@ def _expected(record: Raw) -> tuple[Ranges, Ranges] | None:
 
 
 def _inheritance(fact: Fact, record: Raw, removed: Sequence[Row], added: Sequence[Row]) -> Iterator[Finding]:
-    """Check that children have their parent's owner and token, and a merged bundle the common owner and the greater token."""
+    """Check that children keep their parent's owner and token, and a merged bundle the common owner and the greater token."""
     if record.get("kind") not in ("split", "merge") or any(len(row) <= _TOKEN for row in (*removed, *added)) or not removed:
         return
     owners = dict.fromkeys(row[_OWNER] for row in (*removed, *added))
@@ -150,7 +150,7 @@ def _listed(values: Iterable[object]) -> str:
 
 
 def _take_over(memory: Memory, fact: Fact, record: Raw, removed: Ranges, added: Ranges) -> Iterator[Finding]:
-    """Remember the ranges after a record. If all ranges are known, yield a finding for a removed range that did not exist."""
+    """Remember the ranges after a record. Yield a finding if a removed range did not exist and all ranges are known."""
     known, begun = load(memory, _NAME), fact.context.get("begun", 0)
     is_created = record.get("kind") == "namespace" and record.get("status") == "created"
     if is_created or known is None or known["begun"] != begun:

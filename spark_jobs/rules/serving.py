@@ -103,8 +103,7 @@ class _State:
 def follow_holder(memory: Memory, holder: Holder | None, fact: Fact) -> Iterable[Finding]:
     """Record that from this fact on `holder` (None for nobody) may serve the bundle.
 
-    Call it for every fact of the channel that shows the bundle's state, the first included. Return the findings about evidence that waited
-    for this.
+    Call it for every fact of the channel that shows the bundle's state. Return findings about evidence that waited for this.
     """
     state = _loaded(memory)
     newest = state.ownerships[-1] if state.ownerships and not state.ownerships[-1].is_over else None
@@ -134,8 +133,7 @@ def follow_holder(memory: Memory, holder: Holder | None, fact: Fact) -> Iterable
 def _written_ms(state: _State, fact: Fact) -> int:
     """Return when the record of `fact` was written: its own timestamp if that is earlier than the log's, as for a copied record.
 
-    A timestamp before the bundle's previous record is not credible: a forger could make an ownership as old as it likes. Then return the
-    log's time.
+    Ignore a timestamp from before the bundle's previous record: a forger could make an ownership as old as it likes.
     """
     said_ms = (fact.record or {}).get("timestamp_ms")
     if not _is_count(said_ms) or said_ms < max(state.written_ms - CLOCKS_APART_MS, 1):
@@ -230,7 +228,7 @@ def _stretch(said: Raw) -> _Stretch | None:
 
 
 def _taken(state: _State, said: _Stretch, fact: Fact) -> _Stretch:
-    """Return the remembered stretch, updated with the document: its end, or all of it."""
+    """Return the remembered stretch, updated with the document."""
     key = (said.incarnation, said.token, said.boot, said.started_ns)
     known = next((one for one in state.stretches if (one.incarnation, one.token, one.boot, one.started_ns) == key), None)
     if known is None:
@@ -267,7 +265,7 @@ def _of_others(state: _State, stretch: _Stretch, subject: str, at_ms: int) -> It
 
 
 def _together_ms(one: _Stretch, other: _Stretch) -> float:
-    """Return for how many milliseconds two stretches certainly overlap; 0 if that is not certain. One without an end is a moment."""
+    """Return for how many milliseconds two stretches certainly overlap; 0 if unknown. One without an end is a moment."""
     if one.boot == other.boot and one.boot:
         overlap_ns = min(_end_ns(one), _end_ns(other)) - max(one.started_ns, other.started_ns)
         if overlap_ns > 0:
@@ -299,16 +297,14 @@ def _of_ownerships(state: _State, stretch: _Stretch, subject: str, at_ms: int) -
 
 
 def _is_too_old(state: _State, stretch: _Stretch) -> bool:
-    """Return whether the ownership is older than all that is known of the bundle."""
     return state.known_from is not None and stretch.token < state.known_from
 
 
 def _if_read_past(state: _State, stretch: _Stretch, said_ms: int, fact: Fact) -> Iterator[Finding]:
     """Check a stretch without ownership, reported at `said_ms`, against how far the log was read.
 
-    * The log was read past it: yield a finding now.
-    * The ownership can never be known: drop the check. It is from before the reading began or after it stopped, or the evidence came so
-      late that the bundle is forgotten.
+    * The log was read past it: yield a finding.
+    * Its ownership can never be known (before the reading, after its end, or of a forgotten bundle): drop the check.
     * Otherwise wait.
     """
     begin, reached = fact.context.get("begin"), fact.context.get("reached")
@@ -330,7 +326,7 @@ def _never_owned(stretch: _Stretch, subject: str, at_ms: int) -> Iterator[Findin
 
 
 def _told(stretch: _Stretch, rule: str, subject: str, text: str, *, offsets: tuple[int, ...], at_ms: int) -> Iterator[Finding]:
-    """Yield a finding unless this stretch already has it. The first word of `rule` is its name; the rest distinguishes repetitions."""
+    """Yield a finding once per stretch. The first word of `rule` is its name; the rest distinguishes repetitions."""
     if rule not in stretch.told:
         stretch.told.append(rule)
         yield found(rule.partition(" ")[0], subject, text, offsets=offsets, at_ms=at_ms, publisher=stretch.broker)

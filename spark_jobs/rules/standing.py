@@ -1,7 +1,4 @@
-"""Define what the audit remembers of one broker id between two facts: one JSON object under one name.
-
-The modules that check a broker use it; they hold the rules.
-"""
+"""Define what the audit remembers of one broker id between two facts."""
 
 from __future__ import annotations
 
@@ -69,7 +66,7 @@ class Standing:
 
 
 def recall(memory: Memory, *, begun: int | None = None) -> Standing:
-    """Return what is remembered of this broker. It is empty for a new broker, and after a gap in the reading that ends at `begun`."""
+    """Return what is remembered of this broker; nothing for a new one, or from before a gap that ends at `begun`."""
     raw = load(memory, NAME)
     if raw is None or (begun is not None and raw["begun"] < begun):
         return Standing(begun=begun or 0)

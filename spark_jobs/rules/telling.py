@@ -47,7 +47,7 @@ def bounded(marks: Marks, fact: Fact, findings: Iterable[Finding]) -> Iterator[F
 
 
 def _mark(marks: Marks, rule: str, fact: Fact) -> int | None:
-    """Return how many findings were held back before this one; None if this one is held back too."""
+    """Return how many findings were held back before this one; None if it is held back too."""
     began_ms, count, held_back, _ = marks.get(rule, (fact.at_ms, 0, 0, 0))
     if fact.at_ms - began_ms >= TELL_EVERY_MS:
         began_ms, count = fact.at_ms, 0
@@ -59,7 +59,7 @@ def _mark(marks: Marks, rule: str, fact: Fact) -> int | None:
 
 
 def bounded_in(memory: Memory, fact: Fact, findings: Iterable[Finding]) -> Iterator[Finding]:
-    """Do the same as `bounded`, with the marks kept in `memory`. Store nothing for a subject without findings."""
+    """Do the same as `bounded`, with the marks kept in `memory`."""
     found = tuple(findings)
     if found:
         marks: Marks = load(memory, _NAME) or {}

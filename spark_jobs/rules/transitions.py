@@ -1,4 +1,4 @@
-"""The bundle's transition tables, written a second time from the protocol: who may take each step, and what a death changes.
+"""The bundle's transition tables, written a second time from the protocol.
 
 A phase is a state together with the parties that are set (`spark_jobs.rules.forms.PHASES`). In the cells, `o` is the owner before, `s` the
 source before, and `d` a live broker that does not drain and is not the owner before.

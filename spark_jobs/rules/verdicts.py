@@ -17,7 +17,7 @@ NOT_FOLDED: Final = "not_folded"
 
 
 def compare_opinions(fact: Fact) -> Iterator[Finding]:
-    """Compare the membership's verdict on a record with the fold's. Only the one subject that checks the record does this."""
+    """Compare the membership's verdict with the fold's, for the one subject that checks the record."""
     if fact.subject != fact.context.get("judged_by"):
         return
     if "expected" in fact.context:
@@ -36,7 +36,7 @@ def compare(fact: Fact, expected: str) -> Iterator[Finding]:
 
 
 def broken_rule(fact: Fact, expected: str) -> str:
-    """Return the rule that an accepted record breaks if it should have been rejected as `expected`."""
+    """Return the rule that is broken if a record was accepted instead of rejected as `expected`."""
     record = fact.record or {}
     kind = record.get("kind")
     form = f"broker {record.get('status')}" if kind == "broker" else str(kind)

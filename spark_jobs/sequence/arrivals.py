@@ -25,8 +25,8 @@ Positions = Mapping[str, int]
 class Arrival(NamedTuple):
     """One entry. `offset` is the storage's own and rises within its source; `at_ms` is the time of the storage (Unix).
 
-    The channel's times come from its storage and never fall. Other sources may use other clocks, and a first batch from Kafka may bring
-    notes that are hours ahead of its records. So the channel's time is the one to use for all.
+    Use the channel's times, which never fall. Other sources may use other clocks, and Kafka's first batch may bring notes that are hours
+    ahead of its records.
     """
 
     source: str

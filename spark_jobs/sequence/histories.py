@@ -79,7 +79,7 @@ class Histories:
         self._changed: dict[str, None] = {}
 
     def begin(self, view: View) -> None:
-        """Continue from `view`. Intervals and transfers that are not known yet began before it; known ones that it lacks are dropped."""
+        """Continue from `view`. Drop intervals and transfers that it lacks; those that are new began before it."""
         for key in self._keys():
             self._changed[key] = None
         self._holders = {broker.incarnation: broker.broker for broker in view.live_brokers()}

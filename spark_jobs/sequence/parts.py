@@ -18,8 +18,8 @@ from equipoise.spark_jobs.sequence.emitted import Emitted
 Lost = Callable[[int, int], bytes | None]
 """Ask whether entries were lost at the missing physical offsets from the first argument to below the second.
 
-Return None if nothing is lost (a log may skip offsets). Else return a snapshot of the view from which the rest of the log can be folded.
-Raise `ChannelIncomplete`, `LevelTooNew` or `LogClosed` if nothing leads on, and `LogUnavailable` if it is not known now.
+Return None if not (a log may skip offsets), else a snapshot of the view from which the rest can be folded. Raise `ChannelIncomplete`,
+`LevelTooNew` or `LogClosed` if nothing leads on, and `LogUnavailable` if it is not known now.
 """
 
 LoadRows = Callable[[bytes], tuple[Sequence[Mapping[str, Any]], Sequence[Mapping[str, Any]]] | None]
@@ -29,7 +29,7 @@ StateRow = tuple[str, bytes | None]
 """A key of a state and its value; None if it is removed."""
 
 SNAPSHOT_RECORDS: Final = 100_000
-"""Records between two snapshots of an archive: about a second of folding. A verification of millions of records then has many parts."""
+"""Records between two snapshots of an archive: about a second of folding, so that a long verification has many parts."""
 
 
 class Part(Protocol):

@@ -1,14 +1,13 @@
 """Fold the whole log in batches, with a state that outlives the process, and emit rows and facts.
 
-`telling` chooses the facts of a record, `notes` handles notes, `state_rows` stores the view. Histories and the second membership are
-plugged in.
+`telling` chooses the facts of a record, `notes` handles notes, `state_rows` stores the view. Other parts are plugged in.
 
 Guarantees:
 
-1. The same entries of the channel give the same rows, for any cut into batches and any restart between them. Notes come after the channel
-   in each batch, with the log's time at that moment.
-2. No entry of the log makes it raise. A closed log, a format version that is too new or a log that went back ends the folding for good. One
-   fact of the log reports that, and later entries get the verdict `not_folded`.
+1. The same entries of the channel give the same rows, for any cut into batches and any restart. In each batch notes come after the channel,
+   with the log's time at that moment.
+2. No entry makes it raise. A closed log, a too new format version or a log that went back ends the folding for good: one fact of the log
+   reports that, and later entries get the verdict `not_folded`.
 3. Only the channel moves the log's time, which never falls.
 """
 
@@ -76,10 +75,7 @@ class Sequence:
     """Turn arrivals into rows, one after the other. `restored` continues from the rows of `changed_rows`."""
 
     def __init__(self, wants: frozenset[Table], begin: bytes | None = None, *, plugs: Plugs | None = None) -> None:
-        """Begin at the log's first record, or at the snapshot `begin` (`channel.core.snapshot`). Emit only rows of the tables in `wants`.
-
-        Raise `SnapshotDamaged`.
-        """
+        """Begin at the log's first record, or at the snapshot `begin` (`channel.core.snapshot`). Raise `SnapshotDamaged`."""
         self._wants = wants
         self._wants_facts, self._wants_records, self._wants_snapshots = _FACTS in wants, _RECORDS in wants, _SNAPSHOTS in wants
         self._plugs = Plugs() if plugs is None else plugs
@@ -165,8 +161,7 @@ class Sequence:
     def feed(self, arrivals: Iterable[Arrival]) -> Iterator[Emitted]:
         """Yield the rows of these arrivals: first those of the channel, by offset, then the others.
 
-        Consume the iterator to its end, or discard the sequence: it has folded only as far as rows were taken. Raise what `Plugs.lost`
-        raises for a log that is unavailable.
+        Consume the iterator to its end, or discard the sequence. Raise what `Plugs.lost` raises for an unavailable log.
         """
         wants_facts, wants_records, wants_snapshots = self._wants_facts, self._wants_records, self._wants_snapshots
         events: list[Raw] = []
@@ -236,7 +231,6 @@ class Sequence:
         return rows
 
     def _record(self, folded: Folded | None, offset: int, value: bytes | None, raw: Raw | None) -> Emitted:
-        """Return the entry's row of the table of records, with the fields that can be read."""
         if folded is None:
             record, verdict, place = decode(value or b""), NOT_FOLDED, offset + self._view.base
         else:
@@ -247,7 +241,7 @@ class Sequence:
         return Emitted(_RECORDS, record.key, place, 0, self._log_ms, kind, record.publisher, verdict, value)
 
     def _facts(self, folded: Folded | None, offset: int, value: bytes | None, events: list[Raw], raw: Raw | None) -> Iterator[Emitted]:
-        """Yield the facts of one entry: first the events of the log, then the facts of the record."""
+        """Yield the facts of one entry: the events of the log, then the record's."""
         place, at_ms = offset + self._view.base, self._log_ms
         facts = [Fact(subject=LOG, source=_CHANNEL, offset=place, at_ms=at_ms, after=event) for event in events]
         if folded is not None:
@@ -285,12 +279,10 @@ class Sequence:
             )
 
     def _asked(self, opinion: SecondOpinion, folded: Folded, raw: Raw | None, verdict: str) -> tuple[Raw, Iterable[str]]:
-        """Return the second rules' context, computed before they see the fold's verdict, and the further bundles."""
         context = opinion.judge(folded.offset, self._log_ms, raw, behind_ms=self._behind_ms)
         return context, opinion.follow(folded.offset, raw, verdict)
 
     def _remember_gone(self, changes: tuple[Change, ...]) -> None:
-        """Record which keys are removed, so that their rows of state are removed too."""
         for change in changes:
             if not isinstance(change, LevelChanged) and change.after is None:
                 self._rows.removed(f"{_KEY_PREFIXES[type(change)]}:{change.name}")
@@ -326,7 +318,7 @@ class Sequence:
             return None if entry.offset < regained.position else regained.feed(entry)
 
     def _reader_at(self, reader: Reader, offset: int, events: list[Raw]) -> Reader | None:
-        """Return the reader for an entry at another position than the next; None if it must not be folded."""
+        """Return the reader for an entry at another position than the next; None to skip the entry."""
         if offset <= self._seen:
             self._stopped = {"event": "log_went_back", "position": reader.position, "found": offset}
             self._reader = None
@@ -337,7 +329,7 @@ class Sequence:
         return regained if regained is not None and offset >= regained.position else None
 
     def _regained(self, first: int, below: int, events: list[Raw]) -> Reader | None:
-        """Return the reader that continues after a gap, past lost records if there are any; None if that is impossible."""
+        """Return the reader that continues after a gap; None if that is impossible."""
         base = self._view.base
         lost = {"event": "records_lost", "from": first + base, "to": below + base}
         try:

@@ -1,7 +1,4 @@
-"""Choose the subjects of a record's facts, and describe each subject before and after the record.
-
-`spark_jobs.rules.facts` defines a fact.
-"""
+"""Choose the subjects of a record's facts, and describe each subject before and after the record."""
 
 from __future__ import annotations
 
@@ -128,7 +125,7 @@ def _is_spelled(value: object) -> bool:
 
 
 class Teller:
-    """Choose the subjects of each record. Remember the last incarnation of each broker id, which changes do not include."""
+    """Choose the subjects of each record. Remember each broker's last incarnation, which changes do not include."""
 
     def __init__(self, view: View) -> None:
         """Continue from `view`, which stays unchanged."""
@@ -201,7 +198,7 @@ class Teller:
         return Told(before, _broker(change.after))
 
     def _add_ranges(self, told: dict[str, Told], name: str, offset: int, removed: list[Range], added: list[Range]) -> None:
-        """Add the changed ranges to a namespace's fact. A split or a merge changes nothing else of it."""
+        """Add the changed ranges to a namespace's fact."""
         key = subject("namespace", name)
         before, after, is_named = told.get(key, Told(_namespace(self._view.namespaces.get(name))))
         entry = _namespace(self._view.namespaces.get(name)) or {"status": "deleted", "last": offset}

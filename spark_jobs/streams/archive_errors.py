@@ -50,7 +50,7 @@ class ArchiveDamaged(OperatorError):
 
 
 class ArchiveFileGone(ArchiveDamaged):
-    """A file is missing. A reader next to a job that compacts small files lists again, and finds the file that replaced it."""
+    """A file is missing. If its small files are being compacted, list again to find the replacement."""
 
     def __init__(self, *, archive: str, file: str) -> None:
         """`file` is the missing one."""

@@ -1,6 +1,6 @@
 """Delay Ctrl-C while Spark runs, and raise it where no call into Spark is in progress.
 
-PySpark's own handler asks Java to cancel the running work during another call of the main thread. The two answers then get mixed up.
+PySpark's own handler calls Java in the middle of other calls of the main thread, and the answers get mixed up.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def delayed_interrupts() -> Iterator[Callable[[], None]]:
     """Delay Ctrl-C to the end of the block or the next call of the yielded function. Both then raise `KeyboardInterrupt`.
 
     Use it for steps that must not be cut: an interrupted import swallows Ctrl-C, an interrupted start leaves a JVM behind. A second Ctrl-C
-    raises at once. Outside the main thread this does nothing, since only the main thread gets signals.
+    raises at once. Outside the main thread it does nothing, because only that gets signals.
     """
     is_noted = False
 

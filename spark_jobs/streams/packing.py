@@ -1,6 +1,6 @@
 """Pack arrivals into few rows, each an Arrow batch, for the one operator that takes all of them.
 
-Spark writes, sorts, groups and rebuilds each row on that way. For single rows this costs more than the folding.
+For single rows Spark's writing, sorting, grouping and rebuilding costs more than the folding.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def pack(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def unpacked(packs: Iterable[bytes]) -> Iterator[Arrival]:
-    """Yield the arrivals of one batch, for any order of packs: first the channel, then the other sources, each by offset."""
+    """Yield the arrivals of one batch in order: first the channel, then the other sources, each by offset."""
     table = _sorted(pa.concat_tables(pa.ipc.open_stream(each).read_all() for each in packs))
     source, offset, at_ms, value = (table[name].to_pylist() for name in ("source", "offset", "at_ms", "value"))
     return map(Arrival, source, offset, at_ms, repeat(None), value)

@@ -240,7 +240,7 @@ def _taken(queue: SimpleQueue[_Item]) -> Iterator[_Item]:
 
 
 class Follower:
-    """Report each batch of one start of a query to a `Watch`, by polling: a listener of Spark may be called after the end."""
+    """Report each batch of one start of a query to a `Watch`, by polling: Spark may call a listener after the end."""
 
     def __init__(self, query: StreamingQuery, watch: Watch) -> None:
         self._query = query
@@ -251,7 +251,7 @@ class Follower:
         """Whether the sources have had nothing new for some seconds."""
 
     def follow(self) -> None:
-        """Report the batches that ended since the last call. Spark keeps the last 100. Raise Spark's error after the query has failed."""
+        """Report the batches that ended since the last call; Spark keeps the last 100. Raise Spark's error if the query failed."""
         last = self._query.lastProgress
         if last is None or last.timestamp == self._looked_at:
             return

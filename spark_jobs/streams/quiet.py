@@ -1,7 +1,6 @@
 """Start a JVM without its irrelevant messages.
 
-`log4j2.properties` configures Spark's own logging. This module drops lines of Java, of its start script and of Spark's workers, which no
-setting turns off.
+`log4j2.properties` configures Spark's logging. No setting turns off these lines of Java, its start script and Spark's workers.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """Run one `Sequence` over the whole channel as Spark's `transformWithState`: the first operator of each streaming job.
 
-It turns frames into arrivals and rows into frames, keeps the state where Spark commits it with the batch, and asks the log about gaps.
-
 The state:
 
-1. It is a list of rows (key, data). Each batch appends the rows that it changed; the last row of a key counts. A list costs one call per
-   batch, a map one per key. The list is rewritten when it is more than twice as long as necessary.
+1. It is a list of rows (key, data), to which each batch appends its changes; the last row of a key counts. A list costs one call per batch,
+   a map one per key. It is rewritten when it is more than twice as long as necessary.
 2. A worker caches its sequence under the number of the next batch. It uses the cache only if the state has the same number: not after a
-   failed attempt, after another worker was faster, or after a restart.
+   failed attempt, a faster worker or a restart.
 """
 
 from __future__ import annotations
@@ -222,8 +220,8 @@ def _frame(chunk: list[Emitted]) -> pd.DataFrame:
 def lost(log_url: str, first: int, below: int) -> bytes | None:  # noqa: ARG001 - see `spark_jobs.sequence.parts.Lost`
     """Answer `Plugs.lost` for the log at this URL.
 
-    Skipped offsets occur only after a failed write, so opening the log for each gap is cheap enough. The log is asked after the batch was
-    read, and its start only rises. If the start is not above `first`, nothing was lost.
+    Gaps occur only after a failed write, so it may open the log each time. The log's start only rises: if it is not above `first` after the
+    batch was read, nothing was lost.
     """
     with closing(open_log(log_url, create=False)) as log:
         return None if log.start() <= first else to_bytes(beginning(log).reader.view)

@@ -37,8 +37,7 @@ MEMORY_VARIABLE: Final = "SPARK_DRIVER_MEMORY"
 STACK: Final = "16m"
 """Stack of each JVM thread; only the used part takes memory.
 
-Spark searches the error of a query that is stopped during a batch with a pattern that recurses for each character. Java's default of 1 MB
-is too small for that.
+If a query is stopped during a batch, Spark searches its error with a pattern that recurses for each character, too deep for Java's 1 MB.
 """
 
 SHUFFLE_PARTITIONS: Final = 2
@@ -76,8 +75,8 @@ def spark_session(
 ) -> SparkSession:
     """Return a session named `app`, or the session that this process already has.
 
-    It runs on this machine, unless `master` or `spark-submit` names a cluster. With `kafka`, Spark's connector is on its path, and is
-    fetched if it is missing. `telling` gets a message about the fetch and the start; the start blocks.
+    It runs on this machine, unless `master` or `spark-submit` names a cluster. With `kafka`, fetch Spark's connector if it is missing.
+    `telling` gets a message about the fetch and the start; the start blocks.
 
     Raise `MissingExtra`, `MissingJava`, `JarsMissing`, `WrongJar`.
     """

@@ -18,20 +18,17 @@ LOOK_MS: Final = 10_000
 """Time without a batch before a check of the log, and the interval between checks. A check costs a connection."""
 
 SILENCE_MS: Final = 30_000
-"""Time without a batch before a message although the log answers: brokers renew every few seconds, so it is never so quiet.
-
-Also how long a check may take before a message.
-"""
+"""Time without a batch before a message although the log answers (brokers renew every few seconds), and before one about a slow check."""
 
 REMIND_MS: Final = 60_000
-"""Interval of reminders that the log cannot be read. New problems do not shorten it: Kafka's client words one outage in many ways."""
+"""Interval of reminders that the log cannot be read. New problems do not shorten it: Kafka words one outage in many ways."""
 
 _ABSENT: Final = (LogUnavailable, LogNotBegun)
 
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """The result of a check: the problem, None if the log answers; and whether it is unavailable, or available but unreadable."""
+    """The result of a check: the problem (None if the log answers), and whether the log is away or unreadable."""
 
     problem: str | None = None
     is_away: bool = True

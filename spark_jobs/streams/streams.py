@@ -37,10 +37,10 @@ ATTEMPTS_MAX: Final = 3
 """Starts of a stream without a finished batch in between, for a failure that is not expected to pass."""
 
 AWAY_MAX_S: Final = 900
-"""How long a stream waits without a finished batch for its source or destination: longer than a Kafka takes to restart or move."""
+"""How long a stream waits without a finished batch for its source or destination: longer than Kafka takes to restart."""
 
 WORKERS_MAX_S: Final = 180
-"""The same for Spark's Python workers. A machine is too busy to start them for minutes at most; an unfit interpreter never starts them."""
+"""The same for Spark's Python workers. A machine is too busy for them for minutes at most; an unfit interpreter never starts."""
 
 _PAUSES_S: Final = (1, 2, 4, 8, 15)
 """Pauses before restarts; the last one repeats. A start takes some seconds more."""
@@ -144,7 +144,7 @@ class _Run:
     """One start of a stream.
 
     * `batches`: how many batches the checkpoint counts as done, in any run.
-    * `has_waited`: its sources were available and had nothing new. A log without events is not unavailable.
+    * `has_waited`: its sources answered that they had nothing new.
     """
 
     def __init__(self, stream: Stream, watch: Watch) -> None:
@@ -161,7 +161,7 @@ class _Run:
         return -1
 
     def to_its_end(self, check: Callable[[], None]) -> Cause | None:
-        """Start the stream and wait. Return why it failed, or None at its end. Raise errors that cannot pass, and those of `check`."""
+        """Start the stream and wait. Return why it failed, or None. Raise errors that cannot pass, and those of `check`."""
         query: StreamingQuery | None = None
         try:
             query = self._started()

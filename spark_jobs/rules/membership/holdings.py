@@ -1,11 +1,11 @@
 """Track which incarnations each bundle names, which bundles a death concerns, and which bundles are stuck.
 
-Only accepted records change it. Each bundle has two clocks, which both end when it is owned:
+Each bundle has two clocks, which end when it is owned:
 
 * moving: since it left the owned or free state, through all attempts and targets;
 * unserved: since it became free, through all refused assignments.
 
-A death starts both again, because the remaining brokers have new work.
+A death restarts both, because the remaining brokers have new work.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from equipoise.spark_jobs.rules.ranges import bundle_name, parse_bundle, pieces
 
 TOLD_AT_ONCE_MAX: Final = 16
-"""Overdue bundles to report with one record: each of its facts carries all their names. The others follow with the next record."""
+"""Overdue bundles to report with one record, because each of its facts carries all their names. The others follow with the next."""
 
 
 _NOTHING: Final[Mapping[str, int]] = {}
@@ -90,7 +90,7 @@ class Holdings:
                 clocks[name] = since
 
     def follow(self, name: str, owner: int | None, source: int | None, state: str, now: Since) -> None:
-        """Apply an accepted record that puts a bundle into `state` (as written in records) with these incarnations."""
+        """Apply an accepted record that sets a bundle's `state` (as in records) and incarnations."""
         before = self._held.get(name)
         if state == "owned":
             self.hold(name, Holding(owner, source))
@@ -203,7 +203,6 @@ def _has_before(clocks: Mapping[str, Since], since_max_ms: int) -> bool:
 
 
 def _before(clocks: Mapping[str, Since], since_max_ms: int) -> Iterable[tuple[Since, str]]:
-    """Return the clocks that started before an awake time, with their bundles."""
     return takewhile(lambda clock: clock[0][1] < since_max_ms, ((since, name) for name, since in clocks.items()))
 
 

@@ -1,7 +1,4 @@
-"""Define the state of the second membership as values.
-
-`spark_jobs.rules.membership.opinions` checks records with it. Only `spark_jobs.rules.membership.view` changes it.
-"""
+"""Define the state of the second membership. `opinions` checks records with it; only `view` changes it."""
 
 from __future__ import annotations
 
@@ -22,10 +19,9 @@ APPEND_TIME_ERROR_MS: Final = 50
 """Largest error between the log times of two records: rounding, and the clocks of two Kafka brokers."""
 
 SOON_IN_A_ROW_MAX: Final = 2
-"""Early renewals in a row that one set-back of the log's clock explains.
+"""Early renewals in a row that one set-back of the log's clock explains: two if the log's time stands still in between.
 
-There are two if the log's time stands still in between and no broker renews twice meanwhile. More in a row mean that the broker's own clock
-is fast. Then they prove nothing about the log's clock, and the broker may accuse others too early.
+More mean that the broker's own clock is fast. They prove nothing about the log's clock, and the broker may accuse others too early.
 """
 
 LIVE: Final = ("up", "draining")
@@ -64,7 +60,7 @@ class Member:
     is_silence_told: bool = False
 
     def renewed(self, at_ms: int) -> None:
-        """Record a renewal. One that comes earlier than promised shows that the log's clock was set back."""
+        """Record a renewal. An early one shows that the log's clock was set back."""
         soon_ms = 0 if self.renewed_at_ms is None else self.renewed_at_ms + self.renew_ms - at_ms
         self.renewed_at_ms = at_ms
         if soon_ms <= APPEND_TIME_ERROR_MS:
@@ -96,7 +92,7 @@ def joined_member(offset: int, at_ms: int, raw: Raw) -> Member:
 
 @dataclass(slots=True, kw_only=True)
 class Standing:
-    """The state to begin from if the head of the log is gone. It comes from a view of the fold.
+    """The state to begin from if the head of the log is gone, taken from a view of the fold.
 
     `namespaces` maps names to (status, last), `policies` to last, and `bundles` to (owner, source, state as in records).
     """

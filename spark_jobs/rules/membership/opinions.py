@@ -1,4 +1,4 @@
-"""Compute the second rules' verdict on a record, where no bundle's state is needed, with pure functions."""
+"""Compute the second rules' verdict on a record, where no bundle's state is needed."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def settled_verdict(known: Known, offset: int, raw: Raw | None, *, is_well_forme
 
 
 def opinion(known: Known, raw: Raw) -> str | None:
-    """Return the verdict on a well-formed record that has no settled one; None if it depends on the state of bundles."""
+    """Return the verdict on a well-formed record without a settled one; None if it depends on bundles."""
     return _OPINIONS[raw["kind"]](known, raw)
 
 

@@ -1,11 +1,10 @@
-"""Fold the records a second time, independently, into a view of the whole: members, namespaces, policies, and who holds which bundle.
+"""Fold the records independently into a second view: members, namespaces, policies, and who holds which bundle.
 
-The states of bundles are not here. `spark_jobs.rules.bundle` keeps them per bundle.
+`spark_jobs.rules.bundle` keeps the states of bundles.
 
-* `judge` computes a verdict on each record before it sees the fold's verdict.
+* `judge` computes a verdict on each record before it sees the fold's.
 * `follow` then adopts the fold's verdict, so that one difference is one finding, not a thousand.
-* *Awake* time counts beside log time: it stops while nobody writes to the log. A cluster that was switched off during a transfer was not
-  stuck all night.
+* *Awake* time stops while nobody writes to the log: a cluster that was switched off during a transfer was not stuck all night.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ IN_FLIGHT_MAX_MS: Final = 60_000
 UNSERVED_IN_FLIGHTS: Final = 5
 """How many times as long a bundle may be unserved while a broker is up, and a namespace may be deleting.
 
-The leader places free bundles in batches: at 220 per second all 65,536 bundles of a namespace have a broker in that time.
+At 220 per second the leader places all 65,536 bundles of a namespace in that time.
 """
 
 SILENCE_MAX_MS: Final = 5_000
@@ -108,7 +107,7 @@ class Context(TypedDict, total=False):
 
 
 class Membership:
-    """The members, namespaces, policies and format version, and which incarnation holds which bundles."""
+    """Members, namespaces, policies, format version, and who holds which bundle."""
 
     def __init__(self, *, in_flight_max_ms: int = IN_FLIGHT_MAX_MS) -> None:
         """Begin empty, at a log's genesis. `begin` and `restore` set another state."""
@@ -274,7 +273,6 @@ class Membership:
         return context
 
     def _lingering(self, since_max_ms: int) -> list[tuple[str, int]]:
-        """Return the namespaces that have been deleting since before an awake time, each once."""
         found = [(name, offset) for name, (offset, awake_ms) in self._deleting.items() if awake_ms < since_max_ms]
         for name, _ in found:
             del self._deleting[name]
@@ -296,7 +294,6 @@ class Membership:
             whole.up_since_ms = whole.awake_ms
 
     def _silent(self) -> list[tuple[str, int, int | None]]:
-        """Return the live brokers that are silent for too long, each silence once, sorted by name."""
         found: list[tuple[str, int, int | None]] = []
         for name, heard_ms in self._heard.items():
             silent_ms = self._known.whole.awake_ms - heard_ms
@@ -370,8 +367,7 @@ class Membership:
     def follow(self, offset: int, raw: Raw | None, verdict: str) -> Sequence[str]:
         """Apply the fold's `verdict` (`accepted`, or a reason) on the record just judged.
 
-        Return the further bundles that need a fact of this record, sorted: those that a dead incarnation held, and overdue ones. The caller
-        knows those that the record names or the fold changed.
+        Return further bundles that need a fact, sorted: those that a dead incarnation held, and overdue ones.
         """
         self._settle(raw, verdict)
         told = self._holdings.take_told()
