@@ -1,1 +1,1 @@
-"""What to move, split and merge, by policies, placement rules and settings. Pure."""
+"""Decide what to move, split and merge, by policies, placement rules and settings. Pure."""

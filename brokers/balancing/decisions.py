@@ -1,6 +1,6 @@
-"""Decisions: what came of each round of balancing, put down so that anybody can ask later why a bundle moved, or did not.
+"""Record the result of each round of balancing, so that people can see later why a bundle moved or stayed.
 
-May live here: the value of a decision, and the port of a log of them. The adapters are in `brokers.decision_log`.
+This module holds the value and the port of the log. The adapters are in `brokers.decision_log`.
 """
 
 from __future__ import annotations
@@ -14,19 +14,21 @@ from equipoise.shedder.plan import Cause, Idle, Move, Plan, Result, Stay
 Kind = Literal["shed", "split", "merge", "misplaced"]
 
 STAYS_MAX: Final = 100
-"""So many stays of one decision are kept, by subject: the others are counted. A round over 100,000 bundles gives as many."""
+"""How many stays of one decision are kept, by subject. The others are only counted: a round over 100,000 bundles gives as many stays."""
 
 NOTHING: Final = ("Skip", "Unknown")
-"""What a decision comes to that moves nothing, counts nothing, and does not say why."""
+"""The outcome of a decision that moves nothing, counts nothing and gives no reason."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """What one broker decided in one round.
 
-    `at_ms` is Unix time. `strategy` is whose decision it was: the name of a shedder, or of a rule. `counted` is what the round
-    adds to the counters, by result and cause, in Pulsar's words. `mean`, `deviation` and `deviation_after` are those of `Plan`.
-    `moves_left_out` and `stays_left_out` say how many were too many to keep.
+    * `at_ms`: Unix time.
+    * `strategy`: the name of a shedder, or of a rule.
+    * `counted`: what the round adds to the counters, by Pulsar's names of result and cause.
+    * `mean`, `deviation`, `deviation_after`: as in `Plan`.
+    * `moves_left_out`, `stays_left_out`: how many were not kept.
     """
 
     at_ms: int
@@ -45,14 +47,14 @@ class Decision:
 
     @property
     def outcome(self) -> tuple[str, str]:
-        """What the round came to, in one result and one cause: why it was idle, else what it counted most of, by name of equals."""
+        """One result and one cause for the round: why it was idle, else the pair counted most. Ties break by name."""
         if self.idle is not None:
             return self.idle.result, self.idle.cause
         return min(self.counted, key=lambda each: (-self.counted[each], each), default=NOTHING)
 
     @property
     def reason(self) -> str | None:
-        """Why it was idle, in a sentence; else the reason of its first move, or of its first stay."""
+        """Why the round was idle, in a sentence; else the reason of its first move, or of its first stay."""
         if self.idle is not None:
             return self.idle.reason
         told: tuple[Move | Stay, ...] = (*self.moves, *self.stays)
@@ -60,7 +62,7 @@ class Decision:
 
 
 def decision_of(plan: Plan, *, at_ms: int, broker: str, strategy: str, kind: Kind) -> Decision:
-    """The decision that a round of the leader is."""
+    """Return the decision for a round of the leader."""
     counted: dict[tuple[Result, Cause], int] = plan.counts()
     return Decision(
         at_ms=at_ms,
@@ -79,16 +81,16 @@ def decision_of(plan: Plan, *, at_ms: int, broker: str, strategy: str, kind: Kin
 
 
 class DecisionLog(Protocol):
-    """Keeps decisions for as long as its adapter says, in the order in which they came.
+    """Keeps decisions in order, for as long as its adapter defines.
 
-    Nothing about safety rides on it: a decision that could not be written is lost, and told. Calls may block: a host in an
-    event loop makes them in a thread. A handle may be used by one thread at a time.
+    Safety does not depend on it: a decision that cannot be written is lost, and the loss is reported. Calls may block, so an event loop
+    makes them in a thread. Only one thread may use a handle at a time.
     """
 
     def write(self, decision: Decision) -> None:
-        """Add one decision. Raises `DecisionLogUnavailable`; the next one may succeed."""
+        """Add one decision. Raises `DecisionLogUnavailable`; the next call may succeed."""
         ...
 
     def newest(self, at_most: int) -> Sequence[Decision]:
-        """The last decisions, the oldest of them first; what cannot be read is left out. Raises `DecisionLogUnavailable`."""
+        """Return the last decisions, oldest first, without unreadable ones. Raises `DecisionLogUnavailable`."""
         ...

@@ -1,21 +1,22 @@
-"""Destinations: which brokers may have a bundle, and of each of the others why not.
+"""Decide which brokers may have a bundle, and why each of the others may not.
 
-May live here: pure filters over the brokers of a view, and the order in which they are asked. Placement and shedders go by
-one answer, `Destinations.of`, so that none of them undoes what the other does.
+Theory of operation:
 
-A hard rule drops whomever it says, be it everybody: a bundle that nobody may have waits. A preference keeps the best of
-those that the hard rules leave, and so never leaves nobody. Hard are: alive, not draining, fewer topics than the limit,
-isolation policies, pins, and what the caller says itself. Preferences are later versions, if they are asked for, and the
-anti-affinity of namespaces.
+* Placement and shedders share one answer, `Destinations.of`, so neither undoes the work of the other.
+* A hard rule may drop every broker: then the bundle waits. Hard rules: alive, not draining, below the topic limit, isolation policies,
+  pins, and the caller's `avoid`.
+* A preference keeps the best of the brokers that hard rules leave, so it always leaves one. Preferences: later versions (if set), and
+  anti-affinity of namespaces.
+* With `pulsar_exact`, preferences come before isolation and pins, as in Pulsar.
 
-**Anti-affinity.** The namespaces of one group (the policy `anti_affinity_group` of each) keep away from one another. First
-by failure domain, as brokers declare it on joining: those with the fewest other namespaces of the group; of these, the one
-where the bundle's own namespace is already, so that a namespace lies in as few domains as can be. Then by broker: those with
-the fewest other namespaces, and of these, those with the fewest bundles of the group. Each count is of what the view gives a
-broker, the bundle in question left out. For namespaces of one bundle that is the even distribution that Pulsar documents.
+**Anti-affinity.** The namespaces of one group (policy `anti_affinity_group`) keep apart. The order of choice:
 
-With `pulsar_exact` preferences come before isolation and pins, as they do in Pulsar, and anti-affinity counts bundles, by
-domain and then by broker, whichever of the group's namespaces they are of.
+1. Failure domains, as brokers declare them on joining: those with the fewest other namespaces of the group. Of these, the domain that
+   already has the bundle's namespace, so that a namespace uses few domains.
+2. Brokers with the fewest other namespaces of the group; of these, those with the fewest bundles of the group.
+
+Counts come from the view, without the bundle itself. For namespaces of one bundle this gives the even distribution that Pulsar documents.
+With `pulsar_exact`, anti-affinity counts all bundles of the group, by domain and then by broker.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from equipoise.shedder.loads import BrokerLoad
 from equipoise.shedder.snapshot import Candidates
 
 DEFAULT_DOMAIN: Final = "default-domain"
-"""Where a broker is that declares no failure domain; Pulsar's word for it."""
+"""The failure domain of a broker that declares none; Pulsar's name for it."""
 
-# Three numbers and what may follow them, as in semantic versions; numbers at the end may be missing.
+# Numbers and an optional suffix, as in semantic versions. Trailing numbers may be missing.
 _match_version: Final = re.compile(r"v?(\d+(?:\.\d+)*)[-.]?([0-9A-Za-z.-]*)(?:\+([0-9A-Za-z.-]*))?", re.ASCII).fullmatch
 
 _NOBODY: Final[frozenset[int]] = frozenset()
@@ -51,11 +52,11 @@ _NO_VERSION: Final[VersionRank] = ((-1,), False, (), False, ())
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementRules:
-    """What an operator sets of the rules themselves; the names in brackets are Pulsar's.
+    """The settings of the placement rules, with Pulsar's names in brackets.
 
-    `topics_max` topics are as many as a broker may have (`loadBalancerBrokerMaxTopics`); `prefer_later_versions` keeps to the
-    brokers of the latest version (`preferLaterVersions`); `failure_domains` is whether anti-affinity goes by them, too
-    (`failureDomainsEnabled`).
+    * `topics_max`: the most topics of a broker (`loadBalancerBrokerMaxTopics`).
+    * `prefer_later_versions`: use only brokers of the latest version (`preferLaterVersions`).
+    * `failure_domains`: anti-affinity uses failure domains, too (`failureDomainsEnabled`).
     """
 
     topics_max: int = 50_000
@@ -66,7 +67,7 @@ class PlacementRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meant:
-    """Whom an isolation policy means, by id: its primaries and its secondaries. One may be both."""
+    """The brokers that an isolation policy names, by id. A broker may be both primary and secondary."""
 
     primaries: Mapping[str, None]
     secondaries: Mapping[str, None]
@@ -74,22 +75,22 @@ class Meant:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Covering:
-    """The policies that are about a namespace, each kind by name; pins are about bundles."""
+    """The policies that apply to a namespace, each kind by name. Pins apply to bundles."""
 
     isolations: tuple[Isolation, ...]
     closed: tuple[Closed, ...]
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What each is called, which no other is."""
+        """The names of the policies, which are unique."""
         return (*(policy.name for policy in self.isolations), *(policy.name for policy in self.closed))
 
 
 class Destinations:
-    """The answers for one view and one set of load reports (by broker id), as they were when it was made.
+    """The allowed destinations for one view and one set of load reports (by broker id), as they were at construction.
 
-    What is placed in one batch is told by `placed`, and counts for what is asked after it. `policies` are asked in place of
-    those of the view, to see what would come of them.
+    Call `placed` for each bundle of a batch, so that it counts for the next ones. `policies` replace those of the view, to check a change
+    before it is made.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Destinations:
         self._steps = (*preferences, *hard) if self._rules.pulsar_exact else (*hard, *preferences)
 
     def of(self, bundle: BundleEntry, *, avoid: Collection[int] = _NOBODY) -> Candidates:
-        """Who may have `bundle`; `avoid` are incarnations that are not to have it now."""
+        """Return which brokers may have `bundle`. `avoid` are incarnations that must not have it now."""
         if not avoid and not self._has_rules(bundle):
             return self._unbound
         left, refused = self._fit, dict(self._unfit)
@@ -128,10 +129,10 @@ class Destinations:
         return Candidates(allowed=tuple(broker.broker for broker in left), refused=refused)
 
     def bound(self, bundle: BundleEntry) -> Candidates:
-        """Whom isolation policies and pins alone let have `bundle`: those who take bundles; and of each live broker that they refuse why.
+        """Return which brokers isolation policies and pins allow for `bundle`, and why they refuse each other live broker.
 
-        A broker that drains, or has all the topics that it may have, is refused only if these rules keep it from the bundle. Bundles
-        that the same policies are about have one answer, which is found once, however many namespaces there are.
+        A broker that drains, or has reached the topic limit, is refused only if these rules keep it from the bundle. Bundles with the same
+        policies share one cached answer.
         """
         question = (self._covering_of(bundle.namespace).names, tuple(pin.name for pin in self.policies.pins if pin.covers(bundle)))
         found = self._bound.get(question)
@@ -139,7 +140,7 @@ class Destinations:
             refused = dict(self._forbidden(self._fit, bundle))
             for broker in self.live:
                 if broker.broker in self._unfit:
-                    # Asked beside the others, because whether primaries suffice is a matter of those who take bundles.
+                    # Ask for one such broker at a time: only brokers that take bundles count when a policy counts its available primaries.
                     told = self._forbidden((*self._fit, broker), bundle).get(broker.broker)
                     refused.update({} if told is None else {broker.broker: told})
             allowed = tuple(broker.broker for broker in self._fit if broker.broker not in refused)
@@ -147,16 +148,16 @@ class Destinations:
         return found
 
     def placed(self, bundle: BundleEntry, broker: str) -> None:
-        """`bundle` is to go to `broker`, and counts there from now on."""
+        """Count `bundle` at `broker` from now on."""
         group = self._group_of(bundle.namespace)
         if group is not None:
             group.move(bundle, broker)
 
     @cached_property
     def bound_namespaces(self) -> Mapping[str, str]:
-        """The namespaces that an isolation policy is about, or that are in an anti-affinity group, and which of the two.
+        """The namespaces with an isolation policy or an anti-affinity group, and which of the two.
 
-        What shedders ask, because Pulsar's leave these alone unless they are told otherwise.
+        Pulsar's shedders leave these alone by default.
         """
         found = {}
         for namespace in sorted(self.view.namespaces):
@@ -168,7 +169,7 @@ class Destinations:
 
     @cached_property
     def kept(self) -> Mapping[str, str]:
-        """The live brokers that are a primary of an isolation policy, by id, and of which: of several, the first by name."""
+        """The live brokers that are a primary of an isolation policy, by id, and the name of the first such policy."""
         found: dict[str, str] = {}
         for policy in self.policies.isolations:
             for broker in self._meant(policy).primaries:
@@ -192,7 +193,7 @@ class Destinations:
 
     def _isolated(self, left: Brokers, bundle: BundleEntry) -> Refused:
         covering, exact = self._covering_of(bundle.namespace), self._rules.pulsar_exact
-        if covering.closed and not exact:  # Pulsar takes a policy that it cannot read for one that is not there.
+        if covering.closed and not exact:  # Pulsar ignores a policy that it cannot read.
             closed = covering.closed[0]
             reason = f"the policy {closed.name} cannot be read, so nobody may have what it is about: {closed.problem}"
             return {broker.broker: reason for broker in left}
@@ -206,7 +207,7 @@ class Destinations:
         return dropped
 
     def _covering_of(self, namespace: str) -> _Covering:
-        """The policies that are about a namespace; their patterns are asked once for each."""
+        """Return the policies that apply to a namespace. Their patterns are matched once per namespace."""
         found = self._covering.get(namespace)
         if found is None:
             isolations = tuple(policy for policy in self.policies.isolations if policy.covers(namespace))
@@ -215,7 +216,7 @@ class Destinations:
         return found
 
     def _meant(self, policy: Isolation) -> Meant:
-        """Whom a policy means among the live brokers; its patterns are asked once for each."""
+        """Return the live brokers that a policy names. Its patterns are matched once."""
         found = self._meanings.get(policy.name)
         if found is None:
             found = self._meanings[policy.name] = meant_by(policy, self.live, host_only=self._rules.pulsar_exact)
@@ -251,26 +252,26 @@ class Destinations:
 
 
 def not_up(brokers: Brokers) -> Refused:
-    """Those that are not alive, and those that drain."""
+    """Return the brokers that are not alive, or drain."""
     said = {"draining": "it drains", "left": "it has left", "down": "it is down"}
     return {broker.broker: said[broker.status] for broker in brokers if broker.status != "up"}
 
 
 def refused_lately(brokers: Brokers, avoid: Collection[int]) -> Refused:
-    """Those that are not to have it whatever else is true of them."""
+    """Return the brokers that must not have the bundle now, whatever the other rules allow."""
     return {broker.broker: "it is not to have this bundle now" for broker in brokers if broker.incarnation in avoid}
 
 
 def too_many_topics(brokers: Brokers, loads: Mapping[str, BrokerLoad], topics_max: int) -> Refused:
-    """Those that say that they have as many topics as a broker may have; whoever says nothing has none."""
+    """Return the brokers that have reached the topic limit. A broker without a report has no topics."""
     topics = {broker.broker: loads[broker.broker].topics for broker in brokers if broker.broker in loads}
     return {name: f"it has {count} topics, and may have {topics_max}" for name, count in topics.items() if count >= topics_max}
 
 
 def older_versions(brokers: Brokers, *, pulsar_exact: bool = False) -> Refused:
-    """Those of an older version than the latest; one that cannot be read counts as the oldest.
+    """Return the brokers whose version is not the latest. An unreadable version counts as the oldest.
 
-    In Pulsar the filter fails over it, and nobody is dropped.
+    With `pulsar_exact`, an unreadable version disables the filter, as in Pulsar.
     """
     ranks = {broker.broker: version_rank(broker.joined.version) for broker in brokers}
     if pulsar_exact and _NO_VERSION in ranks.values():
@@ -284,7 +285,7 @@ def older_versions(brokers: Brokers, *, pulsar_exact: bool = False) -> Refused:
 
 
 def meant_by(policy: Isolation, brokers: Brokers, *, host_only: bool = False) -> Meant:
-    """Whom of these brokers a policy means: by id or by host; with `host_only` by that alone, as in Pulsar."""
+    """Return the brokers that a policy names by id or host. With `host_only`, by host alone, as in Pulsar."""
 
     def named(patterns: tuple[Pattern, ...]) -> dict[str, None]:
         return dict.fromkeys(broker.broker for broker in brokers if is_named(patterns, broker.broker, host_only=host_only))
@@ -293,9 +294,9 @@ def meant_by(policy: Isolation, brokers: Brokers, *, host_only: bool = False) ->
 
 
 def isolated(brokers: Brokers, policy: Isolation, meant: Meant, loads: Mapping[str, BrokerLoad], *, pulsar_exact: bool = False) -> Refused:
-    """Those that are no primary of `policy`, and, as long as enough primaries are available, its secondaries.
+    """Return the brokers that are not a primary of `policy`. Secondaries are returned only while enough primaries are available.
 
-    `meant` says who is which. Pulsar counts each primary as available, whatever the policy's `usage_threshold` says.
+    `meant` are the brokers that the policy names. Pulsar counts each primary as available and ignores `usage_threshold`.
     """
     primaries = [broker.broker for broker in brokers if broker.broker in meant.primaries]
     available = [name for name in primaries if pulsar_exact or not _is_full(loads.get(name), policy.usage_threshold)]
@@ -312,7 +313,7 @@ def isolated(brokers: Brokers, policy: Isolation, meant: Meant, loads: Mapping[s
 
 
 def pinned_elsewhere(brokers: Brokers, bundle: BundleEntry, policies: ClusterPolicies) -> Refused:
-    """Those that a pin of the bundle does not name; of several pins each must."""
+    """Return the brokers that a pin of the bundle does not name. With several pins, each must name the broker."""
     dropped = {}
     for pin in policies.pins:
         if pin.covers(bundle):
@@ -323,7 +324,7 @@ def pinned_elsewhere(brokers: Brokers, bundle: BundleEntry, policies: ClusterPol
 
 
 def version_rank(version: str) -> VersionRank:
-    """What versions are ordered by, as semantic versions are, builds included; what is none comes before all others."""
+    """Return a sort key that orders versions as semantic versions, including builds. An invalid version comes first."""
     match = _match_version(version)
     if match is None:
         return _NO_VERSION
@@ -335,16 +336,16 @@ def version_rank(version: str) -> VersionRank:
 
 
 def _identifiers(text: str) -> _Identifiers:
-    """Identifiers between dots in their order: numbers by value, before words."""
+    """Return the dot-separated identifiers in order: numbers by value, before words."""
     return tuple((not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in text.split(".") if part)
 
 
 def _is_full(load: BrokerLoad | None, usage_threshold: int) -> bool:
-    return load is not None and not load.averages.weighted_max * 100 < usage_threshold  # What is no number is full, too.
+    return load is not None and not load.averages.weighted_max * 100 < usage_threshold  # NaN is full, too.
 
 
 def _sift(left: Brokers, refused: Mapping[str, str], steps: Iterable[Callable[[Brokers], Refused]]) -> tuple[Brokers, dict[str, str]]:
-    """What is left after each step, and all that is refused."""
+    """Return the brokers left after all steps, and all refused brokers with reasons."""
     everything = dict(refused)
     for step in steps:
         dropped = step(left)
@@ -379,7 +380,7 @@ class _Group:
                     self.move(bundle, owner.broker)
 
     def move(self, bundle: BundleEntry, broker: str) -> None:
-        """Count a bundle at a broker, and no longer where it was."""
+        """Count a bundle at a broker instead of where it was."""
         before = self._holder.get(bundle.name)
         if before is not None:
             self._counts[before][bundle.namespace] -= 1
@@ -388,11 +389,11 @@ class _Group:
         counts[bundle.namespace] = counts.get(bundle.namespace, 0) + 1
 
     def crowded_domains(self, brokers: Brokers, bundle: BundleEntry) -> Refused:
-        """The brokers of the failure domains that others come before."""
+        """Return the brokers of all failure domains that are not the best."""
         domains = {_domain_of(broker) for broker in brokers}
         if len(domains) <= 1:
             return {}
-        # A domain fails as a whole, with those of its brokers too that may not have the bundle; Pulsar does not count these.
+        # A domain fails as a whole, so its brokers that may not have the bundle count, too. Pulsar does not count them.
         counted = brokers if self._exact else self._live
         ranks = {
             domain: self._rank([broker.broker for broker in counted if _domain_of(broker) == domain], bundle, domain=True)
@@ -401,11 +402,14 @@ class _Group:
         return self._behind({broker.broker: ranks[_domain_of(broker)] for broker in brokers}, domain=True)
 
     def crowded_brokers(self, brokers: Brokers, bundle: BundleEntry) -> Refused:
-        """The brokers that others come before."""
+        """Return all brokers that are not the best."""
         return self._behind({broker.broker: self._rank([broker.broker], bundle, domain=False) for broker in brokers}, domain=False)
 
     def _rank(self, brokers: Iterable[str], bundle: BundleEntry, *, domain: bool) -> tuple[int, int]:
-        """How crowded brokers are for a bundle: by others' namespaces, and then by what keeps to its own, or spreads."""
+        """Return how crowded brokers are for a bundle; least is best.
+
+        The first number counts other namespaces of the group. The second prefers the namespace's own domain, or counts bundles of a broker.
+        """
         names = tuple(brokers)
         counts = {name: dict(self._counts[name]) for name in names}
         holder = self._holder.get(bundle.name)

@@ -1,10 +1,9 @@
-"""Forecasts: how a cluster stands before a plan and after it, what would move, and what the rules keep from moving.
+"""Show a cluster before and after a plan: what would move, and which rules prevent moves.
 
-May live here: the pure way from a snapshot and a plan to what people look at. Nothing here decides: what moves is the shedder's
-plan, and where a move names no destination, the placement's.
+This module decides nothing: the shedder plans the moves, and placement chooses missing destinations.
 
-What a bundle takes along is what it is known to carry: of throughput and messages what its broker reported, and of use that part
-of the broker's use which is its part of the broker's throughput, as `TransferShedder` counts it.
+A moving bundle takes its reported throughput and messages along. Its use is the broker's use times the bundle's share of the broker's
+throughput, as in `TransferShedder`.
 """
 
 from __future__ import annotations
@@ -20,15 +19,15 @@ from equipoise.shedder.reported import reported
 from equipoise.shedder.snapshot import Snapshot
 
 Measure = Literal["use", "cost"]
-"""What brokers are compared by: the average of their busiest resource, or the cost of their bundles for their capacity."""
+"""What brokers are compared by: the average of the busiest resource, or the cost of their bundles per capacity."""
 
 ASKED_MAX: Final = 2_000
-"""So many bundles the rules are asked about: with a thousand brokers and a policy for each that takes a second."""
+"""The most bundles whose rules are checked. With 1,000 brokers and a policy for each, 2,000 bundles take a second."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """How one broker stands. `used` is a fraction, None where nobody knows it; rates are per second, `cost` as in `shedder.snapshot`."""
+    """The load of one broker. `used` is a fraction, or None if unknown; rates are per second; `cost` is as in `shedder.snapshot`."""
 
     used: float | None
     bytes_per_second: float
@@ -39,7 +38,7 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BrokerForecast:
-    """One live broker before and after. `apart` says why it takes no part; `capacity` is None where the view does not say."""
+    """One live broker before and after. `apart`: why it takes no part. `capacity`: None if the view does not have it."""
 
     broker: str
     capacity: int | None
@@ -50,7 +49,7 @@ class BrokerForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MoveForecast:
-    """One move, where it would lead, and what the bundle carries; None: nobody has reported it, or there is nowhere to go."""
+    """One move, its destination, and the bundle's load. None: not reported, or no destination."""
 
     move: Move
     destination: str | None
@@ -60,7 +59,7 @@ class MoveForecast:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Level:
-    """Mean and population deviation of the brokers that take part: of their use, or of their fill as a part of the mean before."""
+    """Mean and population deviation of the brokers that take part: of their use, or of their fill relative to the mean before."""
 
     mean: float
     deviation: float
@@ -68,7 +67,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forbidden:
-    """What one rule says: that these bundles may not go to these brokers."""
+    """The bundles that one rule keeps from these brokers."""
 
     reason: str
     bundles: tuple[str, ...]
@@ -77,7 +76,7 @@ class Forbidden:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What would come of a plan. `before` and `after` are None where nobody takes part; `forbidden` is by what is forbidden most."""
+    """The effect of a plan. `before` and `after` are None if no broker takes part. `forbidden` starts with the rule of most bundles."""
 
     plan: Plan
     measure: Measure
@@ -89,23 +88,23 @@ class Forecast:
 
     @property
     def moved_bytes_per_second(self) -> float:
-        """The throughput of all that would move, as far as it is known."""
+        """The known throughput of all bundles that would move."""
         return math.fsum(move.bytes_per_second or 0.0 for move in self.moves)
 
     @property
     def moved_messages_per_second(self) -> float:
-        """The message rate of all that would move, as far as it is known."""
+        """The known message rate of all bundles that would move."""
         return math.fsum(move.messages_per_second or 0.0 for move in self.moves)
 
     @property
     def moved_share(self) -> float:
-        """The part of the whole throughput that would move."""
+        """The share of the total throughput that would move."""
         whole = math.fsum(broker.before.bytes_per_second for broker in self.brokers)
         return self.moved_bytes_per_second / whole if whole > 0 else 0.0
 
 
 def forecast_of(snapshot: Snapshot, plan: Plan, *, measure: Measure, ttl_ms: int, placed: Mapping[str, str] | None = None) -> Forecast:
-    """What would come of `plan`. `ttl_ms` is how long a report counts; `placed` says where bundles without a destination would go."""
+    """Return the effect of `plan`. `ttl_ms`: how long a report counts. `placed`: destinations of moves that name none."""
     apart = _apart(snapshot, measure, ttl_ms)
     carried = _Carried(snapshot)
     before = {broker: carried.standing(broker) for broker in snapshot.live}
@@ -132,19 +131,19 @@ def forecast_of(snapshot: Snapshot, plan: Plan, *, measure: Measure, ttl_ms: int
 
 
 class _Carried:
-    """What brokers and bundles carry, of reports that can be true, and what bundles cost."""
+    """The loads of brokers and bundles from plausible reports, and the costs of bundles."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._loads = {name: load for name, load in snapshot.loads.items() if fault_of(load) is None}
         self._traffic: dict[str, BundleTraffic] = {}
-        # Oldest first, so that the newest word on a bundle stays; what its owner says comes before that.
+        # Oldest first, so that the newest report of a bundle remains. `traffic` prefers the owner's report.
         for _, load in sorted(self._loads.items(), key=lambda each: (each[1].taken_ms, each[0])):
             self._traffic |= {bundle.bundle: bundle for bundle in load.bundles or ()}
         self._weighed = {broker.broker: broker for broker in snapshot.brokers}
         self._costs = {bundle.name: bundle.cost for broker in snapshot.brokers for bundle in broker.bundles}
 
     def standing(self, broker: str) -> Standing:
-        """How a broker stands now."""
+        """Return the load of a broker before the plan."""
         load, weighed = self._loads.get(broker), self._weighed.get(broker)
         counted = 0 if load is None else load.bundle_count
         return Standing(
@@ -156,13 +155,13 @@ class _Carried:
         )
 
     def traffic(self, bundle: str, broker: str) -> BundleTraffic | None:
-        """What a bundle carries, by the word of `broker` if it named the bundle, else by the newest of any other."""
+        """Return the load of a bundle as `broker` reports it, else as the newest report of another broker has it."""
         load = self._loads.get(broker)
         own = () if load is None else [each for each in load.bundles or () if each.bundle == bundle]
         return own[-1] if own else self._traffic.get(bundle)
 
     def cost(self, bundle: str) -> float:
-        """What a bundle costs; nothing if nobody weighed it."""
+        """Return the cost of a bundle; 0 if unknown."""
         return self._costs.get(bundle, 0.0)
 
 
@@ -177,7 +176,7 @@ def _foreseen(move: Move, carried: _Carried, placed: Mapping[str, str]) -> MoveF
 
 
 def _carry_out(after: dict[str, Standing], before: Mapping[str, Standing], each: MoveForecast, carried: _Carried) -> None:
-    """Take one bundle from its source and give it to its destination, if those are live."""
+    """Move one bundle's load from its source to its destination, if these are live."""
     source = before.get(each.move.source)
     if source is None:
         return
@@ -195,7 +194,7 @@ def _carry_out(after: dict[str, Standing], before: Mapping[str, Standing], each:
 
 
 def _with(standing: Standing, load: Standing, sign: int) -> Standing:
-    """A standing with a load more or less. Nothing falls below 0: reports of a moment do not add up to the last digit."""
+    """Return the standing with a load added or removed. Nothing falls below 0: reports do not add up exactly."""
     return Standing(
         used=None if standing.used is None else max(0.0, standing.used + sign * (load.used or 0.0)),
         bytes_per_second=max(0.0, standing.bytes_per_second + sign * load.bytes_per_second),
@@ -212,7 +211,7 @@ _Weigh = Callable[[BrokerForecast, Standing], float]
 
 
 def _apart(snapshot: Snapshot, measure: Measure, ttl_ms: int) -> Mapping[str, str]:
-    """The live brokers that take no part, and why."""
+    """Return the live brokers that take no part, and why."""
     if measure == "cost":
         return {broker.broker: broker.barred for broker in snapshot.brokers if broker.barred is not None}
     found = reported(snapshot, ttl_ms=ttl_ms)
@@ -224,7 +223,7 @@ def _by_use(_: BrokerForecast, standing: Standing) -> float:
 
 
 def _by_fill(taking: Sequence[BrokerForecast]) -> _Weigh:
-    """The cost for the capacity, as a part of the mean that it has before the plan."""
+    """Return a function for a broker's cost per capacity, relative to the mean before the plan."""
     capacity = sum(broker.capacity or 0 for broker in taking)
     mean = math.fsum(broker.before.cost for broker in taking) / capacity if capacity else 0.0
 
@@ -245,12 +244,12 @@ def _level(loads: Sequence[float]) -> Level | None:
 
 
 def _forbidden(snapshot: Snapshot, taking: Sequence[BrokerForecast], weigh: _Weigh) -> tuple[Forbidden, ...]:
-    """What the rules say of the bundles of those that carry more than the mean, from whom something might be taken, busiest first."""
+    """Return which rules forbid moves of bundles away from brokers above the mean, busiest brokers first."""
     loads = {broker.broker: weigh(broker, broker.before) for broker in taking}
     mean = math.fsum(loads.values()) / len(loads) if loads else 0.0
     above = sorted((broker for broker in loads if loads[broker] >= mean), key=lambda broker: (-loads[broker], broker))
     live = frozenset(snapshot.live)
-    bundles: dict[str, dict[str, None]] = {}  # By reason; the keys are a set that keeps its order.
+    bundles: dict[str, dict[str, None]] = {}  # By reason. The keys are an ordered set.
     brokers: dict[str, set[str]] = {}
     for broker, bundle in _named(snapshot, above):
         for other, reason in snapshot.candidates(bundle).refused.items():
@@ -262,7 +261,7 @@ def _forbidden(snapshot: Snapshot, taking: Sequence[BrokerForecast], weigh: _Wei
 
 
 def _named(snapshot: Snapshot, brokers: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The bundles that these brokers reported, and still serve, at most `ASKED_MAX`, with the broker of each."""
+    """Yield up to `ASKED_MAX` bundles that these brokers reported and still serve, with the broker of each."""
     named = [
         (broker, bundle.bundle)
         for broker in brokers

@@ -1,9 +1,7 @@
-"""Moves of bundles, as the channel tells them: what begins one, what ends it, and how.
+"""Recognise moves of bundles in folded records: what starts a move, and how it ends.
 
-May live here: the recognition of moves in what is folded. Pure: time comes in as an argument.
-
-A move begins when a bundle leaves `owned`, by somebody's wish or by a death, and ends when it is owned again, or gone. A
-merge begins and ends in one record.
+A move starts when a bundle leaves `owned`, by request or by a death. It ends when the bundle is owned again, or gone. A merge is a single
+record. Time comes in as an argument.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from equipoise.channel.core.records import AnyRecord, BrokerRecord, BundleTransi
 
 
 class MoveKind(StrEnum):
-    """What set a bundle in motion."""
+    """What started a move."""
 
     TRANSFER = "transfer"
     UNLOAD = "unload"
@@ -31,7 +29,7 @@ class MoveKind(StrEnum):
 
 
 class MoveResult(StrEnum):
-    """How a move ended: as it was meant; back where it began; by a death on the way; with the namespace deleted."""
+    """How a move ended: as planned; back at its source; ended by a broker's death; with its namespace deleted."""
 
     DONE = "done"
     CANCELLED = "cancelled"
@@ -51,11 +49,13 @@ _LOST: Final[frozenset[Phase]] = frozenset({"free", "assigning"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A move that has ended, with its duration as this reader saw it.
+    """A move that has ended, with its duration as this reader measured it.
 
-    `offset` is that of the record that ended it. `source` served the bundle when it began, `destination` owns it now or, if
-    the move came to nothing, was to own it: both are incarnations. `token` is that of the present ownership; None if the bundle
-    is gone, or has no owner. `reason` is why the move began or, if it was cancelled, why that was.
+    * `offset`: the record that ended it.
+    * `source`: the incarnation that served the bundle at the start.
+    * `destination`: the incarnation that owns the bundle now or, if the move failed, was to own it.
+    * `token`: the token of the present ownership; None if the bundle is gone or has no owner.
+    * `reason`: why the move started or, if it was cancelled, why it was cancelled.
     """
 
     bundle: str
@@ -78,24 +78,24 @@ class _Beginning:
 
 
 class Moves:
-    """The moves under way. `folded` is to be called with every record, in order; it holds one entry per moving bundle."""
+    """The moves in progress, one entry per moving bundle. Call `folded` with every record, in order."""
 
     def __init__(self) -> None:
         self._begun: dict[str, _Beginning] = {}
 
     def reason(self, bundle: str) -> str | None:
-        """Why the move that a bundle is on began; None if it is on none, or nobody said."""
+        """Return why the current move of a bundle started; None if the bundle is not moving, or no reason was given."""
         begun = self._begun.get(bundle)
         return None if begun is None else begun.reason
 
     def resynced(self, resync: Resync) -> None:
-        """Records were left out: of the moves of what changed in them nobody can tell how they ended, or which began."""
+        """Forget the moves of all bundles that changed in skipped records: how they ended is unknown."""
         for change in resync.changes:
             if isinstance(change, BundleChanged):
                 self._begun.pop(change.name, None)
 
     def folded(self, folded: Folded, now_ns: int) -> list[Move]:
-        """The moves that this record ends; `now_ns` is when it was read, by any clock that only rises."""
+        """Return the moves that this record ends. `now_ns` is when it was read, by any monotonic clock."""
         record, ended = folded.record, list[Move]()
         if isinstance(record, Merge) and folded.verdict.accepted:
             ended.append(_merge(folded, record))
@@ -114,10 +114,10 @@ class Moves:
 
 
 def moved_in(changes: Sequence[Change]) -> tuple[str, ...]:
-    """The bundles that a live broker has let go of, for whomever, or that came into being by a split or a merge.
+    """Return the bundles that a live broker released, or that a split or a merge created.
 
-    `changes` are those of one record, or of a resync. Not what a namespace is created with, nor what a death takes from its owner:
-    of these nobody chose where they are.
+    `changes` are those of one record, or of a resync. Bundles of a new namespace and of a dead owner are left out: nobody chose their
+    place.
     """
     dead = {change.dead for change in changes if isinstance(change, BrokerChanged)}
     created = {change.name for change in changes if isinstance(change, NamespaceChanged) and change.before is None}
@@ -138,7 +138,7 @@ def _ended(folded: Folded, change: BundleChanged, begun: _Beginning, result: Mov
     before, after = change.before, change.after
     assert before is not None, "what is new has not moved"
     destination = before.owner
-    if result is MoveResult.DONE:  # What was split goes on at its owner, as its children.
+    if result is MoveResult.DONE:  # The children of a split stay with its owner.
         destination = begun.source if after is None else after.owner
     return Move(
         bundle=change.name,
@@ -181,12 +181,12 @@ def _begins(before: BundleEntry, after: BundleEntry | None, *, by_death: bool) -
 
 
 def _result(before: BundleEntry, after: BundleEntry | None, *, by_death: bool, split: bool) -> MoveResult | None:
-    """How a change ends the move that it is a part of; None if the move goes on."""
+    """Return how a change ends the move that it is part of; None if the move continues."""
     if after is None:
         return MoveResult.DONE if split else MoveResult.DELETED
     if after.phase == "owned":
         if before.phase in ("transferring", "splitting"):
             return MoveResult.CUT_SHORT if by_death else MoveResult.CANCELLED
         return MoveResult.CUT_SHORT if after.owner == before.source else MoveResult.DONE
-    # An unload, a transfer or a split whose broker died is over; what follows is the move that the death began.
+    # The owner died: this ends the unload, transfer or split. The move that the death started follows.
     return MoveResult.CUT_SHORT if by_death and after.phase in _LOST and before.phase not in _LOST else None

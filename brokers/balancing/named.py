@@ -1,7 +1,4 @@
-"""Namespaces, bundles and cluster policies of a view by the names that people give them.
-
-May live here: the entry that is meant, or the error that says that it is not there and what to do.
-"""
+"""Look up namespaces, bundles and cluster policies of a view by name, or raise an error that people understand."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from equipoise.channel.core.view import View
 
 
 def namespace_named(view: View, name: str) -> NamespaceEntry:
-    """The namespace of this name. Raises `InvalidName`, `UnknownNamespace`."""
+    """Return the namespace of this name. Raises `InvalidName`, `UnknownNamespace`."""
     namespace = view.namespaces.get(name)
     if namespace is None:
         check_namespace(name)
@@ -22,7 +19,7 @@ def namespace_named(view: View, name: str) -> NamespaceEntry:
 
 
 def bundle_named(view: View, name: str) -> BundleEntry:
-    """The bundle of this name. Raises `InvalidName`, `UnknownNamespace`, `UnknownBundle`."""
+    """Return the bundle of this name. Raises `InvalidName`, `UnknownNamespace`, `UnknownBundle`."""
     namespace_named(view, parse_bundle(name).namespace)
     bundle = view.bundles.get(name)
     if bundle is None:
@@ -31,7 +28,7 @@ def bundle_named(view: View, name: str) -> BundleEntry:
 
 
 def policy_named(view: View, key: str) -> PolicyEntry:
-    """The isolation policy or the pin of this key, KIND/NAME. Raises `UnknownPolicy`."""
+    """Return the isolation policy or pin of this key, KIND/NAME. Raises `UnknownPolicy`."""
     policy = view.policies.get(key) if is_about_bundles(key) else None
     if policy is None:
         raise UnknownPolicy(policy=key)

@@ -1,7 +1,6 @@
-"""The policies of a namespace that brokers act on, and which values they may have.
+"""Read and check the namespace policies that brokers act on.
 
-May live here: pure functions over a namespace's policies document. A document may hold more than that: `brokers.pulsar.topics.partitions`
-keeps its own there, and what nobody knows is passed over.
+A document may hold more: `brokers.pulsar.topics.partitions` keeps its own policies there. Unknown policies are ignored.
 """
 
 from __future__ import annotations
@@ -13,44 +12,44 @@ from equipoise.channel.core.records import Document, Scalar
 from equipoise.channel.core.view import View
 
 ON_CHANNEL_LOSS: Final = "on_channel_loss"
-"""The name of the policy that says what becomes of a namespace's bundles while their owner has lost the channel."""
+"""The policy for the bundles of a namespace while their owner has lost the channel."""
 
 
 ANTI_AFFINITY_GROUP: Final = "anti_affinity_group"
-"""The name of the policy that says with which other namespaces one is not to share a failure domain or a broker."""
+"""The policy that names namespaces which should not share a failure domain or a broker."""
 
 _GROUP_CHARACTERS_MAX: Final = 255
 
 
 class OnChannelLoss(StrEnum):
-    """What the owner of a bundle does past the end of its lease, for as long as it has not read that it is over."""
+    """What the owner of a bundle does after its lease has ended, until it reads that its ownership is over."""
 
     FENCE = "fence"
-    """It starts and answers nothing: the lease alone sees to it that nobody else does at the same time."""
+    """Start and answer nothing. The lease alone keeps two brokers from working at the same time."""
 
     SERVE = "serve"
-    """It serves on: that nobody else's work counts is left to the fencing token, and to the store that checks it."""
+    """Keep serving. The fencing token, and a store that checks it, keep other work from counting."""
 
 
 def on_channel_loss(policies: Document) -> OnChannelLoss:
-    """What `policies` say. What is no such word, whoever put it there past all checks, is taken for the safe one."""
+    """Return the value in `policies`. An unknown value, which only an unchecked writer can set, counts as the safe one."""
     return OnChannelLoss.SERVE if policies.get(ON_CHANNEL_LOSS) == OnChannelLoss.SERVE else OnChannelLoss.FENCE
 
 
 def serves_on(view: View, namespace: str) -> bool:
-    """Whether the owners of a namespace's bundles serve on while they have lost the channel."""
+    """Return whether the owners of a namespace's bundles keep serving after they have lost the channel."""
     entry = view.namespaces.get(namespace)
     return entry is not None and on_channel_loss(entry.policies) is OnChannelLoss.SERVE
 
 
 def anti_affinity_group(policies: Document) -> str | None:
-    """The group that `policies` put a namespace into, in lower case, as Pulsar compares it; None if they name none."""
+    """Return the anti-affinity group in `policies`, in lower case as Pulsar compares it; None if there is none."""
     value = policies.get(ANTI_AFFINITY_GROUP)
     return value.lower() if isinstance(value, str) and _misfit_of_group(value) is None else None
 
 
 def misfit(policies: Document) -> str | None:
-    """Why no namespace may be given these policies; None if it may."""
+    """Return why a namespace must not have these policies; None if it may."""
     checks = {ON_CHANNEL_LOSS: _misfit_of_loss, ANTI_AFFINITY_GROUP: _misfit_of_group}
     problems = (check(policies[name]) for name, check in checks.items() if name in policies)
     return next((problem for problem in problems if problem is not None), None)

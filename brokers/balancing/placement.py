@@ -1,10 +1,7 @@
-"""Placement: which broker takes a bundle that nobody owns, or that must move away.
+"""Choose the broker for a bundle that has no owner, or must move. The choice is policy, not safety: the fold accepts or rejects it.
 
-May live here: the port, the strategies behind it, and what they weigh a batch by. All are pure choices over a view, made
-among those that `brokers.balancing.destinations` allows. The choice is policy, never safety: the fold accepts or rejects it.
-
-A batch is weighed whole, the heaviest bundle first: what is placed first counts when the next is placed, by the score that
-the shedder goes by, so that the shedder finds nothing to mend in what was placed. That score is a `Scale`.
+All strategies choose among the brokers that `brokers.balancing.destinations` allows. They place a batch as a whole, heaviest bundle first,
+and count each placed bundle for the next. The score (`Scale`) is the shedder's, so the shedder does not move what was just placed.
 """
 
 from __future__ import annotations
@@ -24,24 +21,25 @@ _NOBODY: Final[frozenset[int]] = frozenset()
 
 
 class Placement(Protocol):
-    """A plug that places bundles."""
+    """A placement strategy."""
 
     def place(self, view: View, bundles: Sequence[BundleEntry], *, avoid: Mapping[str, frozenset[int]], at_most: int) -> dict[str, int]:
-        """An incarnation for each of the first `at_most` of `bundles` for which there is one, by name.
+        """Return an incarnation for each of the first `at_most` of `bundles` that can be placed, by bundle name.
 
-        A bundle for which there is none is left out, and takes nobody's place: any number of them may stand before one that
-        can be placed. Nobody is chosen whom `brokers.balancing.destinations` does not allow, and the batch is weighed whole. `avoid`
-        names, per bundle, the incarnations that are not to have it. Ties break by broker id.
+        * A bundle without a candidate is left out and does not count towards `at_most`.
+        * Only brokers that `brokers.balancing.destinations` allows are chosen.
+        * `avoid` names, per bundle, the incarnations that must not have it.
+        * Ties break by broker id.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scale:
-    """What brokers are compared by: what each carries for the room that it has, and what each bundle would add to it.
+    """What brokers are compared by: each broker's load per room, and the weight that each bundle adds.
 
-    `carried` and `weights` are in one unit, whichever; a bundle whose weight is not known weighs `usual`. A live broker
-    that is not in `carried` carries as much as the mean of those that are. Room is 1 where none is told.
+    `carried` and `weights` share one unit. A bundle of unknown weight weighs `usual`. A live broker that is missing in `carried` counts as
+    the mean of the others. Room defaults to 1.
     """
 
     carried: Mapping[str, float]
@@ -50,18 +48,18 @@ class Scale:
     room: Mapping[str, float] = field(default_factory=dict)
 
     def weight(self, bundle: str) -> float:
-        """What a bundle would add."""
+        """Return the weight that a bundle adds."""
         return self.weights.get(bundle, self.usual)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reports:
-    """What possible reports say, put together once for a placement: it is asked for each free bundle that somebody looks up.
+    """Plausible reports, combined once per placement, because every lookup of a free bundle needs them.
 
-    * `carried`, `weights`: what brokers carry and bundles weigh by them, in one unit; by id and by name.
-    * `usual`: what a bundle weighs that is in no report: what is left of the reports for each bundle that they count and do not
-      name; if there is no such bundle, the mean of those that are named.
-    * `named`: by broker, the bundles on which its word is the newest.
+    * `carried`, `weights`: the loads of brokers by id and of bundles by name, in one unit.
+    * `usual`: the weight of an unreported bundle. It is the mean of the bundles that reports count but do not name; without any, the mean
+      of the named bundles.
+    * `named`: by broker, the bundles for which its report is the newest.
     """
 
     loads: Mapping[str, BrokerLoad]
@@ -71,11 +69,11 @@ class Reports:
     named: Mapping[str, frozenset[str]]
 
     def scale(self, view: View) -> Scale:
-        """A scale with what the view has moved since the reports: a herd of lookups must not pick one idle broker."""
+        """Return a scale that includes moves after the reports. Otherwise many lookups at once would all choose one idle broker."""
         now, arrived = dict(self.carried), dict.fromkeys(self.carried, 0)
         for reporter, names in self.named.items():
             entry = view.brokers.get(reporter)
-            # Nearly all are where they were, and are passed over at one glance.
+            # Most bundles have not moved; `not_settled_at` skips them fast.
             moved = names if entry is None else view.not_settled_at(entry.incarnation, names)
             for name in sorted(moved):
                 bundle = view.bundles.get(name)
@@ -94,11 +92,10 @@ class Reports:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FewestBundles:
-    """Gives each bundle to the broker that will have the fewest for its capacity, counting all that the view has given it.
+    """Places each bundle at the broker that will have the fewest bundles per capacity, counting all that the view has given it.
 
-    Capacity is the weight that a broker declared on joining: one of 200 gets two bundles for each that one of 100 gets. It
-    is no ceiling, because a bundle that nobody has is worse off than one at a broker that has many. `loads` only tell who must
-    not have it.
+    Capacity is the weight that a broker declares on joining: a broker of 200 gets two bundles for each one of a broker of 100. It is not a
+    limit, because a bundle without a broker is worse off than one at a full broker. `loads` only exclude brokers.
     """
 
     loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
@@ -116,7 +113,7 @@ class FewestBundles:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastCost:
-    """Gives each bundle to the broker whose bundles will cost the least for its capacity: the score of `shedder.balanced`."""
+    """Places each bundle at the broker whose bundles will cost least per capacity: the score of `shedder.balanced`."""
 
     summaries: Mapping[str, Summary] = field(default_factory=dict)
     rules: PlacementRules = field(default_factory=PlacementRules)
@@ -135,10 +132,10 @@ class LeastCost:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastLongTermMessageRate:
-    """Gives each bundle to the broker that will have the fewest messages per second, after Pulsar's strategy of the name.
+    """Places each bundle at the broker that will have the fewest messages per second, as Pulsar's strategy of this name does.
 
-    One whose use is above `overloaded_percent` (`loadBalancerBrokerOverloadedThresholdPercentage`) comes after all that are
-    not. Where all are, Pulsar gives the bundle to any of them, and this to the one with the fewest messages.
+    A broker above `overloaded_percent` (`loadBalancerBrokerOverloadedThresholdPercentage`) comes after all others. If all are above it,
+    this takes the one with the fewest messages; Pulsar takes any.
     """
 
     loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
@@ -167,10 +164,10 @@ class LeastLongTermMessageRate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastResourceUsageWithWeight:
-    """Gives each bundle to one of those that are used less than the mean by a margin, after Pulsar's strategy of the name.
+    """Places each bundle at a broker whose use is below the mean by a margin, as Pulsar's strategy of this name does.
 
-    The margin is `difference_percent` (`loadBalancerAverageResourceUsageDifferenceThresholdPercentage`). Of these, and of
-    all if there is none, it takes the one that will be used the least; Pulsar takes any, and goes by its last reports alone.
+    The margin is `difference_percent` (`loadBalancerAverageResourceUsageDifferenceThresholdPercentage`). Of these brokers, or of all if
+    there are none, it takes the one that will be used least. Pulsar takes any of them, and uses its last reports only.
     """
 
     loads: Mapping[str, BrokerLoad] = field(default_factory=dict)
@@ -197,7 +194,7 @@ class LeastResourceUsageWithWeight:
 
 
 class RoundRobin:
-    """Gives each bundle to the broker after the one that got the last, by id; it remembers whose turn it is."""
+    """Places bundles at the brokers in turn, by id. It remembers the next turn."""
 
     def __init__(self, *, rules: PlacementRules | None = None) -> None:
         self.rules = rules or PlacementRules()
@@ -215,9 +212,9 @@ class RoundRobin:
 
 
 def choose_among(candidates: Sequence[str], used: Mapping[str, float], difference_percent: float) -> Sequence[str]:
-    """Whom Pulsar's LeastResourceUsageWithWeight draws one from: the candidates used less than their mean by a margin, or all.
+    """Return the candidates from which Pulsar's LeastResourceUsageWithWeight draws: those below the mean by a margin, or all.
 
-    `used` are fractions of 1; a candidate that is not in it counts for nothing, and is among all.
+    `used` are fractions of 1. A missing candidate does not count for the mean.
     """
     known = {name: used[name] for name in candidates if name in used}
     if not known:
@@ -227,7 +224,7 @@ def choose_among(candidates: Sequence[str], used: Mapping[str, float], differenc
 
 
 def believed(loads: Mapping[str, BrokerLoad]) -> Mapping[str, BrokerLoad]:
-    """The reports without those that hold a figure that no broker can have: better not known than believed."""
+    """Return the reports without those that hold an impossible figure."""
     return {name: loads[name] for name in sorted(loads) if fault_of(loads[name]) is None}
 
 
@@ -235,28 +232,28 @@ def believed(loads: Mapping[str, BrokerLoad]) -> Mapping[str, BrokerLoad]:
 
 
 def by_cost(summaries: Mapping[str, Summary]) -> Reports:
-    """What the levelling shedder goes by: the cost of the bundles, which it compares for the capacity."""
+    """Return reports for the `BalancedShedder`: cost of the bundles."""
     loads = {name: summary.load for name, summary in summaries.items()}
     carried = {name: summary.cost for name, summary in summaries.items()}
     return _reports_of(loads, carried, lambda name, bundle: summaries[name].costs.get(bundle.bundle, 0.0))
 
 
 def by_messages(loads: Mapping[str, BrokerLoad]) -> Reports:
-    """Messages per second, both ways."""
+    """Return reports of messages per second, both ways."""
     carried = {name: load.traffic.messages_per_second for name, load in loads.items()}
     return _reports_of(loads, carried, lambda _, bundle: bundle.traffic.messages_per_second)
 
 
 def by_use(loads: Mapping[str, BrokerLoad]) -> Reports:
-    """The decaying average of the weighted use, which TransferShedder goes by.
+    """Return reports of the decaying average of weighted use, as `TransferShedder` uses it.
 
-    A bundle's share of its broker's use is its share of the broker's throughput, as that shedder takes it.
+    A bundle's share of its broker's use is its share of the broker's throughput, as in that shedder.
     """
     carried = {name: load.averages.weighted_max for name, load in loads.items()}
     throughput = sum(load.averages.bytes_per_second for load in loads.values())
     mean = sum(carried.values()) / throughput if throughput >= 1 else 0.0
     per_byte = {
-        # Below a byte per second nothing can be said of what a byte costs.
+        # Below a byte per second the use per byte is unknown.
         name: carried[name] / load.averages.bytes_per_second if load.averages.bytes_per_second >= 1 else mean
         for name, load in loads.items()
     }
@@ -275,11 +272,11 @@ def _capacities(destinations: Destinations) -> Mapping[str, int]:
 
 
 def _reports_of(loads: Mapping[str, BrokerLoad], carried: Mapping[str, float], weight: Callable[[str, BundleTraffic], float]) -> Reports:
-    """What the reports come to. `weight` is what a bundle weighs at the broker that reported it."""
+    """Combine the reports. `weight` returns what a bundle weighs at the broker that reported it."""
     weights: dict[str, float] = {}
     reporters: dict[str, str] = {}
     rest, uncounted = 0.0, 0
-    # The oldest report first, so that the newest word on a bundle stays.
+    # Oldest first, so that the newest report of a bundle remains.
     for name, load in sorted(loads.items(), key=lambda each: (each[1].taken_ms, each[0])):
         told = {bundle.bundle: weight(name, bundle) for bundle in load.bundles or ()}
         weights.update(told)
@@ -299,7 +296,7 @@ def _reports_of(loads: Mapping[str, BrokerLoad], carried: Mapping[str, float], w
 
 
 class _Batch:
-    """One batch while it is placed. `narrow` leaves of the fit those among whom the least loaded is taken, at least one."""
+    """One batch during its placement. `narrow` reduces the allowed brokers to at least one; the least loaded of them is taken."""
 
     def __init__(
         self,
@@ -315,7 +312,7 @@ class _Batch:
         self._narrow = narrow
         known = [scale.carried[broker.broker] for broker in destinations.live if broker.broker in scale.carried]
         mean = sum(known) / len(known) if known else 0.0
-        # What each carries, for which room, and how many bundles it has, which for its capacity decides between equals.
+        # The load and the room of each broker. The number of bundles per capacity breaks ties.
         self.carried = {broker.broker: scale.carried.get(broker.broker, mean) for broker in destinations.live}
         self._room = {broker.broker: scale.room.get(broker.broker, 1) for broker in destinations.live}
         self._counts = {broker.broker: view.held_count(broker.incarnation) for broker in destinations.live}
@@ -327,7 +324,7 @@ class _Batch:
         for bundle in bundles:
             if len(fit) >= at_most:
                 break
-            # Seen at one glance where all have refused it, because there may be thousands that nobody takes.
+            # Fast path for bundles that every broker refuses: there may be thousands.
             if not everybody <= avoid.get(bundle.name, _NOBODY) and self._allowed(bundle, avoid):
                 fit[bundle.name] = bundle
         placed: dict[str, int] = {}
@@ -340,14 +337,14 @@ class _Batch:
         return placed
 
     def score(self, broker: str, bundle: BundleEntry) -> float:
-        """What `broker` will carry for its room with `bundle`."""
+        """Return the load per room of `broker` with `bundle`."""
         return (self.carried[broker] + self._scale.weight(bundle.name)) / self._room[broker]
 
     def _allowed(self, bundle: BundleEntry, avoid: Mapping[str, frozenset[int]]) -> Sequence[str]:
         return self._destinations.of(bundle, avoid=avoid.get(bundle.name, _NOBODY)).allowed
 
     def _choose(self, bundle: BundleEntry, fit: Sequence[str]) -> str:
-        # Once for each bundle and broker of a batch: so it is `score`, spelled out.
+        # The same as `score`, inlined: it runs once for each bundle and broker of a batch.
         carried, room, weight = self.carried, self._room, self._scale.weight(bundle.name)
         scores = [(carried[name] + weight) / room[name] for name in fit]
         least = min(scores)
@@ -357,5 +354,5 @@ class _Batch:
 
 
 def _any_of(names: Sequence[str], bundle: BundleEntry) -> str:
-    """One of them, as good as drawn: Pulsar draws at random, and this gives equal answers to equal questions."""
+    """Return one of the names by a hash. Pulsar draws at random; this gives equal answers to equal questions."""
     return names[crc32(bundle.name.encode()) % len(names)]

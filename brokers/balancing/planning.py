@@ -1,7 +1,6 @@
-"""Planning: what a shedder is given to look at, put together from the channel, the load reports and the settings.
+"""Turn the channel, the load reports and the settings into a shedder's input, and run one round on it.
 
-May live here: the pure way from what is known of a cluster to a scene of it, and on to the forecast of a round. The leader's
-rounds and the dry run go the same way, so that what is shown beforehand is what would be done.
+The leader's rounds and the dry run share this code, so a dry run shows what a round would do.
 """
 
 from __future__ import annotations
@@ -24,18 +23,18 @@ from equipoise.shedder.plan import Move, Plan, Shedder
 from equipoise.shedder.reported import told_age, told_ms
 from equipoise.shedder.snapshot import Candidates, Snapshot, take
 
-# A broker that has said nothing for three times the longest silence between two reports is stuck, or gone.
+# A broker without a report for three times the longest report interval is stuck, or gone.
 _REPORTS_MISSED: Final = 3
 
 OF_POLICIES: Final = "policies"
-"""The strategy that is named where bundles move because a policy keeps them from where they are."""
+"""The strategy name of a round that moves bundles because they violate a policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSnapshot:
-    """A cluster as a round looks at it: the view, who may have what in it, and the snapshot for shedders.
+    """A cluster as a round sees it: the view, the allowed destinations, and the snapshot for shedders.
 
-    Both ask `view` when they are asked: a plan is to be made before the view goes on, or of one that does not.
+    `destinations` and `snapshot` read `view` lazily. Make a plan before the view changes, or use a view that does not change.
     """
 
     view: View
@@ -52,10 +51,10 @@ def cluster_snapshot_of(
     resting: Collection[str] = (),
     memory: Memory | None = None,
 ) -> ClusterSnapshot:
-    """The cluster of `view` at `now_ms` (Unix time), with the policies and the rules of placement that hold in it.
+    """Return the cluster of `view` at `now_ms` (Unix time), with its policies and placement rules.
 
-    `resting` are bundles that have moved lately. A broker whose reports have ceased takes no part, however long a strategy would
-    believe the last of them.
+    `resting` are bundles that have moved lately. A broker without recent reports takes no part, even if a strategy would still believe its
+    last report.
     """
     known = tuple(summaries)
     loads = believed({summary.broker: summary.load for summary in known})
@@ -80,9 +79,9 @@ def cluster_snapshot_of(
 
 
 def fresh(summaries: Iterable[Summary], settings: BalancingSettings, *, now_ms: int) -> Mapping[str, Summary]:
-    """The summaries that placement goes by at `now_ms` (Unix time), by broker: those that a snapshot believes, too.
+    """Return the summaries that placement uses at `now_ms` (Unix time), by broker: the same that a snapshot believes.
 
-    A broker that was idle when its reports ceased would get everything otherwise; one that is not known counts as the mean of the others.
+    Without this check, a broker that was idle when its reports stopped would get every bundle. An unknown broker counts as the mean.
     """
     age_ms_max = _age_ms_max(settings)
     return {summary.broker: summary for summary in summaries if abs(now_ms - summary.load.taken_ms) <= age_ms_max}
@@ -94,7 +93,7 @@ def _age_ms_max(settings: BalancingSettings) -> int:
 
 
 def _rules(view: View, destinations: Destinations) -> Callable[[str], Candidates]:
-    """Who may have a bundle, by its name: reports may name one that has been split or merged since, which nobody may have."""
+    """Return a function that gives the candidates of a bundle. A reported bundle may be split or merged by now: it has none."""
 
     def candidates(name: str) -> Candidates:
         bundle = view.bundles.get(name)
@@ -105,14 +104,14 @@ def _rules(view: View, destinations: Destinations) -> Callable[[str], Candidates
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancingRound:
-    """What one round of the leader comes to, and by whose rule: `OF_POLICIES`, or the name of a shedder."""
+    """The plan of one round of the leader, and its strategy: `OF_POLICIES`, or the name of a shedder."""
 
     plan: Plan
     strategy: str
 
     @property
     def kind(self) -> Kind:
-        """As what the round is put down."""
+        """The kind of the decision to record."""
         return "misplaced" if self.strategy == OF_POLICIES else "shed"
 
 
@@ -124,9 +123,10 @@ def plan_round(
     resting: Collection[str] = (),
     choose: Callable[[BalancingSettings], Shedder] = shedder_of,
 ) -> BalancingRound:
-    """One round over the scene. Bundles that no policy lets stay go first: how the load is then, the next round sees.
+    """Return the plan of one round over `cluster`.
 
-    `settings` and `resting` are those of the scene; `placement` says where what is against a policy goes.
+    Bundles that violate a policy go first, alone; the next round sees the load after that. `settings` and `resting` must be those of
+    `cluster`. `placement` chooses where violating bundles go.
     """
     snapshot = cluster.snapshot
     at_most = settings.balancing.moves_max
@@ -137,9 +137,9 @@ def plan_round(
 
 
 def stale_moves(view: View, moves: Iterable[Move], rules: PlacementRules) -> Mapping[str, str]:
-    """Which of the moves that were planned are not to be made any more, by bundle, and why: they may have waited for room.
+    """Return which planned moves must not start any more, by bundle, and why. They may have waited for a free slot.
 
-    What they were planned for may be elsewhere, or gone; and a policy that was set meanwhile would be broken by what is begun now.
+    The bundle may have moved or gone since the plan, and a new policy may forbid the move.
     """
     destinations = Destinations(view, rules=rules)
     told = {move.bundle: _why_stale(view, destinations, move) for move in moves}
@@ -158,7 +158,7 @@ def _why_stale(view: View, destinations: Destinations, move: Move) -> str | None
 
 
 def foreseen(cluster: ClusterSnapshot, settings: BalancingSettings, placement: Placement) -> tuple[str, Forecast]:
-    """By whose rule the next round would act, as `BalancingRound.strategy`, and what it would do, if it were due."""
+    """Return the strategy of the next round, as in `BalancingRound.strategy`, and what the round would do if it were due."""
     due = as_if_due(cluster.snapshot, settings)
     planned = plan_round(replace(cluster, snapshot=due), settings, placement)
     ttl_ms = settings.transfer.load_ttl_ms if settings.balancing.shedder == "TransferShedder" else LOAD_TTL_MS
@@ -167,9 +167,9 @@ def foreseen(cluster: ClusterSnapshot, settings: BalancingSettings, placement: P
 
 
 def as_if_due(snapshot: Snapshot, settings: BalancingSettings) -> Snapshot:
-    """The snapshot with a memory in which the load has been uneven for so many rounds that one more makes a strategy act.
+    """Return the snapshot with a memory of so many uneven rounds that a strategy acts in the next one.
 
-    How many there have been only the leader knows. What it remembers of moves is not touched.
+    Only the leader knows the real count. The memory of moves stays as it is.
     """
     memory = replace(
         snapshot.memory,
@@ -181,19 +181,19 @@ def as_if_due(snapshot: Snapshot, settings: BalancingSettings) -> Snapshot:
 
 
 def measure_of(settings: BalancingSettings) -> Measure:
-    """What the shedder that the settings name compares brokers by."""
+    """Return what the configured shedder compares brokers by."""
     return "cost" if settings.balancing.shedder == "BalancedShedder" else "use"
 
 
 def groups_in_play(settings: BalancingSettings) -> tuple[str, ...]:
-    """The groups of settings that a round of shedding goes by: when and what, the shedder's own, weights, and the rules of placement."""
+    """Return the groups of settings that affect a round: `balancing`, the shedder's own, `weights` and `placement`."""
     shedder = settings.balancing.shedder
     own = (group.name for group in fields(settings) if type(getattr(settings, group.name)).__name__ == shedder)
     return ("balancing", *own, "weights", "placement")
 
 
 def _placed(view: View, plan: Plan, placement: Placement) -> Mapping[str, str]:
-    """Where placement would put the bundles that the plan sends to whoever it chooses."""
+    """Return where placement would put the planned bundles that have no destination."""
     away = [view.bundles[move.bundle] for move in plan.moves if move.destination is None and move.bundle in view.bundles]
     avoid = {bundle.name: frozenset({bundle.owner}) for bundle in away if bundle.owner is not None}
     chosen = placement.place(view, away, avoid=avoid, at_most=len(away))

@@ -1,19 +1,18 @@
-"""Cluster policies: which brokers a namespace is kept to, and which brokers a bundle is pinned to.
+"""Parse cluster policies: isolation policies, and pins of bundles to brokers.
 
-May live here: what the documents of `policy` records say, read and checked. What follows for a bundle is said by
-`brokers.balancing.destinations`.
+What follows for a bundle is decided in `brokers.balancing.destinations`.
 
-The key of such a record is KIND/NAME; a kind that is not known here is somebody else's, and passed over. A document is flat,
-so a list is spelled with numbers: `primary.0`, `primary.1`. The kinds and their fields:
+The key of a policy record is KIND/NAME. Unknown kinds are ignored. A document is flat, so lists use numbers: `primary.0`, `primary.1`. The
+kinds:
 
-* `isolation`: the namespaces that match one of `namespaces.N` are kept to the brokers that match one of `primary.N`, and
-  those brokers to them. As long as fewer than `min_limit` of these (default 1; 0: never) are available, those that match
-  one of `secondary.N` take them too. Not available is a primary whose use is at least `usage_threshold` percent (default
-  100). This is Pulsar's namespace isolation policy with `min_available`.
-* `pin`: the bundles of `namespace`, or those that share a point with `range` (`0xLOW_0xHIGH`) of it, are kept to
-  `brokers.N`. Pulsar has no such thing.
+* `isolation`: Pulsar's namespace isolation policy with `min_available`. Namespaces that match one of `namespaces.N` may use only brokers
+  that match one of `primary.N`, and no other namespace may use these brokers. While fewer than `min_limit` primaries (default 1; 0: never)
+  are available, brokers that match one of `secondary.N` take these namespaces, too. A primary whose use is at least `usage_threshold`
+  percent (default 100) is not available.
+* `pin`: bundles of `namespace` may use only `brokers.N`. With `range` (`0xLOW_0xHIGH`), only bundles that overlap it are pinned. Pulsar has
+  no pins.
 
-A pattern is a regular expression that must match the whole: the name of a namespace; of a broker the id, or its host alone.
+A pattern is a regular expression that must match the whole name of a namespace, or a broker's whole id or host.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ PIN: Final = "pin"
 
 MIN_LIMIT_DEFAULT: Final = 1
 USAGE_THRESHOLD_DEFAULT: Final = 100
-"""Percent. By default a primary is not available only when it is used to the full."""
+"""Percent. By default a primary is unavailable only when it is fully used."""
 
 _match_name: Final = re.compile(r"[-=:.\w]{1,255}", re.ASCII).fullmatch
 _match_item: Final = re.compile(r"([a-z_]+)\.(0|[1-9][0-9]{0,5})").fullmatch
 _match_repeat: Final = re.compile(r"[*+]|\{[0-9]*,\}").match
 _PERCENT_MAX: Final = 100
 _LIMIT_MAX: Final = 1_000_000  # More brokers than any cluster has.
-_PATTERN_CHARACTERS_MAX: Final = 255  # Half of these can be open parentheses, which is as deep as Python compiles without fail.
+_PATTERN_CHARACTERS_MAX: Final = 255  # At most half are open parentheses, a depth that Python always compiles.
 
 Pattern = re.Pattern[str]
 
@@ -59,13 +58,13 @@ class Isolation:
     usage_threshold: int
 
     def covers(self, namespace: str) -> bool:
-        """Whether it is about this namespace."""
+        """Return whether the policy applies to this namespace."""
         return _is_match(self.namespaces, namespace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pin:
-    """Keeps what lies between the points `low` and `high` of a namespace to the brokers of these ids."""
+    """Restricts the bundles between the points `low` and `high` of a namespace to the brokers with these ids."""
 
     name: str
     namespace: str
@@ -74,26 +73,26 @@ class Pin:
     brokers: tuple[str, ...]
 
     def covers(self, bundle: BundleEntry) -> bool:
-        """Whether it is about this bundle: they share a point."""
+        """Return whether the pin applies to this bundle, because they overlap."""
         return bundle.namespace == self.namespace and self.low < bundle.high and bundle.low < self.high
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Closed:
-    """A policy that cannot be read, and so lets nobody have anything of the namespaces that it is known to be about."""
+    """An unreadable policy. No broker may have bundles of the namespaces that it is known to cover."""
 
     name: str
     namespaces: tuple[Pattern, ...]
     problem: str
 
     def covers(self, namespace: str) -> bool:
-        """Whether it is known to be about this namespace."""
+        """Return whether the policy is known to cover this namespace."""
         return _is_match(self.namespaces, namespace)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPolicies:
-    """All that the policies of a cluster say, each kind by name."""
+    """All policies of a cluster, each kind sorted by name."""
 
     isolations: tuple[Isolation, ...] = ()
     pins: tuple[Pin, ...] = ()
@@ -101,19 +100,19 @@ class ClusterPolicies:
 
 
 def is_named(patterns: Iterable[Pattern], broker: str, *, host_only: bool = False) -> bool:
-    """Whether one of these patterns means a broker: by its id, or by its host; with `host_only` by that alone, as in Pulsar."""
+    """Return whether a pattern matches a broker's id or host. With `host_only`, match the host alone, as Pulsar does."""
     host = host_of(broker)
     return _is_match(patterns, host) or (not host_only and _is_match(patterns, broker))
 
 
 def host_of(broker: str) -> str:
-    """The id of a broker without the port, if it has one."""
+    """Return a broker id without its port."""
     host, colon, port = broker.rpartition(":")
     return host if colon and port.isdecimal() else broker
 
 
 def is_about_bundles(key: str) -> bool:
-    """Whether a policy of this key is of a kind that is known here."""
+    """Return whether this module knows the kind of this policy key."""
     return key.partition("/")[0] in (ISOLATION, PIN)
 
 
@@ -125,24 +124,24 @@ def isolation_document(
     min_limit: int = MIN_LIMIT_DEFAULT,
     usage_threshold: int = USAGE_THRESHOLD_DEFAULT,
 ) -> Document:
-    """The document of an isolation policy; whether it can be set, `parse_policy` says."""
+    """Return the document of an isolation policy, unchecked; `parse_policy` checks it."""
     lists = _numbered("namespaces", namespaces) | _numbered("primary", primary) | _numbered("secondary", secondary)
     return lists | {"min_limit": min_limit, "usage_threshold": usage_threshold}
 
 
 def pin_document(*, namespace: str, brokers: Iterable[str], range_: str | None = None) -> Document:
-    """The document of a pin, of the whole namespace if no range is given; whether it can be set, `parse_policy` says."""
+    """Return the document of a pin, unchecked; `parse_policy` checks it. Without a range it covers the whole namespace."""
     return {"namespace": namespace} | ({} if range_ is None else {"range": range_}) | _numbered("brokers", brokers)
 
 
 def items_of(document: Document, name: str) -> list[str]:
-    """The texts of one of a document's lists, in the order of their numbers; what is no text is left out."""
+    """Return the texts of one list of a document, in the order of their numbers. Skip values that are not text."""
     found = [(int(match[2]), value) for field, value in document.items() if (match := _match_item(field)) and match[1] == name]
     return [value for _, value in sorted(found, key=lambda item: item[0]) if isinstance(value, str)]
 
 
 def parse_policy(key: str, document: Document) -> Isolation | Pin | None:
-    """What the policy `key` says; None if it is of a kind that is not known here. Raises `InvalidPolicy`."""
+    """Return the policy `key`; None if its kind is unknown. Raises `InvalidPolicy`."""
     kind, _, name = key.partition("/")
     if not is_about_bundles(key):
         return None
@@ -154,12 +153,12 @@ def parse_policy(key: str, document: Document) -> Isolation | Pin | None:
 
 
 def read_policies(view: View) -> ClusterPolicies:
-    """All policies that a view holds. One that cannot be read closes what it is known to be about, and spoils no other."""
+    """Return all policies of a view. An unreadable policy closes its known namespaces, and does not affect the other policies."""
     return policies_in({name: entry.document for name, entry in view.policies.items()})
 
 
 def policies_in(documents: Mapping[str, Document]) -> ClusterPolicies:
-    """The same of documents by their keys."""
+    """Return the policies of documents, given by key."""
     isolations, pins, closed = [], [], []
     for key in sorted(documents):
         try:
@@ -203,7 +202,7 @@ def _numbered(name: str, items: Iterable[str]) -> dict[str, Scalar]:
 
 
 def _known_to_be_about(document: Document) -> tuple[Pattern, ...]:
-    """The namespaces of a policy that cannot be read, as far as they can be: what names none concerns none."""
+    """Return patterns for the namespaces of an unreadable policy, as far as they can be read."""
     found = []
     for name in sorted(document):
         value = document[name]
@@ -218,24 +217,24 @@ def _known_to_be_about(document: Document) -> tuple[Pattern, ...]:
 
 
 def _compiled(text: str) -> tuple[Pattern | None, str]:
-    """A regular expression, or None and why it is none."""
+    """Return a compiled regular expression, or None and the problem."""
     if len(text) > _PATTERN_CHARACTERS_MAX:
         return None, f"it has {len(text)} characters, and may have {_PATTERN_CHARACTERS_MAX}"
     if _repeats_a_repeat(text):
         return None, "it repeats without bound what holds such a repeat itself, and so may take for ever over one name"
     try:
         return re.compile(text), ""
-    except (re.error, OverflowError, RecursionError) as error:  # The latter two come of absurd repeats and of absurd nesting.
+    except (re.error, OverflowError, RecursionError) as error:  # The latter two: absurd repeats, absurd nesting.
         return None, str(error)
 
 
 def _repeats_a_repeat(text: str) -> bool:
-    """Whether a pattern has an unbounded repeat of a group that holds one, as in `([a-z]+-?)+`.
+    """Return whether a pattern repeats a group without bound that itself holds an unbounded repeat, as in `([a-z]+-?)+`.
 
-    A name of thirty letters that does not match keeps such a pattern busy for minutes, in every broker at once, for longer
-    than any lease. Not every such pattern is as bad, and each can be written in another way.
+    A name of thirty letters that does not match such a pattern can take minutes, on every broker at once, which is longer than any lease.
+    Some such patterns are harmless, but each can be written in another way.
     """
-    holds = [False]  # Of each group that is open, and of the whole at the bottom: whether it holds an unbounded repeat.
+    holds = [False]  # For each open group, and the whole pattern at the bottom: does it hold an unbounded repeat?
     place = 0
     while place < len(text):
         sign = text[place]
@@ -258,11 +257,11 @@ def _repeats_a_repeat(text: str) -> bool:
 
 
 def _end_of_class(text: str, start: int) -> int:
-    """Where the class of characters that begins at `start` ends; the end of the text if it does not."""
+    """Return the end of the character class that begins at `start`, or the end of the text."""
     place = start + 1
     if text[place : place + 1] == "^":
         place += 1
-    if text[place : place + 1] == "]":  # As the first of its class it is a member of it.
+    if text[place : place + 1] == "]":  # As the first character of a class, `]` is a member.
         place += 1
     while place < len(text) and text[place] != "]":
         place += 2 if text[place] == "\\" else 1
@@ -270,7 +269,7 @@ def _end_of_class(text: str, start: int) -> int:
 
 
 class _Fields:
-    """The fields of one document; each reader takes what it reads, so that what is left at the end is what nobody knows."""
+    """The fields of one document. Each reader removes what it reads, so the fields left at the end are unknown."""
 
     def __init__(self, policy: str, document: Document) -> None:
         self._policy = policy
@@ -304,7 +303,7 @@ class _Fields:
             raise self._wrong(str(error)) from None
 
     def range(self, name: str) -> tuple[int, int]:
-        """The whole hash space if it is not given."""
+        """Return the range, or the whole hash space if there is none."""
         value = self._left.pop(name, None)
         if value is None:
             return 0, HASH_MAX
@@ -316,7 +315,7 @@ class _Fields:
             raise self._wrong(str(error)) from None
 
     def check_no_others(self) -> None:
-        """Raise if something is left: a misspelled field must not pass for one that was not given."""
+        """Raise if a field is left: a misspelled field must not pass for one that was not given."""
         if self._left:
             raise self._wrong(f"it has no field {min(self._left)!r}")
 
@@ -332,7 +331,7 @@ class _Fields:
         return [(field, self._text(field, value)) for field, value in items]
 
     def _text(self, field: str, value: Scalar) -> str:
-        if not isinstance(value, str) or not value or not value.isprintable():  # No record can spell a lone surrogate, either.
+        if not isinstance(value, str) or not value or not value.isprintable():  # A record cannot hold a lone surrogate, either.
             raise self._wrong(f"{field} is {value!r}, and is to be a text of printable characters that is not empty")
         return value
 

@@ -1,7 +1,6 @@
-"""Changes of the cluster policies: what may be set, and what is refused because nobody could have a bundle then.
+"""Check a change of a cluster policy before its record is written.
 
-May live here: the check that comes before a `policy` record is written. It is of the brokers that are up now: a policy for
-brokers that are still to come is set once they are there.
+The check looks at the brokers that are up now. Set a policy for future brokers once they have joined.
 """
 
 from __future__ import annotations
@@ -18,10 +17,14 @@ from equipoise.channel.core.view import View
 
 
 def check_policy_change(view: View, key: str, document: Document | None) -> None:
-    """Raise if the policy `key` is not to become `document`; None takes it away.
+    """Raise if the policy `key` must not become `document`; None removes the policy.
 
-    Raises `InvalidPolicy`, and `PolicyLeavesNobody` if some bundle that a broker could have could then be had by none, or if
-    none of the brokers that the policy names is up. Where no broker is up at all, nothing can be left to nobody.
+    Raises `InvalidPolicy`. Raises `PolicyLeavesNobody` in two cases:
+
+    * A bundle that some broker may have now could be had by none.
+    * None of the brokers that the policy names is up.
+
+    Without any broker that is up, neither case applies.
     """
     after = {name: entry.document for name, entry in view.policies.items() if name != key}
     policy = None
@@ -38,8 +41,8 @@ def check_policy_change(view: View, key: str, document: Document | None) -> None
     for namespace in sorted(view.namespaces):
         about = tuple(_about(each, namespace) for each in policies)
         pins = tuple(tuple(pin for pin in each.pins if pin.namespace == namespace) for each in policies)
-        # A broker asks in the middle of its work, and there may be 65,536 bundles. But what the same policies are about, now and
-        # then, has one answer.
+        # A broker runs this check between other work, and there may be 65,536 bundles. Bundles with the same policies before and after have
+        # the same answer, so ask only once for each combination.
         for bundle in _unlike(view.bundles_of(namespace), [pin for each in pins for pin in each]):
             question = (about, tuple(tuple(pin.name for pin in each if pin.covers(bundle)) for each in pins))
             if question in asked:
@@ -50,10 +53,10 @@ def check_policy_change(view: View, key: str, document: Document | None) -> None
 
 
 def _unlike(bundles: Sequence[BundleEntry], pins: Sequence[Pin]) -> Iterable[BundleEntry]:
-    """The first of all bundles of a namespace that are alike to its pins: that lie between the same of their ends.
+    """Yield one bundle for each group of bundles that the same pins cover.
 
-    A pin covers a bundle if it begins before the bundle ends, and ends after it begins. So it is enough to know how many of all
-    ends lie below either side of a bundle, and of n pins no more than 4n + 1 bundles are unlike.
+    A pin covers a bundle if it starts before the bundle ends, and ends after the bundle starts. So the answer depends only on how many ends
+    of pins lie below each side of the bundle. n pins give at most 4n + 1 groups.
     """
     ends = sorted({end for pin in pins for end in (pin.low, pin.high)})
     firsts: dict[tuple[int, int], BundleEntry] = {}
@@ -63,7 +66,7 @@ def _unlike(bundles: Sequence[BundleEntry], pins: Sequence[Pin]) -> Iterable[Bun
 
 
 def _about(policies: ClusterPolicies, namespace: str) -> tuple[str, ...]:
-    """The policies that are about a namespace, but for pins."""
+    """Return the names of the policies of a namespace, except pins."""
     isolations = [policy.name for policy in policies.isolations if policy.covers(namespace)]
     return (*isolations, *(closed.name for closed in policies.closed if closed.covers(namespace)))
 

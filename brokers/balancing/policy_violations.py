@@ -1,9 +1,6 @@
-"""Misplaced bundles: those whose owner a rule keeps from them that was set, or began to count, after they had come to it.
+"""Find bundles whose owner violates an isolation policy or a pin, and plan where they go.
 
-May live here: which bundles these are, and where each is to go. Pure; the leader's rounds carry it out.
-
-Only what binds a bundle to brokers misplaces it, isolation policies and pins. Who is preferred, and who has as many topics as
-it may have, is looked at when a bundle is placed; a broker that drains moves everything away by itself.
+Preferences and topic limits count only when a bundle is placed. A draining broker moves its bundles away without this module.
 """
 
 from __future__ import annotations
@@ -23,12 +20,15 @@ from equipoise.shedder.plan import Move, Stay
 def policy_violations(
     view: View, destinations: Destinations, *, placement: Placement, at_most: int, resting: Collection[str] = ()
 ) -> tuple[tuple[Move, ...], tuple[Stay, ...]]:
-    """Up to `at_most` moves of bundles away from brokers that may not have them, to where `placement` puts them.
+    """Return up to `at_most` moves of bundles away from brokers that may not have them, to the brokers that `placement` chooses.
 
-    A bundle stays, and it is said why, while it is in `resting`, which keeps a rule that goes by load from moving it to and fro,
-    and while nobody else may have it: bad service is better than none. Stays are those that were met on the way to the moves, and of
-    bundles that nobody may have the first `STAYS_MAX`. `view` is the one of `destinations`; the latter and `placement` are to know
-    the same rules and loads.
+    A bundle stays, with a reason, in two cases:
+
+    * It is in `resting`. Otherwise a rule that goes by load could move it to and fro.
+    * No other broker may have it. Bad service is better than none.
+
+    The stays are those met before `at_most` moves were found, and at most `STAYS_MAX` for bundles that no broker may have. `view` is the
+    view of `destinations`. `destinations` and `placement` must have the same rules and loads.
     """
     movable: dict[str, _Kept] = {}
     stays: list[Stay] = []
@@ -42,13 +42,13 @@ def policy_violations(
         elif len(stays) < STAYS_MAX:
             stays.append(kept.stay("nobody else may have it"))
     if not movable:
-        return (), tuple(stays)  # At once, as in nearly every round: to place nothing costs a look at all brokers, too.
+        return (), tuple(stays)  # The usual case: placing nothing would still look at all brokers.
     avoid = {name: frozenset({kept.owner.incarnation}) for name, kept in movable.items()}
     placed = placement.place(view, [kept.bundle for kept in movable.values()], avoid=avoid, at_most=at_most)
     moves = []
     for name, kept in movable.items():
         destination = view.live[placed[name]].broker if name in placed else None
-        # One who may not have it, by a placement that knows of other loads, would have to give it back.
+        # `placement` may know other loads. A broker that may not have the bundle would have to give it back.
         if destination in destinations.bound(kept.bundle).allowed:
             moves.append(Move(bundle=name, source=kept.owner.broker, destination=destination, reason=kept.reason, cause="Unknown"))
         else:
@@ -58,7 +58,7 @@ def policy_violations(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Kept:
-    """A bundle, who owns it, and why that one may not."""
+    """A bundle, its owner, and why the owner may not have it."""
 
     bundle: BundleEntry
     owner: BrokerEntry
@@ -69,13 +69,13 @@ class _Kept:
 
 
 def _has_a_place(destinations: Destinations, kept: _Kept) -> bool:
-    """Whether another broker may have it. The first answer is cheap, and says no to thousands; the second knows of preferences."""
+    """Return whether another broker may have it. The first check is cheap and excludes most; the second also knows preferences."""
     bundle = kept.bundle
     return bool(destinations.bound(bundle).allowed and destinations.of(bundle, avoid={kept.owner.incarnation}).allowed)
 
 
 def _kept_from_owner(view: View, destinations: Destinations) -> Iterator[_Kept]:
-    """The bundles that are owned by a broker that is up and may not have them."""
+    """Yield the bundles whose owner is up and may not have them."""
     for bundle in _ruled(view, destinations):
         if bundle.phase != "owned":
             continue
@@ -87,10 +87,10 @@ def _kept_from_owner(view: View, destinations: Destinations) -> Iterator[_Kept]:
 
 
 def _ruled(view: View, destinations: Destinations) -> Iterator[BundleEntry]:
-    """The bundles that a policy can be about; none, and none is looked at, where there is no policy.
+    """Yield the bundles that a policy may concern. Without policies, yield nothing and look at nothing.
 
-    An isolation policy is about its namespaces, and about whatever its primaries have, since it keeps these for them. A pin is
-    about its namespace.
+    An isolation policy concerns its namespaces and all bundles of its primaries, which are reserved for these namespaces. A pin concerns
+    its namespace.
     """
     policies = destinations.policies
     if not (policies.isolations or policies.closed or policies.pins):
@@ -101,7 +101,7 @@ def _ruled(view: View, destinations: Destinations) -> Iterator[BundleEntry]:
     for namespace in namespaces:
         bundles = view.bundles_of(namespace)
         if namespace not in pinned:
-            # Only pins tell its bundles apart, and there may be 65,536: the right owners of them are passed over at a glance.
+            # Without pins all bundles of a namespace have one answer. There may be 65,536, so skip those of allowed owners at once.
             refused = {view.brokers[broker].incarnation for broker in destinations.bound(bundles[0]).refused}
             bundles = [bundle for bundle in bundles if bundle.owner in refused]
         yield from bundles

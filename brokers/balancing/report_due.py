@@ -1,7 +1,4 @@
-"""When a broker reports its load: rarely while it stays as it is, and soon after it has changed.
-
-May live here: the rule, which is that of Pulsar's `BrokerLoadDataReporter`.
-"""
+"""Decide when a broker reports its load, by the rule of Pulsar's `BrokerLoadDataReporter`."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from equipoise.shedder.load_reports import Sample
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reported:
-    """A report that was made: the sample, when (`at_ms` of boot time), and which bundles were open and could be named."""
+    """A report that was made: the sample, its time (`at_ms`, boot time), and the names of the open bundles."""
 
     sample: Sample
     at_ms: int
@@ -22,11 +19,13 @@ class Reported:
 
 
 def report_due(last: Reported | None, now: Reported, rules: ReportRules) -> bool:
-    """Whether what would be reported now is due after the report that was made last.
+    """Return whether a report of `now` is due.
 
-    It is when the bundles that can be named have changed, because whoever moves some weighs a broker by what it says; when the
-    figures have changed by more than `change_percent`; and when the last report is as old as may be. It never is before the
-    shortest time between two reports has passed.
+    No report is due before `interval_min_ms` has passed. After that, a report is due if one of these holds:
+
+    * The set of named bundles has changed. The leader plans moves with the reported bundles.
+    * A figure has changed by more than `change_percent`.
+    * The last report is `interval_max_ms` old.
     """
     if last is None:
         return True
@@ -41,7 +40,7 @@ def report_due(last: Reported | None, now: Reported, rules: ReportRules) -> bool
 
 
 def change_percent(last: Sample, now: Sample) -> float:
-    """By how much the figures have changed that have changed the most: use in points, the others in percent of what they were."""
+    """Return the change of the figure that changed most: use in percentage points, all others in percent of the old value."""
     return max(
         100 * abs(now.resources.max_use - last.resources.max_use),
         _percent(last.traffic.messages_per_second, now.traffic.messages_per_second),

@@ -1,7 +1,4 @@
-"""How much of its resources a broker uses: from counters at two moments, and what there is of each.
-
-May live here: arithmetic over counters. Reading them is `brokers.load.process_use`'s business.
-"""
+"""Compute how much of its resources a broker uses, from counters at two moments and the limits."""
 
 from __future__ import annotations
 
@@ -19,10 +16,10 @@ _GBIT_KBIT: Final = 1_000_000.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Counters:
-    """What was counted up to one moment, `at_ms` of boot time.
+    """Counters at the moment `at_ms` (boot time).
 
-    `cpu_seconds` are of all processes of the broker, and of those of its children that have ended; `memory_bytes` is what
-    they hold now. Bytes in and out are those of the network cards.
+    `cpu_seconds` is for all processes of the broker, including its ended children. `memory_bytes` is what they hold now. `bytes_in` and
+    `bytes_out` are those of the network cards.
     """
 
     at_ms: int
@@ -34,7 +31,7 @@ class Counters:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What there is: CPUs, memory, and what the network carries each way; 0 where that is not known."""
+    """The available CPUs, memory, and network capacity in each direction. 0: unknown."""
 
     cpu_cores: float
     memory_bytes: int
@@ -43,7 +40,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Card:
-    """A network card: its counters, and its speed in Mbit/s, 0 where it says none."""
+    """A network card: its counters, and its speed in Mbit/s (0: unknown)."""
 
     name: str
     speed_mbits: int
@@ -52,11 +49,10 @@ class Card:
 
 
 def resources_between(before: Counters, now: Counters, limits: Limits, *, told_in: float, told_out: float) -> Resources | None:
-    """The use of each resource from `before` until `now`; None if no time has passed, since nothing can be said of that.
+    """Return the use of each resource between `before` and `now`; None if no time has passed.
 
-    A counter that went back, because a child took what it had counted with it, or a card was made anew, counts as one that
-    stood still. `told_in` and `told_out` are bytes per second that services say they carry: what goes over loopback, which
-    no card counts, is the least that the network is used by.
+    A counter that went back counts as unchanged: a child took its counts with it, or a card was recreated. `told_in` and `told_out` are the
+    bytes per second that services report. They are a lower bound for network use, because no card counts loopback traffic.
     """
     seconds = (now.at_ms - before.at_ms) / 1_000
     if seconds <= 0:
@@ -74,13 +70,13 @@ def resources_between(before: Counters, now: Counters, limits: Limits, *, told_i
 
 
 def counting_cards(cards: Iterable[Card]) -> list[Card]:
-    """The cards that count: those that have a speed, if any has, because what goes through virtual ones goes through these, too."""
+    """Return the cards to count: those with a speed, if there are any. Traffic of virtual cards goes through these, too."""
     found = list(cards)
     return [card for card in found if card.speed_mbits > 0] or found
 
 
 def network_kbits(cards: Iterable[Card], *, nic_speed_gbps: float | None) -> float:
-    """What the network carries each way: as it is set, else as the cards say; 0 if nobody says."""
+    """Return the network capacity in each direction: the setting, else the sum of the cards, else 0."""
     if nic_speed_gbps is not None:
         return nic_speed_gbps * _GBIT_KBIT
     return sum(card.speed_mbits for card in cards) * _MBIT_KBIT

@@ -1,7 +1,4 @@
-"""Routing: whom a client of a bundle is to be sent to.
-
-May live here: the one pure answer that brokers, clients and clusters in tests give alike.
-"""
+"""Find the broker that a client of a bundle is sent to. Brokers, clients and test clusters share this one answer."""
 
 from __future__ import annotations
 
@@ -10,9 +7,9 @@ from equipoise.channel.core.view import View
 
 
 def server_of(view: View, bundle: BundleEntry) -> BrokerEntry | None:
-    """The live broker that serves `bundle` as far as the log says; None while a client had better wait.
+    """Return the live broker that serves `bundle` in this view, or None if a client should wait.
 
-    A source that is closing still owns the bundle, but would send a client away again: it waits for the next owner.
+    A source that is closing still owns the bundle, but would send the client away. So the client waits for the next owner.
     """
     if bundle.phase in ("handing_over", "unloading") or bundle.server is None:
         return None

@@ -1,10 +1,7 @@
-"""From what services say of their bundles to a broker's sample: the broker's own short averages, totals, and the busiest bundles.
+"""Turn the loads that services report into a broker's sample: decaying averages, totals and the busiest bundles.
 
-May live here: arithmetic over loads. Asking the services is `brokers.runtime.load_sampler`'s business, publishing that of
-`brokers.server.load_reporter`.
-
-Figures stand in columns, one for each kind, in which place i is of the same bundle: a value of its own for each of thousands
-of bundles would take a broker ten times as long, at every sample. Only bundles that are asked for become values.
+Figures are columns, one per kind: place i of every column is of the same bundle. One object per bundle would make a sample of thousands of
+bundles ten times slower, so an object is built only for bundles that are asked for.
 """
 
 from __future__ import annotations
@@ -21,18 +18,18 @@ from equipoise.shedder.loads import BundleTraffic, Resources, Traffic
 from equipoise.shedder.snapshot import BYTES_PER_CALL, costs_of
 from equipoise.shedder.top_bundles import BundleFigures, busiest_places
 
-# Half of what an average says is younger than this: so a burst of a few seconds moves nothing by itself, and a lasting change
-# is believed within half a minute.
+# Values younger than this make up half of an average. A burst of a few seconds moves no bundle, and a lasting change shows within half a
+# minute.
 HALF_LIFE_MS: Final = 10_000
 
-_RATES: Final = 5  # Those of `Traffic`, and the cost.
+_RATES: Final = 5  # The four rates of `Traffic`, and the cost.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Carried:
-    """What a broker's bundles carry. Place i of each column is of the bundle `names[i]`; rates are averages, per second.
+    """The load of a broker's bundles. Place i of each column is of the bundle `names[i]`. Rates are averages, per second.
 
-    `newcomers` came in the midst of the time that their figures are of, which so say too little.
+    `newcomers` arrived during the period that their figures cover, so their figures are too low.
     """
 
     names: tuple[str, ...] = ()
@@ -48,12 +45,12 @@ class Carried:
 
     @property
     def settled(self) -> tuple[str, ...]:
-        """The bundles whose figures are of a whole time."""
+        """The bundles whose figures cover a whole period."""
         return tuple(name for name in self.names if name not in self.newcomers) if self.newcomers else self.names
 
     @property
     def traffic(self) -> Traffic:
-        """What all of them carry together."""
+        """The total traffic of all bundles."""
         return Traffic(
             bytes_in_per_second=sum(self.bytes_in),
             bytes_out_per_second=sum(self.bytes_out),
@@ -62,13 +59,13 @@ class Carried:
         )
 
     def bundles(self) -> Sequence[BundleTraffic]:
-        """Each bundle as a value of its own, in the order of `names`."""
+        """Return one value per bundle, in the order of `names`."""
         return [self._bundle(place) for place in range(len(self.names))]
 
     def busiest(self, at_most: int | None) -> tuple[SampledBundle, ...]:
-        """The busiest of those that carry anything, the lightest of them first: see `shedder.top_bundles`. None: all of them.
+        """Return the busiest bundles that have load, lightest first (see `shedder.top_bundles`). None: no limit.
 
-        Newcomers are left out: whoever averages what is said of them would begin with too little.
+        Newcomers are left out: a reader that averages their figures would start too low.
         """
         figures = BundleFigures(
             names=self.names,
@@ -103,7 +100,7 @@ class Carried:
 
 
 class BundleAverages:
-    """Decaying averages of what bundles carry: what came `elapsed_ms` ago weighs half as much after each half life."""
+    """Decaying averages of bundle loads: a value loses half of its weight with every half life."""
 
     def __init__(self, *, half_life_ms: int = HALF_LIFE_MS) -> None:
         self._half_life_ms = half_life_ms
@@ -112,11 +109,12 @@ class BundleAverages:
         self._rates: Sequence[Sequence[float]] = ((),) * _RATES
 
     def update(self, names: Sequence[str], loads: Mapping[str, BundleLoad], *, elapsed_ms: int) -> Carried:
-        """The averages of the bundles `names` after `loads`, which were taken `elapsed_ms` after those before.
+        """Return the averages of the bundles `names` after `loads`, taken `elapsed_ms` after the previous loads.
 
-        A bundle of which nothing is said is idle. The first load of a bundle is its average, so that one that has just moved is
-        known from the start, and so is the second: a bundle comes in the midst of the time that the first is of, and was counted
-        for a part of it only. One that is not in `names` is forgotten. What is open is counted, not averaged.
+        * A bundle without a load is idle. A bundle that is not in `names` is forgotten.
+        * The first load of a bundle is its average, so a bundle that has just moved is known at once. The second load replaces it: the
+          first covers only part of a period.
+        * Counts (topics, consumers, producers) are not averaged.
         """
         names, idle = tuple(names), BundleLoad()
         told = _columns([loads.get(name, idle) for name in names])
@@ -126,7 +124,7 @@ class BundleAverages:
             for before, column in zip(self._before(names, told.rates), told.rates, strict=True)
         ]
         if not all(math.isfinite(sum(column)) for column in rates):
-            rates = told.rates  # Or what was beyond all numbers once would be so for ever.
+            rates = told.rates  # Otherwise one infinite value would stay in the average for ever.
         self._newcomers = frozenset() if self._names == names else frozenset(names).difference(self._names)
         self._names, self._rates = names, rates
         bytes_in, bytes_out, messages_in, messages_out, costs = rates
@@ -145,7 +143,7 @@ class BundleAverages:
         )
 
     def _before(self, names: tuple[str, ...], new: Sequence[Sequence[float]]) -> Sequence[Sequence[float]]:
-        """The averages before, in the order of `names`; of a bundle that was not there, or only just, what it carries now."""
+        """Return the previous averages in the order of `names`. For a bundle that is new, or was at the last update, return `new`."""
         if self._names == names and not self._newcomers:
             return self._rates
         place_of = {name: place for place, name in enumerate(self._names) if name not in self._newcomers}
@@ -157,17 +155,17 @@ class BundleAverages:
 
 
 class _Told(NamedTuple):
-    """Columns of what services say now: bytes in and out, messages in and out, costs; and topics, consumers, producers."""
+    """Columns of the current loads. `rates`: bytes in and out, messages in and out, costs. `counts`: topics, consumers, producers."""
 
     rates: Sequence[Sequence[float]]
     counts: Sequence[Sequence[int]]
 
 
 def _columns(loads: Sequence[BundleLoad]) -> _Told:
-    """The columns of these loads, in their order.
+    """Return the columns of these loads, in their order.
 
-    What is no messaging is told in its words: a call is a message that comes in, a session a consumer. Where a service counts
-    no bytes, a call counts as many as cost what a call costs, because Pulsar's strategies weigh bundles by nothing else.
+    A load without messaging figures is converted: a call counts as an incoming message, a session as a consumer. If a service counts no
+    bytes, each call counts as `BYTES_PER_CALL`, because Pulsar's strategies weigh bundles by bytes only.
     """
     told = [load.messaging or _in_its_words(load) for load in loads]
     return _Told(
@@ -183,7 +181,7 @@ def _columns(loads: Sequence[BundleLoad]) -> _Told:
 
 
 class _Words(NamedTuple):
-    """As `Messaging`, without its check: bytes that calls count as may be beyond all numbers."""
+    """Like `Messaging` without its check: bytes computed from calls may be infinite."""
 
     bytes_in_per_second: float
     messages_in_per_second: float
@@ -200,14 +198,14 @@ def _in_its_words(load: BundleLoad) -> _Words:
 
 
 def carried_bytes(loads: Mapping[str, BundleLoad]) -> tuple[float, float]:
-    """Bytes per second in and out that services say they carry; where one counts both together, they come in."""
+    """Return bytes per second in and out. A service that counts both together counts as bytes in."""
     told = list(loads.values())
     bytes_in = sum(load.bytes_per_second if load.messaging is None else load.messaging.bytes_in_per_second for load in told)
     return bytes_in, sum(load.messaging.bytes_out_per_second for load in told if load.messaging is not None)
 
 
 def sampled(carried: Carried, *, broker: str, at_ms: int, resources: Resources, settings: BalancingSettings) -> Sample:
-    """The sample of a broker at `at_ms` (Unix time)."""
+    """Return the sample of a broker at `at_ms` (Unix time)."""
     rules = settings.reports
     return Sample(
         broker=broker,

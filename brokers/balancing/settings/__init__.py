@@ -1,1 +1,1 @@
-"""Settings of balancing: values, units, and their names in Pulsar. Pure."""
+"""Define the settings of balancing: values, units, and their names in Pulsar. Pure."""

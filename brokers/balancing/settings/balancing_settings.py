@@ -1,10 +1,7 @@
-"""The settings of balancing, of all strategies, as one value; and the strategies that they name.
+"""Define all settings of balancing as one value, and create the strategies that they name.
 
-May live here: the groups and their defaults, and the choice of strategies by name. How settings are spelled on the channel and
-changed is said by `brokers.balancing.settings.settings_records`; what a `broker.conf` makes of them, by
-`brokers.balancing.settings.pulsar_settings`.
-
-A setting is named GROUP.FIELD: a group is a field of `BalancingSettings`, a field one of the group's own.
+A setting is named GROUP.FIELD: a group is a field of `BalancingSettings`, FIELD is a field of the group. `settings_records` stores them on
+the channel; `pulsar_settings` reads them from a `broker.conf`.
 """
 
 from __future__ import annotations
@@ -37,21 +34,21 @@ from equipoise.shedder.transfer import TransferShedder
 from equipoise.shedder.uniform import UniformLoadShedder
 
 Summaries = Mapping[str, Summary]
-"""What is reported of brokers, by id."""
+"""The summaries of the brokers' reports, by broker id."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundSettings:
-    """The group `balancing`: what is done, when, by which strategies, and how much of it at once.
+    """The group `balancing`: what is done, when, by which strategies, and how much at once.
 
-    * `enabled`: everything that moves, splits or merges by itself; `shedding`, `splitting`, `merging`: each of these.
-    * `shedder`, `placement`: by name, of `SHEDDERS` and `PLACEMENTS`.
-    * `shed_interval_ms`, `split_interval_ms`: from one round to the next; merges go with splits.
-    * `rest_ms`: how long a bundle is left alone after a move, a split or a merge, whoever made it.
-    * `move_timeout_ms`: how long the end of a move is waited for.
-    * `moves_max`: moves under way in the cluster; `broker_moves_max`: at one broker, those to it and from it together.
-    * `split_algorithm`: of `brokers.balancing.splitting.split_points`. `unload_split_children`: the children of a split move away at once.
-    * `namespace_bundles`: of how many bundles a namespace is made, where nobody says.
+    * `enabled`: all automatic moves, splits and merges. `shedding`, `splitting`, `merging`: each of these.
+    * `shedder`, `placement`: a name of `SHEDDERS` and of `PLACEMENTS`.
+    * `shed_interval_ms`, `split_interval_ms`: the time between two rounds. Merges run with splits.
+    * `rest_ms`: how long a bundle is left alone after any move, split or merge.
+    * `move_timeout_ms`: how long to wait for the end of a move.
+    * `moves_max`: concurrent moves in the cluster. `broker_moves_max`: concurrent moves to and from one broker.
+    * `split_algorithm`: a name of `splitting.split_points`. `unload_split_children`: move the children of a split away at once.
+    * `namespace_bundles`: the default number of bundles of a new namespace.
     """
 
     enabled: bool = True
@@ -75,10 +72,11 @@ class RoundSettings:
 class ReportRules:
     """The group `reports`: when a broker reports, and what.
 
-    * `sample_interval_ms`: how often it looks at itself. `interval_min_ms`, `interval_max_ms`: at least so long between two
-      reports, and at most; in between one is due when a figure has changed by `change_percent`.
-    * `bundles_max`: so many bundles are named; None: all. `history`: see `shedder.load_reports.Sample`.
-    * `nic_speed_gbps`: what the network carries each way, where the card does not say; None: as the card says.
+    * `sample_interval_ms`: the time between two samples.
+    * `interval_min_ms`, `interval_max_ms`: the least and the most time between two reports. In between, a report is due when a figure has
+      changed by `change_percent`.
+    * `bundles_max`: how many bundles a report names; None: all. `history`: see `shedder.load_reports.Sample`.
+    * `nic_speed_gbps`: the network capacity in each direction, if the card does not report it; None: as the card reports.
     """
 
     sample_interval_ms: int = 2_500
@@ -92,28 +90,28 @@ class ReportRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastMessageRate:
-    """The group `least_message_rate`: of `brokers.balancing.placement.LeastLongTermMessageRate`."""
+    """The group `least_message_rate`, for `brokers.balancing.placement.LeastLongTermMessageRate`."""
 
     overloaded_percent: float = 85.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeastUsage:
-    """The group `least_usage`: of `brokers.balancing.placement.LeastResourceUsageWithWeight`."""
+    """The group `least_usage`, for `brokers.balancing.placement.LeastResourceUsageWithWeight`."""
 
     difference_percent: float = 10.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPointRules:
-    """The group `split_points`: of `brokers.balancing.splitting.split_points.SplitQuestion`."""
+    """The group `split_points`, for `brokers.balancing.splitting.split_points.SplitQuestion`."""
 
     margin: float = 0.10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BalancingSettings:
-    """All groups. `weights` hold for all strategies that weigh resources, `limits` for splits and merges."""
+    """All groups. `weights` apply to all strategies that weigh resources, `limits` to splits and merges."""
 
     balancing: RoundSettings = field(default_factory=RoundSettings)
     reports: ReportRules = field(default_factory=ReportRules)
@@ -141,7 +139,7 @@ SHEDDERS: Final[Mapping[str, Callable[[BalancingSettings], Shedder]]] = {
     "UniformLoadShedder": lambda settings: settings.uniform,
     "AvgShedder": lambda settings: replace(settings.average, weights=settings.weights),
 }
-"""The shedders by the name that `balancing.shedder` gives."""
+"""The shedders by the names of `balancing.shedder`."""
 
 PLACEMENTS: Final[Mapping[str, Callable[[BalancingSettings, Summaries], Placement]]] = {
     "LeastCost": lambda settings, summaries: LeastCost(summaries=summaries, rules=settings.placement),
@@ -154,7 +152,7 @@ PLACEMENTS: Final[Mapping[str, Callable[[BalancingSettings, Summaries], Placemen
     ),
     "RoundRobin": lambda settings, _: RoundRobin(rules=settings.placement),
 }
-"""The placements by the name that `balancing.placement` gives, for what is reported."""
+"""The placements by the names of `balancing.placement`, made from the summaries of reports."""
 
 
 def _loads_in(summaries: Summaries) -> Mapping[str, BrokerLoad]:
@@ -162,21 +160,21 @@ def _loads_in(summaries: Summaries) -> Mapping[str, BrokerLoad]:
 
 
 def shedder_of(settings: BalancingSettings) -> Shedder:
-    """The shedder that the settings name, with its own settings."""
+    """Return the configured shedder, with its own settings."""
     return SHEDDERS[settings.balancing.shedder](settings)
 
 
 def placement_of(settings: BalancingSettings, summaries: Summaries, *, before: Placement | None = None) -> Placement:
-    """The placement that the settings name, for what is reported. The one `before` stays if it only remembers whose turn it is."""
+    """Return the configured placement for these reports. Keep a `RoundRobin` as `before` with the same rules: it remembers the turn."""
     made = PLACEMENTS[settings.balancing.placement](settings, summaries)
     return before if isinstance(made, RoundRobin) and isinstance(before, RoundRobin) and made.rules == before.rules else made
 
 
 def split_settings_of(settings: BalancingSettings) -> SplitSettings:
-    """When bundles are split."""
+    """Return when bundles are split."""
     return replace(settings.split, limits=settings.limits)
 
 
 def merge_settings_of(settings: BalancingSettings) -> MergeSettings:
-    """When neighbours are merged."""
+    """Return when neighbours are merged."""
     return replace(settings.merge, limits=settings.limits)

@@ -1,7 +1,6 @@
-"""Java's properties files: the form that Pulsar's `broker.conf` is written in.
+"""Parse Java's properties files, the format of Pulsar's `broker.conf`, as `java.util.Properties` does.
 
-May live here: the way from such a text to its keys and values, as `java.util.Properties` takes it. What they mean is no
-business of this module. Java reads such a file as ISO-8859-1; the text comes in decoded.
+Java reads such a file as ISO-8859-1. The text comes in decoded.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ _ESCAPES: Final = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 _HEXADECIMAL_DIGITS: Final = 4
 
 _split_lines: Final = re.compile(r"\r\n|\r|\n").split
-# A key ends before the first blank, `=` or `:` that no backslash stands before; one of the latter two then stands between.
+# A key ends before the first blank, `=` or `:` without a backslash. One `=` or `:` may separate key and value.
 _match_entry: Final = re.compile(r"((?:[^\\ \t\f=:]|\\.?)*)[ \t\f]*[=:]?[ \t\f]*(.*)", re.DOTALL).fullmatch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Property:
-    """One entry; `line` is where it begins, counted from 1."""
+    """One entry; `line` is its first line, counted from 1."""
 
     line: int
     key: str
@@ -32,20 +31,20 @@ class Property:
 
 
 def parse_properties(text: str) -> tuple[Property, ...]:
-    """The entries of a text in its order. A key may come several times, and then the last counts.
+    """Return the entries in order. A key may occur several times; the last one counts.
 
-    Raises `UnreadableProperties` for an escape that is none, which Java refuses, too.
+    Raises `UnreadableProperties` for an invalid escape, which Java refuses, too.
     """
     return tuple(_entry(line, logical) for line, logical in _logical_lines(text))
 
 
 def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    """Lines that say something, with those that go on after a backslash put together; each with its number."""
+    """Yield each line with content and its number. Lines that end in a backslash are joined with the next."""
     begun = ""
     first = 0
     for number, natural in enumerate(_split_lines(text), start=1):
         line = natural.lstrip(_BLANK)
-        if not begun:  # Nor after a backslash that stood alone.
+        if not begun:  # Also true after a line with only a backslash.
             if not line or line[0] in "#!":
                 continue
             first = number

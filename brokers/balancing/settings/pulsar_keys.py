@@ -1,8 +1,4 @@
-"""The keys of Pulsar's `broker.conf` that are about balancing, as data: what each is here, or why it is nothing here.
-
-May live here: the tables, and the conversions of single values that they name. `brokers.balancing.settings.pulsar_settings` reads a text
-by them.
-"""
+"""Tables of the balancing keys of Pulsar's `broker.conf`: the settings that each key sets here, or why it has no meaning here."""
 
 from __future__ import annotations
 
@@ -31,12 +27,12 @@ _match_decimal: Final = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0
 
 
 class Misfit(ValueError):
-    """Why a value is none of its key; it never leaves `brokers.balancing.settings.pulsar_settings`."""
+    """Why a key cannot have this value. It never leaves `brokers.balancing.settings.pulsar_settings`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What a key is here: the settings that it sets, and how its value becomes theirs. `note` says what people should know."""
+    """The settings that a key sets, and the conversion of its value. `note` is for people."""
 
     settings: tuple[str, ...]
     convert: Convert
@@ -50,7 +46,7 @@ def _truth(text: str) -> Value:
 
 
 def _integer(*, least: int = 0, most: int = _INT_MAX, times: int = 1, unbounded: tuple[int, ...] = ()) -> Convert:
-    """An integer of at least `least`, in units of ours that each are `times` smaller; `unbounded` stand for no limit."""
+    """Return a conversion for integers of at least `least`, multiplied by `times` for our unit. `unbounded` values mean no limit."""
 
     def convert(text: str) -> Value:
         if _match_integer(text) is None or not -most - 1 <= int(text) <= most:
@@ -66,7 +62,7 @@ def _integer(*, least: int = 0, most: int = _INT_MAX, times: int = 1, unbounded:
 
 
 def _decimal(*, most: float = math.inf, times: float = 1.0) -> Convert:
-    """A number from 0 to `most`, in units of ours that each are `times` smaller."""
+    """Return a conversion for numbers from 0 to `most`, multiplied by `times` for our unit."""
 
     def convert(text: str) -> Value:
         number = float(text) if _match_decimal(text) is not None else math.nan
@@ -78,7 +74,7 @@ def _decimal(*, most: float = math.inf, times: float = 1.0) -> Convert:
 
 
 def _class_of(names: Mapping[str, str], *, kind: str) -> Convert:
-    """The strategy that one of Pulsar's classes is here; its package may be left out."""
+    """Return a conversion from Pulsar's class name, with or without its package, to our strategy."""
 
     def convert(text: str) -> Value:
         name = text.rpartition(".")[2]
@@ -122,7 +118,7 @@ _PLACEMENTS: Final = {
 }
 
 ENABLED: Final = "loadBalancerEnabled"
-"""The key that says whether anything is balanced, unless the load manager is `NOOP`."""
+"""The key that switches balancing on, unless the load manager is `NOOP`."""
 
 TAKEN: Final[Mapping[str, Taken]] = MappingProxyType(
     {
@@ -210,17 +206,17 @@ MANAGERS: Final[Mapping[str, Mapping[str, Value]]] = MappingProxyType(
         NOOP: {"balancing.enabled": False},
     }
 )
-"""What each of Pulsar's load managers sets of ours."""
+"""The settings of ours that each of Pulsar's load managers sets."""
 
 STRATEGIES: Final[Mapping[str, str]] = MappingProxyType(
     {"loadBalancerLoadSheddingStrategy": "TransferShedder", "loadBalancerLoadPlacementStrategy": "LeastResourceUsageWithWeight"}
 )
-"""The keys that name strategies, and what the extensible load manager uses whatever they say."""
+"""The keys that name strategies, and what the extensible load manager uses instead of their values."""
 
 PLACING_SHEDDER: Final = "AvgShedder"
-"""Pulsar has this one at both keys, because it tells the destinations of its moves by placing what it unloaded."""
+"""Pulsar sets this one at both keys, because it chooses the destinations of its moves as a placement of what it unloaded."""
 
-# The old spelling counts only while the new one has its default, even if that is written out.
+# The old spelling counts only while the new one has its default, even if the default is written out.
 OLD_SPELLINGS: Final[Mapping[str, str]] = MappingProxyType(
     {
         "loadBalancerBandwithInResourceWeight": "loadBalancerBandwidthInResourceWeight",

@@ -1,13 +1,9 @@
-"""Pulsar's settings: what a `broker.conf` says about balancing, in our settings.
+"""Convert the balancing settings of a Pulsar `broker.conf` to ours.
 
-May live here: the keys as data, and the one function that reads a text by them. Every entry of the text ends up in one of
-three lists: taken; without meaning here, and why; not understood, and why, which leaves our own default as it is.
+Every entry goes to one of three lists: taken; without meaning here, and why; not understood, and why. For the last, our default stays.
 
-Our settings are named GROUP.FIELD, as `brokers.balancing.settings.balancing_settings` has them, and what is taken is a value of its
-setting.
-
-The keys, their types and what they mean are those of Pulsar 4.0.8 and 4.2.4. Values are converted as Pulsar does it; where
-Pulsar would take nonsense for something (any word but `true` is false to it), it is not understood here.
+Keys, types and meanings are those of Pulsar 4.0.8 and 4.2.4, and values are converted as Pulsar does. One exception: where Pulsar accepts
+nonsense (any word but `true` is false), the entry is not understood.
 """
 
 from __future__ import annotations
@@ -39,18 +35,18 @@ from equipoise.brokers.errors import InvalidSetting, UnknownSetting
 NOT_ABOUT_BALANCING: Final = "it is not about balancing"
 """Why most entries of a `broker.conf` have no meaning here."""
 
-# Keys of Pulsar that are about balancing begin so; one that does and is unknown is more likely misspelled than about anything else.
+# The beginnings of Pulsar's balancing keys. An unknown key that starts so is probably misspelled.
 _BEGINNINGS: Final = ("loadbalanc", "loadmanager")
 _SIMILAR: Final = 0.9
 _NEAR: Final = 0.6
-_KEY_CHARACTERS_MAX: Final = 100  # What is longer is compared with no key: that takes as long as both are long.
+_KEY_CHARACTERS_MAX: Final = 100  # Longer keys are not compared: the time grows with both lengths.
 _PLACEMENT: Final = "loadBalancerLoadPlacementStrategy"
 _LEGIBLE: Final = 200  # Characters of a value that a reason quotes.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TakenEntry:
-    """An entry that was taken: `settings` are ours, with the values that they get of it. `note` says what people should know."""
+    """An entry that was taken, with the values of our `settings`. `note` is for people."""
 
     line: int
     key: str
@@ -71,7 +67,7 @@ class OtherEntry:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PulsarSettings:
-    """What became of a `broker.conf`, each list in the order of the file."""
+    """The result for a `broker.conf`, each list in the order of the file."""
 
     taken: tuple[TakenEntry, ...]
     without_meaning: tuple[OtherEntry, ...]
@@ -79,12 +75,12 @@ class PulsarSettings:
 
     @property
     def settings(self) -> Mapping[str, Value]:
-        """Everything that was set, by name; of two keys that set the same the later counts."""
+        """All values by setting. If two keys set the same setting, the later counts."""
         return {setting: value for entry in self.taken for setting, value in entry.settings.items()}
 
 
 def read_pulsar_settings(text: str) -> PulsarSettings:
-    """What a `broker.conf` says. Raises `UnreadableProperties` where it is no such file."""
+    """Return the settings of a `broker.conf`. Raises `UnreadableProperties` if the file is malformed."""
     entries = [Property(line=each.line, key=each.key, value=each.value.strip()) for each in parse_properties(text)]
     values = {entry.key: entry.value for entry in entries}
     last = {entry.key: entry.line for entry in entries}
@@ -110,7 +106,7 @@ DYNAMIC_KEYS: Final = (*TAKEN, MANAGER)
 
 
 def settings_of_key(key: str, value: str) -> Mapping[str, Value]:
-    """What one key sets, converted from its value. Raises `UnknownSetting`, `InvalidSetting`."""
+    """Return the settings that one key sets, converted from its value. Raises `UnknownSetting`, `InvalidSetting`."""
     names_of_key(key)
     try:
         return _taken(Property(line=1, key=key, value=value.strip())).settings
@@ -119,7 +115,7 @@ def settings_of_key(key: str, value: str) -> Mapping[str, Value]:
 
 
 def names_of_key(key: str) -> tuple[str, ...]:
-    """The settings that one key is here. Raises `UnknownSetting`."""
+    """Return the names of the settings of one key. Raises `UnknownSetting`."""
     if key in TAKEN:
         return TAKEN[key].settings
     if key == MANAGER:
@@ -128,7 +124,7 @@ def names_of_key(key: str) -> tuple[str, ...]:
 
 
 def _why_meaningless(entry: Property, values: Mapping[str, str]) -> str | None:
-    """Why an entry has no meaning here, or none beside the others; None if it is to be taken."""
+    """Return why an entry has no meaning, alone or beside the other entries; None if it is to be taken."""
     key = entry.key
     if key in MEANINGLESS:
         return MEANINGLESS[key]
@@ -153,7 +149,7 @@ def _why_meaningless(entry: Property, values: Mapping[str, str]) -> str | None:
 
 
 def _taken(entry: Property) -> TakenEntry:
-    """The entry as settings of ours. Raises `Misfit` if there is no such key, or it cannot have this value."""
+    """Return the entry as our settings. Raises `Misfit` if there is no such key, or the value is invalid."""
     if entry.key == MANAGER:
         return _taken_manager(entry)
     row = TAKEN.get(OLD_SPELLINGS.get(entry.key, entry.key))
@@ -182,12 +178,12 @@ def _taken_manager(entry: Property) -> TakenEntry:
 
 
 def _class_in(value: str) -> str:
-    """The name of a Java class without its package."""
+    """Return the name of a Java class without its package."""
     return value.rpartition(".")[2]
 
 
 def _is_default_weight(value: str) -> bool:
-    """Whether Pulsar takes a weight for one that was not set."""
+    """Return whether Pulsar treats a weight as not set."""
     try:
         return not value or float(value) == OLD_SPELLINGS_YIELD_TO
     except ValueError:
@@ -199,7 +195,7 @@ def _is_about_balancing(key: str) -> bool:
 
 
 def _like(key: str, known: tuple[str, ...], cutoff: float) -> list[str]:
-    """The key that this one may be meant for."""
+    """Return the known key that is most similar, if one is similar enough."""
     return difflib.get_close_matches(key, known, n=1, cutoff=cutoff) if len(key) <= _KEY_CHARACTERS_MAX else []
 
 

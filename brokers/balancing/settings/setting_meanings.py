@@ -1,7 +1,6 @@
-"""What each setting of balancing means, and which numbers it may be.
+"""Describe each setting of balancing and its range of numbers, as data.
 
-May live here: one row for each group and for each setting, as data. Its type and its default are those of its field in
-`brokers.balancing.settings.balancing_settings`; `brokers.balancing.settings.setting_values` reads values by both.
+Types and defaults are those of the fields in `balancing_settings`.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from equipoise.shedder.loads import FIGURE_MAX
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Range:
-    """The numbers that a setting may be: from `least` to `most`; if it is `open`, both of these are outside."""
+    """The allowed numbers of a setting, from `least` to `most`. If `open`, both bounds are excluded."""
 
     least: float = 0
     most: float = FIGURE_MAX
     open: bool = False
 
     def holds(self, number: float) -> bool:
-        """Whether a number is inside; NaN never is."""
+        """Return whether a number is allowed. NaN never is."""
         return self.least < number < self.most if self.open else self.least <= number <= self.most
 
     def __str__(self) -> str:
@@ -38,7 +37,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meaning:
-    """What a setting says, for people, and the range of its numbers; one that is no number has none to keep to."""
+    """The description of a setting, and the range of its numbers. Only numbers use the range."""
 
     text: str
     range: Range = Range()

@@ -1,11 +1,9 @@
-"""The values of the settings of balancing: what a text or a number becomes as one of them, and how it is spelled as a text.
+"""Convert, check and format the values of the balancing settings.
 
-May live here: the settings that there are, each with its type, its default and what it may be, and the checks of values. Types
-and defaults are those of the fields in `brokers.balancing.settings.balancing_settings`, meanings and ranges those of
-`brokers.balancing.settings.setting_meanings`.
+Types and defaults come from the fields in `balancing_settings`, meanings and ranges from `setting_meanings`.
 
-Texts are read as their setting wants them: `true` or `false`, a number, a name; namespaces with commas between them; and `none`
-for no limit, or no namespace. What can be read is spelled so that it is read as the same again.
+A text is `true` or `false`, a number, a name, or comma-separated namespaces. `none` is no limit, or no namespace. A formatted value reads
+back as the same value.
 """
 
 from __future__ import annotations
@@ -28,24 +26,24 @@ from equipoise.channel.core.records import INTEGER_MAX
 Value = bool | int | float | str | frozenset[str] | None
 
 NONE: Final = "none"
-"""How a value is spelled that is not there: no limit, or no namespace."""
+"""The text of an absent value: no limit, or no namespaces."""
 
 NAMESPACES_MAX: Final = 128
-"""Namespaces that one setting names. They and all other settings stand in one document, with `DOCUMENT_ENTRIES_MAX` entries."""
+"""The most namespaces of one setting. All settings share one document with `DOCUMENT_ENTRIES_MAX` entries."""
 
 CHOICES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
         "balancing.shedder": tuple(SHEDDERS),
         "balancing.placement": tuple(PLACEMENTS),
-        # Nobody names the positions where bundles are split by themselves.
+        # An automatic split has no operator who names positions.
         "balancing.split_algorithm": tuple(name for name in ALGORITHMS if name != SPECIFIED_POSITIONS_DIVIDE),
     }
 )
-"""What a setting may be that is a name."""
+"""The allowed values of settings that are names."""
 
 _TRUTHS: Final = {"true": True, "false": False}
 _NEAR: Final = 0.6
-_NAME_CHARACTERS_MAX: Final = 100  # What is longer is compared with no name: that takes as long as both are long.
+_NAME_CHARACTERS_MAX: Final = 100  # Longer names are not compared: the time grows with both lengths.
 _LEGIBLE: Final = 200  # Characters of a value that an error quotes.
 
 _match_integer: Final = re.compile(r"[+-]?[0-9]{1,19}").fullmatch
@@ -54,7 +52,7 @@ _match_decimal: Final = re.compile(r"[+-]?([0-9]{1,19}\.?[0-9]{0,19}|\.[0-9]{1,1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """One setting: `kind` is bool, int, float, str or frozenset; one that is `optional` may be None, too."""
+    """One setting. `kind` is bool, int, float, str or frozenset; an `optional` one may be None."""
 
     name: str
     kind: type
@@ -64,7 +62,7 @@ class Setting:
 
     @property
     def expected(self) -> str:
-        """What it may be, as the rest of a sentence: it must be this or that."""
+        """What is allowed, to complete the sentence "it must be ..."."""
         told = {
             bool: "true or false",
             int: f"an integer, {self.meaning.range}",
@@ -75,7 +73,7 @@ class Setting:
         return f"{told}, or {NONE}" if self.optional else told
 
     def read(self, given: Value) -> Value:
-        """`given`, or what it says if it is a text, as a value of this setting. Raises `InvalidSetting`."""
+        """Return `given`, parsed if it is a text, as a value of this setting. Raises `InvalidSetting`."""
         if given is None or given == NONE:
             if not self.optional and self.kind is not frozenset:
                 raise self._wrong(given)
@@ -100,7 +98,7 @@ class Setting:
 
 
 def spelled(value: Value) -> str:
-    """A value as a text, as people write it."""
+    """Return a value as text, as people write it."""
     if value is None or value == frozenset():
         return NONE
     if isinstance(value, bool):
@@ -109,7 +107,7 @@ def spelled(value: Value) -> str:
 
 
 def setting_named(name: str) -> Setting:
-    """The setting of this name. Raises `UnknownSetting`."""
+    """Return the setting of this name. Raises `UnknownSetting`."""
     if name not in SETTINGS:
         near = difflib.get_close_matches(name, SETTINGS, n=1, cutoff=_NEAR) if len(name) <= _NAME_CHARACTERS_MAX else ()
         raise UnknownSetting(setting=name[:_LEGIBLE], nearest=next(iter(near), None))
@@ -117,30 +115,30 @@ def setting_named(name: str) -> Setting:
 
 
 def value_of(name: str, given: Value) -> Value:
-    """`given`, or what it says if it is a text, as a value of the setting `name`. Raises `UnknownSetting`, `InvalidSetting`."""
+    """Return `given`, parsed if it is a text, as a value of the setting `name`. Raises `UnknownSetting`, `InvalidSetting`."""
     return value_in(with_value(_DEFAULTS, name, given), name)
 
 
 def value_in(settings: BalancingSettings, name: str) -> Value:
-    """What a setting, which there is, is in `settings`."""
+    """Return the value of an existing setting in `settings`."""
     group, _, field = name.partition(".")
     value: Value = getattr(getattr(settings, group), field)
     return value
 
 
 def with_value(settings: BalancingSettings, name: str, given: Value) -> BalancingSettings:
-    """`settings` but for one, which is as given. Raises `UnknownSetting`, `InvalidSetting`."""
+    """Return `settings` with one value changed. Raises `UnknownSetting`, `InvalidSetting`."""
     value = setting_named(name).read(given)
     group, _, field = name.partition(".")
     try:
         changed = replace(getattr(settings, group), **{field: value})
-    except InvalidSetting as error:  # Of what a group asks of several of its fields together.
+    except InvalidSetting as error:  # A group may check several of its fields together.
         raise InvalidSetting(setting=f"{group}.{error.setting}", value=error.value, expected=error.expected) from None
     return replace(settings, **{group: changed})
 
 
 def with_values(settings: BalancingSettings, given: Mapping[str, Value]) -> BalancingSettings:
-    """`settings` but for several. Raises as `with_value` does."""
+    """Return `settings` with several values changed. Raises as `with_value` does."""
     for name, value in given.items():
         settings = with_value(settings, name, value)
     return settings
@@ -161,7 +159,7 @@ def _decimal(given: Value) -> float | None:
         return float(given) if _match_decimal(given) else None
     if isinstance(given, float):
         return given
-    # A larger integer is in no range, and may have no float.
+    # A larger integer is in no range, and may not fit a float.
     return float(given) if isinstance(given, int) and not isinstance(given, bool) and abs(given) <= INTEGER_MAX else None
 
 
@@ -183,7 +181,7 @@ _DEFAULTS: Final = BalancingSettings()
 
 
 def _settings() -> Iterator[Setting]:
-    """All settings, in the order of the groups and of their fields; what is a group itself, inside of one, is none."""
+    """Yield all settings, in the order of groups and fields. Skip groups inside a group."""
     for group in fields(BalancingSettings):
         of_group = getattr(_DEFAULTS, group.name)
         hints = get_type_hints(type(of_group))

@@ -1,11 +1,11 @@
-"""The settings of balancing as records of the channel.
+"""Read, check and change the settings of balancing that the channel holds.
 
-May live here: how settings are spelled in the document of a `policy` record, read and checked, and changed.
+They are in one `policy` record with the key `KEY`. Its document maps GROUP.FIELD to each setting that was set, and holds nothing else but
+`changed_by`: who made the last change, if the publisher of the record does not show it. The format:
 
-They stand in one record, whose key is `KEY`; its document says GROUP.FIELD of what was set, and nothing of what was not.
-A number with a fraction is a text there, since the channel has none; what is not there is the text `none`; and namespaces are
-numbered, as policies spell lists: `transfer.excluded_namespaces.0`. `changed_by` says who made the last change, where the
-publisher of the record does not.
+* A number with a fraction is a text, because the channel has no fractions.
+* An absent value is the text `none`.
+* Namespaces are numbered, like lists in policies: `transfer.excluded_namespaces.0`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ CHANGED_BY: Final = "changed_by"
 _LEGIBLE: Final = 200  # Characters of a value that an error quotes.
 
 Changes = Mapping[str, Scalar | None]
-"""What settings are to be, by name, a text as `brokers.balancing.settings.setting_values` reads it; None takes a setting away."""
+"""New values by setting, as text for `brokers.balancing.settings.setting_values`; None removes a setting."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changed:
-    """What became of one setting: what it was and is on the channel, as texts; None: it is not set there.
+    """The change of one setting: its text before and after; None: not set.
 
-    Told for people it is `transfer.target_deviation: 0.25 (default) -> 0.1`.
+    As a string it is `transfer.target_deviation: 0.25 (default) -> 0.1`.
     """
 
     setting: str
@@ -55,7 +55,7 @@ class Changed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsChange:
-    """What one record at `offset` made of the settings, and who wanted it."""
+    """The changes that the record at `offset` made, and their author."""
 
     offset: int
     by: str | None
@@ -63,29 +63,29 @@ class SettingsChange:
 
     @property
     def document(self) -> Mapping[str, object]:
-        """The same for programs."""
+        """The same as a JSON document."""
         changes = {one.setting: {"before": one.before, "after": one.after} for one in self.made}
         return {"offset": self.offset, "changes": changes}
 
 
 def settings_in(view: View, base: BalancingSettings) -> BalancingSettings:
-    """The settings in force: what the channel says, and `base` for all else, and for what cannot be read."""
+    """Return the settings in force: the channel's, and `base` for all that is unset or unreadable."""
     return _read(document_of(view), base)[0]
 
 
 def problems_in(view: View, base: BalancingSettings) -> tuple[str, ...]:
-    """What the channel says of settings that cannot be read, and why; `base` holds for it."""
+    """Return why settings on the channel cannot be read; `base` applies to them."""
     return _read(document_of(view), base)[1]
 
 
 def document_of(view: View) -> Document:
-    """The document on the channel; empty if there is none."""
+    """Return the document on the channel; empty if there is none."""
     entry = view.policies.get(KEY)
     return {} if entry is None else entry.document
 
 
 def settings_of(document: Document) -> dict[str, Scalar]:
-    """What a document says of settings, by name, whether it can be read or not; numbered items are one text again."""
+    """Return the settings in a document by name, readable or not. Numbered items are joined into one text."""
     settings: dict[str, Scalar] = {}
     for entry in sorted(document.keys() - {CHANGED_BY}):
         name = _setting_of(entry)
@@ -95,9 +95,9 @@ def settings_of(document: Document) -> dict[str, Scalar]:
 
 
 def changed(document: Document, changes: Changes, by: str | None) -> Document:
-    """The document after these changes. Raises `UnknownSetting`, `InvalidSetting`: all of them are made, or none.
+    """Return the document after all of these changes. Raises `UnknownSetting`, `InvalidSetting`.
 
-    What stands there already and cannot be read stays, unless it is changed or taken away.
+    Unreadable settings stay in the document unless they are changed or removed.
     """
     if by is not None and len(by) > TEXT_CHARACTERS_MAX:
         raise InvalidSetting(setting=CHANGED_BY, value=by[:_LEGIBLE], expected=f"at most {TEXT_CHARACTERS_MAX} characters")
@@ -108,17 +108,17 @@ def changed(document: Document, changes: Changes, by: str | None) -> Document:
         if given is not None:
             entries |= _entries(name, value_of(name, given))
         elif name not in was:
-            setting_named(name)  # Where nothing is taken away, the name may be wrong.
+            setting_named(name)  # Nothing was set under this name, so it may be misspelled.
     return entries if by is None else {**entries, CHANGED_BY: by}
 
 
 def check_changes(view: View, changes: Changes) -> None:
-    """Raise what is wrong with changes of what the channel holds: `UnknownSetting`, `InvalidSetting`."""
+    """Raise `UnknownSetting` or `InvalidSetting` if the changes cannot be made to what the channel holds."""
     changed(document_of(view), changes, None)
 
 
 def differences(before: Document, after: Document) -> tuple[Changed, ...]:
-    """What became of the settings between two documents, by name."""
+    """Return how settings changed between two documents, by name."""
     was, now = settings_of(before), settings_of(after)
     return tuple(
         Changed(setting=name, before=_text(was.get(name)), after=_text(now.get(name)))
@@ -128,7 +128,7 @@ def differences(before: Document, after: Document) -> tuple[Changed, ...]:
 
 
 def change_in(folded: Folded) -> SettingsChange | None:
-    """What a record changed of the settings; None if it was rejected, or is about something else."""
+    """Return what a record changed; None if it was rejected, or concerns something else."""
     for change in folded.verdict.changes:
         if isinstance(change, PolicyChanged) and change.name == KEY:
             before, after = ({} if entry is None else entry.document for entry in (change.before, change.after))
@@ -138,7 +138,7 @@ def change_in(folded: Folded) -> SettingsChange | None:
 
 
 def changed_by(document: Document) -> str | None:
-    """Who made the last change, as far as a document says."""
+    """Return who made the last change, if the document names anybody."""
     by = document.get(CHANGED_BY)
     return None if by is None else str(by)
 
@@ -156,13 +156,13 @@ def _read(document: Document, base: BalancingSettings) -> tuple[BalancingSetting
 
 
 def _setting_of(entry: str) -> str:
-    """The setting that an entry of a document is about, which may be one of its numbered items."""
+    """Return the setting of a document's entry, which may be one of its numbered items."""
     name, _, number = entry.rpartition(".")
     return name if number.isdecimal() and name in SETTINGS and SETTINGS[name].kind is frozenset else entry
 
 
 def _entries(name: str, value: Value) -> dict[str, Scalar]:
-    """How one setting is spelled in a document: so that a reader in another language finds a number where there is one."""
+    """Return the entries of one setting. Numbers stay numbers, for readers in other languages."""
     if isinstance(value, frozenset) and value:
         return {f"{name}.{number}": namespace for number, namespace in enumerate(sorted(value))}
     return {name: value if isinstance(value, bool | int) else spelled(value)}

@@ -1,1 +1,1 @@
-"""When to split a bundle and when to merge two. Pure."""
+"""Decide when to split a bundle and when to merge two. Pure."""

@@ -1,15 +1,15 @@
-"""Which cold neighbours become one bundle: one round of one broker, which merges only what it owns.
+"""Plan which cold neighbouring bundles to merge, in one round of one broker.
 
-May live here: the decision, and its reasons. No system of Pulsar's family takes a split back by itself; what a bundle may carry
-is said by `brokers.balancing.splitting.bundle_limits`, and when it is split by `brokers.balancing.splitting.auto_split`.
+A broker merges only neighbours that it owns. Nothing moves for a merge, because the shedder might move it back. Pulsar has no automatic
+merge.
 
-Only neighbours of one owner are merged: nothing is moved for a merge, since the shedder might move it back.
+Why merges and splits do not oscillate:
 
-Why it does not oscillate. Two bundles are merged only if together they use less than `cold_ratio` of every limit, so the union
-is not split unless its load grows beyond that; and the parts of a bundle that was split exceed a limit together, so they are
-not merged unless their load shrinks. While the load stays as it is, no range is ever both made and cut. So none comes back once
-it is gone, and splits and merges end. A load that swings is held up by the rows: it must stay so low for more rounds in a row
-than the threshold says. A pair is new when one of the two came here or was cut, and begins its row then.
+* A pair is merged only if together it uses less than `cold_ratio` of every limit. So the union is split only if its load grows beyond that.
+* The parts of a split bundle together exceed a limit. So they are merged only if their load shrinks.
+* While the load is constant, no range is both created and split. So splits and merges end.
+* If the load swings, a pair must be cold for more than `hits_threshold` rounds in a row. The count starts when one of the two arrives or is
+  split.
 """
 
 from __future__ import annotations
@@ -28,16 +28,18 @@ from equipoise.shedder.loads import BundleTraffic
 from equipoise.shedder.plan import Stay
 
 Pair = tuple[str, str]
-"""The names of two neighbours, the left one first."""
+"""The names of two neighbours, left first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeSettings:
     """When neighbours are merged. Raises `InvalidSetting`.
 
-    `limits` are those of splits. `hits_threshold`: a pair is merged in the round after so many in which it was cold; more than
-    for a split, because a bundle too few costs more than one too many. `merges_max`: so many a round. `bundles_min`: a
-    namespace keeps so many; the default is the number with which Pulsar creates one.
+    * `limits`: those of splits.
+    * `hits_threshold`: a pair is merged in the round after so many cold ones. It is higher than for splits, because one bundle too few
+      costs more than one too many.
+    * `merges_max`: per round.
+    * `bundles_min`: a namespace keeps so many; the default is Pulsar's number for a new namespace.
     """
 
     limits: BundleLimits = field(default_factory=BundleLimits)
@@ -54,11 +56,11 @@ class MergeSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeSnapshot:
-    """What a round looks at: `bundles` are all that `broker` has open.
+    """The input of a round: `bundles` are all that `broker` has open.
 
-    `pending` says why some of them must not be merged now, by name: they belong to others, are on the move, or were moved or
-    split lately. `bundle_counts` says of how many bundles each namespace is made; one that is missing is not known. `brokers` is
-    how many there are that may merge at the same time.
+    * `pending`: bundles that must not be merged now, and why: another owner, moving, or moved or split lately.
+    * `bundle_counts`: the number of bundles of each namespace; missing if unknown.
+    * `brokers`: how many brokers may merge at the same time.
     """
 
     broker: str
@@ -70,7 +72,7 @@ class MergeSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeDecision:
-    """Make one bundle of `left` and its right neighbour `right`, both of which `broker` owns."""
+    """Merge `left` with its right neighbour `right`; `broker` owns both."""
 
     left: str
     right: str
@@ -80,9 +82,9 @@ class MergeDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergePlan:
-    """What comes of a round: the merges, coldest first, and of all other bundles why they are not merged to the right, by name.
+    """The result of a round: the merges, coldest first, and for all other bundles why they are not merged to the right, by name.
 
-    `hits` goes into the next round: for how many rounds in a row each pair has been cold.
+    Pass `hits` to the next round: for how many rounds in a row each pair has been cold.
     """
 
     merges: tuple[MergeDecision, ...]
@@ -91,7 +93,7 @@ class MergePlan:
 
 
 class _Cold(NamedTuple):
-    """A pair that has been cold for long enough, and what it uses most of."""
+    """A pair that has been cold for long enough, and the limit of which it uses the largest fraction."""
 
     left: str
     right: str
@@ -101,7 +103,7 @@ class _Cold(NamedTuple):
 
 
 def plan_merges(snapshot: MergeSnapshot, settings: MergeSettings, hits: Mapping[Pair, int]) -> MergePlan:
-    """One round. `hits` are those of the plan before, and nothing at first. The coldest are merged first, ties by name."""
+    """Return the plan of one round. `hits` are those of the previous plan, empty at first. The coldest go first, ties by name."""
     stays: dict[str, str] = {}
     hits_after: dict[Pair, int] = {}
     due: list[_Cold] = []
@@ -120,7 +122,7 @@ def plan_merges(snapshot: MergeSnapshot, settings: MergeSettings, hits: Mapping[
     merges = tuple(_choose(due, snapshot, settings, stays))
     for merge in merges:
         del hits_after[merge.left, merge.right]
-        stays.pop(merge.right, None)  # It is gone, whatever was to be said of its other side.
+        stays.pop(merge.right, None)  # It is gone, so its own right side does not matter.
     return MergePlan(
         merges=merges,
         stays=tuple(Stay(subject=name, reason=reason) for name, reason in sorted(stays.items())),
@@ -129,7 +131,7 @@ def plan_merges(snapshot: MergeSnapshot, settings: MergeSettings, hits: Mapping[
 
 
 def _neighbours(snapshot: MergeSnapshot, stays: dict[str, str]) -> Iterator[tuple[str, BundleTraffic, BundleTraffic]]:
-    """The pairs that could be merged, from left to right, with their namespace; `stays` is told why the others could not."""
+    """Yield the pairs that could be merged, from left to right, with their namespace. Write to `stays` why others could not."""
     fit: list[tuple[BundleName, BundleTraffic]] = []
     for bundle in sorted(snapshot.bundles, key=lambda bundle: bundle.bundle):
         problem = snapshot.pending.get(bundle.bundle)
@@ -151,12 +153,12 @@ def _neighbours(snapshot: MergeSnapshot, stays: dict[str, str]) -> Iterator[tupl
 
 
 def _choose(due: Iterable[_Cold], snapshot: MergeSnapshot, settings: MergeSettings, stays: dict[str, str]) -> Iterator[MergeDecision]:
-    """As many of those that are due as may be merged at once, none of them twice; `stays` is told why the others are not."""
+    """Yield as many due merges as may be made at once, no bundle twice. Write to `stays` why others must wait."""
     used: set[str] = set()
     merged: Counter[str] = Counter()
     for left, right, namespace, fullest, hits in due:
         count = snapshot.bundle_counts.get(namespace)
-        # Each broker takes its part of what can be spared, so that together they never take too much, knowing nothing of each other.
+        # Brokers do not know of each other's merges. If each takes only its share of the surplus, together they never take too many.
         spare = 0 if count is None else max(count - settings.bundles_min, 0) // max(snapshot.brokers, 1)
         if left in used or right in used:
             stays[left] = "one of the two is merged with another"

@@ -1,11 +1,9 @@
-"""Which bundles are split because they carry too much: one round of one broker, which splits only what it owns.
+"""Plan which overloaded bundles to split, in one round of one broker (Pulsar's `DefaultNamespaceBundleSplitStrategyImpl`).
 
-May live here: the decision (Pulsar's `DefaultNamespaceBundleSplitStrategyImpl`), and its reasons. Where a bundle is cut is said by
-`brokers.balancing.splitting.split_points`, what it may carry by `brokers.balancing.splitting.bundle_limits`; that the split is safe is the
-fold's business.
+A broker splits only bundles that it owns. `split_points` decides where to cut, and the fold keeps splits safe.
 
-A bundle is split once it has exceeded a limit in more rounds in a row than the threshold says: a burst splits nothing. What
-rounds remember of it goes out with a plan as `hits`, and comes in with the next round.
+A bundle is split once it has exceeded a limit in more rounds in a row than the threshold, so a burst splits nothing. A plan returns these
+counts as `hits`, and the next round takes them.
 """
 
 from __future__ import annotations
@@ -22,18 +20,19 @@ from equipoise.shedder.loads import BundleTraffic
 from equipoise.shedder.plan import Stay
 
 FindCuts = Callable[[BundleTraffic], Sequence[int]]
-"""Where a bundle is to be cut; nowhere, if it cannot be. Raises `EquipoiseError`."""
+"""Return where to cut a bundle; empty if it cannot be cut. Raises `EquipoiseError`."""
 
 FAILURE: Final = ("Failure", "Unknown")
-"""What is counted where a bundle that should be split cannot be, in the words of Pulsar's counters."""
+"""The counter for a bundle that should be split but cannot be, by Pulsar's names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSettings:
     """When bundles are split; the defaults are Pulsar's. Raises `InvalidSetting`.
 
-    `hits_threshold`: a bundle is split in the round after so many in which it exceeded a limit. `splits_max`: so many a round.
-    `bundles_max`: a namespace is not split into more.
+    * `hits_threshold`: a bundle is split in the round after so many in which it exceeded a limit.
+    * `splits_max`: per round.
+    * `bundles_max`: a namespace is not split into more.
     """
 
     limits: BundleLimits = field(default_factory=BundleLimits)
@@ -48,11 +47,11 @@ class SplitSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitSnapshot:
-    """What a round looks at. `bundles` are what `broker` has open, in the order in which it reports them.
+    """The input of a round. `bundles` are all that `broker` has open, in the order of its report.
 
-    `not_owned` are those of them that the channel gives to others, `splitting` the bundles of anybody that are being split.
-    `bundle_counts` says of how many bundles each namespace is made; one that is missing is not known. Without `find_cuts` the
-    service says where a bundle is cut when it is; one cut is reckoned with.
+    * `not_owned`: those of them that belong to others. `splitting`: bundles of any broker that are being split.
+    * `bundle_counts`: the number of bundles of each namespace; missing if unknown.
+    * `find_cuts`: None if the service chooses the cuts during the split; then the plan counts one cut.
     """
 
     broker: str
@@ -65,9 +64,9 @@ class SplitSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitDecision:
-    """Split `bundle`, which `source` owns, at `cuts`; None: where its service says.
+    """Split `bundle`, which `source` owns, at `cuts`; None: the service chooses.
 
-    `excess` is the reason as Pulsar names it, `reason` the same for people.
+    `excess` is the reason by Pulsar's name, `reason` the same for people.
     """
 
     bundle: str
@@ -79,11 +78,11 @@ class SplitDecision:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitPlan:
-    """What comes of a round: the splits in the order in which they were decided, and of all other bundles why they stay, by name.
+    """The result of a round: the splits in order of decision, and for all other bundles why they stay, by name.
 
-    `failures` are those of the others that should be split and cannot be, or of which nothing can be believed, by name; `counted`
-    are the same by result and reason, in the words of Pulsar's counters. What becomes of the splits is counted by who makes them.
-    `hits` goes into the next round.
+    * `failures`: bundles that should be split and cannot be, or have impossible figures, by name.
+    * `counted`: the same by Pulsar's result and reason. The broker that makes the splits counts these.
+    * `hits`: the input of the next round.
     """
 
     splits: tuple[SplitDecision, ...]
@@ -94,10 +93,10 @@ class SplitPlan:
 
 
 def plan_splits(snapshot: SplitSnapshot, settings: SplitSettings, hits: Mapping[str, int]) -> SplitPlan:
-    """One round. `hits` are those of the plan before, and nothing at first.
+    """Return the plan of one round. `hits` are those of the previous plan, empty at first.
 
-    Of the bundles that are due those come first that exceed a limit most, ties by name. In Pulsar it is those that come first
-    in a hash map, and with enough of them it ends the round, without a look at the others' hits.
+    Due bundles that exceed a limit most come first, ties by name. With `pulsar_exact`, the order is that of the snapshot, and the round
+    ends at `splits_max` without counting the hits of the others, as in Pulsar.
     """
     planning = _Planning(snapshot, settings, hits)
     if settings.pulsar_exact:
@@ -115,14 +114,14 @@ def plan_splits(snapshot: SplitSnapshot, settings: SplitSettings, hits: Mapping[
 
 
 class _No(NamedTuple):
-    """Why a bundle is not split; a failure is counted."""
+    """Why a bundle is not split. Failures are counted."""
 
     reason: str
     is_failure: bool = False
 
 
 class _Due(NamedTuple):
-    """A bundle that has exceeded a limit for long enough; `fullest` is the share of the limit that it exceeds most."""
+    """A bundle that has exceeded a limit for long enough. `fullest` is the fraction of the limit that it exceeds most."""
 
     bundle: BundleTraffic
     place: BundleName
@@ -131,13 +130,13 @@ class _Due(NamedTuple):
 
 
 class _Planning:
-    """One round while it is made: `look_at` each bundle, then `decide` on those that are due."""
+    """One round in progress: `look_at` each bundle, then `decide` on those that are due."""
 
     def __init__(self, snapshot: SplitSnapshot, settings: SplitSettings, hits: Mapping[str, int]) -> None:
         self._snapshot = snapshot
         self._settings = settings
         self._hits_before = hits
-        # Pulsar keeps the hits of a bundle that it passes over. With us its row is broken.
+        # Pulsar keeps the hits of a bundle that it skips. Here a skipped bundle starts again at 0.
         kept = settings.pulsar_exact
         self._hits = {bundle.bundle: hits[bundle.bundle] for bundle in snapshot.bundles if kept and bundle.bundle in hits}
         self._noes: dict[str, _No] = {}
@@ -147,7 +146,7 @@ class _Planning:
         self.splits: list[SplitDecision] = []
 
     def plan(self) -> SplitPlan:
-        """What the round came to."""
+        """Return the plan of this round."""
         unseen = _No(f"there are {len(self.splits)} splits in this round already")
         decided = {split.bundle for split in self.splits}
         noes = {bundle.bundle: self._noes.get(bundle.bundle, unseen) for bundle in self._snapshot.bundles if bundle.bundle not in decided}
@@ -160,7 +159,7 @@ class _Planning:
         )
 
     def look_at(self, bundle: BundleTraffic) -> _Due | None:
-        """Count the hits of a bundle; it is due with enough of them."""
+        """Count a hit of a bundle. Return it as due if it has enough of them."""
         name, settings = bundle.bundle, self._settings
         no = self._why_unfit(bundle)
         place = _place(name) if no is None else no
@@ -179,7 +178,7 @@ class _Planning:
         return _Due(bundle, place, measure, settings.limits.fullest(bundle).share)
 
     def decide(self, due: _Due) -> None:
-        """Split a bundle that is due, or say why not."""
+        """Split a due bundle, or note why not."""
         name, namespace = due.bundle.bundle, due.place.namespace
         no = self._why_not_now(due)
         cuts = self._cuts(due) if no is None else no
@@ -202,9 +201,9 @@ class _Planning:
         self._failures += no.is_failure
 
     def _why_unfit(self, bundle: BundleTraffic) -> _No | None:
-        """Why a bundle cannot be split, whatever it carries."""
+        """Return why a bundle cannot be split, whatever its load."""
         exact = self._settings.pulsar_exact
-        # Without topics it is made of keys, which nobody counts. Pulsar serves topics only.
+        # A bundle without topics holds keys, which nobody counts. Pulsar serves topics only.
         if bundle.topics == 1 or (exact and bundle.topics < 1):
             return _No("there are not two topics to divide")
         if bundle.bundle in self._snapshot.not_owned:
@@ -217,7 +216,7 @@ class _Planning:
         return None if fault is None else _No(f"{fault}, which is not believed", is_failure=True)
 
     def _why_not_now(self, due: _Due) -> _No | None:
-        """What of the other bundles is in the way of a split."""
+        """Return what prevents a split now: the bundle count, an overlapping split, or the limit per round."""
         settings, namespace = self._settings, due.place.namespace
         count = self._snapshot.bundle_counts.get(namespace)
         if count is None:
@@ -234,7 +233,7 @@ class _Planning:
         return None
 
     def _cuts(self, due: _Due) -> tuple[int, ...] | _No:
-        """Where to cut; nothing if that is left to the service."""
+        """Return where to cut; empty if the service chooses."""
         find_cuts, place = self._snapshot.find_cuts, due.place
         if find_cuts is None:
             return ()
@@ -255,7 +254,7 @@ class _Planning:
 
 
 def _place(name: str) -> BundleName | _No:
-    """A bundle's name taken apart, if a cut could lie inside its range."""
+    """Return the parsed name of a bundle whose range can be cut."""
     try:
         place = parse_bundle(name)
     except InvalidName as error:
@@ -264,14 +263,14 @@ def _place(name: str) -> BundleName | _No:
 
 
 def _overlaps(bundle: str, splitting: str) -> bool:
-    """Whether two bundles of one namespace hold a point in common."""
+    """Return whether two bundles share a point of one namespace."""
     namespace, low, high = parse_bundle(bundle)
     other = parse_bundle(splitting)
     return namespace == other.namespace and low < other.high and other.low < high
 
 
 def _overlaps_like_pulsar(bundle: str, splitting: str) -> bool:
-    """Whether the ranges begin or end alike, as texts; of all namespaces, too, whose names only begin with the bundle's."""
+    """Return whether the ranges start or end with the same text, even in namespaces whose name only starts with the bundle's."""
     namespace, _, range_ = bundle.rpartition("/")
     low, _, high = range_.partition("_")
     other = splitting.rpartition("/")[2]

@@ -1,7 +1,4 @@
-"""What one bundle may carry: beyond a limit it is split, and far below all of them two neighbours are merged.
-
-May live here: the limits, what a bundle carries beside them, and which figures are no figures.
-"""
+"""Define the limits of a bundle: above one it is split, and far below all of them two neighbours are merged."""
 
 from __future__ import annotations
 
@@ -15,12 +12,12 @@ from equipoise.shedder.loads import FIGURE_MAX, RATES, BundleTraffic, fault_amon
 
 MIB: Final = 1_048_576
 
-# What is open in a bundle, by the names of `BundleTraffic`.
+# The counts of `BundleTraffic`, by field name.
 _COUNTS: Final = ("topics", "consumers", "producers")
 
 
 class Excess(StrEnum):
-    """What a bundle has too much of, by the name that Pulsar's decisions and counters give it."""
+    """The limit that a bundle exceeds, by the name in Pulsar's decisions and counters."""
 
     TOPICS = "Topics"
     SESSIONS = "Sessions"
@@ -32,7 +29,7 @@ _UNITS: Final = {Excess.TOPICS: "topics", Excess.SESSIONS: "sessions", Excess.ME
 
 
 class Measure(NamedTuple):
-    """One thing that a bundle carries, beside the limit of it."""
+    """One measured load of a bundle, with its limit."""
 
     excess: Excess
     carried: float
@@ -40,12 +37,12 @@ class Measure(NamedTuple):
 
     @property
     def is_exceeded(self) -> bool:
-        """Whether the bundle carries more than the limit; just as much is in order."""
+        """Return whether the load is above the limit. A load equal to the limit is allowed."""
         return self.carried > self.limit
 
     @property
     def share(self) -> float:
-        """What part of the limit is used."""
+        """The used fraction of the limit."""
         return self.carried / self.limit
 
     def __str__(self) -> str:
@@ -55,9 +52,9 @@ class Measure(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BundleLimits:
-    """What a bundle may carry, both ways together; Pulsar's `loadBalancerNamespaceBundleMax...` and their defaults.
+    """The limits of a bundle, both ways together: Pulsar's `loadBalancerNamespaceBundleMax...` settings with their defaults.
 
-    Sessions are consumers and producers; None: any number of them. Raises `InvalidSetting` for a limit that is not above 0.
+    Sessions are consumers and producers; None: no limit. Raises `InvalidSetting` for a limit that is not above 0.
     """
 
     topics_max: int = 1_000
@@ -72,7 +69,7 @@ class BundleLimits:
                 raise InvalidSetting(setting=limit.name, value=value, expected=f"above 0, and at most {FIGURE_MAX:g}")
 
     def measures(self, *bundles: BundleTraffic) -> Iterator[Measure]:
-        """All that is limited, in the order in which Pulsar asks for it, of bundles together."""
+        """Yield each limited load of the bundles together, in Pulsar's order."""
         yield Measure(Excess.TOPICS, sum(bundle.topics for bundle in bundles), self.topics_max)
         if self.sessions_max is not None:
             yield Measure(Excess.SESSIONS, sum(bundle.consumers + bundle.producers for bundle in bundles), self.sessions_max)
@@ -80,16 +77,16 @@ class BundleLimits:
         yield Measure(Excess.BYTES, sum(bundle.traffic.bytes_per_second for bundle in bundles), self.bytes_per_second_max)
 
     def exceeded(self, bundle: BundleTraffic) -> Measure | None:
-        """The first limit that a bundle exceeds; None if it exceeds none."""
+        """Return the first limit that a bundle exceeds; None if it exceeds none."""
         return next((measure for measure in self.measures(bundle) if measure.is_exceeded), None)
 
     def fullest(self, *bundles: BundleTraffic) -> Measure:
-        """Of all that is limited, what bundles together use most of; of equals the first."""
+        """Return the measure of which bundles together use the largest fraction; of equals the first."""
         return max(self.measures(*bundles), key=lambda measure: measure.share)
 
 
 def check_at_least(settings: object, least: Mapping[str, int]) -> None:
-    """Raise `InvalidSetting` for the first setting that is below the least that it may be."""
+    """Raise `InvalidSetting` for the first setting that is below its minimum."""
     for setting, bound in least.items():
         value = getattr(settings, setting)
         if value < bound:
@@ -97,6 +94,6 @@ def check_at_least(settings: object, least: Mapping[str, int]) -> None:
 
 
 def fault_of_bundle(bundle: BundleTraffic) -> str | None:
-    """The first figure that no bundle can have, told for people: not a number, negative, or absurd; None if there is none."""
+    """Return a message about the first impossible figure (not a number, negative, or absurd); None if there is none."""
     fault = fault_among(bundle.traffic, RATES) or fault_among(bundle, _COUNTS)
     return None if fault is None else f"it has {fault}"

@@ -1,10 +1,7 @@
-"""Where a bundle is cut in a split: the algorithms, by the names that Apache Pulsar gives them.
+"""Compute where a split cuts a bundle, by algorithms with Apache Pulsar's names.
 
-May live here: pure functions from a bundle's range, its topics and the wishes of an operator to the points where it is cut.
-That a bundle is split at all is decided elsewhere, and so is what becomes of the children.
-
-Whatever an algorithm returns satisfies `channel.core.ranges.check_cuts`. That is stricter than Pulsar, which lets an algorithm
-return a point that cannot be cut and refuses the split afterwards; so does `SplitQuestion.pulsar_exact`.
+Each result satisfies `channel.core.ranges.check_cuts`. Pulsar may return a point that cannot be cut, and refuses the split later;
+`SplitQuestion.pulsar_exact` does the same.
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ FLOW_OR_QPS_EQUALLY_DIVIDE: Final = "flow_or_qps_equally_divide"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicLoad:
-    """One topic or key of a bundle: its hash point, and what it carries both ways, per second.
+    """One topic or key of a bundle: its hash point, and its load both ways, per second.
 
     Raises `InvalidLoad` for a rate that is negative or not finite.
     """
@@ -47,11 +44,12 @@ class TopicLoad:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitQuestion:
-    """All that an algorithm may look at: the bundle from `low` to `high`, and what is in it.
+    """The input of an algorithm: the bundle from `low` to `high`, and its contents.
 
-    `topics` are the bundle's topics or keys as far as they are known; one that does not lie in it is passed over. `positions`
-    are the points at which an operator wants it cut. `force` cuts there even where there are too few topics to divide, or none
-    known. `limits` are what one part may carry, and by `margin` the whole must exceed them before load divides it.
+    * `topics`: the known topics or keys. Those outside the bundle are ignored.
+    * `positions`: the points at which an operator wants cuts.
+    * `force`: cut at `positions` even if fewer than two topics are known.
+    * `limits`: what one part may carry. Load divides the bundle only if the whole exceeds a limit by `margin`.
     """
 
     low: int
@@ -65,7 +63,7 @@ class SplitQuestion:
 
     @property
     def inside(self) -> list[TopicLoad]:
-        """The topics that lie in the bundle. One at the very end of the hash space counts a point lower: no cut parts these two."""
+        """The topics in the bundle. A topic at the end of the hash space moves down by one point: no cut separates these two."""
         if self.pulsar_exact:
             return list(self.topics)
         here = (topic for topic in self.topics if bundle_contains(self.low, self.high, topic.point))
@@ -76,7 +74,7 @@ SplitAlgorithm = Callable[[SplitQuestion], tuple[int, ...]]
 
 
 class _Pile(NamedTuple):
-    """What all topics at one point carry."""
+    """The load of all topics at one point."""
 
     point: int
     messages: float
@@ -84,16 +82,16 @@ class _Pile(NamedTuple):
 
 
 def _range_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
-    """The middle of the range, rounded down; none if no point lies strictly inside."""
+    """Return the middle of the range, rounded down; nothing if no point is strictly inside."""
     middle = question.low + (question.high - question.low) // 2
     return (middle,) if middle > question.low or question.pulsar_exact else ()
 
 
 def _topic_count_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
-    """The middle between the two topics in the middle, rounded down.
+    """Return the middle between the two middle topics, rounded down.
 
-    Where these two have one point, the nearest two that have not; of two equally near the lower. Where they are neighbours, the
-    cut is the right one. Pulsar names the left one in both cases, which parts others, or nothing.
+    If both have the same point, use the nearest two topics that do not; of two equally near pairs the lower. If their points are adjacent,
+    the cut is the right one. In both cases Pulsar returns the left point, which separates other topics, or none.
     """
     points = sorted(topic.point for topic in question.inside)
     half = len(points) // 2
@@ -109,10 +107,10 @@ def _topic_count_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
 
 
 def _specified_positions_divide(question: SplitQuestion) -> tuple[int, ...]:
-    """The positions, which must be cuts of this range.
+    """Return the positions, which must be cuts of this range.
 
-    A bundle with fewer than two topics is left alone, since a cut can relieve nobody there, unless it is forced. Pulsar sorts
-    the positions, and drops without a word those that do not lie inside.
+    A bundle with fewer than two topics is not cut unless forced, because a cut relieves no broker. Pulsar sorts the positions, and silently
+    drops those outside.
     """
     if not question.positions:
         raise InvalidBoundaries(
@@ -127,10 +125,10 @@ def _specified_positions_divide(question: SplitQuestion) -> tuple[int, ...]:
 
 
 def _flow_or_qps_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
-    """Before each topic, in order of their points, with which a part would carry more than the limits allow.
+    """Cut before each topic, in order of points, with which a part would exceed a limit.
 
-    The cut lies one behind the middle of the two topics that it parts. Nothing is cut unless the whole bundle exceeds a limit
-    by `margin`. At most `CUTS_MAX` cuts: what is left over is the last part's, which can be split again.
+    The cut is one above the middle between the two topics. Nothing is cut unless the whole bundle exceeds a limit by `margin`. There are at
+    most `CUTS_MAX` cuts; the last part takes the rest, and can be split again.
     """
     limits = question.limits
     busy = [topic for topic in question.inside if topic.messages_per_second > 0 or topic.bytes_per_second > 0]
@@ -152,7 +150,7 @@ def _flow_or_qps_equally_divide(question: SplitQuestion) -> tuple[int, ...]:
 
 
 def _piles(topics: Iterable[TopicLoad]) -> list[_Pile]:
-    """What is carried at each point, in rising order."""
+    """Return the load at each point, in rising order."""
     by_point: defaultdict[int, list[TopicLoad]] = defaultdict(list)
     for topic in topics:
         by_point[topic.point].append(topic)
@@ -163,7 +161,7 @@ def _piles(topics: Iterable[TopicLoad]) -> list[_Pile]:
 
 
 def _counted_like_pulsar(topics: Sequence[TopicLoad]) -> list[_Pile]:
-    """A pile for each topic, in rising order; of several topics at one point each carries what the last of them does."""
+    """Return one pile per topic, in rising order. All topics at one point get the load of the last of them, as in Pulsar."""
     last = {topic.point: topic for topic in topics}
     if len(last) <= 1:
         return []
@@ -181,10 +179,10 @@ ALGORITHMS: Final[Mapping[str, SplitAlgorithm]] = MappingProxyType(
 
 
 def split_points(algorithm: str, question: SplitQuestion) -> tuple[int, ...]:
-    """The points at which a bundle is cut; none if it cannot be divided so, or need not be.
+    """Return the points at which to cut a bundle; empty if it cannot or need not be cut.
 
-    Raises `UnsupportedAlgorithm`; and `InvalidBoundaries` where positions are wanted and there are none, or they do not rise
-    strictly, or do not lie strictly inside.
+    Raises `UnsupportedAlgorithm`. Raises `InvalidBoundaries` if positions are needed and missing, are not strictly rising, or are not
+    strictly inside.
     """
     divide = ALGORITHMS.get(algorithm)
     if divide is None:

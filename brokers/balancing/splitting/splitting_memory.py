@@ -1,8 +1,6 @@
-"""What one broker's rounds of splits and merges look at, remember, and tell.
+"""Prepare the input of split and merge rounds, remember their state between rounds, and turn their results into decisions.
 
-May live here: the way from a view and from what a broker carries to the snapshots of `brokers.balancing.splitting.auto_split` and
-`brokers.balancing.splitting.auto_merge`, where it is decided what is split and merged; what is remembered between rounds; and the decision
-that is told of a round. How rounds come about, and how they are carried out, is in `brokers.server.splitting`.
+`auto_split` and `auto_merge` decide what is split and merged. `brokers.server.splitting` runs the rounds.
 """
 
 from __future__ import annotations
@@ -21,16 +19,17 @@ from equipoise.shedder.plan import Cause, Move, Stay
 
 SPLIT_RULE: Final = "AutoSplit"
 MERGE_RULE: Final = "AutoMerge"
-"""Whose decisions these are, as they are told."""
+"""The strategy names of these decisions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Standing:
-    """What the channel says of the bundles that `broker` carries: a copy, which is good in any thread.
+    """The state of the bundles of `broker` on the channel: a copy that any thread may use.
 
-    `lasts` are those that it owns and that are at rest, each with the offset of the record that changed it last; `problems`
-    says why the others can be neither split nor merged, `splitting` which of these are being split. `bundle_counts` says of how
-    many bundles each namespace is made. `brokers` is how many there are.
+    * `lasts`: bundles that it owns and that are not in transition, each with the offset of its last change.
+    * `problems`: why the others can be neither split nor merged. `splitting`: those of them that are being split.
+    * `bundle_counts`: the number of bundles of each namespace.
+    * `brokers`: the number of live brokers.
     """
 
     broker: str
@@ -42,7 +41,7 @@ class Standing:
 
 
 def standing_of(view: View, incarnation: int, bundles: Iterable[str]) -> Standing:
-    """How `bundles` stand for the live broker of `incarnation`. It looks at no others, however many there are."""
+    """Return the state of `bundles` for the live broker of `incarnation`. It looks at no other bundles."""
     lasts: dict[str, int] = {}
     problems: dict[str, str] = {}
     splitting: list[str] = []
@@ -81,10 +80,10 @@ class _Rest(NamedTuple):
 
 
 class SplittingMemory:
-    """The memory of one broker's rounds. Times are milliseconds of any one clock that does not jump, but for `at_ms`: Unix time.
+    """The memory of one broker's rounds. Times are milliseconds of a clock that does not jump, except `at_ms` (Unix time).
 
-    A bundle is left alone for `rest_ms` after it came here, was cut or joined, or could not be. A round is told when something was
-    done, or failed, or when others than before are due and stay: not every few seconds that all is as it was.
+    A bundle is left alone for `rest_ms` after it arrived, was split or merged, or could not be. A round gives a decision only if it did
+    something, failed, or left other due bundles than the round before; otherwise every quiet round would be recorded.
     """
 
     def __init__(self) -> None:
@@ -95,19 +94,19 @@ class SplittingMemory:
         self._told: dict[Kind, frozenset[object]] = {}
 
     def forget_splits(self) -> None:
-        """Nothing is split now: what was counted for it begins anew afterwards."""
+        """Forget the state of splits, because splitting is off. Counting starts again at 0."""
         self.split_hits = {}
         self._told.pop("split", None)
 
     def forget_merges(self) -> None:
-        """Nothing is merged now: what was counted for it begins anew afterwards."""
+        """Forget the state of merges, because merging is off. Counting starts again at 0."""
         self.merge_hits, self._rests = {}, {}
         self._told.pop("merge", None)
 
     # --- what a round looks at ---
 
     def split_snapshot(self, standing: Standing, bundles: Sequence[BundleTraffic], *, now_ms: int, rest_ms: int) -> SplitSnapshot:
-        """What a round of splits looks at. What could not be split lately is left out of it."""
+        """Return the input of a round of splits, without bundles whose split failed lately."""
         failed = self._failed_lately(now_ms, rest_ms)
         return SplitSnapshot(
             broker=standing.broker,
@@ -118,7 +117,7 @@ class SplittingMemory:
         )
 
     def merge_snapshot(self, standing: Standing, bundles: Sequence[BundleTraffic], *, now_ms: int, rest_ms: int) -> MergeSnapshot:
-        """What a round of merges looks at. A bundle that is seen for the first time has come at that moment."""
+        """Return the input of a round of merges. A bundle that is seen for the first time counts as just arrived."""
         before, rests = self._rests, {}
         pending = dict(standing.problems)
         failed = self._failed_lately(now_ms, rest_ms)
@@ -147,7 +146,7 @@ class SplittingMemory:
     def splits_ended(
         self, plan: SplitPlan, problems: Mapping[str, str], *, broker: str, hits_threshold: int, now_ms: int, at_ms: int
     ) -> Decision | None:
-        """The round is over; the decision to tell, if there is anything to tell. `problems` says which splits were not made, and why."""
+        """Finish a round. Return the decision to record, or None. `problems`: the splits that were not made, and why."""
         self.split_hits = plan.hits
         self._failed_ms = {**self._failed_ms, **dict.fromkeys(problems, now_ms)}
         made = [split for split in plan.splits if split.bundle not in problems]
@@ -172,12 +171,12 @@ class SplittingMemory:
     def merges_ended(
         self, plan: MergePlan, problems: Mapping[str, str], *, broker: str, hits_threshold: int, now_ms: int, at_ms: int
     ) -> Decision | None:
-        """As `splits_ended`; a merge is told, and its problem named, by its left bundle."""
+        """Finish a round like `splits_ended`. A merge is named by its left bundle."""
         self.merge_hits = plan.hits
         self._failed_ms = {**self._failed_ms, **dict.fromkeys(problems, now_ms)}
         made = [merge for merge in plan.merges if merge.left not in problems]
         counted = Counter({("Success", "Underloaded"): len(made), FAILURE: len(problems)})
-        # Most pairs of a quiet cluster are cold, and begin a row with it: only those at the end of their row are of interest.
+        # Most pairs of a quiet cluster are cold and counting. Record only those that have reached the threshold.
         due = [left for (left, _), hits in plan.hits.items() if hits > hits_threshold]
         return self._told_of(
             Decision(
@@ -202,11 +201,11 @@ class SplittingMemory:
 
 
 def _here(bundle: str, broker: str, reason: str, cause: Cause) -> Move:
-    """A bundle that was divided or joined where it is."""
+    """Return a move from a broker to itself, for a bundle that was split or merged there."""
     return Move(bundle=bundle, source=broker, destination=broker, reason=reason, cause=cause)
 
 
 def _stays(stays: Iterable[Stay], noted: Collection[str], problems: Mapping[str, str]) -> tuple[Stay, ...]:
-    """What is told of those that were to be divided or joined, and were not: by the plan, or because it failed; by name."""
+    """Return the stays to record, by name: the plan's for `noted` bundles, and the failures."""
     told = {stay.subject: stay.reason for stay in stays if stay.subject in noted} | dict(problems)
     return tuple(Stay(subject=name, reason=reason) for name, reason in sorted(told.items()))
